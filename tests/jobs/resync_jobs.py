@@ -250,6 +250,40 @@ def stopped_plain(rank: int, victim: int, away: int, steps: int, meets: int, rea
         }  # fmt: skip
 
 
+def stopped_between_passes(
+    rank: int, victim: int, ring_mib: float, away: int, steps: int, ready: Any, moved: Any
+) -> dict[str, Any]:
+    """As ``stopped``, with two passes an iteration (SAM's); ``away`` and ``steps`` are iterations."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": ring_mib}
+    computed, jumped = [], []
+    with register(net, optimizer=optimizer, resync_share=50.0, **settings) as state:
+        assert state.communicator is not None
+        for step in batches(range(steps), state, on_skip=jumped.append):
+            if step == 5 and rank == victim:
+                ready.set()
+                os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
+            if step >= 5 + away:
+                moved.set()
+                time.sleep(0.02)  # the others' own computing
+            before = [p.detach().clone() for p in net.parameters()]
+            for second in (False, True):
+                optimizer.zero_grad()
+                backward(net, rank, step)
+                with torch.no_grad():
+                    for p, was in zip(net.parameters(), before, strict=True):
+                        p.copy_(was if second else p + 0.001 * p.grad.sign())  # type: ignore[union-attr]
+            optimizer.step()
+            computed.append(step)
+        passes = everywhere(state.communicator.step)
+        synchronised = everywhere((state.synchronise(60), state_digest(net, optimizer)))
+        return {
+            "computed": computed, "jumped": sum(jumped), "passes": passes, "synchronised": synchronised,
+            "applied": state.stats()["counters"].get("steps_applied", 0),
+        }  # fmt: skip
+
+
 def between(rank: int) -> list[tuple[int | None, ...]]:
     """After which step the replica stands: before a step, in between backward and optimizer, after it.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -112,3 +113,22 @@ def test_what_ddp_gets_wrong_alone_is_refused(tmp_path: Path) -> None:
         for text in job.results():
             assert "disagree on op 1.0" in text
             assert "use parameters in the same order" in text
+
+
+def test_a_rank_that_stands_still_after_its_first_step_catches_up(tmp_path: Path) -> None:
+    """It applied steps to the buckets of the first one, which the others no longer had: a LayoutError (B7)."""
+    import elastic_jobs
+    from processes import Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, moved = context.Event(), context.Event()
+    with Job(elastic_jobs.stopped_early, 3, tmp_path, 2, ready, moved, backend="elastic") as job:
+        job.await_event(ready, "the last rank about to stop")
+        job.await_event(moved, "the others some steps further")
+        os.kill(job.processes[2].pid, signal.SIGCONT)
+        results = job.results()
+    computed = results[2][0]
+    assert computed[:3] == [0, 1, 2]
+    assert len(computed) < 40
+    assert len({digest for _, _, digest in results}) == 1
+    assert all(synchronised for _, synchronised, _ in results)

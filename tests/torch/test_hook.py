@@ -68,7 +68,7 @@ def test_the_options_that_have_to_be_equal_are_those_of_the_table(repository: Pa
         r"^\| other options on another rank \|.*would let replicas diverge: (.*?)\. Others", text, re.M
     )
     assert sorted(re.findall(r"`(\w+)`", named)) == sorted(torch_jobs.DIFFERING)
-    of_the_hook = {"error_feedback", "resync_period", "schedule"}
+    of_the_hook = {"error_feedback", "resync_period"}
     of_a_key = {
         "authenticate"
     }  # ranks without the key are refused before options are compared: tests/netns/test_authenticated.py

@@ -195,6 +195,28 @@ def test_a_lost_rank_without_batches_makes_void_iterations_until_it_is_where_the
     assert len({one["digest"] for one in results}) == 1
 
 
+@pytest.mark.parametrize(("ring_mib", "away"), [(8.0, 7), (0.5, 30)], ids=["behind", "lost"])
+def test_a_rank_with_two_passes_an_iteration_comes_back_in_step(tmp_path: Path, ring_mib: float, away: int) -> None:
+    """Its first pass was averaged with the others' second one for ever, in about half of the cases (B1)."""
+    import resync_jobs
+    from processes import Job
+
+    context = multiprocessing.get_context("forkserver")
+    ready, moved = context.Event(), context.Event()
+    steps = away + 50
+    with Job(resync_jobs.stopped_between_passes, 3, tmp_path, 2, ring_mib, away, steps, ready, moved) as job:
+        job.await_event(ready, "the last rank about to stop")
+        job.await_event(moved, "the others some iterations further")
+        os.kill(job.processes[2].pid, signal.SIGCONT)
+        results = job.results()
+    back = results[2]
+    assert back["passes"] == [2 * steps] * 3
+    assert back["applied" if away == 7 else "jumped"] >= away - 4
+    assert len(back["computed"]) + back["jumped"] + back["applied"] == steps
+    assert len(set(back["synchronised"])) == 1, back["synchronised"]
+    assert back["synchronised"][0][0]
+
+
 def test_a_forward_pass_before_the_optimizer_steps_is_no_boundary(tmp_path: Path) -> None:
     """Else the replica would be given to others as that after a step that it has not made yet."""
     import resync_jobs

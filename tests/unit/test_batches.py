@@ -15,11 +15,18 @@ class Away:
     def __init__(
         self, applied: dict[int, int] | None = None, jumps: dict[int, int] | None = None, gone: int | None = None
     ) -> None:
+        from tailbound.torch.turns import Turns
+
         self.applied, self.jumps = applied or {}, jumps or {}
         self.gone = gone  #: the step whose averages are gone when it is to be applied
         self.untold = 0
         self.owed_batches = 0
+        self.turns = Turns()
+        self.early = set[int]()  #: steps before which a batch is asked for too early
         self.step = 0  # of the job, as this rank sees it
+
+    def between_iterations(self) -> bool:
+        return self.step not in self.early
 
     def jump(self) -> int:
         skipped = self.jumps.pop(self.step, 0)

@@ -302,7 +302,7 @@ def test_applied_steps_go_through_the_scaler(monkeypatch: pytest.MonkeyPatch, gi
     scaler.scale(torch.ones(1))
     one = lost(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])), scaler=scaler)
     monkeypatch.setattr(one, "end_step", lambda still: None)
-    monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda _one, _job, act: (1, act() or 0))
+    monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda _one, _job, act: (1, act(None) or 0))
     named = (optimizer,) if given else ()
     weight.grad = torch.full((1,), 65536.0)
     assert one.apply_finished(*named) == 1
@@ -367,9 +367,12 @@ def test_a_wrapper_steps_what_is_in_it_through_the_scaler_itself() -> None:
 def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state took longer than the ring lasts: it was taken for nothing thirty times, then training ended."""
     from tailbound.torch import catch_up
+    from tailbound.torch.finished import Layout
 
     job = SimpleNamespace(lost=True, drain=lambda timeout: True)
-    state: Any = SimpleNamespace(abstaining=False, resync=None, scaler=None, forget=lambda: None, say=lambda *_: None)
+    state: Any = lost(scaler=None, say=lambda *_: None)
+    state.contributions = SimpleNamespace(forget=lambda: None)
+    monkeypatch.setattr(Layout, "settled", True)
     taken: list[float] = []
 
     def jump() -> int:
@@ -383,7 +386,7 @@ def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: py
 
     job.jump = jump
     monkeypatch.setattr(catch_up, "take_state", take)
-    assert catch_up.jump(state, job, 30.0) == 3 * 5 + 2  # type: ignore[arg-type]
+    assert catch_up.jump(state, job, 30.0) == 3 * 5 + 2
     assert len(taken) == 2
     assert (job.lost, state.abstaining) == (False, True)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
+from tailbound.errors import ConfigError
+from tailbound.torch.recovery import attached
 from tailbound.torch.state import TailboundState
 
 T = TypeVar("T")
@@ -20,25 +22,34 @@ def batches(
 ) -> Iterator[T]:
     """Yields the batches of ``loader``, those left out that belong to steps the others have finished without this rank.
 
-    Before every step, a rank that is behind applies the finished steps (``state.apply_finished``); one that is so far
-    behind that their averages are gone joins the others at their next step and takes their state (``state.jump``,
-    clock-20). Either way as many batches are skipped, so that all ranks stay at the same place in the data.
+    Before every iteration of the loop, a rank that is behind applies the finished ones (``state.apply_finished``); one
+    that is so far behind that their averages are gone joins the others at their next one and takes their state
+    (``state.jump``, clock-20). Either way as many batches are skipped, so that all ranks stay at the same place in the
+    data. An iteration may have several backward passes and steps; how many is learned from the first ones.
 
     Args:
         loader: this rank's batches.
         state: what ``register`` returned.
         step: what to do with the gradients of an applied step: clipping, ``optimizer.step()``, the scheduler, whatever
             the loop does after ``backward``; default: ``step()`` of the optimizers whose turn it is.
-        on_skip: called with the number of steps skipped, not applied (to move a scheduler on, say).
+        on_skip: called with the number of iterations skipped, not applied (to move a scheduler on, say).
         per_step: batches that make one step (gradient accumulation).
 
     What is left to skip at the end of ``loader`` is skipped at the beginning of the next one.
+
+    Raises:
+        ConfigError: no rank can skip a step alone, ``per_step`` is not what the loop does, a batch was asked for before
+            ``optimizer.step()``, or another registered model makes steps in this loop.
     """
-    source = iter(loader)
+    if per_step < 1:
+        raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
+    source, others = iter(loader), _Others(state)
+    state.turns.begin()
     place = 0
     for batch in source:
         if place == 0:
-            if not state.owed_batches:
+            others.look()
+            if not state.owed_batches and state.between_iterations():
                 moved = _jump(state, on_skip) + state.apply_finished(step=step)
                 state.owed_batches = per_step * (moved + _jump(state, on_skip))  # averages may have been gone
             if state.owed_batches:
@@ -46,11 +57,41 @@ def batches(
                 continue
         place = (place + 1) % per_step
         yield batch
+        if place == 0:
+            state.turns.iterate()
+            if (apart := state.turns.apart) > 1:
+                raise ConfigError(
+                    f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
+                    f"would skip too few of them. Give tailbound.torch.batches(..., per_step={apart * per_step})"
+                )
 
 
 def _jump(state: TailboundState, on_skip: Callable[[int], object] | None) -> int:
-    """Steps that this rank has skipped, told to ``on_skip``."""
+    """Iterations that this rank has skipped, told to ``on_skip``."""
     skipped = state.jump()
     if skipped and on_skip is not None:
         on_skip(skipped)
     return skipped
+
+
+class _Others:
+    """Other registered models of this process: none of them may make steps where only ``state`` can catch up."""
+
+    def __init__(self, state: TailboundState) -> None:
+        self._state = state
+        self._steps = self._now()
+
+    def _now(self) -> dict[int, int]:
+        """The step that each of them is in."""
+        found = (other for other in attached() if other is not self._state)
+        return {id(other): other.communicator.step for other in found if other.communicator is not None}
+
+    def look(self) -> None:
+        """Raises a ``ConfigError`` if one of them has made a step since the last call."""
+        before, self._steps = self._steps, self._now()
+        if any(before.get(one, step) != step for one, step in self._steps.items()):
+            raise ConfigError(
+                "another registered model makes steps in this loop, and tailbound.torch.batches lets one model catch "
+                "up: a rank that was stopped would be in step with one and behind with the other. Either give one "
+                "DistributedDataParallel a module with both in it, or leave batches out"
+            )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
 
 import torch
 
@@ -19,7 +19,7 @@ from tailbound.torch.options.contribution import Contributions
 from tailbound.torch.paths import Paths
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
-from tailbound.torch.turns import Turns
+from tailbound.torch.turns import Turn, Turns
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
 from tailbound.wire.bits import Bits
 
@@ -63,41 +63,83 @@ class State(Protocol):
         """Logs ``text`` unless there were enough lines of ``kind`` lately."""
 
 
-def apply_finished(state: State, communicator: Communicator, act: Callable[[], object]) -> tuple[int, int]:
-    """Applies finished steps by ``act`` while this rank is behind.
+#: What to do with the averages of a pass that optimizers follow: these, or (None) those whose turn it is.
+Act: TypeAlias = "Callable[[Turn | None], object]"
+
+
+def apply_finished(state: State, communicator: Communicator, act: Act) -> tuple[int, int]:
+    """Applies finished iterations by ``act`` while this rank is behind by whole ones.
 
     Where the averages are gone (the owner map changed while this rank was away, say), it takes another rank's state.
 
     Returns:
-        How many steps were applied, and how many were skipped because their averages were gone.
+        How many iterations were applied, and how many passes were skipped because their averages were gone.
     """
     applied, memory = 0, Memory()
-    while communicator.behind > 0 and not communicator.lost:
-        buckets = state.layout.step()
-        if not buckets:
-            break
-        averages, outcomes = _collect(state, communicator, buckets, memory)
-        if any(outcome.missed > outcome.expected // 2 for outcome in outcomes) and state.resync is not None:
-            state.resync.unsound()
-            state.abstaining = True
-            return applied, 1 + take_state(state, communicator, time.monotonic() + _PATIENCE)
-        for average in averages:
-            average.mul_(state.loss_scale)
-        ended = step_of(outcomes[-1].label)
-        if state.resync is not None and state.rank in communicator.job.sequence.map_at(ended).owners:
-            state.resync.unsound()  # the averages have its own rows, which came too late for the others
-        for bucket, outcome in zip(buckets, outcomes, strict=True):
-            state.applied(outcome, bucket.last)
-        with gradients(buckets, averages, state.layout.unused()):
-            act()
+    if not state.layout.ready:
+        return 0, 0
+    while (iteration := state.turns.iteration()) and communicator.behind >= len(iteration) and not communicator.lost:
+        for number, turn in enumerate(iteration):
+            if not _apply(state, communicator, turn, act, memory):
+                skipped = number + 1 + take_state(state, communicator, time.monotonic() + _PATIENCE)
+                return applied, skipped + _finish(state, communicator, skipped, act)
         applied += 1
-        communicator.job.counters["steps_applied"] += 1
-        state.end_step(still=True)
+    if not iteration and communicator.behind > 0:
+        state.say(
+            "no iteration",
+            f"is {communicator.behind} backward passes behind, and cannot apply what the others have averaged: "
+            "iterations differ in their passes, or an optimizer makes several in one step; it takes another's state "
+            "once its ring holds no more",
+        )
     return applied, 0
 
 
-def step_optimizers(state: State, optimizer: torch.optim.Optimizer | None = None) -> None:
-    """``step()`` of ``optimizer``, or of those of the model whose turn it is (``Turns``).
+def _apply(state: State, communicator: Communicator, turn: Turn | None, act: Act, memory: Memory) -> bool:
+    """Applies the averages of the next pass; False: they are gone, and this rank's state is not that of the others.
+
+    Where no optimizer follows the pass they are dropped: the gradients of the pass that one does follow have all that
+    counts, if the program adds them up in ``.grad`` or clears it in between. Where it does neither they do not, so
+    such a rank is made equal slice by slice.
+    """
+    buckets = state.layout.step()
+    averages, outcomes = _collect(state, communicator, buckets, memory)
+    if any(outcome.missed > outcome.expected // 2 for outcome in outcomes) and state.resync is not None:
+        state.resync.unsound()
+        state.abstaining = True
+        return False
+    for average in averages:
+        average.mul_(state.loss_scale)
+    ended = step_of(outcomes[-1].label)
+    own = state.rank in communicator.job.sequence.map_at(ended).owners
+    if state.resync is not None and (own or turn == ()):
+        state.resync.unsound()  # of own rows: they came too late for the others
+    for bucket, outcome in zip(buckets, outcomes, strict=True):
+        state.applied(outcome, bucket.last)
+    if turn != ():
+        known = state.resync.replica.optimizers if state.resync is not None else []
+        with gradients(buckets, averages, state.layout.unused(), _others(known)):
+            act(turn)
+        communicator.job.counters["steps_applied"] += 1
+    state.end_step(still=turn != ())
+    return True
+
+
+def _finish(state: State, communicator: Communicator, moved: int, act: Act) -> int:
+    """Goes on to where the program is in its iteration, after a move by so many passes; returns how many these were."""
+    iteration, memory, more = state.turns.iteration(), Memory(), 0
+    while iteration and state.layout.ready and (moved + more) % len(iteration):
+        _apply(state, communicator, iteration[(moved + more) % len(iteration)], act, memory)
+        more += 1
+    return more
+
+
+def _others(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    """All that they step: what is in no bucket of this model is not to be stepped by the gradient of another step."""
+    return (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
+
+
+def step_optimizers(state: State, optimizer: torch.optim.Optimizer | None = None, turn: Turn | None = None) -> None:
+    """``step()`` of ``optimizer``, or of those of the model of ``turn``, or whose turn it is (``Turns``).
 
     Averages have the loss scale, so a gradient scaler takes it off them first, if there is one.
 
@@ -105,7 +147,7 @@ def step_optimizers(state: State, optimizer: torch.optim.Optimizer | None = None
         ConfigError: none is known.
     """
     known = state.resync.replica.optimizers if state.resync is not None else []
-    due = [optimizer] if optimizer is not None else state.turns.due(known)
+    due = [optimizer] if optimizer is not None else state.turns.due(known, turn)
     if not due:
         raise ConfigError("no optimizer is known: pass optimizer= to register or to apply_finished")
     if state.scaler is None or (optimizer is not None and _steps_another(optimizer, known)):
@@ -130,6 +172,8 @@ def jump(state: State, communicator: Communicator, timeout: float) -> int:
         timeout: seconds until a state begins to come; it has time by its size then.
     """
     until, moved = time.monotonic() + timeout, 0
+    if not state.layout.settled:
+        return 0
     communicator.drain(2)
     for number in range(1, _JUMPS + 1):
         if not communicator.lost:
@@ -151,6 +195,7 @@ def jump(state: State, communicator: Communicator, timeout: float) -> int:
         else:
             state.say("no state", "is lost again by when another's state has come; abstains until it has it, in slices")
     if moved:
+        moved += _finish(state, communicator, moved, lambda turn: step_optimizers(state, turn=turn))
         if state.scaler is not None:
             state.scaler.catch_up()
         state.say("jumped", f"was away for too long and has skipped {moved} steps")
@@ -179,7 +224,9 @@ def take_state(state: State, communicator: Communicator, until: float, more: int
         _collect(state, communicator, buckets, memory)
         dropped += 1
     state.ended = None
-    state.abstaining = False
+    state.abstaining = step_distance(stands, communicator.step) >= 0
+    if state.abstaining:  # a sparse model's averages cannot be dropped, and come again
+        state.resync.unsound()
     return dropped
 
 

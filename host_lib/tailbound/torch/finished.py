@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 from torch._C._distributed_c10d import GradBucket
 
+from tailbound.errors import ConfigError
 from tailbound.torch.replica import flat
 
 
@@ -32,7 +33,7 @@ class _Share:
 class Bucket:
     """One bucket as DDP made it: index, entries, type, whether it ends the step, what is in it, and where it lies.
 
-    ``parts`` names which parameters are in it and where, alike on ranks that agree on that; empty: not compared.
+    ``parts`` names which parameters are in it and where, alike on ranks that agree on that; empty: nobody knows them.
     """
 
     index: int
@@ -42,6 +43,11 @@ class Bucket:
     shares: tuple[_Share, ...]
     device: torch.device
     parts: str = ""
+
+    @cached_property
+    def form(self) -> tuple[object, ...]:
+        """What tells it from another one of the same index."""
+        return self.last, *((id(share.parameter), share.offset, share.stride) for share in self.shares)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -54,11 +60,14 @@ class Layout:
 
     #: DDP builds its buckets anew after the first step or two; until then every call is looked at
     _UNSETTLED = 4
+    #: Steps after which it has, and steps running whose buckets are then alike.
+    _REBUILT, _ALIKE = 3, 2
 
     def __init__(self) -> None:
         self._buckets: dict[int, Bucket] = {}
         self._seen: dict[int, int] = {}
         self._sparse = False
+        self._steps, self._alike, self._changed = 0, 0, False
         self._numbers: dict[int, int] = {}
         self._graph: tuple[list[torch.Tensor], Callable[[], torch.Tensor | None]] | None = None
 
@@ -80,39 +89,67 @@ class Layout:
         return {id(p) for p, ranks in zip(parameters, used.tolist(), strict=True) if not ranks}
 
     def compare(self, parameters: Iterable[torch.Tensor]) -> None:
-        """From now on buckets have ``parts``, where DDP orders them on each rank by itself.
+        """From now on buckets have ``parts``: DDP orders them on a rank that was stopped as it did at the start.
 
-        ``parameters``: in an order that all ranks share.
+        ``parameters``: those of the model, in an order that all ranks share.
         """
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
+
+    def knows(self, parameter: torch.Tensor) -> bool:
+        """Whether it is one of the model's."""
+        return id(parameter) in self._numbers
 
     def parts(self, index: int) -> str:
         """``Bucket.parts`` of the bucket ``index`` that was noted last."""
         known = self._buckets.get(index)
         return known.parts if known is not None else ""
 
-    def note_sparse(self) -> None:
+    def note_sparse(self, *, last: bool) -> None:
         """A bucket is sparse: its averages are not kept anywhere, so no step can be applied without computing it."""
         self._sparse = True
+        if last:
+            self._end()
+
+    @property
+    def settled(self) -> bool:
+        """Whether DDP has built its buckets for good: before that, other ranks may have others in a later step."""
+        return self._steps >= self._REBUILT and self._alike >= self._ALIKE
+
+    @property
+    def ready(self) -> bool:
+        """Whether steps can be applied without computing them."""
+        return self.settled and bool(self.step())
+
+    def _end(self) -> None:
+        """A step has all its buckets."""
+        self._steps += 1
+        self._alike = 1 if self._changed else self._alike + 1
+        self._changed = False
 
     def note(self, bucket: GradBucket) -> None:
         """Notes what ``bucket`` is made of, if that is not known yet."""
         index, buffer = bucket.index(), bucket.buffer()
         known = self._buckets.get(index)
         seen = self._seen[index] = self._seen.get(index, 0) + 1
-        if seen > self._UNSETTLED and known is not None and known.numel == buffer.numel():
-            return
+        if seen <= self._UNSETTLED or known is None or known.numel != buffer.numel():
+            self._look(bucket, known)
+        if bucket.is_last():
+            for other in [i for i in self._buckets if i > index]:
+                del self._buckets[other]
+            self._end()
+
+    def _look(self, bucket: GradBucket, known: Bucket | None) -> None:
+        index, buffer = bucket.index(), bucket.buffer()
         start = buffer.storage_offset()
         shares = tuple(
             _Share(parameter, int(gradient.storage_offset() - start), _strides(parameter, gradient))
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
-        self._buckets[index] = Bucket(
+        made = Bucket(
             index, buffer.numel(), buffer.dtype, bucket.is_last(), shares, buffer.device, self._digest(shares)
         )
-        if bucket.is_last():
-            for other in [i for i in self._buckets if i > index]:
-                del self._buckets[other]
+        self._changed |= known is None or known.form != made.form
+        self._buckets[index] = made
 
     def starts(self, index: int, numel: int) -> tuple[int, ...]:
         """Where the tensors of a bucket begin, as far as has been noted: for the choice of exponents (codec-18)."""
@@ -122,6 +159,12 @@ class Layout:
     def _digest(self, shares: Sequence[_Share]) -> str:
         if not self._numbers:
             return ""
+        strange = [share for share in shares if id(share.parameter) not in self._numbers]
+        if strange:
+            raise ConfigError(
+                f"a bucket has {len(strange)} parameter(s) that the model of this TailboundState has not: make one "
+                "TailboundState for each model, or call register for each"
+            )
         told = [[self._numbers[id(share.parameter)], share.offset, share.stride] for share in shares]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
@@ -143,18 +186,24 @@ def _strides(parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[int, ...]
 
 @contextmanager
 def gradients(
-    buckets: Sequence[Bucket], averages: Sequence[torch.Tensor], unused: Collection[int] = ()
+    buckets: Sequence[Bucket],
+    averages: Sequence[torch.Tensor],
+    unused: Collection[int] = (),
+    others: Iterable[torch.Tensor] = (),
 ) -> Iterator[None]:
     """Within the context, ``.grad`` of all parameters is their part of ``averages``; after it, what it was.
 
-    Those that are ``unused`` (``Layout.unused``) have none: an optimizer moves by a gradient of zeros, too.
+    Those that are ``unused`` (``Layout.unused``) have none: an optimizer moves by a gradient of zeros, too. Nor have
+    ``others`` that are in no bucket.
     """
-    before = [(share.parameter, share.parameter.grad) for bucket in buckets for share in bucket.shares]
+    mine = [share.parameter for bucket in buckets for share in bucket.shares]
+    before = [(parameter, parameter.grad) for parameter in (*mine, *others)]
     try:
+        for parameter, _ in before:
+            parameter.grad = None
         for bucket, average in zip(buckets, averages, strict=True):
             for share in bucket.shares:
                 if id(share.parameter) in unused:
-                    share.parameter.grad = None
                     continue
                 shape = share.parameter.shape
                 part = average.as_strided(shape, share.stride, average.storage_offset() + share.offset)

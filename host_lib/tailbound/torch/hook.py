@@ -30,13 +30,12 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
             'optimize_ddp="python_reducer" is not supported; use torch._dynamo.config.optimize_ddp = "ddp_optimizer"'
         )
     buffer = bucket.buffer()
+    index, last = bucket.index(), bucket.is_last()
     if buffer.layout == torch.sparse_coo:
-        return average_sparse(state, bucket.index(), buffer, bucket.is_last())
-    if state.entrance is not None:  # what is in a bucket is part of what ranks compare
-        state.layout.note(bucket)
-    future = state.average(bucket.index(), buffer, bucket.is_last())  # refuses what is not supported
-    if bucket.is_last() and torch._C._current_graph_task_id() < 0:
+        future = average_sparse(state, index, buffer, last)
+    else:
+        state.layout.note(bucket)  # what is in a bucket is part of what ranks compare
+        future = state.average(index, buffer, last)  # refuses what is not supported
+    if last and torch._C._current_graph_task_id() < 0:
         state.ran_out()
-    if state.entrance is None:  # what still waits to be applied has the layout of the last step
-        state.layout.note(bucket)
     return future

@@ -22,7 +22,7 @@ from tailbound.torch.memory import check
 from tailbound.torch.node import Node
 from tailbound.torch.node_hold import Holds
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
-from tailbound.torch.recovery import ForwardHook
+from tailbound.torch.recovery import ForwardHook, joined
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.state import TailboundState
@@ -277,7 +277,7 @@ class NodeState(TailboundState):
 
     def _refuse_join(self, ddp_model: torch.nn.Module, _: object) -> None:
         """Before a forward pass: all ranks are told before one of them has run out of data."""
-        if getattr(getattr(ddp_model, "_join_config", None), "enable", False):
+        if joined(ddp_model):
             raise self._no_join()
 
     def _no_join(self) -> ConfigError:

@@ -30,18 +30,27 @@ from tailbound.torch.paths import Paths
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler, adopt, at_work
-from tailbound.torch.turns import Turns
+from tailbound.torch.turns import Turn, Turns
 from tailbound.torch.void import Void
 from tailbound.transport.steps import STEP_MASK
 from tailbound.wire.bits import Bits
 
 log = logging.getLogger("tailbound")
 
+#: States whose replicas are kept equal in this process.
+_attached: weakref.WeakSet[Recovery] = weakref.WeakSet()
 #: Steps running that a rank may be lost, and not be able to join the others, before training ends with an error.
 _LOST_MOST = 10
 #: Seconds for one attempt to, until another's state begins to come (it has time by its size then), and for a rank that
 #: has come back to enter.
 _REJOIN, _ENTER = 30.0, 180.0
+#: Why no rank can skip a step alone within DDP's ``join()``.
+_JOINED = (
+    "within DDP's join() all ranks wait for each other before every forward pass; leave out tailbound.torch.batches, "
+    "or leave join() out and give all ranks as many batches"
+)
+#: Steps after which a model that no optimizer has stepped is warned of.
+_WITHOUT = 3
 #: Seconds that a rank whose program is where the others are waits for one of them to come there.
 _PLACE = 10.0
 #: In place of a step that has ended: one that a rank outside made by itself, or that was void.
@@ -92,13 +101,17 @@ class Recovery:
         #: raised stays until its next step is made; others then read less often than they could
         self._stepping: set[int] = set()
         self.turns = Turns()
+        self._looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._without = 0  # steps that no optimizer has followed, of a model that none is known of
         self._early = False  # a boundary before the optimizer has stepped has been told of
         self._named = False
         self._preparing = False  # holds the others until the first step is launched
         self._within = 0  # contexts of ``hold``
         self._lost_for = 0  # steps running
         self._new_step = False  # one has ended since it was looked whether this rank is lost
-        self._jumped = 0  # steps skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
+        self._jumped = 0  # passes skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
+        self._asked_at: int | None = None  # the step that was half made when a batch was asked for
+        self._asked_early = False  # and its optimizer has stepped only then
         self._skips = False  # the program follows the job, by ``batches`` or by ``jump`` and ``apply_finished``
         #: where the program's loop is, if it does not
         self.void = Void()
@@ -114,6 +127,7 @@ class Recovery:
         self.entrance: Entrance | None = None
         #: why no rank can skip a step alone, and what to do; empty: each can
         self.together = ""
+        self._joined = False  # the last forward pass was within DDP's ``join()``
         #: what ends the threads of the job, in order; none of it may hold this object
         self._endings: list[Callable[[], object]] = []
         self._unused = weakref.finalize(self, _end_aside, self._endings)
@@ -125,6 +139,7 @@ class Recovery:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        _attached.discard(self)
         if self.scaler is not None:
             self.scaler.close()
 
@@ -144,8 +159,13 @@ class Recovery:
             optimizer = inner  # its own step is what hooks see; with the wrapper beside it steps were applied twice
         if optimizer is not None:
             refuse_optimizer(optimizer)
-        if self.communicator is None or self.resync is not None:
+        if self.communicator is None:
             return
+        if self.resync is not None:
+            raise ConfigError(
+                "this TailboundState has a model already: make one TailboundState for each model, or call register "
+                "for each"
+            )
         module = ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model
         replica = Replica(module, least=self.ranks)
         if optimizer is not None and not replica.adopt(optimizer):
@@ -175,9 +195,12 @@ class Recovery:
         ):
             self._handles.append(step_hook)
             self._endings.insert(0, step_hook.remove)
+        self.layout.compare(module.parameters())
+        if optimizer is not None:
+            self._look_at(optimizer)
         if self.communicator.elastic:
-            self.layout.compare(replica.parameters)
             self.entrance = Entrance(self.communicator, self.resync, self.layout, also or {}, lambda: self.scaler)
+        _attached.add(self)
         if not self.outside:
             self._prepare(True)
 
@@ -221,6 +244,7 @@ class Recovery:
     def rehearsed(self) -> None:
         """A step that this process made by itself has its gradients."""
         self.stepped, self.ended = False, _BY_ITSELF
+        self.turns.passed(inside=bool(self._stepping))
 
     def _come_in(self) -> None:
         """Between two steps: a rank that is outside enters, as soon as it can."""
@@ -278,16 +302,17 @@ class Recovery:
     @property
     def _half_made(self) -> bool:
         """Whether the averages of a step have come, and the optimizer is still to step (or leaves the step out)."""
-        known = self.resync is not None and bool(self.resync.replica.optimizers)
-        return known and self.ended is not None and not self.stepped
+        open_still = self.ended is not None and not self.stepped
+        return open_still and self.resync is not None and bool(self.resync.replica.optimizers)
 
     @torch.compiler.disable
-    def _before_forward(self, *_: object) -> None:
+    def _before_forward(self, ddp_model: torch.nn.Module | None = None, *_: object) -> None:
         """Before a forward pass of the model: as a rule the boundary of two steps.
 
         Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``. Nor where its
         parameters are those of no step.
         """
+        self._joined = joined(ddp_model)
         if self.resync is not None and self.resync.moment.changing:
             return
         if self.ended is not None:
@@ -334,6 +359,16 @@ class Recovery:
     def _name_what_stays(self) -> None:
         """After the first steps: says what of the optimizers' state cannot be given to another rank."""
         assert self.resync is not None
+        if not self.resync.replica.optimizers:
+            self._without += 1
+            if self._without == _WITHOUT:
+                log.warning(
+                    "rank %d: no torch.optim.Optimizer has stepped this model in its first %d steps: what steps it is "
+                    "not known, so a rank that misses something cannot be made equal in it, nor apply steps that the "
+                    "others have made. Pass optimizer= to register",
+                    self.rank,
+                    _WITHOUT,
+                )
         if self._named or not any(optimizer.state for optimizer in self.resync.replica.optimizers):
             return
         self._named = True
@@ -352,7 +387,7 @@ class Recovery:
             self._lost_for = 0
             return
         behind = self.behind
-        if not self.together and self.resync is not None and not self._skips:
+        if not self.together and not self._joined and self.resync is not None and not self._skips:
             self._make_void(behind)
             log.warning(
                 "rank %d: is %d steps behind, more than its ring holds. Its iterations are void until its program is "
@@ -361,7 +396,7 @@ class Recovery:
                 behind,
             )
             return
-        if not self.together and self.resync is not None:
+        if not self.together and not self._joined and self.resync is not None:
             self._jumped += catch_up.jump(self, self.communicator, _REJOIN)
             if not self._is_lost():
                 self._lost_for = 0
@@ -369,7 +404,7 @@ class Recovery:
                     "rank %d: has joined the others where they are; its data are %d steps behind theirs: "
                     "tailbound.torch.batches skips as many",
                     self.rank,
-                    self._jumped,
+                    self.turns.iterations(self._jumped),
                 )
                 return
         self._lost_for += 1
@@ -417,7 +452,8 @@ class Recovery:
         else:
             moved = catch_up.take_state(self, communicator, time.monotonic() + _REJOIN)
         void.moved(moved)
-        if self._is_lost() or (void.on and void.patient()):
+        self.turns.split()
+        if self._is_lost() or (void.on and void.patient()) or not void.whole(self.turns.passes):
             void.on = True
             return
         void.on = False
@@ -436,9 +472,26 @@ class Recovery:
     def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
         if self.resync is not None and self.resync.replica.adopt(optimizer):
             refuse_optimizer(optimizer)
+            self._look_at(optimizer)
             self._see_scaler(optimizer)
             self.resync.moment.disturb()
             self._stepping.add(id(optimizer))
+
+    def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """Says once what else ``optimizer`` steps."""
+        if optimizer in self._looked_at:
+            return
+        self._looked_at.add(optimizer)
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        if beside := sum(p.requires_grad and not self.layout.knows(p) for p in stepped):
+            log.warning(
+                "rank %d: %s steps %d parameter(s) that are not of this model, too: they are not kept equal with it, "
+                "and no rank that was away steps them where it applies what the others have averaged. Give them an "
+                "optimizer of their own, or wrap them in the same DistributedDataParallel",
+                self.rank,
+                type(optimizer).__name__,
+                beside,
+            )
 
     def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The step is made only now: a closure may have averaged in it, before the update."""
@@ -446,6 +499,7 @@ class Recovery:
             self._stepping.discard(id(optimizer))
             self.turns.note(optimizer, begins=not self.stepped)
             self.stepped = True
+            self._asked_early |= self.ended is not None and self._asked_at == self.ended
 
     def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes in a scaler of torch's own that is stepping ``optimizer``, so that ranks agree on its scale."""
@@ -540,10 +594,28 @@ class Recovery:
         """Whether this rank is further behind than its ring holds, so that only ``jump`` helps."""
         return self.communicator is not None and self.communicator.lost
 
+    def between_iterations(self) -> bool:
+        """Whether the last pass is through, for whoever takes the next batch: no optimizer is still to step.
+
+        Raises:
+            ConfigError: it was asked before, and the optimizer has stepped only then.
+        """
+        if self._asked_early:
+            raise ConfigError(
+                "tailbound.torch.batches was asked for a batch between backward() and optimizer.step(), where no step "
+                "can be applied: ask for it after the step. What reads ahead belongs inside, as in "
+                "batches(prefetch(loader), state)"
+            )
+        self._asked_at = self.ended if self._half_made else None
+        return self._asked_at is None
+
     def apply_finished(
         self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
     ) -> int:
-        """Applies the steps that the others have finished, without computing them; between two steps.
+        """Applies the iterations that the others have finished, without computing them; between two of them.
+
+        An iteration is what the training loop makes of one step of its data: one backward pass, as a rule, and the
+        optimizer's step. One of several passes is learned from the last ones, and applied as a whole.
 
         Args:
             optimizer: default: those that step the model's parameters; where they take turns, those whose turn it is.
@@ -552,24 +624,42 @@ class Recovery:
                 loop does between ``backward`` and the next step (clipping, the scheduler).
 
         Returns:
-            How many steps were applied; ``.grad`` is what it was before. Where the averages of a step were gone, this
-            rank has taken another's state instead, and ``jump`` tells how many steps it skipped by that.
+            How many iterations were applied; ``.grad`` is what it was before. Where averages were gone, this rank has
+            taken another's state instead, and ``jump`` tells how many iterations it skipped by that.
 
         Raises:
-            ConfigError: no optimizer is known, or no rank can skip a step alone (``together``).
+            ConfigError: no optimizer is known, it is still to step, or no rank can skip a step alone (``together``).
             TailboundError: see ``allreduce_hook``.
         """
         self._may_skip()
         self._skips = not self.void.on
         if self.communicator is None:
             return 0
+        if self._half_made:
+            self._refuse_early("apply_finished")
+            return 0
         self.end_step(still=True)
         if self.outside:
             return 0
-        act = step or (lambda: catch_up.step_optimizers(self, optimizer))
+        self.turns.split()
+
+        def act(turn: Turn | None) -> None:
+            if step is not None:
+                step()
+            else:
+                catch_up.step_optimizers(self, optimizer, turn)
+
         applied, skipped = catch_up.apply_finished(self, self.communicator, act)
         self._jumped += skipped
         return applied
+
+    def _refuse_early(self, what: str) -> None:
+        if self.behind or self._is_lost():
+            raise ConfigError(
+                f"rank {self.rank}: {what}() between backward() and optimizer.step(), {self.behind} steps behind: the "
+                "averages of the last step would be lost. Move the call behind optimizer.step(); where the program "
+                "leaves a step out, behind the next one"
+            )
 
     def forget(self) -> None:
         """Drops what is kept for the next step: the parameters are others now."""
@@ -584,22 +674,31 @@ class Recovery:
             timeout: seconds until a state begins to come; all of it may take longer, by its size.
 
         Returns:
-            How many steps were skipped since the last call: here, before a forward pass or by ``apply_finished``.
+            How many iterations were skipped since the last call: here, before a forward pass or by
+            ``apply_finished``.
 
         Raises:
-            ConfigError: no rank can skip a step alone (``together``).
+            ConfigError: the optimizer is still to step, or no rank can skip a step alone (``together``).
         """
         self._may_skip()
         self._skips = not self.void.on
+        if self.communicator is not None and not self.outside and self.communicator.lost:
+            if self._half_made:
+                self._refuse_early("jump")
+            self.end_step(still=True)
+            self.turns.split()
+            self._jumped += catch_up.jump(self, self.communicator, timeout)
         skipped, self._jumped = self._jumped, 0
-        if self.communicator is None or self.outside or not self.communicator.lost:
-            return skipped
-        self.end_step(still=True)
-        return skipped + catch_up.jump(self, self.communicator, timeout)
+        return self.turns.iterations(skipped)
 
     def _may_skip(self) -> None:
-        if why := self.together:
+        if why := self.together or (_JOINED if self._joined else ""):
             raise ConfigError(f"no rank can skip a step alone: {why}")
+
+
+def attached() -> list[Recovery]:
+    """The states of all registered models of this process that are not closed."""
+    return list(_attached)
 
 
 class ForwardHook:
@@ -616,6 +715,11 @@ class ForwardHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ForwardHook, ()
+
+
+def joined(ddp_model: torch.nn.Module | None) -> bool:
+    """Whether a forward pass of ``ddp_model`` is within DDP's ``join()``."""
+    return bool(getattr(getattr(ddp_model, "_join_config", None), "enable", False))
 
 
 def _used_by(ddp_model: torch.nn.Module) -> Callable[[], torch.Tensor | None]:

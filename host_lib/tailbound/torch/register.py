@@ -194,8 +194,8 @@ def _check_model(ddp_model: DistributedDataParallel) -> None:
     for name, p in ddp_model.module.named_parameters():
         if p.requires_grad and (p.dtype not in DTYPES or p.device.type not in KINDS):
             raise ConfigError(
-                f"parameter {name} is {str(p.dtype).removeprefix('torch.')} on {p.device}: supported are {SUPPORTED}, on "
-                "the CPU or on CUDA devices; freeze it (requires_grad_(False)), or keep it in a module outside"
+                f"parameter {name} is {str(p.dtype).removeprefix('torch.')} on {p.device}: supported are {SUPPORTED}, "
+                "on the CPU or on CUDA devices; freeze it (requires_grad_(False)), or keep it in a module outside"
             )
 
 

@@ -26,7 +26,9 @@ def average_sparse(
         "a bucket is sparse: it is averaged by the process group, where a slow rank holds all others; "
         "give the embedding sparse=False to bound its time"
     )
-    state.layout.note_sparse()
+    state.layout.note_sparse(last=last)
+    if index == 0 and not last:  # the op that ends a step begins it, too
+        state.before_backward()
     scale = state.loss_scale
     group = state.everyone
     work = dist.all_reduce(tensor / (scale * dist.get_world_size(group)), group=group, async_op=True)

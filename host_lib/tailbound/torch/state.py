@@ -282,6 +282,8 @@ class TailboundState(Recovery):
             if result is not decoded:
                 result.copy_(decoded)
             self.applied(outcome, last)
+            if last:
+                self.turns.passed(inside=bool(self._stepping))
             future.set_result(result)
 
         def complete(outcome: Outcome) -> None:

@@ -66,6 +66,10 @@ class Void:
         self._tries += 1
         self.on = self.lag != 0
 
+    def whole(self, passes: int) -> bool:
+        """Whether the loop lags by whole iterations, of ``passes`` backward passes each (0: iterations differ)."""
+        return self.lag % passes == 0 if passes else self.lag == 0
+
     def waits(self, begun: Callable[[], bool], step_time: float) -> bool:
         """Of a loop that lags: whether it is to make a void step now, since nobody else begins the next one.
 
