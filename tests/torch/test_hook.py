@@ -31,7 +31,8 @@ def test_a_world_of_one(tmp_path: Path) -> None:
     from processes import Job
 
     with Job(torch_jobs.alone, 1, tmp_path) as job:
-        assert job.results() == [{}]
+        (stats,) = job.results()
+    assert (stats["ranks"], stats["counters"], stats["delivered"], stats["history"]) == (1, {}, 1.0, [])
 
 
 def test_join_with_uneven_inputs(tmp_path: Path) -> None:

@@ -451,6 +451,26 @@ def test_one_state_is_not_taken_for_two_models(rank: Callable[..., Rank]) -> Non
         iterate(0)
 
 
+def test_one_state_that_is_attached_to_none_is_not_taken_for_two_models_either() -> None:
+    """Two hooks made by hand."""
+    import torch
+
+    from tailbound.torch.finished import Layout
+
+    def bucket(net: torch.nn.Module) -> Any:
+        parameters = list(net.parameters())
+        return SimpleNamespace(
+            index=lambda: 0, buffer=lambda: torch.zeros(8), is_last=lambda: True, parameters=lambda: parameters,
+            gradients=lambda: parameters,
+        )  # fmt: skip
+
+    first, second, layout = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Layout()
+    for _ in range(2):
+        layout.note(bucket(first))
+    with pytest.raises(ConfigError, match=r"2 parameter.* make one TailboundState for each model"):
+        layout.note(bucket(second))
+
+
 def words() -> torch.nn.Module:
     """A model with a sparse embedding: its bucket is the last one of the first step, and the first of all others."""
     import torch

@@ -145,6 +145,7 @@ class Layout:
             _Share(parameter, int(gradient.storage_offset() - start), _strides(parameter, gradient))
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
+        self._refuse_strangers(shares)
         made = Bucket(
             index, buffer.numel(), buffer.dtype, bucket.is_last(), shares, buffer.device, self._digest(shares)
         )
@@ -156,15 +157,24 @@ class Layout:
         known = self._buckets.get(index)
         return known.starts if known is not None and known.numel == numel else ()
 
+    def _refuse_strangers(self, shares: Sequence[_Share]) -> None:
+        """A state that nobody has attached to a model belongs to that of its first whole step.
+
+        Raises:
+            ConfigError: the bucket has parameters of another model.
+        """
+        mine: Collection[int] = self._numbers
+        if not mine and self._steps:
+            mine = {id(share.parameter) for bucket in self._buckets.values() for share in bucket.shares}
+        if mine and (strange := sum(id(share.parameter) not in mine for share in shares)):
+            raise ConfigError(
+                f"a bucket has {strange} parameter(s) that the model of this TailboundState has not: make one "
+                "TailboundState for each model, or call register for each"
+            )
+
     def _digest(self, shares: Sequence[_Share]) -> str:
         if not self._numbers:
             return ""
-        strange = [share for share in shares if id(share.parameter) not in self._numbers]
-        if strange:
-            raise ConfigError(
-                f"a bucket has {len(strange)} parameter(s) that the model of this TailboundState has not: make one "
-                "TailboundState for each model, or call register for each"
-            )
         told = [[self._numbers[id(share.parameter)], share.offset, share.stride] for share in shares]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
