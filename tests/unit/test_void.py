@@ -147,3 +147,13 @@ def test_nothing_is_synchronised_in_void_steps(lost: Any) -> None:
     lost._new_step = True
     assert iteration(lost)
     assert not lost.synchronise()
+
+
+@pytest.mark.parametrize(
+    ("lag", "passes", "whole"), [(0, 0, True), (3, 0, False), (3, 1, True), (3, 2, False), (4, 2, True), (-1, 2, False)]
+)
+def test_a_loop_lags_by_whole_iterations(lag: int, passes: int, whole: bool) -> None:
+    """With an odd lag the first pass of an iteration would be averaged with the others' second one, for good."""
+    from tailbound.torch.void import Void
+
+    assert Void(lag=lag).whole(passes) is whole
