@@ -682,7 +682,7 @@ class Recovery:
         """
         self._may_skip()
         self._skips = not self.void.on
-        if self.communicator is not None and not self.outside and self.communicator.lost:
+        if self.communicator is not None and not self.outside and self.communicator.lost and not self.void.on:
             if self._half_made:
                 self._refuse_early("jump")
             self.end_step(still=True)

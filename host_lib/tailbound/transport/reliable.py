@@ -249,7 +249,7 @@ class Reliable:
                 _, tags = self._exchange(sock, what, rank, _LIFELINE, b"", until, 0)
                 self._hold(rank, sock.dup(), PLAIN if tags is None else Farewell(*tags.farewells()))
         except (OSError, EOFError) as error:
-            raise TransportError(_no_answer(what, error)) from error
+            raise _no_answer(what, error) from error
 
     def _hold(self, rank: int, line: socket.socket, farewell: Farewell) -> None:
         assert self._lifelines is not None
@@ -285,7 +285,7 @@ class Reliable:
                 kind = TransportError
                 return self._exchange(sock, what, rank, name, request, until, most, rate)[0]
         except (OSError, EOFError) as error:
-            raise kind(_no_answer(what, error)) from error
+            raise _no_answer(what, error, kind) from error
 
     def _exchange(
         self,
@@ -575,8 +575,8 @@ def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:
                 sock.close()
 
 
-def _no_answer(what: str, error: OSError | EOFError) -> str:
-    return f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?"
+def _no_answer(what: str, error: OSError | EOFError, kind: type[TransportError] = TransportError) -> TransportError:
+    return kind(f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?")
 
 
 def _receive(sock: socket.socket, length: int, until: float, pause: float = math.inf) -> bytearray:
