@@ -11,7 +11,8 @@ import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +49,7 @@ class Member(Communicator):
         self.node, self.greetings, self._others = node, greetings, others
         self.job, self.config = node.engine.job, node.engine.job.config
         self._engine = node.engine
+        self.reliable = cast(Any, SimpleNamespace(counts=dict))  # no sockets
         self._row_width, self._closed = self.config.width, False
         rings = [min(g.rows, g.sum_rows * g.ranks) // 2 for g in greetings]
         if (switch := self.config.switch) is not None:
