@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support import await_that
+from support import await_that, gradients, patient, team
 from tailbound.collective import deaths
 from tailbound.transport.reliable import Reliable
 
@@ -103,15 +103,13 @@ def test_an_end_without_a_farewell_is_told_to_all_and_one_with_it_to_nobody(path
     assert engines[0].told.empty()
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["one end", "both ends"])
-def test_a_reset_is_no_death_and_the_next_one_is_seen(paths: list[Reliable], both: bool) -> None:
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_reset_is_no_death_and_the_next_one_is_seen(paths: list[Reliable], side: int) -> None:
     """It took a rank that lives out of an op, and nobody saw its real death later."""
     engines = watched(paths)
     deaths.connect(paths[0], 0, [1], PATIENCE)
     before = [lines_of(paths[rank])[1 - rank] for rank in (0, 1)]
-    reset(before[0])
-    if both:
-        reset(before[1])
+    reset(before[side])
     for rank in (0, 1):
         await_that(lambda r=rank: lines_of(paths[r])[1 - r] is not before[r], "another connection")  # type: ignore[misc]
         line = lines_of(paths[rank])[1 - rank]
@@ -161,3 +159,19 @@ def test_who_cannot_be_reached_is_named(paths: list[Reliable], caplog: pytest.Lo
     deaths.connect(paths[0], 0, [1, 2], 0.1)
     assert "rank 0: no TCP connection to rank(s) [2]" in caplog.text
     assert sorted(lines_of(paths[0])) == [1]
+
+
+def test_a_whole_job_with_a_reset_and_a_rank_that_answers_over_udp() -> None:
+    """Rule: clock-14."""
+    with team(2, patient(authenticate="on")) as job:
+        for op in range(4):
+            job.allreduce(gradients("U", 2, 4096, seed=op))
+        reset(lines_of(job[0].reliable)[1])
+        for rank in (0, 1):
+            await_that(lambda r=rank: job[r].stats()["counters"]["lifelines_renewed"], "another one")  # type: ignore[misc]
+        engine = job[0]._engine
+        since = engine.ask(lambda: engine.ask_after(1))
+        await_that(lambda: engine.ask(lambda: engine.answered(1, since)), "a word of it")
+        for out in job.allreduce(gradients("U", 2, 4096, seed=9)):
+            assert out[1].missing == set()
+        assert not any(event["event"] == "rank_died" for rank in (0, 1) for event in job[rank].stats()["events"])
