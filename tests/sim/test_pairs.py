@@ -1,7 +1,8 @@
 """All pairs of faults, each on a rank of its own, in virtual time: those of ``netns/test_faults_pairs.py``.
 
 Nothing is rotated, so every row of a result stands for itself: it must be the mean over the healthy ranks and some of
-the troubled ones. What ``sim.engine`` checks after every turn is checked as well. A pair that fails leaves out what it
+the troubled ones. ``SOON`` steps after it is known who is left, every row is averaged over all of them, if they are a
+majority. What ``sim.engine`` checks after every turn is checked as well. A pair that fails leaves out what it
 does not need to fail, and prints itself as a test.
 """
 
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import itertools
 import logging
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -19,17 +21,23 @@ from numpy.typing import NDArray
 
 from fault_rows import contributors, same_bits
 from sim.engine import Done, Plan, Rank, World
+from support import Trouble
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
 from tailbound.simulate.fabric import MS, Burst
-from tailbound.wire.schema import Verdict
+from tailbound.simulate.machine import Wire
+from tailbound.wire.schema import PacketType, Verdict
 
 RANKS, WIDTH, ROWS = 4, 64, 128
 TROUBLED = (1, 2)
-#: Something fails in this step; whole ones before let scales settle, and so many after it show that all is as before.
-FAILS, AFTER = 3, 5
+#: Something fails in this step; whole ones before let scales settle. So many steps after it is known who is left, and
+#: all of them are back, no row lacks any of them; and so many more show that this lasts.
+FAILS, SOON, AFTER = 3, 5, 3
+#: Long enough for a map to begin three steps after it is settled.
+COMPUTE = 20 * MS
 SETTINGS: dict[str, Any] = {
     "rotate": False,
+    "share_rows": True,
     "deadline_1": 30 * MS,
     "deadline_2": 30 * MS,
     "stage_max": 200 * MS,
@@ -52,7 +60,7 @@ def _nothing(job: Job, rank: int) -> None:
 
 
 @dataclass(frozen=True)
-class Trouble:
+class Fault:
     """One fault of one rank.
 
     Attributes:
@@ -87,6 +95,22 @@ def _old_cookie(job: Job, rank: int) -> None:
     job.nodes[rank].engine.job._head["cookie"] ^= 0x5A5A
 
 
+def _stop_and_cut(job: Job, rank: int) -> None:
+    job.stop(rank, 0, SLOW)
+    job.change(rank, 0, cut=True)
+
+
+def _lose_results(job: Job, rank: int) -> None:
+    """Nobody gets any of its results."""
+    trouble = Trouble(seed=0, loss=1.0, types=frozenset({PacketType.RESULT}))
+    trouble._random = random.Random(0)
+    cast(Wire, job.nodes[rank].datapath.socket).trouble = trouble.meet
+
+
+def _let_results_through(job: Job, rank: int) -> None:
+    cast(Wire, job.nodes[rank].datapath.socket).trouble = None
+
+
 def _jump(job: Job, rank: int) -> None:
     """Its clock is suddenly 5 s ahead of its kernel's stamps, and stays there."""
     job.nodes[rank].ahead = 5_000 * MS
@@ -102,20 +126,22 @@ def _all_are_in(job: Job, rank: int) -> bool:
     return all(job.summed(r, rank) - job.before[r, rank] == OWN[r] for r in others)
 
 
-FAULTS: dict[str, Trouble] = {
-    "dies-before": Trouble(before=lambda j, r: j.kill(r, 0), contributes=False, owns=False, again=False),
-    "dies-sending": Trouble(before=_linked(speed=0.02), early=True, when=_some_are_in, owns=False, again=False),
-    "dies-as-owner": Trouble(early=True, when=_all_are_in, contributes=True, owns=False, again=False),
-    "stopped": Trouble(before=lambda j, r: j.stop(r, 0, SLOW), contributes=False, owns=False),
-    "slow": Trouble(late=True, contributes=False),
-    "slow-link": Trouble(before=_linked(speed=0.004), after=_linked(speed=1.0)),
-    "down-and-up": Trouble(before=_linked(cut=True), after=_linked(cut=False), contributes=False, owns=False),
-    "one-way-loss": Trouble(before=_linked(loss=0.3), after=_linked(loss=0.0)),
-    "disorder": Trouble(
+FAULTS: dict[str, Fault] = {
+    "dies-before": Fault(before=lambda j, r: j.kill(r, 0), contributes=False, owns=False, again=False),
+    "dies-sending": Fault(before=_linked(speed=0.02), early=True, when=_some_are_in, owns=False, again=False),
+    "dies-as-owner": Fault(early=True, when=_all_are_in, contributes=True, owns=False, again=False),
+    "stopped": Fault(before=lambda j, r: j.stop(r, 0, SLOW), contributes=False, owns=False),
+    "slow": Fault(late=True, contributes=False),
+    "slow-link": Fault(before=_linked(speed=0.004), after=_linked(speed=1.0)),
+    "down-and-up": Fault(before=_linked(cut=True), after=_linked(cut=False), contributes=False, owns=False),
+    "stopped-and-cut": Fault(before=_stop_and_cut, after=_linked(cut=False), contributes=False, owns=False),
+    "no-results": Fault(before=_lose_results, after=_let_results_through, owns=False),
+    "one-way-loss": Fault(before=_linked(loss=0.3), after=_linked(loss=0.0)),
+    "disorder": Fault(
         before=_linked(twice=0.2, late=0.3), after=_linked(twice=0.0, late=0.0), refused=Verdict.DUPLICATE
     ),
-    "clock-jump": Trouble(before=_jump, again=False),
-    "old-cookie": Trouble(before=_old_cookie, contributes=False, owns=False, again=False, refused=Verdict.WRONG_COOKIE),
+    "clock-jump": Fault(before=_jump, again=False),
+    "old-cookie": Fault(before=_old_cookie, contributes=False, owns=False, again=False, refused=Verdict.WRONG_COOKIE),
 }
 
 
@@ -127,14 +153,17 @@ class Job(World):
         seed: of everything.
     """
 
-    def __init__(self, troubles: dict[int, Trouble], seed: int) -> None:
+    def __init__(self, troubles: dict[int, Fault], seed: int) -> None:
         self.troubles = troubles
         self.healthy = [rank for rank in range(RANKS) if rank not in troubles]
+        self.left = {*self.healthy, *(rank for rank, trouble in troubles.items() if trouble.again)}
+        #: who is not there any more, as the others see it
+        self.gone = {rank for rank, trouble in troubles.items() if not trouble.again and trouble.owns is False}
         self.before: dict[tuple[int, int], int] = {}  # rows by (receiver, sender) summed before the step that fails
         self.results: dict[int, NDArray[np.float32]] = {}  # of that step, by rank
         self._began: set[int] = set()
         self._pending = {rank: trouble.when for rank, trouble in troubles.items() if trouble.when is not None}
-        super().__init__(RANKS, seed, plan=Plan((ROWS * WIDTH,)), steps=1 << 30, **SETTINGS)
+        super().__init__(RANKS, seed, plan=Plan((ROWS * WIDTH,), COMPUTE), steps=1 << 30, **SETTINGS)
 
     def summed(self, at: int, of: int) -> int:
         """Rows of rank ``of`` that rank ``at`` has summed."""
@@ -157,7 +186,7 @@ class Job(World):
     def compute_of(self, node: Rank) -> int:
         if node.step != FAILS:
             return super().compute_of(node)
-        trouble = self.troubles.get(node.rank, Trouble())
+        trouble = self.troubles.get(node.rank, Fault())
         return FIRST if trouble.early else SLOW if trouble.late else USUAL
 
     def take(self, burst: Burst) -> None:
@@ -202,10 +231,32 @@ class Job(World):
         return set(self.troubles) | waited
 
     def caught_up(self) -> bool:
-        """Whether all have been through the step that fails, and who comes back is in step with the healthy ranks."""
-        back = [rank for rank, trouble in self.troubles.items() if trouble.again]
+        """Whether all are through the step that fails, and those that are left are in step, and know who is left."""
         newest = max(self.nodes[rank].step for rank in self.healthy)
-        return all(n.step > FAILS for n in self.alive) and all(self.nodes[r].step >= newest - 1 for r in back)
+        suspects = [self.nodes[rank].engine.job.membership.suspects for rank in self.left]
+        known = all(found & (self.left | self.gone) == self.gone for found in suspects)
+        return (
+            known
+            and all(n.step > FAILS for n in self.alive)
+            and all(self.nodes[r].step >= newest - 1 for r in self.left)
+        )
+
+    def failed(self, rank: int, error: BaseException) -> None:
+        """Whom nobody hears any more ends by an error, as it averages nothing (clock-37)."""
+        if rank not in self.gone:
+            raise error
+
+    def check_left(self, first: int) -> None:
+        """From step ``first`` on every row is averaged over all who are left, and nothing is skipped."""
+        left = self.left
+        if 2 * len(left) <= RANKS or len(left | self.gone) < RANKS:
+            return
+        for node in (self.nodes[rank] for rank in left):
+            for done in node.over:
+                if done.step >= first:
+                    assert not sum(done.missing_of[rank] for rank in left), f"rank {node.rank}, step {done.step}"
+                    lost = done.outcome.missed or done.outcome.failed_groups or done.outcome.skipped
+                    assert not lost, f"rank {node.rank}, step {done.step}: {done.outcome}"
 
     def check_end(self) -> None:
         """What was refused, who is missed, and whether all is as before."""
@@ -225,9 +276,11 @@ def play(faults: dict[int, str], seed: int) -> None:
         job.start()
         job.until(job.caught_up, LONGEST)
         assert job.caught_up()
-        job.steps = max(node.step for node in job.alive) + AFTER
+        whole = max(node.step for node in job.alive) + SOON
+        job.steps = whole + AFTER
         job.finish()
         job.check_rows()
+        job.check_left(whole)
         job.check_end()
 
 
@@ -264,7 +317,7 @@ def test_the_others_go_on_without_what_failed(names: tuple[str, ...], seeds: ran
 
 def test_a_failing_pair_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves out the fault that it fails without."""
-    monkeypatch.setitem(FAULTS, "slow", Trouble(late=True, contributes=True))
+    monkeypatch.setitem(FAULTS, "slow", Fault(late=True, contributes=True))
     with pytest.raises(AssertionError) as failed:
         check({1: "disorder", 2: "slow"}, seed=0)
     assert "play({2: 'slow'}, seed=0)" in failed.value.__notes__[0]

@@ -226,6 +226,7 @@ class Maps:
             weights = job.weights(ranks, switched=wanted)
         rotate = self._accounts.rotation.wanted if config.rotate == "auto" else config.rotate
         alive = self._alive()
+        self.agreement.among(alive)
         self.balancing.leads = min(alive, default=job.rank) > job.rank or not alive
         if self.balancing.leads:
             balance = present.balance

@@ -135,7 +135,6 @@ class _Proposal:
     begun: int
     again: Backoff
     acknowledged: set[int] = field(default_factory=set)
-    asked: set[int] = field(default_factory=set)  #: peers that had to acknowledge, at any time
 
 
 class Agreement:
@@ -159,7 +158,8 @@ class Agreement:
         self._answers: list[tuple[int, Message]] = []
         self._telling: dict[int, Backoff] = {}  # by the rank that is told
         self._proposals = Backoff(_PROPOSALS)
-        self._lapsed: Content | None = None  # of the last proposal that lapsed
+        self._lapsed: Content | None = None  # of the last proposal that lapsed, among the present ranks ...
+        self._live: frozenset[int] | None = None  # ... which are these
 
     @property
     def known(self) -> int:
@@ -216,6 +216,13 @@ class Agreement:
         self._proposal = _Proposal(self._promised, content, now, Backoff(_AGAIN, now))
         return True
 
+    def among(self, live: Collection[int]) -> None:
+        """These peers have to acknowledge from now on: what others have not, or what lapsed among them, may be now."""
+        there = frozenset(live)
+        if self._live not in (None, there):
+            self._proposal = self._lapsed = None
+        self._live = there
+
     def withdraw(self, now: int) -> None:
         """Takes back a proposal of other exponents than the present ones, if it is not settled yet."""
         if self._proposal is not None and self._proposal.content.balance != self.agreed[-1].content.balance:
@@ -248,14 +255,12 @@ class Agreement:
             known: ``map_known`` of every peer that is to be told of maps.
             lead: steps after the newest one with which a map begins; more than three where steps are short.
         """
+        self.among(live)
         out, self._answers = self._answers, []
         proposal = self._proposal
         if proposal is not None:
             missing = [p for p in live if p not in proposal.acknowledged]
-            proposal.asked.update(live)
-            if not proposal.asked.issubset(live):  # it was made for ranks of which one is away: another one may follow
-                self._proposal = None
-            elif min(live, default=self.rank) < self.rank or now - proposal.begun >= _LAPSE:
+            if min(live, default=self.rank) < self.rank or now - proposal.begun >= _LAPSE:
                 self._give_up(now)
             elif not missing and 2 * (len(proposal.acknowledged) + 1) > self.ranks:
                 since = newest + lead
