@@ -12,18 +12,19 @@
  */
 static __always_inline void tb_priority_off(struct xdp_md *ctx)
 {
-	const struct tb_control *control = TB_LOOKUP(control, 0);
+	const struct tb_control *control;
 	void *data = (void *)(long)ctx->data;
 	void *end = (void *)(long)ctx->data_end;
 	struct tb_vlan_frame *frame = data;
 
-	if (data + TB_VLAN_BYTES + TB_HEAD_OFFSET > end || !control)
+	if (data + TB_VLAN_BYTES + TB_HEAD_OFFSET > end)
 		return;
 	if (tb_likely(frame->protocol != tb_be16(ETH_P_8021Q)) || frame->tag & tb_be16(TB_VLAN_ID))
 		return;
+	control = TB_LOOKUP(control, 0);
 	data += TB_VLAN_BYTES;
-	if (tb_names_us(data, data + TB_IP_OFFSET, data + TB_UDP_OFFSET, TB_PORT, control->address,
-			control->prefix, control->group))
+	if (control && tb_names_us(data, data + TB_IP_OFFSET, data + TB_UDP_OFFSET, TB_PORT,
+				   control->address, control->prefix, control->group))
 		tb_vlan_off(ctx);
 }
 
