@@ -196,8 +196,8 @@ def settings(interface: str) -> Settings | None:
         if there is None:
             return None
         raise CapabilityError(
-            f"an XDP program is on {interface}, and this user may not open its maps: {_hidden(interface)}. Or train over "
-            "sockets: TAILBOUND_DATAPATH=udp"
+            f"an XDP program is on {interface}, and this user may not open its maps: {_hidden(interface)}. Or train "
+            "over sockets: TAILBOUND_DATAPATH=udp"
         ) from error
     except (OSError, ValueError):
         return None
