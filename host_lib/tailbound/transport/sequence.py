@@ -132,6 +132,11 @@ class Sequence:
         """The owner map of the next op to be placed."""
         return self.map_at(self._step)
 
+    @property
+    def newest_map(self) -> int:
+        """Id of the newest owner map known here, which may be still to begin."""
+        return self._maps[-1][1].id
+
     def map_at(self, step: int) -> OwnerMap:
         """The owner map of ``step``, as far as is known now."""
         begun = [owner_map for since, owner_map in self._maps if step_distance(step, since) >= 0]
