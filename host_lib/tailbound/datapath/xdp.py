@@ -455,7 +455,7 @@ def _in_use(interface: str) -> str:
             return ""
         maps.map_array(WORKER_MAPS[0], shapes(found.width, found.sum_rows, found.result_rows)["control"])
         control = maps.arrays["control"][0]
-        first, second, third = map(int, control["prefix"])
+        first, second, third = control["prefix"].tolist()
         address = text_of(Words(int(control["address"]), (first, second, third)))
         active = bool(control["active"])
         del control
