@@ -137,7 +137,7 @@ class Channels:
         for sock in socks:
             opened.callback(sock.close)
             prepare(sock, address)
-        self.member = GroupMember(group, port, address)
+        self.member = GroupMember(group, port, address, partial(is_from_peer, job.store.peers))
         job.store.control["group"] = packets.packed(group)
         self.reach = Reach(job.peers)
         job.sender.share(Shared("multicast", socks, (group, port), local=False))
@@ -277,8 +277,7 @@ class Channels:
     def listen(self) -> None:
         """Takes what has come to the group: packets that try whether it reaches this rank."""
         job = self._job
-        admit = partial(is_from_peer, job.store.peers)
-        for data in self.member.packets(admit=admit) if self.member is not None else ():
+        for data in self.member.packets() if self.member is not None else ():
             parsed = job.unpack(data)
             if parsed is None:
                 job.counters["control_refused"] += 1

@@ -56,12 +56,15 @@ def check_group(given: str) -> None:
 class GroupMember:
     """A member of ``group`` on the interface with ``address``, until ``close``; hears what comes to ``port``.
 
+    Args:
+        admit: whether a payload may come from an IP address; None: any may.
+
     Raises:
         CapabilityError: the interface or this system takes no members.
     """
 
-    def __init__(self, group: str, port: int, address: str) -> None:
-        self.group = group
+    def __init__(self, group: str, port: int, address: str, admit: Callable[[bytes, str], bool] | None = None) -> None:
+        self.group, self._admit = group, admit
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
             self.socket.setblocking(False)
@@ -82,19 +85,15 @@ class GroupMember:
         """See ``forks.Owner``."""
         return [self.socket.fileno()] if self.socket.fileno() >= 0 else []
 
-    def packets(self, most: int = 2048, admit: Callable[[bytes, str], bool] = lambda data, host: True) -> list[bytes]:
-        """UDP payloads since the last call, at most ``most``; never blocks. Bodies are cut to what a trial has.
-
-        Args:
-            admit: whether a payload may come from that IP address.
-        """
+    def packets(self, most: int = 2048) -> list[bytes]:
+        """UDP payloads since the last call, at most ``most``; never blocks. Bodies are cut to what a trial has."""
         out: list[bytes] = []
         while len(out) < most:
             try:
                 data, source = self.socket.recvfrom(2 * HEADER_BYTES)
             except OSError:  # nothing more; or the interface has gone down, which its packets will tell
                 break
-            if admit(data, source[0]):
+            if self._admit is None or self._admit(data, source[0]):
                 out.append(data)
         return out
 
