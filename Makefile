@@ -84,7 +84,7 @@ lint: setup
 	$(BIN)/python -m tailbound.wire.codegen --check
 	$(BIN)/python -m tailbound.settings.page | diff -u docs/settings.md -
 	$(BIN)/python -m tailbound.wire.rules_index | diff -u docs/rules_index.md -
-	$(BIN)/python -m tailbound.bench.measured docs/measured.json | diff -u docs/measured.md -
+	$(BIN)/python -m tailbound_lab.bench.measured docs/measured.json | diff -u docs/measured.md -
 	clang-format-14 --dry-run --Werror $(C_SOURCES)
 
 # Puts sources into the form that lint asks for.
@@ -98,7 +98,7 @@ generate: setup
 	$(BIN)/python -m tailbound.wire.codegen
 	$(BIN)/python -m tailbound.settings.page > docs/settings.md
 	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
-	$(BIN)/python -m tailbound.bench.measured docs/measured.json > docs/measured.md
+	$(BIN)/python -m tailbound_lab.bench.measured docs/measured.json > docs/measured.md
 
 # Kernel programs are built into it, so that nodes need no compiler.
 wheel: setup

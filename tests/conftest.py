@@ -110,7 +110,7 @@ def _everybody() -> bool:
     """Whether another user may make a user namespace, and read this checkout."""
     if os.geteuid() != 0:
         return False
-    script = REPOSITORY / "host_lib/tailbound/lab/user_namespace.py"
+    script = REPOSITORY / "host_lib/tailbound_lab/lab/user_namespace.py"
     try:
         words = subprocess.run(
             [sys.executable, script, sys.executable, "-c", "print(open('/proc/self/uid_map').read())"],
@@ -139,8 +139,8 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "triton": (_module("triton"), "pip install 'tailbound[test]'"),
     "expecttest": (_module("expecttest"), "pip install 'tailbound[test]'"),
     "scapy": (_module("scapy"), "pip install 'tailbound[test]'"),
-    "sklearn": (_module("sklearn"), "pip install 'tailbound[demo]'"),
-    "matplotlib": (_module("matplotlib"), "pip install 'tailbound[plots]'"),
+    "sklearn": (_module("sklearn"), "pip install 'tailbound-lab[demo]'"),
+    "matplotlib": (_module("matplotlib"), "pip install 'tailbound-lab[plots]'"),
     "prometheus": (_module("prometheus_client"), "pip install 'tailbound[prometheus]'"),
     "tensorboard": (_module("tensorboard"), "pip install 'tailbound[tensorboard]'"),
     "lightning": (_module("pytorch_lightning"), "pip install 'tailbound[examples]'"),
@@ -235,7 +235,7 @@ def pytest_runtestloop(session: pytest.Session) -> None:
         return
     torch = any(item.path.parent.name == "torch" for item in session.items)
     if "tailbound.collective.communicator" in sys.modules or (torch and not _compiled()):
-        from tailbound.bench import prepare
+        from tailbound import prepare
 
         with contextlib.suppress(Exception):  # where jobs cannot run, the tests say why
             prepare.compile_all()

@@ -51,10 +51,10 @@ class _Verbs(click.Group):
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     late={
-        "bench": ("tailbound.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
-        "lab": ("tailbound.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
+        "bench": ("tailbound_lab.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
+        "lab": ("tailbound_lab.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
         "metrics": ("tailbound.metrics.cli", "metrics", "Serve the metrics of all ranks on this host to Prometheus."),
-        "simulate": ("tailbound.simulate.cli", "simulate", "Run the engine of many ranks in a simulated network."),
+        "simulate": ("tailbound_lab.simulate.cli", "simulate", "Run the engine of many ranks in a simulated network."),
         "switch": ("tailbound.switch.cli", "switch", "Sum gradients on the ports of this Linux box."),
         "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
     },
@@ -138,7 +138,7 @@ def gc() -> None:
 def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers: int, maps: bool, warm: bool) -> None:
     """Say what this machine can do, which datapath it gets and why."""
     if warm:
-        from tailbound.bench.prepare import Preparation
+        from tailbound.prepare import Preparation
 
         click.echo("compiling the codec and the transport for this machine, up to a minute")
         with Preparation() as preparation:
@@ -166,7 +166,7 @@ def demo(out: Path, quick: bool, datapath: str, workers: int) -> None:
     """Train a real model over a lossy network, beside Gloo."""
     length = "half a minute" if quick else "two to three minutes"
     click.echo(f"The same training twice, over Gloo and over Tailbound, on a lossy network: about {length}.")
-    from tailbound.demo.run import run
+    from tailbound_lab.demo.run import run
 
     run(out=out, quick=quick, datapath=datapath, workers=workers)
 
@@ -186,8 +186,8 @@ def builds_a_lab(words: Sequence[str]) -> bool:
 def _lab_for_everybody() -> None:
     """Who may not build a lab gets a user namespace of his own to build it in, where the kernel allows that."""
     from tailbound.doctor.facts import has_capability
-    from tailbound.lab import user_namespace
     from tailbound.observe import status
+    from tailbound_lab.lab import user_namespace
 
     if has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN") or user_namespace.REFUSED in os.environ:
         return

@@ -19,7 +19,7 @@ import fsdp_jobs  # noqa: F401
 import hook_jobs  # noqa: F401
 import register_jobs  # noqa: F401
 import scaler_jobs  # noqa: F401
-from tailbound.bench import prepare
+from tailbound import prepare
 
 with contextlib.suppress(Exception):  # where jobs cannot run, the tests say why
     prepare.compile_all()

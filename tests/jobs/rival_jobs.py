@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tailbound.bench.figures import nmse
-from tailbound.bench.rivals import RIVALS
-from tailbound.bench.rivals.choose import averager
-from tailbound.bench.rivals.hook import register_rival
-from tailbound.bench.rivals.quantised import WIDTH
 from tailbound.codec.local import LocalJob
+from tailbound_lab.bench.figures import nmse
+from tailbound_lab.bench.rivals import RIVALS
+from tailbound_lab.bench.rivals.choose import averager
+from tailbound_lab.bench.rivals.hook import register_rival
+from tailbound_lab.bench.rivals.quantised import WIDTH
 from torch_jobs import batch, model
 
 

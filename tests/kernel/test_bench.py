@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.bench import kernel
 from tailbound.errors import TailboundError
 from tailbound.wire.schema import PacketType, Verdict
+from tailbound_lab.bench import kernel
 
 MUST = {"store", "add", "add-shifted", "refused", "result", "contended", "reflect"}
 MUST |= {"again", "again-tagged", "refused-tagged", "corrupt", "forged"}

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tailbound.bench.switch import Turntable
 from tailbound.kernel import syscalls
 from tailbound.wire.schema import HEADER_BYTES, Flag, Verdict
+from tailbound_lab.bench.switch import Turntable
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missing capability 'two CPUs'")
 

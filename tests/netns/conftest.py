@@ -13,9 +13,9 @@ import pytest
 
 import warm_start as warm
 from left_behind import nothing_left_behind as nothing_left_behind
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
 from tailbound.wire.address import family_of
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
 
 #: Long enough for a loaded machine; only a failing test ever waits for it.
 PATIENCE = 20.0
@@ -90,4 +90,4 @@ def _loading_meanwhile(request: pytest.FixtureRequest) -> None:
 def warm_start(warm_server: warm.Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in labs need not import PyTorch and Tailbound again; see ``warm_start``."""
     forking = SimpleNamespace(**vars(subprocess) | {"Popen": warm.popen_from(warm_server)})
-    monkeypatch.setattr("tailbound.lab.cluster.subprocess", forking)
+    monkeypatch.setattr("tailbound_lab.lab.cluster.subprocess", forking)

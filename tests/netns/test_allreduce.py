@@ -24,14 +24,14 @@ from lab_team import lab_team, served_store
 from support import MS, PATIENCE, MemoryStore, Reference, Team, Trouble, exact_mean, gradients, hasty, nmse, patient
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import AttachError, ConfigError, LayoutError, TransportError
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.spec import Burst
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound.wire import packets
 from tailbound.wire.bits import Bits
 from tailbound.wire.schema import PacketType, op_label
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.spec import Burst
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from lab_team import all_said, served_store
-from tailbound.lab.cluster import Cluster
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
 

@@ -10,10 +10,10 @@ import pytest
 
 from lab_team import lab_team
 from support import MS, exact_mean, gradients, nmse, patient
-from tailbound.lab.cluster import Cluster
 from tailbound.settings.table import switch_of
 from tailbound.transport import keys
 from tailbound.wire.schema import Tagging
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.bench import fanout
 from tailbound.errors import TailboundError
+from tailbound_lab.bench import fanout
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tailbound.bench.late import WAYS, run
+from tailbound_lab.bench.late import WAYS, run
 
 pytestmark = [
     pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch", "matplotlib"), pytest.mark.timeout(240),

@@ -12,16 +12,17 @@ from pathlib import Path
 import pytest
 
 from support import await_that
-from tailbound.bench.tcp import Flow
 from tailbound.errors import ConfigError
-from tailbound.lab.cluster import Cluster
+from tailbound_lab.bench.tcp import Flow
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"), pytest.mark.timeout(120)]
 
 BRIEFLY = """
 import sys
 from pathlib import Path
-from tailbound.bench import neighbours, prepare
+from tailbound import prepare
+from tailbound_lab.bench import neighbours
 
 prepare.compile_all = lambda: None  # what this is forked from has loaded it
 neighbours._WARM_UP, neighbours._RAMP = 4, 0.1

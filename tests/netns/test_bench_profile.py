@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tailbound.bench.profile import PARTS, run
-from tailbound.lab.spec import LabSpec
+from tailbound_lab.bench.profile import PARTS, run
+from tailbound_lab.lab.spec import LabSpec
 
 # workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
 pytestmark = [pytest.mark.needs("torch"), pytest.mark.timeout(240)]

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tailbound.bench.crew import Crew
-from tailbound.bench.tail import BOTH, ENVS, run
 from tailbound.errors import ConfigError
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
+from tailbound_lab.bench.crew import Crew
+from tailbound_lab.bench.tail import BOTH, ENVS, run
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
 
 # workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"), pytest.mark.timeout(240)]
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch
     "envs", [("stopped",), pytest.param(("tail1.5", "loss1"), marks=pytest.mark.thorough)], ids="+".join
 )
 def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailbound.bench.tail._BLOCK_SECONDS", 2.0)  # the one that stands still does so for half of it
-    monkeypatch.setattr("tailbound.bench.tail._STOP_AT", 0.5)
+    monkeypatch.setattr("tailbound_lab.bench.tail._BLOCK_SECONDS", 2.0)
+    monkeypatch.setattr("tailbound_lab.bench.tail._STOP_AT", 0.5)
     said = io.StringIO()
     file = tmp_path / "out" / "tail.json"
     rows = run(workers=2, size=1 << 18, seconds=1.0, envs=envs, json_file=file, console=Console(file=said, width=100))

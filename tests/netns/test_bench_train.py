@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tailbound.bench.train import run
-from tailbound.bench.train_plan import VARIANTS, plan
 from tailbound.errors import CapabilityError
+from tailbound_lab.bench.train import run
+from tailbound_lab.bench.train_plan import VARIANTS, plan
 
 # workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
 pytestmark = [pytest.mark.needs("torch", "sklearn", "matplotlib"), pytest.mark.timeout(240)]
@@ -94,7 +94,7 @@ def test_a_gpt_trains_under_bursts_and_times_to_gloos_loss_are_told(tmp_path: Pa
 def test_without_root_it_trains_on_loopback_leaves_losses_out_and_stops_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tailbound.lab.cluster.has_capability", lambda *names: False)
+    monkeypatch.setattr("tailbound_lab.lab.cluster.has_capability", lambda *names: False)
     said = io.StringIO()
     # the time is over after the first turn of each
     chosen = plan(

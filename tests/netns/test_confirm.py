@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tailbound.simulate.confirm import run
+from tailbound_lab.simulate.confirm import run
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "torch"), pytest.mark.timeout(240), pytest.mark.thorough]
 

@@ -8,9 +8,9 @@ import pytest
 
 from lab_team import lab_team
 from support import MS, gradients
-from tailbound.lab.cluster import Cluster
 from tailbound.transport.config import FLOOR
 from tailbound.transport.deadline import WARM_UP_OPS
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tailbound.bench import allreduce
-from tailbound.bench.rivals import RIVALS
-from tailbound.lab.spec import LabSpec
+from tailbound_lab.bench import allreduce
+from tailbound_lab.bench.rivals import RIVALS
+from tailbound_lab.lab.spec import LabSpec
 
 # workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"), pytest.mark.timeout(240)]
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch
 @pytest.mark.usefixtures("warm_start")
 @pytest.mark.needs("sklearn", "matplotlib")
 def test_the_demo_sums_in_the_kernel_and_accounts_for_every_packet(tmp_path: Path) -> None:
-    from tailbound.demo.run import Length, run
+    from tailbound_lab.demo.run import Length, run
 
     text = io.StringIO()
     out = tmp_path / "demo"

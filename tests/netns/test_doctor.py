@@ -12,7 +12,7 @@ from tailbound.doctor import facts
 from tailbound.doctor.interfaces import Interface, interface
 from tailbound.doctor.verdict import choose
 from tailbound.kernel import ethtool, linear
-from tailbound.lab import namespaces
+from tailbound_lab.lab import namespaces
 
 pytestmark = pytest.mark.needs("root", "netns")
 

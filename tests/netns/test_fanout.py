@@ -16,12 +16,12 @@ from pyroute2 import IPRoute
 
 from tailbound.kernel import ethtool
 from tailbound.kernel.fanout import Fanout
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
 from tailbound.transport.sockets import reserve
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -12,11 +12,11 @@ import pytest
 from fault_rows import contributors, same_bits
 from lab_team import lab_team
 from support import MS, PATIENCE, Team, gradients
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.faults import Fault
-from tailbound.lab.spec import Background
-from tailbound.lab.timeline import Timeline
-from tailbound.lab.topology import Link
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.faults import Fault
+from tailbound_lab.lab.spec import Background
+from tailbound_lab.lab.timeline import Timeline
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

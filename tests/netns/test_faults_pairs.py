@@ -28,11 +28,11 @@ from support import MS, PATIENCE, Team, gradients
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.op import Outcome
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.faults import Fault, Way
-from tailbound.lab.spec import LabSpec
-from tailbound.lab.topology import Link
 from tailbound.wire.schema import FIRST_DROP, Verdict
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.faults import Fault, Way
+from tailbound_lab.lab.spec import LabSpec
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

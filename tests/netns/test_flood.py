@@ -12,10 +12,10 @@ import pytest
 from lab_team import lab_team
 from soak.flood import Target
 from support import gradients, patient
-from tailbound.bench.flood import RATES, Wanted, run
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
+from tailbound_lab.bench.flood import RATES, Wanted, run
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
 

@@ -12,11 +12,11 @@ from lab_team import lab_team
 from support import MS, MemoryStore, gradients, patient
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import TransportError
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.faults import Fault, Way
-from tailbound.lab.topology import Link
 from tailbound.transport.config import Config
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.faults import Fault, Way
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

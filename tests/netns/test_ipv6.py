@@ -15,14 +15,14 @@ import pytest
 from lab_team import lab_team
 from support import MS, Reference, exact_mean, gradients, nmse, patient
 from tailbound.errors import ConfigError
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.faults import Fault
-from tailbound.lab.topology import Link
 from tailbound.settings.table import switch_of
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.switch.p4.box import open_p4
 from tailbound.transport.switch import Switch
 from tailbound.wire.schema import op_label
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.faults import Fault
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -16,11 +16,11 @@ from pyroute2 import IPRoute
 from support import PATIENCE
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.counters import InterfaceCounters
-from tailbound.lab.faults import Fault, FaultCounts
-from tailbound.lab.topology import Link
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.counters import InterfaceCounters
+from tailbound_lab.lab.faults import Fault, FaultCounts
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns")
 

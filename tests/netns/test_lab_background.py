@@ -11,10 +11,10 @@ import pytest
 
 from support import await_that
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.spec import Background, LabSpec, parse_background, parse_rate
-from tailbound.lab.topology import Link
-from tailbound.lab.traffic import Sender, schedule
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.spec import Background, LabSpec, parse_background, parse_rate
+from tailbound_lab.lab.topology import Link
+from tailbound_lab.lab.traffic import Sender, schedule
 
 Make = Callable[..., Cluster]
 BACKGROUND = Background(800_000_000, 50.0, 450.0)

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.lab import build, cluster, namespaces, owner
-from tailbound.lab.cli import lab as lab_command
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.spec import LabSpec
+from tailbound_lab.lab import build, cluster, namespaces, owner
+from tailbound_lab.lab.cli import lab as lab_command
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.spec import LabSpec
 
 pytestmark = pytest.mark.needs("root", "netns")
 
@@ -27,9 +27,9 @@ Start = Callable[..., "subprocess.Popen[str]"]
 #: an ignored SIGHUP on.
 SCRIPT = """
 import signal, subprocess, sys
-from tailbound.lab.cluster import Cluster
+from tailbound_lab.lab.cluster import Cluster
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-from tailbound.lab.spec import LabSpec
+from tailbound_lab.lab.spec import LabSpec
 with Cluster(LabSpec(workers=2, wire=True, cables=True)) as lab:
     inside = lab.popen(0, ["sleep", "1000"])
     print(inside.pid, *lab.topology.namespaces, flush=True)
@@ -216,7 +216,7 @@ def test_signal_handlers_are_given_back() -> None:
 
 
 def test_without_root_the_error_says_so_and_why_there_is_no_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailbound.lab.cluster.has_capability", lambda *names: False)
+    monkeypatch.setattr("tailbound_lab.lab.cluster.has_capability", lambda *names: False)
     with pytest.raises(CapabilityError, match="root"), Cluster(1):
         pytest.fail("the lab must not come up")
     monkeypatch.setenv("TAILBOUND_LAB_REFUSED", "Operation not permitted")

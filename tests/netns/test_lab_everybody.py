@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.lab import user_namespace
+from tailbound_lab.lab import user_namespace
 
 pytestmark = pytest.mark.needs("root", "netns", "user namespaces")
 
@@ -137,10 +137,10 @@ def test_a_command_is_started_as_it_was_where_the_kernel_refuses() -> None:
 CHANGE = """
 import json, socket, sys
 from tailbound.errors import CapabilityError
-from tailbound.lab import LabSpec, Link
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.faults import Fault, Way
-from tailbound.lab.spec import Burst
+from tailbound_lab.lab import LabSpec, Link
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.faults import Fault, Way
+from tailbound_lab.lab.spec import Burst
 from tailbound.wire.address import family_of
 
 ALL = Fault(loss=0.999999999)
@@ -193,7 +193,7 @@ DEMO = """
 import os, pathlib, socket, subprocess, sys, types
 from rich.console import Console
 import warm_server, warm_start
-from tailbound.lab import cluster, user_namespace
+from tailbound_lab.lab import cluster, user_namespace
 
 user_namespace._enter()
 here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -204,7 +204,7 @@ there.close()
 forking = {"Popen": warm_start.popen_from(warm_start.Server(here))}
 cluster.subprocess = types.SimpleNamespace(**vars(subprocess) | forking)
 
-from tailbound.demo.run import Length, run
+from tailbound_lab.demo.run import Length, run
 run(out=pathlib.Path(sys.argv[1]), workers=2, length=Length(1, 0.0), console=Console(width=120))
 """
 
@@ -228,8 +228,8 @@ def test_the_demo_has_its_network_without_root_and_accounts_for_every_packet(
 
 def test_the_xdp_datapath_is_refused_before_anything_starts() -> None:
     script = (
-        "from tailbound.bench.places import datapath_at, open_place\n"
-        "from tailbound.lab.spec import LabSpec\n"
+        "from tailbound_lab.bench.places import datapath_at, open_place\n"
+        "from tailbound_lab.lab.spec import LabSpec\n"
         "with open_place(LabSpec(2, rate=10**9), 'auto') as (place, why_not):\n"
         "    print(datapath_at(place, 'auto'), why_not)\n"
         "    datapath_at(place, 'xdp')\n"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool
 from tailbound.kernel.faults import FaultSettings
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.faults import Fault, FaultCounts, end_settings, seed_of
-from tailbound.lab.spec import Burst, LabSpec
-from tailbound.lab.topology import Link
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.faults import Fault, FaultCounts, end_settings, seed_of
+from tailbound_lab.lab.spec import Burst, LabSpec
+from tailbound_lab.lab.topology import Link
 
 Make = Callable[..., Cluster]
 Datagrams = Callable[..., socket.socket]

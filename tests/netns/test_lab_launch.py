@@ -14,11 +14,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from tailbound.lab import namespaces
-from tailbound.lab.cli import lab as lab_command
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.launch import Outcome, launch
-from tailbound.lab.spec import Straggler
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cli import lab as lab_command
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.launch import Outcome, launch
+from tailbound_lab.lab.spec import Straggler
 
 pytestmark = pytest.mark.needs("root", "netns")
 
@@ -131,9 +131,9 @@ while True:
 
 LAUNCHER = """
 import sys
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.launch import launch
-from tailbound.lab.spec import LabSpec, Straggler
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.launch import launch
+from tailbound_lab.lab.spec import LabSpec, Straggler
 straggler = Straggler(0, 100000.0, 100000.01) if "frozen" in sys.argv else None
 with Cluster(LabSpec(workers=2, straggler=straggler)) as lab:
     print(lab.workers[0].namespace, flush=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.faults import Fault, Way
-from tailbound.lab.timeline import Timeline
-from tailbound.lab.topology import Link
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.faults import Fault, Way
+from tailbound_lab.lab.timeline import Timeline
+from tailbound_lab.lab.topology import Link
 
 PATIENCE = 20.0
 Make = Callable[..., Cluster]

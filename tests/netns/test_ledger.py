@@ -11,12 +11,12 @@ import pytest
 
 from lab_team import chosen, lab_team
 from support import MS, PATIENCE, Team, balanced, gradients, patient
-from tailbound.demo.ledger import Balance, balance, rows
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.faults import Fault
-from tailbound.lab.spec import LabSpec
-from tailbound.lab.topology import Link
+from tailbound_lab.demo.ledger import Balance, balance, rows
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.faults import Fault
+from tailbound_lab.lab.spec import LabSpec
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -18,9 +18,9 @@ from support import MS, PATIENCE, Team, exact_mean, gradients, nmse, patient
 from tailbound.codec.owners import table
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
-from tailbound.lab.cluster import Cluster
 from tailbound.transport.agreement import Content, Kind, Message
 from tailbound.wire.schema import Verdict
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

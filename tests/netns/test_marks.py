@@ -8,7 +8,7 @@ import pytest
 
 from lab_team import lab_team
 from support import gradients, patient
-from tailbound.lab.cluster import Cluster
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

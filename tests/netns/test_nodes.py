@@ -14,8 +14,8 @@ from rich.console import Console
 
 from lab_team import all_said
 from tailbound.errors import ConfigError
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.spec import LabSpec
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.spec import LabSpec
 
 pytestmark = pytest.mark.needs("root", "netns", "torch")
 
@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
-from tailbound.bench.link import link_bytes
+from tailbound_lab.bench.link import link_bytes
 from tailbound.torch import register
 
 ENTRIES, SETTLED, STEPS = 1 << 20, 4, 6
@@ -89,7 +89,7 @@ def test_a_host_sends_a_part_of_what_it_would_alone(
 @pytest.mark.timeout(240)  # workers wait up to 120 s for each other and then say for whom
 @pytest.mark.thorough
 def test_the_benchmark_measures_both_in_turn(tmp_path: Path) -> None:
-    from tailbound.bench.allreduce import run
+    from tailbound_lab.bench.allreduce import run
 
     file, said = tmp_path / "rows.json", io.StringIO()
     console = Console(file=said, width=120)

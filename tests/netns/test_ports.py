@@ -15,7 +15,7 @@ from lab_team import lab_team
 from support import MemoryStore, gradients, patient
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import interfaces
-from tailbound.lab.cluster import Cluster
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns")
 

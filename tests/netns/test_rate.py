@@ -10,8 +10,8 @@ import pytest
 
 from lab_team import lab_team
 from support import Team, gradients, patient
-from tailbound.lab.cluster import Cluster
 from tailbound.transport.pace import PaceConfig
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

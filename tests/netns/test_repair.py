@@ -12,8 +12,8 @@ from lab_team import lab_team
 from support import MS, exact_mean, gradients, nmse, patient
 from tailbound.collective.repair import SHARE
 from tailbound.kernel.routes import speed_of
-from tailbound.lab.cluster import Cluster
 from tailbound.wire.schema import HEADER_BYTES, Verdict
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -12,11 +12,11 @@ from pyroute2 import IPRoute
 
 from lab_team import chosen, lab_team
 from support import MS, PATIENCE, Team, balanced, exact_mean, gradients, hasty, nmse, patient
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
 from tailbound.transport.batch import burst_packets
 from tailbound.wire.schema import HEADER_BYTES
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

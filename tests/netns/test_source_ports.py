@@ -17,13 +17,13 @@ from lab_team import chosen, lab_team
 from support import PATIENCE, gradients, patient
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import ethtool
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import reserve, sending_sockets
 from tailbound.wire.schema import PacketType
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -17,12 +17,12 @@ from pyroute2 import IPRoute
 from support import PATIENCE
 from switch_cases import Job, contribution, result
 from tailbound.errors import ConfigError
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -259,7 +259,7 @@ from pyroute2 import IPRoute
 from tailbound import cli
 from tailbound.errors import AttachError
 from tailbound.kernel import interfaces, pin
-from tailbound.lab.passthrough import load
+from tailbound_lab.lab.passthrough import load
 from tailbound.kernel.attach import attach
 from tailbound.switch import pinned
 

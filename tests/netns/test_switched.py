@@ -14,11 +14,11 @@ from fault_rows import contributors
 from lab_team import lab_team
 from support import MS, Team, exact_mean, gradients, hasty, nmse, patient
 from switched_team import switched_team
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
-from tailbound.lab.topology import Link
 from tailbound.settings.table import switch_of
 from tailbound.transport.backoff import Policy
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lab_team import all_said
-from tailbound.lab.cluster import Cluster
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch")
 

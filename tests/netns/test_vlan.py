@@ -16,9 +16,9 @@ import veths
 from support import MemoryStore, assembled
 from tailbound.collective.communicator import Communicator
 from tailbound.kernel import ethtool
-from tailbound.lab import namespaces
-from tailbound.lab.cluster import Cluster
 from tailbound.transport.config import Config
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "8021q"), pytest.mark.usefixtures("warm_start")]
 

@@ -17,7 +17,7 @@ from pyroute2 import IPRoute
 
 from lab_team import all_said, served_store
 from tailbound.doctor.interfaces import leads_to_peers
-from tailbound.lab.cluster import Cluster
+from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Self
 
 from sim.engine import Plan, Rank, World
-from tailbound.simulate.fabric import MS, S, Terms
 from tailbound.transport.pace import PaceConfig
+from tailbound_lab.simulate.fabric import MS, S, Terms
 
 COMPUTE = 100 * MS
 #: A two-hundredth of 25 MiB of float32: 512 rows of 64 codes, half of whose packets are header.

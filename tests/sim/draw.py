@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 
 from sim.cases import Case, crash, slow_link, stop
-from tailbound.simulate.fabric import MS, S
+from tailbound_lab.simulate.fabric import MS, S
 
 CASES: dict[str, Callable[[int], Case]] = {
     "calm": lambda n: Case(n),

@@ -1,4 +1,4 @@
-"""Ranks of the real engine in virtual time (``tailbound.simulate``), and what must hold, checked all the time.
+"""Ranks of the real engine in virtual time (``tailbound_lab.simulate``), and what must hold, checked all the time.
 
 A switch that sums is the reference of the tests (``reference_switch``). Checked after every turn and every op
 (``Rank.check``, ``Sums``, ``World.finished``):
@@ -33,18 +33,18 @@ from tailbound.collective.op import Op
 from tailbound.collective.running import Running
 from tailbound.collective.step import listen, overtaken, start_clock, step
 from tailbound.collective.view import View
-from tailbound.simulate.engine import Done, Plan
-from tailbound.simulate.engine import Engine as UncheckedEngine
-from tailbound.simulate.fabric import MS, Burst
-from tailbound.simulate.machine import COOKIE, PORT, address
-from tailbound.simulate.machine import Datapath as UncheckedDatapath
-from tailbound.simulate.world import Rank as UncheckedRank
-from tailbound.simulate.world import World as UncheckedWorld
 from tailbound.transport.agreement import Content
 from tailbound.transport.config import Config
 from tailbound.transport.steps import step_of
 from tailbound.transport.switch import Switch
 from tailbound.wire.schema import OP_INDEX_BITS, UNKNOWN_SENDER, Verdict, serial_distance
+from tailbound_lab.simulate.engine import Done, Plan
+from tailbound_lab.simulate.engine import Engine as UncheckedEngine
+from tailbound_lab.simulate.fabric import MS, Burst
+from tailbound_lab.simulate.machine import COOKIE, PORT, address
+from tailbound_lab.simulate.machine import Datapath as UncheckedDatapath
+from tailbound_lab.simulate.world import Rank as UncheckedRank
+from tailbound_lab.simulate.world import World as UncheckedWorld
 
 __all__ = ["COOKIE", "PORT", "Datapath", "Done", "Engine", "Plan", "Rank", "World", "address", "switch_of"]
 

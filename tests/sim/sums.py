@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import Store
-from tailbound.simulate.fabric import Burst
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, PacketType, serial_distance
+from tailbound_lab.simulate.fabric import Burst
 
 #: Where the type is in a header.
 _TYPE = HEADER_DTYPE.fields["type"][1]  # type: ignore[index]

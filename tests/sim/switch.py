@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from reference_switch import Rules
-from tailbound.simulate.fabric import Burst, Fabric
+from tailbound_lab.simulate.fabric import Burst, Fabric
 
 
 class SimSwitch:

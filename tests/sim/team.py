@@ -25,11 +25,11 @@ from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op, Outcome
 from tailbound.datapath.store import ring_rows
 from tailbound.errors import TransportError
-from tailbound.simulate.fabric import MS, S, Terms
-from tailbound.simulate.machine import Wire
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.switch import Switch
 from tailbound.wire.schema import VERSION
+from tailbound_lab.simulate.fabric import MS, S, Terms
+from tailbound_lab.simulate.machine import Wire
 
 T = TypeVar("T")
 Result = tuple[NDArray[np.float32], Outcome]

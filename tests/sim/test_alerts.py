@@ -12,8 +12,8 @@ import pytest
 from sim.team import Member, SimTeam, sim_team
 from support import Trouble, balanced, gradients, hasty, patient
 from tailbound.collective import alerts
-from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import PacketType
+from tailbound_lab.simulate.fabric import MS
 
 RANKS, WIDTH = 3, 64
 NUMEL = 8 * 64 * WIDTH

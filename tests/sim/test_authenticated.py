@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from first_time import dropped
 from sim.team import sim_team
 from support import Trouble, gradients, patient
-from tailbound.simulate.fabric import MS
-from tailbound.simulate.world import EPOCH_STEPS
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
+from tailbound_lab.simulate.fabric import MS
+from tailbound_lab.simulate.world import EPOCH_STEPS
 
 WIDTH, RANKS, OPS = 64, 3, 5 * EPOCH_STEPS // 2
 NUMEL = 8 * 64 * WIDTH
@@ -38,7 +38,7 @@ def test_keys_that_are_tried_too_often_give_way_on_all_ranks_at_once(
     monkeypatch: pytest.MonkeyPatch, seen_by: int
 ) -> None:
     """The rank that sees the tries need not be the one that proposes maps; losses go on meanwhile. Rule: auth-8."""
-    monkeypatch.setattr("tailbound.simulate.world.EPOCH_STEPS", 4096)
+    monkeypatch.setattr("tailbound_lab.simulate.world.EPOCH_STEPS", 4096)
     monkeypatch.setattr("tailbound.transport.forgeries.MOST", 20)
     with sim_team(RANKS, LOSING | {"authenticate": "on", "first_step": 1000}) as job:
         job.trouble(lambda: Trouble(seed=4, loss=0.02))

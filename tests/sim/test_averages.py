@@ -18,8 +18,8 @@ from tailbound.codec.owners import table
 from tailbound.collective.averages import Averages
 from tailbound.collective.op import Outcome
 from tailbound.errors import TransportError
-from tailbound.simulate.fabric import MS, S
 from tailbound.wire.schema import PacketType
+from tailbound_lab.simulate.fabric import MS, S
 
 #: Of virtual time, ns.
 LONGEST = 100 * S

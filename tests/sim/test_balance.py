@@ -14,7 +14,7 @@ from tailbound.collective import execute
 from tailbound.collective.actions import Measure
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.simulate.fabric import MS, Terms
+from tailbound_lab.simulate.fabric import MS, Terms
 
 #: Three blocks of a bucket that is not named.
 NUMEL, RANKS = 40_001, 4

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.simulate import bytes_sent
+from tailbound_lab.simulate import bytes_sent
 
 
 def test_four_bits_up_and_eight_down_against_eight(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import pytest
 
 from sim.cases import Case, crash, slow_link, stop
-from tailbound.simulate.fabric import MS, S
 from tailbound.transport.config import FLOOR
 from tailbound.transport.overtime import FIRST, SHARE
+from tailbound_lab.simulate.fabric import MS, S
 
 SETTLED = 15
 #: How many ranks jobs have.

@@ -13,8 +13,8 @@ from sim.team import SimTeam, sim_team
 from support import gradients, hasty
 from tailbound.collective.comeback import WELCOME, ask_all
 from tailbound.errors import TransportError
-from tailbound.simulate.fabric import MS
 from tailbound.transport.reliable import Reliable
+from tailbound_lab.simulate.fabric import MS
 
 RANKS, BACK, DEAF = 4, 3, 1
 NUMEL = 64 * 256

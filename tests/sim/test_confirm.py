@@ -12,9 +12,9 @@ from rich.console import Console
 
 from tailbound import cli
 from tailbound.errors import ConfigError
-from tailbound.lab.spec import LabSpec
-from tailbound.simulate import confirm
-from tailbound.simulate.confirm import TROUBLES, compared, simulated
+from tailbound_lab.lab.spec import LabSpec
+from tailbound_lab.simulate import confirm
+from tailbound_lab.simulate.confirm import TROUBLES, compared, simulated
 
 
 def row_of(p50: float, p99: float, lost: float) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -6,9 +6,9 @@ import pytest
 
 from sim.team import sim_team
 from support import gradients
-from tailbound.simulate.fabric import MS, Terms
 from tailbound.transport.config import FLOOR
 from tailbound.transport.deadline import WARM_UP_OPS
+from tailbound_lab.simulate.fabric import MS, Terms
 
 RANKS, WIDTH = 3, 64
 NUMEL = 4 * 64 * WIDTH

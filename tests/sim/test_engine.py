@@ -16,7 +16,7 @@ from tailbound.collective import execute
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.view import View
-from tailbound.simulate.fabric import MS, Terms
+from tailbound_lab.simulate.fabric import MS, Terms
 
 Make = Callable[..., World]
 

@@ -7,9 +7,9 @@ import numpy as np
 from first_time import dropped, total
 from sim.team import FETCHING, SimTeam, sim_team
 from support import Trouble, gradients
-from tailbound.simulate.fabric import MS
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import PacketType
+from tailbound_lab.simulate.fabric import MS
 
 WIDTH, ROWS = 64, 8 * 64
 NUMEL = ROWS * WIDTH

@@ -10,8 +10,8 @@ from sim.team import Result, SimTeam, sim_team
 from sim.test_balance import changes, cold_ops, inputs_of
 from support import exact_mean, nmse, patient
 from tailbound.codec.scale import regrouped
-from tailbound.simulate.fabric import MS, Terms
 from tailbound.wire.schema import EXPONENT_NONE
+from tailbound_lab.simulate.fabric import MS, Terms
 
 FINE, RANKS = 8, 4
 SETTINGS = {"width": 1408, "ring_mib": 4.0, "share_rows": False, "balance": True, "fine_steps": FINE}

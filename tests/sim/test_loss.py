@@ -9,8 +9,8 @@ import pytest
 
 from sim.team import SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse, patient
-from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import PacketType
+from tailbound_lab.simulate.fabric import MS
 
 WIDTH = 64
 NUMEL = 8 * 64 * WIDTH

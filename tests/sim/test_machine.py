@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from sim.engine import World, switch_of
-from tailbound.simulate.fabric import MS, Terms
+from tailbound_lab.simulate.fabric import MS, Terms
 
 TERMS = [Terms(), Terms(rate=1e7, room=8 << 10), Terms(queue=64 << 10), Terms(jitter=5 * MS)]
 NUMBERS = st.integers(0, 4)

@@ -18,9 +18,9 @@ from tailbound.codec.shape import shape_for
 from tailbound.collective.alerts import Unheard
 from tailbound.collective.balancing import Balancing
 from tailbound.collective.transpose import Transpose
-from tailbound.simulate.fabric import MS, Terms
 from tailbound.transport.agreement import Content, Kind, Message
 from tailbound.transport.steps import STEP_MASK
+from tailbound_lab.simulate.fabric import MS, Terms
 
 WIDTH, ROWS = 64, 256
 NUMEL = ROWS * WIDTH

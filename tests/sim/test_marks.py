@@ -9,9 +9,9 @@ import numpy as np
 from sim.team import SimTeam, sim_team
 from support import gradients, patient
 from tailbound.collective.op import Outcome
-from tailbound.simulate.fabric import MS
 from tailbound.wire import packets
 from tailbound.wire.schema import Flag, PacketType
+from tailbound_lab.simulate.fabric import MS
 
 SIZES = (64 * 256, 64 * 256)
 #: ns of silence after which marks are asked for (clock-30): who was told does not ask.

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tailbound import cli
-from tailbound.simulate.fabric import S
-from tailbound.simulate.neighbours import Tcp, share
-from tailbound.simulate.ports import Network, Switching
-from tailbound.simulate.world import World
+from tailbound_lab.simulate.fabric import S
+from tailbound_lab.simulate.neighbours import Tcp, share
+from tailbound_lab.simulate.ports import Network, Switching
+from tailbound_lab.simulate.world import World
 
 MARKING = Switching(rate=100_000_000, buffer=64 << 10, mark=16 << 10)
 SIZE = 256 << 10

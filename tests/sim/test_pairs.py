@@ -24,9 +24,9 @@ from sim.engine import Done, Plan, Rank, World
 from support import Trouble
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.shape import shape_for
-from tailbound.simulate.fabric import MS, Burst
-from tailbound.simulate.machine import Wire
 from tailbound.wire.schema import PacketType, Verdict
+from tailbound_lab.simulate.fabric import MS, Burst
+from tailbound_lab.simulate.machine import Wire
 
 RANKS, WIDTH, ROWS = 4, 64, 128
 TROUBLED = (1, 2)

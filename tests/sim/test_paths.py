@@ -11,9 +11,9 @@ import pytest
 from sim.team import SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse
 from tailbound.errors import TransportError
-from tailbound.simulate.fabric import MS, S
-from tailbound.simulate.machine import Wire
 from tailbound.wire.schema import HEADER_BYTES
+from tailbound_lab.simulate.fabric import MS, S
+from tailbound_lab.simulate.machine import Wire
 
 RANKS, WIDTH = 3, 64
 NUMEL = 2 * 64 * WIDTH

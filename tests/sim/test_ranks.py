@@ -19,8 +19,8 @@ from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.alerts import LOOK_EVERY
 from tailbound.errors import LayoutError, TransportError
-from tailbound.simulate.fabric import MS
 from tailbound.wire.schema import OP_INDEX_BITS
+from tailbound_lab.simulate.fabric import MS
 
 WIDTH, ROWS = 64, 256
 NUMEL = ROWS * WIDTH

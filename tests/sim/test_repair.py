@@ -8,9 +8,9 @@ from first_time import FirstTime, dropped, total
 from sim.team import SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse, patient
 from tailbound.collective.repair import WARM_UP_OPS, asked_most
-from tailbound.simulate.fabric import MS
 from tailbound.transport.pace import PaceConfig, Path
 from tailbound.wire.schema import PacketType
+from tailbound_lab.simulate.fabric import MS
 
 WIDTH, ROWS = 64, 8 * 64
 NUMEL = ROWS * WIDTH

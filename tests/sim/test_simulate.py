@@ -11,13 +11,13 @@ import pytest
 
 from tailbound import cli
 from tailbound.errors import ConfigError
-from tailbound.lab.spec import Background, parse_background
-from tailbound.simulate.fabric import Burst
-from tailbound.simulate.flows import Flows
-from tailbound.simulate.layouts import arrange
-from tailbound.simulate.ports import Network, Port, Switching
-from tailbound.simulate.run import Late, Wanted, bound, parse_late, simulate, summarise
-from tailbound.simulate.steps import Step, Team
+from tailbound_lab.lab.spec import Background, parse_background
+from tailbound_lab.simulate.fabric import Burst
+from tailbound_lab.simulate.flows import Flows
+from tailbound_lab.simulate.layouts import arrange
+from tailbound_lab.simulate.ports import Network, Port, Switching
+from tailbound_lab.simulate.run import Late, Wanted, bound, parse_late, simulate, summarise
+from tailbound_lab.simulate.steps import Step, Team
 
 GBIT = 10**9
 ENTRIES = 1 << 16

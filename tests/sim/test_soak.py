@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from sim.engine import World
 from sim.test_machine import Training
 from soak import machine, part
-from tailbound.simulate.fabric import MS
+from tailbound_lab.simulate.fabric import MS
 
 
 class Planted(RuleBasedStateMachine):

@@ -6,13 +6,13 @@ from collections import defaultdict
 
 import pytest
 
-from tailbound.simulate.fabric import Burst, S
-from tailbound.simulate.layouts import arrange
-from tailbound.simulate.ports import HEADERS, Switching
-from tailbound.simulate.steps import WIDTH, Team
 from tailbound.transport.pace import PaceConfig
 from tailbound.wire.packets import offset_of
 from tailbound.wire.schema import HEADER_BYTES, PacketType
+from tailbound_lab.simulate.fabric import Burst, S
+from tailbound_lab.simulate.layouts import arrange
+from tailbound_lab.simulate.ports import HEADERS, Switching
+from tailbound_lab.simulate.steps import WIDTH, Team
 
 ROWS, KIND = {PacketType.CONTRIBUTION, PacketType.RESULT}, offset_of("type")
 RATE = 12.5e6

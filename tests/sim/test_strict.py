@@ -10,8 +10,8 @@ from first_time import dropped
 from sim.team import Result, SimTeam, sim_team
 from support import Trouble, gradients
 from tailbound.collective.announce import farewell
-from tailbound.simulate.fabric import MS, S
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
+from tailbound_lab.simulate.fabric import MS, S
 
 WIDTH, ROWS = 64, 8 * 64
 NUMEL = ROWS * WIDTH

@@ -12,9 +12,9 @@ from fault_rows import contributors
 from reference_switch import shuffled
 from sim.team import Result, SimTeam, sim_switched_team
 from support import Trouble, gradients, hasty, patient
-from tailbound.simulate.fabric import MS
 from tailbound.transport.backoff import Policy
 from tailbound.wire.schema import Tagging, Verdict
+from tailbound_lab.simulate.fabric import MS
 
 RANKS, WIDTH = 3, 128
 NUMEL = 2 * 64 * WIDTH

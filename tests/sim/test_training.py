@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tailbound.simulate.fabric import MS
-from tailbound.simulate.ports import Switching
-from tailbound.simulate.run import as_in_the_lab
-from tailbound.simulate.training import train
+from tailbound_lab.simulate.fabric import MS
+from tailbound_lab.simulate.ports import Switching
+from tailbound_lab.simulate.run import as_in_the_lab
+from tailbound_lab.simulate.training import train
 
 MBIT = 10**6
 

@@ -10,10 +10,10 @@ import pytest
 from sim.team import SimTeam, sim_team
 from support import Trouble, balanced, exact_mean, gradients, nmse, patient
 from tailbound.errors import TransportError
-from tailbound.simulate.fabric import MS
 from tailbound.transport import safeguard
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
+from tailbound_lab.simulate.fabric import MS
 
 WIDTH = 64
 NUMEL = 8 * 64 * WIDTH

@@ -22,10 +22,10 @@ from conftest import missing
 from lab_team import lab_team
 from soak.part import Tell, is_over
 from support import Team, await_that, gradients, patient
-from tailbound.bench.flood_worker import show_rows
-from tailbound.bench.stranger import Stranger, forged
-from tailbound.lab.cluster import Cluster
 from tailbound.wire.schema import HEADER_BYTES
+from tailbound_lab.bench.flood_worker import show_rows
+from tailbound_lab.bench.stranger import Stranger, forged
+from tailbound_lab.lab.cluster import Cluster
 
 #: Labs take turns: two cores carry one of them.
 PROCESSES = 1

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from soak.part import Tell, is_over
-from tailbound.simulate.neighbours import share
-from tailbound.simulate.ports import Switching
+from tailbound_lab.simulate.neighbours import share
+from tailbound_lab.simulate.ports import Switching
 
 MARKING = Switching(rate=100_000_000, buffer=64 << 10, mark=16 << 10)
 KIB = 1 << 10

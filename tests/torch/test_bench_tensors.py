@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tailbound.simulate import tensors
+from tailbound_lab.simulate import tensors
 
 
 class _Model(nn.Module):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.bench.rivals import RIVALS
+from tailbound_lab.bench.rivals import RIVALS
 
 pytestmark = pytest.mark.needs("torch")
 

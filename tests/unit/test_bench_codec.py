@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 
-from tailbound.bench import codec
-from tailbound.bench.codec import run
-from tailbound.bench.gradients import LAYERS
 from tailbound.codec.local import LocalJob
+from tailbound_lab.bench import codec
+from tailbound_lab.bench.codec import run
+from tailbound_lab.bench.gradients import LAYERS
 
 SIZE = 64 * 256
 errors = cache(codec.errors)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tailbound.bench.train_plan import plan
 from tailbound.errors import CapabilityError, ConfigError
+from tailbound_lab.bench.train_plan import plan
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -21,8 +21,8 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_gpu")
 def test_without_a_gpu_it_says_so() -> None:
-    from tailbound.bench.device import run
-    from tailbound.bench.train_worker import device_of
+    from tailbound_lab.bench.device import run
+    from tailbound_lab.bench.train_worker import device_of
 
     with pytest.raises(CapabilityError, match="no CUDA device"):
         run(quick=True)
@@ -37,7 +37,7 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_ranks_share_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from tailbound.bench.train_worker import device_of
+    from tailbound_lab.bench.train_worker import device_of
 
     taken: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -51,10 +51,10 @@ def test_an_op_is_coded_as_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """On host memory, in the place of a device: all four calls do what they are timed for."""
     import torch
 
-    from tailbound.bench import device
     from tailbound.torch.device_codec.plain import PLAIN
     from tailbound.torch.device_coder import Workspace
     from tailbound.torch.streams import Stream
+    from tailbound_lab.bench import device
 
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     shape = device.shape_for(100_000, device.WIDTH)
@@ -76,7 +76,7 @@ def test_an_op_is_coded_as_in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.needs("CUDA device")
 def test_every_pass_has_a_row() -> None:
-    from tailbound.bench.device import TYPES, run
+    from tailbound_lab.bench.device import TYPES, run
 
     rows = run(quick=True, megabytes=0.5)
     assert {row["form"] for row in rows} == {"-", "triton", "torch", "host"}

@@ -12,11 +12,11 @@ import pytest
 from rich.console import Console
 
 from tailbound import cli
-from tailbound.bench import cut, drops
-from tailbound.bench.drops_plan import SPREAD, plan
-from tailbound.bench.losses import BURST, PATTERNS, Pattern, lost, rates
 from tailbound.errors import ConfigError
-from tailbound.lab.spec import Background
+from tailbound_lab.bench import cut, drops
+from tailbound_lab.bench.drops_plan import SPREAD, plan
+from tailbound_lab.bench.losses import BURST, PATTERNS, Pattern, lost, rates
+from tailbound_lab.lab.spec import Background
 
 ONE = SPREAD[2]
 
@@ -50,7 +50,7 @@ def test_nothing_lost_is_trained_once_and_every_pattern_at_every_share() -> None
 
 @pytest.mark.needs("torch", "sklearn")
 def test_replicas_stay_equal_until_results_are_lost() -> None:
-    from tailbound.bench.drops_train import train
+    from tailbound_lab.bench.drops_train import train
 
     first = train("conv", PATTERNS[2], 0.1, rotate=True, seed=1, steps=3)
     assert (first["drift"], first["pattern"], len(first["step_loss"])) == (0.0, "first half", 3)
@@ -62,7 +62,7 @@ def test_replicas_stay_equal_until_results_are_lost() -> None:
 
 @pytest.mark.needs("torch")
 def test_rows_that_are_lost_are_those_of_the_pattern() -> None:
-    from tailbound.bench.drops_train import Dropped
+    from tailbound_lab.bench.drops_train import Dropped
 
     gradients = [np.random.default_rng(rank).standard_normal(200_000).astype(np.float32) for rank in range(4)]
     exact = np.mean(gradients, axis=0)
@@ -133,7 +133,7 @@ def test_trainings_in_processes_of_their_own(tmp_path: Path) -> None:
 
 def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("tailbound.bench.drops.run", lambda **settings: seen.update(settings))
+    monkeypatch.setattr("tailbound_lab.bench.drops.run", lambda **settings: seen.update(settings))
     assert cli.main(["bench", "drops", "--share", "10%", "--model", "conv", "--seeds", "3"]) == 0
     assert (seen["shares"], seen["models"], seen["seeds"], seen["steps"]) == ((0.1,), ("conv",), 3, 0)
     assert cli.main(["bench", "drops", "--quick"]) == 0

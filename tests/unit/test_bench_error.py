@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tailbound.bench import error, quantisers
-from tailbound.bench.figures import nmse
-from tailbound.bench.gradients import draw, exact_mean, worst_tensor
-from tailbound.bench.losses import PATTERNS, lost
-from tailbound.bench.lossy import TOPOLOGIES, dithered, outputs, ring
 from tailbound.codec.local import LocalJob
+from tailbound_lab.bench import error, quantisers
+from tailbound_lab.bench.figures import nmse
+from tailbound_lab.bench.gradients import draw, exact_mean, worst_tensor
+from tailbound_lab.bench.losses import PATTERNS, lost
+from tailbound_lab.bench.lossy import TOPOLOGIES, dithered, outputs, ring
 
 #: Two groups of 64 rows of 1408 codes.
 SMALL = (("all", 2 * 64 * 1408, 1.0),)

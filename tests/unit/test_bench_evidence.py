@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tailbound.bench import evidence
-from tailbound.bench.apart import compare
-from tailbound.bench.cli import bench
-from tailbound.bench.evidence import MEASUREMENTS, Measurement, run
-from tailbound.bench.measured import page
 from tailbound.errors import ConfigError, TransportError
-from tailbound.simulate.cli import simulate
+from tailbound_lab.bench import evidence
+from tailbound_lab.bench.apart import compare
+from tailbound_lab.bench.cli import bench
+from tailbound_lab.bench.evidence import MEASUREMENTS, Measurement, run
+from tailbound_lab.bench.measured import page
+from tailbound_lab.simulate.cli import simulate
 
 
 @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=lambda each: each.name)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tailbound.bench import allreduce, figures
-from tailbound.lab.spec import Burst, LabSpec
+from tailbound_lab.bench import allreduce, figures
+from tailbound_lab.lab.spec import Burst, LabSpec
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tailbound.bench.late import BOUNDED, STRICT, WAYS, breaks, breaks_table, crossing, run, summarize, table, warm_ups
 from tailbound.errors import ConfigError
 from tailbound.transport.overtime import MOST
+from tailbound_lab.bench.late import (
+    BOUNDED,
+    STRICT,
+    WAYS,
+    breaks,
+    breaks_table,
+    crossing,
+    run,
+    summarize,
+    table,
+    warm_ups,
+)
 
 MS = 1_000_000
 ABOUT = {"transfer_ms": 10.0, "rate": 10**9}
@@ -87,7 +98,7 @@ def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.needs("matplotlib")
 def test_the_picture_has_a_panel_for_every_number_of_ranks(tmp_path: Path) -> None:
-    from tailbound.bench.late_plot import draw
+    from tailbound_lab.bench.late_plot import draw
 
     rows = rows_of(0.0) + rows_of(1.0)
     draw([*rows, *(row | {"workers": 8} for row in rows)], tmp_path / "late.png")

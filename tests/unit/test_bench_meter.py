@@ -9,10 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from tailbound.bench import meter as metering
-from tailbound.bench import softirq
-from tailbound.bench.meter import Meter, per_op
-from tailbound.bench.softirq import KernelShare, helpers
+from tailbound_lab.bench import meter as metering
+from tailbound_lab.bench import softirq
+from tailbound_lab.bench.meter import Meter, per_op
+from tailbound_lab.bench.softirq import KernelShare, helpers
 
 
 class Clocks:

@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tailbound.bench import neighbours, prepare
-from tailbound.bench.neighbours import Wanted
-from tailbound.bench.tcp import check_congestion
+from tailbound import prepare
 from tailbound.errors import ConfigError
-from tailbound.simulate import beside
-from tailbound.simulate.neighbours import Shares
+from tailbound_lab.bench import neighbours
+from tailbound_lab.bench.neighbours import Wanted
+from tailbound_lab.bench.tcp import check_congestion
+from tailbound_lab.simulate import beside
+from tailbound_lab.simulate.neighbours import Shares
 
 
 class Ours:
@@ -46,7 +47,7 @@ JOB = {"apart_ms": 0.0, "size": 64, "seed": 1, "ranks": 2}
 
 @pytest.mark.needs("torch")
 def test_a_phase_ends_at_one_step_although_rank_0_is_behind() -> None:
-    from tailbound.bench.neighbours_worker import _AHEAD, _Rank
+    from tailbound_lab.bench.neighbours_worker import _AHEAD, _Rank
 
     last = np.zeros(1, np.uint64)
     slow, fast = Ours(0, step=3, behind=40), Ours(1, step=43)
@@ -60,7 +61,7 @@ def test_a_phase_ends_at_one_step_although_rank_0_is_behind() -> None:
 
 @pytest.mark.needs("torch")
 def test_two_jobs_have_pauses_and_data_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailbound.bench.neighbours_worker import _Rank
+    from tailbound_lab.bench.neighbours_worker import _Rank
 
     pauses: list[float] = []
     monkeypatch.setattr("time.sleep", pauses.append)

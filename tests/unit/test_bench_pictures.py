@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tailbound.bench import allreduce_plot, axes, error_plot
-from tailbound.simulate import plot
+from tailbound_lab.bench import allreduce_plot, axes, error_plot
+from tailbound_lab.simulate import plot
 
 ALLREDUCES = [
     {"name": name, "bytes": size, "workers": 4, "iters": 30, "p50_ms": p50, "p99_ms": 2 * p50}

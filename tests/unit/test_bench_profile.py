@@ -14,13 +14,13 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 from rich.console import Console
 
-from tailbound.bench.allreduce import conditions
-from tailbound.bench.profile import PARTS, run, split, summarize, table
-from tailbound.bench.stopwatch import Stopwatch
 from tailbound.errors import ConfigError
-from tailbound.lab.spec import LabSpec
 from tailbound.transport import sockets
 from tailbound.wire.check import check_packet
+from tailbound_lab.bench.allreduce import conditions
+from tailbound_lab.bench.profile import PARTS, run, split, summarize, table
+from tailbound_lab.bench.stopwatch import Stopwatch
+from tailbound_lab.lab.spec import LabSpec
 
 MS = 1_000_000
 OP = {"wall": 100 * MS, "thread": 60 * MS, "codec": 20 * MS, "calls": 30 * MS, "own": 2 * MS, "others": 5 * MS,

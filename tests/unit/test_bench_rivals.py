@@ -14,7 +14,7 @@ def test_a_rival_averages_a_bucket_on_a_device_on_the_host(monkeypatch: pytest.M
     """``bench train --variants quantised --device cuda`` ended with a TypeError of ``numpy()``."""
     import torch
 
-    from tailbound.bench.rivals import hook
+    from tailbound_lab.bench.rivals import hook
 
     class OnDevice(torch.Tensor):
         """As one on a GPU: numpy has no view of it."""

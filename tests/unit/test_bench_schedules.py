@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from tailbound.bench.rivals.schedules import COPY, Schedule, halving_doubling, parameter_server, ring
-from tailbound.bench.rivals.stragglar import stragglar
 from tailbound.errors import ConfigError
+from tailbound_lab.bench.rivals.schedules import COPY, Schedule, halving_doubling, parameter_server, ring
+from tailbound_lab.bench.rivals.stragglar import stragglar
 
 POWERS = (2, 4, 8, 16, 32, 64)
 #: Even, and no powers of two; those above 40 take a while.

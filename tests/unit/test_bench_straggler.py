@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 from rich.console import Console
 
-from tailbound.bench import allreduce, profile, straggler
-from tailbound.bench.straggler import OURS, PLAIN, THEIRS, run, summarize, table
 from tailbound.errors import ConfigError
-from tailbound.lab.spec import LabSpec, Straggler
+from tailbound_lab.bench import allreduce, profile, straggler
+from tailbound_lab.bench.straggler import OURS, PLAIN, THEIRS, run, summarize, table
+from tailbound_lab.lab.spec import LabSpec, Straggler
 
 MS = 1_000_000
 

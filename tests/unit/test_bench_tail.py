@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tailbound.bench import calibrate
-from tailbound.bench.crew import Phase
-from tailbound.bench.start import StartLine
-from tailbound.bench.tail import BOTH, ENVS, aims, aims_table, summarize, table
-from tailbound.bench.tail_worker import order_of
-from tailbound.lab.spec import Background
+from tailbound_lab.bench import calibrate
+from tailbound_lab.bench.crew import Phase
+from tailbound_lab.bench.start import StartLine
+from tailbound_lab.bench.tail import BOTH, ENVS, aims, aims_table, summarize, table
+from tailbound_lab.bench.tail_worker import order_of
+from tailbound_lab.lab.spec import Background
 
 
 def model(background: Background, p50: float, slope: float, seed: int = 1) -> list[float]:

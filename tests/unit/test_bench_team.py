@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tailbound.bench import places
-from tailbound.bench.places import Loopback, needs_lab, open_place
-from tailbound.bench.start import StartLine
-from tailbound.bench.team import Team
 from tailbound.errors import CapabilityError, ConfigError, TransportError
-from tailbound.lab.spec import Burst, LabSpec, Straggler
+from tailbound_lab.bench import places
+from tailbound_lab.bench.places import Loopback, needs_lab, open_place
+from tailbound_lab.bench.start import StartLine
+from tailbound_lab.bench.team import Team
+from tailbound_lab.lab.spec import Burst, LabSpec, Straggler
 
 WORKER = """
 import os, sys, time
-from tailbound.bench.channel import serve
+from tailbound_lab.bench.channel import serve
 from tailbound.errors import ConfigError
 
 def work(job, channel):
@@ -144,7 +144,7 @@ def test_loopback_refuses_what_only_a_lab_has(spec: LabSpec, words: list[str]) -
 
 
 def test_without_root_loopback_takes_the_place_of_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailbound.lab.cluster.has_capability", lambda *names: False)
+    monkeypatch.setattr("tailbound_lab.lab.cluster.has_capability", lambda *names: False)
     with open_place(LabSpec(2), "auto") as (place, why_not):
         assert isinstance(place, Loopback)
         assert why_not is not None

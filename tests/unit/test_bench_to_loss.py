@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from tailbound import cli
-from tailbound.bench.tail import PLACEHOLDER
-from tailbound.bench.to_loss import aims, arrivals, first_below, slower, smoothed, table, target_of, window_of
-from tailbound.bench.train_plan import SCENARIOS, TAILED, plan
-from tailbound.bench.train_rows import Record, row
 from tailbound.errors import ConfigError
+from tailbound_lab.bench.tail import PLACEHOLDER
+from tailbound_lab.bench.to_loss import aims, arrivals, first_below, slower, smoothed, table, target_of, window_of
+from tailbound_lab.bench.train_plan import SCENARIOS, TAILED, plan
+from tailbound_lab.bench.train_rows import Record, row
 
 #: Falls by one a step.
 FALLING = [float(20 - step) for step in range(20)]
@@ -128,7 +128,7 @@ def test_trainings_under_bursts_only_where_asked_for() -> None:
 
 def test_tails_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("tailbound.bench.train.run", lambda scenarios, **more: seen.update(scenarios=scenarios))
+    monkeypatch.setattr("tailbound_lab.bench.train.run", lambda scenarios, **more: seen.update(scenarios=scenarios))
     assert cli.main(["bench", "train", "--scenario", "tails-conv", "--tail", "2"]) == 0
     assert [scenario.tails for scenario in seen["scenarios"]] == [(2.0,)]
 
@@ -136,7 +136,7 @@ def test_tails_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bursts_of_a_network_are_found_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from contextlib import nullcontext
 
-    from tailbound.bench import train
+    from tailbound_lab.bench import train
 
     asked: list[float] = []
 
@@ -155,7 +155,7 @@ def test_bursts_of_a_network_are_found_once(monkeypatch: pytest.MonkeyPatch, tmp
 
 @pytest.mark.needs("torch")
 def test_the_text_is_cut_by_a_seed_and_each_character_is_followed_by_its_label() -> None:
-    from tailbound.bench import text
+    from tailbound_lab.bench import text
 
     one, other = text.load(1), text.load(2)
     assert one.train_inputs.shape == one.train_labels.shape == (16384, text.LENGTH)
@@ -170,9 +170,9 @@ def test_the_text_is_cut_by_a_seed_and_each_character_is_followed_by_its_label()
 def test_a_small_gpt_learns_does_not_look_ahead_and_is_left_alone_while_frozen() -> None:
     import torch
 
-    from tailbound.bench import text
-    from tailbound.bench.nets import NETS
-    from tailbound.bench.trainee import Trainee
+    from tailbound_lab.bench import text
+    from tailbound_lab.bench.nets import NETS
+    from tailbound_lab.bench.trainee import Trainee
 
     torch.set_num_threads(1)
     data = text.load(1)
@@ -200,7 +200,7 @@ def test_a_small_gpt_learns_does_not_look_ahead_and_is_left_alone_while_frozen()
 
 @pytest.mark.needs("matplotlib")
 def test_the_picture_has_a_panel_for_each_tail(tmp_path: Path) -> None:
-    from tailbound.bench.train_plot import draw
+    from tailbound_lab.bench.train_plot import draw
 
     rows = [training(name, tail=tail, loss=0.0) for name in ("gloo", "tailbound") for tail in (1.5, 3.0)]
     for number, chosen in enumerate((rows, rows[1::2])):

@@ -13,11 +13,11 @@ import pytest
 from rich.console import Console
 
 from tailbound import cli
-from tailbound.bench.cpu import busy_seconds
-from tailbound.bench.train_plan import IMAGES, SCENARIOS, VARIANTS, Scenario, parse_options, plan
-from tailbound.bench.train_rows import Record, aims, row, table
 from tailbound.errors import ConfigError
-from tailbound.lab.spec import LabSpec
+from tailbound_lab.bench.cpu import busy_seconds
+from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, VARIANTS, Scenario, parse_options, plan
+from tailbound_lab.bench.train_rows import Record, aims, row, table
+from tailbound_lab.lab.spec import LabSpec
 
 
 def test_all_scenarios_by_default_in_their_order() -> None:
@@ -82,7 +82,7 @@ def test_tcp_is_trained_at_the_first_loss_only_unless_asked() -> None:
 
 @pytest.mark.needs("torch", "sklearn")
 def test_a_loss_at_which_nobody_trains_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailbound.bench import digits, train
+    from tailbound_lab.bench import digits, train
 
     asked: list[float] = []
 
@@ -231,7 +231,7 @@ def test_the_machine_gets_busier(tmp_path: Path) -> None:
 
 @pytest.mark.needs("matplotlib")
 def test_the_picture_has_a_line_for_every_scenario(tmp_path: Path) -> None:
-    from tailbound.bench.train_plot import draw
+    from tailbound_lab.bench.train_plot import draw
 
     rows = [
         row(name, record(), [END, END], plan([one], workers=2, steps=3)[0], 1, SETTINGS | {"loss": loss})
@@ -266,7 +266,8 @@ def test_wrong_arguments_are_told(arguments: list[str], words: str, capsys: pyte
 
 def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr("tailbound.bench.train.run", lambda scenarios, **more: seen.update(more, scenarios=scenarios))
+    target = "tailbound_lab.bench.train.run"
+    monkeypatch.setattr(target, lambda scenarios, **more: seen.update(more, scenarios=scenarios))
     network = ["--scenario", "accuracy", "-n", "2", "--loss", "0", "--loss", "1%"]
     training = ["--seeds", "2", "--seed", "5", "--epochs", "1", "--variants", "gloo", "--option", "result=peers"]
     assert cli.main(["bench", "train", *network, *training]) == 0

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tailbound.bench.link import link_bytes
-from tailbound.bench.meter import per_op
-from tailbound.bench.turns import blocks, in_turn, number_of
+from tailbound_lab.bench.link import link_bytes
+from tailbound_lab.bench.meter import per_op
+from tailbound_lab.bench.turns import blocks, in_turn, number_of
 
 TABLE = """Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier

@@ -9,11 +9,11 @@ from unittest.mock import Mock
 
 import torch.distributed as dist
 
-from tailbound.bench import allreduce
-from tailbound.bench.meter import Meter
-from tailbound.bench.worker import Contest, _Unpaced, measure
 from tailbound.collective.op import Outcome
 from tailbound.transport.pace import Pacer
+from tailbound_lab.bench import allreduce
+from tailbound_lab.bench.meter import Meter
+from tailbound_lab.bench.worker import Contest, _Unpaced, measure
 
 SECOND = 1_000_000_000
 

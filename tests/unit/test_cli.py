@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from tailbound import __version__, cli
-from tailbound.bench.table import show
 from tailbound.errors import AttachError, ConfigError, TailboundError
+from tailbound_lab.bench.table import show
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,8 +66,9 @@ def test_help_imports_nothing_heavy() -> None:
 def test_labs_attach_and_doctor_start_without_the_codec() -> None:
     """What compiles is loaded by jobs alone; and by nobody who has only to know how a packet or a map is laid out."""
     code = (
-        "import sys; import tailbound.lab.cluster, tailbound.lab.launch, tailbound.doctor, tailbound.datapath.xdp,"
-        "tailbound.kernel.fanout; heavy = {'numba', 'torch'} & set(sys.modules); assert not heavy, heavy"
+        "import sys; import tailbound_lab.lab.cluster, tailbound_lab.lab.launch, tailbound.doctor, "
+        "tailbound.datapath.xdp, tailbound.kernel.fanout; "
+        "heavy = {'numba', 'torch'} & set(sys.modules); assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -148,7 +149,7 @@ def test_doctor_refuses_an_interface_that_is_not_there(capsys: pytest.CaptureFix
 )
 def test_sizes_as_people_write_them(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, object] = {}
-    monkeypatch.setattr("tailbound.bench.allreduce.run", lambda spec, **options: seen.update(options, spec=spec))
+    monkeypatch.setattr("tailbound_lab.bench.allreduce.run", lambda spec, **options: seen.update(options, spec=spec))
     assert cli.main(["bench", "allreduce", "--size", text, "--size", "1MiB", "--workers", "3", "--loss", "1%"]) == 0
     assert seen["sizes"] == (size, 1 << 20)
     assert (seen["spec"].workers, seen["spec"].loss, seen["vs"]) == (3, 0.01, ("gloo",))
@@ -212,7 +213,7 @@ def test_who_may_not_build_a_lab_is_started_again_once(
 
     monkeypatch.setattr(sys, "argv", ["tailbound", *words])
     monkeypatch.setattr("tailbound.doctor.facts.has_capability", lambda *names: privileged)
-    monkeypatch.setattr("tailbound.lab.user_namespace.restart", restart)
+    monkeypatch.setattr("tailbound_lab.lab.user_namespace.restart", restart)
     monkeypatch.setenv("TAILBOUND_STATUS", "/of/this/user")
     monkeypatch.delenv("TAILBOUND_LAB_REFUSED", raising=False)
     if refused:

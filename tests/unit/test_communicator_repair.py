@@ -16,10 +16,10 @@ from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, nmse, pa
 from tailbound.collective import fetch, fetched
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.retransmit import answer
-from tailbound.simulate.messages import read
 from tailbound.transport.reliable import Refusal
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
+from tailbound_lab.simulate.messages import read
 
 NUMEL = 8 * 64 * 256
 ROWS = 8 * 64

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tailbound.bench.curve import Curve
-from tailbound.demo import show
-from tailbound.demo.ledger import balance, udp_drops
-from tailbound.demo.run import lossy_network
-from tailbound.demo.summary import delivery, differences, drift, headline, total
-from tailbound.lab.spec import Straggler
+from tailbound_lab.bench.curve import Curve
+from tailbound_lab.demo import show
+from tailbound_lab.demo.ledger import balance, udp_drops
+from tailbound_lab.demo.run import lossy_network
+from tailbound_lab.demo.summary import delivery, differences, drift, headline, total
+from tailbound_lab.lab.spec import Straggler
 
 
 def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def test_drift_of_equal_replicas_is_nothing() -> None:
 
 @pytest.mark.needs("sklearn", "torch")
 def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
-    from tailbound.bench import digits
+    from tailbound_lab.bench import digits
 
     data = digits.load(7)
     assert data.train_inputs.shape == (1437, 1, 8, 8)
@@ -155,7 +155,7 @@ def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
 
 @pytest.mark.needs("torch")
 def test_no_image_is_seen_twice_in_an_epoch() -> None:
-    from tailbound.bench import digits
+    from tailbound_lab.bench import digits
 
     steps = list(digits.batches(1437, ranks=4, per_rank=16, epoch=3, seed=7))
     assert len(steps) == 22
@@ -170,7 +170,7 @@ def test_no_image_is_seen_twice_in_an_epoch() -> None:
 def test_the_model_fills_several_buckets_and_keeps_no_running_statistics() -> None:
     import torch
 
-    from tailbound.bench import digits
+    from tailbound_lab.bench import digits
 
     net = digits.model(7)
     size = 4 * sum(p.numel() for p in net.parameters())

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tailbound.lab import inject
-from tailbound.lab.faults import Fault, FaultCounts
+from tailbound_lab.lab import inject
+from tailbound_lab.lab.faults import Fault, FaultCounts
 
 
 def test_counts_are_a_sentence() -> None:

@@ -20,11 +20,11 @@ from tailbound.collective.communicator import Communicator
 from tailbound.collective.hello import Hello, Report, complaints
 from tailbound.collective.trials import ANSWERS, BURST, SMALL, WIDE, Trials
 from tailbound.errors import TransportError
-from tailbound.simulate.messages import read
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS, Config
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sockets import UdpSocket
+from tailbound_lab.simulate.messages import read
 
 Drop = Callable[[int, int, int], bool]
 

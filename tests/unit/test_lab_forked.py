@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import pytest
 
-from tailbound.lab.forked import Forked
+from tailbound_lab.lab.forked import Forked
 
 
 def test_a_fork_that_fails_leaves_no_descriptors_and_blocks_no_signals(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from tailbound.errors import ConfigError
-from tailbound.lab.cli import lab
-from tailbound.lab.spec import (
+from tailbound_lab.lab.cli import lab
+from tailbound_lab.lab.spec import (
     Burst,
     LabSpec,
     Straggler,
@@ -18,7 +18,7 @@ from tailbound.lab.spec import (
     parse_rate,
     parse_straggler,
 )
-from tailbound.lab.topology import Link, describe
+from tailbound_lab.lab.topology import Link, describe
 
 
 @pytest.mark.parametrize(

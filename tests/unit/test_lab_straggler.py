@@ -10,9 +10,9 @@ import threading
 import pytest
 from rich.console import Console
 
-from tailbound.lab.output import LineSplitter, Streams
-from tailbound.lab.spec import Straggler
-from tailbound.lab.straggler import ENVIRONMENT, Freezer, step_delay
+from tailbound_lab.lab.output import LineSplitter, Streams
+from tailbound_lab.lab.spec import Straggler
+from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, step_delay
 
 
 def test_only_the_named_rank_sleeps_and_only_if_it_is_to(monkeypatch: pytest.MonkeyPatch) -> None:

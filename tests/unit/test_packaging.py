@@ -97,7 +97,7 @@ def test_wheel_holds_sources_types_and_licences(wheel: Path, repository: Path) -
         "GPL-2.0-only.txt",
     }
     assert "tailbound = tailbound.cli:main" in points
-    assert "tailbound_lab = tailbound.lab.pytest_plugin" in points
+    assert "tailbound_lab = tailbound_lab.lab.pytest_plugin" in points
     assert not [n for n in names if "__pycache__" in n or n.endswith((".nbi", ".nbc", ".o"))]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.bench import prepare
+from tailbound import prepare
 from tailbound.errors import TransportError
 
 

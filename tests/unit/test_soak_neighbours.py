@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from soak import neighbours
-from tailbound.simulate.neighbours import Shares
+from tailbound_lab.simulate.neighbours import Shares
 
 GOOD = Shares(ops=[10.0, 10.0], took=[50.0, 50.0], tcp=[0.4], expected=1000, delivered=1000)
 

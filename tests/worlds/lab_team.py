@@ -14,8 +14,8 @@ from typing import Any
 
 from support import PATIENCE, MemoryStore, Team, assembled
 from tailbound.collective.communicator import Communicator
-from tailbound.lab.cluster import Cluster
 from tailbound.transport.config import Config
+from tailbound_lab.lab.cluster import Cluster
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tailbound.lab import namespaces, owner
+from tailbound_lab.lab import namespaces, owner
 
 
 def _there() -> tuple[list[str], list[str]]:

@@ -15,13 +15,13 @@ from support import MemoryStore, Team, assembled
 from tailbound.codec.scale import headroom_of
 from tailbound.collective.communicator import Communicator
 from tailbound.kernel import ethtool
-from tailbound.lab import namespaces
 from tailbound.settings.table import switch_of
 from tailbound.switch.box import Box
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.switch.p4.box import open_p4
 from tailbound.switch.p4.switch import P4Switch
 from tailbound.transport.config import Config
+from tailbound_lab.lab import namespaces
 
 COOKIE = 0x0B0E0B0E
 

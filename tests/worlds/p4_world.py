@@ -20,10 +20,10 @@ import switch_cases
 import veths
 from switch_world import entry_of, mac_bytes
 from tailbound.kernel.frames import frame, internet_checksum
-from tailbound.lab import namespaces
 from tailbound.switch.p4.compile import Sizes
 from tailbound.switch.p4.switch import P4Switch
 from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
+from tailbound_lab.lab import namespaces
 
 PORTS = 4
 SIZES = Sizes(slots=512, jobs=2, ranks=8, ports=8)

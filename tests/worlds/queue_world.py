@@ -6,9 +6,9 @@ from collections import defaultdict
 
 import numpy as np
 
-from tailbound.simulate.messages import read
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sockets import Socket
+from tailbound_lab.simulate.messages import read
 
 ADDRESS, STRIDE = "127.0.0.1", 128
 

@@ -27,12 +27,12 @@ from tailbound.codec.scale import headroom_of, shift_cap_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
-from tailbound.simulate.messages import read
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
 from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
+from tailbound_lab.simulate.messages import read
 
 T = TypeVar("T")
 MS = 1_000_000

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from pyroute2 import IPRoute
 
-from tailbound.lab import enter, namespaces, owner
+from tailbound_lab.lab import enter, namespaces, owner
 
 
 def _index(ip: IPRoute, name: str) -> int:

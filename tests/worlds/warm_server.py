@@ -21,13 +21,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tailbound.lab import enter
+from tailbound_lab.lab import enter
 
 #: What workers of benchmarks, of the demo and of the tests' own jobs import; what is not installed they do without.
 _LOADED = (
     "torch._dynamo", "torch._functorch.aot_autograd", "torch.nn.parallel", "sklearn.datasets",
-    "sklearn.model_selection", "tailbound.torch.fsdp", "tailbound.bench.train_worker", "tailbound.demo.worker",
-    "tailbound.bench.tail_worker", "tailbound.lab.launch", "fsdp_jobs", "torch_jobs", "lab_team",
+    "sklearn.model_selection", "tailbound.torch.fsdp", "tailbound_lab.bench.train_worker", "tailbound_lab.demo.worker",
+    "tailbound_lab.bench.tail_worker", "tailbound_lab.lab.launch", "fsdp_jobs", "torch_jobs", "lab_team",
 )  # fmt: skip
 #: Descriptors are moved out of the way before they get their numbers.
 _BEYOND = 200
@@ -45,7 +45,7 @@ def load() -> None:
     for name in [name for name in sys.modules if name.startswith("tailbound.") and name.endswith("worker")]:
         del sys.modules[name]  # a main module is not one that has been imported before
     with contextlib.suppress(Exception):  # where jobs cannot run, the tests say why
-        from tailbound.bench import prepare
+        from tailbound import prepare
 
         prepare.compile_all()
     gc.freeze()  # what is never looked at by the collector stays shared with the children

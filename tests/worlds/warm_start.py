@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tailbound.lab import enter
+from tailbound_lab.lab import enter
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SERVER = Path(__file__).with_name("warm_server.py")

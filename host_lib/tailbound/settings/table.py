@@ -263,7 +263,7 @@ OTHERS = (
     PROMETHEUS_PORT,
     Setting(
         "TAILBOUND_LAB_STRAGGLER", words("RANK:MS:EVERY"),
-        "extra milliseconds a step of one rank, read by `tailbound.lab.straggler`",
+        "extra milliseconds a step of one rank, read by `tailbound_lab.lab.straggler`",
         set_by="the lab", otherwise="nobody is late",
     ),
     Setting(

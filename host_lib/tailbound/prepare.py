@@ -1,0 +1,157 @@
+"""Compile what numba has not compiled yet, once, before several processes would all do it at the same time.
+
+Run as a process of its own (``python -m tailbound.prepare``): two ranks average small arrays over ``udp`` on
+loopback, which takes every path of the codec and of the collective; the machine code stays in numba's cache on disk.
+A file beside it says for which sources, versions and processor that has been done; then there is nothing left to do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tailbound.errors import TransportError
+
+#: Entries: a part of one row, some rows, several groups with a rest.
+_SIZES = (10, 5_000, 200_000)
+
+
+class MemoryStore:
+    """A ``rendezvous.Store`` for threads of one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: Any) -> None:
+        """Sets a key."""
+        with self._changed:
+            self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+            self._changed.notify_all()
+
+    def get(self, key: str) -> bytes:
+        """Returns a key that has been waited for."""
+        with self._changed:
+            return self._values[key]
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of ``keys`` are set."""
+        with self._changed:
+            return all(key in self._values for key in keys)
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Waits for keys.
+
+        Raises:
+            TimeoutError: one was not set in time.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: all(k in self._values for k in keys), timeout.total_seconds()):
+                raise TimeoutError(f"{keys} not set within {timeout}")
+
+
+def compile_all() -> None:
+    """Takes every path once."""
+    # here, because the process that starts this one does not need numba
+    import numpy as np
+
+    from tailbound.collective.communicator import Communicator
+    from tailbound.transport.config import Config
+
+    store = MemoryStore()
+
+    def rank(number: int) -> None:
+        with Communicator(store, Config(rank=number, ranks=2, port=0, ring_mib=4), datapath="udp") as ours:
+            for size in _SIZES:
+                data = np.arange(number, number + size, dtype=np.float32)
+                for _ in range(3):
+                    ours.allreduce(data, np.empty_like(data)).result()
+            ours.stats()
+            ours.meet("over")
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(rank, range(2)))
+
+
+#: Where numba keeps most of it: who removes that, removes the file that says so.
+_KEPT = Path(__file__).parent / "codec" / "__pycache__"
+
+
+def stamp(package: Path = Path(__file__).parent) -> Path:
+    """The file that is there once all has been compiled; its name changes with whatever makes numba compile again."""
+    digest = hashlib.sha256(sys.version.encode())
+    for name in ("numba", "llvmlite", "numpy"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            digest.update(metadata.version(name).encode())
+    digest.update(repr(sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))).encode())
+    digest.update(_processor().encode())
+    for source in sorted(package.rglob("*.py")):
+        what = source.stat()
+        digest.update(f"{source} {what.st_mtime_ns} {what.st_size}".encode())
+    return _KEPT / f"compiled-{digest.hexdigest()[:32]}"
+
+
+def _processor() -> str:
+    """Its model and what it can do; numba compiles for both."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.machine()
+    return platform.machine() + "".join(line for line in lines if line.lower().startswith(("model", "flags", "feat")))
+
+
+def _keep_stamp(done: Path) -> None:
+    """Takes the place of those of other sources; where nothing can be kept, everybody compiles for himself."""
+    with contextlib.suppress(OSError):
+        for old in _KEPT.glob("compiled-*"):
+            old.unlink()
+        done.touch()
+
+
+class Preparation:
+    """``compile_all`` in a process of its own, to be waited for: ``with Preparation() as p: ...; p.wait()``.
+
+    No process is started where all has been compiled already.
+    """
+
+    def __enter__(self) -> Preparation:
+        self._process = None if stamp().exists() else self._start()
+        return self
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
+        )
+
+    def wait(self) -> None:
+        """Waits for the end.
+
+        Raises:
+            TransportError: it failed; with its last words.
+        """
+        if self._process is None:
+            return
+        words = self._process.communicate()[1].decode(errors="replace").strip()
+        if self._process.returncode != 0:
+            raise TransportError(f"two ranks on loopback cannot average, see `tailbound doctor`: {words[-2000:]}")
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+
+
+if __name__ == "__main__":
+    this = stamp()  # sources that change meanwhile are not those that are compiled
+    compile_all()
+    _keep_stamp(this)

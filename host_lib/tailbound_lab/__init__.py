@@ -1,0 +1,1 @@
+"""The laboratory: networks in namespaces, benchmarks, simulation, demo. A training job loads none of it."""

@@ -1,0 +1,220 @@
+"""What one packet costs in the kernel, by BPF_PROG_TEST_RUN: ``tailbound bench kernel``.
+
+``xdp_programs/bench.bpf.c`` is the worker's program behind a turntable that moves rank, row and op on between repeats,
+so that a million packets are really summed within one system call; its few ns are in the figures, as are those of the
+kernel's own loop (row ``foreign`` shows both). ``summed`` is read from the ledger, not assumed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tailbound.datapath.xdp import shapes
+from tailbound.errors import TailboundError
+from tailbound.kernel import load, maps, syscalls
+from tailbound.kernel.frames import frame
+from tailbound.kernel.keys import put_key
+from tailbound.wire import schema
+from tailbound.wire.packets import header, packed, packet
+from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
+from tailbound.wire.tag import key_of
+from tailbound_lab.bench import switch
+from tailbound_lab.bench.broadcast import Broadcast, copy_rows
+from tailbound_lab.bench.save import save
+
+PORT, WIDTH, ROWS = 7000, 1408, 64
+_OWN, _PEER, _COOKIE = "198.18.0.1", "198.18.0.2", 0x7A11
+_NOT, _RANK, _ROW, _FORGET, _LAP = range(5)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row: the packet, how it is turned, and the verdicts that every repeat must have."""
+
+    name: str
+    type: PacketType
+    turn: int
+    verdicts: tuple[Verdict, ...]
+    codes: int = WIDTH
+    shift: int = 0
+    ranks: int = MAX_RANKS
+    cpus: int = 1
+    port: int = PORT
+    tagged: bool = False  #: a job with a key
+    forged: bool = False  #: its tag or check is wrong
+
+
+_SUMMED = (Verdict.STORED, Verdict.ADDED)
+CASES = (
+    Case("foreign", PacketType.CONTRIBUTION, _NOT, (), port=PORT + 1),
+    Case("store", PacketType.CONTRIBUTION, _ROW, (Verdict.STORED,)),
+    Case("add", PacketType.CONTRIBUTION, _RANK, _SUMMED),
+    Case("add-lap", PacketType.CONTRIBUTION, _LAP, _SUMMED),
+    Case("add-short", PacketType.CONTRIBUTION, _RANK, _SUMMED, codes=WIDTH - 32),
+    Case("add-shifted", PacketType.CONTRIBUTION, _RANK, _SUMMED, shift=1, ranks=128),
+    Case("refused", PacketType.CONTRIBUTION, _NOT, (Verdict.DUPLICATE,)),
+    Case("result", PacketType.RESULT, _ROW, (Verdict.RESULT_TAKEN,)),
+    Case("contended", PacketType.CONTRIBUTION, _FORGET, _SUMMED, cpus=2),
+    Case("reflect", PacketType.PROBE, _NOT, (Verdict.REFLECTED,), codes=16),
+    # by the same rank again and again, since the turntable has no key
+    Case("again", PacketType.CONTRIBUTION, _FORGET, _SUMMED),
+    Case("again-tagged", PacketType.CONTRIBUTION, _FORGET, _SUMMED, tagged=True),
+    Case("refused-tagged", PacketType.CONTRIBUTION, _NOT, (Verdict.DUPLICATE,), tagged=True),
+    Case("corrupt", PacketType.CONTRIBUTION, _NOT, (Verdict.CORRUPT,), forged=True),
+    Case("forged", PacketType.CONTRIBUTION, _NOT, (Verdict.FORGED,), tagged=True, forged=True),
+)
+
+
+class Bench:
+    """Maps and program of one loader, with a job of 256 ranks in which this rank is the last."""
+
+    def __init__(self, loader: str, rows: int = ROWS) -> None:
+        self.loader, self.rows = loader, rows
+        sizes = {"width": WIDTH, "sum_rows": rows, "result_rows": rows}
+        self.maps = maps.create(WORKER_MAPS, shapes(**sizes), events=True)
+        defines = {"TB_PORT": PORT, "TB_WIDTH": WIDTH, "TB_SUM_ROWS": rows, "TB_RESULT_ROWS": rows}
+        self.program = load.load("bench.bpf.c", "tb_bench", defines, load.WORKER_MAP_NAMES, self.maps.fds, loader)
+        load.load_tagged(self.maps.fds, load.receiver_defines(PORT, WIDTH, rows), loader)
+        self._key = key_of(np.random.default_rng(3).bytes(key_bytes(WIDTH) - 8), 0)
+        for epoch in range(schema.KEY_EPOCHS):
+            put_key(self.maps.fds["keys"], epoch, self._key)
+        peers, control = self.maps.arrays["peers"], self.maps.arrays["control"][0]
+        peers["address"] = packed(_PEER)
+        control["cookie"], control["address"] = _COOKIE, packed(_OWN)
+        control["live"][-1] = 1 << 63  # one who never sends: else a row would be complete with its first contribution
+        control["shift_cap"], control["sum_rows"], control["active"] = 1, rows, 1
+        self._op = 1 << schema.OP_INDEX_BITS
+
+    def close(self) -> None:
+        """Closes program and maps."""
+        os.close(self.program)
+        self.maps.close()
+
+    def counted(self) -> np.ndarray[Any, np.dtype[np.uint64]]:
+        """Ledger by verdict, over all senders and CPUs."""
+        out: np.ndarray[Any, np.dtype[np.uint64]] = self.maps.arrays["ledger"]["verdict"].sum(0)
+        return out
+
+    def run(self, case: Case, repeats: int) -> dict[str, Any]:
+        """One row.
+
+        Raises:
+            TailboundError: not every repeat had its verdict.
+        """
+        self.maps.arrays["control"]["ranks"], self.maps.arrays["control"]["rank"] = case.ranks, case.ranks - 1
+        self._op += 1 << schema.OP_INDEX_BITS  # far from where the last case ended
+        self.maps.arrays["control"]["released"] = self._op - 1
+        self.maps.arrays["control"]["tagged"] = case.tagged
+        frames = [self._frame(case, sender) for sender in (0, 64)[: case.cpus]]
+        if case.turn in (_NOT, _FORGET) and case.type is PacketType.CONTRIBUTION and not case.forged:
+            for data in frames:  # the first is stored, or makes the others duplicates
+                syscalls.run_xdp(self.program, data, 1)
+        before = self.counted()
+        durations: list[int] = []
+        threads = [
+            threading.Thread(target=self._repeat, args=(cpu, data, repeats, durations))
+            for cpu, data in zip(_cpus(), frames, strict=False)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        after = self.counted() - before
+        total = repeats * len(threads)
+        seen = int(sum(after[v] for v in case.verdicts))
+        if (case.verdicts and seen != total) or len(durations) != len(threads):
+            named = {Verdict(i).name: int(n) for i, n in enumerate(after) if n}
+            raise TailboundError(
+                f"bench {case.name} ({self.loader}): {seen} of {total} packets counted; {named}; run it again"
+            )
+        return {
+            "name": case.name,
+            "loader": self.loader,
+            "codes": case.codes,
+            "rows": self.rows,
+            "ns_per_packet": float(np.mean(durations)),
+            "summed": int(after[Verdict.STORED] + after[Verdict.ADDED]),
+            "repeats": total,
+        }
+
+    def _frame(self, case: Case, sender: int) -> bytes:
+        own = case.ranks - 1
+        head = header(
+            type=case.type,
+            cookie=_COOKIE,
+            op=self._op,
+            sender=sender,
+            owner=sender if case.type is PacketType.RESULT else own,
+            rows=schema.MAX_RANKS,
+            shift=case.shift,
+            contributed=self._op - 1,
+            published=self._op - 1,
+        )
+        payload = np.random.default_rng(7).integers(1, 256, case.codes, np.uint8).tobytes()
+        data = packet(head, payload, self._key if case.tagged else None)
+        if case.forged:
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        return frame(data, _PEER, _OWN, case.turn, case.port)
+
+    def _repeat(self, cpu: int, data: bytes, repeats: int, durations: list[int]) -> None:
+        os.sched_setaffinity(0, {cpu})
+        durations.append(syscalls.run_xdp(self.program, data, repeats).duration_ns)
+
+
+def _cpus() -> Iterator[int]:
+    yield from sorted(os.sched_getaffinity(0))
+
+
+def run(
+    json_path: Path | None = None, loaders: Sequence[str] = ("bcc", "clang"), quick: bool = False, rows: int = ROWS
+) -> list[dict[str, Any]]:
+    """Measures every case with every loader, in several interleaved passes, since neighbours make noise.
+
+    Args:
+        rows: of the rings, a power of two; with as many as a job has, rows are out of the caches when they are turned
+            to again.
+
+    Returns:
+        Rows with ``name, loader, codes, rows, ns_per_packet, ns_median, summed, repeats``: the best pass, and the
+        median of all; also written to ``json_path``.
+
+    Raises:
+        CapabilityError: no privilege, or a compiler is missing.
+        TailboundError: packets that should have been summed were not.
+    """
+    repeats, passes = (20_000, 2) if quick else (50_000, 11)
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    with ExitStack() as stack:
+        benches, tables = [], {}
+        for loader in loaders:
+            benches.append(Bench(loader, rows))
+            stack.callback(benches[-1].close)
+            tables[loader] = switch.Turntable(loader)
+            stack.callback(tables[loader].close)
+        broadcast = stack.enter_context(Broadcast(tables))
+        for _ in range(passes):
+            measured = [
+                bench.run(case, repeats)
+                for case in CASES
+                if case.cpus <= len(os.sched_getaffinity(0))
+                for bench in benches
+            ]
+            measured += [table.run(each, repeats) for each in switch.CASES for table in tables.values()]
+            measured += [row for loader in loaders for row in broadcast.run(loader, repeats)]
+            for row in measured:
+                found.setdefault((row["name"], row["loader"]), []).append(row)
+    out = []
+    for passed in found.values():
+        passed.sort(key=lambda row: float(row["ns_per_packet"]))
+        out.append(passed[0] | {"ns_median": passed[len(passed) // 2]["ns_per_packet"]})
+    out += copy_rows(out)
+    save(out, json_path)
+    return out

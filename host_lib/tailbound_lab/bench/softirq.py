@@ -1,0 +1,137 @@
+"""Processor time that the kernel spends on packets and charges to no rank.
+
+A packet over veth is taken in, by the XDP program or by TCP, where it was sent: as a rule within the sender's system
+call, and then it is in the time of the sender's thread. In no rank's time are
+
+- ``ksoftirqd`` and the kernel's NAPI threads, which take over when there is too much, and
+- interrupts on a processor that has nothing else to do, such as the timers that let packets through a link with a rate:
+  time in which a processor was not idle, and ran no thread either.
+
+A kernel that accounts interrupts apart from threads (CONFIG_IRQ_TIME_ACCOUNTING) takes all of them out of the threads'
+time; there it is the column of softirqs in /proc/stat.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tailbound.transport.cores import RunQueue
+from tailbound_lab.bench.cpu import IDLE, IOWAIT, SOFTIRQ, STAT, STEAL, seconds
+
+#: Kernel threads that do softirqs.
+_KSOFTIRQD, _NAPI = "ksoftirqd/", "napi/"
+_STAT = STAT
+#: Nanoseconds that the machine's threads ran: by processor, in a column, with what a hypervisor took from them; or in
+#: all, without that.
+_RUNS, _RAN = Path("/proc/schedstat"), 7
+_USAGE = Path("/sys/fs/cgroup/cpuacct/cpuacct.usage")
+#: ``softirqs_apart``: tries, seconds of each, and the share of time that must be missing in the best one.
+_TRIES, _TRY, _MISSING = 5, 0.005, 0.1
+
+
+def softirqs_apart() -> bool:
+    """Whether this kernel keeps softirqs out of the time of the thread that they interrupt.
+
+    A thread that sends to itself takes in what it sends in softirqs. If they are not in its time, more is missing of it
+    than of the time of a thread that only computes, of which a hypervisor may take some as well.
+
+    Raises:
+        OSError: nothing can be sent to oneself here.
+    """
+    sending, computing = [], []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.connect(sock.getsockname())
+        for _ in range(_TRIES):
+            sending.append(_missing(lambda: sock.send(b"")))
+            computing.append(_missing(lambda: None))
+    return min(sending) - min(computing) > _MISSING
+
+
+def _missing(work: Callable[[], Any]) -> float:
+    """Share of the time in which this thread worked, or waited for a processor, that it is not charged for."""
+    begin, accounted = time.perf_counter(), _accounted()
+    while time.perf_counter() - begin < _TRY:
+        work()
+    accounted = _accounted() - accounted
+    return 1 - accounted / (time.perf_counter() - begin)
+
+
+def _accounted() -> float:
+    """Seconds that this thread has run, or waited for a processor."""
+    queue = RunQueue()
+    waited = queue.waited() or 0
+    queue.close()
+    return time.thread_time() + waited / 1e9
+
+
+class KernelShare:
+    """Reads that time: of the whole machine, so that whoever else uses a network at the same time is in it.
+
+    Raises:
+        OSError: this kernel does not say, or not to this process.
+    """
+
+    def __init__(self) -> None:
+        self._files: list[int] = []
+        self._cpus = os.cpu_count() or 1
+        try:
+            self._apart = softirqs_apart()
+            self._helpers = [self._open(path) for path in helpers(apart=self._apart)]
+            self._stat = self._open(_STAT)
+            if not self._apart:
+                self._by_processor = _RUNS.exists()
+                self._else = (IDLE, IOWAIT) if self._by_processor else (IDLE, IOWAIT, STEAL)
+                self._runs = self._open(_RUNS if self._by_processor else _USAGE)
+        except BaseException:
+            self.close()
+            raise
+
+    def seconds(self) -> float:
+        """Since some moment, in hundredths of a second; takes some 40 us."""
+        helped = sum(int(os.pread(fd, 100, 0).split()[0]) for fd in self._helpers) / 1e9
+        stat = os.pread(self._stat, 200, 0)
+        if self._apart:
+            return helped + seconds(stat, SOFTIRQ)
+        return helped + self._cpus * time.monotonic() - seconds(stat, *self._else) - self._threads()
+
+    def _threads(self) -> float:
+        """Seconds that the machine's threads ran."""
+        text = os.pread(self._runs, 1 << 20, 0)
+        if not self._by_processor:
+            return int(text) / 1e9
+        return sum(int(line.split()[_RAN]) for line in text.split(b"\n") if line.startswith(b"cpu")) / 1e9
+
+    def _open(self, path: Path) -> int:
+        self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return self._files[-1]
+
+    def close(self) -> None:
+        """Closes the files."""
+        while self._files:
+            os.close(self._files.pop())
+
+
+def helpers(proc: Path = Path("/proc"), *, apart: bool) -> list[Path]:
+    """Files that say how long the kernel threads that do softirqs ran; ``apart``: those not in the column of softirqs.
+
+    Raises:
+        OSError: no such thread is to be seen.
+    """
+    names = {path.parent / "schedstat": _name(path) for path in proc.glob("[0-9]*/comm")}
+    found = [path for path, name in names.items() if name.startswith((_KSOFTIRQD, _NAPI))]
+    if not found:
+        raise OSError("no kernel thread is to be seen here")
+    return [path for path in found if not (apart and names[path].startswith(_KSOFTIRQD))]
+
+
+def _name(comm: Path) -> str:
+    try:
+        return comm.read_text()
+    except OSError:  # it has ended
+        return ""

@@ -1,0 +1,122 @@
+"""Somebody beside a worker who sends it packets: live frames of BPF_PROG_TEST_RUN, redirected to its port.
+
+No socket, no bridge and no buffer of the stack is in their way, so that a share of a core makes a flood. They come to
+the worker's XDP program as frames of any other worker do, on the processor that sent them, within the sender's call.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.kernel import ethtool, syscalls
+from tailbound.kernel.frames import frame
+from tailbound.kernel.interfaces import index_of
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.topology import Link
+
+#: Seconds between two bursts of a flood.
+TICK = 0.02
+#: Threads that take turns: a call ends with a wait of the kernel's for 10 ms and more, in which others send.
+_LANES = 8
+#: bpf_redirect, and what a program returns who drops.
+_REDIRECT, _XDP_DROP = 23, 1
+
+
+def _instruction(code: int, register: int = 0, value: int = 0) -> bytes:
+    return struct.pack("=BBhi", code, register, 0, value)
+
+
+_EXIT = _instruction(0x95)
+#: r0 = XDP_DROP; exit
+DROP = _instruction(0xB7, 0, _XDP_DROP) + _EXIT
+
+
+def forged(seen: NDArray[np.uint8], lab: Cluster, at: int = -1, bit: int = 0) -> bytes:
+    """The row ``seen``, u8[header and codes], as a frame from worker 1 to 0, with one ``bit`` of byte ``at`` turned."""
+    data = bytearray(seen.tobytes())
+    data[at] ^= 1 << bit
+    return frame(bytes(data), lab.workers[1].address, lab.workers[0].address, lab.spec.port, lab.spec.port)
+
+
+class Stranger:
+    """Sends to one worker of a lab, over its data link; a context manager.
+
+    Args:
+        lab: built, without cables.
+        rank: the worker; a native XDP program has to be on its data interface.
+
+    Raises:
+        OSError: the kernel refuses the program.
+    """
+
+    def __init__(self, lab: Cluster, rank: int) -> None:
+        self._switch, self._port = lab.topology.far_end(rank, Link.DATA)
+        index = namespaces.call(self._switch, index_of, self._port)
+        go = _instruction(0xB7, 1, index) + _instruction(0xB7, 2, 0) + _instruction(0x85, 0, _REDIRECT) + _EXIT
+        self._program = syscalls.prog_load(go, name="tb_stranger")
+
+    def __enter__(self) -> Stranger:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._program)
+
+    def send(self, frame: bytes, count: int) -> None:
+        """Sends ``frame`` (Ethernet and all that follows) so many times, at once."""
+        namespaces.call(self._switch, syscalls.run_xdp_live, self._program, frame, count)
+
+    def counts(self) -> tuple[int, int]:
+        """Frames that came into the worker's ring so far, and those for which it had no room."""
+        found = namespaces.call(self._switch, ethtool.statistics, self._port)
+        return tuple(  # type: ignore[return-value]
+            sum(n for name, n in found.items() if name.startswith("tx_queue_") and name.endswith(end))
+            for end in ("_xdp_xmit", "_xdp_xmit_errors")
+        )
+
+    def flood(self, rate: float, frame: Callable[[], bytes], stop: threading.Event) -> tuple[int, float, float]:
+        """Sends ``rate`` packets a second, or as many as it can, until it is told to stop.
+
+        Args:
+            rate: packets a second; they leave in bursts, one a ``TICK``.
+            frame: what the next burst is made of.
+            stop: ends it.
+
+        Returns:
+            Packets that were sent, seconds that took, and processor time of the threads that sent, in seconds, with
+            what the receiving side did within their calls.
+        """
+        return namespaces.call(self._switch, self._flood, rate, frame, stop)
+
+    def _flood(self, rate: float, frame: Callable[[], bytes], stop: threading.Event) -> tuple[int, float, float]:
+        begin, lock = time.monotonic(), threading.Lock()
+        due = begin
+
+        def take_turns() -> tuple[int, float]:
+            nonlocal due
+            cpu, sent, count = time.thread_time(), 0, max(1, round(rate * TICK))
+            while True:
+                with lock:
+                    mine = due
+                    # what nobody was free to send in time is not made up for
+                    due = max(due + TICK, time.monotonic() - TICK)
+                if stop.wait(max(0.0, mine - time.monotonic())):
+                    return sent, time.thread_time() - cpu
+                syscalls.run_xdp_live(self._program, frame(), count)
+                sent += count
+
+        if not rate:
+            stop.wait()
+            return 0, time.monotonic() - begin, 0.0
+        with ThreadPoolExecutor(_LANES) as threads:  # in this thread's namespace
+            lanes = [threads.submit(take_turns) for _ in range(_LANES)]
+            found = [lane.result() for lane in lanes]
+        return sum(sent for sent, _ in found), time.monotonic() - begin, sum(cpu for _, cpu in found)

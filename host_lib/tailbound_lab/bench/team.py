@@ -1,0 +1,239 @@
+"""One worker process a rank, from start to end: their output, their reports, and the first error among them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from multiprocessing.connection import wait
+from typing import Any
+
+from rich.console import Console
+
+from tailbound.errors import TransportError
+from tailbound_lab.bench.channel import REPORT_FD, Channel, serve
+from tailbound_lab.bench.places import Place
+from tailbound_lab.lab.forked import Process
+from tailbound_lab.lab.output import LineSplitter, Streams
+from tailbound_lab.lab.straggler import Freezer
+
+_POLL_SECONDS = 0.05
+#: After the first sign of failure: time for the rank that failed first to say so itself.
+_CONFESS_SECONDS = 0.5
+_GOODBYE_SECONDS = 10.0
+
+
+class Silence(TransportError):
+    """No worker has said anything for too long; all of them live."""
+
+
+class Team:
+    """Processes of ``python -m MODULE JOB``, one a rank, killed at the end of the ``with`` block.
+
+    Args:
+        place: where they run.
+        module: of the worker; its main calls ``channel.serve``.
+        job: handed to every worker, plain types.
+        console: what the workers print comes out here, with the rank in front.
+        env: variables on top of the place's own.
+        silence: seconds without any report after which the run is given up.
+        per_host: processes in every worker of the place, each a rank.
+        hosts: only the first so many workers of the place; None: all.
+        forked: ranks are forked from this process, which imports the module: many begin in the time of one. In a lab.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        module: str,
+        job: Mapping[str, Any],
+        console: Console,
+        *,
+        env: Mapping[str, str] | None = None,
+        silence: float = 180.0,
+        per_host: int = 1,
+        hosts: int | None = None,
+        forked: bool = False,
+    ) -> None:
+        self._place, self._silence, self._per_host = place, silence, per_host
+        self.ranks = (hosts or place.spec.workers) * per_host
+        self._work = importlib.import_module(module).work if forked else None
+        self._argv = [sys.executable, "-m", module, json.dumps(job)]
+        self._env = dict(env or {})
+        self._streams = Streams(self.ranks, console, console)
+        self._processes: list[Process] = []
+        self._pipes: dict[int, tuple[int, LineSplitter]] = {}
+        self._messages: deque[tuple[int, dict[str, Any]]] = deque()
+        self._errors: list[tuple[int, int, str]] = []
+        self._freezer: Freezer | None = None
+
+    def __enter__(self) -> Team:
+        try:
+            for rank in range(self.ranks):
+                self._start(rank)
+            straggler = self._place.spec.straggler
+            if straggler is not None and straggler.every_ms is not None:
+                self._freezer = Freezer(self._processes[straggler.rank].pid, straggler, self._place.spec.seed)
+                self._freezer.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def processes(self) -> tuple[Process, ...]:
+        """By rank."""
+        return tuple(self._processes)
+
+    def tell(self, order: str) -> None:
+        """Gives an order to every rank."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # its end is found out and told by ``next``
+                process.stdin.write(f"{order}\n".encode())
+                process.stdin.flush()
+
+    def next(self, silence: float | None = None) -> tuple[int, dict[str, Any]]:
+        """Waits for the next report of any rank, ``silence`` seconds or as long as the team does.
+
+        Raises:
+            TransportError: a rank has failed.
+            Silence: nobody has said anything for too long.
+        """
+        patience = self._silence if silence is None else silence
+        end = time.monotonic() + patience
+        while not self._messages:
+            self._pump(_POLL_SECONDS)
+            self._check(ended_is_wrong=True)
+            if time.monotonic() > end:
+                raise Silence(f"the workers have said nothing for {patience:.0f} s: given up")
+        return self._messages.popleft()
+
+    def gather(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Reports as they come, until every rank has sent one of ``kind``; those are among them."""
+        missing = set(range(len(self._processes)))
+        while missing:
+            rank, message = self.next()
+            if message["kind"] == kind:
+                missing.discard(rank)
+            yield rank, message
+
+    def finish(self) -> None:
+        """Waits until every worker has ended well.
+
+        Raises:
+            TransportError: one did not.
+        """
+        end = time.monotonic() + _GOODBYE_SECONDS
+        while any(process.poll() is None for process in self._processes) and time.monotonic() < end:
+            self._pump(_POLL_SECONDS)
+        self._pump(0)
+        self._check(ended_is_wrong=False)
+
+    def close(self) -> None:
+        """Kills what still runs."""
+        if self._freezer is not None:
+            self._freezer.close()
+            self._freezer = None
+        self._kill()
+        for process in self._processes:
+            for stream in (process.stdin, process.stdout, process.stderr):
+                if stream is not None:
+                    with contextlib.suppress(BrokenPipeError):
+                        stream.close()
+        self._streams.close()
+        for fd in self._pipes:
+            os.close(fd)
+        self._pipes.clear()
+        self._processes.clear()
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+
+    def _start(self, rank: int) -> None:
+        read, write = os.pipe()
+        self._pipes[read] = (rank, LineSplitter())
+        os.set_blocking(read, False)
+        here = self._per_host
+        ranks = {"RANK": rank, "LOCAL_RANK": rank % here, "WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": here}
+        env = {} if here == 1 else {name: str(value) for name, value in ranks.items()}
+        env |= {**self._env, REPORT_FD: str(write)}
+        process: Process
+        try:
+            if self._work is not None:
+                from tailbound_lab.lab.cluster import Cluster  # needs pyroute2, and loopback does not
+
+                assert isinstance(self._place, Cluster)
+                main = partial(_serve, self._work, self._argv[2:])
+                process = self._place.fork(rank // here, main, env, pass_fds=(write,))
+            else:
+                pipe = subprocess.PIPE
+                process = self._place.popen(
+                    rank // here, self._argv, env, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(write,)
+                )
+        finally:
+            os.close(write)
+        self._processes.append(process)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        self._streams.add(rank, process.stdout, error=False)
+        self._streams.add(rank, process.stderr, error=True)
+
+    def _pump(self, timeout: float) -> None:
+        for fd in wait(list(self._pipes), timeout):
+            assert isinstance(fd, int)
+            rank, lines = self._pipes[fd]
+            data = os.read(fd, 1 << 20)
+            for line in lines.feed(data) if data else lines.finish():
+                message = json.loads(line)
+                if message["kind"] == "error":
+                    self._errors.append((message["at"], rank, message["text"]))
+                else:
+                    self._messages.append((rank, message))
+            if not data:
+                os.close(fd)
+                del self._pipes[fd]
+        if self._streams.open:
+            self._streams.pump(0)
+
+    def _check(self, *, ended_is_wrong: bool) -> None:
+        """Raises for the rank that failed first; the others' errors are mostly its echo."""
+        ended = {r: code for r, p in enumerate(self._processes) if (code := p.poll()) is not None}
+        bad = {r: code for r, code in ended.items() if code != 0 or ended_is_wrong}
+        if self._messages and not self._errors:
+            return
+        if not bad and not self._errors:
+            return
+        end = time.monotonic() + _CONFESS_SECONDS
+        while time.monotonic() < end:
+            self._pump(_POLL_SECONDS)
+        if self._errors:
+            _, rank, text = min(self._errors)
+            raise TransportError(f"rank {rank} failed: {text}; see its output above")
+        if self._messages:
+            return  # its last words were on their way
+        rank, code = min(bad.items())
+        how = f"was killed by signal {-code}" if code < 0 else f"ended too early with status {code}"
+        raise TransportError(f"rank {rank} {how}; see its output above")
+
+
+def _serve(work: Callable[[dict[str, Any], Channel], None], argv: list[str]) -> int:
+    """What the command of a rank does."""
+    sys.argv = argv
+    return serve(work)

@@ -1,0 +1,203 @@
+"""What ``tailbound bench train`` is to train: scenarios with their defaults, and the user's changes to them. Pure."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailbound.errors import ConfigError
+from tailbound_lab.bench.rivals import RIVALS
+from tailbound_lab.lab.spec import LabSpec
+
+#: In the order in which they have their first turn (``tailbound_lab.bench.variants``).
+VARIANTS = ("none", "noop", "gloo", "fp16", "powersgd", *RIVALS, "tailbound")
+#: Who is trained unless others are asked for.
+USUAL = tuple(name for name in VARIANTS if name not in RIVALS)
+#: Those whose averages TCP carries: the same to the bit whatever is lost, only later.
+OVER_TCP = ("gloo", "fp16", "powersgd", *RIVALS)
+#: Images of the digits that are trained on.
+IMAGES = 1437
+#: Steps that change nothing before those that count, Tailbound's and the others'. DDP makes its buckets anew after the
+#: first; Tailbound learns scales, and deadlines from 20 ops of a size.
+WARMUP_OURS, WARMUP_THEIRS = 12, 3
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Trainings of one model in one network.
+
+    Attributes:
+        name: of ``SCENARIOS`` or ``TAILED``.
+        model: of ``tailbound_lab.bench.nets.NETS``.
+        batch: images or pieces of text a rank and step.
+        steps: of every variant, with every seed.
+        turn: steps in a row of one variant.
+        look: turns between looks at the accuracy.
+        losses: probabilities with which packets are lost; each gets a lab of its own.
+        seeds: of data, weights and losses.
+        variants: who is trained.
+        learning_rate, momentum: of SGD; no momentum (None): of AdamW.
+        powersgd_share: share of the steps before PowerSGD compresses (torch advises a tenth for accuracy).
+        rate: of every link in bit/s; None: as fast as the machine.
+        workers: ranks.
+        seconds: of training after which a variant stops, with every seed.
+        lossy_tcp: train what goes over TCP at losses, too.
+        data: ``digits`` or ``text``.
+        tails: P99/P50 that foreign bursts give Gloo's all-reduces of 25 MiB; None: there are no bursts.
+        calibration: seconds for which the bursts of a tail are measured; three times as long at most.
+        device: ``cpu`` or ``cuda``: what it is trained on.
+    """
+
+    name: str
+    model: str
+    batch: int
+    steps: int
+    turn: int
+    look: int
+    losses: tuple[float, ...]
+    seeds: tuple[int, ...]
+    variants: tuple[str, ...]
+    learning_rate: float
+    momentum: float | None
+    powersgd_share: float
+    rate: int | None
+    workers: int = 4
+    seconds: float = 600.0
+    lossy_tcp: bool = False
+    data: str = "digits"
+    tails: tuple[float | None, ...] = (None,)
+    calibration: float = 60.0
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        if self.workers < 2 or self.batch < 1 or self.workers * self.batch > IMAGES:
+            raise ConfigError(
+                f"{self.workers} workers with {self.batch} images each: give at least 2 workers, one image each, and "
+                f"at most {IMAGES} images in all"
+            )
+        if self.steps < 1 or not self.seconds > 0 or not self.seeds:
+            raise ConfigError("give at least one step, one seed, and some seconds")
+        if len(set(self.seeds)) < len(self.seeds) or len(set(self.losses)) < len(self.losses):
+            raise ConfigError("a seed or a loss is given twice: give each once")
+        wrong = [name for name in self.variants if name not in VARIANTS]
+        if wrong or not self.variants:
+            raise ConfigError(
+                f"{', '.join(wrong) or 'nobody'} cannot be trained: give variants of {', '.join(VARIANTS)}"
+            )
+        if "halving" in self.variants and self.workers & (self.workers - 1):
+            raise ConfigError(f"halving-doubling of {self.workers} workers: give a power of two")
+        for loss in self.losses:
+            LabSpec(self.workers, rate=self.rate, loss=loss)
+        tails = [tail for tail in self.tails if tail is not None]
+        if not self.tails or len(set(self.tails)) < len(self.tails) or any(tail <= 1 for tail in tails):
+            raise ConfigError("a tail is P99 over P50: give each once, and above 1")
+        if tails and self.rate is None:
+            raise ConfigError("foreign bursts fill links that have a rate: give --rate")
+
+    def variants_at(self, loss: float) -> tuple[str, ...]:
+        """Who is trained where packets are lost with this probability.
+
+        TCP's averages do not depend on losses, so those at the first loss hold for all unless ``lossy_tcp``. What does
+        not communicate is trained once.
+        """
+        first = loss == self.losses[0]
+        chosen = [v for v in VARIANTS if v in self.variants]
+        return tuple(v for v in chosen if first or v == "tailbound" or (self.lossy_tcp and v in OVER_TCP))
+
+
+SCENARIOS = {
+    "compute": Scenario(
+        "compute", "deep", batch=32, steps=24, turn=3, look=8, losses=(0.0,), seeds=(1,), variants=USUAL,
+        learning_rate=0.01, momentum=0.9, powersgd_share=0.0, rate=10**9,
+    ),
+    "communication": Scenario(
+        "communication", "wide", batch=4, steps=60, turn=4, look=3, losses=(0.0,), seeds=(1,),
+        variants=tuple(v for v in USUAL if v != "noop"),
+        learning_rate=0.01, momentum=0.0, powersgd_share=0.0, rate=10**9,
+    ),
+    "accuracy": Scenario(
+        "accuracy", "digits", batch=16, steps=8 * (IMAGES // 64), turn=11, look=1, losses=(0.0, 0.01, 0.05),
+        seeds=(1, 2, 3), variants=("gloo", "fp16", "powersgd", "tailbound"),
+        learning_rate=0.01, momentum=0.9, powersgd_share=0.1, rate=None,
+    ),
+}  # fmt: skip
+_RACERS = ("gloo", "fp16", "powersgd", "quantised", "tailbound")
+#: Time to a loss under foreign bursts; only where asked for, since they take longer than all others together.
+TAILED = {
+    "tails-gpt": Scenario(
+        "tails-gpt", "gpt", batch=2, steps=100, turn=4, look=100, losses=(0.0,), seeds=(1, 2, 3), variants=_RACERS,
+        learning_rate=5e-4, momentum=None, powersgd_share=0.1, rate=10**9, data="text", tails=(1.5, 3.0),
+    ),
+    "tails-conv": Scenario(
+        "tails-conv", "digits", batch=16, steps=6 * (IMAGES // 64), turn=11, look=1, losses=(0.0,), seeds=(1, 2, 3),
+        variants=_RACERS, learning_rate=0.01, momentum=0.9, powersgd_share=0.1, rate=10**9, tails=(1.5, 3.0),
+    ),
+}  # fmt: skip
+#: Most steps of a quick run.
+_QUICK_STEPS = {
+    "compute": 6, "communication": 8, "accuracy": 2 * (IMAGES // 64), "tails-gpt": 12, "tails-conv": IMAGES // 64,
+}  # fmt: skip
+
+
+def plan(
+    names: Iterable[str] = (), *, quick: bool = False, epochs: int | None = None, **changes: Any
+) -> list[Scenario]:
+    """The scenarios to run, in their order.
+
+    Args:
+        names: of ``SCENARIOS`` and ``TAILED``; none: all of ``SCENARIOS``.
+        quick: fewer steps, one seed.
+        epochs: instead of ``steps``.
+        **changes: fields of ``Scenario`` for all of them; None: as they are; a ``rate`` of 0: as fast as the machine.
+
+    Raises:
+        ConfigError: what cannot be.
+    """
+    known = SCENARIOS | TAILED
+    wanted = set(names) or set(SCENARIOS)
+    if wrong := sorted(wanted - set(known)):
+        raise ConfigError(f"{', '.join(wrong)}: choose from {', '.join(known)}")
+    given = {name: value for name, value in changes.items() if value is not None}
+    if given.get("rate") == 0:
+        given["rate"] = None
+    if epochs is not None:
+        if "steps" in given:
+            raise ConfigError("give either steps or epochs")
+        if epochs < 1:
+            raise ConfigError(f"{epochs} epochs: give at least one")
+        if any(known[name].data != "digits" for name in wanted):
+            raise ConfigError("epochs are those of the digits: give steps")
+    chosen = []
+    for scenario in known.values():
+        if scenario.name not in wanted:
+            continue
+        if quick:
+            few = min(scenario.steps, _QUICK_STEPS[scenario.name])
+            scenario = dataclasses.replace(scenario, steps=few, seeds=scenario.seeds[:1], calibration=10.0)
+        scenario = dataclasses.replace(scenario, **given)
+        if epochs is not None:
+            per_epoch = IMAGES // (scenario.workers * scenario.batch)
+            scenario = dataclasses.replace(scenario, steps=epochs * per_epoch)
+        chosen.append(scenario)
+    return chosen
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, Any]:
+    """Options of ``TailboundState`` written ``NAME=VALUE``, values as Python writes them or plain words.
+
+    Raises:
+        ConfigError: no ``=``, or no name before it.
+    """
+    options = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip().isidentifier():
+            raise ConfigError(f"option {text!r} is not NAME=VALUE: write for example bits=16 or hadamard=False")
+        try:
+            options[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            options[name.strip()] = value.strip()
+    return options

@@ -1,0 +1,184 @@
+"""From what the ranks of a training report to rows, tables, and what is said of the aims. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from tailbound_lab.bench.curve import Curve
+from tailbound_lab.bench.figures import percentile
+from tailbound_lab.bench.meter import per_op
+from tailbound_lab.bench.train_plan import OVER_TCP, Scenario
+
+#: Parts of a step as workers report them.
+PARTS = ("forward", "backward", "update")
+
+
+@dataclass
+class Record:
+    """One variant's training with one seed.
+
+    Attributes:
+        curve: step times of the slowest rank, and accuracies of the worst replica.
+        wall: seconds of its turns, from the common start to the end of the last rank.
+        busy: seconds of processor time of the whole machine in these.
+        parts: seconds of every step's parts, the mean of the ranks.
+        losses: of every step's batch, the mean of the ranks.
+    """
+
+    curve: Curve = field(default_factory=Curve)
+    wall: float = 0.0
+    busy: float = 0.0
+    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
+    losses: list[float] = field(default_factory=list)
+
+    def add(self, reports: Sequence[Mapping[str, Any]]) -> None:
+        """Takes in one turn as every rank reported it: ``steps`` (seconds of each part), ``losses``, ``wall`` ..."""
+        self.wall += max(report["wall"] for report in reports)
+        self.busy += reports[0]["busy"]
+        for number in range(len(reports[0]["steps"])):
+            for at, part in enumerate(PARTS):
+                self.parts[part].append(fmean(report["steps"][number][at] for report in reports))
+        self.losses += [fmean(losses) for losses in zip(*(report["losses"] for report in reports), strict=True)]
+        times = [[sum(step) for step in report["steps"]] for report in reports]
+        looked = all(report["accuracy"] is not None for report in reports)
+        self.curve.add(times, [report["accuracy"] for report in reports] if looked else None)
+
+
+def row(
+    name: str,
+    record: Record,
+    ends: Sequence[Mapping[str, Any]],
+    scenario: Scenario,
+    seed: int,
+    settings: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The row of one variant with one seed.
+
+    Args:
+        name: of the variant.
+        record: its training.
+        ends: every rank's last report: ``gradient_bytes``, ``spent`` (of ``Meter``; a step is an op), and of Tailbound
+            ``expected``, ``delivered``, ``deadline_hits`` and ``datapath``.
+        scenario: what was asked for.
+        seed: of data and weights.
+        settings: of the network (``loss``, ``rate``, ``cpus`` ...).
+    """
+    ms = [1e3 * seconds for seconds in record.curve.iterations]
+    done = len(ms)
+    ours = name == "tailbound"
+    expected = sum(end["expected"] for end in ends) if ours else 0
+    points = record.curve.points
+    return {
+        "name": name,
+        "scenario": scenario.name,
+        "model": scenario.model,
+        "workers": scenario.workers,
+        **settings,
+        "seed": seed,
+        "steps": done,
+        "complete": done == scenario.steps,
+        "steps_per_s": done / record.wall if done else 0.0,
+        "accuracy": points[-1][1] if points else None,
+        "time_to_accuracy_s": record.curve.time_to(0.95),
+        "step_p50_ms": percentile(ms, 50) if ms else None,
+        "step_p99_ms": percentile(ms, 99) if ms else None,
+        "step_max_ms": max(ms) if ms else None,
+        **{f"{part}_ms": 1e3 * fmean(times) if times else None for part, times in record.parts.items()},
+        **per_op((entry for end in ends for entry in end["spent"]), name),
+        "busy": record.busy / record.wall / settings["cpus"] if done else None,
+        "batch": scenario.batch,
+        "device": scenario.device,
+        "gradient_bytes": ends[0]["gradient_bytes"],
+        "delivered": sum(end["delivered"] for end in ends) / expected if expected else 1.0,
+        "deadline_hits": sum(end["deadline_hits"] for end in ends) if ours else 0,
+        "datapath": _path(name, ends),
+        "curve": {"seconds": [s for s, _ in points], "accuracy": [a for _, a in points]},
+        "step_ms": ms,
+        "step_end_ms": [1e3 * seconds for seconds in record.curve.ends],
+        "step_loss": record.losses,
+    }  # fmt: skip
+
+
+def _path(name: str, ends: Sequence[Mapping[str, Any]]) -> str | None:
+    """What carried the averages of a variant; None where nothing did."""
+    if name == "tailbound":
+        return "+".join(sorted({end["datapath"] for end in ends}))
+    return "tcp" if name in OVER_TCP else None
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The rows of one training, narrow enough for 80 columns; times are those of a step, CPU that of a rank."""
+    first = rows[0]
+    rate = f", {first['rate'] / 1e6:g} Mbit/s" if first["rate"] else ""
+    trouble = f"tail {first['tail']:g}" if first.get("tail") else f"loss {first['loss']:.1%}"
+    title = (
+        f"{first['scenario']}: {first['workers']} workers, {first['gradient_bytes'] / 1e6:.1f} MB of gradients"
+        f"{rate}, {trouble}, seed {first['seed']}"
+    )
+    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
+    result.add_column("\nwho", no_wrap=True)
+    for heading in (
+        "steps\n/s", "p50\nms", "p99\nms", "fwd\nms", "bwd\nms", "opt\nms", "CPU\nms", "busy\n%", "accuracy\n%",
+        "arrived\n%", "late\n",
+    ):  # fmt: skip
+        result.add_column(heading, justify="right", no_wrap=True)
+    for one in rows:
+        accuracy = "-" if one["accuracy"] is None else f"{100 * one['accuracy']:.2f}"
+        times = [one[key] for key in ("step_p50_ms", "step_p99_ms", "forward_ms", "backward_ms", "update_ms", "cpu_ms")]
+        result.add_row(
+            one["name"], f"{one['steps_per_s']:.2f}", *("-" if ms is None else f"{ms:.0f}" for ms in times),
+            "-" if one["busy"] is None else f"{100 * one['busy']:.0f}",
+            accuracy if one["complete"] else f"{accuracy} ({one['steps']})", f"{100 * one['delivered']:.2f}",
+            str(one["deadline_hits"]),
+        )  # fmt: skip
+    return result
+
+
+def aims(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, str, bool]]:
+    """(what, value, aim, reached) of everything these rows say something about; means over seeds."""
+    out: list[tuple[str, float, str, bool]] = []
+
+    def mean(scenario: str, name: str, what: str, loss: float | None = None) -> float | None:
+        values = [
+            r[what] for r in rows
+            if (r["scenario"], r["name"]) == (scenario, name) and (loss is None or r["loss"] == loss) and r["complete"]
+        ]  # fmt: skip
+        known = [value for value in values if value is not None]
+        return fmean(known) if known else None
+
+    def ratio(scenario: str, name: str) -> float | None:
+        ours, theirs = (mean(scenario, each, "steps_per_s") for each in ("tailbound", name))
+        return ours / theirs if ours and theirs else None
+
+    if alone := ratio("compute", "none"):
+        out.append(("compute: step over one without communication", 1 / alone, "<= 1.08", 1 / alone <= 1.08))
+    for name, least in (("gloo", 3.0), ("fp16", 1.8), ("powersgd", 1.5)):
+        if faster := ratio("communication", name):
+            out.append((f"communication: step rate over {name}", faster, f">= {least:g}", faster >= least))
+    for scenario in ("communication", "accuracy"):
+        ours, theirs = (mean(scenario, each, "accuracy", 0.0) for each in ("tailbound", "powersgd"))
+        if ours is not None and theirs is not None:
+            gain = 100 * (ours - theirs)
+            out.append((f"{scenario}: accuracy over powersgd, points", gain, ">= 0", gain >= 0))
+    exact = {r["seed"]: r["accuracy"] for r in rows if _plain(r)}
+    for loss in sorted({r["loss"] for r in rows if r["scenario"] == "accuracy"}):
+        behind = [
+            exact[r["seed"]] - r["accuracy"] for r in rows
+            if (r["scenario"], r["name"], r["loss"]) == ("accuracy", "tailbound", loss) and r["complete"]
+            and r["seed"] in exact
+        ]  # fmt: skip
+        if behind:
+            points = 100 * fmean(behind)
+            out.append((f"accuracy at loss {loss:.0%}: points below gloo", points, "<= 0.3", points <= 0.3))
+    return out
+
+
+def _plain(one: Mapping[str, Any]) -> bool:
+    """Whether a row says how accurate plain DDP is: at any loss, since TCP repairs them all."""
+    return bool((one["scenario"], one["name"]) == ("accuracy", "gloo") and one["complete"])

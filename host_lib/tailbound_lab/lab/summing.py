@@ -1,0 +1,83 @@
+"""The lab's switch when it sums: Tailbound's program on the data ports, and one job of all workers.
+
+Its copies leave by redirect, past the ports' own queues; they meet tbf and faults in the cable of the worker that gets
+them.
+The far end of every port takes redirected frames: a cable's end carries XDP, a worker's interface XDP or GRO.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tailbound.kernel.switch import Entry, Switch
+from tailbound.switch import report
+from tailbound.switch.box import Box, open_xdp
+from tailbound.switch.job import JobSpec, RankSpec
+from tailbound.transport.rendezvous import new_cookie
+from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.spec import LabSpec
+from tailbound_lab.lab.topology import Link, Topology
+
+__all__ = ["SummingSwitch"]
+
+
+class SummingSwitch:
+    """Attached until closed, or until its owner dies.
+
+    Attributes:
+        entry: the job of all workers; its cookie serves one run of them.
+
+    Raises:
+        CapabilityError: compiler, privilege or kernel feature missing.
+        AttachError: a port refuses; nothing stays attached.
+    """
+
+    def __init__(self, topology: Topology, spec: LabSpec) -> None:
+        self._namespace = topology.switch
+        self._address = Link.DATA.switch_address(ipv6=spec.ipv6)
+        self._ports = [Link.DATA.port(worker.rank) for worker in topology.workers]
+        self._slots = 2 * spec.switch_rows
+        workers = (RankSpec(w.address, w.mac, Link.DATA.port(w.rank)) for w in topology.workers)
+        self._job = JobSpec(tuple(workers), new_cookie(), spec.port, spec.switch_rows)
+        self._box = self._open()
+        self.entry = self.add(self._job)
+
+    def _open(self) -> Box[Switch]:
+        def inside() -> Box[Switch]:
+            return open_xdp(self._ports, self._address, mac=Link.DATA.switch_mac, slots=self._slots)
+
+        return namespaces.call(self._namespace, inside, patient=True)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What workers need to know of it."""
+        return self._box.environment(self.entry)
+
+    def add(self, spec: JobSpec) -> Entry:
+        """Takes another job in; see ``Box.add``."""
+        return namespaces.call(self._namespace, self._box.add, spec, patient=True)
+
+    def remove(self, cookie: int) -> bool:
+        """Takes a job out; whether it was there."""
+        return self._box.remove(cookie)
+
+    def renew(self) -> int:
+        """A new cookie for another run of the workers' job; the old run's packets are a stranger's from now on."""
+        self.entry = namespaces.call(self._namespace, self._box.renew, self.entry.cookie, patient=True)
+        return self.entry.cookie
+
+    def restart(self) -> None:
+        """Down and up again, as a box that crashed: same job and cookie, nothing else is remembered."""
+        self._box.close()
+        self._box = self._open()
+        self.entry = self.add(
+            JobSpec(self._job.ranks, self.entry.cookie, self._job.port, self._job.rows, headroom=self._job.headroom)
+        )
+
+    def status(self) -> dict[str, Any]:
+        """As ``tailbound switch status --json`` says it."""
+        return report.examine(self._box)
+
+    def close(self) -> None:
+        """Detaches."""
+        self._box.close()

@@ -1,0 +1,135 @@
+"""The real engine without its thread, and what comes of its ops."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from tailbound.collective.op import Op, Outcome
+from tailbound.collective.tally import rows_by_rank
+from tailbound.collective.transpose import Transpose
+from tailbound.transport.steps import step_of
+from tailbound_lab.simulate.fabric import MS
+from tailbound_lab.simulate.machine import Datapath, Heartbeat, Ready, RunQueue
+
+if TYPE_CHECKING:
+    pass
+
+
+class Engine(Transpose):
+    """The real engine without its thread.
+
+    Attributes:
+        ended: by the label of an op, rows of each rank that have not come, contributions and results, and whether one
+            of its halves ended by quiet.
+    """
+
+    ended: dict[int, tuple[Counter[int], bool]]
+
+    def begin(self) -> None:
+        """In place of ``start``."""
+        self.ended = {}
+        self._run_queue: Any = RunQueue()
+        self._event_fd, self._control_fd = self.job.datapath.fds()
+        self._group_fd = -1
+        self._waiter = cast(Any, Ready(cast(Datapath, self.job.datapath).tables))
+        self._holding._heartbeat.stop()
+        self._holding._heartbeat = cast(Any, Heartbeat(len(self.job.peers)))
+
+    def end(self) -> None:
+        """In place of ``close``."""
+        if self._wake >= 0:
+            os.close(self._wake)
+            self._wake = -1
+            self.job.threads.close()
+
+    def _poke(self) -> None:
+        return None
+
+    @property
+    def launched(self) -> list[Op]:
+        """Ops that have been launched here and are not over."""
+        return [op for op in self._ops.values() if op.launch is not None and not op.finished]
+
+    @property
+    def idle(self) -> bool:
+        """Whether no op is in the engine."""
+        return not (self._new or self._window.waiting or self._ops)
+
+    def rest(self, on: bool) -> None:
+        """In place of ``hold``."""
+        (self._holding.begin if on else self._holding.resume)()
+
+    def _deliver(self, op: Op) -> None:
+        """Notes, before anything of the op is let go, which rows of whom have not come."""
+        if op.launch is not None and not op.delivered:
+            self.ended[op.label] = self._missing_of(op), op.early
+        super()._deliver(op)
+
+    def _missing_of(self, op: Op) -> Counter[int]:
+        job, placement = self.job, op.place.placement
+        missing: Counter[int] = Counter()
+        own = int(placement.counts[job.rank])
+        summed = np.zeros(job.ranks, np.int64)
+        rows_by_rank(
+            job.records.slots, op.place.sum_seqs[job.rank], own, job.records.sum_mask, job.cookie, op.label, summed
+        )
+        lost = np.bincount(placement.owner[op.buffers.source == -1], minlength=job.ranks)
+        for peer in job.peers:
+            missing[peer] = own - int(summed[peer]) + int(lost[peer])
+        return missing
+
+    def turn(self, now: int) -> tuple[int, int]:
+        """One turn; the latest time of the next, and when to wake up first."""
+        return self._next_wake(self._turn(now), now)
+
+    def look_out(self, now: int, end: int) -> int:
+        """Woke up without anything to read; when to wake up next (0: for a turn)."""
+        return self._look_out(now, end)
+
+
+@dataclass
+class Done:
+    """A finished op of one rank."""
+
+    label: int
+    outcome: Outcome
+    launched: int
+    finished: int
+    missing_of: Counter[int]  #: rows, by rank
+    early: bool  #: a half ended by quiet
+    deadline: int  #: D1 that the rank advertises
+
+    @property
+    def expected(self) -> int:
+        """Rows, as ``Outcome.expected``."""
+        return self.outcome.expected
+
+    @property
+    def complete(self) -> bool:
+        """Whether both halves ended because nothing was missing."""
+        return not (self.early or self.outcome.deadline_hits)
+
+    @property
+    def took(self) -> int:
+        """From launch to end, ns."""
+        return self.finished - self.launched
+
+    @property
+    def step(self) -> int:
+        """Step that it belongs to."""
+        return step_of(self.label)
+
+
+@dataclass
+class Plan:
+    """What every rank trains: sizes of its buckets in entries, and how long forward and backward take, in ns."""
+
+    buckets: tuple[int, ...] = (64 * 256, 64 * 64)
+    compute: int = 8 * MS
+    gap: int = 2 * MS
+    spread: float = 0.2

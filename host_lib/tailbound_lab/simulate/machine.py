@@ -1,0 +1,218 @@
+"""What a simulated rank has of its machine: sockets, receiving thread, wake-ups, heartbeat, wait for a core."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.datapath.ingest import ingest
+from tailbound.datapath.protocol import EventRecord, Store
+from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.tables import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
+from tailbound.transport.sockets import UdpSocket
+from tailbound.wire.address import words_of
+from tailbound_lab.simulate.fabric import EVERYBODY, Burst, Fabric
+from tailbound_lab.simulate.messages import read
+
+PORT = 5515
+COOKIE = 0x5EED
+#: Of the job's group, on networks that deliver it.
+GROUP = "239.192.94.237"
+#: Descriptors that stand for the datapath's queues, and where the state of these is.
+_EVENTS, _CONTROLS = 1001, 1002
+#: Bytes of a burst at most, and a word.
+_LONGEST = (64 << 10) + 8
+_QUEUES = {_EVENTS: (EVENT_HEAD, EVENT_TAIL), _CONTROLS: (CONTROL_HEAD, CONTROL_TAIL)}
+
+
+@cache
+def address(rank: int) -> str:
+    """Of a simulated rank: one that no host has (RFC 2544), since a job asks for the speed of its own interface."""
+    high, low = divmod(1 + rank, 256)
+    return f"198.18.{high}.{low}"
+
+
+@cache
+def source(rank: int) -> NDArray[np.uint32]:
+    """``address`` as ``ingest`` takes it."""
+    words = words_of(address(rank))
+    return np.array([*words.prefix, words.address], np.uint32)
+
+
+@cache
+def _rank_of(host: str) -> int:
+    if host == GROUP:
+        return EVERYBODY
+    _, _, high, low = host.split(".")
+    return 256 * int(high) + int(low) - 1
+
+
+class Datapath:
+    """The udp datapath's tables without its socket and thread (``datapath.protocol.Datapath``).
+
+    Args:
+        rank: whose.
+        width: entries of a row.
+        rows: of the ring of sums.
+        result_rows: of the ring of results.
+        wire: what it sends by.
+    """
+
+    name = "udp"
+    interface = ""
+    gap = 0
+    active = 1
+    lost_on_arrival: ClassVar[dict[str, int]] = {}
+    withdrawn = False
+
+    def __init__(self, rank: int, width: int, rows: int, result_rows: int, wire: Wire) -> None:
+        self.tables = Tables(allocate(width, rows, result_rows))
+        self.store: Store = store_of(self.tables.arrays)
+        self.endpoint = address(rank), PORT
+        self.socket = cast(UdpSocket, wire)
+        self.taken = 0
+        self._echoes = np.zeros((64, 2), np.int64)
+        self._buffer = np.zeros(_LONGEST, np.uint8)
+
+    def feed(self, burst: Burst, now: int) -> list[bytes]:
+        """Takes in what has arrived; the echoes to send back."""
+        buffer, size = self._buffer, len(burst.data)
+        buffer[:size] = np.frombuffer(burst.data, np.uint8)
+        buffer[size : size + 8] = 0
+        segment = burst.stride if size > burst.stride else 0
+        words = source(burst.source)
+        # a prober knows an echo by a round trip unlike the last one to the nanosecond; here all could be alike
+        now += self.taken % 61
+        count = ingest(self.tables.context, buffer, size, segment, words, now, burst.marked, self._echoes)
+        self.taken += burst.count
+        if not count:
+            return []
+        echoes = self._echoes[:count].tolist()
+        return [buffer[at : at + length].tobytes() for at, length in echoes]
+
+    def reset(self, first_op: int) -> None:
+        """See ``Datapath``."""
+        self.tables.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
+
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """See ``Datapath``."""
+        self.tables.seal(op, seq, rows)
+
+    def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
+        """See ``Datapath``."""
+        self.tables.put_key(epoch, key)
+
+    def fds(self) -> tuple[int, int]:
+        """See ``Datapath``."""
+        return _EVENTS, _CONTROLS
+
+    def events(self) -> list[EventRecord]:
+        """See ``Datapath``."""
+        return [EventRecord(*entry) for entry in self.tables.take_events()]
+
+    def control_packets(self) -> list[bytes]:
+        """See ``Datapath``."""
+        return self.tables.take_controls()
+
+    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
+        """See ``Datapath``."""
+        return [self.socket]
+
+    def fence(self) -> None:
+        """See ``Datapath``."""
+
+    def close(self) -> None:
+        """See ``Datapath``."""
+
+
+class Wire:
+    """A rank's socket (``transport.sockets.Socket``): what is sent goes to the fabric, as long as there is room."""
+
+    def __init__(self, rank: int, fabric: Fabric, job: int = 0) -> None:
+        self._rank, self._fabric, self._job = rank, fabric, job
+        #: (to whom, packets) -> what of them leaves
+        self.trouble: Callable[[int, list[bytes]], list[bytes]] | None = None
+
+    def fileno(self) -> int:
+        """None that exists."""
+        return -1
+
+    def room(self) -> int:
+        """See ``Socket``."""
+        return self._fabric.terms.room
+
+    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+        """See ``Socket``."""
+        if not self._fabric.has_room(self._rank, self._job):
+            return errno.EAGAIN
+        self._send(target[0], packet, len(packet))
+        return 0
+
+    def send_many(self, messages: int, count: int) -> tuple[int, int]:
+        """See ``Socket``."""
+        for i, message in enumerate(read(messages, count)):
+            if not self._fabric.has_room(self._rank, self._job):
+                return (i, 0) if i else (0, errno.EAGAIN)
+            self._send(message.target[0], message.data, message.stride)
+        return count, 0
+
+    def _send(self, host: str, data: bytes, stride: int) -> None:
+        burst = Burst(self._rank, _rank_of(host), data, stride, self._job)
+        if self.trouble is None:
+            self._fabric.send(burst)
+            return
+        kept = self.trouble(burst.to, burst.packets())
+        alike = [packet for packet in kept if len(packet) == stride]
+        rest = [packet for packet in kept if len(packet) != stride]
+        for packets, length in ((alike, stride), *(([packet], len(packet)) for packet in rest)):
+            if packets:
+                self._fabric.send(Burst(self._rank, burst.to, b"".join(packets), length, self._job))
+
+
+class Ready:
+    """For ``transport.sockets.Waiter``: whether anything is queued."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._state = tables.state
+
+    def readable(self, fd: int) -> bool:
+        """Whether the queue that ``fd`` stands for has something."""
+        head, tail = _QUEUES.get(fd, (0, 0))
+        return bool(self._state[head] != self._state[tail])
+
+
+class Heartbeat:
+    """For ``holding.Heartbeat``: no thread; nothing is repeated."""
+
+    def __init__(self, peers: int) -> None:
+        self._peers = peers
+
+    def said(self, packets: list[bytes], now: int) -> None:
+        """See ``holding.Heartbeat``."""
+
+    def repeated(self) -> list[int]:
+        """See ``holding.Heartbeat``."""
+        return [0] * self._peers
+
+    def stop(self) -> None:
+        """See ``holding.Heartbeat``."""
+
+
+@dataclass
+class RunQueue:
+    """For ``transport.cores.RunQueue``: how long the transport thread of a rank has waited for a core, ns."""
+
+    total: int = 0
+
+    def waited(self) -> int:
+        """So far."""
+        return self.total
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,198 @@
+"""Ranks that reduce step after step over one network, each in one job or, one after the other, in two."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.codec.shape import shape_for
+from tailbound.datapath.store import MIN_ROWS, sum_ring
+from tailbound_lab.lab.spec import Background
+from tailbound_lab.simulate.engine import Done
+from tailbound_lab.simulate.fabric import US, S
+from tailbound_lab.simulate.layouts import Arrangement, Part
+from tailbound_lab.simulate.ports import Network, Switching
+from tailbound_lab.simulate.world import Rank, World
+
+#: Codes of a row on a path of 1500 bytes.
+WIDTH = 1408
+#: What a look at the clock takes an engine, ns: it looks some ten times a turn.
+_WORK = 2 * US
+#: Ranks do not begin at the very same moment, ns.
+APART = 50 * US
+#: Gradients of ranks begin so many entries apart.
+_APART_ENTRIES = 16
+#: A step that takes longer never ends, ns.
+_NEVER = 60 * S
+
+
+@dataclass
+class Step:
+    """What became of one step.
+
+    Attributes:
+        took: ns from a rank's launch to the end of its last op, by rank.
+        expected, delivered: rows, of all ranks.
+        deadlines: halves of ops that ended by their deadline.
+        dropped: packets, by where.
+        packets, messages, bytes, marks: that were sent, and marked.
+    """
+
+    took: list[int]
+    expected: int = 0
+    delivered: int = 0
+    deadlines: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
+    packets: int = 0
+    messages: int = 0
+    bytes: int = 0
+    marks: int = 0
+
+    @property
+    def slowest(self) -> int:
+        """When the last rank was through, ns."""
+        return max(self.took)
+
+
+class Team:
+    """Ranks in an arrangement.
+
+    Args:
+        arrangement: who is in which jobs.
+        switching: of the network.
+        seed: of everything.
+        local_rate: bit/s at which the ranks of a host reduce and gather among themselves.
+        rest: ns before every step.
+        settings: of ``transport.config.Config``.
+
+    Attributes:
+        late: ns by which the last rank begins every step later than the others.
+    """
+
+    def __init__(
+        self,
+        arrangement: Arrangement,
+        switching: Switching,
+        seed: int,
+        *,
+        local_rate: float = 100e9,
+        rest: int = 0,
+        **settings: Any,
+    ) -> None:
+        self.arrangement = arrangement
+        self.network = network = Network(arrangement.places, seed, switching)
+        self._rest, self.late = rest, 0
+        self._local = int(arrangement.local * 4 * 8 / local_rate * S)
+        most = {part.job: part.entries for parts in arrangement.parts for part in parts}
+        self.worlds = []
+        for number, places in enumerate(arrangement.places):
+            rows = shape_for(most[number], WIDTH).rows
+            ring = max(MIN_ROWS, 1 << (4 * rows - 1).bit_length())
+            rings = sum_ring(ring, len(places)), ring
+            world = World(len(places), seed, width=WIDTH, rows=rings, fabric=network, number=number, **settings)
+            world.work = _WORK
+            self.worlds.append(world)
+        network.take = [world.take for world in self.worlds]
+        entries = max(most.values())
+        self._ranks = len(arrangement.parts)
+        # gradients are parts of one array: making new ones took most of the time
+        most_begun = max(part.begin for parts in arrangement.parts for part in parts)
+        self._pool = np.random.default_rng(seed).standard_normal(
+            entries + most_begun + _APART_ENTRIES * self._ranks, np.float32
+        )
+        self._outs = [[np.zeros(part.entries, np.float32) for part in parts] for parts in arrangement.parts]
+        for world in self.worlds:
+            for node in world.nodes:
+                node.poke()
+
+    def step(self) -> Step:
+        """All ranks reduce one bucket; they begin together, but for a late one."""
+        network = self.network
+        done = Step([0] * self._ranks)
+        before = network.packets, network.messages, network.bytes, network.marks, network.dropped.copy()
+        left = set(range(self._ranks))
+
+        def over(rank: int, began: int) -> None:
+            left.discard(rank)
+            done.took[rank] = network.clock - began
+
+        for rank in range(self._ranks):
+            at = network.now + self._rest + network.random.randrange(APART)
+            at += self.late if rank == self._ranks - 1 else 0
+            network.at(at, partial(self._begin, rank, done, over))
+        network.run(lambda: not left, _NEVER)
+        for world in self.worlds:
+            if world.error is not None:
+                raise world.error
+        packets, messages, sent, marks, dropped = before
+        done.packets, done.messages = network.packets - packets, network.messages - messages
+        done.bytes, done.marks = network.bytes - sent, network.marks - marks
+        done.dropped = dict(network.dropped - dropped)
+        return done
+
+    def _begin(self, rank: int, step: Step, over: Callable[[int, int], None]) -> None:
+        now = self.network.clock
+        first = partial(self._phase, rank, 0, step, over, now)
+        if self._local:
+            self.network.at(now + self._local, first)
+        else:
+            first()
+
+    def _phase(self, rank: int, phase: int, step: Step, over: Callable[[int, int], None], began: int) -> None:
+        parts = self.arrangement.parts[rank]
+        part = parts[phase]
+
+        def done(one: Done) -> None:
+            outcome = one.outcome
+            step.expected += outcome.expected
+            step.delivered += outcome.delivered
+            step.deadlines += outcome.deadline_hits
+            if phase + 1 < len(parts):  # not from within the engine's turn
+                self.network.at(self.network.clock, partial(self._phase, rank, phase + 1, step, over, began))
+            elif self._local:
+                self.network.at(self.network.clock + self._local, partial(over, rank, began))
+            else:
+                over(rank, began)
+
+        self.node(part).submit(0, self.data(rank, phase), self._outs[rank][phase], done)
+
+    def data(self, rank: int, phase: int) -> NDArray[np.float32]:
+        """f32[entries] that ``rank`` gives in a phase: its gradient, or its shard of what the phase before has left."""
+        part = self.arrangement.parts[rank][phase]
+        if not phase:
+            begin = _APART_ENTRIES * rank + part.begin
+            return self._pool[begin : begin + part.entries]
+        before = self._outs[rank][phase - 1][part.begin : part.begin + part.entries]
+        return np.pad(before, (0, part.entries - len(before)))
+
+    def result(self, rank: int) -> NDArray[np.float32]:
+        """f32[entries] that ``rank`` has of its last phase."""
+        return self._outs[rank][-1]
+
+    def begin_bursts(self, background: Background) -> None:
+        """Foreign bursts towards every host from now on."""
+        self.network.begin_bursts(background)
+
+    @property
+    def background(self) -> Background | None:
+        """Foreign bursts that there are."""
+        return self.network.switching.background
+
+    @property
+    def largest_backlog(self) -> float:
+        """Of the last hops, bytes."""
+        return max(port.most for port in self.network.last_hops)
+
+    def node(self, part: Part) -> Rank:
+        """Who does ``part``."""
+        return self.worlds[part.job].nodes[part.rank]
+
+    def close(self) -> None:
+        """Closes what the engines have opened."""
+        for world in self.worlds:
+            world.close()
