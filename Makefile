@@ -13,7 +13,8 @@ PYTHON ?= /usr/bin/python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-EXTRAS := torch,test,plots,demo,prometheus,tensorboard,examples,dev
+EXTRAS := torch,test,prometheus,tensorboard,examples,dev
+LABORATORY := host_lib/tailbound_lab
 OUT ?= out
 MINUTES ?= 10
 TEST_PROCESSES ?= 2
@@ -48,7 +49,7 @@ packages:
 	apt-get update $$quiet; \
 	DEBIAN_FRONTEND=noninteractive apt-get install $$quiet -y --no-install-recommends "$${missing[@]}"
 
-$(STAMP): pyproject.toml constraints.txt apt-packages.txt
+$(STAMP): pyproject.toml $(LABORATORY)/pyproject.toml constraints.txt apt-packages.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "$(PYTHON) is older than Python 3.11: give another, make setup PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
@@ -57,7 +58,7 @@ $(STAMP): pyproject.toml constraints.txt apt-packages.txt
 		echo "[2/3] Virtual environment: $(VENV)"; rm -rf $(VENV); $(PYTHON) -m venv $(VENV); fi
 	@echo "[3/3] Python packages into $(VENV): PyTorch is the largest, a minute or two"
 	@quiet=-q; [[ ! -t 1 ]] || quiet=; \
-		$(BIN)/python -m pip install --disable-pip-version-check $$quiet -c constraints.txt -e '.[$(EXTRAS)]'
+		$(BIN)/python -m pip install --disable-pip-version-check $$quiet -c constraints.txt -e '.[$(EXTRAS)]' -e './$(LABORATORY)[demo]'
 	@$(BIN)/tailbound --version
 	@$(BIN)/tailbound doctor --warm
 	@echo "The command is $(BIN)/tailbound; after '. $(BIN)/activate' it is tailbound."
@@ -123,5 +124,5 @@ evidence: setup
 	$(BIN)/tailbound bench evidence --out $(OUT)/evidence
 
 clean:
-	rm -rf build dist $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info
+	rm -rf build dist $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info $(LABORATORY)/build $(LABORATORY)/*.egg-info
 	find host_lib tests -name __pycache__ -type d -prune -exec rm -rf {} +

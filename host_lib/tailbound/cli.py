@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from pathlib import Path
+from importlib.util import find_spec
 from typing import Any, cast
 
 import click
@@ -22,6 +22,15 @@ from tailbound.errors import AttachError, CapabilityError, ConfigError, Tailboun
 from tailbound.transport.config import DEFAULT_PORT, Config
 
 __all__ = ["cli", "main"]
+
+
+#: Verbs of the second package, `tailbound-lab`: name -> (module, attribute, help).
+LABORATORY = {
+    "bench": ("tailbound_lab.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
+    "demo": ("tailbound_lab.cli", "demo", "Train a real model over a lossy network, beside Gloo."),
+    "lab": ("tailbound_lab.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
+    "simulate": ("tailbound_lab.simulate.cli", "simulate", "Run the engine of many ranks in a simulated network."),
+}
 
 
 class _Verbs(click.Group):
@@ -38,6 +47,11 @@ class _Verbs(click.Group):
         if cmd_name not in self.late:
             return super().get_command(ctx, cmd_name)
         module, attribute, _ = self.late[cmd_name]
+        if cmd_name in LABORATORY and find_spec("tailbound_lab") is None:
+            raise CapabilityError(
+                f"`tailbound {cmd_name}` is in the package tailbound-lab: "
+                "pip install './host_lib/tailbound_lab[demo]' in a checkout of the same version"
+            )
         return cast(click.Command, getattr(import_module(module), attribute))
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -51,10 +65,8 @@ class _Verbs(click.Group):
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     late={
-        "bench": ("tailbound_lab.bench.cli", "bench", "Measure the kernel path, the codec, whole all-reduces."),
-        "lab": ("tailbound_lab.lab.cli", "lab", "Build a cluster of network namespaces and run a command in it."),
+        **LABORATORY,
         "metrics": ("tailbound.metrics.cli", "metrics", "Serve the metrics of all ranks on this host to Prometheus."),
-        "simulate": ("tailbound_lab.simulate.cli", "simulate", "Run the engine of many ranks in a simulated network."),
         "switch": ("tailbound.switch.cli", "switch", "Sum gradients on the ports of this Linux box."),
         "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
     },
@@ -153,53 +165,10 @@ def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers
         show(report, maps=maps)
 
 
-@cli.command()
-@click.option(
-    "--out", type=click.Path(file_okay=False, path_type=Path), default="out/demo", help="Folder for the results."
-)
-@click.option("--quick", is_flag=True, help="A shorter training.")
-@click.option(
-    "--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How gradients are received."
-)
-@click.option("--workers", type=click.IntRange(2, 256), default=4, help="Ranks.")
-def demo(out: Path, quick: bool, datapath: str, workers: int) -> None:
-    """Train a real model over a lossy network, beside Gloo."""
-    length = "half a minute" if quick else "two to three minutes"
-    click.echo(f"The same training twice, over Gloo and over Tailbound, on a lossy network: about {length}.")
-    from tailbound_lab.demo.run import run
-
-    run(out=out, quick=quick, datapath=datapath, workers=workers)
-
-
-#: Verbs of ``bench`` that need no network, or XDP, which there is not in a user namespace.
-_ALL_OR_NOTHING = {"kernel", "codec", "fanout", "neighbours"}
-
-
-def builds_a_lab(words: Sequence[str]) -> bool:
-    """Whether this command line builds a lab that may do without XDP (one that only asks for help does not)."""
-    verb, what = ([*words, "", ""])[:2]
-    if {"-h", "--help"} & set(words[: 2 if verb == "demo" else 3]):
-        return False
-    return verb == "demo" or (verb, what) == ("lab", "run") or (verb == "bench" and what not in {"", *_ALL_OR_NOTHING})
-
-
-def _lab_for_everybody() -> None:
-    """Who may not build a lab gets a user namespace of his own to build it in, where the kernel allows that."""
-    from tailbound.doctor.facts import has_capability
-    from tailbound.observe import status
-    from tailbound_lab.lab import user_namespace
-
-    if has_capability("CAP_SYS_ADMIN", "CAP_NET_ADMIN") or user_namespace.REFUSED in os.environ:
-        return
-    folder = status.folder()  # of this user, where ``tailbound top`` will look, and not of the root he is about to be
-    os.environ.setdefault(status.VARIABLE, "off" if folder is None else str(folder))
-    user_namespace.restart()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit status."""
-    if arguments is None and builds_a_lab(sys.argv[1:]):
-        _lab_for_everybody()
+    if arguments is None and sys.argv[1:2] and sys.argv[1] in LABORATORY and find_spec("tailbound_lab"):
+        import_module("tailbound_lab.cli").enter_user_namespace(sys.argv[1:])
     try:
         status = cli.main(
             args=None if arguments is None else list(arguments), prog_name="tailbound", standalone_mode=False

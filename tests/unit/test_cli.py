@@ -12,6 +12,7 @@ import pytest
 
 from tailbound import __version__, cli
 from tailbound.errors import AttachError, ConfigError, TailboundError
+from tailbound_lab import cli as laboratory
 from tailbound_lab.bench.table import show
 
 
@@ -190,7 +191,7 @@ def test_rows_of_a_benchmark_as_a_table(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 def test_only_verbs_that_build_a_lab_are_started_in_a_user_namespace(words: str, builds: bool) -> None:
-    assert cli.builds_a_lab(words.split()) is builds
+    assert laboratory.builds_a_lab(words.split()) is builds
 
 
 @pytest.mark.parametrize(
@@ -212,7 +213,7 @@ def test_who_may_not_build_a_lab_is_started_again_once(
         raise Restarted
 
     monkeypatch.setattr(sys, "argv", ["tailbound", *words])
-    monkeypatch.setattr("tailbound.doctor.facts.has_capability", lambda *names: privileged)
+    monkeypatch.setattr(laboratory, "has_capability", lambda *names: privileged)
     monkeypatch.setattr("tailbound_lab.lab.user_namespace.restart", restart)
     monkeypatch.setenv("TAILBOUND_STATUS", "/of/this/user")
     monkeypatch.delenv("TAILBOUND_LAB_REFUSED", raising=False)

@@ -1,11 +1,12 @@
-"""Imports go one way: wire <- codec, kernel, transport, datapath <- collective <- torch; lab, bench, cli on top.
+"""Imports go one way: wire <- codec, kernel, transport, datapath <- collective <- torch <- verbs <- the laboratory.
 
-What is observed and settings stand beside transport.
+The laboratory (``tailbound_lab``) is a package of its own. It uses public names of the product only.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -19,8 +20,10 @@ LAYERS = (
     {"codec", "kernel", "transport", "observe", "settings", "datapath"},
     {"collective"},
     {"torch"},
-    {"lab", "bench", "simulate", "doctor", "demo", "switch", "top", "metrics", "cli"},
+    {"doctor", "switch", "top", "metrics", "prepare", "cli"},
     {"__main__"},
+    {"lab"},
+    {"bench", "simulate", "demo", "tailbound_lab"},
 )
 LEVEL = {name: level for level, row in enumerate(LAYERS) for name in row}
 
@@ -38,9 +41,9 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterato
 
 
 def module_graph(root: Path) -> dict[str, set[str]]:
-    """Modules of the package below ``root`` and the modules of it that each imports."""
+    """Modules of the packages below ``root`` and the modules of them that each imports."""
     files = {}
-    for path in sorted((root / "tailbound").rglob("*.py")):
+    for path in sorted(p for name in ("tailbound", "tailbound_lab") for p in (root / name).rglob("*.py")):
         if "_assets" in path.parts:
             continue
         parts = path.relative_to(root).with_suffix("").parts
@@ -55,8 +58,11 @@ def module_graph(root: Path) -> dict[str, set[str]]:
 
 
 def package_of(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "__init__"
+    top, _, rest = module.partition(".")
+    first = rest.partition(".")[0]
+    if top == "tailbound":
+        return first or "__init__"
+    return first if first in LEVEL and first not in {"cli", "__init__"} else top
 
 
 def wrong_ways(graph: dict[str, set[str]]) -> list[str]:
@@ -123,6 +129,37 @@ def test_who_only_says_or_hears_something_does_without_the_job(graph: dict[str, 
         assert "tailbound.collective.job" not in seen, name
 
 
+def private_names(root: Path) -> list[str]:
+    """Imports of the laboratory that take a private name of the product, or one that its module does not export."""
+    found = []
+    for path in sorted((root / "tailbound_lab").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("tailbound."):
+                continue
+            source = root.joinpath(*node.module.split(".")).with_suffix(".py")
+            exported = re.search(r"^__all__ = \[(.*?)\]", source.read_text(), re.M | re.S) if source.exists() else None
+            for alias in node.names:
+                hidden = exported is not None and f'"{alias.name}"' not in exported[1]
+                if alias.name.startswith("_") or hidden:
+                    found.append(f"{path.relative_to(root)}: {node.module}.{alias.name}")
+    return found
+
+
+def test_the_laboratory_uses_public_names(repository: Path) -> None:
+    assert private_names(repository / "host_lib") == []
+
+
+def test_a_private_name_is_seen(tmp_path: Path) -> None:
+    for name, text in {
+        "tailbound/part": '__all__ = ["public"]\npublic = hidden = _private = 1\n',
+        "tailbound_lab/user": "from tailbound.part import public, hidden, _private\n",
+    }.items():
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    assert [line.rpartition(".")[2] for line in private_names(tmp_path)] == ["hidden", "_private"]
+
+
 def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
     for name, text in {
         "__init__": "",
@@ -130,10 +167,15 @@ def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
         "torch/__init__": "",
         "torch/hook": "from . import state\n",
         "torch/state": "import tailbound.torch.hook\n",
+        "top/__init__": "import tailbound_lab.lab\n",
+        "../tailbound_lab/lab/__init__": "",
     }.items():
         path = tmp_path / "tailbound" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     graph = module_graph(tmp_path)
-    assert wrong_ways(graph) == ["tailbound.wire imports tailbound.torch.hook"]
+    assert wrong_ways(graph) == [
+        "tailbound.top imports tailbound_lab.lab",
+        "tailbound.wire imports tailbound.torch.hook",
+    ]
     assert set(circle(graph)) == {"tailbound.torch.hook", "tailbound.torch.state"}

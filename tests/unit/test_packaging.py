@@ -16,6 +16,7 @@ import pytest
 
 import tailbound
 
+LABORATORY = Path("host_lib", "tailbound_lab")
 SOURCES = {"ebpf": "*.h", "xdp_programs": "*.[ch]", "p4": "*.p4"}
 
 
@@ -58,6 +59,16 @@ def test_version_is_the_same_everywhere(repository: Path) -> None:
     project = tomllib.loads((repository / "pyproject.toml").read_text())["project"]
     assert project["version"] == tailbound.__version__
     assert f"## {tailbound.__version__}" in (repository / "CHANGELOG.md").read_text()
+    laboratory = tomllib.loads((repository / LABORATORY / "pyproject.toml").read_text())["project"]
+    assert laboratory["version"] == tailbound.__version__
+    assert laboratory["dependencies"] == [f"tailbound=={tailbound.__version__}"]
+
+
+def test_the_laboratory_names_each_of_its_packages(repository: Path) -> None:
+    root = repository / LABORATORY
+    listed = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    found = {path.parent.relative_to(root.parent).as_posix().replace("/", ".") for path in root.rglob("__init__.py")}
+    assert sorted(found) == sorted(listed)
 
 
 def test_nothing_depends_on_the_lattice_library(repository: Path) -> None:
@@ -97,7 +108,8 @@ def test_wheel_holds_sources_types_and_licences(wheel: Path, repository: Path) -
         "GPL-2.0-only.txt",
     }
     assert "tailbound = tailbound.cli:main" in points
-    assert "tailbound_lab = tailbound_lab.lab.pytest_plugin" in points
+    assert "pytest11" not in points
+    assert not [n for n in names if n.startswith("tailbound_lab")]
     assert not [n for n in names if "__pycache__" in n or n.endswith((".nbi", ".nbc", ".o"))]
 
 
@@ -134,6 +146,27 @@ def test_wheel_works_from_site_packages(wheel: Path, repository: Path, tmp_path:
         check=False,
     )
     assert script.returncode == 0, script.stderr
+    bench = subprocess.run(
+        [home / "bin" / "tailbound", "bench"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert bench.returncode == 1
+    assert "is in the package tailbound-lab: pip install" in bench.stderr
+
+
+def test_the_laboratory_is_a_wheel_of_its_own(checkout: Path, tmp_path: Path) -> None:
+    sources = {p.relative_to(checkout / "host_lib").as_posix() for p in (checkout / LABORATORY).rglob("*.py")}
+    pip("wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, checkout / LABORATORY)
+    (found,) = tmp_path.glob("tailbound_lab-*.whl")
+    with zipfile.ZipFile(found) as archive:
+        names = set(archive.namelist())
+        (entries,) = [n for n in names if n.endswith(".dist-info/entry_points.txt")]
+        assert "tailbound_lab = tailbound_lab.lab.pytest_plugin" in archive.read(entries).decode()
+    assert {n for n in names if n.endswith(".py")} == sources
 
 
 @pytest.mark.thorough

@@ -25,6 +25,7 @@ _OLD = re.compile(r"\b(?:CLOCK[S]|CODE[C]|DESIG[N])(?:\.md)?\b(?!_)|\b[Rr]ules? 
 #: Where citations are looked for, by the ends of files' names.
 _SOURCES = {
     "host_lib/tailbound": (".py",),
+    "host_lib/tailbound_lab": (".py",),
     "ebpf": (".h",),
     "xdp_programs": (".h", ".c"),
     "p4": (".p4", ".md"),
