@@ -4,7 +4,6 @@
 # make thorough   make test, and what it leaves out: all of long series, pairs of faults over XDP, examples, benchmarks
 # make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
 # make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, neighbours, training whose ranks come and go
-# make evidence   the benchmarks that docs/evidence.md rests on, into out/evidence, under two hours
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -20,7 +19,7 @@ MINUTES ?= 10
 TEST_PROCESSES ?= 2
 C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
 
-.PHONY: help setup packages demo test thorough soak mutants lint format generate wheel bench evidence clean
+.PHONY: help setup packages demo test thorough soak mutants lint format generate wheel bench clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -85,7 +84,6 @@ lint: setup
 	$(BIN)/python -m tailbound.wire.codegen --check
 	$(BIN)/python -m tailbound.settings.page | diff -u docs/settings.md -
 	$(BIN)/python -m tailbound.wire.rules_index | diff -u docs/rules_index.md -
-	$(BIN)/python -m tailbound_lab.bench.measured docs/measured.json | diff -u docs/measured.md -
 	clang-format-14 --dry-run --Werror $(C_SOURCES)
 
 # Puts sources into the form that lint asks for.
@@ -99,7 +97,6 @@ generate: setup
 	$(BIN)/python -m tailbound.wire.codegen
 	$(BIN)/python -m tailbound.settings.page > docs/settings.md
 	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
-	$(BIN)/python -m tailbound_lab.bench.measured docs/measured.json > docs/measured.md
 
 # Kernel programs are built into it, so that nodes need no compiler.
 wheel: setup
@@ -110,8 +107,6 @@ bench: setup
 	mkdir -p $(OUT)/bench
 	$(BIN)/tailbound bench kernel --json $(OUT)/bench/kernel.json
 	$(BIN)/tailbound bench codec --json $(OUT)/bench/codec.json
-	$(BIN)/tailbound bench error --json $(OUT)/bench/error.json
-	$(BIN)/tailbound bench fanout --json $(OUT)/bench/fanout.json
 	$(BIN)/tailbound bench allreduce --vs gloo --json $(OUT)/bench/allreduce.json
 	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
 	$(BIN)/tailbound bench profile --json $(OUT)/bench/profile.json
@@ -119,9 +114,6 @@ bench: setup
 	$(BIN)/tailbound bench neighbours --ranks 16 --seconds 5 --json $(OUT)/bench/neighbours.json
 	$(BIN)/tailbound bench flood --ops 50 --rounds 2 --json $(OUT)/bench/flood.json
 	$(BIN)/tailbound bench train --json $(OUT)/bench/train.json
-
-evidence: setup
-	$(BIN)/tailbound bench evidence --out $(OUT)/evidence
 
 clean:
 	rm -rf build dist $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info $(LABORATORY)/build $(LABORATORY)/*.egg-info

@@ -11,18 +11,20 @@ import pytest
 from rich.console import Console
 
 from tailbound.errors import ConfigError
-from tailbound_lab.bench.crew import Crew
-from tailbound_lab.bench.tail import BOTH, ENVS, run
+from tailbound_lab.bench.channel import GLOO, OURS
+from tailbound_lab.bench.experiment import Experiment
+from tailbound_lab.bench.tail import ENVS, run
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.topology import Link
 
 # workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
+BOTH = [OURS, GLOO]
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"), pytest.mark.timeout(240)]
 
 
 @pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize(
-    "envs", [("stopped",), pytest.param(("tail1.5", "loss1"), marks=pytest.mark.thorough)], ids="+".join
+    "envs", [("stopped", "late"), pytest.param(("tail1.5", "loss1"), marks=pytest.mark.thorough)], ids="+".join
 )
 def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailbound_lab.bench.tail._BLOCK_SECONDS", 2.0)
@@ -46,6 +48,7 @@ def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], mon
     by = {(row["env"], row["name"]): row for row in rows}
     if "stopped" in envs:  # it holds Gloo for what is left of its second, whenever the iteration began
         assert by["stopped", "gloo"]["max_ms"] > 500
+        assert by["late", "gloo"]["p50_ms"] > 250  # it waits, and so do the others
     else:
         assert by["tail1.5", "gloo"]["background"] == by["tail1.5", "tailbound"]["background"]
         assert by["loss1", "gloo"]["wire"]
@@ -53,19 +56,21 @@ def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], mon
 
 
 @pytest.mark.thorough
-def test_it_goes_on_when_gloo_hangs(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
+def test_it_goes_on_when_gloo_hangs(tailbound_lab: Callable[..., Cluster]) -> None:
     """Gloo's link is cut: its iteration counts as stuck, what was measured before stays, new workers go on."""
     lab = tailbound_lab(workers=2)
-    with Crew(lab, 1 << 16, "auto", tmp_path, Console(file=io.StringIO()), patience=3.0) as crew:
-        assert crew.phase(BOTH, rounds=4).stuck == []
+    job = {"names": BOTH, "datapath": "auto"}
+    with Experiment(lab, job, Console(file=io.StringIO()), patience=3.0) as experiment:
+        experiment.prepare()
+        assert experiment.phase(names=BOTH, size=1 << 16, rounds=4).stuck == []
         lab.set_link(1, False, Link.PLAIN)
-        stuck = crew.phase(BOTH, rounds=4)
+        stuck = experiment.phase(names=BOTH, size=1 << 16, rounds=4)
         assert stuck.stuck == [("gloo", 3.0)]
         assert len(stuck.slowest("tailbound")) == 1
         assert stuck.slowest("gloo") == [3.0]
         assert stuck.reports == []
         lab.set_link(1, True, Link.PLAIN)
-        again = crew.phase(BOTH, rounds=3)
+        again = experiment.phase(names=BOTH, size=1 << 16, rounds=3)
         assert [len(again.slowest(name)) for name in BOTH] == [3, 3]
         assert [report["rank"] for report in again.reports] == [0, 1]
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tailbound import cli
 from tailbound_lab.simulate.fabric import S
 from tailbound_lab.simulate.neighbours import Tcp, share
 from tailbound_lab.simulate.ports import Network, Switching
@@ -99,17 +96,3 @@ def test_packets_of_tcp_count_as_those_of_jobs_do(ecn: bool, monkeypatch: pytest
     assert got.packets - of_jobs == pytest.approx(got.tcp[0] * 0.4 * MARKING.rate / 8 / 1502, rel=0.1)
     assert (flow.marked > 0, flow.dropped > 0) == (ecn, not ecn)
     assert (got.dropped > 0) == (not ecn)
-
-
-def test_the_command_has_a_row_for_each_case(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "rows.json"
-    words = "--simulated --ranks 3 --few 2 --size 16KiB --rate 5mbit --seconds 0.2 --marks --json"
-    assert cli.main(["bench", "neighbours", *words.split(), str(file)]) == 0
-    assert "simulated" in capsys.readouterr().out
-    rows = json.loads(file.read_text())
-    assert [(row["case"], row["tcp"]) for row in rows] == [
-        ("incast", None), ("job", None), ("job, TCP", "reno ECN"), ("job, TCP", "reno"), ("two jobs", None),
-    ]  # fmt: skip
-    assert rows[0]["ranks"] == 3
-    assert rows[-1]["jain"] > 0.9
-    assert 0 < rows[3]["tcp_share"] <= 1

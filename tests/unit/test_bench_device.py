@@ -21,8 +21,8 @@ def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("without_gpu")
 def test_without_a_gpu_it_says_so() -> None:
+    from tailbound_lab.bench.course import device_of
     from tailbound_lab.bench.device import run
-    from tailbound_lab.bench.train_worker import device_of
 
     with pytest.raises(CapabilityError, match="no CUDA device"):
         run(quick=True)
@@ -37,7 +37,7 @@ def test_without_a_gpu_it_says_so() -> None:
 def test_ranks_share_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from tailbound_lab.bench.train_worker import device_of
+    from tailbound_lab.bench.course import device_of
 
     taken: list[int] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)

@@ -14,12 +14,12 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 from rich.console import Console
 
-from tailbound.errors import ConfigError
 from tailbound.transport import sockets
 from tailbound.wire.check import check_packet
-from tailbound_lab.bench.allreduce import conditions
-from tailbound_lab.bench.profile import PARTS, run, split, summarize, table
+from tailbound_lab.bench.experiment import Phase, conditions
+from tailbound_lab.bench.profile import COLUMNS, PARTS, split, summarize
 from tailbound_lab.bench.stopwatch import Stopwatch
+from tailbound_lab.bench.table import table
 from tailbound_lab.lab.spec import LabSpec
 
 MS = 1_000_000
@@ -49,8 +49,10 @@ def test_no_part_is_below_nothing(changes: dict[str, int], program: float, expec
     assert in_ms(split(OP | changes, program)) == expected
 
 
-def report(*ops: dict[str, Any]) -> dict[str, Any]:
-    return {"ops": list(ops), "plain": [90 * MS] * len(ops), "functions": {"a": [2 * MS, 8], "b": [4 * MS, 2]}}
+def phase(*ranks: list[dict[str, Any]]) -> Phase:
+    functions = {"a": [2 * MS, 8], "b": [4 * MS, 2]}
+    times = {"tailbound": [[0.09] * len(ops) for ops in ranks]}
+    return Phase(times, [{"stamps": ops, "functions": functions} for ops in ranks])
 
 
 SETTINGS = conditions(LabSpec(2), lab=True) | {"datapath": "xdp"}
@@ -58,7 +60,7 @@ SETTINGS = conditions(LabSpec(2), lab=True) | {"datapath": "xdp"}
 
 def test_rows_are_medians_and_say_what_these_are_short_of_the_op() -> None:
     other = OP | {"wall": 110 * MS, "program": 8 * MS}
-    rows = summarize(4096, [report(OP, OP), report(other, OP | {"program": 10 * MS})], SETTINGS)
+    rows = summarize(4096, phase([OP, OP], [other, OP | {"program": 10 * MS}]), SETTINGS)
     assert [(row["rank"], row["workers"], row["bytes"], row["iters"]) for row in rows] == [
         (0, 2, 4096, 2),
         (1, 2, 4096, 2),
@@ -73,24 +75,18 @@ def test_rows_are_medians_and_say_what_these_are_short_of_the_op() -> None:
 
 
 def test_without_a_count_of_the_program_it_is_in_the_system_calls() -> None:
-    (row,) = summarize(4096, [report(OP | {"program": None})], SETTINGS | {"datapath": "udp"})
+    (row,) = summarize(4096, phase([OP | {"program": None}]), SETTINGS | {"datapath": "udp"})
     assert (row["xdp_program_ms"], row["system_calls_ms"]) == (None, 30)
     assert row["rest_ms"] == pytest.approx(0)
 
 
 def test_the_table_fits_a_terminal() -> None:
-    rows = summarize(25 << 20, [report(OP | {"wall": 12_345 * MS, "others": 2345 * MS})] * 4, SETTINGS)
+    rows = summarize(25 << 20, phase(*[[OP | {"wall": 12_345 * MS, "others": 2345 * MS}]] * 4), SETTINGS)
     text = io.StringIO()
-    Console(file=text, width=80).print(table(rows))
+    Console(file=text, width=80).print(table("", rows, COLUMNS))
     assert "…" not in text.getvalue()
     last = text.getvalue().rstrip().splitlines()[-1]
     assert last.split() == ["3", "12345.00", "20.00", "18.00", "12.00", "12.00", "15.00", "12268.00", "0.00", "2345.00"]
-
-
-@pytest.mark.parametrize("wrong", [{"iters": 0}, {"sizes": ()}, {"sizes": (4,)}])
-def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at least one"):
-        run(LabSpec(2), **wrong)
 
 
 # -- stamps -------------------------------------------------------------------------------------------------------

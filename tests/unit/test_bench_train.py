@@ -15,8 +15,9 @@ from rich.console import Console
 from tailbound import cli
 from tailbound.errors import ConfigError
 from tailbound_lab.bench.cpu import busy_seconds
+from tailbound_lab.bench.table import table
 from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, VARIANTS, Scenario, parse_options, plan
-from tailbound_lab.bench.train_rows import Record, aims, row, table
+from tailbound_lab.bench.train_rows import COLUMNS, Record, aims, row
 from tailbound_lab.lab.spec import LabSpec
 
 
@@ -37,11 +38,6 @@ def test_changes_are_for_all_scenarios_and_none_changes_nothing() -> None:
     assert chosen[0].steps == SCENARIOS["compute"].steps
 
 
-def test_epochs_become_steps_of_the_whole_team() -> None:
-    (scenario,) = plan(["accuracy"], workers=2, batch=100, epochs=3)
-    assert scenario.steps == 3 * (IMAGES // 200)
-
-
 def test_quick_is_shorter_but_what_is_asked_for_wins() -> None:
     for quick, full in zip(plan(quick=True), plan(), strict=True):
         assert quick.steps < full.steps
@@ -53,8 +49,6 @@ def test_quick_is_shorter_but_what_is_asked_for_wins() -> None:
     ("names", "changes", "words"),
     [
         (["storm"], {}, "storm.*compute"),
-        ([], {"steps": 3, "epochs": 1}, "either steps or epochs"),
-        ([], {"epochs": 0}, "at least one"),
         ([], {"steps": 0}, "at least one step"),
         ([], {"seconds": 0.0}, "some seconds"),
         ([], {"workers": 1}, "at least 2 workers"),
@@ -70,12 +64,10 @@ def test_what_cannot_be_is_refused(names: list[str], changes: dict[str, Any], wo
         plan(names, **changes)
 
 
-def test_tcp_is_trained_at_the_first_loss_only_unless_asked() -> None:
+def test_tcp_is_trained_at_the_first_loss_only() -> None:
     (scenario,) = plan(["accuracy"], variants=("tailbound", "gloo", "none"))
     assert scenario.variants_at(0.0) == ("none", "gloo", "tailbound")
     assert scenario.variants_at(0.05) == ("tailbound",)
-    (scenario,) = plan(["accuracy"], variants=("tailbound", "gloo", "none"), lossy_tcp=True)
-    assert scenario.variants_at(0.05) == ("gloo", "tailbound")
     (scenario,) = plan(["accuracy"], losses=(0.05,))
     assert scenario.variants_at(0.05) == ("gloo", "fp16", "powersgd", "tailbound")
 
@@ -177,7 +169,7 @@ def test_a_variant_that_never_had_a_turn_has_a_row_without_times() -> None:
     found = row("gloo", Record(), [THEIR_END], scenario(), 1, SETTINGS)
     assert (found["steps_per_s"], found["step_p50_ms"], found["accuracy"], found["busy"]) == (0.0, None, None, None)
     said = io.StringIO()
-    Console(file=said, width=100).print(table([found]))
+    Console(file=said, width=100).print(table("", [found], COLUMNS))
     assert "gloo" in said.getvalue()
 
 
@@ -253,7 +245,6 @@ def test_the_picture_has_a_line_for_every_scenario(tmp_path: Path) -> None:
     [
         (["--loss", "2"], "outside 0 <= p < 1"),
         (["--rate", "fast"], "is not a rate"),
-        (["--steps", "3", "--epochs", "1"], "either steps or epochs"),
         (["--option", "late"], "NAME=VALUE"),
         (["--variants", "mpi"], "powersgd"),
         (["--workers", "300", "--batch", "9"], "1437 images"),
@@ -269,11 +260,11 @@ def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path
     target = "tailbound_lab.bench.train.run"
     monkeypatch.setattr(target, lambda scenarios, **more: seen.update(more, scenarios=scenarios))
     network = ["--scenario", "accuracy", "-n", "2", "--loss", "0", "--loss", "1%"]
-    training = ["--seeds", "2", "--seed", "5", "--epochs", "1", "--variants", "gloo", "--option", "result=peers"]
+    training = ["--seeds", "2", "--seed", "5", "--steps", "44", "--variants", "gloo", "--option", "result=peers"]
     assert cli.main(["bench", "train", *network, *training]) == 0
     (scenario,) = seen["scenarios"]
     assert (scenario.workers, scenario.losses, scenario.seeds) == (2, (0.0, 0.01), (5, 6))
-    assert (scenario.variants, scenario.steps) == (("gloo",), IMAGES // 32)
+    assert (scenario.variants, scenario.steps) == (("gloo",), 44)
     assert (seen["lab_only"], seen["options"]) == (True, {"result": "peers"})
     assert cli.main(["bench", "train"]) == 0
     assert seen["scenarios"] == plan()

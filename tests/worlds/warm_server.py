@@ -23,11 +23,13 @@ from typing import Any, NoReturn
 
 from tailbound_lab.lab import enter
 
+#: Modules that workers of benchmarks and of the demo are.
+_MAIN = ("tailbound_lab.bench.contest", "tailbound_lab.bench.course")
 #: What workers of benchmarks, of the demo and of the tests' own jobs import; what is not installed they do without.
 _LOADED = (
     "torch._dynamo", "torch._functorch.aot_autograd", "torch.nn.parallel", "sklearn.datasets",
-    "sklearn.model_selection", "tailbound.torch.fsdp", "tailbound_lab.bench.train_worker", "tailbound_lab.demo.worker",
-    "tailbound_lab.bench.tail_worker", "tailbound_lab.lab.launch", "fsdp_jobs", "torch_jobs", "lab_team",
+    "sklearn.model_selection", "tailbound.torch.fsdp", *_MAIN,
+    "tailbound_lab.lab.launch", "fsdp_jobs", "torch_jobs", "lab_team",
 )  # fmt: skip
 #: Descriptors are moved out of the way before they get their numbers.
 _BEYOND = 200
@@ -42,8 +44,8 @@ def load() -> None:
     for name in _LOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    for name in [name for name in sys.modules if name.startswith("tailbound.") and name.endswith("worker")]:
-        del sys.modules[name]  # a main module is not one that has been imported before
+    for name in _MAIN:
+        sys.modules.pop(name, None)  # a main module is not one that has been imported before
     with contextlib.suppress(Exception):  # where jobs cannot run, the tests say why
         from tailbound import prepare
 

@@ -1,4 +1,4 @@
-"""What a worker process and the process that started it say to each other: lines of JSON over two pipes."""
+"""The words between a worker process and the process that started it: lines of JSON over two pipes."""
 
 from __future__ import annotations
 
@@ -7,15 +7,22 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailbound.errors import TailboundError
 from tailbound_lab.bench.places import PARENT
 from tailbound_lab.lab.enter import die_with
 
+#: Tailbound; the two that average over TCP: Gloo, and our codes.
+OURS, GLOO, QUANTISED = "tailbound", "gloo", "quantised"
 #: Number of the pipe on which a worker reports.
 REPORT_FD = "TAILBOUND_BENCH_REPORT"
+
+
+def order_of(names: Sequence[str], round_number: int) -> list[str]:
+    """Return who is measured in a round, in which order: it alternates."""
+    return list(names) if round_number % 2 == 0 else list(names)[::-1]
 
 
 class Channel:
@@ -25,16 +32,21 @@ class Channel:
         self._out = os.fdopen(int(os.environ[REPORT_FD]), "w", buffering=1)
 
     def report(self, kind: str, **values: Any) -> None:
-        """Sends one message; values of plain types."""
+        """Send one message; values of plain types."""
         self._out.write(json.dumps({"kind": kind, **values}) + "\n")
 
     def order(self) -> str:
-        """Waits for the next order; empty when the other side has gone."""
+        """Wait for the next order; empty when the other side has gone."""
         return sys.stdin.readline().strip()
 
+    def obey(self, phase: Callable[..., dict[str, Any]]) -> None:
+        """Do phase after phase with the arguments that are ordered, and report each, until the order ``end``."""
+        while (order := self.order()) and order != "end":
+            self.report("phase", **phase(**json.loads(order)))
 
-def serve(function: Callable[[dict[str, Any], Channel], None]) -> int:
-    """Runs ``function(job, channel)`` with the job in ``sys.argv[1]``; errors are reported, not only printed.
+
+def serve(work: Callable[[dict[str, Any], Channel], None]) -> int:
+    """Run ``work(job, channel)`` with the job in ``sys.argv[1]``; errors are reported, not only printed.
 
     Returns:
         Exit status.
@@ -43,7 +55,7 @@ def serve(function: Callable[[dict[str, Any], Channel], None]) -> int:
         die_with(int(parent))
     channel = Channel()
     try:
-        function(json.loads(sys.argv[1]), channel)
+        work(json.loads(sys.argv[1]), channel)
     except Exception as error:
         if not isinstance(error, TailboundError):
             traceback.print_exc()

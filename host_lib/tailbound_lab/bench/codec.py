@@ -31,7 +31,7 @@ from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES, key_bytes
 from tailbound.wire.tag import key_of
 from tailbound_lab.bench.gradients import LAYERS, balance, draw, exact_mean, worst_tensor
-from tailbound_lab.bench.save import save
+from tailbound_lab.bench.table import save
 
 RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
 #: Passes that an op takes of a rank.

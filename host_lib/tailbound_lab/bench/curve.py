@@ -17,7 +17,7 @@ from tailbound_lab.bench.figures import percentile, slowest
 #: Accuracy whose time is told.
 TARGET = 0.95
 #: Looks that the settled accuracy is the mean of.
-_LAST_LOOKS = 8
+_LAST_LOOKS = 3
 
 
 @dataclass

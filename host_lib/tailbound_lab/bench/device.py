@@ -28,7 +28,7 @@ from tailbound.torch.device_codec.plain import PLAIN
 from tailbound.torch.device_coder import DeviceCoder, Workspace
 from tailbound.torch.streams import CudaStream
 from tailbound_lab.bench.codec import RANKS, WIDTH, coding_of, packets_of, scales_of
-from tailbound_lab.bench.save import save
+from tailbound_lab.bench.table import save
 
 #: Gradients are kept in these.
 TYPES = ("float32", "bfloat16")

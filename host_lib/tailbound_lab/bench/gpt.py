@@ -1,4 +1,4 @@
-"""A language model of GPT's shape that tells the next character (Radford et al., 2019), and two sizes of it."""
+"""A language model of GPT's shape that tells the next character (Radford et al., 2019)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Size(NamedTuple):
     width: int
 
 
-#: 10.7 M parameters, 43 MB of gradients; and 0.2 M.
-LARGE, SMALL = Size(6, 6, 384), Size(4, 4, 64)
+#: 10.7 M parameters, 43 MB of gradients.
+LARGE = Size(6, 6, 384)
 
 
 class GPT(nn.Module):

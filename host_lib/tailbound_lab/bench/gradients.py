@@ -28,8 +28,6 @@ LAYERS: Layers = (
     ("head", 256 * 100, 1e-1),
     ("head.bias", 100, 1.0),
 )
-#: One tensor that is eight groups of 64 rows of 1408 codes.
-GAUSSIAN: Layers = (("all", 8 * 64 * 1408, 1.0),)
 
 
 def draw(

@@ -27,8 +27,7 @@ from tailbound.wire.packets import header, packed, packet
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
 from tailbound.wire.tag import key_of
 from tailbound_lab.bench import switch
-from tailbound_lab.bench.broadcast import Broadcast, copy_rows
-from tailbound_lab.bench.save import save
+from tailbound_lab.bench.table import save
 
 PORT, WIDTH, ROWS = 7000, 1408, 64
 _OWN, _PEER, _COOKIE = "198.18.0.1", "198.18.0.2", 0x7A11
@@ -199,7 +198,6 @@ def run(
             stack.callback(benches[-1].close)
             tables[loader] = switch.Turntable(loader)
             stack.callback(tables[loader].close)
-        broadcast = stack.enter_context(Broadcast(tables))
         for _ in range(passes):
             measured = [
                 bench.run(case, repeats)
@@ -208,13 +206,11 @@ def run(
                 for bench in benches
             ]
             measured += [table.run(each, repeats) for each in switch.CASES for table in tables.values()]
-            measured += [row for loader in loaders for row in broadcast.run(loader, repeats)]
             for row in measured:
                 found.setdefault((row["name"], row["loader"]), []).append(row)
     out = []
     for passed in found.values():
         passed.sort(key=lambda row: float(row["ns_per_packet"]))
         out.append(passed[0] | {"ns_median": passed[len(passed) // 2]["ns_per_packet"]})
-    out += copy_rows(out)
     save(out, json_path)
     return out

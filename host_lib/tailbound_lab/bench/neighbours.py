@@ -2,8 +2,7 @@
 
 In a lab whose links have a rate and finite queues before them. Every case runs twice: with marks and the speed of the
 links known, and without, which is how senders behave where no switch marks and no driver tells a speed. Ranks are
-forked from this process, so that two cores carry many of them. ``tailbound bench neighbours --simulated`` is the same
-in the simulator (``simulate.beside``), where no processor is ever busy.
+forked from this process, so that two cores carry many of them.
 
 Three things make a row of an op miss its deadline, and are told apart: a full queue (the lab's own counters), a packet
 lost below its sender's finished mark (``lost`` of the ledger), and a sender that was not through when the op ended
@@ -12,11 +11,9 @@ lost below its sender's finished mark (``lost`` of the ledger), and a sender tha
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,29 +21,30 @@ from typing import Any
 from rich.console import Console
 
 from tailbound_lab.bench import cpu, figures
-from tailbound_lab.bench.save import save
-from tailbound_lab.bench.table import show
+from tailbound_lab.bench.channel import OURS
+from tailbound_lab.bench.experiment import WARM_UP, Experiment, Phase, opened
+from tailbound_lab.bench.table import Columns, save, show
 from tailbound_lab.bench.tcp import Flow, check_congestion
-from tailbound_lab.bench.team import Team
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.counters import read
 from tailbound_lab.lab.spec import LabSpec
 from tailbound_lab.lab.topology import Link
 
 CASES = ("incast", "tcp", "jobs")
-#: Ops of each job before those that count: scales, deadlines (clock-26), rates. Ranks report after every few of them.
-_WARM_UP, _A_FEW = 25, 5
-#: Seconds without a report, beside those that a phase lasts, after which the run is given up.
-_SILENCE = 180.0
+COLUMNS: Columns = {
+    "case": ("case\n", ""), "tcp": ("TCP's\n", ""), "marks": ("marks\n", ""), "p50_ms": ("p50\nms", "ms"),
+    "jain": ("Jain\n", ".3f"), "job_share": ("job\n", ".2f"), "tcp_share": ("TCP\n", ".2f"),
+    "dropped_percent": ("drop\n%", ".3f"), "rows_missing_percent": ("miss\n%", ".3f"),
+    "rows_lost_percent": ("lost\n%", ".3f"), "marked_percent": ("CE\n%", ".1f"), "busy_percent": ("busy\n%", ".0f"),
+}  # fmt: skip
+#: Of a rank's result ring: many ranks share one machine's memory, and ops are small.
+_RING_MIB = 8.0
 #: Congestion controls of TCP where none is named.
 _CONGESTION = ("reno", "cubic")
 #: Seconds between the beginning of a flow and what counts.
 _RAMP = 2.0
-_WORKER = "tailbound_lab.bench.neighbours_worker"
 #: Why rows were missing, as the ledger has it (``observe.ledger``), beside ``lost``.
 _LATE = ("late", "refused", "absent")
-#: What ranks report as numbers that add up.
-_ADDED = ("expected", "delivered", "cut", "lost", *_LATE, "repaired", "on_arrival", "cpu_seconds")
 
 
 @dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Wanted:
         queue: bytes that wait before it at most.
         apart_ms: ranks pause for up to so long before each op of the incast and of two jobs, each for itself.
         seconds: that count, of each row.
-        congestion: congestion controls of TCP, as the kernel names them; none: Reno, and in a lab Cubic, too.
+        congestion: congestion controls of TCP, as the kernel names them; none: Reno and Cubic.
         seed: of pauses and of the lab.
     """
 
@@ -84,7 +82,7 @@ def run(
     json_file: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Runs ``cases``, prints a table, writes ``json_file`` after each; returns the rows.
+    """Run ``cases``, print a table, write ``json_file`` after each; return the rows.
 
     Args:
         wanted: what is run.
@@ -97,14 +95,9 @@ def run(
         ConfigError, CapabilityError: what is asked for cannot be had here; finite queues need root.
         TransportError: a rank failed.
     """
-    # what ranks call is loaded once, here
-    from tailbound.prepare import compile_all
-
     console = console or Console()
     if "tcp" in cases:
         check_congestion(wanted.congestion)
-    console.print("preparing: loading, and compiling what is not compiled yet", highlight=False)
-    compile_all()
     rows: list[dict[str, Any]] = []
     runs = {"incast": _incast, "tcp": _tcp, "jobs": _jobs}
     for case in cases:
@@ -117,29 +110,9 @@ def run(
                 rows.append(row)
                 save(rows, json_file)
                 console.print(f"{row['case']}, {'with' if marked else 'without'} marks: done", highlight=False)
-    show(f"{wanted.size / 1024:g} KiB, {conditions(wanted.rate, wanted.queue)}, lab", table(rows), console)
+    network = f"{wanted.rate / 1e6:g} Mbit/s, {wanted.queue / 1024:g} KiB before a link"
+    show(f"{wanted.size / 1024:g} KiB, {network}", rows, COLUMNS, console)
     return rows
-
-
-def conditions(rate: int, queue: int) -> str:
-    """The network, for the head of a table."""
-    return f"{rate / 1e6:g} Mbit/s, {queue / 1024:g} KiB before a link"
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What is shown of rows of the lab or of the simulator, under short names."""
-    shown = {
-        "case": "case", "tcp": "TCP's", "marks": "marks", "p50_ms": "p50 ms", "jain": "Jain", "job_share": "job",
-        "tcp_share": "TCP", "dropped_percent": "drop%", "rows_missing_percent": "miss%", "rows_lost_percent": "lost%",
-        "marked_percent": "CE%", "busy_percent": "busy%",
-    }  # fmt: skip
-    there = [key for key in shown if any(row.get(key) is not None for row in rows)]
-    return [{shown[key]: _short(row.get(key)) for key in there} for row in rows]
-
-
-def _short(value: Any) -> Any:
-    """As many digits as a line of 80 columns has room for."""
-    return float(f"{round(value, 3):.3g}") if isinstance(value, float) else value
 
 
 class _Bench:
@@ -147,62 +120,46 @@ class _Bench:
 
     Args:
         lab: built.
-        team: of all ranks of all jobs.
+        experiment: with all ranks of all jobs.
         wanted: what is run.
-        jobs: how many.
-        ranks: of each.
+        jobs, ranks: how many, and of each.
         marked: with marks and known speeds.
-        folder: of the files in which jobs agree on the end of a phase.
+        apart: seconds of a pause at most.
     """
 
     def __init__(
-        self, lab: Cluster, team: Team, wanted: Wanted, jobs: int, ranks: int, marked: bool, folder: Path
+        self, lab: Cluster, experiment: Experiment, wanted: Wanted, jobs: int, ranks: int, marked: bool, apart: float
     ) -> None:
-        self.lab, self._team, self._wanted, self._jobs = lab, team, wanted, jobs
-        self._ranks, self._marked, self._folder = ranks, marked, folder
-        began = cpu.busy_seconds()
-        ready = [message for _, message in team.gather("ready")]
-        self._how = {
-            "datapath": ready[0]["datapath"],
-            "result": ready[0]["result"],
-            "start_cpu_ms": 1e3 * sum(message["cpu_seconds"] for message in ready) / len(ready),
-        }
-        for done in range(0, _WARM_UP, _A_FEW):
-            self.phase(ops=min(_A_FEW, _WARM_UP - done))
-        self._how["warm_up_busy_seconds"] = cpu.busy_seconds() - began
+        self.lab, self._experiment, self._wanted, self._jobs = lab, experiment, wanted, jobs
+        self._ranks, self._marked, self._apart = ranks, marked, apart
 
-    def phase(self, *, ops: int = 0, seconds: float = 0.0) -> list[dict[str, Any]]:
-        """``ops`` all-reduces of each job, or as many as ``seconds`` take; reports by rank."""
-        for job in range(self._jobs):
-            (self._folder / f"last-{job}").write_bytes(bytes(8))
-        self._team.tell(json.dumps({"ops": ops, "seconds": seconds}))
-        reports = dict(self._team.gather("phase"))
-        return [reports[rank] for rank in sorted(reports)]
+    def _phase(self, seconds: float) -> Phase:
+        size = self._wanted.size
+        return self._experiment.phase(names=[OURS], size=size, seconds=seconds, free=True, apart=self._apart)
 
     def row(self, case: str, flow: Flow | None = None, *, idle: bool = False) -> dict[str, Any]:
-        """Counts for the time wanted; ``flow``: TCP that there is meanwhile; ``idle``: and nothing else."""
+        """Count for the time wanted; ``flow``: TCP that there is meanwhile; ``idle``: and nothing else."""
 
-        def go(seconds: float) -> list[dict[str, Any]]:
+        def go(seconds: float) -> Phase:
             if not idle:
-                return self.phase(seconds=seconds)
+                return self._phase(seconds)
             time.sleep(seconds)
-            return []
+            return Phase({OURS: []})
 
         if flow is not None:
             go(_RAMP)
         elsewhere = self.lab.lost_frames()
         before, begin = self._counts(flow), time.monotonic()
-        reports = go(self._wanted.seconds)
+        phase = go(self._wanted.seconds)
         after, seconds = self._counts(flow), time.monotonic() - begin
         queue, dropped, marked, link, tcp, again, busy = (now - was for now, was in zip(after, before, strict=True))
-        took = [1e3 * one for report in reports for one in report["took"]]
-        total = {name: sum(report[name] for report in reports) for name in _ADDED}
-        every = max(1, total["expected"])
-        can = self._wanted.rate / 8 * seconds
-        ops = [
-            sum(len(report["took"]) for report in reports[job :: self._jobs]) / self._ranks / seconds
-            for job in range(self._jobs)
-        ]
+        times = phase.times[OURS]
+        took = [1e3 * one for by_rank in times for one in by_rank]
+        counts = {name: phase.counted(name) or 0 for name in (*_LATE, "lost", "repaired", "on_arrival", "cpu_seconds")}
+        expected, delivered = phase.counted("expected") or 0, phase.counted("delivered") or 0
+        every, can = max(1, expected), self._wanted.rate / 8 * seconds
+        ops = [sum(map(len, times[job :: self._jobs])) / self._ranks / seconds for job in range(self._jobs)]
+        ready = self._experiment.ready
         return {
             "case": case,
             "tcp": None if flow is None else flow.kind,
@@ -214,7 +171,7 @@ class _Bench:
             "p50_ms": None if idle else figures.percentile(took, 50),
             "p99_ms": None if idle else figures.percentile(took, 99),
             "ops": ops,
-            "ops_done": min((len(report["took"]) for report in reports), default=0),
+            "ops_done": min(map(len, times), default=0),
             "jain": figures.jain(ops) if self._jobs > 1 else None,
             "job_link": None if idle else (link - tcp) / can,
             "tcp_share": tcp / can if flow is not None else None,
@@ -223,18 +180,20 @@ class _Bench:
             "packets": queue,
             "dropped": dropped,
             "dropped_elsewhere": self.lab.lost_frames() - elsewhere,
-            "dropped_on_arrival": total["on_arrival"],
+            "dropped_on_arrival": counts["on_arrival"],
             "dropped_percent": 100 * dropped / max(1, queue),
             "marked_percent": 100 * marked / max(1, queue),
-            "rows": total["expected"],
-            "rows_missing_percent": 100 * (total["expected"] - total["delivered"]) / every,
-            "rows_lost_percent": 100 * total["lost"] / every,
-            "rows_late_percent": 100 * sum(total[name] for name in _LATE) / every,
-            "rows_repaired_percent": 100 * total["repaired"] / every,
-            "deadline_hits": total["cut"],
+            "rows": expected,
+            "rows_missing_percent": 100 * (expected - delivered) / every,
+            "rows_lost_percent": 100 * counts["lost"] / every,
+            "rows_late_percent": 100 * sum(counts[name] for name in _LATE) / every,
+            "rows_repaired_percent": 100 * counts["repaired"] / every,
+            "deadline_hits": phase.counted("deadline_hits") or 0,
             "busy_percent": 100 * busy / seconds,
-            "rank_cpu_ms": 1e3 * total["cpu_seconds"] / max(1, len(took)),
-            **self._how,
+            "rank_cpu_ms": 1e3 * counts["cpu_seconds"] / max(1, len(took)),
+            "datapath": ready[0]["datapath"],
+            "result": ready[0]["result"],
+            "start_cpu_ms": 1e3 * sum(one["cpu_seconds"] for one in ready) / len(ready),
         }
 
     def _counts(self, flow: Flow | None) -> tuple[float, ...]:
@@ -251,23 +210,18 @@ def _bench(
 ) -> Iterator[_Bench]:
     """``jobs`` of ``ranks`` on the same workers, warm; ``strangers``: workers without ranks."""
     spec = LabSpec(ranks + strangers, rate=wanted.rate, queue=wanted.queue, ecn=marked, seed=wanted.seed)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tailbound-bench-")))
-        for job in range(jobs):
-            (folder / f"last-{job}").write_bytes(bytes(8))
-        lab = stack.enter_context(Cluster(spec))
-        orders = {
-            "ranks": ranks, "jobs": jobs, "size": wanted.size, "seed": wanted.seed, "folder": str(folder),
-            "apart_ms": wanted.apart_ms if apart else 0.0, "known": wanted.rate / 8 if marked else 0.0,
-            "datapath": "udp" if jobs > 1 else "auto",  # an interface has one XDP program
+    pause = wanted.apart_ms / 1e3 if apart else 0.0
+    # an interface has one XDP program
+    with opened(spec, "udp" if jobs > 1 else "auto", console, forked=True) as (lab, _, path):
+        assert isinstance(lab, Cluster)
+        job = {
+            "ranks": ranks, "jobs": jobs, "seed": wanted.seed, "datapath": path,
+            "settings": {"rate": wanted.rate / 8 if marked else 0.0, "ring_mib": _RING_MIB},
         }  # fmt: skip
-        silence = _SILENCE + wanted.seconds
-        team = stack.enter_context(
-            Team(lab, _WORKER, orders, console, silence=silence, per_host=jobs, hosts=ranks, forked=True)
-        )
-        yield _Bench(lab, team, wanted, jobs, ranks, marked, folder)
-        team.tell("end")
-        team.finish()
+        warm = {"names": [OURS], "size": wanted.size, "rounds": WARM_UP, "free": True, "apart": pause}
+        with Experiment(lab, job, console, warm=warm, per_host=jobs, hosts=ranks, forked=True) as experiment:
+            experiment.prepare()
+            yield _Bench(lab, experiment, wanted, jobs, ranks, marked, pause)
 
 
 def _incast(wanted: Wanted, marked: bool, console: Console) -> Iterator[dict[str, Any]]:

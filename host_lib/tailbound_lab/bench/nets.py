@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tailbound_lab.bench.digits import initialised, model
-from tailbound_lab.bench.gpt import GPT, LARGE, SMALL
+from tailbound_lab.bench.gpt import GPT, LARGE
 
 #: Width and number of the layers of ``wide``, with 16 MiB of gradients each; of the convolutions of ``deep``.
 _WIDE, _LAYERS = 2048, 6
@@ -34,19 +34,7 @@ def deep(seed: int) -> nn.Module:
     return initialised(nn.Sequential(*layers, nn.AvgPool2d(4), nn.Flatten(), nn.Linear(4 * _CHANNELS, 10)))
 
 
-def conv(seed: int) -> nn.Module:
-    """The demo's net with 128 hidden units in place of 1024: 0.1 M parameters."""
-    torch.manual_seed(seed)
-    return initialised(
-        nn.Sequential(
-            nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10),
-        )
-    )  # fmt: skip
-
-
 #: Models by name, made from a seed. ``digits`` is the demo's.
 NETS: Mapping[str, Callable[[int], nn.Module]] = {
-    "digits": model, "wide": wide, "deep": deep, "conv": conv,
-    "gpt": partial(GPT, LARGE), "small gpt": partial(GPT, SMALL),
+    "digits": model, "wide": wide, "deep": deep, "gpt": partial(GPT, LARGE),
 }  # fmt: skip

@@ -15,21 +15,25 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
-from tailbound.errors import ConfigError
 from tailbound.kernel import syscalls
-from tailbound_lab.bench.allreduce import WARMUP, conditions, title
-from tailbound_lab.bench.begin import prepared
-from tailbound_lab.bench.places import Place, datapath_at
-from tailbound_lab.bench.save import save
-from tailbound_lab.bench.team import Team
+from tailbound_lab.bench.allreduce import WARM_UP, check, title
+from tailbound_lab.bench.channel import OURS
+from tailbound_lab.bench.experiment import Experiment, Phase, opened
+from tailbound_lab.bench.places import Place
+from tailbound_lab.bench.stopwatch import STAMPED
+from tailbound_lab.bench.table import Columns, save, show
 from tailbound_lab.lab.spec import LabSpec
 
 #: What an op is split into, in the order of the table.
 PARTS = ("codec", "system_calls", "xdp_program", "interpreter", "no_processor", "idle")
+COLUMNS: Columns = {
+    "rank": ("rank\n", "d"), "op_ms": ("op\n", ".2f"), "codec_ms": ("codec\n", ".2f"),
+    "system_calls_ms": ("system\ncalls", ".2f"), "xdp_program_ms": ("XDP\nprogram", ".2f"),
+    "interpreter_ms": ("inter-\npreter", ".2f"), "no_processor_ms": ("no pro-\ncessor", ".2f"),
+    "idle_ms": ("idle\n", ".2f"), "rest_ms": ("rest\n", ".2f"), "other_threads_ms": ("other\nthreads", ".2f"),
+}  # fmt: skip
 
 
 def run(
@@ -56,30 +60,22 @@ def run(
         TransportError: a worker failed.
     """
     console = console or Console()
-    if iters < 1 or not sizes or min(sizes) < 4 * spec.workers:
-        raise ConfigError("a profile needs at least one iteration, and one float32 a worker")
-    sizes = [size - size % 4 for size in sizes]
+    check(spec, sizes, iters)
     rows: list[dict[str, Any]] = []
-    with prepared(spec, datapath, console) as (place, why_not, line), _counting(place, console) as counted:
-        job = {
-            "sizes": sizes, "iters": iters, "warmup": WARMUP, "line": str(line), "counted": counted,
-            "datapath": datapath_at(place, datapath),
-        }  # fmt: skip
-        used = ""
-        reports: dict[int, dict[int, dict[str, Any]]] = {size: {} for size in sizes}
-        with Team(place, "tailbound_lab.bench.profile_worker", job, console) as team:
-            while any(len(by_rank) < team.ranks for by_rank in reports.values()):
-                rank, message = team.next()
-                if message["kind"] == "ready":
-                    used = message["datapath"]
-                elif message["kind"] == "size":
-                    reports[message["size"]][rank] = message
-            team.finish()
-    for size in sizes:
-        settings = conditions(spec, why_not is None) | {"datapath": used}
-        new = summarize(size, [reports[size][rank] for rank in range(spec.workers)], settings)
-        console.print(table(new))
-        rows += new
+    with (
+        opened(spec, datapath, console) as (place, about, path),
+        _counting(place, console) as counted,
+        Experiment(place, {"datapath": path, "counted": counted}, console) as experiment,
+    ):
+        about["datapath"] = experiment.datapath
+        for size in (size - size % 4 for size in sizes):
+            experiment.phase(names=[STAMPED], size=size, rounds=WARM_UP)
+            phase = experiment.phase(names=[STAMPED, OURS], size=size, rounds=iters)
+            new = summarize(size, phase, about)
+            plain = median(row["unstamped_ms"] for row in new)
+            head = f"{title(new[0])}\n{size} B, medians in ms; without stamps an op takes {plain:.2f} ms"
+            show(head, new, COLUMNS, console)
+            rows += new
     save(rows, json_file)
     return rows
 
@@ -120,15 +116,16 @@ def split(op: Mapping[str, int], program: float | None) -> dict[str, float]:
     }
 
 
-def summarize(size: int, ranks: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Rows of one size, by rank: medians in ms, and what they are short of the median op (``rest_ms``)."""
-    runs = [[op["program"] for op in ops] for ops in zip(*(report["ops"] for report in ranks), strict=True)]
+def summarize(size: int, phase: Phase, about: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return rows of one size, by rank: medians in ms, and what they are short of the median op (``rest_ms``)."""
+    ranks = phase.reports
+    runs = [[op["program"] for op in ops] for ops in zip(*(report["stamps"] for report in ranks), strict=True)]
     programs = [None if None in op else fmean(op) for op in runs]
     rows = []
     for rank, report in enumerate(ranks):
-        parts = [split(op, program) for op, program in zip(report["ops"], programs, strict=True)]
+        parts = [split(op, program) for op, program in zip(report["stamps"], programs, strict=True)]
         medians: dict[str, float | None] = {f"{name}_ms": median(part[name] for part in parts) / 1e6 for name in PARTS}
-        op_ms = median(op["wall"] for op in report["ops"]) / 1e6
+        op_ms = median(op["wall"] for op in report["stamps"]) / 1e6
         iters = len(parts)
         if None in programs:
             medians["xdp_program_ms"] = None
@@ -142,31 +139,13 @@ def summarize(size: int, ranks: Sequence[Mapping[str, Any]], settings: Mapping[s
                 "op_ms": op_ms,
                 **medians,
                 "rest_ms": op_ms - sum(value for value in medians.values() if value is not None),
-                "other_threads_ms": median(op["others"] for op in report["ops"]) / 1e6,
-                "unstamped_ms": median(report["plain"]) / 1e6,
+                "other_threads_ms": median(op["others"] for op in report["stamps"]) / 1e6,
+                "unstamped_ms": 1e3 * median(phase.times[OURS][rank]),
                 "functions": {
                     name: {"ms": ns / iters / 1e6, "calls": calls / iters}
                     for name, (ns, calls) in sorted(report["functions"].items(), key=lambda item: -item[1][0])
                 },
-                **settings,
+                **about,
             }
         )
     return rows
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of one size, narrow enough for 80 columns."""
-    first = rows[0]
-    plain = median(row["unstamped_ms"] for row in rows)
-    head = f"{title(first)}\n{first['bytes']} B, medians in ms; without stamps an op takes {plain:.2f} ms"
-    result = Table(title=head, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    headings = (
-        "rank\n", "op\n", "codec\n", "system\ncalls", "XDP\nprogram", "inter-\npreter", "no pro-\ncessor", "idle\n",
-        "rest\n", "other\nthreads",
-    )  # fmt: skip
-    for heading in headings:
-        result.add_column(heading, justify="right", no_wrap=True)
-    for row in rows:
-        cells = (row[f"{name}_ms"] for name in ("op", *PARTS, "rest", "other_threads"))
-        result.add_row(str(row["rank"]), *("-" if cell is None else f"{cell:.2f}" for cell in cells))
-    return result

@@ -16,11 +16,15 @@ from typing import Any, NamedTuple
 
 from numba.core.dispatcher import Dispatcher
 
-from tailbound.kernel import barrier, syscalls
+from tailbound.collective.communicator import Communicator
+from tailbound.datapath.xdp import XdpDatapath
+from tailbound.kernel import barrier, interfaces, syscalls
 from tailbound.transport import sockets
 from tailbound.transport.cores import RunQueue
 
 COMPILED, CALLS = 0, 1
+#: Tailbound with stamps, as experiments call it.
+STAMPED = "stamped"
 #: System calls of the transport: where they are looked up, and under which name.
 _CALLS: tuple[tuple[Any, str], ...] = (
     (sockets.UdpSocket, "send_many"),
@@ -61,13 +65,54 @@ class Stopwatch:
         self._run_queue: RunQueue | None = None
         # replaced as one, since another thread reads it: ns in codec and in calls, what it is in now, and since when
         self._state: tuple[int, int, int | None, int] = (0, 0, None, 0)
-        #: ns and calls by name of the function
+        self._program = -1
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop all that was kept: ``functions``, ns and calls by name, and ``ops``, ns of each clock of each op."""
         self.functions: dict[str, list[int]] = {}
+        self.ops: list[dict[str, int | None]] = []
 
     def here(self) -> None:
         """The calling thread is the one to watch."""
         self._thread, self._run_queue = threading.get_ident(), RunQueue()
         self._clock = time.pthread_getcpuclockid(self._thread)
+
+    def count(self, ours: Communicator) -> None:
+        """Look at the time of the XDP program on this rank's interface, too, if there is one."""
+        datapath = ours.job.datapath
+        if isinstance(datapath, XdpDatapath) and (there := interfaces.xdp_below(datapath.interface)) is not None:
+            self._program = syscalls.prog_by_id(there.prog_id)
+
+    def close(self) -> None:
+        """Close what ``count`` has opened."""
+        if self._program >= 0:
+            os.close(self._program)
+
+    def op(self, average: Callable[[], None]) -> None:
+        """Do one op with stamps, and keep what it took of each clock."""
+        with self.installed():
+            waited, run = self.waited(), self._run_ns()
+            begin = self.read()
+            average()
+            end = self.read()
+            waited, run_now = self.waited() - waited, self._run_ns()
+        thread, own = end.thread - begin.thread, end.own - begin.own
+        self.ops.append(
+            {
+                "wall": end.end - begin.begin,
+                "thread": thread,
+                "codec": end.codec - begin.codec,
+                "calls": end.calls - begin.calls,
+                "own": own,
+                "others": max(0, end.process - begin.process - thread - own),
+                "waited": waited,
+                "program": None if run is None or run_now is None else run_now - run,
+            }
+        )
+
+    def _run_ns(self) -> int | None:
+        return None if self._program < 0 else syscalls.prog_info(self._program).run_ns
 
     @contextmanager
     def installed(self) -> Iterator[None]:

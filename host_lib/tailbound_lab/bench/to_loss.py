@@ -13,14 +13,12 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+from tailbound_lab.bench.channel import GLOO, OURS
 
 #: Steps that a smoothed loss is the mean of; a sixth of all where that is less.
 WINDOW = 20
 #: Of Gloo's steps, after which its loss is the target.
 SHARE = 0.75
-_PLAIN, _OURS = "gloo", "tailbound"
 #: Time over Gloo's that is aimed at, by tail; and by how much longer it may take at the last tail than at the first.
 _AIMS, _SLOWER = {1.5: 0.6, 3.0: 0.5}, 0.026
 
@@ -47,42 +45,42 @@ class Arrival(NamedTuple):
 
 
 def window_of(steps: int) -> int:
-    """Steps to smooth a training of ``steps`` over."""
+    """Return the steps to smooth a training of ``steps`` over."""
     return max(1, min(WINDOW, steps // 6))
 
 
 def smoothed(losses: Sequence[float], window: int) -> list[float]:
-    """Mean of every step and the ``window`` - 1 before it, from step ``window`` - 1 on: len(losses) - window + 1."""
+    """Return the mean of every step and the ``window`` - 1 before it, from step ``window`` - 1 on."""
     sums = [0.0, *accumulate(losses)]
     return [(sums[at] - sums[at - window]) / window for at in range(window, len(sums))]
 
 
 def first_below(losses: Sequence[float], target: float, window: int) -> int | None:
-    """Steps after which the smoothed loss was at most ``target`` for the first time; None: never."""
+    """Return the steps after which the smoothed loss was at most ``target`` for the first time; None: never."""
     return next((at + window for at, loss in enumerate(smoothed(losses, window)) if loss <= target), None)
 
 
 def target_of(losses: Sequence[float], window: int) -> float:
-    """The smoothed loss after ``SHARE`` of the steps."""
+    """Return the smoothed loss after ``SHARE`` of the steps."""
     steps = max(window, round(SHARE * len(losses)))
     return fmean(losses[steps - window : steps])
 
 
 def arrivals(rows: Iterable[Mapping[str, Any]]) -> list[Arrival]:
-    """Of all rows of trainings under bursts; a seed without a whole training of Gloo has none."""
+    """Return those of all rows of trainings under bursts; a seed without a whole training of Gloo has none."""
     trainings: dict[tuple[str, float, int], dict[str, Mapping[str, Any]]] = {}
     for row in rows:
         if row["tail"] is not None:
             trainings.setdefault((row["scenario"], row["tail"], row["seed"]), {})[row["name"]] = row
     found = []
     for (scenario, tail, seed), by_name in trainings.items():
-        plain = by_name.get(_PLAIN)
+        plain = by_name.get(GLOO)
         if plain is None or not plain["complete"]:
             continue
         window = window_of(plain["steps"])
         target = target_of(plain["step_loss"], window)
         times = {name: _time(row, target, window) for name, row in by_name.items()}
-        base = times[_PLAIN][0]
+        base = times[GLOO][0]
         for name, (seconds, reached) in times.items():
             found.append(Arrival(scenario, tail, seed, name, target, seconds, reached, seconds / base))
     return found
@@ -96,7 +94,7 @@ def _time(row: Mapping[str, Any], target: float, window: int) -> tuple[float, bo
 
 
 def slower(found: Iterable[Arrival], scenario: str, name: str) -> float | None:
-    """How much longer ``name`` takes at the largest tail than at the smallest, mean over seeds; None: not known."""
+    """Return how much longer ``name`` takes at the largest tail than at the smallest, mean over seeds, if known."""
     mine = {(a.seed, a.tail): a.seconds for a in found if (a.scenario, a.name, a.reached) == (scenario, name, True)}
     tails = sorted({tail for _, tail in mine})
     if len(tails) < 2:
@@ -113,36 +111,35 @@ def _groups(found: Iterable[Arrival]) -> dict[tuple[str, float, str], list[Arriv
     return groups
 
 
-def table(found: Sequence[Arrival]) -> Table:
-    """A line for every variant and tail: means over seeds, each ratio, and how many seeds got there."""
-    title = "time to Gloo's loss; > where not all seeds got there"
-    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for heading in ("what", "tail", "who", "s", "/gloo", "each seed", "there", "slower"):
-        result.add_column(heading, justify="left" if heading in ("what", "who") else "right", no_wrap=True)
+def lines(found: Sequence[Arrival]) -> list[dict[str, Any]]:
+    """Return a row of a table for every variant and tail: means over seeds, each ratio, how many seeds got there."""
+    rows = []
     for (scenario, tail, name), members in _groups(found).items():
-        more = "" if all(each.reached for each in members) else "> "
-        last = tail == max(each.tail for each in found if each.scenario == scenario)
-        slow = slower(found, scenario, name) if last else None
-        result.add_row(
-            scenario, f"{tail:g}", name, f"{more}{fmean(each.seconds for each in members):.1f}",
-            f"{more}{fmean(each.over_plain for each in members):.2f}",
-            " ".join(f"{'' if each.reached else '>'}{each.over_plain:.2f}" for each in members),
-            f"{sum(each.reached for each in members)}/{len(members)}", "" if slow is None else f"{100 * slow:+.1f} %",
+        there = sum(each.reached for each in members)
+        more = "" if there == len(members) else "> "
+        rows.append(
+            {
+                "what": scenario, "tail": tail, "who": name,
+                "s": f"{more}{fmean(each.seconds for each in members):.1f}",
+                "/gloo": f"{more}{fmean(each.over_plain for each in members):.2f}",
+                "each seed": " ".join(f"{'' if each.reached else '>'}{each.over_plain:.2f}" for each in members),
+                "there": f"{there}/{len(members)}",
+            }
         )  # fmt: skip
-    return result
+    return rows
 
 
 def aims(found: Sequence[Arrival]) -> list[tuple[str, float, str, bool]]:
-    """(what, value, aim, reached) of Tailbound's; an aim that not all seeds got to is missed."""
+    """Return (what, value, aim, reached) of Tailbound's; an aim that not all seeds got to is missed."""
     out = []
     for (scenario, tail, name), members in _groups(found).items():
-        if name == _OURS and tail in _AIMS:
+        if name == OURS and tail in _AIMS:
             ratio, most = fmean(each.over_plain for each in members), _AIMS[tail]
             there = all(each.reached for each in members)
             what = f"{scenario}, tail {tail:g}: time over gloo" + ("" if there else ", not all there")
             out.append((what, ratio, f"<= {most:g}", there and ratio <= most))
     for scenario in dict.fromkeys(each.scenario for each in found):
-        slow = slower(found, scenario, _OURS)
+        slow = slower(found, scenario, OURS)
         if slow is not None:
             out.append((f"{scenario}: slower at the longer tail", slow, f"<= {_SLOWER:g}", slow <= _SLOWER))
     return out

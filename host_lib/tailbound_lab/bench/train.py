@@ -2,7 +2,7 @@
 
 Scenarios (``train_plan``): ``compute``, where backward takes longer than communication, against steps that do not
 communicate; ``communication``, where 101 MB of gradients cross cables of 1 Gbit/s; ``accuracy``, the demo's model after
-equal epochs under losses; ``tails-gpt`` and ``tails-conv``, time to the loss of plain DDP (``to_loss``) under foreign
+equal steps under losses; ``tails-gpt`` and ``tails-conv``, time to the loss of plain DDP (``to_loss``) under foreign
 bursts. All variants train in the same processes on the same batches from the same weights.
 """
 
@@ -22,24 +22,20 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.prepare import Preparation
-from tailbound_lab.bench import picture, to_loss
-from tailbound_lab.bench.allreduce import conditions
+from tailbound_lab.bench import picture, table, to_loss
+from tailbound_lab.bench.channel import GLOO, OURS
+from tailbound_lab.bench.experiment import COURSE, Experiment, conditions
 from tailbound_lab.bench.places import Loopback, Place, datapath_at, open_place
-from tailbound_lab.bench.save import save
-from tailbound_lab.bench.start import StartLine
-from tailbound_lab.bench.tail import PLACEHOLDER, aims_table, calibrated, crew_in_lab
-from tailbound_lab.bench.team import Team
+from tailbound_lab.bench.tail import PLACEHOLDER, in_lab
 from tailbound_lab.bench.train_plan import Scenario
 from tailbound_lab.bench.train_plot import draw
-from tailbound_lab.bench.train_rows import Record, aims, row, table
+from tailbound_lab.bench.train_rows import COLUMNS, Record, aims, row, title
 from tailbound_lab.lab.spec import Background, LabSpec
 
-_WORKER = "tailbound_lab.bench.train_worker"
-#: Seconds that a rank waits for another one at the start of a turn, and the whole run for any report: under losses a
-#: step over TCP takes as long as its retransmission timer wants.
-_PATIENCE, _SILENCE = 170.0, 200.0
 #: Bytes of the all-reduces of Gloo whose tail the bursts set: a bucket of DDP.
 _CALIBRATED_ON = 25 << 20
+#: Foreign bursts by ranks, rate and tail.
+_Bursts = dict[tuple[int, int | None, float | None], Background | None]
 
 
 def run(
@@ -52,7 +48,7 @@ def run(
     plot: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Trains, prints tables, writes ``json_file`` after every seed and the plot at the end; returns the rows.
+    """Train, print tables, write ``json_file`` after every seed and the plot at the end; return the rows.
 
     Args:
         scenarios: of ``train_plan.plan``.
@@ -77,67 +73,63 @@ def run(
         raise CapabilityError(f"training needs {error.name}: pip install 'tailbound-lab[demo]'") from error
     plot = picture.where(plot, json_file, console)
     rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as name, Preparation() as preparation:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
         console.print("preparing: the data, and machine code that is not in the cache yet", highlight=False)
         sources = {"digits": digits.load, "text": text.load}
         for data, seed in {(scenario.data, seed) for scenario in scenarios for seed in scenario.seeds}:
-            digits.save(sources[data](seed), folder / f"{data}{seed}.npz")
+            digits.save(sources[data](seed), Path(folder, f"{data}{seed}.npz"))
         preparation.wait()
-        bursts = _bursts(scenarios, folder, console)
+        bursts = _bursts(scenarios, console)
         for scenario in scenarios:
             for loss, tail in product(scenario.losses, scenario.tails):
-                if not scenario.variants_at(loss):  # all that is asked for was trained at the first loss
+                variants = scenario.variants_at(loss)
+                if not variants:  # all that is asked for was trained at the first loss
                     continue
                 background = bursts[scenario.workers, scenario.rate, tail]
                 with _place(scenario, loss, background, datapath, lab_only, console) as (place, why_not):
                     if place is None:
                         continue
-                    settings = conditions(place.spec, why_not is None) | {
+                    about = conditions(place.spec, why_not is None) | {
                         "cpus": os.cpu_count() or 1, "tail": tail, "background": background and str(background),
                     }  # fmt: skip
-                    StartLine.create(folder / "start", scenario.workers)
                     job = dataclasses.asdict(scenario) | {
-                        "folder": name, "variants": scenario.variants_at(loss), "patience": _PATIENCE,
-                        "options": dict(options or {}), "datapath": datapath_at(place, datapath),
+                        "data_folder": folder, "variants": variants, "options": dict(options or {}),
+                        "datapath": datapath_at(place, datapath),
                     }  # fmt: skip
-                    with Team(place, _WORKER, job, console, env=MALLOC, silence=_SILENCE) as team:
-                        for new in _follow(team, scenario, job["variants"], settings, console):
+                    with Experiment(place, job, console, worker=COURSE, env=MALLOC) as experiment:
+                        for seed in scenario.seeds:
+                            new = _train(experiment, scenario, seed, variants, about, console)
                             rows += new
-                            console.print(table(new))
-                            save(rows, json_file)
-                        team.finish()
+                            table.show(title(new[0]), new, COLUMNS, console)
+                            table.save(rows, json_file)
     arrivals = to_loss.arrivals(rows)
     if arrivals:
-        console.print(to_loss.table(arrivals))
-    if found := aims(rows) + to_loss.aims(arrivals):
-        console.print(aims_table(found))
-    picture.write(draw, rows, plot, console)
+        table.show("time to Gloo's loss; > where not all seeds got there", to_loss.lines(arrivals), console=console)
+    table.aims([*aims(rows), *to_loss.aims(arrivals)], console)
+    if plot is not None and rows:
+        draw(rows, plot)
+        console.print(str(plot), highlight=False, soft_wrap=True)
     return rows
 
 
-def _bursts(
-    scenarios: Sequence[Scenario], folder: Path, console: Console
-) -> dict[tuple[int, int | None, float | None], Background | None]:
-    """Foreign bursts by ranks, rate and tail; those of a network are found once for all scenarios.
+def _bursts(scenarios: Sequence[Scenario], console: Console) -> _Bursts:
+    """Find the foreign bursts of each network, once for all scenarios.
 
     Raises:
         CapabilityError: there can be no lab.
     """
-    found: dict[tuple[int, int | None, float | None], Background | None] = {}
+    found: _Bursts = {}
     for scenario in scenarios:
         network = scenario.workers, scenario.rate
-        for tail in scenario.tails:
-            if tail is None:
-                found[(*network, tail)] = None
+        found |= {(*network, None): None}
         missing = [tail for tail in scenario.tails if (*network, tail) not in found]
         if missing:
             console.print("bursts: set by Gloo's all-reduces of 25 MiB", highlight=False)
             spec = LabSpec(scenario.workers, rate=scenario.rate, seed=scenario.seeds[0], background=PLACEHOLDER)
-            with crew_in_lab(spec, _CALIBRATED_ON, "udp", folder, console) as (lab, crew):
+            with in_lab(spec, [OURS, GLOO], _CALIBRATED_ON, "udp", console) as bench:
                 for tail in missing:
                     assert tail is not None
-                    found[(*network, tail)] = calibrated(tail, lab, crew, scenario.calibration, console)[0]
+                    found[(*network, tail)] = bench.calibrated(tail, scenario.calibration)[0]
     return found
 
 
@@ -145,7 +137,7 @@ def _bursts(
 def _place(
     scenario: Scenario, loss: float, background: Background | None, datapath: str, lab_only: bool, console: Console
 ) -> Iterator[tuple[Place | None, str | None]]:
-    """Where to train, and why it is not a lab (None: it is); no place where losses cannot be had.
+    """Open a place to train; yield why it is not a lab, too (None: it is); no place where losses cannot be had.
 
     Raises:
         CapabilityError: there can be no lab, and nothing else will do.
@@ -159,46 +151,44 @@ def _place(
             if lab_only or datapath == "xdp" or background is not None:
                 raise
             why_not = str(error)
-            if loss:
-                console.print(f"{scenario.name}, loss {loss:.1%}: left out, {why_not}", highlight=False, soft_wrap=True)
-            else:
+            if not loss:
                 place = stack.enter_context(Loopback(LabSpec(scenario.workers)))
-        if place is not None and why_not is not None:
-            console.print(
-                f"{scenario.name}: no lab, ranks train on loopback over udp without rates: {why_not}",
-                highlight=False,
-                soft_wrap=True,
-            )
+        if why_not is not None:
+            how = "left out" if place is None else "ranks train on loopback over udp without rates"
+            where = f"{scenario.name}, loss {loss:.1%}: no lab, {how}: {why_not}"
+            console.print(where, highlight=False, soft_wrap=True)
         yield place, why_not
 
 
-def _follow(
-    team: Team, scenario: Scenario, variants: Sequence[str], settings: Mapping[str, Any], console: Console
-) -> Iterator[list[dict[str, Any]]]:
-    """Shows progress; yields the rows of every seed as soon as it is over."""
+def _train(
+    experiment: Experiment, scenario: Scenario, seed: int, variants: Sequence[str], about: Mapping[str, Any],
+    console: Console,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Train with one seed; return its rows."""
+    records = {name: Record() for name in variants}
+    turns: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    for seed in scenario.seeds:
-        records = {name: Record() for name in variants}
-        turns: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
-        ends: dict[int, dict[str, Any]] = {}
-        trouble = f"tail {settings['tail']:g}" if settings["tail"] else f"loss {settings['loss']:.1%}"
-        where = f"{scenario.name}, {trouble}, seed {seed}"
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            tasks = {name: progress.add_task(f"{name:>9}", total=scenario.steps) for name in variants}
-            if not console.is_terminal:
-                console.print(f"{where}: {scenario.steps} steps of {', '.join(variants)}", highlight=False)
-            while len(ends) < team.ranks:
-                rank, message = team.next()
-                if message["kind"] == "seed":
-                    ends[rank] = message
-                elif message["kind"] == "turn":
-                    name = message["name"]
-                    turn = turns.setdefault((name, message["number"]), {})
-                    turn[rank] = message
-                    if len(turn) == team.ranks:
-                        record = records[name]
-                        record.add([turn[each] for each in range(team.ranks)])
-                        del turns[name, message["number"]]
-                        progress.update(tasks[name], completed=len(record.curve.iterations))
-        last = [ends[rank] for rank in range(team.ranks)]
-        yield [row(name, records[name], last, scenario, seed, settings) for name in variants]
+    trouble = f"tail {about['tail']:g}" if about["tail"] else f"loss {about['loss']:.1%}"
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        tasks = {name: progress.add_task(f"{name:>9}", total=scenario.steps) for name in variants}
+        if not console.is_terminal:
+            where = f"{scenario.name}, {trouble}, seed {seed}: {scenario.steps} steps of {', '.join(variants)}"
+            console.print(where, highlight=False)
+
+        def told(rank: int, message: dict[str, Any]) -> None:
+            if message["kind"] != "turn":
+                return
+            key = message["name"], message["number"]
+            turn = turns.setdefault(key, {})
+            turn[rank] = message
+            if len(turn) == scenario.workers:
+                record = records[message["name"]]
+                record.add([turn[each] for each in sorted(turn)])
+                del turns[key]
+                progress.update(tasks[message["name"]], completed=len(record.curve.iterations))
+
+        begun = experiment.phase(do="begin", seed=seed).reports
+        ended = experiment.phase(do="run", on=told).reports
+        experiment.phase(do="finish")
+    ends = [one | other for one, other in zip(begun, ended, strict=True)]
+    return [row(name, records[name], ends, scenario, seed, about) for name in variants]

@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from tailbound.errors import ConfigError
-from tailbound_lab.bench.rivals import RIVALS
 from tailbound_lab.lab.spec import LabSpec
 
-#: In the order in which they have their first turn (``tailbound_lab.bench.variants``).
-VARIANTS = ("none", "noop", "gloo", "fp16", "powersgd", *RIVALS, "tailbound")
+#: In the order in which they have their first turn (``variants``).
+VARIANTS = ("none", "noop", "gloo", "fp16", "powersgd", "quantised", "tailbound")
 #: Who is trained unless others are asked for.
-USUAL = tuple(name for name in VARIANTS if name not in RIVALS)
+USUAL = tuple(name for name in VARIANTS if name != "quantised")
 #: Those whose averages TCP carries: the same to the bit whatever is lost, only later.
-OVER_TCP = ("gloo", "fp16", "powersgd", *RIVALS)
+OVER_TCP = ("gloo", "fp16", "powersgd", "quantised")
 #: Images of the digits that are trained on.
 IMAGES = 1437
 #: Steps that change nothing before those that count, Tailbound's and the others'. DDP makes its buckets anew after the
@@ -44,7 +43,6 @@ class Scenario:
         rate: of every link in bit/s; None: as fast as the machine.
         workers: ranks.
         seconds: of training after which a variant stops, with every seed.
-        lossy_tcp: train what goes over TCP at losses, too.
         data: ``digits`` or ``text``.
         tails: P99/P50 that foreign bursts give Gloo's all-reduces of 25 MiB; None: there are no bursts.
         calibration: seconds for which the bursts of a tail are measured; three times as long at most.
@@ -66,7 +64,6 @@ class Scenario:
     rate: int | None
     workers: int = 4
     seconds: float = 600.0
-    lossy_tcp: bool = False
     data: str = "digits"
     tails: tuple[float | None, ...] = (None,)
     calibration: float = 60.0
@@ -87,8 +84,6 @@ class Scenario:
             raise ConfigError(
                 f"{', '.join(wrong) or 'nobody'} cannot be trained: give variants of {', '.join(VARIANTS)}"
             )
-        if "halving" in self.variants and self.workers & (self.workers - 1):
-            raise ConfigError(f"halving-doubling of {self.workers} workers: give a power of two")
         for loss in self.losses:
             LabSpec(self.workers, rate=self.rate, loss=loss)
         tails = [tail for tail in self.tails if tail is not None]
@@ -100,12 +95,10 @@ class Scenario:
     def variants_at(self, loss: float) -> tuple[str, ...]:
         """Who is trained where packets are lost with this probability.
 
-        TCP's averages do not depend on losses, so those at the first loss hold for all unless ``lossy_tcp``. What does
-        not communicate is trained once.
+        TCP's averages do not depend on losses, so those at the first loss hold for all.
         """
-        first = loss == self.losses[0]
         chosen = [v for v in VARIANTS if v in self.variants]
-        return tuple(v for v in chosen if first or v == "tailbound" or (self.lossy_tcp and v in OVER_TCP))
+        return tuple(v for v in chosen if v == "tailbound" or loss == self.losses[0])
 
 
 SCENARIOS = {
@@ -142,15 +135,12 @@ _QUICK_STEPS = {
 }  # fmt: skip
 
 
-def plan(
-    names: Iterable[str] = (), *, quick: bool = False, epochs: int | None = None, **changes: Any
-) -> list[Scenario]:
+def plan(names: Iterable[str] = (), *, quick: bool = False, **changes: Any) -> list[Scenario]:
     """The scenarios to run, in their order.
 
     Args:
         names: of ``SCENARIOS`` and ``TAILED``; none: all of ``SCENARIOS``.
         quick: fewer steps, one seed.
-        epochs: instead of ``steps``.
         **changes: fields of ``Scenario`` for all of them; None: as they are; a ``rate`` of 0: as fast as the machine.
 
     Raises:
@@ -163,13 +153,6 @@ def plan(
     given = {name: value for name, value in changes.items() if value is not None}
     if given.get("rate") == 0:
         given["rate"] = None
-    if epochs is not None:
-        if "steps" in given:
-            raise ConfigError("give either steps or epochs")
-        if epochs < 1:
-            raise ConfigError(f"{epochs} epochs: give at least one")
-        if any(known[name].data != "digits" for name in wanted):
-            raise ConfigError("epochs are those of the digits: give steps")
     chosen = []
     for scenario in known.values():
         if scenario.name not in wanted:
@@ -177,11 +160,7 @@ def plan(
         if quick:
             few = min(scenario.steps, _QUICK_STEPS[scenario.name])
             scenario = dataclasses.replace(scenario, steps=few, seeds=scenario.seeds[:1], calibration=10.0)
-        scenario = dataclasses.replace(scenario, **given)
-        if epochs is not None:
-            per_epoch = IMAGES // (scenario.workers * scenario.batch)
-            scenario = dataclasses.replace(scenario, steps=epochs * per_epoch)
-        chosen.append(scenario)
+        chosen.append(dataclasses.replace(scenario, **given))
     return chosen
 
 

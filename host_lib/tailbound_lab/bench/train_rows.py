@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-
 from tailbound_lab.bench.curve import Curve
 from tailbound_lab.bench.figures import percentile
 from tailbound_lab.bench.meter import per_op
+from tailbound_lab.bench.table import Columns
 from tailbound_lab.bench.train_plan import OVER_TCP, Scenario
 
 #: Parts of a step as workers report them.
 PARTS = ("forward", "backward", "update")
+COLUMNS: Columns = {
+    "name": ("\nwho", ""), "steps": ("\n n", "d"), "steps_per_s": ("steps\n/s", ".2f"),
+    "step_p50_ms": ("p50\nms", ".0f"), "step_p99_ms": ("p99\nms", ".0f"), "forward_ms": ("fwd\nms", ".0f"),
+    "backward_ms": ("bwd\nms", ".0f"), "update_ms": ("opt\nms", ".0f"), "cpu_ms": ("CPU\nms", ".0f"),
+    "busy": ("busy\n", ".0%"), "accuracy": ("accuracy\n", ".2%"), "delivered": ("arrived\n%", "%"),
+    "deadline_hits": ("late\n", "d"),
+}  # fmt: skip
 
 
 @dataclass
@@ -63,8 +68,7 @@ def row(
     Args:
         name: of the variant.
         record: its training.
-        ends: every rank's last report: ``gradient_bytes``, ``spent`` (of ``Meter``; a step is an op), and of Tailbound
-            ``expected``, ``delivered``, ``deadline_hits`` and ``datapath``.
+        ends: every rank's reports of ``Course.begin`` and ``Course.run``.
         scenario: what was asked for.
         seed: of data and weights.
         settings: of the network (``loss``, ``rate``, ``cpus`` ...).
@@ -112,32 +116,13 @@ def _path(name: str, ends: Sequence[Mapping[str, Any]]) -> str | None:
     return "tcp" if name in OVER_TCP else None
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The rows of one training, narrow enough for 80 columns; times are those of a step, CPU that of a rank."""
-    first = rows[0]
+def title(first: Mapping[str, Any]) -> str:
+    """Return the head of the table of one training; times are those of a step, CPU that of a rank."""
     rate = f", {first['rate'] / 1e6:g} Mbit/s" if first["rate"] else ""
     trouble = f"tail {first['tail']:g}" if first.get("tail") else f"loss {first['loss']:.1%}"
-    title = (
-        f"{first['scenario']}: {first['workers']} workers, {first['gradient_bytes'] / 1e6:.1f} MB of gradients"
-        f"{rate}, {trouble}, seed {first['seed']}"
-    )
-    result = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0, pad_edge=False)
-    result.add_column("\nwho", no_wrap=True)
-    for heading in (
-        "steps\n/s", "p50\nms", "p99\nms", "fwd\nms", "bwd\nms", "opt\nms", "CPU\nms", "busy\n%", "accuracy\n%",
-        "arrived\n%", "late\n",
-    ):  # fmt: skip
-        result.add_column(heading, justify="right", no_wrap=True)
-    for one in rows:
-        accuracy = "-" if one["accuracy"] is None else f"{100 * one['accuracy']:.2f}"
-        times = [one[key] for key in ("step_p50_ms", "step_p99_ms", "forward_ms", "backward_ms", "update_ms", "cpu_ms")]
-        result.add_row(
-            one["name"], f"{one['steps_per_s']:.2f}", *("-" if ms is None else f"{ms:.0f}" for ms in times),
-            "-" if one["busy"] is None else f"{100 * one['busy']:.0f}",
-            accuracy if one["complete"] else f"{accuracy} ({one['steps']})", f"{100 * one['delivered']:.2f}",
-            str(one["deadline_hits"]),
-        )  # fmt: skip
-    return result
+    size = first["gradient_bytes"] / 1e6
+    head = f"{first['scenario']}: {first['workers']} workers, {size:.1f} MB of gradients{rate}"
+    return f"{head}, {trouble}, seed {first['seed']}"
 
 
 def aims(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, str, bool]]:

@@ -3,7 +3,7 @@
 ``none``: nothing, each rank alone (no step with communication can be shorter). ``noop``: DDP without communication,
 what DDP itself costs. ``gloo``: plain DDP in float32. ``fp16``: torch's ``fp16_compress_hook``. ``powersgd``: torch's
 ``powerSGD_hook`` of rank 4 (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-Optimization", NeurIPS 2019). ``tailbound``: ours. The others are those of ``bench.rivals``.
+Optimization", NeurIPS 2019). ``quantised``: our codes over TCP. ``tailbound``: ours.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tailbound.errors import ConfigError
 from tailbound.torch import TailboundState, register
 from tailbound_lab.bench.powersgd import FIRST, register_powersgd
-from tailbound_lab.bench.rivals import RIVALS
-from tailbound_lab.bench.rivals.hook import register_rival
+from tailbound_lab.bench.quantised import register_quantised
 from tailbound_lab.bench.train_plan import VARIANTS
 
 
@@ -65,6 +64,6 @@ def wrap(
         model.register_comm_hook(None, fp16_compress_hook)
     elif name == "powersgd":
         register_powersgd(model, powersgd_start)
-    elif name in RIVALS:
-        register_rival(model, name)
+    elif name == "quantised":
+        register_quantised(model)
     return model, None

@@ -115,13 +115,3 @@ def rows(stats: Iterable[Mapping[str, Any]]) -> Rows:
                 for name in sums:
                     sums[name] += entry[name]
     return Rows(sent=sent, entered=entered, **sums)
-
-
-def udp_drops(table: str, port: int) -> int:
-    """Datagrams that the UDP sockets on local ``port`` had no room for, from the text of ``/proc/net/udp``."""
-    total = 0
-    for line in table.splitlines()[1:]:
-        words = line.split()
-        if int(words[1].rpartition(":")[2], 16) == port:
-            total += int(words[-1])
-    return total

@@ -17,9 +17,8 @@ from tailbound.errors import CapabilityError, TransportError
 from tailbound.prepare import Preparation
 from tailbound_lab.bench import digits
 from tailbound_lab.bench.curve import Curve
+from tailbound_lab.bench.experiment import COURSE, Experiment
 from tailbound_lab.bench.places import Loopback, Place, datapath_at, open_place
-from tailbound_lab.bench.start import StartLine
-from tailbound_lab.bench.team import Team
 from tailbound_lab.bench.trainee import MALLOC
 from tailbound_lab.demo import show
 from tailbound_lab.demo.ledger import Balance, balance
@@ -33,10 +32,16 @@ from tailbound_lab.lab.topology import Link
 #: them), and one rank that computes longer in every step.
 RATE, LOSS, STRAGGLER_MS = 10**9, 0.01, 25.0
 SEED = 7
-#: Images a rank and step; learning rate.
-_BATCH, _RATE = 16, 0.01
-#: Steps in a row over the same transport; steps between looks at the accuracy.
-_TURN, _LOOK = 11, 4
+#: Images a rank and step.
+_BATCH = 16
+#: What is trained (``train_plan.Scenario``): steps in a row over the same transport, with a look at the accuracy then.
+#: Owner maps would still be settled while the packets are counted. A multicast packet that a worker's own cable loses
+#: would be one loss to the cable and several to the ledgers.
+_TRAINING: dict[str, Any] = {
+    "model": "digits", "data": "digits", "variants": ["gloo", "tailbound"], "batch": _BATCH, "turn": 11, "look": 1,
+    "learning_rate": 0.01, "momentum": 0.9, "powersgd_share": 0.0, "device": "cpu", "together": True,
+    "bucket_mib": digits.BUCKET_MIB, "options": {"share_rows": False, "result": "fanout"},
+}  # fmt: skip
 #: Lines of the workers' output that are shown when one fails.
 _LAST_WORDS = 20
 #: Attempts at reading all counters while nothing moves.
@@ -103,8 +108,7 @@ def run(
         folder = Path(name)
         with steps_shown.step("data and machine code (a minute the first time)"):
             data = digits.load(SEED)
-            digits.save(data, folder / "digits.npz")
-            StartLine.create(folder / "start", workers)
+            digits.save(data, folder / f"digits{SEED}.npz")
             preparation.wait()
         steps = len(data.train_labels) // (workers * _BATCH) * length.epochs
         with ExitStack() as stack:
@@ -112,17 +116,13 @@ def run(
                 place, why_not = stack.enter_context(open_best(plain, lossy, datapath))
             spec = place.spec
             show.conditions(console, place, why_not)
-            job = {
-                "folder": name, "data": str(folder / "digits.npz"), "line": str(folder / "start"), "seed": SEED,
-                "rate": _RATE, "batch": _BATCH, "turn": _TURN, "look": _LOOK,
-                "epochs": length.epochs, "seconds": length.seconds,
+            job = _TRAINING | {
+                "data_folder": name, "steps": steps, "seconds": length.seconds,
                 "datapath": datapath_at(place, datapath),
             }  # fmt: skip
-            with (
-                _log(out / "workers.log", console) as log,
-                Team(place, "tailbound_lab.demo.worker", job, log, env=MALLOC) as team,
-            ):
-                records = follow(team, place, steps, console, steps_shown)
+            log = stack.enter_context(_log(out / "workers.log", console))
+            with Experiment(place, job, log, worker=COURSE, env=MALLOC) as experiment:
+                records = follow(experiment, place, steps, console, steps_shown)
         drifts = {
             each: drift([np.load(folder / f"{each}{rank}.npy") for rank in range(workers)]) for each in records.curves
         }
@@ -172,59 +172,46 @@ def lossy_network(workers: int, straggler: Straggler, *, bursts: bool) -> LabSpe
     return LabSpec(workers, rate=RATE, straggler=straggler, seed=SEED, **losses)
 
 
-def follow(team: Team, place: Place, steps: int, console: Console, steps_shown: show.Steps) -> Records:
-    """Shows progress until the training is over and everything is counted.
+def follow(experiment: Experiment, place: Place, steps: int, console: Console, steps_shown: show.Steps) -> Records:
+    """Show progress until the training is over and everything is counted.
 
     Args:
-        team: started.
+        experiment: with a worker a rank.
         place: where it runs.
         steps: of each transport, at most.
         console: for progress.
         steps_shown: of the whole demo.
     """
+    ranks = place.spec.workers
     curves = {"tailbound": Curve(), "gloo": Curve()}
-    looks: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in curves}
-    warm: dict[int, dict[str, Any]] = {}
-    paths: set[str] = set()
-    cpu: dict[int, float] = {}
-
-    def note(rank: int, message: dict[str, Any]) -> str | None:
-        """Keeps a report; the name of the curve that it has completed a point of."""
-        if message["kind"] == "ready":
-            paths.add(message["datapath"])
-        elif message["kind"] == "warm":
-            warm[rank] = message["stats"]
-        elif message["kind"] == "trained":
-            cpu[rank] = message["cpu_seconds"]
-        else:
-            name = str(message["name"])
-            look = looks[name]
-            look[rank] = message
-            if len(look) == team.ranks:
-                times, accuracy = ([look[r][what] for r in range(team.ranks)] for what in ("times", "accuracy"))
-                curves[name].add(times, accuracy)
-                look.clear()
-                return name
-        return None
-
-    with steps_shown.step(f"{team.ranks} workers start, and make steps that do not count"):
-        for rank, message in team.gather("warm"):
-            note(rank, message)
+    looks: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    with steps_shown.step(f"{ranks} workers start, and make steps that do not count"):
+        warm = experiment.phase(do="begin", seed=SEED).reports
     steps_shown.say("training, in turns of a few steps each")
     with show.progress(console, steps) as tell:
-        for rank, message in team.gather("trained"):
-            if name := note(rank, message):
-                tell(name, curves[name])
-    last, ledger, lost = count(team, place)
-    team.tell("go")
-    team.finish()
-    ranks = range(team.ranks)
-    path = "+".join(sorted(paths))
-    return Records(path, curves, [warm[r] for r in ranks], last, [cpu[r] for r in ranks], ledger, lost)
+
+        def told(rank: int, message: dict[str, Any]) -> None:
+            if message["kind"] != "turn":
+                return
+            look = looks.setdefault((message["name"], message["number"]), {})
+            look[rank] = message
+            if len(look) == ranks:
+                curve, messages = curves[message["name"]], [look[each] for each in range(ranks)]
+                times = [[sum(step) for step in one["steps"]] for one in messages]
+                curve.add(times, [one["accuracy"] for one in messages])
+                tell(message["name"], curve)
+
+        ended = experiment.phase(do="run", on=told).reports
+    experiment.phase(do="weights")
+    last, ledger, lost = count(experiment, place)
+    experiment.phase(do="finish")
+    path = "+".join(sorted({one["datapath"] for one in ended}))
+    cpu = [one["cpu_seconds"] for one in ended]
+    return Records(path, curves, [one["stats"] for one in warm], last, cpu, ledger, lost)
 
 
-def count(team: Team, place: Place) -> tuple[list[dict[str, Any]], Balance, int]:
-    """Reads every counter until two readings in a row are the same: then nothing is in flight any more.
+def count(experiment: Experiment, place: Place) -> tuple[list[dict[str, Any]], Balance, int]:
+    """Read every counter until two readings in a row are the same: then nothing is in flight any more.
 
     Returns:
         The ranks' statistics, the balance, packets that the cables lost on purpose.
@@ -234,10 +221,9 @@ def count(team: Team, place: Place) -> tuple[list[dict[str, Any]], Balance, int]
     """
     before = None
     for _ in range(_READINGS):
-        team.tell("stats")
-        found = dict(team.gather("stats"))
-        stats = [found[rank]["stats"] for rank in range(team.ranks)]
-        sockets = sum(found[rank]["socket_drops"] for rank in range(team.ranks))
+        found = experiment.phase(do="stats").reports
+        stats = [one["stats"] for one in found]
+        sockets = sum(one["socket_drops"] for one in found)
         lost = doubled = queues = 0
         if isinstance(place, Cluster):
             faults = place.fault_counts(link=Link.DATA)

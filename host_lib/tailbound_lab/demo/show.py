@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 
 from tailbound_lab.bench.curve import TARGET, Curve
+from tailbound_lab.bench.picture import Line, Panel, draw, shares
 from tailbound_lab.bench.places import Place
 from tailbound_lab.demo.summary import headline
 from tailbound_lab.lab.spec import LabSpec
@@ -174,12 +175,19 @@ def results(console: Console, summary: dict[str, Any], out: Path) -> None:
 
 
 def picture(curves: dict[str, Curve], summary: dict[str, Any], spec: LabSpec, path: Path) -> None:
-    """Draws the picture with its two lines of words."""
-    from tailbound_lab.demo.picture import draw
-
+    """Draw accuracy over time and the time of an iteration, with two lines of words above them."""
     words = (
         f"{summary['workers']} workers, {describe(spec)}\n"
         f"{summary['steps']} steps each, in turn; datapath {summary['datapath']}, "
         f"{summary['delivered']:.2%} of rows delivered"
     )
-    draw(curves, headline(summary), words, path)
+    left = Panel("Accuracy over training time", "seconds of training", "test accuracy, worst replica (%)", top=109)
+    head = "Time of an iteration: share that took at most this long"
+    right = Panel(head, "milliseconds (log scale)", "iterations (%)", top=109, steps=True)
+    for name, curve in curves.items():
+        seconds, accuracy = zip(*curve.points, strict=True)
+        reached = curve.time_to(TARGET)
+        marks = [] if reached is None else [(reached, 100 * TARGET, f"{TARGET:.0%} after {reached:.1f} s")]
+        left.lines.append(Line(name, seconds, [100 * one for one in accuracy], _LABELS[name], marks=marks))
+        right.lines.append(shares(name, [1e3 * one for one in curve.iterations], "", percents=(50, 99)))
+    draw([[left, right]], path, headline(summary), words)

@@ -171,12 +171,8 @@ class Background:
         return f"{self.rate / 1e6:g}mbit:{self.on_ms:g}:{self.off_ms:g}"
 
 
-def parse_background(text: str, most: int = 10 * 10**9) -> Background:
-    """``RATE:ON_MS:OFF_MS``.
-
-    Args:
-        text: so.
-        most: bit/s; a process that sends makes no more of them.
+def parse_background(text: str) -> Background:
+    """``RATE:ON_MS:OFF_MS``; a process that sends makes 10 Gbit/s at most.
 
     Raises:
         ConfigError: not of this form, or out of range.
@@ -190,8 +186,8 @@ def parse_background(text: str, most: int = 10 * 10**9) -> Background:
     except ValueError:
         raise ConfigError(f"background {text!r}: ON_MS and OFF_MS are numbers of milliseconds: {example}") from None
     found = Background(parse_rate(parts[0]), on_ms, off_ms)
-    if not 1_000_000 <= found.rate <= most:
-        raise ConfigError(f"background rate {found.rate} bit/s is outside 1mbit..{most / 1e9:g}gbit")
+    if not 1_000_000 <= found.rate <= 10 * 10**9:
+        raise ConfigError(f"background rate {found.rate} bit/s is outside 1mbit..10gbit")
     return found
 
 

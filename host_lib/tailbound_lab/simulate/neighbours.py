@@ -8,14 +8,14 @@ slow start, additive increase, and half a window less once a round trip for what
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from tailbound.wire.schema import PacketType
 from tailbound_lab.bench.figures import jain
 from tailbound_lab.simulate.engine import Done
 from tailbound_lab.simulate.fabric import MS, US, S
-from tailbound_lab.simulate.layouts import arrange
+from tailbound_lab.simulate.layouts import beside
 from tailbound_lab.simulate.ports import HEADERS, Network, Port, Switching
 from tailbound_lab.simulate.steps import Team
 
@@ -184,10 +184,8 @@ def share(
         known: ranks know how fast their links are.
         multicast: the network delivers what is for all, as the lab's does; with one job, since XDP is needed for it.
     """
-    layout = "hosts" if jobs > 1 else "flat"
-    whole = arrange(layout, ranks * jobs, size // 4 * jobs, per_host=jobs)
     rate = switching.rate / 8 if known else 0.0
-    team = Team(replace(whole, local=0), switching, seed, rate=rate, multicast=multicast and jobs == 1)
+    team = Team(beside(jobs, ranks, size // 4), switching, seed, rate=rate, multicast=multicast and jobs == 1)
     network = team.network
     counted = Shares([0.0] * jobs, [], [])
     took: list[list[int]] = [[] for _ in range(jobs)]

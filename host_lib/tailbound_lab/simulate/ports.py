@@ -1,9 +1,7 @@
-"""A network of switches for the simulation: hosts in racks under a spine, ports with buffers of so many bytes.
+"""A switch for the simulation: hosts at ports with buffers of so many bytes.
 
-Packet by packet: each leaves its host at the rate of the host's link, waits before its rack's uplink and the other
-rack's downlink where racks are oversubscribed, and before the receiver's link, the last hop, where senders meet
-(incast). A port is first in, first out, and drops what does not fit (tail drop). A rack's uplinks are one pipe of their
-joint rate: no two flows meet on one of them by chance (packets are sprayed, as it were).
+Packet by packet: each leaves its host at the rate of the host's link and waits before the receiver's link, the last
+hop, where senders meet (incast). A port is first in, first out, and drops what does not fit (tail drop).
 """
 
 from __future__ import annotations
@@ -32,8 +30,6 @@ class Switching:
         buffer: bytes that wait before a host's link at most.
         mark: backlog in bytes above which a packet that comes is marked (ECN); 0: none is.
         latency: from host to host without queues, one way, ns.
-        rack: hosts under one switch; 0: all under one.
-        oversubscription: rate of a rack's hosts over that of its uplinks.
         loss: probability with which a packet is lost, besides.
         background: foreign bursts towards every host.
         credit, host_credit: ns of its rate that a port, and a host, may send at once after a pause, as tbf does in the
@@ -44,8 +40,6 @@ class Switching:
     buffer: int = 256 << 10
     mark: int = 0
     latency: int = 10 * US
-    rack: int = 0
-    oversubscription: float = 1.0
     loss: float = 0.0
     background: Background | None = None
     credit: int = 0
@@ -95,7 +89,7 @@ class Port:
 
 
 class Network(Fabric):
-    """Hosts, racks and a spine; see the module.
+    """Hosts at one switch; see the module.
 
     Args:
         places: for every job, the host of each of its ranks.
@@ -105,7 +99,7 @@ class Network(Fabric):
     Attributes:
         packets, messages, bytes: that hosts have sent, a packet for everybody once for each; bytes on the wire.
         kinds: packets by type (``wire.schema.PacketType``).
-        dropped: packets that did not arrive: at the last hop (``port``), between racks (``spine``), ``loss``.
+        dropped: packets that did not arrive: at the last hop (``port``), ``loss``.
         marks: packets that were marked, once each; foreign ones are nobody's here.
         take: by job, who takes what arrives there.
     """
@@ -117,12 +111,6 @@ class Network(Fabric):
         self.hosts = hosts
         self._out = [Port(rate, float("inf"), credit=switching.host_credit) for _ in range(hosts)]
         self.last_hops = [Port(rate, switching.buffer, switching.mark, switching.credit) for _ in range(hosts)]
-        rack = switching.rack or hosts
-        self._rack = [host // rack for host in range(hosts)]
-        links = rack / switching.oversubscription
-        racks = range(self._rack[-1] + 1)
-        fat = [[Port(rate * links, switching.buffer * links, int(switching.mark * links)) for _ in racks] for _ in "ud"]
-        self.uplinks, self.downlinks = fat
         self.take: list[Callable[[Burst], None]] = []
         self.packets = self.messages = self.bytes = self.marks = 0
         self.dropped: Counter[str] = Counter()
@@ -149,9 +137,8 @@ class Network(Fabric):
 
     def send(self, burst: Burst) -> None:
         """Its packets leave one after the other."""
-        places = self._places[burst.job]
-        source = places[burst.source]
-        out, clock = self._out[source], self.clock
+        places, switching = self._places[burst.job], self.switching
+        out, clock = self._out[places[burst.source]], self.clock
         ranks = [burst.to] if burst.to != EVERYBODY else [rank for rank in range(len(places)) if rank != burst.source]
         self.messages += 1
         data, stride = burst.data, burst.stride
@@ -165,42 +152,15 @@ class Network(Fabric):
             left = out.take(size, clock)
             for rank in ranks:
                 packet = burst if single else Burst(burst.source, rank, part, stride, burst.job)
-                self._travel_on(packet, source, places[rank], size, left)
-
-    def _travel_on(self, packet: Burst, source: int, to: int, size: int, left: int) -> None:
-        """From its host, which it has ``left``, to the next queue."""
-        if source == to:  # between two ranks of one host, which does not happen: they are in different jobs
-            self.at(left, partial(self.take[packet.job], packet))
-        elif self._rack[source] == self._rack[to]:
-            self.at(left + self.switching.latency, partial(self._arrive_at_last, packet, to, size))
-        else:
-            self.at(left + self.switching.latency // 2, partial(self._up, packet, source, to, size))
-
-    def _take(self, port: Port, packet: Burst, size: int) -> int:
-        """See ``Port.take``; a packet may be marked there."""
-        before = port.marks
-        left = port.take(size, self.now)
-        if port.marks != before and not packet.marked:
-            packet.marked = True
-            self.marks += 1
-        return left
-
-    def _up(self, packet: Burst, source: int, to: int, size: int) -> None:
-        left = self._take(self.uplinks[self._rack[source]], packet, size)
-        if left:
-            self.at(left, partial(self._down, packet, to, size))
-        else:
-            self.dropped["spine"] += 1
-
-    def _down(self, packet: Burst, to: int, size: int) -> None:
-        left = self._take(self.downlinks[self._rack[to]], packet, size)
-        if left:
-            self.at(left + self.switching.latency // 2, partial(self._arrive_at_last, packet, to, size))
-        else:
-            self.dropped["spine"] += 1
+                self.at(left + switching.latency, partial(self._arrive_at_last, packet, places[rank], size))
 
     def _arrive_at_last(self, packet: Burst, to: int, size: int) -> None:
-        left = self._take(self.last_hops[to], packet, size)
+        port = self.last_hops[to]
+        before = port.marks
+        left = port.take(size, self.now)
+        if port.marks != before:
+            packet.marked = True
+            self.marks += 1
         if not left:
             self.dropped["port"] += 1
         elif self.switching.loss and self.random.random() < self.switching.loss:

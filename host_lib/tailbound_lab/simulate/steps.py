@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from tailbound.codec.shape import shape_for
 from tailbound.datapath.store import MIN_ROWS, sum_ring
-from tailbound_lab.lab.spec import Background
 from tailbound_lab.simulate.engine import Done
 from tailbound_lab.simulate.fabric import US, S
 from tailbound_lab.simulate.layouts import Arrangement, Part
@@ -66,28 +65,16 @@ class Team:
         arrangement: who is in which jobs.
         switching: of the network.
         seed: of everything.
-        local_rate: bit/s at which the ranks of a host reduce and gather among themselves.
-        rest: ns before every step.
         settings: of ``transport.config.Config``.
 
     Attributes:
         late: ns by which the last rank begins every step later than the others.
     """
 
-    def __init__(
-        self,
-        arrangement: Arrangement,
-        switching: Switching,
-        seed: int,
-        *,
-        local_rate: float = 100e9,
-        rest: int = 0,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, arrangement: Arrangement, switching: Switching, seed: int, **settings: Any) -> None:
         self.arrangement = arrangement
         self.network = network = Network(arrangement.places, seed, switching)
-        self._rest, self.late = rest, 0
-        self._local = int(arrangement.local * 4 * 8 / local_rate * S)
+        self.late = 0
         most = {part.job: part.entries for parts in arrangement.parts for part in parts}
         self.worlds = []
         for number, places in enumerate(arrangement.places):
@@ -122,7 +109,7 @@ class Team:
             done.took[rank] = network.clock - began
 
         for rank in range(self._ranks):
-            at = network.now + self._rest + network.random.randrange(APART)
+            at = network.now + network.random.randrange(APART)
             at += self.late if rank == self._ranks - 1 else 0
             network.at(at, partial(self._begin, rank, done, over))
         network.run(lambda: not left, _NEVER)
@@ -136,12 +123,7 @@ class Team:
         return done
 
     def _begin(self, rank: int, step: Step, over: Callable[[int, int], None]) -> None:
-        now = self.network.clock
-        first = partial(self._phase, rank, 0, step, over, now)
-        if self._local:
-            self.network.at(now + self._local, first)
-        else:
-            first()
+        self._phase(rank, 0, step, over, self.network.clock)
 
     def _phase(self, rank: int, phase: int, step: Step, over: Callable[[int, int], None], began: int) -> None:
         parts = self.arrangement.parts[rank]
@@ -154,8 +136,6 @@ class Team:
             step.deadlines += outcome.deadline_hits
             if phase + 1 < len(parts):  # not from within the engine's turn
                 self.network.at(self.network.clock, partial(self._phase, rank, phase + 1, step, over, began))
-            elif self._local:
-                self.network.at(self.network.clock + self._local, partial(over, rank, began))
             else:
                 over(rank, began)
 
@@ -173,20 +153,6 @@ class Team:
     def result(self, rank: int) -> NDArray[np.float32]:
         """f32[entries] that ``rank`` has of its last phase."""
         return self._outs[rank][-1]
-
-    def begin_bursts(self, background: Background) -> None:
-        """Foreign bursts towards every host from now on."""
-        self.network.begin_bursts(background)
-
-    @property
-    def background(self) -> Background | None:
-        """Foreign bursts that there are."""
-        return self.network.switching.background
-
-    @property
-    def largest_backlog(self) -> float:
-        """Of the last hops, bytes."""
-        return max(port.most for port in self.network.last_hops)
 
     def node(self, part: Part) -> Rank:
         """Who does ``part``."""

@@ -14,7 +14,7 @@ def test_a_rival_averages_a_bucket_on_a_device_on_the_host(monkeypatch: pytest.M
     """``bench train --variants quantised --device cuda`` ended with a TypeError of ``numpy()``."""
     import torch
 
-    from tailbound_lab.bench.rivals import hook
+    from tailbound_lab.bench import quantised
 
     class OnDevice(torch.Tensor):
         """As one on a GPU: numpy has no view of it."""
@@ -30,9 +30,9 @@ def test_a_rival_averages_a_bucket_on_a_device_on_the_host(monkeypatch: pytest.M
         values /= 2
 
     hooks: list[Any] = []
-    monkeypatch.setattr(hook.dist, "new_group", lambda: object())
-    monkeypatch.setattr(hook, "averager", lambda *_: halve)
-    hook.register_rival(SimpleNamespace(register_comm_hook=lambda _, made: hooks.append(made)), "quantised")  # type: ignore[arg-type]
+    monkeypatch.setattr(quantised.dist, "new_group", lambda: object())
+    monkeypatch.setattr(quantised, "Quantised", lambda *_: SimpleNamespace(mean=halve))
+    quantised.register_quantised(SimpleNamespace(register_comm_hook=lambda _, made: hooks.append(made)))  # type: ignore[arg-type]
     for made in (torch.ones(3).as_subclass(OnDevice), torch.ones(3)):
         bucket = SimpleNamespace(index=lambda: 0, buffer=lambda made=made: made)
         assert hooks[0](None, bucket).wait().tolist() == [0.5, 0.5, 0.5]

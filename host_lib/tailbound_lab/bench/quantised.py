@@ -4,16 +4,19 @@ The codec is Tailbound's as it is, rotation, scales and rounding offsets include
 the rows; contributions go to their owners and means come back, each by one message of Gloo to each peer. Nothing is
 lost and nobody is left out. Rows are wide, so that the 64 bytes before the codes, which carry what our headers say, are
 1.5 %.
+
+No ``from __future__ import annotations`` here: DDP inspects the annotations of a hook as objects.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
@@ -39,6 +42,8 @@ _ABOUT_CODES = np.dtype([("need", "<i2"), ("shift", "u1")])
 #: Before the codes of a mean.
 _ABOUT_MEAN = np.dtype([("scale", "<f4"), ("exponent_next", "<i2")])
 _BYTES, _EIGHT = np.uint64(0x00FF00FF00FF00FF), np.uint64(8)
+#: Buckets on their way at the same time, each with connections of its own, as Gloo's all-reduces have threads.
+_LANES = 2
 
 
 @compiled
@@ -175,3 +180,39 @@ class Quantised:
         mean_rows(sums, own, self._shape, coding, out, self._scratch)
         about = memory[:, : _ABOUT_MEAN.itemsize].view(_ABOUT_MEAN)[:, 0]
         about["scale"], about["exponent_next"] = out.scale, out.exponent_next
+
+
+def register_quantised(model: DistributedDataParallel) -> None:
+    """Let ``Quantised`` average the float32 gradients of ``model``, of the default group, beside the backward pass."""
+    lanes = []
+    for _ in range(_LANES):
+        group = dist.new_group()
+        assert group is not None
+        lanes.append((group, ThreadPoolExecutor(1, thread_name_prefix="quantised")))
+    made: dict[tuple[int, int], Quantised] = {}
+
+    def hook(state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        index, buffer = bucket.index(), bucket.buffer()  # DDP hands over buckets in the same order on all ranks
+        group, thread = lanes[index % _LANES]
+        key = index, buffer.numel()
+        if key not in made:
+            made[key] = Quantised(buffer.numel(), group)
+        average = made[key].mean
+        devices: list[int | str | torch.device] | None = [buffer.device] if buffer.is_cuda else None
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        host = buffer.cpu()  # the buffer itself, if it is there; else on the stream of this thread
+
+        def work() -> None:
+            try:
+                average(host)
+                if host is not buffer:
+                    buffer.copy_(host)
+            except Exception as error:
+                future.set_exception(error)  # type: ignore[arg-type]
+            else:
+                future.set_result(buffer)
+
+        thread.submit(work)
+        return future
+
+    model.register_comm_hook(None, hook)
