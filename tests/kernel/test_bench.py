@@ -13,12 +13,8 @@ from tailbound_lab.bench import kernel
 
 MUST = {"store", "add", "add-shifted", "refused", "result", "contended", "reflect"}
 MUST |= {"again", "again-tagged", "refused-tagged", "corrupt", "forged"}
-MUST |= {"switch-store", "switch-add", "switch-flush", "switch-answer"}
 #: Rows in which every packet is summed.
-SUMMING = (
-    "store", "contended", "add", "again",
-    "switch-store", "switch-add", "switch-row", "switch-flush",
-)  # fmt: skip
+SUMMING = ("store", "contended", "add", "again")
 
 
 def test_rows(loader: str, tmp_path: Path) -> None:

@@ -15,12 +15,11 @@ import pytest
 
 from tailbound.kernel import syscalls
 from tailbound.wire.schema import HEADER_BYTES, Flag, Verdict
-from tailbound_lab.bench.switch import Turntable
+from turntable import TURN_RANK, TURN_ROW, Turntable
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missing capability 'two CPUs'")
 
 SLOTS, WIDTH = 1024, 256
-RANK_BY_RANK, ROW_BY_ROW = 1, 2
 #: Laps at most until both sides have won.
 LAPS = 300
 
@@ -72,7 +71,7 @@ def test_flush_against_the_last_contribution(table: Turntable) -> None:
         flush = table.packet(0, 2, seq, Flag.FLUSH, WIDTH)
         plain = table.packet(1, 2, seq, 0, WIDTH)
         before = table.counted()
-        together(table, (flush, ROW_BY_ROW, SLOTS), (plain, ROW_BY_ROW, SLOTS))
+        together(table, (flush, TURN_ROW, SLOTS), (plain, TURN_ROW, SLOTS))
         after = table.counted() - before
         check_rows(table, flush[HEADER_BYTES:])
         assert (slots["ranks"][:, 0] & 1).all()
@@ -93,7 +92,7 @@ def test_generations(table: Turntable) -> None:
         older = table.packet(0, 2, lap * SLOTS, 0, WIDTH)
         newer = table.packet(0, 2, (lap + 1) * SLOTS, 0, WIDTH)
         before = table.counted()
-        together(table, (older, RANK_BY_RANK, 2 * SLOTS), (newer, RANK_BY_RANK, 2 * SLOTS))
+        together(table, (older, TURN_RANK, 2 * SLOTS), (newer, TURN_RANK, 2 * SLOTS))
         after = table.counted() - before
         check_rows(table, newer[HEADER_BYTES:])
         slots = table.switch.maps.arrays["switch_slots"]

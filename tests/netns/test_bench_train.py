@@ -65,7 +65,7 @@ def test_all_variants_train_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert by["gloo"]["curve"]["accuracy"] != by["none"]["curve"]["accuracy"] == by["noop"]["curve"]["accuracy"]
     for name in ("fp16", "tailbound"):
         assert abs(by[name]["accuracy"] - by["gloo"]["accuracy"]) < 0.1
-    assert "points below gloo" in said.getvalue()
+    assert "accuracy: 2 workers" in said.getvalue()
     assert (tmp_path / "out" / "train.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -74,22 +74,18 @@ def test_rows_are_made_of_the_slowest_ranks_and_of_counts_of_all() -> None:
     assert (alone["name"], alone["cpu_ms"], alone["delivered"]) == ("tailbound", None, None)
 
 
-def test_what_was_not_reported_is_not_known_and_reaches_no_aim() -> None:
+def test_what_was_not_reported_is_not_known() -> None:
     """An all-reduce of Gloo did not end, and nobody reported the phase."""
     times = {"tailbound": [[0.1, 0.3], [0.2, 0.1]], "gloo": [[0.5], [0.7]]}
     rows = rows_of(Phase(times, [], [("gloo", 20.0)]), 1 << 20, {"env": "loss0.1"} | ABOUT)
     counted = ("delivered", "deadline_hits", "deadline_1_ms", "deadline_2_ms", "nmse", "cpu_ms")
     assert {rows[0][name] for name in counted} == {None}
     assert (rows[1]["delivered"], rows[1]["deadline_hits"]) == (1.0, 0)
-    found = tail.aims(rows)
-    assert {what: (value, reached) for what, value, _, reached in found}["loss0.1: delivered"] == (None, False)
     text = io.StringIO()
     console = Console(file=text, width=80)
     table.show("loss0.1", rows, tail.COLUMNS, console)
-    table.aims(found, console)
     lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
     assert "tailbound 2 200.0 250.0 300.0 300.0 1.50 - - - 0 -" in lines
-    assert "loss0.1: delivered - >= 0.999 not measured" in lines
 
 
 @pytest.mark.parametrize("columns", [allreduce.COLUMNS, tail.COLUMNS])

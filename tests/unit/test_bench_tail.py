@@ -1,14 +1,12 @@
-"""The tail benchmark's pure parts: the search for a background, and aims."""
+"""The tail benchmark's pure parts: the search for a background."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 
 from tailbound_lab.bench import calibrate
-from tailbound_lab.bench.tail import ENVS, aims
 from tailbound_lab.lab.spec import Background
 
 
@@ -60,30 +58,3 @@ def test_bursts_hit_a_quarter_of_the_iterations_at_most() -> None:
         hits = 4 / (background.off_ms / 1e3) * (0.35 + background.on_ms / 1e3)
         assert hits <= 0.25 + 1e-9
         assert background.rate == 900_000_000
-
-
-def _row(env: str, name: str, **values: Any) -> dict[str, Any]:
-    return {
-        "env": env, "name": name, "tail": 1.1, "mean_ms": 100.0, "p99_ms": 100.0, "delivered": 1.0, "cost_ms": 40.0,
-        "deadline_1_ms": 50.0,
-    } | values  # fmt: skip
-
-
-def test_aims() -> None:
-    good = [
-        _row("tail1.5", "tailbound"), _row("tail1.5", "gloo", tail=1.6), _row("tail3", "tailbound", mean_ms=102.0),
-        _row("tail3", "gloo", tail=2.8), _row("loss1", "tailbound"), _row("loss1", "gloo", p99_ms=1000.0),
-        _row("loss0.1", "tailbound", delivered=0.9995), _row("stopped", "tailbound"),
-    ]  # fmt: skip
-    found = aims(good)
-    assert len(found) == 8
-    assert all(reached for *_, reached in found)
-    bad = [
-        _row("tail1.5", "tailbound", tail=1.21), _row("tail1.5", "gloo", tail=1.7),
-        _row("tail3", "tailbound", tail=1.31, mean_ms=104.0), _row("tail3", "gloo", tail=4.0),
-        _row("loss1", "tailbound"), _row("loss1", "gloo", p99_ms=900.0),
-        _row("loss0.1", "tailbound", delivered=0.998), _row("stopped", "tailbound", cost_ms=60.0),
-    ]  # fmt: skip
-    assert not any(reached for *_, reached in aims(bad))
-    assert aims([_row("calm", "tailbound")]) == []
-    assert {row["env"] for row in good} < set(ENVS)

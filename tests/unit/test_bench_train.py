@@ -1,4 +1,4 @@
-"""The training benchmark's pure parts: scenarios and changes to them, records, rows, aims, options, the picture."""
+"""The training benchmark's pure parts: scenarios and changes to them, records, rows, options, the picture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailbound.errors import ConfigError
 from tailbound_lab.bench.cpu import busy_seconds
 from tailbound_lab.bench.table import table
 from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, VARIANTS, Scenario, parse_options, plan
-from tailbound_lab.bench.train_rows import COLUMNS, Record, aims, row
+from tailbound_lab.bench.train_rows import COLUMNS, Record, row
 from tailbound_lab.lab.spec import LabSpec
 
 
@@ -171,46 +171,6 @@ def test_a_variant_that_never_had_a_turn_has_a_row_without_times() -> None:
     said = io.StringIO()
     Console(file=said, width=100).print(table("", [found], COLUMNS))
     assert "gloo" in said.getvalue()
-
-
-# -- aims ---------------------------------------------------------------------------------------------------------
-
-
-def told(scenario: str, name: str, **values: Any) -> dict[str, Any]:
-    return {
-        "scenario": scenario, "name": name, "loss": 0.0, "seed": 1, "steps_per_s": 1.0, "accuracy": 0.97,
-        "complete": True,
-    } | values  # fmt: skip
-
-
-def test_aims() -> None:
-    good = [
-        told("compute", "none"), told("compute", "tailbound", steps_per_s=0.96),
-        told("communication", "gloo"), told("communication", "fp16", steps_per_s=1.9),
-        told("communication", "powersgd", steps_per_s=2.0), told("communication", "tailbound", steps_per_s=3.6),
-        told("accuracy", "gloo"), told("accuracy", "gloo", seed=2, accuracy=0.98),
-        told("accuracy", "powersgd", accuracy=0.9),
-        told("accuracy", "tailbound"), told("accuracy", "tailbound", seed=2, accuracy=0.976),
-        told("accuracy", "tailbound", loss=0.05, accuracy=0.968),
-    ]  # fmt: skip
-    found = {what: (value, reached) for what, value, _, reached in aims(good)}
-    assert len(found) == 8
-    assert all(reached for _, reached in found.values())
-    assert found["communication: step rate over gloo"][0] == pytest.approx(3.6)
-    assert found["accuracy at loss 0%: points below gloo"][0] == pytest.approx(0.2)
-    assert found["accuracy at loss 5%: points below gloo"][0] == pytest.approx(0.2)
-    bad = [
-        told("compute", "none"), told("compute", "tailbound", steps_per_s=0.9),
-        told("communication", "gloo"), told("communication", "fp16", steps_per_s=2.0),
-        told("communication", "powersgd", steps_per_s=4.0, accuracy=0.98),
-        told("communication", "tailbound", steps_per_s=2.9),
-        told("accuracy", "gloo"), told("accuracy", "tailbound", accuracy=0.96),
-    ]  # fmt: skip
-    found = {what: (value, reached) for what, value, _, reached in aims(bad)}
-    assert len(found) == 6
-    assert not any(reached for _, reached in found.values())
-    assert aims([told("accuracy", "tailbound"), told("accuracy", "gloo", complete=False)]) == []
-    assert aims([]) == []
 
 
 # -- the rest -----------------------------------------------------------------------------------------------------

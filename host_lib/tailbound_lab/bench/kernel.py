@@ -26,7 +26,6 @@ from tailbound.wire import schema
 from tailbound.wire.packets import header, packed, packet
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
 from tailbound.wire.tag import key_of
-from tailbound_lab.bench import switch
 from tailbound_lab.bench.table import save
 
 PORT, WIDTH, ROWS = 7000, 1408, 64
@@ -192,12 +191,10 @@ def run(
     repeats, passes = (20_000, 2) if quick else (50_000, 11)
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     with ExitStack() as stack:
-        benches, tables = [], {}
+        benches = []
         for loader in loaders:
             benches.append(Bench(loader, rows))
             stack.callback(benches[-1].close)
-            tables[loader] = switch.Turntable(loader)
-            stack.callback(tables[loader].close)
         for _ in range(passes):
             measured = [
                 bench.run(case, repeats)
@@ -205,7 +202,6 @@ def run(
                 if case.cpus <= len(os.sched_getaffinity(0))
                 for bench in benches
             ]
-            measured += [table.run(each, repeats) for each in switch.CASES for table in tables.values()]
             for row in measured:
                 found.setdefault((row["name"], row["loader"]), []).append(row)
     out = []

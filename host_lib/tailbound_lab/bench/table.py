@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Columns", "aims", "save", "show", "table"]
+__all__ = ["Columns", "save", "show", "table"]
 
 Row = Mapping[str, Any]
 #: By key of a row, heading and format of its column: of ``format``, ``ms`` (as many digits as a time needs), ``%`` (of
@@ -39,19 +39,6 @@ def table(title: str, rows: Sequence[Row], columns: Columns | None = None) -> Ta
 def show(title: str, rows: Sequence[Row], columns: Columns | None = None, console: Console | None = None) -> None:
     """Print ``table``."""
     (console or Console()).print(table(title, rows, columns))
-
-
-def aims(found: Sequence[tuple[str, float | None, str, bool]], console: Console) -> None:
-    """Print (what, measured, aim, whether it is reached) of each aim; one that was not measured is not reached."""
-    rows = [
-        {
-            "what": what, "measured": value, "aim": aim,
-            " ": "reached" if reached else "missed" if value is not None else "not measured",
-        }
-        for what, value, aim, reached in found
-    ]  # fmt: skip
-    if rows:
-        show("aims", rows, console=console)
 
 
 def save(rows: Sequence[Row], path: Path | None) -> None:

@@ -97,7 +97,6 @@ def run(
                 title = f"{env}: all-reduce of {size} B, {workers} workers"
                 table.show(title, new, COLUMNS, console)
                 table.save(rows, json_file)
-    table.aims(aims(rows), console)
     return rows
 
 
@@ -221,36 +220,3 @@ def in_lab(spec: LabSpec, names: Sequence[str], size: int, datapath: str, consol
         warm = {"names": [OURS], "rounds": WARM_UP, "size": size}
         with Experiment(lab, job, console, patience=_PATIENCE, warm=warm) as experiment:
             yield Bench(lab, experiment, names, size, console)
-
-
-def aims(rows: Sequence[dict[str, Any]]) -> list[tuple[str, float | None, str, bool]]:
-    """Return (what, value, aim, reached) of everything these rows say something about; None: not measured."""
-    by = {(row["env"], row["name"]): row for row in rows}
-    out: list[tuple[str, float | None, str, bool]] = []
-
-    def at_most(what: str, value: float | None, most: float) -> None:
-        out.append((what, value, f"<= {most:g}", value is not None and value <= most))
-
-    def at_least(what: str, value: float | None, least: float) -> None:
-        out.append((what, value, f">= {least:g}", value is not None and value >= least))
-
-    for env, most in (("tail1.5", 1.2), ("tail3", 1.3)):
-        if (env, OURS) in by:
-            at_most(f"{env}: p99/p50", by[env, OURS]["tail"], most)
-        if (env, GLOO) in by:
-            ratio, target = by[env, GLOO]["tail"], _TAILS[env]
-            out.append((f"{env}: p99/p50 of gloo", ratio, f"{target:g} +- 10 %", calibrate.near(ratio, target)))
-    if ("tail1.5", OURS) in by and ("tail3", OURS) in by:
-        means = by["tail3", OURS]["mean_ms"] / by["tail1.5", OURS]["mean_ms"]
-        at_most("mean of tail3 over that of tail1.5", means, 1.03)
-    for env in ("loss0.1", "loss1"):
-        if (env, OURS) in by and (env, GLOO) in by:
-            at_least(f"{env}: p99 of gloo over ours", by[env, GLOO]["p99_ms"] / by[env, OURS]["p99_ms"], 10)
-    if ("loss0.1", OURS) in by:
-        at_least("loss0.1: delivered", by["loss0.1", OURS]["delivered"], 0.999)
-    if ("stopped", OURS) in by:
-        row = by["stopped", OURS]
-        deadline = row["deadline_1_ms"]
-        cost = None if deadline is None else row["cost_ms"] / max(deadline, 1e-3)
-        at_most("stopped: cost to the others in deadlines", cost, 1)
-    return out

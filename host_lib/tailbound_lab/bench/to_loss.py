@@ -13,14 +13,12 @@ from itertools import accumulate
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from tailbound_lab.bench.channel import GLOO, OURS
+from tailbound_lab.bench.channel import GLOO
 
 #: Steps that a smoothed loss is the mean of; a sixth of all where that is less.
 WINDOW = 20
 #: Of Gloo's steps, after which its loss is the target.
 SHARE = 0.75
-#: Time over Gloo's that is aimed at, by tail; and by how much longer it may take at the last tail than at the first.
-_AIMS, _SLOWER = {1.5: 0.6, 3.0: 0.5}, 0.026
 
 
 class Arrival(NamedTuple):
@@ -93,28 +91,12 @@ def _time(row: Mapping[str, Any], target: float, window: int) -> tuple[float, bo
     return ends[-1] / 1e3 if ends else 0.0, steps is not None
 
 
-def slower(found: Iterable[Arrival], scenario: str, name: str) -> float | None:
-    """Return how much longer ``name`` takes at the largest tail than at the smallest, mean over seeds, if known."""
-    mine = {(a.seed, a.tail): a.seconds for a in found if (a.scenario, a.name, a.reached) == (scenario, name, True)}
-    tails = sorted({tail for _, tail in mine})
-    if len(tails) < 2:
-        return None
-    low, high = tails[0], tails[-1]
-    pairs = [(mine[seed, high], mine[seed, low]) for seed, tail in mine if tail == low and (seed, high) in mine]
-    return fmean(long for long, _ in pairs) / fmean(short for _, short in pairs) - 1 if pairs else None
-
-
-def _groups(found: Iterable[Arrival]) -> dict[tuple[str, float, str], list[Arrival]]:
-    groups: dict[tuple[str, float, str], list[Arrival]] = {}
-    for each in found:
-        groups.setdefault((each.scenario, each.tail, each.name), []).append(each)
-    return groups
-
-
 def lines(found: Sequence[Arrival]) -> list[dict[str, Any]]:
     """Return a row of a table for every variant and tail: means over seeds, each ratio, how many seeds got there."""
-    rows = []
-    for (scenario, tail, name), members in _groups(found).items():
+    rows, groups = [], dict[tuple[str, float, str], list[Arrival]]()
+    for each in found:
+        groups.setdefault((each.scenario, each.tail, each.name), []).append(each)
+    for (scenario, tail, name), members in groups.items():
         there = sum(each.reached for each in members)
         more = "" if there == len(members) else "> "
         rows.append(
@@ -127,19 +109,3 @@ def lines(found: Sequence[Arrival]) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return rows
-
-
-def aims(found: Sequence[Arrival]) -> list[tuple[str, float, str, bool]]:
-    """Return (what, value, aim, reached) of Tailbound's; an aim that not all seeds got to is missed."""
-    out = []
-    for (scenario, tail, name), members in _groups(found).items():
-        if name == OURS and tail in _AIMS:
-            ratio, most = fmean(each.over_plain for each in members), _AIMS[tail]
-            there = all(each.reached for each in members)
-            what = f"{scenario}, tail {tail:g}: time over gloo" + ("" if there else ", not all there")
-            out.append((what, ratio, f"<= {most:g}", there and ratio <= most))
-    for scenario in dict.fromkeys(each.scenario for each in found):
-        slow = slower(found, scenario, OURS)
-        if slow is not None:
-            out.append((f"{scenario}: slower at the longer tail", slow, f"<= {_SLOWER:g}", slow <= _SLOWER))
-    return out

@@ -29,7 +29,7 @@ from tailbound_lab.bench.places import Loopback, Place, datapath_at, open_place
 from tailbound_lab.bench.tail import PLACEHOLDER, in_lab
 from tailbound_lab.bench.train_plan import Scenario
 from tailbound_lab.bench.train_plot import draw
-from tailbound_lab.bench.train_rows import COLUMNS, Record, aims, row, title
+from tailbound_lab.bench.train_rows import COLUMNS, Record, row, title
 from tailbound_lab.lab.spec import Background, LabSpec
 
 #: Bytes of the all-reduces of Gloo whose tail the bursts set: a bucket of DDP.
@@ -105,7 +105,6 @@ def run(
     arrivals = to_loss.arrivals(rows)
     if arrivals:
         table.show("time to Gloo's loss; > where not all seeds got there", to_loss.lines(arrivals), console=console)
-    table.aims([*aims(rows), *to_loss.aims(arrivals)], console)
     if plot is not None and rows:
         draw(rows, plot)
         console.print(str(plot), highlight=False, soft_wrap=True)

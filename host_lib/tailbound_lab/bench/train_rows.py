@@ -1,4 +1,4 @@
-"""From what the ranks of a training report to rows, tables, and what is said of the aims. Pure."""
+"""From the reports of the ranks of a training to rows. Pure."""
 
 from __future__ import annotations
 
@@ -123,47 +123,3 @@ def title(first: Mapping[str, Any]) -> str:
     size = first["gradient_bytes"] / 1e6
     head = f"{first['scenario']}: {first['workers']} workers, {size:.1f} MB of gradients{rate}"
     return f"{head}, {trouble}, seed {first['seed']}"
-
-
-def aims(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, float, str, bool]]:
-    """(what, value, aim, reached) of everything these rows say something about; means over seeds."""
-    out: list[tuple[str, float, str, bool]] = []
-
-    def mean(scenario: str, name: str, what: str, loss: float | None = None) -> float | None:
-        values = [
-            r[what] for r in rows
-            if (r["scenario"], r["name"]) == (scenario, name) and (loss is None or r["loss"] == loss) and r["complete"]
-        ]  # fmt: skip
-        known = [value for value in values if value is not None]
-        return fmean(known) if known else None
-
-    def ratio(scenario: str, name: str) -> float | None:
-        ours, theirs = (mean(scenario, each, "steps_per_s") for each in ("tailbound", name))
-        return ours / theirs if ours and theirs else None
-
-    if alone := ratio("compute", "none"):
-        out.append(("compute: step over one without communication", 1 / alone, "<= 1.08", 1 / alone <= 1.08))
-    for name, least in (("gloo", 3.0), ("fp16", 1.8), ("powersgd", 1.5)):
-        if faster := ratio("communication", name):
-            out.append((f"communication: step rate over {name}", faster, f">= {least:g}", faster >= least))
-    for scenario in ("communication", "accuracy"):
-        ours, theirs = (mean(scenario, each, "accuracy", 0.0) for each in ("tailbound", "powersgd"))
-        if ours is not None and theirs is not None:
-            gain = 100 * (ours - theirs)
-            out.append((f"{scenario}: accuracy over powersgd, points", gain, ">= 0", gain >= 0))
-    exact = {r["seed"]: r["accuracy"] for r in rows if _plain(r)}
-    for loss in sorted({r["loss"] for r in rows if r["scenario"] == "accuracy"}):
-        behind = [
-            exact[r["seed"]] - r["accuracy"] for r in rows
-            if (r["scenario"], r["name"], r["loss"]) == ("accuracy", "tailbound", loss) and r["complete"]
-            and r["seed"] in exact
-        ]  # fmt: skip
-        if behind:
-            points = 100 * fmean(behind)
-            out.append((f"accuracy at loss {loss:.0%}: points below gloo", points, "<= 0.3", points <= 0.3))
-    return out
-
-
-def _plain(one: Mapping[str, Any]) -> bool:
-    """Whether a row says how accurate plain DDP is: at any loss, since TCP repairs them all."""
-    return bool((one["scenario"], one["name"]) == ("accuracy", "gloo") and one["complete"])
