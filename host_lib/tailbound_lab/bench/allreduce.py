@@ -47,15 +47,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measure, print a table, write ``json_file``; return its rows.
 
-    Args:
-        spec: the lab; without root only workers and straggler can be had, on loopback over ``udp``.
-        sizes: bytes of float32.
-        iters: all-reduces of each size and kind.
-        vs: ``gloo``, ``quantised``, both, or nobody.
-        datapath: ``auto``, ``xdp``, ``udp`` or ``switch``.
-        known: ranks are told the rate of ``spec``; a virtual link calls itself faster.
-        json_file: where the rows go.
-        console: where the table goes.
+    Arguments are the options of the command, sizes in bytes and rates in bit/s.
 
     Raises:
         ConfigError, CapabilityError: what is asked for cannot be had here.

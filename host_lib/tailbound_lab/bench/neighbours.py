@@ -84,12 +84,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Run ``cases``, print a table, write ``json_file`` after each; return the rows.
 
-    Args:
-        wanted: what is run.
-        cases: of ``CASES``.
-        marks: with marks and a known speed, without, or both.
-        json_file: for the rows.
-        console: for the table.
+    Arguments are the options of the command, sizes in bytes and rates in bit/s.
 
     Raises:
         ConfigError, CapabilityError: what is asked for cannot be had here; finite queues need root.

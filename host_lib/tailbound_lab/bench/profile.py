@@ -47,13 +47,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measures, prints a table a size, writes ``json_file``; returns the rows, one a size and rank.
 
-    Args:
-        spec: the lab; without root only workers and straggler can be had, on loopback over ``udp``.
-        sizes: bytes of float32.
-        iters: all-reduces of each size with stamps, and as many without.
-        datapath: ``auto``, ``xdp`` or ``udp``.
-        json_file: where the rows go.
-        console: where the tables go.
+    Arguments are the options of the command, sizes in bytes and rates in bit/s.
 
     Raises:
         ConfigError, CapabilityError: what is asked for cannot be had here.

@@ -62,17 +62,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measure, print tables, write ``json_file`` after every environment; return its rows.
 
-    Args:
-        workers: ranks.
-        size: bytes of float32.
-        rate: of every link in bit/s, where packets are not lost.
-        seconds: how long to measure in each environment (calibration apart).
-        envs: of ``ENVS``.
-        vs: who takes turns with Tailbound; ``gloo`` is the first of them.
-        seed: of losses and bursts.
-        datapath: ``auto``, ``xdp`` or ``udp``.
-        json_file: where the rows go.
-        console: where tables and progress go.
+    Arguments are the options of the command, sizes in bytes and rates in bit/s.
 
     Raises:
         ConfigError, CapabilityError: what is asked for cannot be had here.

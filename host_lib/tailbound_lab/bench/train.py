@@ -50,14 +50,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Train, print tables, write ``json_file`` after every seed and the plot at the end; return the rows.
 
-    Args:
-        scenarios: of ``train_plan.plan``.
-        datapath: ``auto``, ``xdp`` or ``udp``.
-        options: of ``TailboundState``, beside the datapath.
-        lab_only: without root, refuse instead of training on loopback without rates and losses.
-        json_file: where the rows go.
-        plot: where the picture goes; None: beside ``json_file``, if there is one.
-        console: where tables and progress go.
+    Arguments are the options of the command, sizes in bytes and rates in bit/s.
 
     Raises:
         ConfigError, CapabilityError: what is asked for cannot be had here, or an extra is missing.

@@ -1,9 +1,8 @@
 """Where every packet went: two independent countings of one network, compared. Pure.
 
 On one side what the senders handed to their kernels, the probes that kernels sent back, and what the cables doubled; on
-the other what receivers made of
-packets (the ledger of verdicts), what the fault programs lost on purpose and what queues and sockets dropped. After
-quiescence both sides are equal to the packet. ``rows`` does the same one level up, for rows instead of packets.
+the other what receivers made of packets (the ledger of verdicts), what the fault programs lost on purpose and what
+queues and sockets dropped. After quiescence both sides are equal to the packet.
 """
 
 from __future__ import annotations
@@ -67,51 +66,3 @@ def balance(
         dropped += refused
         taken += sum(one["verdicts"].values()) - refused
     return Balance(sent, reflected, duplicated, taken, dropped, lost_on_purpose, lost_in_queues, socket_drops)
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of all ranks together, contributions and results.
-
-    Attributes:
-        sent: rows that senders handed to their kernels, repeats included.
-        expected, taken, late, lost, refused, absent, repaired, duplicated: as receivers have entered them
-            (``observe.ledger``).
-        entered: rows that the datapaths have taken in: summed, or stored as results.
-    """
-
-    sent: int
-    expected: int
-    taken: int
-    late: int
-    lost: int
-    refused: int
-    absent: int
-    repaired: int
-    duplicated: int
-    entered: int
-
-    @property
-    def balanced(self) -> bool:
-        """Whether every expected row is taken or missing for a reason, and none was taken that did not enter."""
-        missing = self.late + self.lost + self.refused + self.absent
-        return self.expected == self.taken + missing and self.taken <= self.entered
-
-    def as_dict(self) -> dict[str, Any]:
-        """Everything in plain types."""
-        return {**asdict(self), "balanced": self.balanced}
-
-
-def rows(stats: Iterable[Mapping[str, Any]]) -> Rows:
-    """The ledger of a job; ``stats`` as for ``balance``."""
-    sums = dict.fromkeys(("expected", "taken", "late", "lost", "refused", "absent", "repaired", "duplicated"), 0)
-    sent = entered = 0
-    for one in stats:
-        counters, verdicts = one["counters"], one["verdicts"]
-        sent += sum(counters.get(n, 0) for n in ("contributions_sent", "results_sent", "repair_rows_sent"))
-        entered += sum(verdicts.get(n, 0) for n in ("STORED", "ADDED", "RESULT_TAKEN"))
-        for stage in one["ledger"].values():
-            for entry in stage.values():
-                for name in sums:
-                    sums[name] += entry[name]
-    return Rows(sent=sent, entered=entered, **sums)
