@@ -31,10 +31,6 @@ _CONFESS_SECONDS = 0.5
 _GOODBYE_SECONDS = 10.0
 
 
-class Silence(TransportError):
-    """No worker has said anything for too long; all of them live."""
-
-
 class Team:
     """Processes of ``python -m MODULE JOB``, one a rank, killed at the end of the ``with`` block.
 
@@ -108,8 +104,7 @@ class Team:
         """Waits for the next report of any rank, ``silence`` seconds or as long as the team does.
 
         Raises:
-            TransportError: a rank has failed.
-            Silence: nobody has said anything for too long.
+            TransportError: a rank has failed, or all were silent for too long.
         """
         patience = self._silence if silence is None else silence
         end = time.monotonic() + patience
@@ -117,7 +112,7 @@ class Team:
             self._pump(_POLL_SECONDS)
             self._check(ended_is_wrong=True)
             if time.monotonic() > end:
-                raise Silence(f"the workers have said nothing for {patience:.0f} s: given up")
+                raise TransportError(f"the workers have said nothing for {patience:.0f} s: given up")
         return self._messages.popleft()
 
     def gather(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
