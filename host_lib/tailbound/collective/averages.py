@@ -10,14 +10,15 @@ from tailbound.errors import TransportError
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.stage import majority
 from tailbound.transport.steps import step_distance, step_of
+from tailbound.wire.schema import serial_distance
 
 
 class Averages:
     """Looks at every op that is over.
 
     An op averages nothing if this rank got no row of it, or if a safeguard skipped it. These do not count: ops in which
-    all abstain or this rank is behind, ops of a switch, which has a fallback, and those of a rank that hears fewer than
-    a majority, since it is cut off and the others go on.
+    all abstain or this rank is behind, and ops of a switch, which has a fallback. Nor do those of a rank that hears
+    fewer than a majority, since it is cut off and the others go on, or that has still to hear of an owner map.
 
     Args:
         known: of this rank.
@@ -39,7 +40,7 @@ class Averages:
         """
         step = op.place.step
         heard = self._heard(op)
-        if len(heard) + 1 < majority(self._known.ranks) or not _empty(op):
+        if len(heard) + 1 < majority(self._known.ranks) or not _empty(op) or self._misses_map(heard):
             self._good, self._since = step, None
             return None
         if step == self._good:
@@ -58,6 +59,11 @@ class Averages:
         known, record = self._known, self._known.records.of(op.label)
         bitmap = record["heard"].tolist() if record is not None else [0] * 4
         return [p for p in sorted(known.peers) if bitmap[p >> 6] >> (p & 63) & 1 or known.heard(p) >= op.admitted]
+
+    def _misses_map(self, heard: list[int]) -> bool:
+        """Whether one of ``heard`` knows of a newer owner map: rows under it are refused here until it is told."""
+        known, own = self._known.records.peer_states["map_known"], self._sequence.newest_map
+        return any(serial_distance(int(known[p]), own) > 0 for p in heard)
 
     def _error(self, op: Op, heard: list[int]) -> TransportError:
         known = self._known
