@@ -110,6 +110,24 @@ def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(narrow: set[int], ca
             job[0].allreduce(INPUTS[0].copy())
 
 
+def crowded(to: int, packets: list[bytes]) -> list[bytes]:
+    """A queue that has room for small packets, and for one of a burst."""
+    return packets[:1] if len(packets) > 1 else small(to, packets)
+
+
+def test_a_path_that_takes_some_wide_packets_has_its_mtu() -> None:
+    """Full queues that small packets fit in ended the job for its MTU."""
+    with sim_team(RANKS, LEARNED) as job:
+        errors_of(job, 10)
+        meddle(job, {1}, crowded)
+        begun = job.now
+        while job.now < begun + 5 * S:
+            errors_of(job, 1)
+        meddle(job, {1}, None)
+        assert job[1].job.paths.trials._sent > 8
+        assert not any(member._engine._error for member in job.communicators)
+
+
 @pytest.mark.parametrize("loss", [0.05, 0.2])
 def test_losses_are_taken_for_neither(loss: float) -> None:
     with sim_team(RANKS, LEARNED) as job:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
@@ -23,10 +23,11 @@ class Averages:
     Args:
         known: of this rank.
         sequence: tells when a step has been launched.
+        trying: whether a trial of the way of rows is under way, which may mend it or says more (``paths``).
     """
 
-    def __init__(self, known: Known, sequence: Sequence) -> None:
-        self._known, self._sequence = known, sequence
+    def __init__(self, known: Known, sequence: Sequence, trying: Callable[[], bool]) -> None:
+        self._known, self._sequence, self._trying = known, sequence, trying
         self._good: int | None = None  # the last step with an op that does not count
         self._since: int | None = None  # the first of the last steps in a row that averaged nothing ...
         self._last = 0  # ... and the last of them
@@ -50,7 +51,7 @@ class Averages:
         self._last = step
         launched = step_of(self._sequence.upcoming) != step
         over = launched and not any(o.launch and not o.delivered and o.place.step == step for o in ops)
-        if not over or step == self._since:
+        if not over or step == self._since or self._trying():
             return None
         return self._error(op, heard)
 
@@ -80,7 +81,7 @@ class Averages:
                 "Look at the hosts of those that own them"
             )
         return TransportError(
-            f"rank {known.rank}: steps {self._since} and {self._last} have averaged nothing: {why}; `tailbound top` "
+            f"rank {known.rank}: steps {self._since} to {self._last} have averaged nothing: {why}; `tailbound top` "
             "says between which ranks rows are lost"
         )
 

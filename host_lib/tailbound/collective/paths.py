@@ -35,6 +35,8 @@ _LATER = Policy(30_000 * MS, 600_000 * MS)
 _COMPLAINTS = Policy(100 * MS, 10_000 * MS)
 #: After so long without a complaint the next one is the first.
 _WELL = 30_000 * MS
+#: A trial tells within so many ns what is wrong, as a rule.
+_TOLD = 3_000 * MS
 #: ns between two looks at what the system refuses.
 _LOOK_EVERY = 200 * MS
 #: What to do about what a system refuses to send, by errno.
@@ -78,6 +80,8 @@ class Paths:
         self._begun = 1  # trials; that before the first op was the first
         self._plain: dict[int, Backoff] = {}  # when bursts are tried again
         self._complaints: dict[int, Backoff] = {}
+        self._asked: dict[int, int] = {}  # when peers were asked to try their way ...
+        self._unproven: set[int] = set()  # ... and of which no burst has come since
         self._refusals, self._looked, self._errors = 0, 0, Counter[tuple[int, str]]()
         self._said: dict[str, Backoff] = {}
         self._error: TransportError | None = None
@@ -96,6 +100,8 @@ class Paths:
             self._job.cannot_send[peer] = now
         else:
             said, trial = self.trials.take(head, body), self._open.get(peer)
+            if said.heard & BURST:
+                self._unproven.discard(peer)
             if trial is not None and said.trial == trial.number:
                 trial.told |= said.told
                 trial.arrived = max(trial.arrived, said.arrived)
@@ -113,6 +119,14 @@ class Paths:
             due.ask(now)
             self._tell(peer, Flag.LOSSY)
             self._job.counters["complaints"] += 1
+            if now >= self._asked.get(peer, -_TOLD) + _TOLD:
+                self._asked[peer] = now
+                self._unproven.add(peer)
+
+    def trying(self) -> bool:
+        """Whether a trial, here or of a peer that was asked for one, has still to tell why rows do not come."""
+        begun = [trial.begun for trial in self._open.values()] + [self._asked[peer] for peer in self._unproven]
+        return any(self._job.now() < each + _TOLD for each in begun)
 
     def _tell(self, peer: int, flag: Flag, count: int = 0) -> None:
         job = self._job
@@ -155,7 +169,7 @@ class Paths:
         """Ends a trial by what the peer has told until now, or asks once more."""
         asked, told = trial.tries.asked, trial.told
         refused = self.trials.refused.get(peer) == errno.EMSGSIZE and asked >= 2
-        heard = told & SMALL and 2 * trial.answers >= asked >= _WIDE_TRIES
+        heard = told & SMALL and not trial.arrived and 2 * trial.answers >= asked >= _WIDE_TRIES
         if not told & WIDE and (refused or heard):
             self._narrowed(peer)
         elif told & WIDE and trial.answers >= ANSWERS:

@@ -109,7 +109,7 @@ class Transpose:
         unheard = () if outside else (Unheard(job, job.sequence, patience),)
         self._watching = *unheard, Withdrawn(job.datapath, job.rank), Ended(job), Disarmed(job), job.paths
         self._watched = -LOOK_EVERY  # when they were asked last
-        self._averages = Averages(job, job.sequence)
+        self._averages = Averages(job, job.sequence, job.paths.trying)
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
