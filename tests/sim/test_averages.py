@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from tailbound.collective.op import Outcome
 from tailbound.errors import TransportError
 from tailbound.wire.schema import PacketType
 from tailbound_lab.simulate.fabric import MS, S
+from tailbound_lab.simulate.machine import Wire
 
 #: Of virtual time, ns.
 LONGEST = 100 * S
@@ -112,6 +115,28 @@ def test_an_op_in_which_all_abstain_takes_no_scales_from_who_owns_no_rows() -> N
             assert outcome.missing == set()
             assert outcome.delivered == outcome.expected
             assert nmse(out, exact_mean(inputs)) < 2e-3
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_who_alone_has_lost_all_results_costs_the_others_nothing(ranks: int) -> None:
+    """It refused all rows at the old scale, so that all ranks skipped the next op. Rule: codec-5."""
+    with sim_team(ranks, {"width": 256, "fetch": 0}) as job:
+        for step in range(16):
+            inputs = [np.float32(1.3**step) * each for each in gradients("U", ranks, NUMEL, seed=step)]
+            for rank in range(ranks - 1):
+                wire = cast(Wire, job[rank].job.datapath.socket)
+                wire.trouble = partial(_but_results, ranks - 1) if step == 12 else None
+            results = job.allreduce(inputs)
+            job.go(20 * MS)
+            lost = ranks - 1 if step == 12 else None
+            assert (results[-1][1].missed > 0) == (step == 12)
+            for rank, (out, outcome) in enumerate(results):
+                assert rank == lost or (not outcome.skipped and nmse(out, exact_mean(inputs)) < 0.01), step
+
+
+def _but_results(rank: int, to: int, packets: list[bytes]) -> list[bytes]:
+    """What of ``packets`` gets through where no result reaches ``rank``."""
+    return [each for each in packets if to != rank or each[1] != PacketType.RESULT]
 
 
 @pytest.mark.parametrize("share", [(1, 1, 0), (0, 0, 1)], ids=["two own rows", "one owns all"])

@@ -252,7 +252,8 @@ def finish(job: Job, op: Op, action: Finish) -> None:
         job.accounts.collected(op, by_owner.tolist())
     outcome.void |= empty and outcome.abstained
     heard = outcome.missed < shape.rows - place.placement.shares[job.rank] or not View(job, op).owners()
-    _settle_scales(job, op, heard=heard)
+    told = bool((b.results.contributors > 1).any())
+    _settle_scales(job, op, heard=heard or told)
     outcome.label = op.label
     owns = bool(op.place.placement.shares[job.rank])  # who owns none has sealed none without the own gradient
     outcome.late = outcome.late or (owns and not op.own_present and not op.abstains)
@@ -270,7 +271,8 @@ def _settle_scales(job: Job, op: Op, *, heard: bool) -> None:
     a whole before any scale was known leaves its key cold.
 
     Args:
-        heard: results of others came, or none were waited for. Else the own rows alone would say what no other knows.
+        heard: results of others came, or none were waited for, or others have brought the own rows, so that results of
+            these reach them as a rule. Else the own rows alone would say what no other knows.
     """
     fresh = warm_exponents(op.buffers.row_exponent, op.place.layout.shape.groups)
     lost = (fresh == EXPONENT_NONE) | (not heard)
