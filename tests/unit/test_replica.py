@@ -389,9 +389,13 @@ def test_learning_rates_are_part_of_the_layout() -> None:
     import torch
 
     _, optimizer, replica = trained(8)
-    before, layout = replica.rates(), replica.layout(0)
+    replica.note_rates(optimizer)
+    before, layout, told = replica.rates(), replica.layout(0), replica.describe()
     optimizer.param_groups[0]["lr"] = torch.tensor(0.02)
-    assert (replica.rates(), replica.layout(0)) == (before, layout)  # as they were at the boundary
-    replica.freeze()
+    replica.freeze()  # a rank that holds ends the step before its scheduler, the others after theirs
+    assert (replica.rates(), replica.layout(0)) == (before, layout)  # as they were in the step
+    replica.note_rates(optimizer)
     assert replica.rates() != before
     assert replica.layout(0) != layout
+    replica.arrange(told)  # of another rank, after that step
+    assert (replica.rates(), replica.layout(0)) == (before, layout)

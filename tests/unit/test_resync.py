@@ -267,6 +267,8 @@ def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFi
             one.replica.adopt(optimizer)
         w.run(2)
         optimizers[2].param_groups[0]["lr"] = 0.05
+        for one, optimizer in zip(w.ranks, optimizers, strict=True):
+            one.replica.note_rates(optimizer)
         w.run(1)
         checks = [Check(2, 1, (rank + 1) % 3, PATIENCE) for rank in range(3)]
         for rank, found in enumerate(w._threads.map(lambda rank: w[rank]._digests.compare(checks[rank]), range(3))):

@@ -475,6 +475,7 @@ class Recovery:
             self._look_at(optimizer)
             self._see_scaler(optimizer)
             self.resync.moment.disturb()
+            self.resync.replica.note_rates(optimizer)
             self._stepping.add(id(optimizer))
 
     def _look_at(self, optimizer: torch.optim.Optimizer) -> None:

@@ -106,8 +106,8 @@ class Replica:
         self._starts, self._still_starts = (np.cumsum([0] + [local(p).numel() for p in one]) for one in sections)
         size = max(sum(local(p).numel() * p.element_size() for p in one) for one in sections)
         wanted = min(SLICES_MOST, max(1, size // SLICE_LEAST))
-        #: learning rates at the last boundary
-        self._rates: list[float | None] = []
+        #: learning rates of the groups of each optimizer in its last step
+        self._rates: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[float | None]] = weakref.WeakKeyDictionary()
         #: slices of trained parameters
         self.trained = max(1 << (int(wanted).bit_length() - 1), 1 << (least - 1).bit_length())
         self.freeze()
@@ -146,17 +146,20 @@ class Replica:
             _digest(some[start : start + 16].view(np.uint64), np.zeros(4, np.uint64))
 
     def freeze(self) -> None:
-        """Keeps buffers and learning rates as they are now: they change while parameters stand still."""
+        """Keeps buffers as they are now: they change while parameters stand still."""
         before = self._frozen
         self._frozen = {
             number: before[number].copy_(view) if _of_one_form(before.get(number), view) else view.clone()
             for number, view in self._buffers().items()
         }
-        self._see_rates()
         self._marks = [torch.cuda.current_stream(device).record_event() for device in self._devices]
 
-    def _see_rates(self) -> None:
-        self._rates = [_rate(group) for optimizer in self.optimizers for group in optimizer.param_groups]
+    def note_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keeps its learning rates: it is about to step. A rank may end the step before its scheduler, others after."""
+        self._rates[optimizer] = [_rate(group) for group in optimizer.param_groups]
+
+    def _told_rates(self) -> str:
+        return str([self._rates.get(optimizer) for optimizer in self.optimizers])
 
     def _settle(self) -> None:
         """Waits until devices have done what was queued before ``freeze``: other threads read from here on."""
@@ -230,12 +233,12 @@ class Replica:
                 yield f"b{number}", part
 
     def rates(self) -> bytes:
-        """8 bytes that tell whether two ranks had the same learning rates at the last boundary."""
-        return hashlib.blake2b(str(self._rates).encode(), digest_size=8).digest()
+        """8 bytes that tell whether two ranks had the same learning rates in the last step."""
+        return hashlib.blake2b(self._told_rates().encode(), digest_size=8).digest()
 
     def layout(self, which: int) -> bytes:
         """8 bytes that tell whether slices of two ranks consist of the same pieces, plain values and learning rates."""
-        told = [str(self._rates)]
+        told = [self._told_rates()]
         told += [f"{name}:{view.numel()}:{view.dtype}" for name, view in self._pieces(which)]
         begun = [p for p, low, _, _ in self.cut(which) if low == 0]
         told += [self._plain(optimizer, p) for p in begun for optimizer in self.optimizers if optimizer.state.get(p)]
@@ -331,7 +334,7 @@ class Replica:
             }
             for number, group in enumerate(optimizer.param_groups)
         ]
-        return {"state": state, "groups": groups}
+        return {"state": state, "groups": groups, "rates": self._rates.get(optimizer)}
 
     def arrange(self, description: bytes) -> None:
         """Makes what the optimizers keep of the shape that ``description`` tells, plain values and settings included.
@@ -353,6 +356,9 @@ class Replica:
                     f"{len(optimizer.param_groups)}: make the same groups on every rank, at the same step"
                 )
         for optimizer, theirs in zip(self.optimizers, told, strict=True):
+            self._rates.pop(optimizer, None)
+            if theirs["rates"] is not None:
+                self._rates[optimizer] = theirs["rates"]
             for group, values in zip(optimizer.param_groups, theirs["groups"], strict=True):
                 for name in group.keys() & values.keys():
                     group[name] = rebuild(values[name], group[name], rebuild_setting)
@@ -365,7 +371,6 @@ class Replica:
                 made = rebuild(kept, dict(own), lambda form, had, p=p: of_shape(form, had, p, local))  # type: ignore[misc]
                 own.clear()
                 own.update(made)
-        self._see_rates()
 
 
 def digest_of(*parts: bytes) -> bytes:
