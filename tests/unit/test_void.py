@@ -143,6 +143,25 @@ def test_a_program_that_skips_by_itself_makes_no_void_step(lost: Any, monkeypatc
     assert lost.jump() == 14
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_void_steps_end_where_nobody_is_left(lost: Any, monkeypatch: pytest.MonkeyPatch, patient: bool) -> None:
+    """The others had died meanwhile: the program went on to its end by zeros, and exit status 0."""
+    from tailbound.errors import TransportError
+
+    def nobody() -> int:
+        raise TransportError("nobody said where to join")
+
+    monkeypatch.setattr(lost.communicator, "jump", nobody)
+    monkeypatch.setattr("tailbound.torch.catch_up.jump", lambda *_: 0)
+    if not patient:
+        monkeypatch.setattr("tailbound.torch.void.Void.patient", lambda _: False)
+    lost._new_step = True
+    made: list[bool] = []
+    with pytest.raises(TransportError, match="cannot join the others: 10 steps running had zeros"):
+        made.extend(iteration(lost) for _ in range(100))
+    assert made == [True] * (16 if patient else 10)
+
+
 def test_nothing_is_synchronised_in_void_steps(lost: Any) -> None:
     lost._new_step = True
     assert iteration(lost)

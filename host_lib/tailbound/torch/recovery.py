@@ -112,7 +112,8 @@ class Recovery:
         self._jumped = 0  # passes skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
         self._asked_at: int | None = None  # the step that was half made when a batch was asked for
         self._asked_early = False  # and its optimizer has stepped only then
-        self._skips = False  # the program follows the job, by ``batches`` or by ``jump`` and ``apply_finished``
+        #: the program follows the job, by ``batches`` or by ``jump`` and ``apply_finished``
+        self._skips = False
         #: where the program's loop is, if it does not
         self.void = Void()
         #: the state is not that of the others yet: take part without contributing (clock-20)
@@ -407,6 +408,14 @@ class Recovery:
                     self.turns.iterations(self._jumped),
                 )
                 return
+        self._count_lost(behind)
+
+    def _count_lost(self, behind: int) -> None:
+        """One more step that this rank could not join the others after.
+
+        Raises:
+            TransportError: it was the last of ``_LOST_MOST`` running.
+        """
         self._lost_for += 1
         if self._lost_for >= _LOST_MOST:
             raise TransportError(
@@ -431,7 +440,11 @@ class Recovery:
         self.resync.moment.disturb()
 
     def _follow(self) -> None:
-        """Between two void steps: goes on with the others, once the program is where they are."""
+        """Between two void steps: goes on with the others, once the program is where they are.
+
+        Raises:
+            TransportError: see ``_count_lost``.
+        """
         communicator, void = self.communicator, self.void
         assert communicator is not None
         if void.patient():
@@ -444,6 +457,7 @@ class Recovery:
                     moved = communicator.jump()
                 except TransportError as error:
                     self.say("jump failed", str(error))
+                    self._count_lost(self.behind)
                     return
             more = max(0, -void.lag - moved)
             moved += catch_up.take_state(self, communicator, time.monotonic() + _PLACE, more)
@@ -455,8 +469,10 @@ class Recovery:
         self.turns.split()
         if self._is_lost() or (void.on and void.patient()) or not void.whole(self.turns.passes):
             void.on = True
+            if self._is_lost() and not moved:
+                self._count_lost(self.behind)
             return
-        void.on = False
+        void.on, self._lost_for = False, 0
         if self.scaler is not None:
             self.scaler.catch_up()
         if void.lag > 0:
