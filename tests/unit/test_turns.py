@@ -96,3 +96,20 @@ def test_an_optimizer_that_was_replaced_steps_no_more(kept: bool) -> None:
     assert (left() is None) == (other is None)
     assert replica.optimizers == ([other, second] if kept else [second])
     assert stepped(state, net.weight) == 0.125
+
+
+@pytest.mark.parametrize(("pattern", "apart"), [("100" * 5, 1), ("100" * 6, 3), ("11" + "100" * 50, 1)])
+def test_iterations_that_leave_steps_out_now_and_then_are_no_accumulation(pattern: str, apart: int) -> None:
+    """One bad batch in twenty on one rank: three distances alike ended its process after some 10,000 batches."""
+    import torch
+
+    from tailbound.torch.turns import Turns
+
+    optimizer, turns = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1), Turns()
+    turns.begin()
+    for step in pattern:
+        if step == "1":
+            turns.passed()
+            turns.note(optimizer, begins=True)
+        turns.iterate()
+    assert turns.apart == apart

@@ -8,7 +8,7 @@ them out would be in another one than the others for ever.
 from __future__ import annotations
 
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -19,7 +19,7 @@ Turn: TypeAlias = "tuple[weakref.ref[torch.optim.Optimizer], ...]"
 #: Steps that are remembered: a loop that repeats within half of them is known for certain.
 _MOST = 32
 #: Iterations that have to be alike; and distances of steps, in iterations, for a loop to make one in several.
-_ALIKE, _APART = 8, 3
+_ALIKE, _APART = 8, 5
 #: Passes after which an iteration that nobody has ended is given up.
 _LONGEST = 256
 
@@ -34,8 +34,8 @@ class Turns:
         #: the last iteration in which an optimizer has stepped, and passes of the last iterations
         self._last: tuple[Turn, ...] = ()
         self._lengths: deque[int] = deque(maxlen=_ALIKE)
-        self._idle = 0  # iterations since the last step
-        self._apart: deque[int] = deque(maxlen=_APART)
+        self._idle: int | None = None  # iterations since the last step of this loop
+        self._apart: Counter[int] = Counter()  # such distances of steps, of all loops
 
     def passed(self, *, inside: bool = False) -> None:
         """A pass has its averages; ``inside``: within ``step(closure)`` of an optimizer."""
@@ -58,16 +58,17 @@ class Turns:
 
     def begin(self) -> None:
         """A loop begins: what was under way before is no iteration of it."""
-        self._open, self._idle = [], 0
-        self._apart.clear()
+        self._open, self._idle = [], None
 
     def iterate(self) -> None:
         """An iteration of the loop is over."""
         whole, self._open = tuple(self._open), []
-        self._idle += 1
+        if self._idle is not None:
+            self._idle += 1
         if any(whole):
             self._last = whole
-            self._apart.append(self._idle)
+            if self._idle is not None:
+                self._apart[self._idle] += 1
             self._idle = 0
         if whole:
             self._lengths.append(len(whole))
@@ -97,8 +98,11 @@ class Turns:
 
     @property
     def apart(self) -> int:
-        """Iterations to a step, the last times alike; else 1."""
-        return self._apart[-1] if len(self._apart) == _APART and len(set(self._apart)) == 1 else 1
+        """Iterations to a step, where they have never been others; else 1.
+
+        A loop that leaves some steps out, at random, has many alike running sooner or later.
+        """
+        return next(iter(self._apart)) if len(self._apart) == 1 and self._apart.total() >= _APART else 1
 
     def iteration(self) -> Sequence[Turn | None]:
         """Who steps after each pass of an iteration, counted from the pass that the program is to make next.
