@@ -400,6 +400,19 @@ def test_another_model_that_steps_in_the_loop_is_refused(rank: Callable[..., Ran
         next(source)
 
 
+def test_two_models_that_each_follow_batches_of_their_own(rank: Callable[..., Rank]) -> None:
+    """Both catch up, so neither is in the other's way."""
+    from tailbound.torch import batches
+
+    both = [rank({}, keeps=True), rank({}, keeps=True)]
+    iterates = [plain(one) for one in both]
+    sources = [iter(batches(range(5), one.state)) for one in both]
+    for _ in range(5):
+        for iterate, source in zip(iterates, sources, strict=True):
+            iterate(next(source))
+    assert [one.job.step for one in both] == [5, 5]
+
+
 def test_what_an_optimizer_steps_beside_the_model_is_left_alone(rank: Callable[..., Rank]) -> None:
     """It was stepped again by the gradient of the last iteration that this rank has computed (B6b)."""
     import torch

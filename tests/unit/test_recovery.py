@@ -52,7 +52,7 @@ def test_a_rank_that_catches_up_is_forgiven() -> None:
 
 def test_what_was_skipped_before_a_forward_pass_is_told_by_the_next_jump(monkeypatch: pytest.MonkeyPatch) -> None:
     """So ``batches`` leaves out as many batches."""
-    one = lost(resync=object(), _skips=True)
+    one = lost(resync=object(), skips=True)
 
     def join(*_: Any) -> int:
         one.communicator.lost = False

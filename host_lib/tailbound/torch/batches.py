@@ -75,7 +75,10 @@ def _jump(state: TailboundState, on_skip: Callable[[int], object] | None) -> int
 
 
 class _Others:
-    """Other registered models of this process: none of them may make steps where only ``state`` can catch up."""
+    """Other registered models of this process: none of them may make steps where only ``state`` can catch up.
+
+    One that catches up by itself, by ``batches`` of its own, may.
+    """
 
     def __init__(self, state: TailboundState) -> None:
         self._state = state
@@ -83,7 +86,7 @@ class _Others:
 
     def _now(self) -> dict[int, int]:
         """The step that each of them is in."""
-        found = (other for other in attached() if other is not self._state)
+        found = (other for other in attached() if other is not self._state and not other.skips)
         return {id(other): other.communicator.step for other in found if other.communicator is not None}
 
     def look(self) -> None:

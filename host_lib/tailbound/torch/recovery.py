@@ -113,7 +113,7 @@ class Recovery:
         self._asked_at: int | None = None  # the step that was half made when a batch was asked for
         self._asked_early = False  # and its optimizer has stepped only then
         #: the program follows the job, by ``batches`` or by ``jump`` and ``apply_finished``
-        self._skips = False
+        self.skips = False
         #: where the program's loop is, if it does not
         self.void = Void()
         #: the state is not that of the others yet: take part without contributing (clock-20)
@@ -388,7 +388,7 @@ class Recovery:
             self._lost_for = 0
             return
         behind = self.behind
-        if not self.together and not self._joined and self.resync is not None and not self._skips:
+        if not self.together and not self._joined and self.resync is not None and not self.skips:
             self._make_void(behind)
             log.warning(
                 "rank %d: is %d steps behind, more than its ring holds. Its iterations are void until its program is "
@@ -649,7 +649,7 @@ class Recovery:
             TailboundError: see ``allreduce_hook``.
         """
         self._may_skip()
-        self._skips = not self.void.on
+        self.skips = not self.void.on
         if self.communicator is None:
             return 0
         if self._half_made:
@@ -698,7 +698,7 @@ class Recovery:
             ConfigError: the optimizer is still to step, or no rank can skip a step alone (``together``).
         """
         self._may_skip()
-        self._skips = not self.void.on
+        self.skips = not self.void.on
         if self.communicator is not None and not self.outside and self.communicator.lost and not self.void.on:
             if self._half_made:
                 self._refuse_early("jump")
