@@ -10,7 +10,7 @@ from first_time import dropped
 from sim.team import Result, SimTeam, sim_team
 from support import Trouble, gradients
 from tailbound.collective.announce import farewell
-from tailbound.wire.schema import EXPONENT_NONE, PacketType
+from tailbound.wire.schema import PacketType
 from tailbound_lab.simulate.fabric import MS, S
 
 WIDTH, ROWS = 64, 8 * 64
@@ -101,39 +101,3 @@ def test_who_takes_part_without_rows_costs_no_time(silent: tuple[int, ...]) -> N
             results = job.allreduce(gradients("U", RANKS, NUMEL, seed=op), silent=silent)
             assert max(outcome.nanoseconds for _, outcome in results) < 1 * S
             assert all(outcome.missed == 0 for _, outcome in results)
-
-
-def without_some(strict: int, loss: float) -> tuple[list[NDArray[np.float32]], list[int], int]:
-    """Ops to which rank 1 sends no rows of every fourth group, since it has lost their scales.
-
-    Returns:
-        What each op gives, the same on all ranks; rows that are missing in each; and GONE that were lost.
-    """
-    outs, lacking = [], []
-    with sim_team(RANKS, HASTY | {"strict": strict}) as job:
-        ops(job, 2)
-        troubles = job.trouble(lambda: Trouble(seed=9, loss=loss))
-        for op in range(6):
-            (exponents,) = job[1].job.exponents.values()
-            exponents[::4] = EXPONENT_NONE
-            results = job.allreduce(gradients("U", RANKS, NUMEL, seed=7 + op))
-            assert max(outcome.nanoseconds for _, outcome in results) < 5 * S
-            assert all(outcome.missed == 0 for _, outcome in results)
-            for out, _ in results:
-                np.testing.assert_array_equal(out, results[0][0])
-            outs.append(results[0][0])
-            lacking.append(sum(outcome.expected - outcome.delivered for _, outcome in results))
-        return outs, lacking, dropped(troubles, PacketType.GONE)
-
-
-def test_rows_that_do_not_exist_are_not_waited_for() -> None:
-    """Who has none says so until that is heard, although words are lost, and sends again what it has: a question may be
-    about both. Rules: clock-34, clock-23.
-    """
-    exact, without, _ = without_some(0, 0.0)
-    strict, lacking, lost = without_some(10 * S, 0.2)
-    assert lost > 0
-    assert lacking == without
-    assert min(lacking) > 0
-    for out, expected in zip(strict, exact, strict=True):
-        np.testing.assert_array_equal(out, expected)

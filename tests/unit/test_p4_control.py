@@ -72,7 +72,7 @@ def test_a_job_as_commands() -> None:
     *ranks, last = commands.job(ENTRY, 1)
     assert ranks == [
         "table_add TailboundEgress.receivers TailboundEgress.send_to 1 0 => 02:02:02:02:02:02 198.18.0.1",
-        "table_add TailboundIngress.admit.senders TailboundIngress.admit.know 1 0 => 198.18.0.1",
+        "table_add TailboundIngress.admit.senders TailboundIngress.admit.know 1 0 => 198.18.0.1 3",
     ]
     assert last == (
         "table_add TailboundIngress.admit.jobs TailboundIngress.admit.join 198.18.252.1 45900 7"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -87,6 +88,7 @@ def test_the_speed_that_has_drained_is_followed_with_one_peer_too(bound: UdpSock
 
 
 def test_that_nobody_knows_the_speed_is_said_once(bound: UdpSocket, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tailbound")
     flow = live(traffic(bound, 0.0), 1, 2)
     flow.turn(1)
     assert not caplog.records

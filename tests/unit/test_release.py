@@ -21,7 +21,7 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
     shape = SimpleNamespace(rows=4)
     place = SimpleNamespace(
         label=5, step=0, result_seq=8, sum_seqs=[4, 4],
-        placement=SimpleNamespace(counts=np.array([2, 2]), owner_map=SimpleNamespace(turns=0)),
+        placement=SimpleNamespace(counts=np.array([2, 2]), shares=[2, 2], owner_map=SimpleNamespace(turns=0)),
         layout=SimpleNamespace(shape=shape),
     )  # fmt: skip
     control = {name: np.zeros(1, np.uint32) for name in ("released", "result_base", "sum_base", "first_op")}
@@ -29,7 +29,7 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
         turn_keys=lambda step, turns: None,
         rank=0,
         sequence=SimpleNamespace(next_label=6),
-        marks=SimpleNamespace(contributed=5, published=4),
+        marks=SimpleNamespace(contributed=5, published=4, told=5),
         ranks=2,
         store=SimpleNamespace(control=control, result_rows=64),
     )
@@ -64,7 +64,7 @@ def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:
         turn_keys=lambda step, turns: None,
         rank=0,
         sequence=SimpleNamespace(next_label=6, jump=lambda to: None),
-        marks=SimpleNamespace(contributed=5, published=4),
+        marks=SimpleNamespace(contributed=5, published=4, told=5),
         ranks=2,
         store=SimpleNamespace(control=control, result_rows=64),
     )

@@ -263,7 +263,7 @@ class XdpDatapath:
     def control_packets(self) -> list[bytes]:
         out: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
-            while len(out) < _MOST_AT_ONCE:  # the rest stays readable: ops go on between two helpings of a flood
+            for _ in range(_MOST_AT_ONCE):  # the rest stays readable: ops go on between two helpings of a flood
                 data, source = self.socket.recvfrom(HEADER_BYTES + self.store.width)
                 if is_from_peer(self.store.peers, data, source[0]):
                     out.append(data)

@@ -69,6 +69,9 @@ class Layout:
         self._sparse = False
         self._steps, self._alike, self._changed = 0, 0, False
         self._numbers: dict[int, int] = {}
+        self._first: list[
+            torch.Tensor
+        ] = []  # parameters of the first whole step, where nobody has said which to compare
         self._graph: tuple[list[torch.Tensor], Callable[[], torch.Tensor | None]] | None = None
 
     def follow(self, parameters: Iterable[torch.Tensor], used: Callable[[], torch.Tensor | None]) -> None:
@@ -123,6 +126,8 @@ class Layout:
     def _end(self) -> None:
         """A step has all its buckets."""
         self._steps += 1
+        if self._steps == 1 and not self._numbers:
+            self._first = [share.parameter for bucket in self._buckets.values() for share in bucket.shares]
         self._alike = 1 if self._changed else self._alike + 1
         self._changed = False
 
@@ -163,9 +168,7 @@ class Layout:
         Raises:
             ConfigError: the bucket has parameters of another model.
         """
-        mine: Collection[int] = self._numbers
-        if not mine and self._steps:
-            mine = {id(share.parameter) for bucket in self._buckets.values() for share in bucket.shares}
+        mine: Collection[int] = self._numbers or {id(parameter) for parameter in self._first}
         if mine and (strange := sum(id(share.parameter) not in mine for share in shares)):
             raise ConfigError(
                 f"a bucket has {strange} parameter(s) that the model of this TailboundState has not: make one "

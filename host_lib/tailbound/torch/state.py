@@ -386,10 +386,11 @@ class TailboundState(Recovery):
     def __enter__(self) -> TailboundState:
         return self
 
-    def __exit__(self, *raised: object) -> None:
-        self.detach()
-        if self.communicator is not None:
-            self.communicator.__exit__(*raised)
+    def __exit__(self, raised: object = None, *_: object) -> None:
+        if raised is not None and self.communicator is not None:
+            self.detach()
+            self.communicator.__exit__(raised)
+        self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of a registered model, or one from a file, has no part in the job: None stands there for the state."""
