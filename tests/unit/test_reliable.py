@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from support import await_that
+from support import await_that, is_renewed
 from tailbound.errors import TransportError
 from tailbound.transport import reliable
 from tailbound.transport.reliable import Refusal, Reliable, _dial
@@ -209,11 +209,7 @@ def test_a_connection_is_watched_at_both_ends_when_it_has_been_made(
         pair[1].keep(0, 20)
     pair[1].watch(lambda _: True)
     pair[1].keep(0, 20)
-    for renewed in range(1, 21):
-        assert pair[0]._lifelines is not None
-        (line,) = pair[0]._lifelines._newest.values()
-        line.shutdown(socket.SHUT_RD)  # as if the other end had closed it
-        await_that(lambda n=renewed: pair[0].revived == n and not pair[0]._looking, "another one")  # type: ignore[misc]
+    await_that(lambda: is_renewed(pair[0], 20), "another one, for the twentieth time")
 
 
 def test_a_refusal_has_words_where_an_answer_has_none(pair: tuple[Reliable, Reliable]) -> None:

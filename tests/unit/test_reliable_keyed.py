@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from support import await_that
+from support import await_that, is_renewed
 from tailbound.errors import TransportError
 from tailbound.transport.places import Places
 from tailbound.transport.reliable import _REQUEST, Refusal, Reliable
@@ -248,11 +248,8 @@ def test_who_ends_connections_makes_one_look_a_second_in_the_end(monkeypatch: py
     monkeypatch.setattr("tailbound.transport.reliable._LOOK_EVERY", 1000.0)
     with pair() as (one, other):
         said = connected(one, other)
-        for renewed in range(1, 4):
-            line_of(one).shutdown(socket.SHUT_RD)
-            await_that(lambda n=renewed: one.revived == n and not one._looking, "a look at once")  # type: ignore[misc]
-        line_of(one).shutdown(socket.SHUT_RD)
-        await_that(lambda: 1 in one._looking, "and one that waits")
+        await_that(lambda: is_renewed(one, 3), "three looks at once")
+        await_that(lambda: not is_renewed(one, 4) and 1 in one._looking, "and one that waits")
         time.sleep(0.1)
         assert one.revived == 3
         assert 1 in one._looking

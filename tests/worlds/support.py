@@ -5,10 +5,12 @@ A team is N communicators over the udp datapath on loopback, one thread each, as
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import random
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +31,7 @@ from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
+from tailbound.transport.reliable import Reliable
 from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import EXPONENT_NONE, PacketType
@@ -236,6 +239,20 @@ def await_that(condition: Callable[[], object], what: str, seconds: float = PATI
     while not condition():
         assert time.monotonic() < until, f"after {seconds:g} s there was still not: {what}"
         time.sleep(0.001)
+
+
+def is_renewed(one: Reliable, times: int) -> bool:
+    """Whether its connections were made anew so often; else ends its newest one, as if the other end had closed it.
+
+    The other end makes one, too, which may become the newest at any time.
+    """
+    if one.revived >= times and not one._looking:
+        return True
+    assert one._lifelines is not None
+    for line in list(one._lifelines._newest.values()):
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RD)
+    return False
 
 
 @contextmanager
