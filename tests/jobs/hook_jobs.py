@@ -122,7 +122,7 @@ def unused(rank: int) -> None:
                     used.append((p.grad.flatten(), q.grad.flatten()))
                     assert len(set(everywhere(p.grad.sum().item()))) == 1, name
             value, exact = (torch.cat(parts).double() for parts in zip(*used, strict=True))
-            if step != 1:  # the first values after zeros alone are clipped, once (docs/architecture.md, Scales)
+            if step != 1:  # the first values after zeros alone are clipped, once (codec-5)
                 assert nmse(value, exact) <= 3 * BOUND, step
 
 
