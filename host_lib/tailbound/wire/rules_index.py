@@ -40,12 +40,11 @@ _CODE = ("host_lib", "ebpf", "xdp_programs", "p4")
 _HEAD = """\
 # Rules: where they are, and what tests them
 
-Generated from citations by `make generate`. The rules are in [rules.md](rules.md). Code is below `host_lib/tailbound/`
-where no other folder is named, tests are below `tests/`. A file of tests without names of functions, or with some
-that are named in brackets, is about the rule as a whole; a file of cases has them in a table.
+Generated from citations by `make generate`. Code is below `host_lib/tailbound/` where no other folder is named, tests
+are below `tests/`.
 
-| rule | | code | tests |
-|---|---|---|---|
+| rule | code | tests |
+|---|---|---|
 """
 
 
@@ -112,17 +111,15 @@ def old_names(root: Path) -> list[str]:
 def page(root: Path) -> str:
     """The whole page."""
     code: dict[str, set[Path]] = {}
-    tests: dict[str, dict[Path, list[str]]] = {}
+    tests: dict[str, set[Path]] = {}
     for one in citations(root):
         if one.path.parts[0] in _CODE:
             code.setdefault(one.rule, set()).add(one.path)
         elif one.tests:
-            names = tests.setdefault(one.rule, {}).setdefault(one.path, [])
-            if one.test not in names:
-                names.append(one.test)
+            tests.setdefault(one.rule, set()).add(one.path)
     rows = (
-        f"| [{name}](rules.md#{name}) | {title} | {_files(code.get(name, ()))} | {_tests(tests.get(name, {}))} |\n"
-        for name, title in rules(root).items()
+        f"| [{name}](rules.md#{name}) | {_files(code.get(name, ()))} | {_files(tests.get(name, ()))} |\n"
+        for name in rules(root)
     )
     return _HEAD + "".join(rows)
 
@@ -147,17 +144,8 @@ def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def _files(paths: Iterable[Path]) -> str:
-    shown = sorted(path.as_posix().removeprefix("host_lib/tailbound/") for path in paths)
+    shown = sorted(path.as_posix().removeprefix("host_lib/tailbound/").removeprefix("tests/") for path in paths)
     return ", ".join(f"`{path}`" for path in shown)
-
-
-def _tests(found: dict[Path, list[str]]) -> str:
-    shown = []
-    for path, names in sorted(found.items()):
-        functions = ", ".join(f"`{name}`" for name in names if name)
-        before, after = (" (", ")") if "" in names else (": ", "")  # "": the file as a whole
-        shown.append(f"`{path.relative_to('tests').as_posix()}`" + (f"{before}{functions}{after}" if functions else ""))
-    return "; ".join(shown)
 
 
 if __name__ == "__main__":
