@@ -1,6 +1,6 @@
 """Part seven: jobs beside each other and beside TCP in the simulator, with other ranks, sizes and pauses every time.
 
-Ports are shallow and mark, links have a known speed. They are held to the aims of docs/neighbours.md: hardly a row is
+Ports are shallow and mark, links have a known speed. They are held to the aims of docs/simulate.md: hardly a row is
 lost to incast, two jobs share evenly, TCP that knows of marks keeps half of its fair share, and a job four fifths of
 its own (of a second's ops a few more or less are a tenth).
 """
