@@ -12,12 +12,11 @@ _HEAD = """\
 
 Generated from `host_lib/tailbound/settings/table.py` by `make generate`.
 
-None has to be set. An argument of `tailbound.torch.register` or `TailboundState` wins over the variable, the variable
-over the default; an empty variable is none. An invalid value is a `ConfigError` that names variable and value and
-says what to give, before any training step; a variable that looks like a setting and is none is warned of. Arguments
-take the words of this table too: `hadamard="off"` is `hadamard=False`. Give all ranks the same, but for
-`TAILBOUND_INTERFACE`; where a difference would let replicas diverge, the start ends with a `LayoutError` that names two
-ranks, the option and both values. `process_group`, `model` and `optimizer` are objects: arguments only.
+None has to be set. An argument of `tailbound.torch.register` wins over the variable, the variable over the default; an
+empty variable is none. An invalid value is a `ConfigError` with the accepted values, before any training step. Unknown
+`TAILBOUND_` variables cause a warning. Arguments take the table's words: `hadamard="off"` is `hadamard=False`. Give all
+ranks the same, but for `TAILBOUND_INTERFACE`; a difference that would let replicas diverge is a `LayoutError` with both
+ranks and values.
 """
 
 #: Heading, rows and what is below of the section on ports.
@@ -26,25 +25,22 @@ _PORTS = (
     (
         "rows, `udp`",
         "UDP",
-        (
-            f"any that is free; with `TAILBOUND_PORT=N` the first free one of N to N + {PORTS - 1}: one for each rank, "
-            "model and job of a host"
-        ),
+        (f"a free one; with `TAILBOUND_PORT=N` the first free one of N to N + {PORTS - 1}, one for each rank and job"),
         "the sender's own one of these",
     ),
     (
         "rows, `xdp`",
         "UDP",
         (
-            f"that of the receiver's program: {DEFAULT_PORT}, or `tailbound attach --port`; `TAILBOUND_PORT` where the "
-            "trainer attaches it itself"
+            f"the receiver's program's: {DEFAULT_PORT}, `tailbound attach --port`, or `TAILBOUND_PORT` where the "
+            "trainer attaches it"
         ),
-        "several that are free; of single packets that of the sender's program",
+        "several free ones; of single packets the program's",
     ),
     (
         "rows through a switch",
         "UDP",
-        f"that of the job's entry: {DEFAULT_PORT}, or as in `TAILBOUND_SWITCH=ADDRESS:PORT`, or `TAILBOUND_PORT`",
+        f"the job's entry: {DEFAULT_PORT}, `TAILBOUND_SWITCH=ADDRESS:PORT`, or `TAILBOUND_PORT`",
         "as above",
     ),
     (
@@ -54,22 +50,22 @@ _PORTS = (
         "as above",
     ),
     (
-        "re-synchronisation, `synchronise`, catching up, the loss scale",
+        "resynchronisation, fetching, catching up, the loss scale",
         "TCP between all ranks",
-        "any that is free; it cannot be set",
+        "any",
         "any",
     ),
     (
         "the store of torch.distributed",
         "TCP to rank 0's host",
-        "`MASTER_PORT`; with torchrun that of `--rdzv-endpoint`, too",
+        "`MASTER_PORT`, and torchrun's `--rdzv-endpoint`",
         "any",
     ),
-    ("Gloo, for what stays with the process group", "TCP between all ranks", "any, as Gloo chooses", "any"),
+    ("Gloo", "TCP between all ranks", "any", "any"),
 )
 _PORTS_TAIL = """\
-Where UDP does not pass, the start ends after ten seconds with an error that names who does not hear whom. TCP between
-the ranks is not tried ahead. Multicast that does not arrive is not used.
+Where UDP does not pass, the start ends after ten seconds and names the ranks that do not hear each other. TCP is not
+tried ahead. Multicast that does not arrive is not used.
 """
 
 
