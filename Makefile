@@ -1,6 +1,6 @@
 # make setup   .venv with the tailbound command, system packages from apt-packages.txt; nothing when all is there
 # make demo    train a real model over a lossy lab, beside Gloo
-# make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files)
+# make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files, prose)
 # make thorough   make test, and what it leaves out: all of long series, pairs of faults over XDP, examples, benchmarks
 # make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
 # make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, neighbours, training whose ranks come and go
@@ -84,6 +84,7 @@ lint: setup
 	$(BIN)/python -m tailbound.wire.codegen --check
 	$(BIN)/python -m tailbound.settings.page | diff -u docs/settings.md -
 	$(BIN)/python -m tailbound.wire.rules_index | diff -u docs/rules_index.md -
+	$(BIN)/python tests/prose.py
 	clang-format-14 --dry-run --Werror $(C_SOURCES)
 
 # Puts sources into the form that lint asks for.
