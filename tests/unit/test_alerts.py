@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
-from tailbound.collective.alerts import REMINDERS, Episodes, Losses
+import numpy as np
+
+from tailbound.collective.alerts import REMINDERS, Alerts, Episodes, Losses
 
 S = 1_000_000_000
 
@@ -86,3 +89,22 @@ def test_shares_are_those_of_the_last_window() -> None:
     losses.observe({1: (1000, 100), 2: (1000, 0)}, 0)
     (found,) = losses.observe({1: (2000, 300), 2: (2000, 10)}, 0)
     assert (found.peer, found.share, found.others) == (1, 0.2, 0.01)
+
+
+def test_a_rank_says_itself_that_it_waits_for_the_interpreter_lock() -> None:
+    """Its peers see a rank that is late now and then, and nothing of the cause."""
+    said: list[float] = []
+    nobody = SimpleNamespace(suspects=frozenset(), gone=frozenset())
+    known = SimpleNamespace(
+        membership=nobody,
+        overtime=SimpleNamespace(held_up=0),
+        peers=[],
+        repairs=SimpleNamespace(came=np.zeros((2, 0), np.int64)),
+        records=SimpleNamespace(verdicts=lambda peers: []),
+    )
+    events = SimpleNamespace(emit=lambda kind, text, share, step: said.append(share))
+    alerts = Alerts(known, None, events)  # type: ignore[arg-type]
+    for turn, share in enumerate([0.1] * 10 + [0.2] * 10 + [0.5] * 10 + [0.0] * 5):
+        known.overtime.held_up += int(share * S)
+        alerts.look(turn, {}, 0, (turn + 1) * S)
+    assert said == [0.5]

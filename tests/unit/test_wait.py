@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import threading
@@ -24,6 +25,26 @@ def test_a_short_wait_is_short_and_never_early() -> None:
             shortest = min(shortest, took)
         assert shortest < 1e-3  # poll would have slept a millisecond or two
         assert not waiter.readable(fd)
+    finally:
+        os.close(fd)
+
+
+def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock() -> None:
+    fd, found = os.eventfd(0, os.EFD_NONBLOCK), []
+
+    def waits() -> None:
+        waiter = Waiter([fd])
+        waiter.wait(50_000_000)
+        found.extend([waiter.woken, time.monotonic_ns()])
+
+    try:
+        Waiter([fd]).wait(0)  # compiled before
+        thread = threading.Thread(target=waits)
+        thread.start()
+        released = time.monotonic_ns() + 1_000_000_000
+        ctypes.PyDLL(None).usleep(1_000_000)  # keeps the lock
+        thread.join()
+        assert found[0] < released <= found[1]
     finally:
         os.close(fd)
 

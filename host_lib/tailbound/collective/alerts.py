@@ -41,6 +41,8 @@ _MATTERS, _OF_A_STEP = 20 * MS, 8
 _LOOK_AT_LOSSES = 200 * MS
 #: A rank that could not send some packets so long ago (ns) explains that rows of its are lost.
 _EXPLAINED = 60_000 * MS
+#: A rank waits for the interpreter lock for a larger part of the time; below the other it is well.
+_HELD_UP, _FREE = 1 / 4, 1 / 8
 #: How it is said again that something lasts.
 REMINDERS = Policy(30_000 * MS, 600_000 * MS)
 #: ns between two looks for peers that were never heard of, and for what is wrong with the program.
@@ -58,7 +60,8 @@ class Alerts:
         self._away = Episodes(1, 1)
         self._looked: tuple[int, int] | None = None  # when, and at which step
         self._step_time = 0  # ns, that a step takes lately
-        self._lost = 0  # when losses were looked at
+        self._lost = 0  # when losses and the interpreter lock were looked at
+        self._held_up, self._locked = 0, Episodes(5, 5)
         self._forged, self._said = 0, Backoff(REMINDERS)
         #: tries at the keys in force
         self.forgeries = Forgeries()
@@ -90,6 +93,7 @@ class Alerts:
                 self._say_away(rank, step)
         self._suspects = suspects
         if now >= self._lost + _LOOK_AT_LOSSES:
+            self._look_at_the_lock(step, now - self._lost, now)
             self._lost = now
             for loss in self._losses.observe(self._totals(), now):
                 self._say_loss(loss, step, now)
@@ -100,6 +104,19 @@ class Alerts:
             took = (now - self._looked[0]) // steps
             self._step_time += (took - self._step_time) // 8 if self._step_time else took
         self._looked = now, step
+
+    def _look_at_the_lock(self, step: int, passed: int, now: int) -> None:
+        """Names what no other sign tells: a thread of this process that keeps the GIL holds up all ranks."""
+        held_up = self._known.overtime.held_up
+        share, self._held_up = (held_up - self._held_up) / passed, held_up
+        turn = self._locked.see(None, True if share > _HELD_UP else False if share < _FREE else None, now, step)
+        if turn in ("begins", "lasts"):
+            text = (
+                f"this rank waits for Python's interpreter lock (GIL) {min(share, 1.0):.0%} of the time (step {step}), "
+                "and the others wait for this rank. Move what keeps it (a tokenizer, pickle, a metric in C) into "
+                "another process, such as a DataLoader's worker, or call hold() around it"
+            )
+            self._events.emit("held_up", text, share=share, step=step)
 
     def _say_away(self, rank: int, step: int) -> None:
         steps = step_distance(step, self._away.begun(rank))

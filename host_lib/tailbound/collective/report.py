@@ -152,6 +152,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             "late": overtime.late / 1e6,
             "lack": overtime.lack / 1e6,
             "lacked": overtime.lacked / 1e6,
+            "held_up": overtime.held_up / 1e6,
         },
         "deadline_hits": job.counters["seal_deadline_hits"] + job.counters["result_deadline_hits"],
         "incast": {"own": flow["incast"], "obeyed": min(flow["grants"].values(), default=1.0)},

@@ -430,12 +430,13 @@ class Transpose:
         end, asked = self._next_wake(again, now)
         while not self._waiter.wait(asked - now):
             now = self.job.now()
-            self.job.overtime.woke(now - asked)
+            self.job.overtime.woke(now - asked, now - self._waiter.woken)
             asked = self._look_out(now, end)
             if not asked:
                 return
             now = self.job.now()
             asked = max(asked, now)  # looking out and sending took its time, which no core was lacking for
+        self.job.overtime.held_up += self.job.now() - self._waiter.woken
         if self._waiter.readable(self._wake):
             os.eventfd_read(self._wake)
 

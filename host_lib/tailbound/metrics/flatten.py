@@ -20,8 +20,8 @@ LEFT_OUT = frozenset({
 _MISSING = ("late", "lost", "refused", "absent")
 #: Events that are worth an alert: told from the first reading on, or an increase would not see the first one.
 _ALERTS = (
-    "away", "bursts_lost", "callback_failed", "cannot_send", "forged", "keys_tried", "late", "learning_failed",
-    "link_loses", "loss", "not_linear", "rank_died", "rank_left", "skipped", "suspect",
+    "away", "bursts_lost", "callback_failed", "cannot_send", "forged", "held_up", "keys_tried", "late",
+    "learning_failed", "link_loses", "loss", "not_linear", "rank_died", "rank_left", "skipped", "suspect",
 )  # fmt: skip
 
 

@@ -116,10 +116,11 @@ class Overtime:
         lacked: ns that the own thread has waited for a core in all, as the kernel counts it.
         lack: and between two turns of one of the last ops at most: so long it may leave a question open.
         answer: how long the slowest of the last answers took, ns.
+        held_up: ns that the own thread has waited for Python's interpreter lock (GIL) in all, after it woke up.
     """
 
     def __init__(self, now: int, floor: int = FLOOR) -> None:
-        self.waited = self.lacked = self.lack = self.answer = 0
+        self.waited = self.lacked = self.lack = self.answer = self.held_up = 0
         self._floor, self._most, self.reserve = floor, MOST * floor // FLOOR, RESERVE * floor // FLOOR
         self._saved, self._at = FIRST * floor / FLOOR, now
         self._until = 0
@@ -184,8 +185,9 @@ class Overtime:
 
     # -- the own thread -----------------------------------------------------------------------------------------------
 
-    def woke(self, late: int) -> None:
-        """The own thread woke up ``late`` ns after the time that it had asked for."""
+    def woke(self, late: int, held_up: int = 0) -> None:
+        """The own thread woke up ``late`` ns after the time that it had asked for, ``held_up`` of these for the GIL."""
+        self.held_up += held_up
         self._late.append(max(0, late))
         if late <= LONGEST:  # after more it was stopped
             self._latest = max(self._latest, late)

@@ -15,10 +15,16 @@ import os
 import select
 import socket
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from time import CLOCK_MONOTONIC
+from typing import Any, Protocol
+
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.wire.address import family_of
+from tailbound.wire.jit import cached, njit
 
 log = logging.getLogger("tailbound")
 
@@ -240,15 +246,22 @@ def neighbouring_sockets(address: str, count: int, room: int) -> list[UdpSocket]
     return socks
 
 
-_ppoll = ctypes.CDLL(None, use_errno=True).ppoll
+_Int: Any = types.CPointer(types.int32)  # type: ignore[no-untyped-call]
+_ppoll: Any = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
+_errno: Any = types.ExternalFunction("__errno_location", _Int())
+_clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
+#: struct pollfd
+_POLLFD = np.dtype([("fd", np.int32), ("events", np.int16), ("revents", np.int16)])
 
 
-class _PollFd(ctypes.Structure):
-    _fields_ = (("fd", ctypes.c_int), ("events", ctypes.c_short), ("revents", ctypes.c_short))
-
-
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_int64), ("nanoseconds", ctypes.c_int64))
+@cached
+@njit(nogil=True, cache=True)
+def _wait(polled: NDArray[np.uint64], time: NDArray[np.int64], woken: NDArray[np.int64]) -> int:
+    """``ppoll``: returns descriptors that are ready, or -errno; ``woken`` gets the time before the GIL is awaited."""
+    ready = _ppoll(polled.ctypes.data, np.uint64(polled.size), time.ctypes.data, np.uintp(0))
+    found: int = ready if ready >= 0 else -_errno()[0]
+    _clock_gettime(CLOCK_MONOTONIC, woken.ctypes.data)
+    return found
 
 
 class Waiter:
@@ -264,19 +277,20 @@ class Waiter:
     """
 
     def __init__(self, fds: Sequence[int], sending: Sequence[int] = ()) -> None:
-        entries = [_PollFd(fd, select.POLLIN, 0) for fd in fds] + [_PollFd(-1, select.POLLOUT, 0) for _ in sending]
-        self._polled = (_PollFd * len(entries))(*entries)
-        self._by_fd = {fd: self._polled[i] for i, fd in enumerate(fds) if fd >= 0}
+        entries = [(fd, select.POLLIN, 0) for fd in fds] + [(-1, select.POLLOUT, 0) for _ in sending]
+        polled = np.array(entries, _POLLFD)
+        self._polled, self._fds, self._found = polled.view(np.uint64), polled["fd"], polled["revents"]
+        self._by_fd = {fd: i for i, fd in enumerate(fds) if fd >= 0}
         self._sending = list(sending)
         self._first = len(fds)
         self._wanted: Collection[int] = ()
-        self._time = _Timespec()
+        self._time, self._woken = np.zeros(2, np.int64), np.zeros(2, np.int64)
 
     def want_room(self, wanted: Collection[int]) -> None:
         """Room in which of the sockets ``sending`` (by index) ends a wait too."""
         if wanted or self._wanted:
             for i, fd in enumerate(self._sending):
-                self._polled[self._first + i].fd = fd if i in wanted else -1
+                self._fds[self._first + i] = fd if i in wanted else -1
             self._wanted = tuple(wanted)
 
     def wait(self, nanoseconds: int) -> int:
@@ -285,15 +299,20 @@ class Waiter:
         Raises:
             OSError: a descriptor is not what it was.
         """
-        self._time.seconds, self._time.nanoseconds = divmod(max(0, nanoseconds), 1_000_000_000)
-        ready = int(_ppoll(self._polled, len(self._polled), ctypes.byref(self._time), None))
+        self._time[:] = divmod(max(0, nanoseconds), 1_000_000_000)
+        ready = int(_wait(self._polled, self._time, self._woken))
         if ready >= 0:
             return ready
-        number = ctypes.get_errno()
-        if number == errno.EINTR:
+        if ready == -errno.EINTR:
             return 0
-        raise OSError(number, os.strerror(number))
+        raise OSError(-ready, os.strerror(-ready))
+
+    @property
+    def woken(self) -> int:
+        """When the last wait ended, CLOCK_MONOTONIC in ns: its caller has waited for the GIL since."""
+        seconds, nanoseconds = self._woken.tolist()
+        return seconds * 1_000_000_000 + nanoseconds
 
     def readable(self, fd: int) -> bool:
         """Whether the last wait found ``fd``, one of ``fds``, readable (or broken, which reading it will tell)."""
-        return bool(self._by_fd[fd].revents)
+        return bool(self._found.item(self._by_fd[fd]))
