@@ -13,6 +13,7 @@ from reference_switch import shuffled
 from sim.team import Result, SimTeam, sim_switched_team
 from support import Trouble, gradients, hasty, patient
 from tailbound.transport.backoff import Policy
+from tailbound.wire import packets
 from tailbound.wire.schema import Tagging, Verdict
 from tailbound_lab.simulate.fabric import MS
 
@@ -208,3 +209,50 @@ def test_a_silent_switch_is_named_left_and_tried_again(
             assert counts[Verdict.FORGED] == counts[Verdict.CORRUPT] == 0
             assert member.job.armed == member.job.store.control["tagged"][0]
             assert bool(member.job.armed & Tagging.BARE) == (authenticate == "workers")
+
+
+def _row_of(data: bytes) -> int:
+    found = packets.parse(data)
+    assert found is not None
+    return int(found[0]["row"][0])
+
+
+def grown(step: int) -> list[np.ndarray]:
+    """Gradients that need another scale in every step."""
+    return [np.float32(1.5**step) * each for each in inputs_of(step)]
+
+
+@pytest.mark.parametrize("form", ["mean", "sums"])
+@pytest.mark.parametrize("losers", [(2,), (1, 2), (0, 1, 2)], ids=["one", "two", "all"])
+@pytest.mark.parametrize("first", [True, False], ids=["first", "last"])
+def test_who_has_lost_the_results_of_a_group_costs_only_its_own_rows_of_one_op(
+    form: str, losers: tuple[int, ...], first: bool
+) -> None:
+    """The next rows at its old scale kept out all others' that came behind them, until the deadline. Rule: codec-5.
+
+    Where all have lost them, nobody knows a scale, and all agree on one: no group is left to which nobody contributes.
+    """
+    lose = [False]
+
+    def trouble(rank: int, data: bytes, result: bool) -> int:
+        # groups are interleaved, so that every other row is of the first, or of the first and third
+        return not (lose[0] and result and rank in losers and _row_of(data) % 2 == 0)
+
+    with sim_switched_team(RANKS, settings(hasty()), form=form, trouble=trouble) as (job, switch):
+        warm_up(job)
+        lose[0] = True
+        for rank, (_, outcome) in enumerate(job.allreduce(grown(1))):
+            assert (outcome.missed > 0) == (rank in losers)
+        lose[0] = False
+        others = set(range(RANKS)) - set(losers)
+        for step in range(2, 5):
+            inputs = grown(step)
+            late = others if first else losers
+            results = job.allreduce(inputs, late=dict.fromkeys(late, 5 * MS))
+            alike(results)
+            whole = step > 2 or not others
+            assert of(results[0][0], inputs, job) == {frozenset(range(RANKS) if whole else others)}
+            for _, outcome in results:
+                assert (outcome.missed, outcome.deadline_hits, outcome.missing) == (0, 0, set())
+                assert outcome.nanoseconds < SLACK
+        assert switch.rules.counts[Verdict.SCALE_MISMATCH] == 0

@@ -159,7 +159,6 @@ def _keep_residual(job: Job, op: Op, residual: Values, coding: Coding) -> None:
 def _expect(job: Job, op: Op) -> None:
     """Tells the kernel which exponents are right for the own slots (codec-9)."""
     store, place = job.store, op.place
-    own = place.placement.shares[job.rank]
     write_expect(
         store.expect.view(np.uint64),
         place.sum_seqs[job.rank],
@@ -168,13 +167,19 @@ def _expect(job: Job, op: Op) -> None:
         op.buffers.own_groups,
         op.buffers.scales.exponents,
     )
-    slot = op_slot(op.label)
-    store.expect_results[slot]["rows"] = place.layout.shape.rows - own
-    store.expect_results[slot]["op"] = op.label
+    _expect_results(job, op)
+
+
+def _expect_results(job: Job, op: Op) -> None:
+    """Tells the kernel how many results make the op complete."""
+    expected, place = job.store.expect_results[op_slot(op.label)], op.place
+    expected["rows"] = place.layout.shape.rows - place.placement.shares[job.rank]
+    expected["op"] = op.label
 
 
 def _done_sending(job: Job, op: Op) -> None:
     """Nothing of this rank's own comes in this op; all are told."""
+    _expect_results(job, op)
     op.sending = Sending.OVER
     job.flow.contributions(op, [])
     announce(job, op, job.peers, ask=False)

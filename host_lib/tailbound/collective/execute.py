@@ -268,7 +268,8 @@ def _settle_scales(job: Job, op: Op, *, heard: bool) -> None:
 
     A group of which nothing came keeps the scale of this op. Its owners may be away, or all ranks may have abstained:
     a group without a scale would get no contribution, so that no owner could ever tell one again. An op that failed as
-    a whole before any scale was known leaves its key cold.
+    a whole before any scale was known leaves its key cold. A switch takes the first exponent of a row, and refuses all
+    others: a rank that lacks a group makes the key cold, asks for the scales, and stays out if others know them.
 
     Args:
         heard: results of others came, or none were waited for, or others have brought the own rows, so that results of
@@ -277,6 +278,9 @@ def _settle_scales(job: Job, op: Op, *, heard: bool) -> None:
     fresh = warm_exponents(op.buffers.row_exponent, op.place.layout.shape.groups)
     lost = (fresh == EXPONENT_NONE) | (not heard)
     if lost.any():
+        if op.switched:
+            job.exponents.pop(op.key, None)
+            return
         known = job.scales(op)
         if known is None:
             if lost.all():

@@ -95,6 +95,8 @@ class Inbox:
             op.stayed_out.add(sender)
         if ready.needs is not None:
             op.needs[sender] = ready.needs
+        elif not flags & (Flag.ABSTAIN | Flag.LATE):
+            op.warm.add(sender)
         if self._job.rank in ready.heard:
             op.heard_by.add(sender)
         elif op.cold and self._job.rank in op.needs and not self._job.records.contributed(sender, op.label):

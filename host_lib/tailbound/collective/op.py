@@ -172,9 +172,10 @@ class Op:
     cold: bool = False
     #: mark of its exponents (``codec.balance_table``)
     balance: int = 0
-    #: the scales that ranks need, by rank; and who has heard this rank's
+    #: the scales that ranks need, by rank; who has heard this rank's; and who knows scales, so that it has told none
     needs: dict[int, NDArray[np.int16]] = field(default_factory=dict)
     heard_by: set[int] = field(default_factory=set)
+    warm: set[int] = field(default_factory=set)
     #: since when the own needs are known, and telling them again
     cold_since: int = 0
     agreeing: Backoff = field(default_factory=lambda: Backoff(AGREEING))

@@ -178,7 +178,7 @@ def _agree(op: Op, view: View, now: int) -> Step:
         # who has settled by what this rank has told answers until it has heard it; who knows scales never does
         patience = min(known.config.strict, known.deadlines.start_max)
         limit = min(limit, op.cold_since + max(known.deadlines.advertised, patience))
-    if settled and now >= limit:
+    if op.warm or (settled and now >= limit):
         return Step((StayOut(),))  # whatever this rank chose would not be theirs
     if not missing or now >= limit:
         return Step((Agree(incomplete=bool(missing)),))
