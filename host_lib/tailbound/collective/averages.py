@@ -18,7 +18,8 @@ class Averages:
 
     An op averages nothing if this rank got no row of it, or if a safeguard skipped it. These do not count: ops in which
     all abstain or this rank is behind, and ops of a switch, which has a fallback. Nor do those of a rank that hears
-    fewer than a majority, since it is cut off and the others go on, or that has still to hear of an owner map.
+    fewer than a majority, since it is cut off and the others go on, or that has still to hear of an owner map. Nor do
+    ops that are skipped because fewer ranks have sent rows than ``min_contributors``: that was asked for.
 
     Args:
         known: of this rank.
@@ -41,7 +42,7 @@ class Averages:
         """
         step = op.place.step
         heard = self._heard(op)
-        if len(heard) + 1 < majority(self._known.ranks) or not _empty(op) or self._misses_map(heard):
+        if len(heard) + 1 < majority(self._known.ranks) or not _empty(op) or self._few(op) or self._misses_map(heard):
             self._good, self._since = step, None
             return None
         if step == self._good:
@@ -54,6 +55,12 @@ class Averages:
         if not over or step == self._since or self._trying():
             return None
         return self._error(op, heard)
+
+    def _few(self, op: Op) -> bool:
+        """Whether ``op`` is skipped whatever becomes of rows: too few ranks have sent theirs in time (clock-15)."""
+        known, limits = self._known, self._known.config.safeguard
+        sent = set(known.records.all_contributed(known.peers, op.label)) - op.stayed_out
+        return op.outcome.skipped and limits.too_few == "skip" and len(sent) + 1 < limits.fewest(known.ranks)
 
     def _heard(self, op: Op) -> list[int]:
         """Peers of which anything of ``op`` came, or a word since it was launched."""

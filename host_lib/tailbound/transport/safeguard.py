@@ -68,6 +68,10 @@ class Limits:
         if self.too_few.upper() not in Action.__members__:
             raise ConfigError(f"safeguard too_few is {self.too_few!r}: give 'none', 'warn', 'skip' or 'stop'")
 
+    def fewest(self, ranks: int) -> int:
+        """Contributors that an average of ``ranks`` is to have."""
+        return self.min_contributors or ranks // 2 + 1
+
     def text(self) -> str:
         """As ``TAILBOUND_SAFEGUARD`` takes it."""
         given = ((field.name, getattr(self, field.name)) for field in fields(self))
@@ -97,7 +101,7 @@ class Safeguard:
         )
         #: smoothed loss up to which an op without losses calls for nothing
         self._calm = min((smooth for _, _, smooth in self._order if smooth is not None), default=1.0)
-        self._fewest = limits.min_contributors or ranks // 2 + 1
+        self._fewest = limits.fewest(ranks)
         #: exponentially smoothed loss, the weight of an op being ``WEIGHT``
         self.smoothed = 0.0
 
