@@ -179,6 +179,18 @@ def test_a_job_whose_only_owner_is_away_says_so() -> None:
             assert "rank(s) 2 own all rows, and nothing came of them" in str(outcome.error)
 
 
+def test_a_rank_that_is_left_alone_by_all_owners_says_so() -> None:
+    """It went on with zeros, since no majority is left that could agree on another map. Rules: clock-15, clock-37."""
+    with sim_team(3, hasty(share_rows=False)) as job:
+        _settle(job, (1, 1, 0))
+        for left in (0, 1):
+            job[2].job.membership.bye(left, job[2].job.marks.published)
+        inputs = gradients("U", 3, NUMEL, seed=0)
+        assert job.allreduce(inputs, [2])[0][1].error is None
+        error = job.allreduce(inputs, [2])[0][1].error
+        assert "rank(s) 0, 1 own all rows and have left the job" in str(error)
+
+
 def test_steps_in_which_all_abstain_end_no_job() -> None:
     """The loss scale overflows several times running. Rules: clock-25, clock-37."""
     ill = [np.full(NUMEL, np.inf, np.float32)] * 3

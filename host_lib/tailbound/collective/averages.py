@@ -17,9 +17,10 @@ class Averages:
     """Looks at every op that is over.
 
     An op averages nothing if this rank got no row of it, or if a safeguard skipped it. These do not count: ops in which
-    all abstain or this rank is behind, and ops of a switch, which has a fallback. Nor do those of a rank that hears
-    fewer than a majority, since it is cut off and the others go on, or that has still to hear of an owner map. Nor do
-    ops that are skipped because fewer ranks have sent rows than ``min_contributors``: that was asked for.
+    all abstain or this rank is behind, and ops of a switch, which has a fallback; ops that are skipped because fewer
+    ranks have sent rows than ``min_contributors``, as was asked for; and those of a rank that has still to hear of an
+    owner map, or that hears fewer than a majority, since it is cut off and the others go on. Where all owners have left
+    the job they do: no majority may be left to agree on others.
 
     Args:
         known: of this rank.
@@ -42,7 +43,8 @@ class Averages:
         """
         step = op.place.step
         heard = self._heard(op)
-        if len(heard) + 1 < majority(self._known.ranks) or not _empty(op) or self._few(op) or self._misses_map(heard):
+        alone = len(heard) + 1 < majority(self._known.ranks) and not self._known.membership.gone.issuperset(_owners(op))
+        if alone or not _empty(op) or self._few(op) or self._misses_map(heard):
             self._good, self._since = step, None
             return None
         if step == self._good:
@@ -75,8 +77,10 @@ class Averages:
 
     def _error(self, op: Op, heard: list[int]) -> TransportError:
         known = self._known
-        owners = [p for p in sorted(known.peers) if op.place.placement.shares[p]]
-        if op.outcome.skipped or not set(owners).isdisjoint(heard):
+        owners = _owners(op)
+        if known.membership.gone.issuperset(owners):
+            why = f"rank(s) {_text(owners)} own all rows and have left the job. Let all ranks make as many steps"
+        elif op.outcome.skipped or not set(owners).isdisjoint(heard):
             why = (
                 f"rows are lost, though smaller packets of rank(s) {_text(heard)} come. Look whether the path takes "
                 f"packets of {known.config.width} bytes and more (if not, give all ranks a smaller TAILBOUND_MTU), and "
@@ -95,6 +99,11 @@ class Averages:
 
 def _text(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
+
+
+def _owners(op: Op) -> list[int]:
+    """Who owns rows of ``op``."""
+    return [rank for rank, rows in enumerate(op.place.placement.shares) if rows]
 
 
 def _empty(op: Op) -> bool:
