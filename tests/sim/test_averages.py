@@ -155,8 +155,10 @@ def test_a_job_in_which_no_rows_get_through_ends_with_an_error_on_all_ranks(shar
                     errors[rank] = outcome.error
             job.go(20 * MS)
         assert sorted(errors) == [0, 1, 2]
+        size = 20 + 8 + 64 + 256
         for rank, error in errors.items():
-            assert re.search(f"^rank {rank}: steps 40 to 4[12] .* rows are lost, .* TAILBOUND_MTU", str(error))
+            said = rf"^rank {rank}: steps 40 to 4[12] .* rows are lost, .* IP packets of {size} bytes .* TAILBOUND_MTU"
+            assert re.search(said, str(error))
             with pytest.raises(TransportError, match=r"steps 40 to 4[12]"):
                 job.allreduce(gradients("U", 3, NUMEL, seed=2), [rank])
 

@@ -233,7 +233,8 @@ def test_a_rank_dies_and_comes_back(caplog: pytest.LogCaptureFixture) -> None:
         assert cut
         said = [record.getMessage() for record in caplog.records]
         for rank in live:
-            assert job[rank].stats()["suspects"] == [dead]
+            stats = job[rank].stats()
+            assert stats["suspects"] == stats["dead"] == [dead]
             assert any(text.startswith(f"rank {rank}: rank {dead} has sent no contribution") for text in said)
         # by one of them at least: it may own nothing any more before the next one has missed its results three times
         assert any(f": rank {dead} has published no result" in text for text in said)

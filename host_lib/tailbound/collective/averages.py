@@ -83,7 +83,7 @@ class Averages:
         elif op.outcome.skipped or not set(owners).isdisjoint(heard):
             why = (
                 f"rows are lost, though smaller packets of rank(s) {_text(heard)} come. Look whether the path takes "
-                f"packets of {known.config.width} bytes and more (if not, give all ranks a smaller TAILBOUND_MTU), and "
+                f"IP packets of {known.row_bytes} bytes (if not, give all ranks a smaller TAILBOUND_MTU), and "
                 "whether a device drops segmented bursts (ethtool -K INTERFACE tx-udp-segmentation off)"
             )
         else:

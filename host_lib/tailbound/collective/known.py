@@ -245,6 +245,12 @@ class Known(Session):
         return known if shape is own else regrouped(known, (shape.group_entries, own.group_entries), own.numel)
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of the IP packet of a full row."""
+        ip = schema.IPV6_BYTES if self.store.control["prefix"].any() else schema.IPV4_BYTES
+        return ip + schema.UDP_BYTES + schema.HEADER_BYTES + self.store.width
+
+    @property
     def self_late(self) -> bool:
         """Whether the own row is no longer waited for (clock-8)."""
         return self.self_misses >= self.config.self_late_after

@@ -25,8 +25,7 @@ from tailbound.errors import TransportError
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.sender import NO_GSO
-from tailbound.wire.address import ip_bytes
-from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, UDP_BYTES, Flag, PacketType
+from tailbound.wire.schema import MAX_RANKS, Flag, PacketType
 
 #: Tries of which small packets have arrived and wide ones have not, so that it is the MTU.
 _WIDE_TRIES = 8
@@ -218,12 +217,8 @@ class Paths:
         self._job.events.emit("bursts_lost", text, peers=ranks, kernel=kernel, interface=interface)
 
     def _narrow(self, peer: int) -> str:
-        job = self._job
-        at = ip_bytes(next(iter(job.sender.peers.values()))[0])
-        return (
-            f"packets of {at + UDP_BYTES + HEADER_BYTES + job.store.width} bytes, as rows are, no longer reach rank "
-            f"{peer}, and small ones do"
-        )
+        size = self._job.row_bytes
+        return f"packets of {size} bytes, as rows are, no longer reach rank {peer}, and small ones do"
 
     def _narrowed(self, peer: int) -> None:
         for each in self._job.peers * 3:

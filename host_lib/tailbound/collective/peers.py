@@ -306,4 +306,4 @@ def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
         for p in job.membership.result.suspects
         if not counts[p] and (p in silent or not marks.contributed(p, op.label))
     }
-    suspect(job, op, absent, ("results",), "published no result for", "its rows are filled from the others")
+    suspect(job, op, absent, ("results",), "published no result for", "its rows count as zero until others own them")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tailbound.collective.job import Job
 from tailbound.observe.ledger import Stage
 from tailbound.transport.rendezvous import Greeting, describe
-from tailbound.transport.steps import label_text
+from tailbound.transport.steps import label_text, step_of
 from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Verdict
 
 #: Events in a snapshot and in a status.
@@ -61,6 +61,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "lost_on_arrival": dict(job.datapath.lost_on_arrival),
         "sent": {str(rank): job.sender.counts[rank].snapshot() for rank in (*job.peers, *extra)},
         "suspects": sorted(job.membership.suspects),
+        "dead": sorted(job.membership.dead(step_of(job.sequence.upcoming))),
         "gone": sorted(job.membership.gone),
         "safeguard": {
             "contributions": job.accounts.contributions.smoothed,
@@ -91,6 +92,7 @@ def alone() -> dict[str, Any]:
         "rows_summed": 0,
         "ledger": {stage.name.lower(): {} for stage in Stage},
         "suspects": [],
+        "dead": [],
         "gone": [],
         "safeguard": {"contributions": 0.0, "results": 0.0, "rotation": 0.0},
         "events": [],

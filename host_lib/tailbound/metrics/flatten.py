@@ -87,8 +87,8 @@ def flatten(stats: Mapping[str, Any]) -> list[Metric]:
         for name, value in (dict.fromkeys(_ALERTS, 0) | counts).items():
             sheet.count("events", value, "Structured log events, by name.", event=name)
     known = LEFT_OUT | {
-        "status", "delivered", "rows_summed", "drops_by_sender", "ledger", "sent", "suspects", "gone", "safeguard",
-        "traffic", "choice", "counters", "event_counts", "lost_on_arrival",
+        "status", "delivered", "rows_summed", "drops_by_sender", "ledger", "sent", "suspects", "dead", "gone",
+        "safeguard", "traffic", "choice", "counters", "event_counts", "lost_on_arrival",
     }  # fmt: skip
     for name, value in stats.items():
         if name not in known:
