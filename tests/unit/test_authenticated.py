@@ -6,22 +6,19 @@ import json
 import logging
 import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
 
 from support import MemoryStore, Team, await_that, gradients, patient, team
-from tailbound.collective.alerts import Alerts, Disarmed
+from tailbound.collective.alerts import Alerts
 from tailbound.collective.announce import hold
 from tailbound.collective.communicator import Communicator
-from tailbound.collective.known import Known
 from tailbound.errors import LayoutError
 from tailbound.transport import forgeries, keys
 from tailbound.transport.config import Config
 from tailbound.wire import packets
-from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Tagging, Verdict
+from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Verdict
 
 NUMEL = 8 * 64 * 256
 
@@ -123,19 +120,6 @@ def test_no_secret_is_in_logs_status_files_and_traces(
         words = [word for word in np.frombuffer(secret, np.uint64) if word >> 40]  # one of a key is a flag
         for form in (secret, secret.hex().encode(), repr(secret).encode(), *(str(word).encode() for word in words)):
             assert not any(form in text for text in shown)
-
-
-def test_a_check_of_tags_that_is_switched_off_ends_the_job() -> None:
-    """Rule: auth-2."""
-    control = {"tagged": [1]}
-    known = cast(Known, SimpleNamespace(rank=0, store=SimpleNamespace(control=control), armed=Tagging.ON))
-    watching = Disarmed(known)
-    assert watching.look(1) is None
-    control["tagged"][0] |= Tagging.BARE
-    assert Disarmed(known).look(1) is not None, "or for a switch that there is not"
-    control["tagged"][0] = 0
-    assert "switched the check of tags off" in str(watching.look(2_000_000_000))
-    assert watching.look(4_000_000_000) is None
 
 
 def test_control_packets_of_others_and_of_yesterday_are_refused(key_file: str) -> None:

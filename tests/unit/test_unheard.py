@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
-from tailbound.collective.alerts import Ended, Unheard
+from tailbound.collective.alerts import Unheard, Watch
 from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import Tagging
 
 S = 1_000_000_000
 
@@ -49,28 +51,23 @@ def test_who_said_goodbye_or_was_heard_once_is_no_error() -> None:
         assert [unheard.look(second * S) for second in range(1, 9)] == [None] * 8
 
 
-def test_a_program_that_is_taken_away_is_an_error_once() -> None:
-    from types import SimpleNamespace
-
-    from tailbound.collective.alerts import Withdrawn
-
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"withdrawn": True}, "the program on eth0 was detached or replaced"),
+        ({"active": 0}, "no packets are let in any more"),
+        ({"tagged": 0}, "another process has switched the check of tags off"),
+        ({"tagged": Tagging.ON | Tagging.BARE}, "another process has switched the check of tags off"),  # for no switch
+    ],
+)
+def test_what_is_wrong_with_the_program_is_an_error_once(wrong: dict[str, int], text: str) -> None:
+    """Rules: kernel-5, auth-2."""
+    control = {"active": [2], "tagged": [int(Tagging.ON)]}
+    known = SimpleNamespace(rank=3, store=SimpleNamespace(control=control), armed=Tagging.ON)
     path = SimpleNamespace(interface="eth0", withdrawn=False)
-    withdrawn = Withdrawn(path, 3)  # type: ignore[arg-type]
-    assert withdrawn.look(1) is None
-    path.withdrawn = True
-    error = withdrawn.look(100 * S)
-    assert error is not None
-    assert "rank 3: the program on eth0 was detached or replaced" in str(error)
-    assert withdrawn.look(200 * S) is None
-
-
-def test_a_job_that_the_program_has_ended_is_told_once() -> None:
-    """Rule: kernel-5."""
-    known = SimpleNamespace(rank=3, store=SimpleNamespace(control={"active": [2]}))
-    ended = Ended(known)  # type: ignore[arg-type]
-    assert ended.look(1) is None
-    known.store.control["active"] = [0]
-    error = ended.look(100 * S)
-    assert error is not None
-    assert "rank 3: no packets are let in" in str(error)
-    assert ended.look(200 * S) is None
+    watching = Watch(known, path)  # type: ignore[arg-type]
+    assert watching.look(1) is None
+    path.withdrawn = bool(wrong.pop("withdrawn", False))
+    control.update({name: [value] for name, value in wrong.items()})
+    assert f"rank 3: {text}" in str(watching.look(100 * S))
+    assert watching.look(200 * S) is None

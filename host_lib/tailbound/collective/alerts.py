@@ -369,81 +369,39 @@ class Unheard:
         return bool(state["cookie"] == self._known.cookie and serial_distance(int(state["newest"]), self._first) >= 0)
 
 
-class _Watch:
-    """Looks whether something is wrong with the program that receives here, and says so once."""
+class Watch:
+    """What is wrong with the program that receives here: an error, once, not losses for ever.
 
-    def __init__(self) -> None:
-        self._said = False
+    Args:
+        known: of this rank.
+        datapath: of the job.
+    """
+
+    def __init__(self, known: Known, datapath: Datapath) -> None:
+        self._known, self._datapath, self._said = known, datapath, False
 
     def look(self, now: int) -> TransportError | None:
         """The error, once; to be called now and then (``LOOK_EVERY``)."""
-        if self._said:
-            return None
-        wrong = self._wrong()
-        self._said = wrong is not None
+        wrong = None if self._said else self._wrong()
+        self._said = self._said or wrong is not None
         return wrong
 
     def _wrong(self) -> TransportError | None:
-        raise NotImplementedError
-
-
-class Withdrawn(_Watch):
-    """The program that receives here was detached or replaced while the job runs: an error, not losses for ever.
-
-    Args:
-        datapath: of the job.
-        rank: the own one.
-    """
-
-    def __init__(self, datapath: Datapath, rank: int) -> None:
-        super().__init__()
-        self._datapath, self._rank = datapath, rank
-
-    def _wrong(self) -> TransportError | None:
-        if not self._datapath.withdrawn:
-            return None
-        return TransportError(
-            f"rank {self._rank}: the program on {self._datapath.interface} was detached or replaced while this job "
-            "runs (`tailbound detach`, `attach --replace`), so that nothing can be received any more: start this rank "
-            "again; attach between two jobs"
-        )
-
-
-class Ended(_Watch):
-    """The program that receives here takes this job for ended: an error, not losses for ever.
-
-    Args:
-        known: of this rank.
-    """
-
-    def __init__(self, known: Known) -> None:
-        super().__init__()
-        self._known = known
-
-    def _wrong(self) -> TransportError | None:
-        if self._known.store.control["active"][0]:
-            return None
-        return TransportError(
-            f"rank {self._known.rank}: no packets are let in any more: another process has ended this job in its maps, "
-            "or the kernel finds no socket of it (in a VRF before Linux 6.6: use the udp datapath). Start it again"
-        )
-
-
-class Disarmed(_Watch):
-    """Somebody told the program that receives here that this job has no key: an error, not packets that anybody makes.
-
-    Args:
-        known: of this rank.
-    """
-
-    def __init__(self, known: Known) -> None:
-        super().__init__()
-        self._known = known
-
-    def _wrong(self) -> TransportError | None:
-        if not self._known.armed or self._known.store.control["tagged"][0] == self._known.armed:
-            return None
-        return TransportError(
-            f"rank {self._known.rank}: another process has switched the check of tags off while this job runs, so that "
-            "packets without the key may have counted: look who may open its maps (docs/security.md)"
-        )
+        known, control = self._known, self._known.store.control
+        if self._datapath.withdrawn:
+            return TransportError(
+                f"rank {known.rank}: the program on {self._datapath.interface} was detached or replaced while this job "
+                "runs (`tailbound detach`, `attach --replace`), so that nothing can be received any more: start this "
+                "rank again; attach between two jobs"
+            )
+        if not control["active"][0]:
+            return TransportError(
+                f"rank {known.rank}: no packets are let in any more: another process has ended this job in its maps, "
+                "or the kernel finds no socket of it (in a VRF before Linux 6.6: use the udp datapath). Start it again"
+            )
+        if known.armed and control["tagged"][0] != known.armed:
+            return TransportError(
+                f"rank {known.rank}: another process has switched the check of tags off while this job runs, so that "
+                "packets without the key may have counted: look who may open its maps (docs/security.md)"
+            )
+        return None

@@ -23,7 +23,7 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.alerts import LOOK_EVERY, Disarmed, Ended, Unheard, Withdrawn
+from tailbound.collective.alerts import LOOK_EVERY, Unheard, Watch
 from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
 from tailbound.collective.contribute import begin
@@ -107,7 +107,7 @@ class Transpose:
         self._inbox = Inbox(job, self.maps, job.channels, job.paths)
         # who comes back may meet a job that has lost more ranks: all others know of these, and wait for none
         unheard = () if outside else (Unheard(job, job.sequence, patience),)
-        self._watching = *unheard, Withdrawn(job.datapath, job.rank), Ended(job), Disarmed(job), job.paths
+        self._watching = *unheard, Watch(job, job.datapath), job.paths
         self._watched = -LOOK_EVERY  # when they were asked last
         self._averages = Averages(job, job.sequence, job.paths.trying)
         self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
