@@ -7,9 +7,12 @@ import itertools
 import os
 import random
 import re
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -18,12 +21,15 @@ from support import MemoryStore, exact_mean, gradients, nmse, patient, team
 from tailbound.collective import hello
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.hello import Hello, Report, complaints
-from tailbound.collective.trials import ANSWERS, BURST, SMALL, WIDE, Trials
+from tailbound.collective.job import Job
+from tailbound.collective.trials import ANSWERS, BURST, SMALL, WIDE, Said, Trials
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS, Config
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sockets import UdpSocket
+from tailbound.wire import packets
+from tailbound.wire.schema import PacketType
 from tailbound_lab.simulate.messages import read
 
 Drop = Callable[[int, int, int], bool]
@@ -208,3 +214,36 @@ def test_what_a_rank_has_refused_and_could_not_send_is_told() -> None:
     assert "translated" in deaf
     assert unsent == "rank 1 cannot send to rank 0 at 10.0.0.1: Operation not permitted"
     assert complaints(greetings, [Report(), reports[1]], 1408) == []  # a later try has arrived
+
+
+def test_what_comes_is_taken_between_the_tries_of_many_ranks() -> None:
+    """All tries left before anything was read: at 256 ranks answers and others' tries overflowed the buffer."""
+    room, ranks = 16, 256
+    buffer: deque[bytes] = deque(maxlen=room)
+    heard: list[int] = []
+
+    def answer(peer: int, trial: int) -> None:
+        for _ in range(room // 2):
+            assert len(buffer) < room, "lost"
+            buffer.append(packets.packet(packets.header(type=PacketType.HELLO, sender=peer, cookie=7), b""))
+
+    def control_packets() -> Iterator[bytes]:
+        while buffer:
+            yield buffer.popleft()
+
+    def take(head: np.void, body: bytes) -> Said:
+        heard.append(int(head["sender"]))
+        return Said(heard[-1], True, BURST | WIDE, hello.FIRST, BURST | WIDE, 0)
+
+    wake = os.eventfd(0, os.EFD_CLOEXEC)
+    job = SimpleNamespace(
+        rank=0, cookie=7, peers=[*range(1, ranks)], now=lambda: MS, unpack=packets.parse,
+        datapath=SimpleNamespace(fds=lambda: (-1, wake), control_packets=control_packets),
+        paths=SimpleNamespace(trials=SimpleNamespace(ask=answer, take=take, refused=dict.fromkeys(range(ranks), 0))),
+    )  # fmt: skip
+    talk = hello._Talk(cast(Job, job))
+    talk.turn(MS)
+    assert sorted(set(heard)) == job.peers
+    assert talk.hello.complete
+    talk.close()
+    os.close(wake)

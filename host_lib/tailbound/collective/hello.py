@@ -177,16 +177,23 @@ class _Talk:
         self.hello = Hello(job.peers, job.now())
 
     def turn(self, until: int) -> None:
-        """Sends what is due, and takes what has come, waiting for it until ``until`` (ns) at most."""
+        """Sends what is due, and takes what has come, waiting for it until ``until`` (ns) at most.
+
+        What comes meanwhile is taken after each peer: the tries of many ranks would overflow the socket's buffer.
+        """
         job = self._job
         for peer in self.hello.turn(job.now()):
             self._trials.ask(peer, FIRST)
             if number := self._trials.refused[peer]:
                 self._unsent[peer] = os.strerror(number)
+            self._read()
         look = min(self.hello.look or until, until)
         if self._poll.poll(max(0, look - job.now()) / MS):
-            for data in job.datapath.control_packets():
-                self._take(data)
+            self._read()
+
+    def _read(self) -> None:
+        for data in self._job.datapath.control_packets():
+            self._take(data)
 
     def _take(self, data: bytes) -> None:
         job = self._job

@@ -257,10 +257,10 @@ def _await(store: Store, key: str, own: Greeting | None, timeout: float) -> None
     """Waits for ``key``. If it is a greeting, the log of the first rank there names the missing ones after a while."""
     end = time.monotonic() + timeout
     if own is not None and timeout > _NAMED:
-        while not store.check([key]) and time.monotonic() < end - timeout + _NAMED:
+        while not (here := store.check([key])) and time.monotonic() < end - timeout + _NAMED:
             time.sleep(_POLL)  # ``wait`` of a TCPStore writes lines of its own when it times out
         prefix = key.rpartition("/")[0]
-        missing = [] if store.check([key]) else [r for r in range(own.ranks) if not store.check([f"{prefix}/{r}"])]
+        missing = [] if here else [r for r in range(own.ranks) if not store.check([f"{prefix}/{r}"])]
         if missing:
             log.log(
                 logging.WARNING if own.rank == min(set(range(own.ranks)) - set(missing)) else logging.INFO,
