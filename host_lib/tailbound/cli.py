@@ -95,7 +95,7 @@ def cli() -> None:
 def attach(interface: str | None, all_of_pci: str | None, **options: Any) -> None:
     """Load the XDP program onto IFACE, once, for training without privileges."""
     from tailbound.datapath.xdp import attach
-    from tailbound.kernel.interfaces import of_pci
+    from tailbound.kernel.net import of_pci
 
     if (interface is None) == (all_of_pci is None):
         raise click.UsageError("give an interface, or --all-of-pci VENDOR:DEVICE")

@@ -20,7 +20,7 @@ from left_behind import nothing_left_behind as nothing_left_behind
 from switch_world import SwitchWorld
 from tailbound.errors import ConfigError
 from tailbound.kernel import compile as compile_
-from tailbound.kernel import interfaces, pin
+from tailbound.kernel import net, pin
 from tailbound.kernel.assets import assets
 
 
@@ -89,7 +89,7 @@ def wire(wires: list[str]) -> Iterator[list[str]]:
         veths.go(wires[0])
         pin.remove("tbx")
         with IPRoute() as ip:
-            index = interfaces.index_of("tbx")
+            index = net.index_of("tbx")
             if "clsact" in [qdisc.get_attr("TCA_KIND") for qdisc in ip.get_qdiscs(index)]:
                 ip.tc("del", "clsact", index)
 

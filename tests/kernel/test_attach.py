@@ -27,7 +27,7 @@ from tailbound.datapath.select import open_datapath
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.kernel import attach, barrier, interfaces, linear, pin, syscalls
+from tailbound.kernel import attach, barrier, linear, net, pin, syscalls
 from tailbound.transport.config import Config
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
@@ -146,7 +146,7 @@ def test_attach_in_process(wire: list[str], loader: str) -> None:
     path = XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)
     try:
         assert path.endpoint == (cases.ip_of(0), cases.PORT)
-        assert interfaces.xdp_on("tbx").mode == "native"  # type: ignore[union-attr]
+        assert net.xdp_on("tbx").mode == "native"  # type: ignore[union-attr]
         exercise(path, wire)
         with pytest.raises(AttachError, match="already carries Tailbound's tb_worker"):
             XdpDatapath.attach("tbx", cases.PORT + 1, loader=loader, **SIZES)
@@ -155,7 +155,7 @@ def test_attach_in_process(wire: list[str], loader: str) -> None:
     finally:
         path.close()
     path.close()
-    assert interfaces.xdp_on("tbx") is None
+    assert net.xdp_on("tbx") is None
 
 
 def test_a_closed_datapath_has_no_descriptor_left(wire: list[str]) -> None:
@@ -179,11 +179,11 @@ def test_pinned(wire: list[str], loader: str) -> None:
     path = XdpDatapath.open("tbx")
     exercise(path, wire)
     path.close()
-    assert interfaces.xdp_on("tbx") is not None
+    assert net.xdp_on("tbx") is not None
     with pytest.raises(AttachError, match="tailbound detach tbx"):
         XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)
     assert pin.remove("tbx")
-    assert interfaces.xdp_on("tbx") is None
+    assert net.xdp_on("tbx") is None
     assert not pin.remove("tbx")
 
 
@@ -314,7 +314,7 @@ def test_leftovers(own_wire: list[str]) -> None:
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
     folder = next(p for p in (pin.ROOT / "bpf").iterdir() if p.name.startswith("tbx-"))
     (folder / "link").unlink()  # as if somebody had taken the program away
-    await_that(lambda: interfaces.xdp_on("tbx") is None, "a worker of the kernel's to take the program away")
+    await_that(lambda: net.xdp_on("tbx") is None, "a worker of the kernel's to take the program away")
     assert not XdpDatapath.is_attached("tbx")
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
     assert XdpDatapath.is_attached("tbx")
@@ -328,7 +328,7 @@ def test_an_interface_that_was_made_again_is_not_the_one_that_was_attached(wire:
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
     file = pin._settings_file("tbx")
     values = json.loads(file.read_text())
-    assert values["index"] == interfaces.index_of("tbx")
+    assert values["index"] == net.index_of("tbx")
     file.write_text(json.dumps(values | {"index": values["index"] + 1}))
     with pytest.raises(AttachError, match=r"removed and made again.*`tailbound attach tbx --replace`"):
         XdpDatapath.open("tbx")
@@ -341,7 +341,7 @@ def test_a_device_that_has_another_name_now_keeps_its_program(own_wire: list[str
     """Pins are found by name, and another device may have that by now; a job may run on the first one (kernel-25)."""
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
     with IPRoute() as ip:
-        index = interfaces.index_of("tbx")
+        index = net.index_of("tbx")
         ip.link("set", index=index, state="down")
         ip.link("set", index=index, ifname="lan0")
         ip.link("add", ifname="tbx", kind="veth", peer={"ifname": "tby"})
@@ -349,12 +349,12 @@ def test_a_device_that_has_another_name_now_keeps_its_program(own_wire: list[str
         with pytest.raises(AttachError, match="on lan0 now: run `tailbound detach tbx`"):
             XdpDatapath.pin("tbx", cases.PORT, replace=replace, **SIZES)
     assert pin.sweep() == []
-    assert interfaces.xdp_on("tbx") is None
-    assert interfaces.xdp_on("lan0") is not None
+    assert net.xdp_on("tbx") is None
+    assert net.xdp_on("lan0") is not None
     with pytest.raises(AttachError, match=r"lan0 already carries .* or run `tailbound detach tbx`"):
         XdpDatapath.pin("lan0", cases.PORT, **SIZES)
     assert pin.remove("tbx")
-    assert interfaces.xdp_on("lan0") is None
+    assert net.xdp_on("lan0") is None
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
     assert XdpDatapath.is_attached("tbx")
 
@@ -414,7 +414,7 @@ def test_stranger_is_never_replaced(wire: list[str]) -> None:
     try:
         with pytest.raises(AttachError, match=r"stranger.*never replaces"):
             XdpDatapath.attach("tbx", cases.PORT, **SIZES)
-        assert attach.program_name(interfaces.xdp_on("tbx").prog_id) == "stranger"  # type: ignore[union-attr]
+        assert attach.program_name(net.xdp_on("tbx").prog_id) == "stranger"  # type: ignore[union-attr]
     finally:
         os.close(link)
         os.close(program)
@@ -430,7 +430,7 @@ def test_dies_with_its_process(wire: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, *[p for p in sys.path if p]], capture_output=True, text=True)
     assert done.returncode == -9, done.stderr
-    assert interfaces.xdp_on("tbx") is None
+    assert net.xdp_on("tbx") is None
 
 
 @pytest.mark.parametrize(
@@ -449,7 +449,7 @@ def test_dies_with_its_process(wire: list[str]) -> None:
 def test_refusals(wire: list[str], interface: str, port: int, sizes: dict, error: type, says: str) -> None:
     with pytest.raises(error, match=says):
         XdpDatapath.attach(interface, port, **(SIZES | sizes))
-    assert interfaces.xdp_on("tbx") is None
+    assert net.xdp_on("tbx") is None
 
 
 def test_port_taken(wire: list[str]) -> None:
@@ -457,7 +457,7 @@ def test_port_taken(wire: list[str]) -> None:
         other.bind((cases.ip_of(0), cases.PORT))
         with pytest.raises(ConfigError, match=f"port {cases.PORT}"):
             XdpDatapath.attach("tbx", cases.PORT, **SIZES)
-    assert interfaces.xdp_on("tbx") is None
+    assert net.xdp_on("tbx") is None
 
 
 @contextlib.contextmanager
@@ -490,8 +490,8 @@ def test_probe_through_the_stack(wire: list[str]) -> None:
 def test_a_vlan_through_the_wire(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames with the tag of the program's VLAN are summed and answered with it, others are left alone (kernel-1)."""
     scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
-    monkeypatch.setattr(interfaces, "device_of", lambda name: interfaces.Device(name, 5))
-    own, other = scapy.str2mac(interfaces.mac_of("tbx")), "02:7b:00:00:00:01"
+    monkeypatch.setattr(net, "device_of", lambda name: net.Device(name, 5))
+    own, other = scapy.str2mac(net.mac_of("tbx")), "02:7b:00:00:00:01"
 
     def frame(vlan: int, body: bytes) -> bytes:
         packet = scapy.IP(src=cases.ip_of(1), dst=cases.ip_of(0)) / scapy.UDP(sport=cases.PORT, dport=cases.PORT)

@@ -20,7 +20,7 @@ from tailbound.datapath.xdp import XdpDatapath, detach
 from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import compile as compile_
-from tailbound.kernel import interfaces, pin, syscalls
+from tailbound.kernel import net, pin, syscalls
 
 #: In the unit, in the DaemonSet and in docs/deploy.md.
 LEAST = ("BPF", "CHOWN", "NET_ADMIN", "PERFMON")
@@ -144,7 +144,7 @@ def test_units_call_commands_and_options_that_there_are(repository: Path, name: 
 @needs_wire
 def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> None:
     attach_for_good("tbx", **SMALL)
-    old = interfaces.xdp_on("tbx")
+    old = net.xdp_on("tbx")
     with pytest.raises(AttachError, match="already carries Tailbound's tb_worker"):
         attach_for_good("tbx", **SMALL)
     file = pin._settings_file("tbx")
@@ -152,17 +152,17 @@ def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> N
     with pytest.raises(AttachError, match="another version"):
         XdpDatapath.is_attached("tbx")
     attach_for_good("tbx", **SMALL, replace=True)
-    new = interfaces.xdp_on("tbx")
+    new = net.xdp_on("tbx")
     assert old is not None
     assert new is not None
     assert new.prog_id != old.prog_id
     assert XdpDatapath.is_attached("tbx")
     job = XdpDatapath.open("tbx")
     assert "nothing was done" in attach_for_good("tbx", **SMALL, replace=True)
-    assert interfaces.xdp_on("tbx") == new, "a pod that is made again takes the program off under a job"
+    assert net.xdp_on("tbx") == new, "a pod that is made again takes the program off under a job"
     assert not job.withdrawn
     attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
-    assert interfaces.xdp_on("tbx") != new
+    assert net.xdp_on("tbx") != new
     assert job.withdrawn, "a job that runs there is told"
     job.close()
     job = XdpDatapath.open("tbx")
@@ -172,7 +172,7 @@ def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> N
     job.close()
     link = syscalls.link_create(
         syscalls.prog_load(bytes.fromhex("b700000002000000 9500000000000000"), name="another"),
-        interfaces.index_of("tbx"),
+        net.index_of("tbx"),
         syscalls.XDP_FLAGS_DRV_MODE,
     )
     try:
@@ -192,7 +192,7 @@ def test_what_would_end_with_the_command_is_refused(wire: list[str]) -> None:
     assert done.returncode == 1
     assert "run-tailbound-bpf.mount" in done.stderr
     assert ".json" not in done.stdout
-    assert interfaces.xdp_on("tbx") is None
+    assert net.xdp_on("tbx") is None
 
 
 @needs_wire
@@ -201,7 +201,7 @@ def test_another_program_takes_the_place_of_the_old_one_at_once(
 ) -> None:
     """The link stays, and nobody else can take the device meanwhile; where the kernel refuses, all is as before."""
     attach_for_good("tbx", **SMALL)
-    before, files = interfaces.xdp_on("tbx"), pin.identity("tbx")
+    before, files = net.xdp_on("tbx"), pin.identity("tbx")
     detached: list[str] = []
     update, detach_one = syscalls.link_update, pin.detach
 
@@ -217,12 +217,12 @@ def test_another_program_takes_the_place_of_the_old_one_at_once(
     monkeypatch.setattr(syscalls, "link_update", refused)
     with pytest.raises(CapabilityError, match="errno 16"):
         attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
-    assert (interfaces.xdp_on("tbx"), pin.identity("tbx")) == (before, files)
+    assert (net.xdp_on("tbx"), pin.identity("tbx")) == (before, files)
     assert XdpDatapath.is_attached("tbx")
     monkeypatch.setattr(syscalls, "link_update", update)
     attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
     assert "link" not in detached
-    assert interfaces.xdp_on("tbx") != before
+    assert net.xdp_on("tbx") != before
     assert pin.identity("tbx") != files
     assert XdpDatapath.is_attached("tbx")
     assert not list(pin.bpffs().glob("*+"))
@@ -269,7 +269,7 @@ def test_a_program_of_other_sources_is_refused(wire: list[str], monkeypatch: pyt
 @needs_wire
 def test_a_program_that_does_not_load_leaves_the_old_one(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     attach_for_good("tbx", **SMALL)
-    old = interfaces.xdp_on("tbx")
+    old = net.xdp_on("tbx")
 
     def refused(*_: Any, **__: Any) -> int:
         raise CapabilityError("the kernel refused it")
@@ -277,7 +277,7 @@ def test_a_program_that_does_not_load_leaves_the_old_one(wire: list[str], monkey
     monkeypatch.setattr("tailbound.kernel.load.load_worker", refused)
     with pytest.raises(CapabilityError, match="refused it"):
         attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
-    assert interfaces.xdp_on("tbx") == old
+    assert net.xdp_on("tbx") == old
     assert XdpDatapath.is_attached("tbx")
 
 
@@ -288,11 +288,11 @@ def test_cards_by_their_pci_device(tmp_path: Path) -> None:
         (folder / "vendor").write_text(f"{vendor:#06x}\n")
         (folder / "device").write_text(f"{device:#06x}\n")
     (tmp_path / "lo").mkdir()
-    assert interfaces.of_pci("15b3:101D", tmp_path) == ["ens1", "ens2"]
+    assert net.of_pci("15b3:101D", tmp_path) == ["ens1", "ens2"]
     with pytest.raises(ConfigError, match=r"15b3:1019; there are: eno1 8086:1572, ens1 15b3:101d"):
-        interfaces.of_pci("15b3:1019", tmp_path)
+        net.of_pci("15b3:1019", tmp_path)
     with pytest.raises(ConfigError, match="no PCI device: give vendor:device"):
-        interfaces.of_pci("mlx5", tmp_path)
+        net.of_pci("mlx5", tmp_path)
 
 
 def test_one_card_that_refuses_keeps_no_other_from_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +302,7 @@ def test_one_card_that_refuses_keeps_no_other_from_its_program(monkeypatch: pyte
         return f"attached to {name}"
 
     monkeypatch.setattr("tailbound.datapath.xdp.attach", attach)
-    monkeypatch.setattr(interfaces, "of_pci", lambda _: ["ens1", "ens2"])
+    monkeypatch.setattr(net, "of_pci", lambda _: ["ens1", "ens2"])
     done = CliRunner().invoke(cli, ["attach", "--all-of-pci", "15b3:101d"])
     assert "attached to ens2" in done.output
     assert isinstance(done.exception, AttachError)

@@ -17,7 +17,7 @@ from pyroute2 import IPRoute
 import cases
 import veths
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.kernel import interfaces, pin, syscalls, tc
+from tailbound.kernel import net, pin, syscalls, tc
 from tailbound.kernel.fanout import Fanout, _is_left_over, rotated
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
@@ -36,7 +36,7 @@ EGRESS = 0xFFFFFFF3
 def know_rank_2() -> None:
     """Rank 2, whom nobody has to be, is a neighbour."""
     with IPRoute() as ip:
-        index = interfaces.index_of("tbx")
+        index = net.index_of("tbx")
         ip.neigh("replace", dst=PLACES[2], lladdr=MACS[2].hex(":"), ifindex=index, state="permanent")
 
 
@@ -331,13 +331,13 @@ def send(fanout: Fanout) -> bool:
 def filters() -> list[str]:
     """Names of the filters at the way out of ``tbx``."""
     with IPRoute() as ip:
-        found = ip.get_filters(index=interfaces.index_of("tbx"), parent=EGRESS)
+        found = ip.get_filters(index=net.index_of("tbx"), parent=EGRESS)
         return [f.get_attr("TCA_OPTIONS").get_attr("TCA_BPF_NAME") for f in found if f["handle"]]
 
 
 def qdiscs() -> list[str]:
     with IPRoute() as ip:
-        return [q.get_attr("TCA_KIND") for q in ip.get_qdiscs(interfaces.index_of("tbx"))]
+        return [q.get_attr("TCA_KIND") for q in ip.get_qdiscs(net.index_of("tbx"))]
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -11,7 +11,7 @@ from kernel_world import DEFINES
 from tailbound.datapath.xdp import shapes
 from tailbound.errors import CapabilityError
 from tailbound.kernel import compile as compiling
-from tailbound.kernel import interfaces, load, maps, objects, syscalls
+from tailbound.kernel import load, maps, net, objects, syscalls
 from tailbound.wire.schema import EVENT_RING_BYTES, WORKER_MAPS, Event, op_label
 
 
@@ -118,4 +118,4 @@ def test_maps_lie_on_the_node_asked_for() -> None:
 
 
 def test_the_loopback_device_has_no_node() -> None:
-    assert interfaces.numa_node("lo") == interfaces.numa_node("nowhere0") == -1
+    assert net.numa_node("lo") == net.numa_node("nowhere0") == -1

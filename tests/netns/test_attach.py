@@ -22,7 +22,7 @@ STORY = """
 import json, os, sys
 from tailbound import cli
 from tailbound.datapath.xdp import XdpDatapath
-from tailbound.kernel import interfaces, pin, syscalls
+from tailbound.kernel import net, pin, syscalls
 from tailbound.kernel.fanout import Fanout
 from tailbound.wire.tag import key_of
 
@@ -63,9 +63,9 @@ told["trainer"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 path = XdpDatapath.open(name)
 told["rank"] = int(path.store.control["rank"][0])
 path.close()
-told["still"] = interfaces.xdp_on(name) is not None
+told["still"] = net.xdp_on(name) is not None
 told["detach"] = cli.main(["detach", name])
-told["gone"] = interfaces.xdp_on(name) is None
+told["gone"] = net.xdp_on(name) is None
 told["detach_again"] = cli.main(["detach", name])
 told["after"] = cli.main(["attach", name, "--ring", "1"])
 told["end"] = cli.main(["detach", name])
@@ -75,12 +75,12 @@ print(json.dumps(told))
 REFUSED = """
 import json, sys
 from tailbound import cli
-from tailbound.kernel import interfaces
+from tailbound.kernel import net
 
 name = sys.argv[1]
 options = (["--mtu", "9000"], ["--mtu", "100"], ["--ring", "0"], ["--group", "nosuch"])
 print(json.dumps([cli.main(["attach", *case]) for case in (["nowhere0"], *([name, *o] for o in options))]))
-assert interfaces.xdp_on(name) is None
+assert net.xdp_on(name) is None
 """
 
 

@@ -71,5 +71,5 @@ def test_queues_in_use_and_those_that_there_can_be(place: str) -> None:
 
 def test_how_much_of_a_frame_is_one_piece(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen(place).linear == linear.PAGE
-    monkeypatch.setattr("tailbound.kernel.interfaces.driver_of", lambda name: "ice")
+    monkeypatch.setattr("tailbound.kernel.net.driver_of", lambda name: "ice")
     assert seen(place).linear == linear.DRIVERS["ice"]

@@ -14,7 +14,7 @@ import pytest
 from lab_team import lab_team
 from support import MemoryStore, gradients, patient
 from tailbound.datapath.xdp import XdpDatapath
-from tailbound.kernel import interfaces
+from tailbound.kernel import net
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns")
@@ -61,12 +61,12 @@ def test_a_killed_trainer_leaves_neither_program_nor_port_to_its_children(
     trainer = lab.popen(0, [sys.executable, "-c", TRAINER], **pipes)
     try:
         child = int(trainer.stdout.readline().split()[1])
-        assert lab.run(0, interfaces.xdp_on, "data0") is not None
+        assert lab.run(0, net.xdp_on, "data0") is not None
         os.kill(trainer.pid, signal.SIGKILL)
         trainer.wait(PATIENCE)
         os.kill(child, 0)  # it is there
         until = time.monotonic() + PATIENCE
-        while lab.run(0, interfaces.xdp_on, "data0") is not None:  # the kernel frees a link in its own time
+        while lab.run(0, net.xdp_on, "data0") is not None:  # the kernel frees a link in its own time
             assert time.monotonic() < until
         lab.run(0, XdpDatapath.attach, "data0", 5515, 256, 64, 64, sysfs=True).close()
     finally:

@@ -11,7 +11,7 @@ import pytest
 from lab_team import lab_team
 from support import MS, exact_mean, gradients, nmse, patient
 from tailbound.collective.repair import SHARE
-from tailbound.kernel.routes import speed_of
+from tailbound.kernel.net import speed_of
 from tailbound.wire.schema import HEADER_BYTES, Verdict
 from tailbound_lab.lab.cluster import Cluster
 

@@ -258,7 +258,7 @@ import json, os, signal, sys, threading
 from pyroute2 import IPRoute
 from tailbound import cli
 from tailbound.errors import AttachError
-from tailbound.kernel import interfaces, pin
+from tailbound.kernel import net, pin
 from tailbound_lab.lab.passthrough import load
 from tailbound.kernel.attach import attach
 from tailbound.switch import pinned
@@ -288,7 +288,7 @@ adding.join()
 told["swept"] = pin.sweep()
 told["job_gone"] = cli.main(["switch", "job", "remove", "0x4d"])
 told["down"] = cli.main(["switch", "down"])
-told["free"] = [interfaces.xdp_on(name) is None for name in (first, second)]
+told["free"] = [net.xdp_on(name) is None for name in (first, second)]
 told["down_again"] = cli.main(["switch", "down"])
 
 pid = os.fork()  # up, and killed before it is through
@@ -296,22 +296,22 @@ if pid == 0:
     pinned.os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     cli.main(up)
 os.waitpid(pid, 0)
-told["left"] = [interfaces.xdp_on(name) is not None for name in (first, second)]
+told["left"] = [net.xdp_on(name) is not None for name in (first, second)]
 told["up_after_crash"] = cli.main(up)
 told["down_after_crash"] = cli.main(["switch", "down"])
 
 program = load()
 link = attach(program, second)
-there = interfaces.xdp_on(second)
+there = net.xdp_on(second)
 told["foreign"] = cli.main(up)
-told["kept"] = interfaces.xdp_on(second) == there and interfaces.xdp_on(first) is None
+told["kept"] = net.xdp_on(second) == there and net.xdp_on(first) is None
 os.close(link)
 told["generic"] = "nothing"
 try:
     pinned.up([first], "198.18.252.1", slots=64, mode="generic")
 except Exception as error:
     told["generic"] = type(error).__name__
-told["end"] = [interfaces.xdp_on(name) is None for name in (first, second)]
+told["end"] = [net.xdp_on(name) is None for name in (first, second)]
 told["folder"] = pinned._folder().exists()
 with IPRoute() as route:
     route.link("add", ifname="port0", kind="veth", peer={"ifname": "port1"})

@@ -32,7 +32,7 @@ from pyroute2 import IPRoute
 from tailbound import cli
 from tailbound.doctor import interfaces as facts
 from tailbound.errors import AttachError
-from tailbound.kernel import interfaces, pin
+from tailbound.kernel import net, pin
 
 def make(number):
     with IPRoute() as route:
@@ -55,7 +55,7 @@ def attach(name, *more):
 
 make(5), make(6)
 told = {"attach": attach("data0.5")}
-told["on"] = [interfaces.xdp_on(name) is not None for name in ("data0", "data0.5")]
+told["on"] = [net.xdp_on(name) is not None for name in ("data0", "data0.5")]
 told["vlan"] = pin.settings("data0.5").vlan
 told["others"] = [attach(name) for name in ("data0.5", "data0", "data0.6")]
 set_mtu("data0.5", 1400)
@@ -64,7 +64,7 @@ set_mtu("data0.5", 1500)
 told["doctor"] = [seen.device, seen.driver, seen.vlan_stripping, seen.xdp_name, seen.linear]
 told["mtu"] = [seen.mtu, seen.device_mtu]
 told["replace"] = attach("data0.5", "--port", "7412", "--replace"), pin.settings("data0.5").port
-told["detach"] = cli.main(["detach", "data0.5"]), interfaces.xdp_on("data0") is None
+told["detach"] = cli.main(["detach", "data0.5"]), net.xdp_on("data0") is None
 told["attach6"] = attach("data0.6")
 told["owner"] = facts.interface("data0.5").xdp_owner, facts.interface("data0").xdp_owner
 remove("data0.6"), make(6)
@@ -77,9 +77,9 @@ with IPRoute() as route:
     (index,) = route.link_lookup(ifname="data0.6")
     route.link("set", index=index, state="down")
     route.link("set", index=index, ifname="other")
-told["renamed"] = len(pin.sweep()), interfaces.xdp_on("data0") is None
+told["renamed"] = len(pin.sweep()), net.xdp_on("data0") is None
 remove("other")
-told["swept"] = len(pin.sweep()), interfaces.xdp_on("data0") is None
+told["swept"] = len(pin.sweep()), net.xdp_on("data0") is None
 print(json.dumps(told))
 """
 

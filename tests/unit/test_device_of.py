@@ -3,39 +3,45 @@
 from __future__ import annotations
 
 import socket
-import struct
+from typing import Any
 
 import pytest
+from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from tailbound.errors import AttachError
-from tailbound.kernel import interfaces
-from tailbound.kernel.rtnetlink import attribute, attributes
-
-LINK, LINKINFO, LINK_NETNSID, INFO_KIND, INFO_DATA, VLAN_ID, VLAN_PROTOCOL = 5, 18, 37, 1, 2, 1, 5
+from tailbound.kernel import net
 
 
-def vlan(number: int, below: int = 7, protocol: int = 0x8100, elsewhere: bool = False) -> dict[int, bytes]:
-    """Attributes of an interface of VLAN ``number`` on the device with index ``below``."""
-    data = attribute(VLAN_ID, struct.pack("=H", number)) + attribute(VLAN_PROTOCOL, struct.pack("!H", protocol))
-    info = attribute(INFO_KIND, b"vlan\0") + attribute(INFO_DATA, data)
-    other = attribute(LINK_NETNSID, struct.pack("=i", 0)) if elsewhere else b""
-    return attributes(attribute(LINK, struct.pack("=I", below)) + attribute(LINKINFO, info) + other)
+def message(kind: str, *attributes: tuple[str, Any], **data: Any) -> Any:
+    """The kernel's message about a link of ``kind``, packed and read again."""
+    info: list[Any] = [("IFLA_INFO_KIND", kind)]
+    if data:
+        info.append(("IFLA_INFO_DATA", {"attrs": [(f"IFLA_VLAN_{name.upper()}", data[name]) for name in data]}))
+    sent = ifinfmsg()
+    sent["attrs"] = [*attributes, ("IFLA_LINKINFO", {"attrs": info})]
+    sent.encode()
+    found = ifinfmsg(sent.data)
+    found.decode()
+    return found
+
+
+def vlan(number: int, *more: tuple[str, Any], below: int = 7, protocol: int = 0x8100) -> Any:
+    """The message about an interface of VLAN ``number`` on the device with index ``below``."""
+    return message("vlan", ("IFLA_LINK", below), *more, id=number, protocol=protocol)
 
 
 @pytest.fixture
-def links(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, bytes]]:
+def links(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What there is; eth0 has index 7, eth0.5 index 8."""
-    found: dict[str, dict[int, bytes]] = {
-        "eth0": {},
+    found = {
+        "eth0": ifinfmsg(),
         "eth0.5": vlan(5),
         "eth0.5.6": vlan(6, below=8),
         "service": vlan(9, protocol=0x88A8),
-        "moved": vlan(5, elsewhere=True),
-        "veth1": attributes(
-            attribute(LINK, struct.pack("=I", 9)) + attribute(LINKINFO, attribute(INFO_KIND, b"veth\0"))
-        ),
+        "moved": vlan(5, ("IFLA_LINK_NETNSID", 0)),
+        "veth1": message("veth", ("IFLA_LINK", 9)),
     }
-    monkeypatch.setattr(interfaces, "_attributes_of", found.__getitem__)
+    monkeypatch.setattr(net, "link_of", found.__getitem__)
     monkeypatch.setattr(socket, "if_indextoname", {7: "eth0", 8: "eth0.5"}.__getitem__)
     return found
 
@@ -43,7 +49,7 @@ def links(monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[int, bytes]]:
 @pytest.mark.usefixtures("links")
 @pytest.mark.parametrize(("name", "device"), [("eth0", ("eth0", 0)), ("veth1", ("veth1", 0)), ("eth0.5", ("eth0", 5))])
 def test_found(name: str, device: tuple[str, int]) -> None:
-    assert interfaces.device_of(name) == device
+    assert net.device_of(name) == device
 
 
 @pytest.mark.usefixtures("links")
@@ -54,5 +60,5 @@ def test_found(name: str, device: tuple[str, int]) -> None:
 def test_refused(name: str, says: str) -> None:
     """It cannot have a program, and says that ``udp`` does."""
     with pytest.raises(AttachError, match=f"{says}.*udp datapath"):
-        interfaces.device_of(name)
-    assert interfaces.xdp_below(name) is None
+        net.device_of(name)
+    assert net.xdp_below(name) is None

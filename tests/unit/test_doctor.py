@@ -19,9 +19,9 @@ from tailbound.datapath.xdp import attach
 from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError
-from tailbound.kernel import ethtool
-from tailbound.kernel.routes import ELSEWHERE, ELSEWHERE_IPV6
-from tailbound.kernel.routes import Interface as Way
+from tailbound.kernel import ethtool, net
+from tailbound.kernel.net import ELSEWHERE, ELSEWHERE_IPV6
+from tailbound.kernel.net import Interface as Way
 from tailbound.transport.config import Config
 
 CAPABLE = dict.fromkeys(facts.CAPABILITY_BITS, True)
@@ -230,8 +230,7 @@ def test_which_interface_leads_to_the_peers(
     names = ["lo", "eth0", "eth1"]
     monkeypatch.setattr(interfaces, "interface_towards", towards)
     monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: list(enumerate(names)))
-    monkeypatch.setattr(interfaces.kernel_interfaces, "index_of", names.index)
-    monkeypatch.setattr(interfaces, "_link", lambda index: ({}, int(names[index] in [*up, "lo"])))
+    monkeypatch.setattr(net, "link_of", lambda name: {"flags": int(name in [*up, "lo"])})
     found, why = interfaces.leads_to_peers()
     assert found == judged
     assert words in why
@@ -376,7 +375,7 @@ def test_what_a_driver_says_of_queues_and_of_joining_packets(monkeypatch: pytest
     assert (found.lro, found.gro_hw, found.vlan_stripping, found.hashes_udp_ports) == (True, True, False, False)
     assert sum(ethtool.features("lo").values()) == 2
     with monkeypatch.context() as patch:
-        patch.setattr(interfaces.kernel_interfaces, "families_of", lambda _: {True})
+        patch.setattr(net, "families_of", lambda _: {True})
         assert interfaces.interface("lo").hashes_udp_ports is True
     monkeypatch.setattr(ethtool, "_ask", Nic(queues=(4, 4, 0, 0, 2, 1, 0, 0)).ask)
     found = interfaces.interface("lo")
@@ -418,14 +417,12 @@ def test_a_program_is_named_by_the_interface_that_it_was_attached_for(
 ) -> None:
     """One of VLAN 5 shares its device with that of VLAN 6: a colleague's job there was called somebody else's."""
     from tailbound.doctor.verdict import _occupied
-    from tailbound.kernel import interfaces, pin
+    from tailbound.kernel import pin
 
     monkeypatch.setattr(pin, "ROOT", tmp_path)
     names = ["eth0", "eth0.5", "eth0.6", "eth0_6", "eth1"]
     monkeypatch.setattr(pin.socket, "if_nameindex", lambda: list(enumerate(names, 1)))
-    monkeypatch.setattr(
-        interfaces, "device_of", lambda name: interfaces.Device(name.split(".")[0], int(name.partition(".")[2] or 0))
-    )
+    monkeypatch.setattr(net, "device_of", lambda name: net.Device(name.split(".")[0], int(name.partition(".")[2] or 0)))
     assert pin._pins("eth0.6") != pin._pins("eth0_6")
     assert pin.owner("eth0.5", 12) is None
     for name, number in (("eth0.6", 12), ("eth0", 11), ("eth1", 12)):
@@ -443,14 +440,14 @@ def test_a_program_is_named_by_the_interface_that_it_was_attached_for(
 def test_pins_of_a_vlan_whose_interface_has_another_name_now_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tailbound.kernel import interfaces, pin
+    from tailbound.kernel import pin
 
     names = ["eth0", "other", "eth1.5"]
     vlans = {"eth0": ("eth0", 0), "other": ("eth0", 5), "eth1.5": ("eth1", 5)}
     monkeypatch.setattr(pin, "ROOT", tmp_path)
     monkeypatch.setattr(pin.socket, "if_nameindex", lambda: list(enumerate(names, 1)))
-    monkeypatch.setattr(interfaces, "device_of", lambda name: interfaces.Device(*vlans[name]))
-    monkeypatch.setattr(interfaces, "index_of", lambda name: {"eth0": 7, "eth1": 8}[name])
+    monkeypatch.setattr(net, "device_of", lambda name: net.Device(*vlans[name]))
+    monkeypatch.setattr(net, "index_of", lambda name: {"eth0": 7, "eth1": 8}[name])
     monkeypatch.setattr(pin, "_index_of", lambda _: 7)
     file = pin._settings_file("eth0.5")
     file.write_text(json.dumps({"interface": "eth0.5", "vlan": 5}))

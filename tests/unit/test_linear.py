@@ -6,7 +6,7 @@ import pytest
 
 from tailbound.doctor.interfaces import NATIVE_DRIVERS
 from tailbound.errors import AttachError
-from tailbound.kernel import interfaces, linear
+from tailbound.kernel import linear, net
 from tailbound.kernel.linear import linear_bytes, linear_of
 from tailbound.transport.config import row_width
 
@@ -38,10 +38,10 @@ def test_a_striding_queue_hands_over_nothing_at_large_mtus() -> None:
 
 @pytest.mark.parametrize("flags", [{}, {"rx_striding_rq": True}])
 def test_the_error_names_what_helps(flags: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "device_of", lambda name: interfaces.Device("eno1", 5 if "." in name else 0))
-    monkeypatch.setattr(interfaces, "driver_of", lambda name: "mlx5_core")
-    monkeypatch.setattr(interfaces, "mtu_of", lambda name: 9000)
-    monkeypatch.setattr(interfaces, "private_flags", lambda name: flags)
+    monkeypatch.setattr(net, "device_of", lambda name: net.Device("eno1", 5 if "." in name else 0))
+    monkeypatch.setattr(net, "driver_of", lambda name: "mlx5_core")
+    monkeypatch.setattr(net, "mtu_of", lambda name: 9000)
+    monkeypatch.setattr(net, "private_flags", lambda name: flags)
     with pytest.raises(AttachError, match=r"ip link set dev eno1 mtu 3498.*rx_striding_rq off.*udp"):
         linear_of("eno1")
     flags["rx_striding_rq"] = False
@@ -50,7 +50,7 @@ def test_the_error_names_what_helps(flags: dict[str, bool], monkeypatch: pytest.
 
 
 def test_an_interface_without_private_flags() -> None:
-    assert interfaces.private_flags("lo") == {}
+    assert net.private_flags("lo") == {}
     assert linear_of("lo") == linear.PAGE
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from support import await_that
 from tailbound import cli
-from tailbound.kernel import cache, ethtool, interfaces, pin
+from tailbound.kernel import cache, ethtool, net, pin
 from tailbound.switch.p4 import kept
 
 
@@ -65,7 +65,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
     monkeypatch.setattr(pin, "ROOT", tmp_path / "run")
     monkeypatch.setattr(ethtool, "whole_frames", lambda name: None)
-    monkeypatch.setattr(interfaces, "mac_of", lambda name: bytes.fromhex("020000000009"))
+    monkeypatch.setattr(net, "mac_of", lambda name: bytes.fromhex("020000000009"))
 
     def switch(*words: str) -> Said:
         status = cli.main(["switch", *words])

@@ -13,7 +13,7 @@ import pytest
 
 from queue_world import ADDRESS, STRIDE, Kernel, memory
 from tailbound.collective.flow_control import FlowControl
-from tailbound.kernel.routes import speed_of
+from tailbound.kernel.net import speed_of
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket

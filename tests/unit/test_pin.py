@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tailbound.errors import AttachError
-from tailbound.kernel import interfaces, pin
+from tailbound.kernel import net, pin
 
 FOUND = pin.Settings("eth0", port=7400, width=1408, sum_rows=64, result_rows=64, prog_id=12)
 
@@ -41,8 +41,8 @@ def test_pins_of_a_device_that_has_another_name_now_are_no_leftovers(
     root: Path, pinned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     places = iter((7, 9, 0, 8))
-    monkeypatch.setattr(interfaces, "device_of", lambda name: interfaces.Device(name, 0))
-    monkeypatch.setattr(interfaces, "index_of", lambda _: 8)
+    monkeypatch.setattr(net, "device_of", lambda name: net.Device(name, 0))
+    monkeypatch.setattr(net, "index_of", lambda _: 8)
     monkeypatch.setattr(pin, "_index_of", lambda _: next(places))
 
     def name_of(index: int) -> str:

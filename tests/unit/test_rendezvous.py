@@ -12,7 +12,7 @@ import pytest
 from support import MemoryStore, patient
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import LayoutError, TransportError
-from tailbound.kernel.routes import interface, interface_towards
+from tailbound.kernel.net import interface, interface_towards
 from tailbound.settings.kinds import LIMITS
 from tailbound.transport.config import Config
 from tailbound.transport.rendezvous import Greeting, check, compare, exchange, meet, new_cookie

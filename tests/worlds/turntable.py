@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.kernel import interfaces, load, syscalls
+from tailbound.kernel import load, syscalls
 from tailbound.kernel.frames import frame
+from tailbound.kernel.maps import possible_cpus
 from tailbound.kernel.switch import MAP_NAMES, Entry, Member, Sizes, Switch
 from tailbound.wire import schema
 from tailbound.wire.packets import header, packed, packet
@@ -31,7 +32,7 @@ class Turntable:
         self.switch = Switch.make(Sizes(width, slots, 64), loader)
         fds = self.switch.maps.fds
         try:
-            cpus = interfaces.possible_cpus()
+            cpus = possible_cpus()
             fds[_TURN] = syscalls.map_create(syscalls.MAP_TYPE_ARRAY, 4, _TURN_BYTES, cpus, name=_TURN)
             defines = {"TB_WIDTH": width, "TB_PORTS": 64}
             names = (*MAP_NAMES, _TURN)

@@ -14,7 +14,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.paths import Paths
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
-from tailbound.kernel.routes import name_of, speed_of
+from tailbound.kernel.net import name_of, speed_of
 from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.sender import Sender

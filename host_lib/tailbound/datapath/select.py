@@ -11,7 +11,7 @@ from tailbound.datapath.store import ring_rows
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
 from tailbound.kernel.linear import linear_of
-from tailbound.kernel.routes import Interface, interface, interface_towards
+from tailbound.kernel.net import Interface, interface, interface_towards
 from tailbound.transport.config import DEFAULT_PORT, PORTS, Config, row_width
 from tailbound.wire.address import family_name, ip_bytes, is_ipv6, is_loopback
 

@@ -21,7 +21,7 @@ from tailbound.datapath.store import is_from_peer, layouts, memory, ring_rows, s
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
-from tailbound.kernel import barrier, clock, interfaces, load, pin, syscalls
+from tailbound.kernel import barrier, clock, load, net, pin, syscalls
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
@@ -29,7 +29,7 @@ from tailbound.kernel.fanout import Fanout
 from tailbound.kernel.keys import put_key
 from tailbound.kernel.linear import linear_of
 from tailbound.kernel.maps import EVENTS, PROGRAMS, Maps, Shape
-from tailbound.kernel.routes import interface as look_up
+from tailbound.kernel.net import interface as look_up
 from tailbound.kernel.seal import Sealer
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, sending_sockets
@@ -49,7 +49,7 @@ PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVE
 
 def shapes(width: int, sum_rows: int, result_rows: int) -> dict[str, Shape]:
     """``store.layouts`` on this machine."""
-    return layouts(width, sum_rows, result_rows, interfaces.possible_cpus())
+    return layouts(width, sum_rows, result_rows, kernel_maps.possible_cpus())
 
 
 class XdpDatapath:
@@ -136,7 +136,7 @@ class XdpDatapath:
             CapabilityError: compiler, privilege or kernel feature missing.
             AttachError: the interface refuses, or a program is there.
         """
-        address = address or interfaces.address_of(interface)
+        address = address or net.address_of(interface)
         maps, program, link, tagged = _attach(
             interface, port, width, sum_rows, result_rows, loader, mode, keyed=keyed, ipv6=is_ipv6(address)
         )
@@ -176,11 +176,11 @@ class XdpDatapath:
                 sum_rows=sum_rows,
                 result_rows=result_rows,
                 prog_id=syscalls.prog_info(program).id,
-                vlan=interfaces.device_of(interface).vlan,
+                vlan=net.device_of(interface).vlan,
                 signature=compile_.signature(),
                 tagged=tagged,
                 ipv6=ipv6,
-                index=interfaces.index_of(interface),
+                index=net.index_of(interface),
             )
             fds = {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}
             pin.pin(found, fds, link, group, program if replaces else -1)
@@ -201,7 +201,7 @@ class XdpDatapath:
     @classmethod
     def is_ours(cls, interface: str) -> bool:
         """Whether a program of Tailbound's is on ``interface``, as far as this user may know."""
-        there = interfaces.xdp_below(interface)
+        there = net.xdp_below(interface)
         return there is not None and attaching.program_name(there.prog_id) in attaching.OURS
 
     @classmethod
@@ -230,7 +230,7 @@ class XdpDatapath:
             for name in _BY_SUM_ROW:
                 maps.arrays[name] = maps.arrays[name][:rows]
             if not address or is_ipv6(address) != found.ipv6:
-                address = interfaces.address_of(interface, ipv6=found.ipv6)
+                address = net.address_of(interface, ipv6=found.ipv6)
             path = cls(maps, interface, found.port, tagged=found.tagged, address=address)
             Fanout.stop(interface)  # it has the job's port by now: what else is there is of one that was killed
             return path
@@ -314,10 +314,10 @@ def _attach(
     """Makes maps and loads the program; attaches it, unless there is a ``link`` that is to get it later."""
     if not 0 < port < 65536:
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
-    device, vlan = interfaces.device_of(interface)
+    device, vlan = net.device_of(interface)
     if link < 0:
         attaching.refuse_occupied(device)
-    dims, node = shapes(width, sum_rows, result_rows), interfaces.numa_node(device)
+    dims, node = shapes(width, sum_rows, result_rows), net.numa_node(device)
     maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
     program = -1
     try:
@@ -350,7 +350,7 @@ def _own_address(interface: str, *, ipv6: bool) -> Words:
     0 where the interface has none yet: then they all do.
     """
     try:
-        return words_of(interfaces.address_of(interface, ipv6=ipv6))
+        return words_of(net.address_of(interface, ipv6=ipv6))
     except ConfigError:
         return Words(0)
 
@@ -412,7 +412,7 @@ def attach(
         results = "one send for all peers"
     except CapabilityError as error:  # training does without: older kernels cannot pin it
         results = f"a send for every peer ({str(error).splitlines()[0]})"
-    total = sum(memory(sum_rows, result_rows, width, interfaces.possible_cpus()).values())
+    total = sum(memory(sum_rows, result_rows, width, kernel_maps.possible_cpus()).values())
     return (
         f"attached to {interface}, UDP port {port} of {family_name(found.address)}: rows of {width} codes, "
         f"{sum_rows} sum rows, {result_rows} result rows, {total / 2**20:.1f} MiB; results: {results}; "
@@ -459,7 +459,7 @@ def _in_use(interface: str) -> str:
         address = text_of(Words(int(control["address"]), (first, second, third)))
         active = bool(control["active"])
         del control
-        return endpoint(address, found.port) if active and interfaces.is_taken(address, found.port) else ""
+        return endpoint(address, found.port) if active and net.is_taken(address, found.port) else ""
 
 
 def _group(name: str | None) -> int:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailbound.errors import CapabilityError
-from tailbound.kernel import built, headers, interfaces, syscalls
+from tailbound.kernel import built, headers, syscalls
 from tailbound.kernel.compile import LIBBPF, bcc_path, clang_path
+from tailbound.kernel.maps import possible_cpus
 
 __all__ = [
     "CAPABILITY_BITS",
@@ -69,7 +70,7 @@ def machine() -> Machine:
         effective_uid=os.geteuid(),
         capabilities={name: has_capability(name) for name in CAPABILITY_BITS},
         bpffs=_bpffs(),
-        cpus=interfaces.possible_cpus(),
+        cpus=possible_cpus(),
         rmem_max=int(_read(Path("/proc/sys/net/core/rmem_max")) or 0) or None,
         objects=built.widths(),
         objects_ipv6=built.widths(ipv6=True),

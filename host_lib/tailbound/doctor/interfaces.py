@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from pyroute2.netlink import NLM_F_REQUEST, genlmsg
+from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.generic import GenericNetlinkSocket
+
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.kernel import ethtool, pin
-from tailbound.kernel import interfaces as kernel_interfaces
-from tailbound.kernel import routes as kernel_routes
+from tailbound.kernel import ethtool, net, pin
 from tailbound.kernel.attach import program_name
 from tailbound.kernel.linear import PAGE, linear_of
 from tailbound.kernel.load import WORKER
-from tailbound.kernel.routes import ELSEWHERE, ELSEWHERE_IPV6, interface_towards, resolves
+from tailbound.kernel.net import ELSEWHERE, ELSEWHERE_IPV6, interface_towards, resolves
 from tailbound.wire.schema import IPV4_BYTES, IPV6_BYTES
 
 T = TypeVar("T")
@@ -69,11 +71,9 @@ class Interface:
 
 def interfaces() -> list[Interface]:
     """All interfaces of this network namespace except loopback, by name."""
-    from pyroute2.netlink.exceptions import NetlinkError
-
     found = []
     for name in sorted(name for _, name in socket.if_nameindex() if name != "lo"):
-        with contextlib.suppress(ConfigError, NetlinkError, OSError):  # containers end meanwhile, and theirs with them
+        with contextlib.suppress(ConfigError, OSError):  # containers end meanwhile, and theirs with them
             found.append(interface(name))
     return found
 
@@ -106,13 +106,13 @@ def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:
     guessed = f"a guess, {_TELLS}"
     if found := _elsewhere():
         return found.name, f"it is the way to other networks ({guessed})"
-    up = [name for _, name in socket.if_nameindex() if name != "lo" and _link(kernel_interfaces.index_of(name))[1] & 1]
+    up = [name for _, name in socket.if_nameindex() if name != "lo" and net.link_of(name)["flags"] & 1]
     if len(up) == 1:
         return up[0], f"it alone is up ({guessed})"
     return None, f"which interface leads to the peers is not known: {_TELLS}"
 
 
-def _elsewhere() -> kernel_routes.Interface | None:
+def _elsewhere() -> net.Interface | None:
     """The interface that leads to other networks, by IPv4 or else by IPv6.
 
     None, too, where the only way there leads over a link-local address of IPv6: no job can use it.
@@ -129,30 +129,29 @@ def interface(name: str) -> Interface:
     Raises:
         ConfigError: there is no such interface here.
     """
-    own, flags = _link(kernel_interfaces.index_of(name))
+    own = net.link_of(name)
     try:
-        device, vlan = kernel_interfaces.device_of(name)
+        device, vlan = net.device_of(name)
         device_known = True
     except AttachError:  # the kernel says of such an interface that it takes no programs
         device, vlan, device_known = name, 0, False
-    index = kernel_interfaces.index_of(device)
-    attributes, _ = _link(index)
-    driver = kernel_interfaces.driver_of(device) or None
-    xdp = kernel_interfaces.xdp_on(device)
+    link = net.link_of(device)
+    driver = net.driver_of(device) or None
+    xdp = net.xdp_on(device)
     owner = pin.owner(name, xdp.prog_id) if xdp and device_known else None
     queues = _asked(ethtool.channels, device)
-    ipv6 = kernel_interfaces.families_of(name) == {True}
-    rx, tx = attributes.get("IFLA_NUM_RX_QUEUES", 1), attributes.get("IFLA_NUM_TX_QUEUES", 1)
+    ipv6 = net.families_of(name) == {True}
+    rx, tx = link.get_attr("IFLA_NUM_RX_QUEUES", 1), link.get_attr("IFLA_NUM_TX_QUEUES", 1)
     if queues is not None:
         rx, tx = queues.rx + queues.combined, queues.tx + queues.combined
     return Interface(
         name=name,
         device=device,
-        up=bool(flags & 1),
-        mtu=int(own.get("IFLA_MTU", 0)),
-        device_mtu=int(attributes.get("IFLA_MTU", 0)),
+        up=bool(own["flags"] & 1),
+        mtu=int(own.get_attr("IFLA_MTU")),
+        device_mtu=int(link.get_attr("IFLA_MTU")),
         driver=driver,
-        native_xdp=_native(index, driver),
+        native_xdp=_native(link["index"], driver),
         rx_queues=int(rx),
         tx_queues=int(tx),
         tx_most=None if queues is None else queues.tx_most + queues.combined_most,
@@ -165,18 +164,9 @@ def interface(name: str) -> Interface:
         xdp_program=xdp.prog_id if xdp else None,
         xdp_name=_whose(name, xdp.prog_id, owner) if xdp else None,
         xdp_owner=owner,
-        echoes=_echoes(attributes) if driver == "veth" else None,
+        echoes=_echoes(link) if driver == "veth" else None,
         ipv6=ipv6,
     )
-
-
-def _link(index: int) -> tuple[dict[str, Any], int]:
-    """Netlink attributes and flags of a link (sysfs may show another namespace's)."""
-    from pyroute2 import IPRoute
-
-    with IPRoute() as route:
-        message = route.get_links(index)[0]
-    return dict(message["attrs"]), int(message["flags"])
 
 
 def _native(index: int, driver: str | None) -> bool | None:
@@ -188,9 +178,6 @@ def _native(index: int, driver: str | None) -> bool | None:
 
 def _xdp_features(index: int) -> int | None:
     """``xdp_features`` from the kernel's netdev family, or None before Linux 6.3."""
-    from pyroute2.netlink import NLM_F_REQUEST, genlmsg
-    from pyroute2.netlink.exceptions import NetlinkError
-    from pyroute2.netlink.generic import GenericNetlinkSocket
 
     class Device(genlmsg):  # type: ignore[misc]
         prefix = "DEV_"
@@ -232,19 +219,20 @@ def _hashes_udp_ports(name: str, *, ipv6: bool) -> bool | None:
     return None if found is None else found & ethtool.HASHES_PORTS == ethtool.HASHES_PORTS
 
 
-def _echoes(attributes: dict[str, Any]) -> bool | None:
+def _echoes(link: Any) -> bool | None:
     """Whether a veth's other end takes what XDP sends: it has a program, or GRO on (Linux 5.13)."""
-    if "IFLA_LINK_NETNSID" in attributes or "IFLA_LINK" not in attributes:  # in another namespace
+    other = link.get_attr("IFLA_LINK")
+    if other is None or link.get_attr("IFLA_LINK_NETNSID") is not None:  # in another namespace
         return None
-    other = socket.if_indextoname(attributes["IFLA_LINK"])
-    return kernel_interfaces.xdp_on(other) is not None or _feature(other, ethtool.GRO)
+    other = socket.if_indextoname(other)
+    return net.xdp_on(other) is not None or _feature(other, ethtool.GRO)
 
 
 def _linear(name: str, device: str) -> int:
     try:
         return linear_of(name)
     except AttachError:
-        return 0 if kernel_interfaces.driver_of(device) == "mlx5_core" else PAGE
+        return 0 if net.driver_of(device) == "mlx5_core" else PAGE
 
 
 def _whose(name: str, prog_id: int, owner: str | None) -> str | None:

@@ -10,7 +10,7 @@ import errno
 import os
 
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.kernel import interfaces, pin, syscalls
+from tailbound.kernel import net, pin, syscalls
 
 MODES = ("native", "generic")
 #: Drivers that hand over frames of many segments.
@@ -37,7 +37,7 @@ def refuse_occupied(interface: str) -> None:
     Raises:
         AttachError: an XDP program is on ``interface``; it is named and never replaced.
     """
-    there = interfaces.xdp_on(interface)
+    there = net.xdp_on(interface)
     if there is None:
         return
     name = program_name(there.prog_id)
@@ -66,10 +66,10 @@ def attach(program: int, interface: str, mode: str = "native") -> int:
         AttachError: somebody is there, or the driver refuses; the message says what to try next.
         CapabilityError: no privilege.
     """
-    index = interfaces.index_of(interface)
+    index = net.index_of(interface)
     if mode not in MODES:
         raise ConfigError(f"attach mode {mode!r}: choose {' or '.join(MODES)}")
-    driver = interfaces.driver_of(interface)
+    driver = net.driver_of(interface)
     if mode == "generic" and driver in SUPER_FRAMES:
         raise AttachError(
             f"generic XDP on {interface} ({driver}) sees merged frames of up to 64 KB, in which packets are not told "

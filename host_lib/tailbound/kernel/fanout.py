@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
-from tailbound.kernel import interfaces, load, maps, pin, tc
+from tailbound.kernel import load, maps, net, pin, tc
 from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
 from tailbound.wire.address import Words, endpoint, is_ipv6, words_of
@@ -49,7 +49,7 @@ class Counts(NamedTuple):
 
 def shapes() -> dict[str, Shape]:
     """Dtype and shape of the program's maps on this machine."""
-    return {m.name: layout(m, cpus=interfaces.possible_cpus()) for m in FANOUT_MAPS}
+    return {m.name: layout(m, cpus=maps.possible_cpus()) for m in FANOUT_MAPS}
 
 
 class Fanout:
@@ -71,7 +71,7 @@ class Fanout:
         address: str = "",
     ) -> None:
         self.interface = interface
-        self.address = address or interfaces.address_of(interface)
+        self.address = address or net.address_of(interface)
         self.port = port
         self.maps = made
         self.program = program
@@ -121,7 +121,7 @@ class Fanout:
             if not 0 < each < 65536:
                 raise ConfigError(f"UDP port {each}: choose one of 1..65535")
         most = next((size for size in FANOUT_COPIES if peers - 1 <= size), MAX_RANKS)
-        address = address or interfaces.address_of(interface)
+        address = address or net.address_of(interface)
         made, program, link = _attach(interface, address, port, to, loader, way, most)
         try:
             return cls(made, interface, port, ports, program, link, most, address=address)
@@ -139,7 +139,7 @@ class Fanout:
             ConfigError: no such interface, or it has no address of the family.
             CapabilityError: compiler, privilege or kernel feature missing; only a TCX link (Linux 6.6) can be pinned.
         """
-        address = interfaces.address_of(interface, ipv6=ipv6)  # of its family; jobs say their own
+        address = net.address_of(interface, ipv6=ipv6)  # of its family; jobs say their own
         made, program, link = _attach(interface, address, 0, to, loader, "tcx", MAX_RANKS)
         assert isinstance(link, tc.TcxLink)
         try:
@@ -279,7 +279,7 @@ def _is_left_over(address: str, name: str) -> bool:
     """Whether ``name`` is that of a filter of a job at ``address`` that has ended: nobody has its UDP port any more."""
     start = f"{load.FANOUT} {endpoint(address, 0)}".removesuffix("0")
     port = name.removeprefix(start)
-    return name.startswith(start) and port.isdecimal() and not interfaces.is_taken(address, int(port))
+    return name.startswith(start) and port.isdecimal() and not net.is_taken(address, int(port))
 
 
 def _close(made: Maps, program: int, link: tc.Attached | None) -> None:

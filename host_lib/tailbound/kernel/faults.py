@@ -13,7 +13,7 @@ import numpy as np
 
 from tailbound.errors import ConfigError
 from tailbound.kernel import attach as attaching
-from tailbound.kernel import interfaces, load, maps, syscalls
+from tailbound.kernel import load, maps, net, syscalls
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FAULT_MAPS, Map
 
@@ -84,7 +84,7 @@ class FaultProgram:
     """
 
     def __init__(self, loader: str = "auto") -> None:
-        shapes = {m.name: layout(m, cpus=interfaces.possible_cpus()) for m in (*FAULT_MAPS, _LOCK)}
+        shapes = {m.name: layout(m, cpus=maps.possible_cpus()) for m in (*FAULT_MAPS, _LOCK)}
         self.maps = maps.create((*FAULT_MAPS, _LOCK), shapes, events=False)
         self._links: list[int] = []
         self._ports = False
@@ -103,7 +103,7 @@ class FaultProgram:
             AttachError: the interface refuses, or a program is there.
         """
         if out is not None:
-            port = struct.pack("=I", interfaces.index_of(out))
+            port = struct.pack("=I", net.index_of(out))
             for key in range(2):
                 syscalls.map_update(self.maps.fds[_PORTS], struct.pack("=I", key), port)
             self._ports = True

@@ -8,7 +8,7 @@ A driver that takes no program at such an MTU says so when the program is attach
 from __future__ import annotations
 
 from tailbound.errors import AttachError
-from tailbound.kernel import interfaces
+from tailbound.kernel import net
 
 __all__ = ["DRIVERS", "PAGE", "STRIDING", "linear_bytes", "linear_of", "remedy"]
 
@@ -56,9 +56,9 @@ def linear_of(interface: str) -> int:
         AttachError: the driver hands over nothing in one piece, and the message says what changes that; or its device
             cannot have a program.
     """
-    device, vlan = interfaces.device_of(interface)
-    driver, mtu = interfaces.driver_of(device), interfaces.mtu_of(device)
-    striding = driver == "mlx5_core" and interfaces.private_flags(device).get(STRIDING, True)
+    device, vlan = net.device_of(interface)
+    driver, mtu = net.driver_of(device), net.mtu_of(device)
+    striding = driver == "mlx5_core" and net.private_flags(device).get(STRIDING, True)
     found = linear_bytes(driver, mtu, striding=striding)
     if not found:
         raise AttachError(remedy(device, mtu))

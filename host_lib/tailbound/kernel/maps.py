@@ -9,9 +9,11 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def possible_cpus() -> int:
+    """Highest possible CPU plus one, the kernel's nr_cpu_ids: rows of counters per CPU."""
+    text = Path("/sys/devices/system/cpu/possible").read_text()
+    return int(re.split(r"[-,]", text.strip())[-1]) + 1
 
 
 def _has_lock(map_: Map) -> bool:

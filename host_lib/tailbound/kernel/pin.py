@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import compile as compile_
-from tailbound.kernel import interfaces, syscalls
+from tailbound.kernel import net, syscalls
 from tailbound.kernel.command import as_root
 from tailbound.kernel.maps import PROGRAMS
 from tailbound.wire.schema import WORKER_MAPS
@@ -189,7 +189,7 @@ def settings(interface: str) -> Settings | None:
             gone.
         CapabilityError: pinned for a group that this process is not in.
     """
-    there = interfaces.xdp_below(interface)
+    there = net.xdp_below(interface)
     try:
         values = json.loads(_settings_file(interface).read_text())
     except PermissionError as error:
@@ -209,12 +209,12 @@ def settings(interface: str) -> Settings | None:
             f"run `tailbound attach {interface} --replace` with this one, between two jobs"
         )
     found = Settings(**values)
-    if found.vlan != (vlan := interfaces.device_of(interface).vlan):
+    if found.vlan != (vlan := net.device_of(interface).vlan):
         raise AttachError(
             f"{interface} was attached as an interface of VLAN {found.vlan}, and is one of {vlan or 'none'} now: run "
             f"`tailbound attach {interface} --replace`"
         )
-    if found.index not in (0, interfaces.index_of(interface)):
+    if found.index not in (0, net.index_of(interface)):
         raise AttachError(
             f"{interface} was attached, but an interface of this name was removed and made again since then: run "
             f"`tailbound attach {interface} --replace`"
@@ -229,10 +229,10 @@ def owner(interface: str, prog_id: int) -> str | None:
     Settings that this user may not read are taken for those of a program that is there, if nothing readable says whose
     it is.
     """
-    device, hidden = interfaces.device_of(interface).name, None
+    device, hidden = net.device_of(interface).name, None
     for _, name in sorted(socket.if_nameindex(), key=lambda pair: pair[1] != interface):
         try:
-            if interfaces.device_of(name).name != device:
+            if net.device_of(name).name != device:
                 continue
             if json.loads(_settings_file(name).read_text())["prog_id"] == prog_id:
                 return name
@@ -335,7 +335,7 @@ def link_of(interface: str) -> int:
         ConfigError: no such interface.
     """
     link = _pins(interface) / _LINK
-    if _index_of(link) != interfaces.index_of(interfaces.device_of(interface).name):
+    if _index_of(link) != net.index_of(net.device_of(interface).name):
         return -1
     return syscalls.obj_get(str(link))
 
@@ -348,7 +348,7 @@ def refuse_elsewhere(interface: str) -> None:
         AttachError: what is pinned for ``interface`` is on another device than its own.
     """
     there = _index_of(_pins(interface) / _LINK)
-    if there in (0, interfaces.index_of(interfaces.device_of(interface).name)):
+    if there in (0, net.index_of(net.device_of(interface).name)):
         return
     try:
         where = socket.if_indextoname(there)
@@ -529,8 +529,8 @@ def _without_vlan(name: str) -> bool:
 def _carries(interface: str, index: int, vlan: int) -> bool:
     """Whether ``interface`` is that of ``vlan`` on the device ``index``."""
     try:
-        device = interfaces.device_of(interface)
-        return device.vlan == vlan and interfaces.index_of(device.name) == index
+        device = net.device_of(interface)
+        return device.vlan == vlan and net.index_of(device.name) == index
     except (AttachError, ConfigError, OSError):
         return False
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from tailbound.errors import ConfigError
-from tailbound.kernel import interfaces, load, maps, syscalls
+from tailbound.kernel import load, maps, syscalls
 from tailbound.wire.address import Words, text_of, words_of
 from tailbound.wire.packets import layout
 from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS, SWITCH_MAPS, UNKNOWN_SENDER, VERDICTS
@@ -44,7 +44,7 @@ class Sizes:
     width: int
     slots: int
     ports: int
-    cpus: int = field(default_factory=interfaces.possible_cpus)
+    cpus: int = field(default_factory=maps.possible_cpus)
 
     @property
     def shapes(self) -> dict[str, maps.Shape]:

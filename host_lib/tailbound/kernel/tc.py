@@ -11,26 +11,21 @@ import contextlib
 import errno
 import os
 import socket
-import struct
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, Protocol
 
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.kernel import interfaces, syscalls
-from tailbound.kernel.rtnetlink import CREATE, EXCLUSIVE, Rtnetlink, attribute, attributes
+from tailbound.kernel import net, syscalls
 
 WAYS = ("auto", "tcx", "clsact")
 #: What a kernel before 6.6 answers to a TCX link.
 _NO_TCX = (errno.EINVAL, errno.EOPNOTSUPP)
 
-# <linux/rtnetlink.h>, <linux/pkt_sched.h>, <linux/pkt_cls.h>
-_NEW_QDISC, _DEL_QDISC, _NEW_FILTER, _DEL_FILTER, _GET_FILTER = 36, 37, 44, 45, 46
-_CLSACT, _CLSACT_HANDLE, _INGRESS, _EGRESS = 0xFFFFFFF1, 0xFFFF0000, 0xFFFFFFF2, 0xFFFFFFF3
-_KIND, _OPTIONS, _BPF_FD, _BPF_NAME, _BPF_FLAGS, _DIRECT_ACTION = 1, 2, 6, 7, 8, 1
+#: Where filters of clsact hang (<linux/pkt_sched.h>).
+_INGRESS, _EGRESS = 0xFFFFFFF2, 0xFFFFFFF3
+_DIRECT_ACTION = 1
 #: Packets of all protocols: jobs are over IPv4 or IPv6, and the program looks for itself.
 _ETH_P_ALL = 0x0003
-#: struct tcmsg: family, interface, handle, parent, info (priority and protocol of a filter)
-_TCMSG = struct.Struct("=B3xiIII")
 
 
 class Attached(Protocol):
@@ -57,14 +52,6 @@ class TcxLink:
             self.fd = -1
 
 
-class _Filter(NamedTuple):
-    """A filter that the kernel told of."""
-
-    handle: int
-    info: int
-    name: str
-
-
 def _none(_: str) -> bool:
     """For who knows of no filters that are left over."""
     return False
@@ -78,61 +65,52 @@ class ClsactFilter:
     def __init__(self, program: int, index: int, name: str, left_over: Callable[[str], bool] = _none) -> None:
         self._name = name
         self._index = index
-        self._netlink: Rtnetlink | None = Rtnetlink()
+        # any thread may close the filter, also one of another namespace
+        self._socket: socket.socket | None = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, socket.NETLINK_ROUTE)
         self._made = False
         try:
             self._made = self._remove(left_over)
-            try:
-                self._qdisc(_NEW_QDISC, CREATE | EXCLUSIVE)
+            with contextlib.suppress(FileExistsError):
+                self._tc("add", "clsact")
                 self._made = True
-            except OSError as error:
-                if error.errno != errno.EEXIST:
-                    raise
-            options = attribute(_BPF_FD, struct.pack("=I", program)) + attribute(_BPF_NAME, name.encode() + b"\0")
-            options += attribute(_BPF_FLAGS, struct.pack("=I", _DIRECT_ACTION))
-            body = _TCMSG.pack(0, index, 0, _EGRESS, socket.htons(_ETH_P_ALL))  # priority 0: one that is free
-            body += attribute(_KIND, b"bpf\0") + attribute(_OPTIONS, options)
-            self._netlink.request(_NEW_FILTER, CREATE | EXCLUSIVE, body)
+            self._tc(
+                "add-filter", "bpf", parent=_EGRESS, protocol=_ETH_P_ALL, fd=program, name=name, flags=_DIRECT_ACTION
+            )
         except BaseException:
             self.close()
             raise
 
-    def _qdisc(self, kind: int, flags: int) -> None:
-        assert self._netlink is not None
-        body = _TCMSG.pack(0, self._index, _CLSACT_HANDLE, _CLSACT, 0) + attribute(_KIND, b"clsact\0")
-        self._netlink.request(kind, flags, body)
+    def _tc(self, command: str, kind: str, handle: int = 0, **more: object) -> None:
+        with net.netlink(self._socket) as route:
+            route.tc(command, kind, self._index, handle, **more)
 
-    def _filters(self, parent: int) -> list[_Filter]:
-        assert self._netlink is not None
-        found = []
-        for reply in self._netlink.dump(_GET_FILTER, _TCMSG.pack(0, self._index, 0, parent, 0)):
-            _, _, handle, _, info = _TCMSG.unpack_from(reply)
-            options = attributes(attributes(reply[_TCMSG.size :]).get(_OPTIONS, b""))
-            if handle:  # the kernel tells of priorities without filters, too
-                name = options.get(_BPF_NAME, b"").rstrip(b"\0").decode(errors="replace")
-                found.append(_Filter(handle, info, name))
-        return found
+    def _filters(self, parent: int) -> list[Any]:
+        with net.netlink(self._socket) as route:
+            found = route.get_filters(index=self._index, parent=parent)
+        return [each for each in found if each["handle"]]  # the kernel tells of priorities without filters, too
 
     def _remove(self, left_over: Callable[[str], bool] = _none) -> bool:
         """Takes off what has this name, and what is left over of others; returns whether anything was there."""
-        assert self._netlink is not None
-        gone = [found for found in self._filters(_EGRESS) if found.name == self._name or left_over(found.name)]
+        gone = []
+        for found in self._filters(_EGRESS):
+            name = found.get_nested("TCA_OPTIONS", "TCA_BPF_NAME") or ""
+            if name == self._name or left_over(name):
+                gone.append(found)
         for found in gone:
-            body = _TCMSG.pack(0, self._index, found.handle, _EGRESS, found.info) + attribute(_KIND, b"bpf\0")
             with contextlib.suppress(FileNotFoundError):  # somebody else was faster
-                self._netlink.request(_DEL_FILTER, 0, body)
+                self._tc("del-filter", "bpf", found["handle"], parent=_EGRESS, info=found["info"])
         return bool(gone)
 
     def close(self) -> None:
         """Takes the filter off, and clsact if it came with it and is empty."""
-        if self._netlink is None:
+        if self._socket is None:
             return
         with contextlib.suppress(OSError):  # the interface may be gone
             self._remove()
             if self._made and not self._filters(_INGRESS) and not self._filters(_EGRESS):
-                self._qdisc(_DEL_QDISC, 0)
-        self._netlink.close()
-        self._netlink = None
+                self._tc("del", "clsact")
+        self._socket.close()
+        self._socket = None
 
 
 def attach(
@@ -149,7 +127,7 @@ def attach(
         ConfigError: no such interface, or way.
         CapabilityError: no privilege, or the kernel has neither.
     """
-    index = interfaces.index_of(interface)
+    index = net.index_of(interface)
     if way not in WAYS:
         raise ConfigError(f"way {way!r} to attach to tc: choose {', '.join(WAYS)}")
     try:

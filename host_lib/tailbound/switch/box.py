@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import attach as attaching
-from tailbound.kernel import interfaces
+from tailbound.kernel import net
 from tailbound.kernel.linear import linear_of
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
 from tailbound.settings.table import PORT
@@ -219,13 +219,13 @@ def open_xdp(
     address = ip_text(address)
     if slots < 1:
         raise ConfigError(f"{slots} slots: give at least one")
-    found = [Port(name, interfaces.index_of(name)) for name in ports]
-    least = min(interfaces.mtu_of(name) for name in ports)
+    found = [Port(name, net.index_of(name)) for name in ports]
+    least = min(net.mtu_of(name) for name in ports)
     if mtu is not None and mtu > least:
         raise ConfigError(f"MTU {mtu} is above the ports' {least}: give at most that")
     for port in found:
         attaching.refuse_occupied(port.name)
-    own = mac_bytes(mac) if mac is not None else interfaces.mac_of(ports[0])
+    own = mac_bytes(mac) if mac is not None else net.mac_of(ports[0])
     linear = min(linear_of(name) for name in ports)
     ipv6 = is_ipv6(address)
     width = row_width(0, least if mtu is None else mtu, linear=linear, ip=ip_bytes(address))

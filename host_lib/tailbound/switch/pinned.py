@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tailbound.errors import AttachError, CapabilityError
-from tailbound.kernel import interfaces, maps, pin, syscalls
+from tailbound.kernel import maps, net, pin, syscalls
 from tailbound.kernel.switch import DEVICES, Sizes, Switch
 from tailbound.switch.box import Box, Port, open_xdp
 from tailbound.wire.schema import SWITCH_MAPS
@@ -169,5 +169,5 @@ def _remove() -> bool:
 def attached(port: Port) -> bool:
     """Whether the port is there and carries an XDP program."""
     with contextlib.suppress(Exception):
-        return interfaces.index_of(port.name) == port.ifindex and interfaces.xdp_on(port.name) is not None
+        return net.index_of(port.name) == port.ifindex and net.xdp_on(port.name) is not None
     return False

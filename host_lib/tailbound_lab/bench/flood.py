@@ -23,7 +23,7 @@ from rich.console import Console
 
 from tailbound.kernel import syscalls
 from tailbound.kernel.attach import attach
-from tailbound.kernel.interfaces import xdp_below
+from tailbound.kernel.net import xdp_below
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound_lab.bench import figures
 from tailbound_lab.bench.channel import OURS

@@ -18,7 +18,7 @@ from numba.core.dispatcher import Dispatcher
 
 from tailbound.collective.communicator import Communicator
 from tailbound.datapath.xdp import XdpDatapath
-from tailbound.kernel import barrier, interfaces, syscalls
+from tailbound.kernel import barrier, net, syscalls
 from tailbound.transport import sockets
 from tailbound.transport.cores import RunQueue
 
@@ -81,7 +81,7 @@ class Stopwatch:
     def count(self, ours: Communicator) -> None:
         """Look at the time of the XDP program on this rank's interface, too, if there is one."""
         datapath = ours.job.datapath
-        if isinstance(datapath, XdpDatapath) and (there := interfaces.xdp_below(datapath.interface)) is not None:
+        if isinstance(datapath, XdpDatapath) and (there := net.xdp_below(datapath.interface)) is not None:
             self._program = syscalls.prog_by_id(there.prog_id)
 
     def close(self) -> None:

@@ -13,15 +13,20 @@ from functools import partial
 from socket import if_nametoindex
 
 from pyroute2 import IPRoute
+from pyroute2.netlink import NLA_F_NESTED
 
 from tailbound.errors import CapabilityError
 from tailbound.kernel import ethtool
+from tailbound.kernel.net import netlink
 from tailbound.wire.address import is_ipv6
-from tailbound_lab.lab import namespaces, portstate
+from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.topology import IPV6_NETWORK, LINKS, Link, Topology, Worker
 
-__all__ = ["RateLimit", "build", "send_single_frames", "set_rate"]
+__all__ = ["DISABLED", "FORWARDING", "RateLimit", "build", "send_single_frames", "set_port_state", "set_rate"]
 
+#: States of the kernel's bridge, of the five of spanning tree.
+DISABLED, FORWARDING = 0, 3
+_AF_BRIDGE = 7
 #: A static entry in the bridge's own table: ``bridge fdb add MAC dev PORT master static``.
 _NTF_MASTER, _NUD_NOARP = 0x04, 0x40
 #: A cable's buffer holds this much time at its rate; a top-of-rack port's share is of this order.
@@ -227,7 +232,7 @@ def _wait_forwarding(ports: Sequence[str]) -> None:
         indices = {name: if_nametoindex(name) for name in ports}
         end = time.monotonic() + _PORTS_UP_SECONDS
         for name, index in indices.items():
-            while _port_state(ip, index) != portstate.FORWARDING:
+            while _port_state(ip, index) != FORWARDING:
                 if time.monotonic() > end:
                     raise CapabilityError(
                         f"bridge port {name} does not come up within {_PORTS_UP_SECONDS:.0f} s: try again, see `dmesg`"
@@ -240,6 +245,18 @@ def _port_state(ip: IPRoute, index: int) -> int | None:
     info = ip.get_links(index)[0].get_attr("IFLA_LINKINFO")
     data = info.get_attr("IFLA_INFO_SLAVE_DATA") if info is not None else None
     return None if data is None else data.get_attr("IFLA_BRPORT_STATE")
+
+
+def set_port_state(interface: str, state: int) -> None:
+    """Put ``interface``, a bridge port of the calling thread's namespace, into ``state``.
+
+    Raises:
+        OSError: no such interface, no port, or no privilege.
+    """
+    # pyroute2 takes a port's `state` for that of the link, which would drop the carrier
+    attribute = ("IFLA_PROTINFO", {"attrs": [("IFLA_BRPORT_STATE", state)]}, NLA_F_NESTED)
+    with netlink() as ip:
+        ip.link("update", index=if_nametoindex(interface), family=_AF_BRIDGE, attrs=[attribute])
 
 
 def build(topology: Topology, *, mtu: int, queues: int, flood: bool, wire: bool) -> None:

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from tailbound.doctor.facts import has_capability
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import ethtool, pin
-from tailbound_lab.lab import build, counters, enter, namespaces, owner, portstate, traffic, user_namespace
+from tailbound_lab.lab import build, counters, enter, namespaces, owner, traffic, user_namespace
 from tailbound_lab.lab.faults import Fault, FaultCounts, Way
 from tailbound_lab.lab.forked import Forked, Process
 from tailbound_lab.lab.inject import Injector
@@ -252,9 +252,9 @@ class Cluster:
         Interfaces keep their carrier, as they do when something beyond the next switch fails.
         """
         self._worker(rank)
-        state = portstate.FORWARDING if up else portstate.DISABLED
+        state = build.FORWARDING if up else build.DISABLED
         for each in LINKS if link is None else (link,):
-            namespaces.call(self.topology.switch, portstate.set_state, each.port(rank), state, patient=True)
+            namespaces.call(self.topology.switch, build.set_port_state, each.port(rank), state, patient=True)
 
     def set_rate(self, rank: int, rate: int | None, link: Link | None = None) -> None:
         """Limit a worker's links, each way, to ``rate`` bit/s; None: no limit.

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tailbound.errors import ConfigError
-from tailbound.kernel import ethtool, interfaces
+from tailbound.kernel import ethtool, net
 from tailbound.switch.box import Box, Port, check_ports
 from tailbound.switch.job import ip_text, mac_bytes
 from tailbound.switch.p4.compile import Sizes
@@ -54,8 +54,8 @@ def open_p4(
         )
     numbers = {name: number for number, name in enumerate(ports)}
     for name in ports:
-        interfaces.index_of(name)
-    own = interfaces.mac_of(ports[0]) if mac is None else mac_bytes(mac)
+        net.index_of(name)
+    own = net.mac_of(ports[0]) if mac is None else mac_bytes(mac)
     static = {mac_bytes(text): _number(numbers, name) for text, name in (stations or {}).items()}
     for needed in (COMPILER, SWITCH):  # before anything is changed
         tool(needed)
