@@ -23,19 +23,13 @@ def place() -> Iterator[str]:
         yield here
 
 
-def strip_tags(on: bool) -> None:
-    """``ethtool -K tbx rxvlan on|off``."""
-    flags = ethtool.flags("tbx")
-    ethtool.set_flags("tbx", flags | ethtool.RXVLAN if on else flags & ~ethtool.RXVLAN)
-
-
 def seen(place: str) -> Interface:
     return namespaces.call(place, interface, "tbx")
 
 
 @pytest.mark.parametrize("on", [True, False])
 def test_stripped_tags_are_noted(place: str, on: bool) -> None:
-    namespaces.call(place, strip_tags, on)
+    namespaces.call(place, ethtool.set_features, "tbx", on, ethtool.RXVLAN)
     link = seen(place)
     assert link.vlan_stripping is on
     assert any("ethtool -K tbx rxvlan off" in note for note in choose(facts.machine(), link).notes) is on
@@ -52,7 +46,7 @@ def test_whether_echoes_reach_the_other_end_of_a_veth(place: str) -> None:
     assert any("cannot be seen from here" in note for note in choose(facts.machine(), seen(place)).notes)
     namespaces.call(place, both_ends_here)
     for on in (True, False):
-        namespaces.call(place, ethtool.set_gro, "tbw", on)
+        namespaces.call(place, ethtool.set_features, "tbw", on, ethtool.GRO)
         link = namespaces.call(place, interface, "tbv")
         assert link.echoes is on
         assert any("probes have no echo" in note for note in choose(facts.machine(), link).notes) is not on

@@ -188,7 +188,9 @@ def test_a_seed_gives_the_same_fates_in_every_lab(tailbound_lab: Make, exchange:
 def test_a_flipped_bit_is_noticed_and_never_delivered(tailbound_lab: Make, exchange: Callable[..., list[int]]) -> None:
     lab = tailbound_lab(workers=2, corrupt=0.3)
     for worker in lab.workers:
-        assert not any(lab.run(worker.rank, ethtool.tx_checksum, name) for name in ("data0", "plain0"))
+        assert not any(
+            lab.run(worker.rank, ethtool.features, name)[ethtool.TX_CHECKSUM] for name in ("data0", "plain0")
+        )
     came = exchange(lab)
     counts = lab.fault_counts(link=Link.DATA)
     assert -1 not in came

@@ -22,8 +22,6 @@ from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "8021q"), pytest.mark.usefixtures("warm_start")]
 
-#: Of ethtool's flags: tags leave beside the frame and not in it.
-_TXVLAN = 1 << 7
 
 # One process does it all, since its mount namespace takes the pins with it whatever happens.
 STORY = """
@@ -113,7 +111,7 @@ def _vlan(address: str, inside: bool) -> None:
     with IPRoute() as route:
         (device,) = route.link_lookup(ifname="tbx")
         if inside:
-            ethtool.set_flags("tbx", ethtool.flags("tbx") & ~_TXVLAN)
+            ethtool.set_features("tbx", False, "tx-vlan-hw-insert")
         route.link("add", ifname="tbx.5", kind="vlan", link=device, vlan_id=5)
         (index,) = route.link_lookup(ifname="tbx.5")
         route.addr("add", index=index, address=address, prefixlen=24)

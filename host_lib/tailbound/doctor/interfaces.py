@@ -139,7 +139,7 @@ def interface(name: str) -> Interface:
     driver = net.driver_of(device) or None
     xdp = net.xdp_on(device)
     owner = pin.owner(name, xdp.prog_id) if xdp and device_known else None
-    queues = _asked(ethtool.channels, device)
+    queues, offloads = _asked(ethtool.channels, device), _asked(ethtool.features, device) or {}
     ipv6 = net.families_of(name) == {True}
     rx, tx = link.get_attr("IFLA_NUM_RX_QUEUES", 1), link.get_attr("IFLA_NUM_TX_QUEUES", 1)
     if queues is not None:
@@ -156,9 +156,9 @@ def interface(name: str) -> Interface:
         tx_queues=int(tx),
         tx_most=None if queues is None else queues.tx_most + queues.combined_most,
         rx_most=None if queues is None else queues.rx_most + queues.combined_most,
-        gro_hw=_feature(device, ethtool.GRO_HW),
-        lro=_flag(device, ethtool.LRO),
-        vlan_stripping=not vlan and _flag(device, ethtool.RXVLAN),
+        gro_hw=offloads.get(ethtool.GRO_HW),
+        lro=offloads.get(ethtool.LRO),
+        vlan_stripping=not vlan and offloads.get(ethtool.RXVLAN),
         linear=_linear(name, device),
         hashes_udp_ports=_hashes_udp_ports(device, ipv6=ipv6),
         xdp_program=xdp.prog_id if xdp else None,
@@ -204,16 +204,6 @@ def _asked(question: Callable[[str], T], name: str) -> T | None:
         return None
 
 
-def _flag(name: str, bit: int) -> bool | None:
-    found = _asked(ethtool.flags, name)
-    return None if found is None else bool(found & bit)
-
-
-def _feature(name: str, feature: str) -> bool | None:
-    found = _asked(ethtool.features, name)
-    return None if found is None else found.get(feature)
-
-
 def _hashes_udp_ports(name: str, *, ipv6: bool) -> bool | None:
     found = _asked(partial(ethtool.udp_hash, ipv6=ipv6), name)
     return None if found is None else found & ethtool.HASHES_PORTS == ethtool.HASHES_PORTS
@@ -225,7 +215,7 @@ def _echoes(link: Any) -> bool | None:
     if other is None or link.get_attr("IFLA_LINK_NETNSID") is not None:  # in another namespace
         return None
     other = socket.if_indextoname(other)
-    return net.xdp_on(other) is not None or _feature(other, ethtool.GRO)
+    return net.xdp_on(other) is not None or (_asked(ethtool.features, other) or {}).get(ethtool.GRO)
 
 
 def _linear(name: str, device: str) -> int:

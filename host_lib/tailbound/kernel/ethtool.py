@@ -1,7 +1,7 @@
-"""What is asked of ethtool, by ioctl: driver, queues, offloads, flags, hashes, and a driver's own counters.
+"""Requests to ethtool by ioctl: driver, queues, offloads, private flags, hashes, and a driver's own counters.
 
-The ioctl is there on every kernel. Ethtool over netlink knows no driver counters, and pyroute2 neither these nor hashes
-nor private flags. The calling thread's network namespace decides which interface is meant.
+Every kernel has the ioctl. Ethtool over netlink knows no driver counters, and pyroute2 neither hashes nor private
+flags. The calling thread's network namespace decides which interface is meant.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import array
 import errno
 import fcntl
+import re
 import socket
 import struct
 from typing import NamedTuple
@@ -16,18 +17,18 @@ from typing import NamedTuple
 from tailbound.errors import CapabilityError
 
 _SIOCETHTOOL = 0x8946
-_GSET, _GDRVINFO, _GTXCSUM, _STXCSUM, _GSTRINGS, _GSTATS, _STSO = 0x01, 0x03, 0x16, 0x17, 0x1B, 0x1D, 0x1F
-_SGSO, _GFLAGS, _SFLAGS, _GPFLAGS, _GRXFH, _SGRO = 0x24, 0x25, 0x26, 0x27, 0x29, 0x2C
-_GSSET_INFO, _GFEATURES, _GCHANNELS, _SCHANNELS = 0x37, 0x3A, 0x3C, 0x3D
+_GSET, _GDRVINFO, _GSTRINGS, _GSTATS, _GPFLAGS, _GRXFH = 0x01, 0x03, 0x1B, 0x1D, 0x27, 0x29
+_GSSET_INFO, _GFEATURES, _SFEATURES, _GCHANNELS, _SCHANNELS = 0x37, 0x3A, 0x3B, 0x3C, 0x3D
 _SS_STATS, _SS_PRIV_FLAGS, _SS_FEATURES = 1, 2, 4
 _NAME_BYTES, _COMMAND_BYTES, _DRVINFO_BYTES, _PRIVATE_AT, _RXNFC_BYTES = 32, 44, 196, 176, 192
 _UDP_V4_FLOW, _UDP_V6_FLOW = 0x02, 0x06
 #: cmd, max rx, max tx, max other, max combined, rx, tx, other, combined
 _CHANNELS = struct.Struct("=9I")
-#: Bits of ``flags``: VLAN tags are taken off on receipt; large receive offload.
-RXVLAN, LRO = 1 << 8, 1 << 15
-#: Names of ``features``: the device joins received packets, so that they could be taken apart again; the kernel does.
-GRO_HW, GRO = "rx-gro-hw", "rx-gro"
+#: Names of ``features``: the device, or the kernel, joins received packets; it takes their VLAN tags off; checksums are
+#: left to the device (of a veth).
+LRO, GRO_HW, GRO, RXVLAN, TX_CHECKSUM = "rx-lro", "rx-gro-hw", "rx-gro", "rx-vlan-hw-parse", "tx-checksum-ip-generic"
+#: ... and patterns of names: checksums, and super-frames each way.
+_CHECKSUMS, _SUPER_FRAMES = "tx-checksum-.*", f"tx-tcp.*-segmentation|tx-generic-segmentation|{GRO}"
 #: Bits of ``udp_hash``: source and destination port.
 HASHES_PORTS = 1 << 6 | 1 << 7
 
@@ -123,22 +124,19 @@ def features(interface: str) -> dict[str, bool]:
     return {name: bool(on[i // 32] >> i % 32 & 1) for i, name in enumerate(names) if name}
 
 
-def flags(interface: str) -> int:
-    """``RXVLAN``, ``LRO`` and others.
-
-    Raises:
-        OSError: no such interface, or its driver cannot say.
-    """
-    return _word(interface, _GFLAGS)
-
-
-def set_flags(interface: str, value: int) -> None:
-    """The other way, as far as the driver lets them be changed.
+def set_features(interface: str, on: bool, pattern: str) -> None:
+    """Turns offloads on or off (``ethtool -K``): all whose whole name matches and that the driver lets be changed.
 
     Raises:
         OSError: no such interface, or its driver refuses.
     """
-    _ask(interface, struct.pack("=2I", _SFLAGS, value))
+    names = _names(interface, _SS_FEATURES, _strings(interface, _SS_FEATURES))
+    chosen = [i for i, name in enumerate(names) if re.fullmatch(pattern, name)]
+    words = [0] * (2 * -(-len(names) // 32))  # of each block: which are meant, which of them are to be on
+    for i in chosen:
+        words[i // 32 * 2] |= 1 << i % 32
+        words[i // 32 * 2 + 1] |= on << i % 32
+    _ask(interface, struct.pack(f"=2I{len(words)}I", _SFEATURES, len(words) // 2, *words))
 
 
 def udp_hash(interface: str, *, ipv6: bool = False) -> int:
@@ -178,31 +176,13 @@ def set_queues(interface: str, count: int) -> None:
     _ask(interface, _CHANNELS.pack(_SCHANNELS, 0, 0, 0, 0, count, count, 0, now.combined))
 
 
-def set_gro(interface: str, on: bool) -> None:
-    """Join received segments to super-frames, or not (``ethtool -K INTERFACE gro on|off``).
-
-    Raises:
-        OSError: no such interface, or its driver refuses.
-    """
-    _ask(interface, struct.pack("=2I", _SGRO, int(on)))
-
-
-def tx_checksum(interface: str) -> bool:
-    """Whether checksums are left to the device, as UDP GSO needs.
-
-    Raises:
-        OSError: no such interface.
-    """
-    return bool(_word(interface, _GTXCSUM))
-
-
 def set_tx_checksum(interface: str, on: bool) -> None:
     """Leave checksums to the device, or let the stack compute them (``ethtool -K INTERFACE tx on|off``).
 
     Raises:
         OSError: no such interface, or its driver refuses.
     """
-    _ask(interface, struct.pack("=2I", _STXCSUM, int(on)))
+    set_features(interface, on, _CHECKSUMS)
 
 
 def whole_frames(interface: str) -> None:
@@ -214,9 +194,7 @@ def whole_frames(interface: str) -> None:
     Raises:
         OSError: no such interface, or its driver refuses.
     """
-    set_tx_checksum(interface, on=False)
-    for command in (_STSO, _SGSO, _SGRO):
-        _ask(interface, struct.pack("=2I", command, 0))
+    set_features(interface, False, f"{_CHECKSUMS}|{_SUPER_FRAMES}")
 
 
 def statistics(interface: str) -> dict[str, int]:

@@ -402,7 +402,9 @@ class Cluster:
             self._cut_super_frames()
         for worker in self.workers:
             for link in LINKS:
-                namespaces.call(worker.namespace, ethtool.set_gro, worker.interface_on(link), True, patient=True)
+                namespaces.call(
+                    worker.namespace, ethtool.set_features, worker.interface_on(link), True, ethtool.GRO, patient=True
+                )
 
     def _wire_places(self) -> list[tuple[str, str]]:
         """Where the program goes that passes everything."""
