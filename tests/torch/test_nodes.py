@@ -303,9 +303,37 @@ def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert interfaces.own("eth0, eth1", "xdp") == ("eth1", "xdp")
     assert interfaces.interface_for("eth0,eth1", 0, 2, "auto") == ("eth0", "auto")
+    assert interfaces.interface_for("eth0", 1, 2, "auto") == ("eth0", "udp")
+    with pytest.raises(ConfigError, match="xdp takes one job an interface"):
+        interfaces.interface_for("eth0", 1, 2, "xdp")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="eth0,eth1: give another one to each of the 3 ranks"):
         interfaces.own("eth0,eth1", "auto")
+
+
+def test_a_state_opens_the_datapath_on_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``TailboundState`` opens the one that ``own`` names."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from tailbound.torch import state
+
+    class Opened(Exception):
+        pass
+
+    def communicator(*_: object, datapath: str, interface: str, **__: object) -> None:
+        raise Opened(interface, datapath)
+
+    monkeypatch.setattr(state, "Communicator", communicator)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
+    try:
+        with pytest.raises(Opened) as opened:
+            state.TailboundState(interface="eth0,eth1", datapath="udp")
+    finally:
+        dist.destroy_process_group()
+    assert opened.value.args == ("eth1", "udp")
 
 
 @pytest.mark.parametrize("places", [1, 2, 3, 8])

@@ -124,7 +124,7 @@ OPTIONS = (
     ),
     _option(
         "interface", words("the name of an interface"), None,
-        "network interface of this rank, or `eth0,eth1`: one for each rank of the host, or `pci`: that nearest its GPU",
+        "network interface of this rank, or `eth0,eth1`: one for each rank of the host",
         set_by="you, the lab", otherwise="the way to MASTER_ADDR",
     ),
     PORT,

@@ -7,12 +7,8 @@ import os
 from collections.abc import Sequence
 
 from tailbound.errors import ConfigError
-from tailbound.torch import pci
 
 log = logging.getLogger("tailbound")
-
-#: In place of names: for each rank the interface that is nearest to its GPU.
-BY_GPU = "pci"
 
 
 def local_place(what: str, otherwise: str) -> tuple[int, int]:
@@ -38,28 +34,24 @@ def own(given: str | None, datapath: str) -> tuple[str | None, str]:
     """Interface and datapath of this rank.
 
     Args:
-        given: an interface, several with commas between them (the one at LOCAL_RANK), ``BY_GPU``, or None.
+        given: an interface, several with commas between them (the one at LOCAL_RANK), or None.
         datapath: what was asked for.
 
     Raises:
         ConfigError: too few names, nothing tells which of them is this rank's, or ranks share one that takes one only.
     """
-    if given == BY_GPU:
-        what, otherwise = "interface=pci", "name the interface"
-    elif given is not None and "," in given:
-        what = f"interface={given}: the first name is for local rank 0, and so on; this"
-        otherwise = "give each rank the name of its own interface"
-    else:
+    if given is None or "," not in given:
         return given, datapath
-    return interface_for(given, *local_place(what, otherwise), datapath)
+    what = f"interface={given}: the first name is for local rank 0, and so on; this"
+    place, places = local_place(what, "give each rank the name of its own interface")
+    return interface_for(given, place, places, datapath)
 
 
 def interface_for(given: str | Sequence[str] | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:
     """Interface and datapath of the job of one of ``places`` ranks on a host, each with a job of its own.
 
     Args:
-        given: one interface for all, or one for each rank (a sequence, names with commas between them, or ``BY_GPU``),
-            or None.
+        given: one interface for all, or one for each rank (a sequence, or names with commas between them), or None.
         place: of this rank on its host.
         places: ranks on the host.
         datapath: what was asked for.
@@ -67,12 +59,6 @@ def interface_for(given: str | Sequence[str] | None, place: int, places: int, da
     Raises:
         ConfigError: too few interfaces.
     """
-    if given == BY_GPU:
-        names = pci.by_gpu(places)
-        log.info("interfaces nearest to the GPUs of this host's ranks: %s", ", ".join(names))
-        if names.count(names[place]) == 1:
-            return names[place], datapath
-        given = names[place]
     if isinstance(given, str) and "," in given:
         given = [name.strip() for name in given.split(",")]
     if given is not None and not isinstance(given, str):

@@ -46,8 +46,8 @@ class TailboundState(Recovery):
         datapath: ``auto`` (``xdp`` where it can be had on ``interface``, else ``udp``), ``xdp`` or ``udp``.
             ``switch``: as ``auto``, with the rows averaged by the switch on the way (``tailbound switch``).
         switch: its address.
-        interface: network interface of this rank, or one for each rank of its host, with commas between them, or
-            ``pci``: the one nearest to this rank's GPU; default: the way to the rendezvous (MASTER_ADDR).
+        interface: network interface of this rank, or one for each rank of its host, with commas between them;
+            default: the way to the rendezvous (MASTER_ADDR).
         port: first of 64 UDP ports of which ``udp`` takes one that is free; 0: any. ``xdp`` has its own.
         mtu: largest IP packet in bytes on the way between any two ranks, the same on all; 0: that of ``interface``. For
             interfaces of different MTU, and tunnels on the way.
