@@ -11,6 +11,7 @@ import pytest
 
 from lab_team import chosen, lab_team
 from support import MS, PATIENCE, Team, balanced, gradients, patient
+from tailbound.wire.schema import MISSING
 from tailbound_lab.demo.ledger import Balance, balance
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
@@ -115,7 +116,7 @@ def test_books_and_counters_agree(lab: Cluster, repair: bool, result: str) -> No
             assert all(balanced(entry) for entry in stage.values())
         assert one["rows_summed"] == sum(e["taken"] for e in one["ledger"]["contributions"].values())
     books = rows(stats)
-    missing = sum(books[why] for why in ("late", "lost", "refused", "absent"))
+    missing = sum(books[fate] for fate in MISSING)
     assert books["expected"] == books["taken"] + missing, books
     assert books["taken"] <= books["entered"], books
     # a mark may come in front of rows: what then comes when its stage is over is in the books as lost, too

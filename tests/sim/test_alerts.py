@@ -59,7 +59,7 @@ def test_a_late_rank_is_named_by_one_rank_and_by_itself(caplog: pytest.LogCaptur
     assert len(warned) == 2
     assert any(w.startswith("rank 0: rank 2 is late: its gradients come ") for w in warned)
     assert any(w.startswith("rank 2: this rank is late: ") for w in warned)
-    assert all("Look at its host" in w for w in warned)
+    assert all("Look at the sender's host" in w for w in warned)
     recovered = [r.getMessage() for r in said if "is in time again" in r.getMessage()]
     assert len(recovered) == RANKS
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from support import balanced
-from tailbound.observe.ledger import Ledger, Recent, Stage
-from tailbound.wire.schema import VERDICTS, Verdict
+from tailbound.observe.ledger import Ledger, Recent
+from tailbound.wire.schema import VERDICTS, Stage, Verdict
 
 
 def verdicts(**counts: int) -> np.ndarray:

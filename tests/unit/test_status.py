@@ -21,8 +21,8 @@ from tailbound.errors import CapabilityError
 from tailbound.metrics.host import host_metrics
 from tailbound.observe import status
 from tailbound.top.cli import top
-from tailbound.top.rows import rows_of
-from tailbound.top.table import COLUMNS, table
+from tailbound.top.table import COLUMNS, GIVE_WAY, lines, table
+from tailbound.wire.schema import MISSING, Verdict
 
 DEAD_PID = 4_194_303  # pid_max at most, taken by nobody in a test's lifetime
 
@@ -226,29 +226,63 @@ def test_links_and_pipes_are_not_followed(tmp_path: Path) -> None:
     assert len(status.read([tmp_path])) == 1
 
 
+def cells(*statuses: dict[str, Any], before: tuple[dict[str, Any], ...] = ()) -> list[dict[str, str]]:
+    """By column what the table shows of each status."""
+    old = [{"age": 0.1} | one for one in before]
+    found = lines([{"age": 0.1} | one for one in statuses], old)
+    return [{c.name: cell.plain for c, cell in zip(COLUMNS, line.cells, strict=True)} for line in found]
+
+
 def test_rates_come_from_two_readings() -> None:
-    before = [report() | {"age": 0.1}]
-    now = [report(monotonic=102.0, ops=70, sent_bytes=2_002_000) | {"age": 0.1}]
-    now[0]["peers"]["2"] |= {"lost": 9}
-    (row,) = rows_of(now, before)
-    assert (row.ops_per_s, row.sent_mbit_s) == (10.0, 8.0)
-    assert row.losing_ranks == (2,)
-    assert row.late_ranks == ()
-    (first,) = rows_of(before)
-    assert first.ops_per_s is None
-    assert (first.late_ranks, first.losing_ranks) == ((1, 2), (1, 2))
-    assert (first.rtt_us, first.incast, first.owns, first.lost, first.drops) == (120.0, 3, True, 4, 3)
+    now = report(monotonic=102.0, ops=70, sent_bytes=2_002_000)
+    now["peers"]["2"] |= {"lost": 9}
+    (row,) = cells(now, before=(report(),))
+    assert (row["op/s"], row["Mb/s"], row["now"]) == ("10.0", "8", "lost 2")
+    (first,) = cells(report())
+    assert (first["op/s"], first["now"]) == ("-", "late 1 2, lost 1 2, absent 1 2")
+    assert (first["rtt us"], first["incast"], first["map"], first["lost"], first["drops"]) == (
+        "120",
+        "3",
+        "4 H",
+        "4",
+        "3",
+    )
+
+
+def test_the_columns_of_rows_add_up() -> None:
+    """Rows that a rule refused were in no column: expected - taken was not the sum of the others."""
+    uneven = report()
+    uneven["peers"]["2"] |= {"expected": 250, "taken": 200, "late": 3, "lost": 17, "refused": 25, "absent": 5}
+    for row in cells(report(), uneven):
+        assert int(row["missing"]) == sum(int(row[fate]) for fate in MISSING)
+    assert row["missing"] == "54"
+
+
+def test_the_table_says_what_to_do() -> None:
+    """Advice is that of the verdicts and fates of the last reading, and nothing where all is well."""
+    before, now = report(drops={"LATE": 3, "WRONG_MAP": 1}), report(drops={"LATE": 9, "WRONG_MAP": 2, "CORRUPT": 1})
+    now["peers"]["1"] |= {"lost": 9}
+    (line,) = lines([now | {"age": 0.1}], [before | {"age": 0.1}])
+    assert [text.partition(":")[0] for text in line.advice] == ["lost", "CORRUPT", "WRONG_MAP"]
+    assert Verdict.WRONG_MAP.advice in line.advice[2]
+    (well,) = lines([before | {"age": 0.1}], [before | {"age": 0.1}])
+    assert well.advice == ()
+
+
+def test_every_column_but_three_can_give_way() -> None:
+    assert {c.name for c in COLUMNS} - set(GIVE_WAY) == {"job", "rank", "state"}
+    assert len(GIVE_WAY) == len(COLUMNS) - 3
 
 
 def test_states_and_foreign_shapes() -> None:
-    rows = rows_of([report(0) | {"age": 9.0}, report(1, behind=3) | {"age": 0.1}, {"rank": 2, "pid": 1, "age": 0.0}])
-    assert [r.state for r in rows] == ["silent 9 s", "3 behind"]
+    shown = cells(report(0) | {"age": 9.0}, report(1, behind=3), {"rank": 2, "pid": 1, "age": 0.0})
+    assert [r["state"] for r in shown] == ["silent 9 s", "3 behind"]
 
 
 def test_numbers_and_names_of_others_do_not_end_a_reader(tmp_path: Path) -> None:
-    infinite = report(1, ranks=math.inf, ops=math.inf) | {"age": 0.1}
+    infinite = report(1, behind=math.inf, ops=math.inf) | {"age": 0.1}
     odd = report(2, cookie=["x"]) | {"age": 0.1}
-    assert {row.rank for row in rows_of([report(0) | {"age": 0.1}, infinite, odd], [odd])} == {0, 2}
+    assert {row["rank"] for row in cells(report(0), infinite, odd, before=(odd,))} == {"0", "2"}
     put(tmp_path, "infinite", infinite)
     put(tmp_path, "odd", odd)
     put(tmp_path, "good", report(3))
@@ -259,7 +293,7 @@ def test_numbers_and_names_of_others_do_not_end_a_reader(tmp_path: Path) -> None
 def test_the_table_says_who_and_what(tmp_path: Path) -> None:
     bad = report(2)
     bad["peers"]["1"]["suspect"] = "cr"
-    rows = rows_of([s | {"age": 0.1} for s in (report(0), report(1), bad)])
+    rows = lines([s | {"age": 0.1} for s in (report(0), report(1), bad)])
     console = Console(width=300, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(table(rows, "here"))
     console.file.close()
@@ -270,7 +304,7 @@ def test_the_table_says_who_and_what(tmp_path: Path) -> None:
 
 def shown(width: int, *changes: dict[str, Any]) -> list[str]:
     """The lines of the table on a terminal of ``width``."""
-    rows = rows_of([report(rank) | {"age": 0.1} | more for rank, more in enumerate(changes)])
+    rows = lines([report(rank) | {"age": 0.1} | more for rank, more in enumerate(changes)])
     console = Console(width=width, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
     console.print(table(rows, width=width))
     console.file.close()
@@ -288,7 +322,7 @@ def test_two_jobs_have_names_on_a_narrow_terminal() -> None:
 def test_help_explains_every_column() -> None:
     """Nothing said what "suspects 3cr" was."""
     told = CliRunner().invoke(top, ["--help"]).output
-    assert all(f"  {name}  " in told for name, _, _ in COLUMNS)
+    assert all(f"  {column.name}  " in told for column in COLUMNS)
     assert "3c for contributions, 3r for results" in told
 
 
@@ -312,10 +346,10 @@ def test_what_matters_most_is_shown_at_80() -> None:
 
 
 def test_files_of_others_do_not_speak_to_the_terminal() -> None:
-    (row,) = rows_of([report(op="\x1b[2J3.1", events=[{"event": "\x1b]0;x\x07late" + "y" * 999}]) | {"age": 0.1}])
-    assert row.op == "[2J3.1"
-    assert row.event.startswith("]0;xlate")
-    assert len(row.event) <= 40
+    (row,) = cells(report(op="\x1b[2J3.1", events=[{"event": "\x1b]0;x\x07late" + "y" * 999}]))
+    assert row["op"] == "[2J3.1"
+    assert row["last event"].startswith("]0;xlate")
+    assert len(row["last event"]) <= 40
 
 
 def _users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uid: int) -> tuple[Path, Path]:
@@ -358,9 +392,8 @@ def test_once_and_json(tmp_path: Path) -> None:
     result = CliRunner().invoke(top, ["--once", "--json", "--interval", "0.1", "--folder", str(tmp_path)])
     assert result.exit_code == 0, result.output
     shown = json.loads(result.output)
-    assert [r["rank"] for r in shown["rows"]] == [0, 1]
     assert [s["rank"] for s in shown["statuses"]] == [0, 1]
-    assert shown["rows"][0]["p99_ms"] == 30.0
+    assert shown["statuses"][0]["p99_ms"] == 30.0
 
 
 def test_nobody_there(tmp_path: Path) -> None:
@@ -374,6 +407,6 @@ def test_live_until_interrupted(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tailbound", "top", "--json", "--interval", "0.1", "--folder", str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert [json.loads(process.stdout.readline())["rows"][0]["rank"] for _ in range(3)] == [0, 0, 0]
+        assert [json.loads(process.stdout.readline())["statuses"][0]["rank"] for _ in range(3)] == [0, 0, 0]
         process.send_signal(2)
         assert process.wait(30) == 130

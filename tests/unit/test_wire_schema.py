@@ -86,6 +86,28 @@ def test_verdicts_fit_and_drop_reasons_come_last() -> None:
     assert {v.name for v in schema.Verdict if v < schema.FIRST_DROP} == taken
 
 
+def test_every_verdict_has_a_fate_a_meaning_and_an_advice(repository: Path) -> None:
+    page = (repository / "docs/wire.md").read_text()
+    for verdict in schema.Verdict:
+        assert verdict.meaning, verdict
+        assert verdict.advice, verdict
+        line = f"| {int(verdict)} | {verdict.name} | `{verdict.fate}` | {verdict.meaning} | {verdict.advice} |"
+        assert line in page
+    for fate in schema.Fate:
+        assert f"| `{fate}` | {fate.meaning} | {fate.advice} |" in page
+
+
+def test_verdicts_on_rows_name_the_halves_that_they_concern() -> None:
+    """A row is booked in its half; a packet that no peer is charged with is in none."""
+    of_rows = {v for v in schema.Verdict if v.stages}
+    assert of_rows == {v for v in schema.Verdict if v.fate not in (schema.Fate.UNTRUSTED, schema.Fate.CONTROL)}
+    for verdict in of_rows:
+        if verdict.name.endswith("_RESULT") or verdict.name == "RESULT_TAKEN":
+            assert verdict.stages == (schema.Stage.RESULTS,), verdict
+    assert {v.fate for v in of_rows} >= {schema.Fate.TAKEN, schema.Fate.LATE, schema.Fate.REFUSED}
+    assert not {v.fate for v in schema.Verdict} & {schema.Fate.LOST, schema.Fate.ABSENT}
+
+
 def test_names_are_used_once() -> None:
     for struct in STRUCTS:
         assert len({f.name for f in struct.fields}) == len(struct.fields)

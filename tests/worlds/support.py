@@ -34,7 +34,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.reliable import Reliable
 from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import EXPONENT_NONE, PacketType
+from tailbound.wire.schema import EXPONENT_NONE, MISSING, PacketType
 from tailbound_lab.simulate.messages import read
 
 T = TypeVar("T")
@@ -336,7 +336,7 @@ def nmse(value: NDArray[Any], exact: NDArray[np.float64]) -> float:
 
 def balanced(entry: Mapping[str, int]) -> bool:
     """Whether the rows of an entry of ``observe.ledger`` add up, none of them negative."""
-    missing = entry["late"] + entry["lost"] + entry["refused"] + entry["absent"]
+    missing = sum(entry[fate] for fate in MISSING)
     adds_up = entry["expected"] == entry["taken"] + entry["missing"] and entry["missing"] == missing
     return adds_up and min(entry.values()) >= 0
 

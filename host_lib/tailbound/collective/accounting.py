@@ -9,10 +9,10 @@ from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.tally import gather_flags
 from tailbound.errors import TransportError
-from tailbound.observe.ledger import Ledger, Recent, Stage
+from tailbound.observe.ledger import Ledger, Recent
 from tailbound.observe.trace import Trace
 from tailbound.transport.safeguard import Action, Rotation, Safeguard
-from tailbound.wire.schema import Flag, Verdict
+from tailbound.wire.schema import Flag, Stage, Verdict
 
 #: Ops running of which less than half has come from a rank that has sent all, until it is told so.
 _COMPLAIN = 2

@@ -25,7 +25,7 @@ from tailbound.transport.forgeries import MOST, Forgeries
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.shares import late_limit
 from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import UNKNOWN_SENDER, Verdict, serial_distance
+from tailbound.wire.schema import UNKNOWN_SENDER, Fate, Verdict, serial_distance
 
 Turn = Literal["begins", "lasts", "over"]
 
@@ -169,7 +169,7 @@ class Alerts:
         since = f"for {steps} steps now" if turn == "lasts" else "the others do not wait for it beyond their deadlines"
         text = (
             f"{who} is late: its gradients come {ms:g} ms after those of the others (step {step}); {since}. "
-            "Look at its host: other processes, clock rate, data loading"
+            f"{Fate.LATE.advice}"
         )
         warn = self._speaks(rank) and late >= max(_MATTERS, self._step_time // _OF_A_STEP)
         self._events.emit("late", text, level=logging.WARNING if warn else logging.INFO, **fields)
@@ -204,7 +204,7 @@ class Alerts:
                 "They do not leave this host, so no cable is to blame: look at processor time and at room for sockets "
                 "(stats()['lost_on_arrival'], sysctl net.core.rmem_max)"
             )
-        return "Look at its cable, port and queues: ethtool -S, tc -s qdisc"
+        return Fate.LOST.advice
 
     def _on_this_host(self, peer: int) -> bool:
         store = self._known.store

@@ -9,15 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.job import Job
-from tailbound.observe.ledger import Stage
+from tailbound.observe.ledger import ROWS
 from tailbound.transport.rendezvous import Greeting, describe
 from tailbound.transport.steps import label_text, step_of
-from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Verdict
+from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Stage, Verdict
 
 #: Events in a snapshot and in a status.
 _EVENTS, _EVENTS_SHORT = 64, 8
-#: Of a peer's ledger, what a status has: both stages together.
-_ROWS = ("expected", "taken", "late", "lost", "refused", "absent", "repaired")
 
 
 def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
@@ -29,8 +27,8 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     ``authenticated``: what has to be made with the job's key: ``on`` everything, ``workers`` all but what goes to and
     comes from the switch, ``off`` nothing. ``choice`` tells how all-reduces and results go, and why
     (``transport.choose``).
-    ``ledger`` says of every peer what became of the rows that it should have brought, by stage: ``contributions`` to
-    the own rows, and ``results`` (``observe.ledger``). ``lost_on_arrival``: packets that this host lost before any
+    ``ledger`` says of every peer the fates (``wire.schema.Fate``) of the rows that it should have brought, by stage:
+    ``contributions`` to the own rows, and ``results``. ``lost_on_arrival``: packets that this host lost before any
     rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.
     """
     verdicts = job.records.verdicts([*range(job.world), UNKNOWN_SENDER])
@@ -123,7 +121,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             "rate_mbit_s": flow["rates"].get(str(peer), 0) * 8 / 1e6,
             "sent_packets": sent.packets,
             "sent_bytes": sent.bytes,
-            **{name: first[name] + second[name] for name in _ROWS},
+            **{name: first[name] + second[name] for name in ROWS},
             "suspect": _suspicion(job, peer),
         }
     return {

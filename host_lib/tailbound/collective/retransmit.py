@@ -12,11 +12,10 @@ from tailbound.collective.op import Op
 from tailbound.collective.repair import Request
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
-from tailbound.observe.ledger import Stage
 from tailbound.transport.batch import burst_packets
 from tailbound.transport.headers import add_flags
 from tailbound.transport.sequence import Place
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.schema import Flag, PacketType, Stage
 
 
 def settle_contributions(job: Job, view: View) -> None:

@@ -21,13 +21,12 @@ from tailbound.collective.op import Op
 from tailbound.collective.tally import gather_flags, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
-from tailbound.observe.ledger import Stage
 from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.schema import Flag, PacketType, Stage
 from tailbound.wire.tag import NO_KEY
 
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)

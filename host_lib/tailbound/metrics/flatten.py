@@ -10,19 +10,23 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+from tailbound.wire.schema import MISSING
+
 PREFIX = "tailbound_"
 _MS, _US = 1e-3, 1e-6
 #: Parts of ``stats()`` that say again what others say, that are words, or that are exported under another name.
 LEFT_OUT = frozenset({
     "rank", "ranks", "datapath", "authenticated", "peers", "verdicts", "drops", "events",
 })  # fmt: skip
-#: What becomes of a row that is missing when its op ends. It may yet come, and is late then: none of these rises only.
-_MISSING = ("late", "lost", "refused", "absent")
 #: Events that are worth an alert: told from the first reading on, or an increase would not see the first one.
 _ALERTS = (
     "away", "bursts_lost", "callback_failed", "cannot_send", "forged", "held_up", "keys_tried", "late",
     "learning_failed", "link_loses", "loss", "not_linear", "rank_died", "rank_left", "skipped", "suspect",
 )  # fmt: skip
+_FATES = "Rows of a peer that did not come in time. " + " ".join(
+    f"{fate}: {fate.meaning}. {fate.advice}." for fate in MISSING
+)
+_REASONS = "Packets that the datapath did not take. docs/wire.md has meaning and advice of each reason."
 
 
 class Metric(NamedTuple):
@@ -134,18 +138,16 @@ def _rows(sheet: _Sheet, stats: Mapping[str, Any]) -> None:
         sheet.gauge("smoothed_loss_ratio", value, "Smoothed loss that limits and rotation go by.", of=name)
     for sender, reasons in stats.get("drops_by_sender", {}).items():
         for reason, packets in reasons.items():
-            text = "Packets refused by the datapath, by reason."
-            sheet.count("packets_refused", packets, text, sender=sender, reason=reason.lower())
+            sheet.count("packets_refused", packets, _REASONS, sender=sender, reason=reason.lower())
 
 
 def _ledger(sheet: _Sheet, entry: Mapping[str, int], **where: str) -> None:
     """What became of the rows of one peer."""
     sheet.count("rows_expected", entry["expected"], "Rows that a peer should have brought.", **where)
     sheet.count("rows_taken", entry["taken"], "Rows of a peer that came in time.", **where)
-    for fate in _MISSING:
-        if fate in entry:
-            text = "Rows of a peer that did not come in time, by what is known of them now."
-            sheet.gauge("rows_missing", entry[fate], text, fate=fate, **where)
+    for fate in MISSING:
+        # a gauge: an absent row may still come, and is late then
+        sheet.gauge("rows_missing", entry[fate], _FATES, fate=fate.value, **where)
     sheet.count("rows_repaired", entry["repaired"], "Rows taken that had been asked for again.", **where)
     sheet.count("rows_duplicated", entry.get("duplicated"), "Rows that were there already.", **where)
 

@@ -1,46 +1,21 @@
-"""Who owes whom how many rows: the ledger of one rank, by peer and stage. Pure.
+"""The ledger of one rank: what became of the rows that its peers should have brought, by peer and stage. Pure.
 
-Every row that a peer should have brought is taken or missing (``expected = taken + missing``), and every missing row
-is one of these, since late is not lost (clock-24):
-
-- **lost**: missing although its sender had marked the op as fully sent, a gap below the finished mark;
-- **late**: not there at the end of the stage, its sender not finished; the kernel has seen and refused it afterwards;
-- **refused**: the kernel has refused it for another reason than lateness (another scale, map, layout ...);
-- **absent**: neither came in time nor late: its sender was slow, stopped or gone.
-
-What was taken is counted here op by op; what the kernel refused is counted there, by sender and reason.
+``expected = taken + late + lost + refused + absent``: ``wire.schema.Fate`` has the meaning of each, and every verdict
+of the datapath its fate. The host counts here, op by op, what was taken; the datapath counts what it refused, by sender
+and verdict. Late is not lost (clock-24).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.wire.schema import Verdict
+from tailbound.wire.schema import MISSING, Fate, Stage, Verdict
 
-
-class Stage(IntEnum):
-    """Half of an op: contributions to the own rows, by sender; results of the others' rows, by owner."""
-
-    CONTRIBUTIONS = 0
-    RESULTS = 1
-
-
-#: Verdicts on rows that came when their stage was over, that were there already, and that did not fit, by stage.
-LATE = {Stage.CONTRIBUTIONS: (Verdict.LATE, Verdict.STALE_OP), Stage.RESULTS: (Verdict.STALE_RESULT,)}
-DUPLICATE = {
-    Stage.CONTRIBUTIONS: (Verdict.DUPLICATE, Verdict.DUPLICATE_REPAIR),
-    Stage.RESULTS: (Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPAIR_RESULT),
-}
-REFUSED = {
-    Stage.CONTRIBUTIONS: (Verdict.SCALE_MISMATCH, Verdict.BAD_SHIFT, Verdict.FUTURE_OP, Verdict.ABANDONED),
-    Stage.RESULTS: (Verdict.FUTURE_RESULT,),
-}
-#: The same in either stage, and counted for both together.
-REFUSED_IN_BOTH = (Verdict.WRONG_MAP, Verdict.LAYOUT_MISMATCH, Verdict.SLOT_OUT_OF_RANGE, Verdict.NOT_FOR_THIS_RANK)
+#: What ``tailbound top`` shows of a peer's ledger.
+ROWS: tuple[str, ...] = ("expected", *(fate.value for fate in (Fate.TAKEN, *MISSING)), "repaired")
 #: Columns of the ledger.
 _OPS, _EXPECTED, _TAKEN, _GAPS, _OPEN, _COLUMNS = range(6)
 
@@ -83,44 +58,50 @@ class Ledger:
         """What became of the rows of ``peer``, in plain types.
 
         Args:
-            verdicts: u64[VERDICTS], what the kernel made of this peer's packets.
+            verdicts: u64[VERDICTS], what the datapath made of this peer's packets.
             repaired: rows among those taken that had been asked for again.
 
         Returns:
-            ``ops, expected, taken, missing, late, lost, refused, absent, repaired, duplicated``, with
-            ``expected = taken + missing`` and ``missing = late + lost + refused + absent``.
+            ``ops``, ``expected``, ``missing`` (the sum of ``MISSING``), ``repaired``, and rows by fate.
         """
         line = self._lines[stage][peer]
         gaps, left = line[_GAPS], line[_OPEN]
         refused = min(self._refused(stage, peer, verdicts), gaps + left)
         lost = gaps - min(refused, gaps)
         left -= refused - (gaps - lost)
-        late = min(_sum(verdicts, LATE[stage]), left)
+        late = min(_sum(verdicts, Fate.LATE, stage), left)
+        fates = {
+            Fate.TAKEN: line[_TAKEN],
+            Fate.LATE: late,
+            Fate.LOST: lost,
+            Fate.REFUSED: refused,
+            Fate.ABSENT: left - late,
+            Fate.DUPLICATED: _sum(verdicts, Fate.DUPLICATED, stage),
+        }
         return {
             "ops": line[_OPS],
             "expected": line[_EXPECTED],
-            "taken": line[_TAKEN],
-            "missing": line[_GAPS] + line[_OPEN],
-            "late": late,
-            "lost": lost,
-            "refused": refused,
-            "absent": left - late,
+            "missing": sum(fates[fate] for fate in MISSING),
             "repaired": repaired,
-            "duplicated": _sum(verdicts, DUPLICATE[stage]),
+            **{fate.value: rows for fate, rows in fates.items()},
         }
 
     def _refused(self, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> int:
-        """Rows of ``peer`` that the kernel has refused: what may be of both stages is what contributions lack first."""
-        own, either = _sum(verdicts, REFUSED[stage]), _sum(verdicts, REFUSED_IN_BOTH)
+        """Refused rows of ``peer``. Those that may be of either stage fill what contributions lack first."""
+        own, either = _sum(verdicts, Fate.REFUSED, stage), _sum(verdicts, Fate.REFUSED, *Stage)
         if stage == Stage.CONTRIBUTIONS:
             return own + either
         line = self._lines[Stage.CONTRIBUTIONS][peer]
-        lacked = line[_GAPS] + line[_OPEN] - _sum(verdicts, REFUSED[Stage.CONTRIBUTIONS])
+        lacked = line[_GAPS] + line[_OPEN] - _sum(verdicts, Fate.REFUSED, Stage.CONTRIBUTIONS)
         return own + max(0, either - max(0, lacked))
 
 
-def _sum(verdicts: NDArray[np.uint64], which: Iterable[Verdict]) -> int:
-    return sum(int(verdicts[v]) for v in which)
+_OF = {(v.fate, v.stages): [u for u in Verdict if (u.fate, u.stages) == (v.fate, v.stages)] for v in Verdict}
+
+
+def _sum(verdicts: NDArray[np.uint64], fate: Fate, *stages: Stage) -> int:
+    """Packets of a fate that concern exactly these stages."""
+    return sum(int(verdicts[v]) for v in _OF[fate, stages])
 
 
 class Recent:

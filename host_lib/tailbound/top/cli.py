@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from tailbound.observe import status
-from tailbound.top.rows import Row, rows_of
 
 __all__ = ["top"]
 
@@ -34,46 +33,46 @@ class _Explained(click.Command):
     help="Where the ranks write; without it, TAILBOUND_STATUS or the usual places.",
 )  # fmt: skip
 def top(once: bool, as_json: bool, interval: float, folder: Path | None) -> None:
-    """Show every rank on this host: pace, deadlines, who is late, who loses.
+    """Show every rank on this host: pace, deadlines, and the fates of rows that did not come in time.
 
-    Rates are those between two readings; late and lost rows are counted since the start, «late now» and «losing now»
-    name the ranks of which some were since the last reading.
+    Rates are those between two readings. Rows are counted since the start; «now» has those since the last reading.
+    Below the table stands what to do about them.
     """
     where = [folder] if folder is not None else status.folders()
     readings = _readings(where, interval, once)
     if as_json:
-        for rows, raw in readings:
-            click.echo(json.dumps({"time": time.time(), "rows": [r.as_dict() for r in rows], "statuses": raw}))
+        for now, _ in readings:
+            click.echo(json.dumps({"time": time.time(), "statuses": now}))
         return
     from rich.console import Console
     from rich.live import Live
 
-    from tailbound.top.table import table
+    from tailbound.top.table import lines, table
 
     named = ", ".join(map(str, where))
     console = Console()
     if once:
-        for rows, _ in readings:
-            if rows:
-                console.print(table(rows, width=console.width))
+        for now, before in readings:
+            if found := lines(now, before):
+                console.print(table(found, width=console.width))
             else:
                 console.print(f"no rank of Tailbound writes its status to {named}", markup=False)
         return
     with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        for rows, _ in readings:
-            live.update(table(rows, f"in {named}", console.width), refresh=True)
+        for now, before in readings:
+            live.update(table(lines(now, before), f"in {named}", console.width), refresh=True)
 
 
-def _readings(where: list[Path], interval: float, once: bool) -> Iterator[tuple[list[Row], list[dict[str, Any]]]]:
-    """Readings with rates against the one before; a single one is made of two, shortly after each other."""
+def _readings(where: list[Path], interval: float, once: bool) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Readings, each with the one before; a single one is made of two, shortly after each other."""
     before: list[dict[str, Any]] = status.read(where)
     if not once:
-        yield rows_of(before), before
+        yield before, []
     while True:
         if before or not once:
             time.sleep(min(interval, 2.5 * status.PERIOD) if once else interval)
         now = status.read(where)
-        yield rows_of(now, before), now
+        yield now, before
         if once:
             return
         before = now

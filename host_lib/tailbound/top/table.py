@@ -1,130 +1,233 @@
-"""The table of ``tailbound top``."""
+"""The table of ``tailbound top``: one entry for each column, with its meaning and what it shows of a status."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
-from tailbound.top.rows import Row
+from tailbound.wire.schema import MISSING, Fate, Verdict
 
-#: Header, side, and its meaning.
+Status = Mapping[str, Any]
+
+#: Seconds after which a status that was not replaced says that its process is stopped.
+SILENT_AFTER = 2.0
+#: Characters of a text in a status that are shown, and advices below the table.
+_LONGEST, _ADVICES = 40, 4
+
+
+class Column(NamedTuple):
+    """A column.
+
+    Attributes:
+        name: its header.
+        side: left or right.
+        meaning: for ``--help``.
+        show: from a status and an earlier one (None: there is none) to text, or to text and style.
+    """
+
+    name: str
+    side: Literal["left", "right"]
+    meaning: str
+    show: Callable[[Status, Status | None], str | tuple[str, str]]
+
+
+def rows(status: Status, kind: str) -> int:
+    """Rows of all peers of a status: ``expected``, ``taken``, or those of a fate."""
+    return sum(int(peer[kind]) for peer in status["peers"].values())
+
+
+def _rate(name: str, scale: float, digits: int) -> Callable[[Status, Status | None], str]:
+    def show(now: Status, before: Status | None) -> str:
+        seconds = float(now["monotonic"]) - float(before["monotonic"]) if before else 0.0
+        if before is None or seconds <= 0:
+            return "-"
+        return f"{(int(now[name]) - int(before[name])) * scale / seconds:.{digits}f}"
+
+    return show
+
+
+def _of_peers(name: str, choose: Callable[[Iterable[float]], float]) -> Callable[[Status, Status | None], str]:
+    def show(now: Status, _: Status | None) -> str:
+        values = [float(peer[name]) for peer in now["peers"].values() if peer[name]]
+        return f"{choose(values):.0f}" if values else "-"
+
+    return show
+
+
+def _state(now: Status, _: Status | None) -> tuple[str, str]:
+    if float(now["age"]) > SILENT_AFTER:
+        return f"silent {float(now['age']):.0f} s", "red"
+    behind = int(now["behind"])
+    return (f"{behind} behind", "red") if behind > 0 else ("ok", "")
+
+
+def _deadlines(now: Status, _: Status | None) -> str:
+    d1, d2, q = (float(now["deadlines_ms"][name]) for name in ("d1", "d2", "q"))
+    return f"{d1:.0f}/{d2:.0f}/{q:.1f}"
+
+
+def _map(now: Status, _: Status | None) -> tuple[str, str]:
+    owner_map = now["map"]
+    owns = int(now["rank"]) in owner_map["owners"]
+    return f"{int(owner_map['id'])}{'' if owns else ' owns 0'}{' H' if owner_map['rotate'] else ''}", (
+        "" if owns else "yellow"
+    )
+
+
+def _delivered(now: Status, _: Status | None) -> tuple[str, str]:
+    share = float(now["delivered"])
+    return f"{share:.3%}", "red" if share < 0.98 else "yellow" if share < 0.999 else ""
+
+
+def _rows(kind: str) -> Callable[[Status, Status | None], str]:
+    return lambda now, _: str(rows(now, kind))
+
+
+def _grown(now: Status, before: Status | None) -> dict[Fate, list[int]]:
+    """By fate the peers of whom more rows are missing since the earlier status; without one, since the start."""
+    grown: dict[Fate, list[int]] = {}
+    for peer, one in now["peers"].items():
+        then = before["peers"].get(peer, {}) if before else {}
+        for fate in MISSING:
+            if int(one[fate]) > int(then.get(fate, 0)):
+                grown.setdefault(fate, []).append(int(peer))
+    return grown
+
+
+def _now(now: Status, before: Status | None) -> tuple[str, str]:
+    return ", ".join(f"{fate} {_ranks(ranks)}" for fate, ranks in _grown(now, before).items()), "yellow"
+
+
+def _suspects(now: Status, _: Status | None) -> tuple[str, str]:
+    return " ".join(f"{peer}{one['suspect']}" for peer, one in now["peers"].items() if one["suspect"]), "red"
+
+
 COLUMNS = (
-    ("job", "left", "its number in hexadecimal, as in metrics; shown where there are several jobs"),
-    ("rank", "right", "in its job"),
-    ("state", "left", "ok; steps behind the others; seconds of silence, as of a stopped process"),
-    ("op", "right", "the last all-reduce, as step.index"),
-    ("op/s", "right", "all-reduces per second"),
-    ("p50 ms", "right", "median time of the last 512, from launch to result"),
-    ("p99 ms", "right", "their 99th percentile"),
-    ("D1/D2/q ms", "right", "learned limits: contributions, results, and silence before a probe"),
-    ("cores ms", "right", "waits for a processor: another rank's answer, own wake-up, own op at most"),
-    ("Mb/s", "right", "sent"),
-    ("pace", "right", "Mbit/s to the slowest paced peer"),
-    ("rtt us", "right", "longest round trip to a peer"),
-    ("incast", "right", "peers whose packets this rank takes at once"),
-    ("map", "left", "number of the owner map; H: rows are rotated; owns 0: sums no rows"),
-    ("delivered", "right", "share of expected rows that came in time"),
-    ("late", "right", "rows that came too late, or not yet"),
-    ("lost", "right", "rows that the network lost"),
-    ("refused", "right", "rows that came and were refused"),
-    ("repaired", "right", "lost rows that came when asked for again"),
-    ("drops", "right", "packets that the datapath refused"),
-    ("late now", "left", "ranks with late rows since the last reading"),
-    ("losing now", "left", "ranks with lost rows since the last reading"),
-    ("suspects", "left", "ranks not waited for: 3c for contributions, 3r for results, 3bye after its goodbye"),
-    ("last event", "left", "in the log"),
-)
-
+    Column("job", "left", "its number in hexadecimal, as in metrics; shown where there are several jobs",
+           lambda now, _: str(now["cookie"])),
+    Column("rank", "right", "in its job", lambda now, _: str(int(now["rank"]))),
+    Column("state", "left", "ok; steps behind the others; seconds of silence, as of a stopped process", _state),
+    Column("op", "right", "the last all-reduce, as step.index", lambda now, _: str(now["op"])),
+    Column("op/s", "right", "all-reduces per second", _rate("ops", 1.0, 1)),
+    Column("p50 ms", "right", "median time of the last 512, from launch to result",
+           lambda now, _: f"{float(now['p50_ms']):.1f}"),
+    Column("p99 ms", "right", "their 99th percentile", lambda now, _: f"{float(now['p99_ms']):.1f}"),
+    Column("D1/D2/q ms", "right", "learned limits: contributions, results, and silence before a probe", _deadlines),
+    Column("cores ms", "right", "waits for a processor: another rank's answer, own wake-up, own op at most",
+           lambda now, _: "/".join(f"{float(now['overtime_ms'][name]):.0f}" for name in ("answer", "late", "lack"))),
+    Column("Mb/s", "right", "sent", _rate("sent_bytes", 8e-6, 0)),
+    Column("pace", "right", "Mbit/s to the slowest paced peer", _of_peers("rate_mbit_s", min)),
+    Column("rtt us", "right", "longest round trip to a peer", _of_peers("rtt_us", max)),
+    Column("incast", "right", "peers whose packets this rank takes at once",
+           lambda now, _: str(int(now["incast"]["own"]))),
+    Column("map", "left", "number of the owner map; H: rows are rotated; owns 0: sums no rows", _map),
+    Column("delivered", "right", "share of expected rows that came in time", _delivered),
+    Column("missing", "right", f"rows expected and not taken: the sum of {', '.join(MISSING)}",
+           lambda now, _: str(rows(now, "expected") - rows(now, "taken"))),
+    *(Column(fate.value, "right", fate.meaning, _rows(fate)) for fate in MISSING),
+    Column("repaired", "right", "rows that came in time because this rank asked for them again", _rows("repaired")),
+    Column("drops", "right", "packets that the datapath did not take",
+           lambda now, _: str(sum(int(n) for n in now["drops"].values()))),
+    Column("now", "left", "fates of rows since the last reading, and the peers that should have brought them", _now),
+    Column("suspects", "left", "ranks not waited for: 3c for contributions, 3r for results, 3bye after its goodbye",
+           _suspects),
+    Column("last event", "left", "in the log",
+           lambda now, _: str(now["events"][-1]["event"]) if now["events"] else ""),
+)  # fmt: skip
 
 #: Columns that give way where there is no room, the first ones first; job, rank and state never do.
 GIVE_WAY = (
-    "incast", "map", "pace", "rtt us", "cores ms", "drops", "repaired", "Mb/s", "last event", "D1/D2/q ms", "late now",
-    "losing now", "op", "p50 ms", "refused", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
+    "incast", "map", "pace", "rtt us", "cores ms", "drops", "repaired", "Mb/s", "last event", "D1/D2/q ms", "now", "op",
+    "p50 ms", "missing", "absent", "refused", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
 )  # fmt: skip
 
 
-def table(rows: Sequence[Row], where: str = "", width: int | None = None) -> Table:
-    """One line a rank; what is wrong is red, what is unusual yellow.
+class Line(NamedTuple):
+    """One rank: a cell for each of ``COLUMNS``, and what to do about its missing rows and drops."""
+
+    cells: tuple[Text, ...]
+    advice: tuple[str, ...]
+
+
+def lines(statuses: Iterable[Status], before: Iterable[Status] = ()) -> list[Line]:
+    """A line for each status of this version, by job and rank; ``before``: earlier statuses, for rates."""
+    earlier = {_identity(status): status for status in before}
+    found = []
+    for status in statuses:
+        try:
+            found.append((str(status["cookie"]), int(status["rank"]), _line(status, earlier.get(_identity(status)))))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError):
+            continue
+    return [line for _, _, line in sorted(found, key=lambda each: each[:2])]
+
+
+def _line(now: Status, before: Status | None) -> Line:
+    cells = []
+    for column in COLUMNS:
+        shown = column.show(now, before)
+        text, style = shown if isinstance(shown, tuple) else (shown, "")
+        # root reads files that others have written
+        cells.append(Text("".join(c for c in text[:_LONGEST] if c.isprintable()), style))
+    dropped = before["drops"] if before else {}
+    reasons = [v for v in Verdict if int(now["drops"].get(v.name, 0)) > int(dropped.get(v.name, 0))]
+    advice = [f"{fate}: {fate.meaning}. {fate.advice}." for fate in _grown(now, before) if fate != Fate.REFUSED]
+    advice += [f"{v.name}: {v.meaning}. {v.advice}." for v in reasons if v.fate in (Fate.REFUSED, Fate.UNTRUSTED)]
+    return Line(tuple(cells), tuple(advice))
+
+
+def _identity(status: Status) -> tuple[str, ...]:
+    return tuple(str(status.get(name)) for name in ("cookie", "rank", "pid", "pidns"))  # others wrote them
+
+
+def table(ranks: Sequence[Line], where: str = "", width: int | None = None) -> Table:
+    """One line a rank; errors are red, unusual values yellow; below it what to do about missing rows.
 
     Args:
-        rows: of the ranks.
+        ranks: their lines.
         where: said in the title.
-        width: characters of a line; columns beyond it are left out, and said to be. None: as many as it takes.
+        width: characters of a line; columns beyond it are left out, and the caption counts them. None: no limit.
     """
-    cells = [_cells(row) for row in rows]
-    names = [name for name, _, _ in COLUMNS]
-    needs = {name: max([len(name), *(line[i].cell_len for line in cells)]) for i, name in enumerate(names)}
-    shown, left_out = set(names), 0
-    if len({row.job for row in rows}) < 2:
+    names = [column.name for column in COLUMNS]
+    needs = {name: max([len(name), *(line.cells[i].cell_len for line in ranks)]) for i, name in enumerate(names)}
+    shown, caption = set(names), list(dict.fromkeys(text for line in ranks for text in line.advice))[:_ADVICES]
+    if len({line.cells[0].plain for line in ranks}) < 2:
         shown.remove("job")
     everything = _wide(needs[each] for each in shown)
+    left_out = 0
     for name in GIVE_WAY:
         if width is None or _wide(needs[each] for each in shown) <= width:
             break
         shown.remove(name)
         left_out += 1
+    if left_out:
+        caption.insert(0, f"{left_out} more columns in a terminal of {everything} characters")
     made = Table(
-        title=f"tailbound: {len(rows)} rank(s) {where}".rstrip(), title_justify="left", pad_edge=False,
-        caption=f"{left_out} more columns in a terminal of {everything} characters" if left_out else None,
-        caption_justify="left",
+        title=f"tailbound: {len(ranks)} rank(s) {where}".rstrip(), title_justify="left", pad_edge=False,
+        caption=Text("\n".join(caption)) if caption else None, caption_justify="left",
     )  # fmt: skip
-    for name, side, _ in COLUMNS:
-        if name in shown:
-            made.add_column(name, justify="right" if side == "right" else "left", no_wrap=True)
+    for column in COLUMNS:
+        if column.name in shown:
+            made.add_column(column.name, justify=column.side, no_wrap=True)
     last = None
-    for row, line in zip(rows, cells, strict=True):
-        if last is not None and row.job != last:
+    for line in ranks:
+        if last is not None and line.cells[0] != last:
             made.add_section()
-        last = row.job
-        made.add_row(*(cell for name, cell in zip(names, line, strict=True) if name in shown))
+        last = line.cells[0]
+        made.add_row(*(cell for name, cell in zip(names, line.cells, strict=True) if name in shown))
     return made
 
 
 def meanings() -> str:
-    """What the columns say, a line each."""
-    return "\n".join(f"  {name:<10}  {meaning}" for name, _, meaning in COLUMNS)
+    """The columns, a line each."""
+    return "\n".join(f"  {column.name:<10}  {column.meaning}" for column in COLUMNS)
 
 
 def _wide(columns: Iterable[int]) -> int:
     """Characters of a line: a border and a space on both sides of every column, but none at the edges."""
     return sum(need + 3 for need in columns) - 1
-
-
-def _cells(row: Row) -> list[Text]:
-    owner_map = f"{row.map_id}{'' if row.owns else ' owns 0'}{' H' if row.rotate else ''}"
-    bad = "red" if row.delivered < 0.98 else "yellow" if row.delivered < 0.999 else ""
-    return [
-        Text(row.job),
-        Text(str(row.rank)),
-        Text(row.state, "" if row.state == "ok" else "red"),
-        Text(row.op),
-        Text(_figure(row.ops_per_s)),
-        Text(f"{row.p50_ms:.1f}"),
-        Text(f"{row.p99_ms:.1f}"),
-        Text(f"{row.d1_ms:.0f}/{row.d2_ms:.0f}/{row.q_ms:.1f}"),
-        Text(f"{row.answer_ms:.0f}/{row.woke_late_ms:.0f}/{row.lack_ms:.0f}"),
-        Text(_figure(row.sent_mbit_s, 0)),
-        Text(_figure(row.rate_mbit_s, 0)),
-        Text(_figure(row.rtt_us, 0)),
-        Text(str(row.incast)),
-        Text(owner_map, "" if row.owns else "yellow"),
-        Text(f"{row.delivered:.3%}", bad),
-        Text(str(row.late + row.absent)),
-        Text(str(row.lost)),
-        Text(str(row.refused)),
-        Text(str(row.repaired)),
-        Text(str(row.drops)),
-        Text(_ranks(row.late_ranks), "yellow"),
-        Text(_ranks(row.losing_ranks), "yellow"),
-        Text(" ".join(row.suspects), "red"),
-        Text(row.event),
-    ]
-
-
-def _figure(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -98,6 +98,16 @@ def _numbered(kind: type[enum.IntEnum] | type[enum.IntFlag]) -> str:
     return _table(("number", "name"), ((int(m), m.name) for m in kind))
 
 
+def _verdicts() -> str:
+    fates = _table(("fate", "meaning", "advice"), ((f"`{f}`", f.meaning, f.advice) for f in schema.Fate))
+    verdicts = ((int(v), v.name, f"`{v.fate}`", v.meaning, v.advice) for v in schema.Verdict)
+    return (
+        "The ledger counts every packet under one verdict, by sender. A verdict tells the fate of its row.\n\n"
+        f"{fates}\nRows that a peer should have brought = `taken` + {' + '.join(f'`{f}`' for f in schema.MISSING)}.\n\n"
+        + _table(("number", "name", "fate", "meaning", "advice"), verdicts)
+    )
+
+
 def wire_page() -> str:
     """Text of ``docs/wire.md``."""
     sections = {
@@ -108,7 +118,7 @@ def wire_page() -> str:
         "Tag": _TAG,
         "Packet types": _numbered(schema.PacketType),
         "Flags": _numbered(schema.Flag),
-        "Verdicts": _numbered(schema.Verdict),
+        "Verdicts": _verdicts(),
     }
     head = "# Wire format and ledger\n\nGenerated from `host_lib/tailbound/wire/schema.py` by `make generate`.\n"
     return head + "".join(f"\n## {title}\n\n{text}" for title, text in sections.items())

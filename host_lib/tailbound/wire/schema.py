@@ -96,44 +96,122 @@ class Tagging(enum.IntFlag):
     BARE_BEFORE = 4  #: the same of ops before map_since
 
 
-class Verdict(enum.IntEnum):
-    """Ledger columns: what became of a packet of ours. From ``BAD_LENGTH`` on they are drop reasons."""
+class Fate(enum.StrEnum):
+    """What became of a row. The rows that a peer should have brought are TAKEN or one of ``MISSING``."""
 
-    STORED = 0
-    ADDED = 1
-    RESULT_TAKEN = 2
-    CONTROL_PASSED = 3
-    REFLECTED = 4
-    ECHO_TAKEN = 5
-    ANSWERED = 6  # switch: the row was final, its sender was sent the mean again
-    FLUSHED = 7  # switch: a flush that added nothing, but released the row
-    BAD_LENGTH = 8
-    NOT_LINEAR = 9
-    BAD_VERSION = 10
-    BAD_TYPE = 11
-    WRONG_COOKIE = 12
-    UNKNOWN_RANK = 13
-    WRONG_ADDRESS = 14
-    NOT_FOR_THIS_RANK = 15
-    CORRUPT = 16
-    SLOT_OUT_OF_RANGE = 17
-    STALE_OP = 18
-    FUTURE_OP = 19
-    DUPLICATE = 20
-    LATE = 21
-    SCALE_MISMATCH = 22
-    BAD_SHIFT = 23
-    LAYOUT_MISMATCH = 24
-    WRONG_MAP = 25
-    ABANDONED = 26  # counted besides: a row (switch) or a rank's contribution (worker) that was stored over
-    DUPLICATE_RESULT = 27
-    STALE_RESULT = 28
-    FUTURE_RESULT = 29
-    INACTIVE = 30
-    FRAGMENT = 31
-    DUPLICATE_REPAIR = 32  # a contribution sent again on request, of which the first copy counts
-    DUPLICATE_REPAIR_RESULT = 33
-    FORGED = 34  # with a key: the tag is wrong; who sent it lacks the key, or it was changed or damaged on the way
+    meaning: str
+    advice: str
+
+    def __new__(cls, name: str, meaning: str, advice: str = "Nothing to do") -> Fate:
+        """Make a member whose value is ``name``."""
+        self = str.__new__(cls, name)
+        self._value_, self.meaning, self.advice = name, meaning, advice
+        return self
+
+    # fmt: off
+    TAKEN = "taken", "the row came in time"
+    LATE = "late", "the row came after its half of the op had ended", (
+        "Look at the sender's host: other processes, clock rate, data loading")
+    LOST = "lost", "the sender had sent all of its rows, and this one never came", (
+        "Look at the cable, port and queues: ethtool -S, tc -s qdisc")
+    REFUSED = "refused", "the row came, and a rule refused it", (
+        "Look up the reasons of stats()['drops_by_sender'] in docs/wire.md")
+    ABSENT = "absent", "the row has not come, and its sender had not sent all of its rows", (
+        "Look at the sender: is it slow, stopped or gone?")
+    DUPLICATED = "duplicated", "a copy of the row was there already"
+    UNTRUSTED = "untrusted", "the sender cannot be trusted; a peer's row in the packet counts as lost or absent", (
+        "Find the sender: tcpdump at the job's UDP port")
+    CONTROL = "control", "the packet brings no row"
+    # fmt: on
+
+
+#: Fates of the rows that a peer should have brought and that were not there in time.
+MISSING = (Fate.LATE, Fate.LOST, Fate.REFUSED, Fate.ABSENT)
+
+
+class Stage(enum.IntEnum):
+    """Half of an op: contributions to the own rows, by sender; results of the others' rows, by owner."""
+
+    CONTRIBUTIONS = 0
+    RESULTS = 1
+
+
+_FIRST, _SECOND, _BOTH = (Stage.CONTRIBUTIONS,), (Stage.RESULTS,), tuple(Stage)
+_VERSIONS = "Install one version of Tailbound on all hosts"
+_OTHER_JOB = "End the other job at this address and port, or give it another port"
+_SCALES = "A few: nothing to do; many: look for ranks that miss whole ops"
+_AHEAD = "Give a larger ring_mib on all ranks, or find out why this rank is behind"
+_MTU = "Set a smaller TAILBOUND_MTU on all ranks (docs/xdp.md)"
+
+
+class Verdict(enum.IntEnum):
+    """Ledger columns: what became of a packet of ours. From ``BAD_LENGTH`` on they are drop reasons.
+
+    Each has a ``fate``, the ``stages`` whose rows it concerns, a ``meaning`` and an ``advice`` (by default its fate's).
+    """
+
+    fate: Fate
+    stages: tuple[Stage, ...]
+    meaning: str
+    advice: str
+
+    def __new__(
+        cls, number: int, fate: Fate = Fate.CONTROL, stages: tuple[Stage, ...] = (), meaning: str = "", advice: str = ""
+    ) -> Verdict:
+        """Make a member whose value is ``number``."""
+        self = int.__new__(cls, number)
+        self._value_, self.fate, self.stages = number, fate, stages
+        self.meaning, self.advice = meaning, advice or fate.advice
+        return self
+
+    # fmt: off
+    STORED = 0, Fate.TAKEN, _FIRST, "the first contribution to a sum"
+    ADDED = 1, Fate.TAKEN, _FIRST, "a contribution was added to its sum"
+    RESULT_TAKEN = 2, Fate.TAKEN, _SECOND, "a result was copied"
+    CONTROL_PASSED = 3, Fate.CONTROL, (), "the packet went on to the process"
+    REFLECTED = 4, Fate.CONTROL, (), "a probe was sent back as an echo"
+    ECHO_TAKEN = 5, Fate.CONTROL, (), "an echo gave a round trip"
+    ANSWERED = 6, Fate.DUPLICATED, _FIRST, "switch: the row was final, its sender was sent the mean again"
+    FLUSHED = 7, Fate.CONTROL, (), "switch: a flush added nothing and released the row"
+    BAD_LENGTH = 8, Fate.UNTRUSTED, (), "lengths do not agree, or the payload is wider than the program", (
+        "Attach a program as wide as the job's rows, on all ranks")
+    NOT_LINEAR = 9, Fate.UNTRUSTED, (), "the driver handed over the frame in pieces", _MTU
+    BAD_VERSION = 10, Fate.UNTRUSTED, (), "another version of the wire format", _VERSIONS
+    BAD_TYPE = 11, Fate.UNTRUSTED, (), "no type of packet has this number", _VERSIONS
+    WRONG_COOKIE = 12, Fate.UNTRUSTED, (), "a packet of another job", _OTHER_JOB
+    UNKNOWN_RANK = 13, Fate.UNTRUSTED, (), "the sender is not another rank of this job", _OTHER_JOB
+    WRONG_ADDRESS = 14, Fate.UNTRUSTED, (), "the address is not the one that the sender has registered", (
+        "See whether addresses are translated on the way; set TAILBOUND_INTERFACE")
+    NOT_FOR_THIS_RANK = 15, Fate.REFUSED, _BOTH, "the row is for another rank", (
+        "See whether a switch or a route sends packets to the wrong host")
+    CORRUPT = 16, Fate.UNTRUSTED, (), "the check over header and payload is wrong", (
+        "Look at the cable and at the interface: ethtool -S")
+    SLOT_OUT_OF_RANGE = 17, Fate.REFUSED, _BOTH, "the row's place is not in its op or its ring", (
+        "Register the same model and ring_mib on all ranks")
+    STALE_OP = 18, Fate.LATE, _FIRST, "a contribution to an op that newer ones have replaced"
+    FUTURE_OP = 19, Fate.REFUSED, _FIRST, "a contribution further ahead than this rank's ring or records reach", _AHEAD
+    DUPLICATE = 20, Fate.DUPLICATED, _FIRST, "the sender's contribution was there already"
+    LATE = 21, Fate.LATE, _FIRST, "a contribution to an op that was sealed"
+    SCALE_MISMATCH = 22, Fate.REFUSED, _FIRST, "a contribution with another scale exponent than the sum's", _SCALES
+    BAD_SHIFT = 23, Fate.REFUSED, _FIRST, "a contribution is shifted further than its sum can hold", _VERSIONS
+    LAYOUT_MISMATCH = 24, Fate.REFUSED, _BOTH, "another layout of the op than this rank's", (
+        "Register the same model and options on all ranks")
+    WRONG_MAP = 25, Fate.REFUSED, _BOTH, "a row under another owner map than the op's", (
+        "A few at a change of maps: nothing to do; many: see which rank is behind")
+    ABANDONED = 26, Fate.REFUSED, _FIRST, (
+        "counted besides: a contribution was in a sum that another scale or op has replaced"), _SCALES
+    DUPLICATE_RESULT = 27, Fate.DUPLICATED, _SECOND, "the result was there already"
+    STALE_RESULT = 28, Fate.LATE, _SECOND, "a result of an op that newer ones have replaced"
+    FUTURE_RESULT = 29, Fate.REFUSED, _SECOND, "a result whose place an older op still needs", _AHEAD
+    INACTIVE = 30, Fate.UNTRUSTED, (), "no job runs here, or its process has ended", (
+        "Before and after a job: nothing to do; during it: start this rank again")
+    FRAGMENT = 31, Fate.UNTRUSTED, (), "an IP fragment", _MTU
+    DUPLICATE_REPAIR = 32, Fate.DUPLICATED, _FIRST, "a contribution came again on request, after the first copy"
+    DUPLICATE_REPAIR_RESULT = 33, Fate.DUPLICATED, _SECOND, "a result came again on request, after the first copy"
+    FORGED = 34, Fate.UNTRUSTED, (), (
+        "the tag is wrong: its sender lacks the key, or the packet was changed on the way"), (
+        "Find who else sends on this network: docs/security.md")
+    # fmt: on
 
 
 #: Ledger columns per (cpu, sender); room for reasons to come.
