@@ -3,7 +3,7 @@
 # make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files, prose)
 # make thorough   make test, and what it leaves out: all of long series, pairs of faults over XDP, examples, benchmarks
 # make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
-# make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, neighbours, training whose ranks come and go
+# make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, training whose ranks come and go
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -112,8 +112,6 @@ bench: setup
 	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
 	$(BIN)/tailbound bench profile --json $(OUT)/bench/profile.json
 	$(BIN)/tailbound bench tail --json $(OUT)/bench/tail.json
-	$(BIN)/tailbound bench neighbours --ranks 16 --seconds 5 --json $(OUT)/bench/neighbours.json
-	$(BIN)/tailbound bench flood --ops 50 --rounds 2 --json $(OUT)/bench/flood.json
 	$(BIN)/tailbound bench train --json $(OUT)/bench/train.json
 
 clean:

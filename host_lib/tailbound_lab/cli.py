@@ -15,7 +15,7 @@ from tailbound_lab.lab import user_namespace
 __all__ = ["builds_a_lab", "demo", "enter_user_namespace"]
 
 #: Verbs of ``bench`` that need no network, or that need XDP, which user namespaces lack.
-_NOT_IN_USER_NAMESPACES = {"kernel", "codec", "neighbours", "flood"}
+_NOT_IN_USER_NAMESPACES = {"kernel", "codec"}
 
 
 @click.command(context_settings={"show_default": True})

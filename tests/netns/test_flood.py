@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import socket
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +12,6 @@ import pytest
 from lab_team import lab_team
 from soak.flood import Target
 from support import gradients, patient
-from tailbound_lab.bench.flood import RATES
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.topology import Link
@@ -78,30 +75,3 @@ def _classes(heard: socket.socket, port: int) -> Iterator[int]:
             return
         if data[12:14] == b"\x08\x00" and data[23] == socket.IPPROTO_UDP and data[36:38] == port.to_bytes(2, "big"):
             yield data[15] >> 2
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-from tailbound_lab.bench import experiment
-from tailbound_lab.bench.flood import Wanted, run
-
-experiment.compile_all = lambda: None  # what this is forked from has loaded it
-run(Wanted(ranks=2, size=1 << 18, rates=(0, 50_000), ops=20, rounds=1), Path(sys.argv[1]))
-"""
-
-
-@pytest.mark.thorough
-def test_the_benchmark_gives_its_rows(start_script: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
-    """In a process of its own: ranks are forked from it, and close whatever it has open."""
-    file = tmp_path / "rows.json"
-    process = start_script(SCRIPT, str(file))
-    _, errors = process.communicate(timeout=100)
-    assert process.returncode == 0, errors
-    rows = json.loads(file.read_text())
-    assert [(row["asked"], row["to"]) for row in rows] == [(0, "-"), (50_000, "rank 0"), (50_000, "nobody")]
-    assert RATES[0] == 0, "the row without a stranger says what the job's own packets cost"
-    for row in rows:
-        assert row["rows_lost"] == 0 or row["no_room"] or row["frames_lost"]
-        assert row["forged"] == (row["arrived"] if row["to"] == "rank 0" else 0)
-        assert row["sent"] == row["arrived"] + row["no_room"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from sim.neighbours import Tcp, share
 from tailbound_lab.simulate.fabric import S
-from tailbound_lab.simulate.neighbours import Tcp, share
 from tailbound_lab.simulate.ports import Network, Switching
 from tailbound_lab.simulate.world import World
 

@@ -14,7 +14,7 @@ import sys
 
 from soak.part import STRIDE, Part
 
-PARTS = ("machine", "packets", "forged", "flood", "tcp", "neighbours", "training")
+PARTS = ("machine", "packets", "forged", "flood", "tcp", "training")
 
 
 def main() -> int:

@@ -21,9 +21,9 @@ import numpy as np
 from conftest import missing
 from lab_team import lab_team
 from soak.part import Tell, is_over
+from soak.stranger import Stranger, forged, show_rows
 from support import Team, await_that, gradients, patient
 from tailbound.wire.schema import HEADER_BYTES
-from tailbound_lab.bench.stranger import Stranger, forged, show_rows
 from tailbound_lab.lab.cluster import Cluster
 
 #: Labs take turns: two cores carry one of them.

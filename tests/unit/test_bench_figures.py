@@ -30,13 +30,6 @@ def test_an_iteration_takes_as_long_as_its_slowest_rank() -> None:
         figures.slowest([[1, 2], [1]])
 
 
-def test_jains_index_is_one_where_all_have_the_same() -> None:
-    assert figures.jain([3.0, 3.0]) == 1.0
-    assert figures.jain([1.0, 0.0, 0.0, 0.0]) == 0.25
-    assert figures.jain([1.0, 3.0]) == pytest.approx(0.8)
-    assert figures.jain([0.0, 0.0]) is None
-
-
 def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert figures.algbw(10**9, 0.5) == 2.0
     assert figures.busbw(10**9, 0.5, 4) == 3.0

@@ -2,13 +2,12 @@
 
 A phase is a number of rounds. In *meeting* rounds all ranks begin each all-reduce at one moment (``start``). *Paced*
 ones begin by the clock, every ``period`` seconds, whether the others are there or not, as steps do that computing
-paces. *Free* ones follow each other at each rank's own pace, as in a job that others share the network with.
+paces.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,20 +23,14 @@ from numpy.typing import NDArray
 from tailbound.collective.communicator import Communicator
 from tailbound.settings.table import BALANCE, BITS, PORT, RESULT
 from tailbound.transport.config import Config
-from tailbound.transport.steps import STEP_MASK, step_distance
 from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, Channel, order_of, serve
 from tailbound_lab.bench.figures import nmse
 from tailbound_lab.bench.link import link_bytes
 from tailbound_lab.bench.meter import Meter
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.bench.stopwatch import STAMPED, Stopwatch
-from tailbound_lab.bench.stranger import show_rows
 
-#: Why rows are missing, as the ledger has it (``observe.ledger``).
-MISSING = ("late", "lost", "refused", "absent")
 _REPORT_SECONDS = 0.1
-#: Steps from the newest one that rank 0 has heard of to the end of a free phase: others may have begun one more.
-_AHEAD = 2
 
 
 def gradient(size: int, seed: int) -> NDArray[np.float32]:
@@ -57,29 +50,19 @@ class Contest:
     """One rank of one job.
 
     Args:
-        job: of ``Experiment``: ``names`` (who averages), ``datapath``, ``settings`` (of ``Config``), ``jobs`` and
-            ``ranks`` (where a worker has ranks of several jobs), ``counted`` (time of the XDP program is), ``seed`` (of
-            pauses), ``shown`` (see ``show_rows``).
+        job: of ``Experiment``: ``names`` (who averages), ``datapath``, ``settings`` (of ``Config``), ``counted`` (time
+            of the XDP program is).
         channel: to who gives orders.
         ours: of this job.
         line: where its ranks meet.
-        last: u64[1] in memory that its ranks share: the step before which a free phase ends; 0: not known.
         watch: of the transport thread, for who is stamped.
-        number: of this job, where there are several: each has pauses and data of its own.
     """
 
     def __init__(
-        self,
-        job: dict[str, Any],
-        channel: Channel,
-        ours: Communicator,
-        line: StartLine,
-        last: NDArray[np.uint64],
-        watch: Stopwatch,
-        number: int = 0,
+        self, job: dict[str, Any], channel: Channel, ours: Communicator, line: StartLine, watch: Stopwatch
     ) -> None:
-        self._job, self._channel, self._ours, self._line, self._last = job, channel, ours, line, last
-        self._watch, self._number, self._size = watch, number, 0
+        self._job, self._channel, self._ours, self._line = job, channel, ours, line
+        self._watch, self._size = watch, 0
         self.rank, self.ranks = ours.config.rank, ours.config.ranks
         self._meter = Meter(kernel=self.rank == 0)
         self._run: dict[str, Callable[[], None]] = {}
@@ -89,11 +72,7 @@ class Contest:
 
     def ready(self) -> dict[str, Any]:
         """Return what is known before the first phase."""
-        choice = self._ours.stats()["choice"]["result"]
-        return {
-            "datapath": self._ours.datapath, "result": choice, "width": self._ours.config.width,
-            "cpu_seconds": time.process_time(),
-        }  # fmt: skip
+        return {"datapath": self._ours.datapath}
 
     def phase(
         self,
@@ -103,8 +82,6 @@ class Contest:
         rounds: int = 1 << 30,
         seconds: float = 1e6,
         period: float = 0.0,
-        free: bool = False,
-        apart: float = 0.0,
         late: float = 0.0,
         compare: int = 0,
     ) -> dict[str, Any]:
@@ -112,11 +89,9 @@ class Contest:
 
         Args:
             size: bytes of an all-reduce.
-            names: who takes turns; one alone in a paced or free phase.
+            names: who takes turns; one alone in a paced phase.
             rounds, seconds: how long.
             period: seconds between two beginnings of a paced phase.
-            free: whether each rank goes on by itself.
-            apart: pause before each all-reduce of a free phase, at most, in seconds.
             late: seconds by which the last rank is late in meeting rounds.
             compare: compare every so many results with the exact mean; 0: none.
         """
@@ -127,30 +102,24 @@ class Contest:
         self._meter.forget()
         self._errors = {name: [] for name in names}
         watch.forget()
-        before, carried, spent, begin = self._counts(), link_bytes(), time.process_time(), time.monotonic()
-        self._told = begin
-        if free:
-            self._free(rounds, seconds, apart)
-        elif period:
+        before, carried, self._told = totals(ours), link_bytes(), time.monotonic()
+        if period:
             self._paced(names[0], rounds, period)
         else:
             self._meeting(names, rounds, seconds, late, compare)
         self._flush()
         ours.drain()
         self._meter.turn()
-        link, counts = link_bytes(), self._counts()
+        link, counts = link_bytes(), totals(ours)
         counted: dict[str, float | None] = {name: counts[name] - before[name] for name in before}
         counted["link_bytes"] = None if link is None or carried is None else link - carried
-        counted["cpu_seconds"] = time.process_time() - spent
         learned = ours.job.deadlines
         return {
             "counted": counted,
             "nmse": self._errors,
             "spent": self._meter.report(),
-            "seconds": time.monotonic() - begin,
             # D1 and D2 for the largest ops of late (clock-4 and clock-11)
             "deadlines_ms": [stage(learned.largest) / 1e6 for stage in (learned.stage_one, learned.stage_two)],
-            "forged": ours.stats()["drops"].get("FORGED", 0),
             "stamps": watch.ops,
             "functions": watch.functions,
         }
@@ -180,26 +149,6 @@ class Contest:
             self._buffer[:] = self._data
             self._add(name, self._timed(name))
 
-    def _free(self, rounds: int, seconds: float, apart: float) -> None:
-        begin = time.monotonic()
-        pauses = random.Random(f"{self._size}/{self._job.get('seed', 0)}/{self._number}/{self.rank}")
-        for done in range(rounds):
-            if rounds == 1 << 30 and self._over(time.monotonic() - begin > seconds) and done:
-                return
-            time.sleep(pauses.uniform(0, apart))
-            self._add(OURS, self._timed(OURS))
-
-    def _over(self, late: bool) -> bool:
-        """Whether a free phase ends before the next op; ``late``: its time is over, which rank 0 says to the others.
-
-        An op ends without a rank that is slow, so that others may be many steps ahead of rank 0. They end at once, and
-        rank 0 goes on to where they are.
-        """
-        ours = self._ours
-        if self.rank == 0 and late and not self._last[0]:
-            self._last[0] = ours.step + ours.behind + _AHEAD & STEP_MASK
-        return bool(self._last[0]) and step_distance(ours.step, int(self._last[0])) >= 0
-
     def _timed(self, name: str, late: float = 0.0) -> float:
         """Do one all-reduce ``late`` seconds from now; return seconds from now to this rank's result."""
         begin = time.perf_counter()
@@ -219,7 +168,7 @@ class Contest:
         if size == self._size:
             return
         self._size = size
-        self._data = gradient(size, self._number * self.ranks + self.rank)
+        self._data = gradient(size, self.rank)
         self._out, self._buffer = np.zeros_like(self._data), np.zeros_like(self._data)
         self._exact: NDArray[np.float64] | None = None
         names = self._job.get("names", [OURS])
@@ -247,7 +196,7 @@ class Contest:
         if self._exact is None:
             self._exact = np.zeros(len(mean))
             for rank in range(self.ranks):
-                self._exact += gradient(self._size, self._number * self.ranks + rank)
+                self._exact += gradient(self._size, rank)
             self._exact /= self.ranks
         return nmse(mean, self._exact)
 
@@ -263,51 +212,34 @@ class Contest:
             self._entries = []
         self._told = time.monotonic()
 
-    def _counts(self) -> dict[str, int]:
-        """Return what this rank has counted since its start."""
-        stats = self._ours.stats()
-        entries = [entry for by_peer in stats["ledger"].values() for entry in by_peer.values()]
-        found = {name: sum(entry[name] for entry in entries) for name in (*MISSING, "repaired")}
-        keys = {
-            "keys_tried": stats["event_counts"].get("keys_tried", 0),
-            "keys_turned": self._ours.job.keys.turns if self._ours.job.keys else 0,
-        }
-        return totals(self._ours) | found | keys | {"on_arrival": sum(stats["lost_on_arrival"].values())}
-
 
 @contextmanager
 def joined(job: dict[str, Any], channel: Channel) -> Iterator[Contest]:
     """Join the other ranks: by Gloo's process group where anybody averages over it, else by a store alone."""
-    jobs = job.get("jobs", 1)
-    place, names = int(os.environ["RANK"]), job.get("names", [OURS])
-    rank, number = divmod(place, jobs)
-    ranks = job.get("ranks") or int(os.environ["WORLD_SIZE"]) // jobs
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     with ExitStack() as stack:
-        store = stack.enter_context(_group() if set(names) - {OURS} else _store(rank, ranks, number))
-        last = np.memmap(Path(job["folder"], f"last-{number}"), np.uint64, "r+", shape=(1,))
+        store = stack.enter_context(_group() if set(job.get("names", [OURS])) - {OURS} else _store(rank, ranks))
         config = Config(
             rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read(), balance=BALANCE.read(),
             **job.get("settings", {}),
         )  # fmt: skip
         watch = Stopwatch()
         ours = stack.enter_context(Communicator(store, config, datapath=job["datapath"], on_thread=watch.here))
-        if rank == 1 and "shown" in job:
-            show_rows(ours, Path(job["shown"]))
         if job.get("counted"):
             watch.count(ours)
             stack.callback(watch.close)
         line = StartLine(Path(job["folder"], "start"), rank, ranks)
-        yield Contest(job, channel, ours, line, last, watch, number)
+        yield Contest(job, channel, ours, line, watch)
         ours.meet("measured")
 
 
 @contextmanager
-def _store(rank: int, ranks: int, number: int) -> Iterator[Any]:
-    """Make a store of one of several jobs, of ranks that need no process group."""
+def _store(rank: int, ranks: int) -> Iterator[Any]:
+    """Make a store of ranks that need no process group."""
     from torch._C._distributed_c10d import TCPStore
 
     yield TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + number, ranks, rank == 0, timedelta(seconds=300),
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, rank == 0, timedelta(seconds=300),
         wait_for_workers=False,
     )  # fmt: skip
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from rich.console import Console
 
-from tailbound.errors import CapabilityError, ConfigError, TransportError
-from tailbound.prepare import Preparation, compile_all
+from tailbound.errors import ConfigError, TransportError
+from tailbound.prepare import Preparation
 from tailbound_lab.bench import figures
 from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, order_of
 from tailbound_lab.bench.meter import per_op
@@ -132,7 +132,6 @@ class Experiment:
             return self._team
         team = Team(self._place, self._worker, self.job, self._console, silence=SILENCE, **self._rest)
         StartLine.create(self.folder / "start", team.ranks)
-        self._forget_ends()
         self._team = team
         team.__enter__()
         found = {rank: message for rank, message in team.gather("ready") if message["kind"] == "ready"}
@@ -159,7 +158,6 @@ class Experiment:
             TransportError: a worker failed, or said nothing for too long, and not in an all-reduce over TCP.
         """
         team = self.prepare()
-        self._forget_ends()
         team.tell(json.dumps(what))
         entries: list[list[tuple[str, float]]] = [[] for _ in range(team.ranks)]
         out, reports, begun = Phase(), dict[int, dict[str, Any]](), 0
@@ -190,11 +188,6 @@ class Experiment:
         out.reports = [reports[rank] for rank in sorted(reports)]
         return out
 
-    def _forget_ends(self) -> None:
-        """Write the words by which ranks agree on the end of a free phase anew, one for each job."""
-        for number in range(self.job.get("jobs", 1)):
-            (self.folder / f"last-{number}").write_bytes(bytes(8))
-
     def drop(self) -> None:
         """End the present workers; the next phase has new ones."""
         if self._team is not None:
@@ -203,16 +196,13 @@ class Experiment:
 
 
 @contextmanager
-def opened(
-    spec: LabSpec, datapath: str, console: Console, *, forked: bool = False
-) -> Iterator[tuple[Place, dict[str, Any], str]]:
+def opened(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[Place, dict[str, Any], str]]:
     """Compile, then open a place.
 
     Args:
         spec: of the lab.
         datapath: that is asked for.
         console: for what is done.
-        forked: workers are forked from this process, which therefore loads everything itself.
 
     Yields:
         The place, ``conditions`` for rows, and the datapath that workers are to take.
@@ -228,14 +218,9 @@ def opened(
             f"RANK:MS:EVERY, such as {rank}:{ms:g}:{4 * ms:g}"
         )
     console.print("preparing: compiling what is not compiled yet", highlight=False)
-    if forked:
-        compile_all()
-    else:
-        with Preparation() as preparation:
-            preparation.wait()
+    with Preparation() as preparation:
+        preparation.wait()
     with open_place(spec, datapath) as (place, why_not):
-        if why_not is not None and forked:
-            raise CapabilityError(why_not)
         if why_not is not None:
             console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
         yield place, conditions(spec, why_not is None), datapath_at(place, datapath)

@@ -48,12 +48,3 @@ def nmse(value: NDArray[np.float32], exact: NDArray[np.float64]) -> float:
     """Squared error over squared length of what is exact (both [n])."""
     error = value - exact
     return float(error @ error / (exact @ exact))
-
-
-def jain(shares: Sequence[float]) -> float | None:
-    """Jain's index: 1 where all have the same, 1 / n where one has all (Jain, Chiu and Hawe, DEC-TR-301, 1984).
-
-    None where nobody has anything.
-    """
-    squares = sum(share * share for share in shares)
-    return sum(shares) ** 2 / (len(shares) * squares) if squares else None

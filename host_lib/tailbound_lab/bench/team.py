@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -11,17 +10,15 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterator, Mapping
 from multiprocessing.connection import wait
 from typing import Any
 
 from rich.console import Console
 
 from tailbound.errors import TransportError
-from tailbound_lab.bench.channel import REPORT_FD, Channel, serve
+from tailbound_lab.bench.channel import REPORT_FD
 from tailbound_lab.bench.places import Place
-from tailbound_lab.lab.forked import Process
 from tailbound_lab.lab.output import LineSplitter, Streams
 from tailbound_lab.lab.straggler import Freezer
 
@@ -41,9 +38,6 @@ class Team:
         console: what the workers print comes out here, with the rank in front.
         env: variables on top of the place's own.
         silence: seconds without any report after which the run is given up.
-        per_host: processes in every worker of the place, each a rank.
-        hosts: only the first so many workers of the place; None: all.
-        forked: ranks are forked from this process, which imports the module: many begin in the time of one. In a lab.
     """
 
     def __init__(
@@ -55,17 +49,12 @@ class Team:
         *,
         env: Mapping[str, str] | None = None,
         silence: float = 180.0,
-        per_host: int = 1,
-        hosts: int | None = None,
-        forked: bool = False,
     ) -> None:
-        self._place, self._silence, self._per_host = place, silence, per_host
-        self.ranks = (hosts or place.spec.workers) * per_host
-        self._work = importlib.import_module(module).work if forked else None
+        self._place, self._silence, self.ranks = place, silence, place.spec.workers
         self._argv = [sys.executable, "-m", module, json.dumps(job)]
         self._env = dict(env or {})
         self._streams = Streams(self.ranks, console, console)
-        self._processes: list[Process] = []
+        self._processes: list[subprocess.Popen[Any]] = []
         self._pipes: dict[int, tuple[int, LineSplitter]] = {}
         self._messages: deque[tuple[int, dict[str, Any]]] = deque()
         self._errors: list[tuple[int, int, str]] = []
@@ -88,7 +77,7 @@ class Team:
         self.close()
 
     @property
-    def processes(self) -> tuple[Process, ...]:
+    def processes(self) -> tuple[subprocess.Popen[Any], ...]:
         """By rank."""
         return tuple(self._processes)
 
@@ -165,23 +154,10 @@ class Team:
         read, write = os.pipe()
         self._pipes[read] = (rank, LineSplitter())
         os.set_blocking(read, False)
-        here = self._per_host
-        ranks = {"RANK": rank, "LOCAL_RANK": rank % here, "WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": here}
-        env = {} if here == 1 else {name: str(value) for name, value in ranks.items()}
-        env |= {**self._env, REPORT_FD: str(write)}
-        process: Process
+        pipe = subprocess.PIPE
+        env = {**self._env, REPORT_FD: str(write)}
         try:
-            if self._work is not None:
-                from tailbound_lab.lab.cluster import Cluster  # needs pyroute2, and loopback does not
-
-                assert isinstance(self._place, Cluster)
-                main = partial(_serve, self._work, self._argv[2:])
-                process = self._place.fork(rank // here, main, env, pass_fds=(write,))
-            else:
-                pipe = subprocess.PIPE
-                process = self._place.popen(
-                    rank // here, self._argv, env, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(write,)
-                )
+            process = self._place.popen(rank, self._argv, env, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(write,))
         finally:
             os.close(write)
         self._processes.append(process)
@@ -226,9 +202,3 @@ class Team:
         rank, code = min(bad.items())
         how = f"was killed by signal {-code}" if code < 0 else f"ended too early with status {code}"
         raise TransportError(f"rank {rank} {how}; see its output above")
-
-
-def _serve(work: Callable[[dict[str, Any], Channel], None], argv: list[str]) -> int:
-    """What the command of a rank does."""
-    sys.argv = argv
-    return serve(work)

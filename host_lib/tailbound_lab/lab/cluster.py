@@ -32,7 +32,6 @@ from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import ethtool, pin
 from tailbound_lab.lab import build, counters, enter, namespaces, owner, traffic, user_namespace
 from tailbound_lab.lab.faults import Fault, FaultCounts, Way
-from tailbound_lab.lab.forked import Forked, Process
 from tailbound_lab.lab.inject import Injector
 from tailbound_lab.lab.losses import LossFilters
 from tailbound_lab.lab.passthrough import PassThrough
@@ -71,7 +70,7 @@ class Cluster:
         self._faults: Injector | LossFilters | None = None
         self._wire: PassThrough | None = None
         self._switch: SummingSwitch | None = None
-        self._processes: list[Process] = []
+        self._processes: list[subprocess.Popen[Any]] = []
         self._background: subprocess.Popen[Any] | None = None
         self._signals = ExitOnSignal()
 
@@ -223,27 +222,6 @@ class Cluster:
         self._processes.append(process)
         return process
 
-    def fork(
-        self,
-        rank: int,
-        function: Callable[[], int],
-        env: Mapping[str, str] | None = None,
-        *,
-        pass_fds: Sequence[int] = (),
-    ) -> Forked:
-        """As ``popen``, with a function of this process: it returns the exit status, its standard streams are pipes."""
-        main = threading.current_thread() is threading.main_thread()
-        process = Forked(
-            str(namespaces.path(self._worker(rank).namespace)),
-            self.topology.hosts,
-            function,
-            {**os.environ, **self.environment(rank), **(env or {})},
-            keep=pass_fds,
-            parent=os.getpid() if main else None,
-        )
-        self._processes.append(process)
-        return process
-
     # -- troubling it -----------------------------------------------------------------------------
 
     def set_link(self, rank: int, up: bool, link: Link | None = None) -> None:
@@ -326,16 +304,6 @@ class Cluster:
     def fault_counts(self, rank: int | None = None, link: Link | None = None) -> FaultCounts:
         """What the fault programs did so far, summed over one worker's cables or all, both ways; zeros without any."""
         return FaultCounts() if self._faults is None else self._faults.counts(rank, link)
-
-    def queue_counts(self, link: Link = Link.DATA) -> FaultCounts:
-        """What came to the queues before the workers' links, what they dropped (``overflowed``), and what they marked.
-
-        Raises:
-            ConfigError: the lab has no queues of a known size.
-        """
-        if self.spec.queue is None or not isinstance(self._faults, Injector):
-            raise ConfigError("this lab counts no queues: build it with LabSpec(queue=...)")
-        return self._faults.counts(None, link, Way.TO_WORKER)
 
     def drops(self) -> list[counters.InterfaceCounters]:
         """Independent counters of every interface of the lab."""

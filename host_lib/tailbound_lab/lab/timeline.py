@@ -18,13 +18,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tailbound_lab.lab.faults import Fault, Way
-from tailbound_lab.lab.forked import Process
 from tailbound_lab.lab.topology import Link
 
 if TYPE_CHECKING:
@@ -93,12 +93,12 @@ class Timeline:
             self.call(at + seconds, lambda: lab.set_faults(own, rank, link), always=True)
         return self
 
-    def stop(self, at: float, process: Process, *, seconds: float) -> Timeline:
+    def stop(self, at: float, process: subprocess.Popen[Any], *, seconds: float) -> Timeline:
         """The process group of ``process`` stands still for ``seconds`` (SIGSTOP, SIGCONT)."""
         self.call(at, lambda: _signal(process, signal.SIGSTOP))
         return self.call(at + seconds, lambda: _signal(process, signal.SIGCONT), always=True)
 
-    def kill(self, at: float, process: Process) -> Timeline:
+    def kill(self, at: float, process: subprocess.Popen[Any]) -> Timeline:
         """SIGKILL to the process group of ``process``."""
         return self.call(at, lambda: _signal(process, signal.SIGKILL))
 
@@ -135,7 +135,7 @@ class Timeline:
             self.done.append(time.monotonic() - begin)
 
 
-def _signal(process: Process, number: int) -> None:
+def _signal(process: subprocess.Popen[Any], number: int) -> None:
     """To its group; none if it has ended."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tailbound.wire.schema import PacketType
-from tailbound_lab.bench.figures import jain
 from tailbound_lab.simulate.engine import Done
 from tailbound_lab.simulate.fabric import MS, US, S
 from tailbound_lab.simulate.layouts import beside
@@ -149,8 +148,9 @@ class Shares:
 
     @property
     def jain(self) -> float | None:
-        """Jain's index of the jobs' ops a second; None where no op ended."""
-        return jain(self.ops)
+        """Jain's index of the jobs' ops a second: 1 where all have the same (DEC-TR-301); None where no op ended."""
+        squares = sum(ops * ops for ops in self.ops)
+        return sum(self.ops) ** 2 / (len(self.ops) * squares) if squares else None
 
 
 def share(

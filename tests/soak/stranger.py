@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +24,15 @@ from tailbound.kernel.frames import frame
 from tailbound.kernel.net import index_of
 from tailbound.wire.schema import PacketType
 from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.topology import Link
-
-if TYPE_CHECKING:
-    from tailbound_lab.lab.cluster import Cluster
 
 #: Seconds between two bursts of a flood.
 TICK = 0.02
 #: Threads that take turns: a call ends with a wait of the kernel's for 10 ms and more, in which others send.
 _LANES = 8
-#: bpf_redirect, and what a program returns who drops.
-_REDIRECT, _XDP_DROP = 23, 1
+#: The helper bpf_redirect.
+_REDIRECT = 23
 
 
 def _instruction(code: int, register: int = 0, value: int = 0) -> bytes:
@@ -42,8 +40,6 @@ def _instruction(code: int, register: int = 0, value: int = 0) -> bytes:
 
 
 _EXIT = _instruction(0x95)
-#: r0 = XDP_DROP; exit
-DROP = _instruction(0xB7, 0, _XDP_DROP) + _EXIT
 
 
 def show_rows(ours: Communicator, file: Path) -> None:
