@@ -218,7 +218,7 @@ def test_the_demo_has_its_network_without_root_and_accounts_for_every_packet(
     said, errors = process.communicate()
     assert process.returncode == 0, said + errors
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["datapath"], summary["lab"], summary["steps"]) == ("udp", True, 11)
+    assert (summary["datapath"], summary["steps"]) == ("udp", 11)
     assert (summary["rate"], summary["loss"], summary["burst_loss"]) == (10**9, 0.01, 0.0)
     assert summary["ledger"]["lost_on_purpose"] > 0
     assert summary["ledger"]["difference"] == 0, summary["ledger"]
@@ -228,12 +228,12 @@ def test_the_demo_has_its_network_without_root_and_accounts_for_every_packet(
 
 def test_the_xdp_datapath_is_refused_before_anything_starts() -> None:
     script = (
-        "from tailbound_lab.bench.places import datapath_at, open_place\n"
-        "from tailbound_lab.lab.spec import LabSpec\n"
-        "with open_place(LabSpec(2, rate=10**9), 'auto') as (place, why_not):\n"
-        "    print(datapath_at(place, 'auto'), why_not)\n"
-        "    datapath_at(place, 'xdp')\n"
+        "from tailbound_lab.bench.experiment import datapath_at\n"
+        "from tailbound_lab.lab.cluster import Cluster\n"
+        "with Cluster(2) as lab:\n"
+        "    print(datapath_at(lab, 'auto'))\n"
+        "    datapath_at(lab, 'xdp')\n"
     )
     done = subprocess.run([*_RESTARTED, "-c", script], capture_output=True, text=True, check=False)
-    assert done.stdout.split() == ["udp", "None"]
+    assert done.stdout.split() == ["udp"]
     assert "CapabilityError: the xdp datapath loads XDP programs, which needs root" in done.stderr

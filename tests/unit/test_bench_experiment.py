@@ -18,7 +18,7 @@ from tailbound_lab.bench.experiment import Phase, conditions, rows_of
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.lab.spec import Burst, LabSpec, Straggler
 
-ABOUT = conditions(LabSpec(2, burst=Burst(0.01, 8), wire=True), lab=True) | {"datapath": "xdp"}
+ABOUT = conditions(LabSpec(2, burst=Burst(0.01, 8), wire=True)) | {"datapath": "xdp"}
 
 
 def report(rank: int, counted: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:

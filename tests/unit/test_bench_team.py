@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import threading
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from tailbound.errors import CapabilityError, ConfigError, TransportError
-from tailbound_lab.bench import places
-from tailbound_lab.bench.places import Loopback, needs_lab, open_place
+from tailbound.errors import ConfigError, TransportError
+from tailbound_lab.bench import team as module
+from tailbound_lab.bench.experiment import opened
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.bench.team import Team
-from tailbound_lab.lab.spec import Burst, LabSpec, Straggler
+from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.spec import LabSpec
 
 WORKER = """
 import os, sys, time
@@ -44,17 +46,26 @@ if __name__ == "__main__":
 """
 
 
+class Here:
+    """In the place of a lab: ranks as processes of this namespace."""
+
+    spec = LabSpec(3)
+
+    def popen(self, rank: int, argv: list[str], env: dict[str, str], **options: Any) -> subprocess.Popen[Any]:
+        ranks = {"RANK": str(rank), "WORLD_SIZE": str(self.spec.workers)}
+        return subprocess.Popen(argv, env={**os.environ, **ranks, **env}, process_group=0, **options)
+
+
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loopback]:
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     (tmp_path / "bench_team_worker.py").write_text(WORKER)
-    package = Path(places.__file__).parents[2]
+    package = Path(module.__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(package)]))
-    with Loopback(LabSpec(3)) as loopback:
-        yield loopback
+    return cast(Cluster, Here())
 
 
-def team(place: Loopback, text: io.StringIO, **job: object) -> Team:
-    return Team(place, "bench_team_worker", {"word": "world", **job}, Console(file=text, width=200), silence=30)
+def team(lab: Cluster, text: io.StringIO, silence: float = 30, **job: object) -> Team:
+    return Team(lab, "bench_team_worker", {"word": "world", **job}, Console(file=text, width=200), silence=silence)
 
 
 def alive(pid: int) -> bool:
@@ -65,9 +76,9 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_reports_orders_and_output(place: Loopback) -> None:
+def test_reports_orders_and_output(lab: Cluster) -> None:
     text = io.StringIO()
-    with team(place, text) as workers:
+    with team(lab, text) as workers:
         ready = dict(workers.gather("ready"))
         assert {message["ranks"] for message in ready.values()} == {3}
         workers.tell("what")
@@ -78,35 +89,24 @@ def test_reports_orders_and_output(place: Loopback) -> None:
     assert sorted(text.getvalue().splitlines()) == [f"[{rank}] hello world" for rank in range(3)]
 
 
-def test_the_error_of_a_rank_names_it(place: Loopback) -> None:
-    with (
-        team(place, io.StringIO(), raises=1) as workers,
-        pytest.raises(TransportError, match="rank 1 failed: ConfigError: no such thing"),
-    ):
+@pytest.mark.parametrize(
+    ("how", "rank", "words"),
+    [
+        ("raises", 1, "rank 1 failed: ConfigError: no such thing"),
+        ("dies", 2, "rank 2 was killed by signal 9"),
+        ("ends", 0, "rank 0 ended too early with status 0"),
+    ],
+)
+def test_the_rank_that_failed_first_is_named(lab: Cluster, how: str, rank: int, words: str) -> None:
+    with team(lab, io.StringIO(), **{how: rank}) as workers, pytest.raises(TransportError, match=words):
         list(workers.gather("never"))
 
 
-def test_a_killed_rank_is_named(place: Loopback) -> None:
-    with (
-        team(place, io.StringIO(), dies=2) as workers,
-        pytest.raises(TransportError, match="rank 2 was killed by signal 9"),
-    ):
-        list(workers.gather("never"))
-
-
-def test_a_rank_that_ends_too_early_is_named(place: Loopback) -> None:
-    with (
-        team(place, io.StringIO(), ends=0) as workers,
-        pytest.raises(TransportError, match="rank 0 ended too early with status 0"),
-    ):
-        list(workers.gather("never"))
-
-
-def test_nobody_is_left_behind(place: Loopback) -> None:
+def test_nobody_is_left_behind(lab: Cluster) -> None:
     pids: list[int] = []
 
     def interrupted() -> None:
-        with team(place, io.StringIO()) as workers:
+        with team(lab, io.StringIO()) as workers:
             pids.extend(message["pid"] for _, message in workers.gather("ready"))
             assert all(alive(pid) for pid in pids)
             raise KeyboardInterrupt
@@ -117,45 +117,19 @@ def test_nobody_is_left_behind(place: Loopback) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
-def test_silence_is_an_error(place: Loopback) -> None:
+def test_silence_is_an_error(lab: Cluster) -> None:
     with (
-        Team(place, "bench_team_worker", {"word": "x"}, Console(file=io.StringIO()), silence=1) as workers,
+        team(lab, io.StringIO(), silence=1) as workers,
         pytest.raises(TransportError, match="said nothing for 1 s"),
     ):
         list(workers.gather("never"))
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (LabSpec(2, rate=10**9), ["a rate"]),
-        (LabSpec(2, burst=Burst(0.01), wire=True), ["faults", "wire-size packets"]),
-        (LabSpec(2, mtu=9000), ["another MTU"]),
-        (LabSpec(2, straggler=Straggler(1, 5, None)), []),
-    ],
-)
-def test_loopback_refuses_what_only_a_lab_has(spec: LabSpec, words: list[str]) -> None:
-    assert needs_lab(spec) == words
-    if words:
-        with pytest.raises(CapabilityError, match=f"{words[0]}.*root"):
-            Loopback(spec)
-    else:
-        assert Loopback(spec).environment(1)["TAILBOUND_LAB_STRAGGLER"] == "1:5:step"
-
-
-def test_without_root_loopback_takes_the_place_of_the_lab(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailbound_lab.lab.cluster.has_capability", lambda *names: False)
-    with open_place(LabSpec(2), "auto") as (place, why_not):
-        assert isinstance(place, Loopback)
-        assert why_not is not None
-        assert "root" in why_not
-    for spec, datapath in ((LabSpec(2), "xdp"), (LabSpec(2, loss=0.1), "auto")):
-        with pytest.raises(CapabilityError, match="root"), open_place(spec, datapath):
-            pass
-
-
 def test_one_worker_has_nobody_to_average_with() -> None:
-    with pytest.raises(ConfigError, match="at least 2 workers"), open_place(LabSpec(1), "auto"):
+    with (
+        pytest.raises(ConfigError, match="at least 2 workers"),
+        opened(LabSpec(1), "auto", Console(file=io.StringIO())),
+    ):
         pass
 
 

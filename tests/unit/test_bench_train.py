@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,26 +70,6 @@ def test_tcp_is_trained_at_the_first_loss_only() -> None:
     assert scenario.variants_at(0.05) == ("gloo", "fp16", "powersgd", "tailbound")
 
 
-@pytest.mark.needs("torch", "sklearn")
-def test_a_loss_at_which_nobody_trains_has_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailbound_lab.bench import digits, train
-
-    asked: list[float] = []
-
-    def place(_: Scenario, loss: float, *__: Any) -> AbstractContextManager[tuple[None, None]]:
-        asked.append(loss)
-        return nullcontext((None, None))
-
-    monkeypatch.setattr(train, "_place", place)
-    monkeypatch.setattr(train, "Preparation", lambda: nullcontext(SimpleNamespace(wait=lambda: None)))
-    monkeypatch.setattr(digits, "save", lambda *_: None)
-    for variants, losses in ((("gloo",), [0.0]), (("gloo", "tailbound"), [0.0, 0.01, 0.05])):
-        asked.clear()
-        chosen = plan(["accuracy"], variants=variants, seeds=(1,))
-        assert train.run(chosen, console=Console(file=io.StringIO())) == []
-        assert asked == losses
-
-
 def test_options_are_values_or_words() -> None:
     assert parse_options(["result=peers", "hadamard=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
         "result": "peers", "hadamard": False, "ring_mib": 128.5, "deadline_ms": (1, 2),
@@ -129,7 +107,7 @@ def test_a_record_has_the_time_of_the_last_rank_and_the_accuracy_of_the_worst_re
     assert found.busy == pytest.approx(1.2)
 
 
-SETTINGS = {"loss": 0.0, "rate": 10**9, "lab": True, "wire": False, "cpus": 2, "tail": None}
+SETTINGS = {"loss": 0.0, "rate": 10**9, "wire": False, "cpus": 2, "tail": None}
 END = {
     "gradient_bytes": 8_000_000, "expected": 100, "delivered": 99, "deadline_hits": 1, "datapath": "xdp",
     "spent": [["tailbound", 0.9, 0.3, 3], ["gloo", 0.6, None, 3]],
@@ -225,9 +203,9 @@ def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path
     (scenario,) = seen["scenarios"]
     assert (scenario.workers, scenario.losses, scenario.seeds) == (2, (0.0, 0.01), (5, 6))
     assert (scenario.variants, scenario.steps) == (("gloo",), 44)
-    assert (seen["lab_only"], seen["options"]) == (True, {"result": "peers"})
+    assert seen["options"] == {"result": "peers"}
     assert cli.main(["bench", "train"]) == 0
     assert seen["scenarios"] == plan()
-    assert (seen["lab_only"], seen["json_file"], seen["plot"]) == (False, None, None)
+    assert (seen["json_file"], seen["plot"]) == (None, None)
     assert cli.main(["bench", "train", "--rate", "none"]) == 0
     assert LabSpec(4, rate=seen["scenarios"][0].rate).rate is None

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from tailbound_lab.bench.curve import Curve
 from tailbound_lab.demo import show
 from tailbound_lab.demo.ledger import balance
-from tailbound_lab.demo.run import lossy_network
-from tailbound_lab.demo.summary import delivery, differences, drift, headline, total
-from tailbound_lab.lab.spec import Straggler
+from tailbound_lab.demo.run import drift, grown, lossy_network
 
 
 def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
@@ -83,22 +79,9 @@ def test_the_settled_accuracy_is_the_mean_of_the_last_looks() -> None:
     assert curve.figures()["settled_accuracy"] == curve.settled
 
 
-def test_counters_are_compared_and_summed() -> None:
-    assert differences({"a": 1, "b": 2}, {"a": 1, "b": 5, "c": 7}) == {"b": 3, "c": 7}
-    assert list(total([{"a": 1, "b": 2}, {"b": 3}]).items()) == [("b", 5), ("a", 1)]
-
-
-def test_delivery_leaves_the_warm_up_out() -> None:
-    warm = {"counters": {"rows_expected": 100, "rows_delivered": 10, "ops": 4}, "drops": {"LATE": 5}, "rows_summed": 7}
-    last = {
-        "counters": {"rows_expected": 300, "rows_delivered": 160, "ops": 8, "seal_deadline_hits": 2},
-        "drops": {"LATE": 6, "DUPLICATE": 1},
-        "rows_summed": 70,
-    }
-    found = delivery([warm, warm], [last, last])
-    assert found["delivered"] == 0.75
-    assert (found["ops"], found["deadline_hits"], found["rows_summed"]) == (8, 4, 140)
-    assert found["drops"] == {"LATE": 2, "DUPLICATE": 2}
+def test_counters_are_those_since_the_warm_up_of_all_ranks() -> None:
+    warm, last = {"drops": {"a": 1, "b": 2, "d": 3}}, {"drops": {"a": 1, "b": 5, "c": 7, "d": 3}}
+    assert list(grown([warm, warm], [last, last], "drops").items()) == [("c", 14), ("b", 6)]
 
 
 @pytest.mark.parametrize(
@@ -108,31 +91,17 @@ def test_delivery_leaves_the_warm_up_out() -> None:
         ({"training_s": 30.8}, "1.1 times slower per step than Gloo, at equal accuracy (97.5% against 97.8%)"),
         ({"training_s": 28.5}, "As fast per step as Gloo, at equal accuracy (97.5% against 97.8%)"),
         ({"settled_accuracy": 0.96}, "2.8 times faster per step than Gloo, at an accuracy of 96.0% against 97.8%"),
-        ({"lab": False}, "No network here, so nothing is said about speed; equal accuracy (97.5% against 97.8%)"),
     ],
 )
 def test_the_first_line_says_what_was_gained(change: dict[str, Any], words: str) -> None:
-    summary = {"training_s": 10.0, "gloo_training_s": 28.0, "lab": True}
+    summary = {"training_s": 10.0, "gloo_training_s": 28.0}
     summary |= {"settled_accuracy": 0.975, "gloo_settled_accuracy": 0.978}
-    assert headline(summary | change) == words
-
-
-def test_steps_are_said_as_they_begin() -> None:
-    said = io.StringIO()
-    steps = show.Steps(Console(file=said, width=80), 2)
-    with steps.step("a step"):
-        assert said.getvalue() == "[1/2] a step\n"
-    steps.say("another one")
-    assert said.getvalue().endswith("[2/2] another one\n")
-    seen = io.StringIO()
-    with show.Steps(Console(file=seen, width=80, force_terminal=True), 1).step("on a terminal"):
-        pass
-    assert "[1/1] on a terminal" in seen.getvalue()
+    assert show.headline(summary | change) == words
 
 
 @pytest.mark.parametrize(("bursts", "loss"), [(True, "1% of packets lost in bursts"), (False, "1% of packets lost")])
 def test_the_conditions_name_rate_loss_and_straggler(bursts: bool, loss: str) -> None:
-    spec = lossy_network(4, Straggler(3, 25.0, None), bursts=bursts)
+    spec = lossy_network(4, bursts=bursts)
     assert show.describe(spec) == f"cables of 1 Gbit/s, {loss}, rank 3 computes 25 ms longer in every step"
 
 

@@ -20,7 +20,6 @@ from tailbound.errors import ConfigError
 from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED
 from tailbound_lab.bench.experiment import Experiment, opened, rows_of
 from tailbound_lab.bench.table import Columns, save, show
-from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import LabSpec
 
 #: Iterations before those that count, and those whose results are compared with the exact mean.
@@ -61,13 +60,13 @@ def run(
         spec = dataclasses.replace(spec, switch=True)
     rows: list[dict[str, Any]] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with opened(spec, datapath, console) as (place, about, path):
-        if path == "switch" and isinstance(place, Cluster):
-            place.switch.renew()  # a cookie serves one run of the workers
+    with opened(spec, datapath, console) as (lab, about, path):
+        if path == "switch":
+            lab.switch.renew()  # a cookie serves one run of the workers
         names = [OURS, *dict.fromkeys(vs)]
         job = {"names": names, "datapath": path, "settings": {"rate": (spec.rate or 0) / 8 if known else 0.0}}
         with (
-            Experiment(place, job, console) as experiment,
+            Experiment(lab, job, console) as experiment,
             Progress(*columns, console=console, disable=not console.is_terminal) as progress,
         ):
             about["datapath"] = experiment.datapath
@@ -102,8 +101,7 @@ def check(spec: LabSpec, sizes: Sequence[int], iters: int) -> None:
 
 def title(row: Mapping[str, Any]) -> str:
     """Return ranks and network of a row, for the head of a table."""
-    parts = [f"all-reduce of float32, {row['workers']} workers", "lab" if row["lab"] else "loopback"]
-    parts.append(f"datapath {row['datapath']}")
+    parts = [f"all-reduce of float32, {row['workers']} workers", f"datapath {row['datapath']}"]
     parts.append("packets of wire size" if row["wire"] else "TCP with offloads")
     if row["rate"]:
         parts.append(f"{row['rate'] / 1e6:g} Mbit/s")

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tailbound.errors import TailboundError
-from tailbound_lab.bench.places import PARENT
-from tailbound_lab.lab.enter import die_with
 
 #: Tailbound; the two that average over TCP: Gloo, and our codes.
 OURS, GLOO, QUANTISED = "tailbound", "gloo", "quantised"
@@ -51,8 +49,6 @@ def serve(work: Callable[[dict[str, Any], Channel], None]) -> int:
     Returns:
         Exit status.
     """
-    if parent := os.environ.get(PARENT):
-        die_with(int(parent))
     channel = Channel()
     try:
         work(json.loads(sys.argv[1]), channel)

@@ -182,7 +182,6 @@ def train(
     from tailbound_lab.bench.train import run
     from tailbound_lab.bench.train_plan import parse_options, plan
 
-    asked = bool(rate or losses)
     try:
         chosen = plan(
             scenarios,
@@ -196,4 +195,4 @@ def train(
         given = parse_options(options)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    run(chosen, datapath=datapath, options=given, lab_only=asked, json_file=json_file, plot=plot)
+    run(chosen, datapath=datapath, options=given, json_file=json_file, plot=plot)

@@ -16,14 +16,14 @@ from typing import Any
 
 from rich.console import Console
 
-from tailbound.errors import ConfigError, TransportError
+from tailbound.errors import CapabilityError, ConfigError, TransportError
 from tailbound.prepare import Preparation
 from tailbound_lab.bench import figures
 from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, order_of
 from tailbound_lab.bench.meter import per_op
-from tailbound_lab.bench.places import Place, datapath_at, open_place
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.bench.team import Team
+from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import LabSpec
 
 #: All-reduces before those that count: scales, deadlines (clock-26), caches.
@@ -69,10 +69,10 @@ class Phase:
 
 
 class Experiment:
-    """The workers of one place.
+    """The workers of one lab.
 
     Args:
-        place: where they run.
+        lab: where they run, built.
         job: handed to every worker, plain types; ``rest`` of ``Team`` goes there.
         console: for what workers print.
         worker: module of the workers.
@@ -87,7 +87,7 @@ class Experiment:
 
     def __init__(
         self,
-        place: Place,
+        lab: Cluster,
         job: Mapping[str, Any],
         console: Console,
         *,
@@ -96,7 +96,7 @@ class Experiment:
         warm: Mapping[str, Any] | None = None,
         **rest: Any,
     ) -> None:
-        self._place, self._console, self._patience = place, console, patience
+        self._lab, self._console, self._patience = lab, console, patience
         self._worker, self._warm, self._rest = worker, warm, rest
         self._folder = tempfile.TemporaryDirectory(prefix="tailbound-bench-")
         self.job: dict[str, Any] = {"folder": self._folder.name, "silence": patience} | dict(job)
@@ -130,7 +130,7 @@ class Experiment:
         """Start the workers if there are none, wait until all are ready, and warm them up."""
         if self._team is not None:
             return self._team
-        team = Team(self._place, self._worker, self.job, self._console, silence=SILENCE, **self._rest)
+        team = Team(self._lab, self._worker, self.job, self._console, silence=SILENCE, **self._rest)
         StartLine.create(self.folder / "start", team.ranks)
         self._team = team
         team.__enter__()
@@ -196,8 +196,8 @@ class Experiment:
 
 
 @contextmanager
-def opened(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[Place, dict[str, Any], str]]:
-    """Compile, then open a place.
+def opened(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[Cluster, dict[str, Any], str]]:
+    """Compile, then build a lab.
 
     Args:
         spec: of the lab.
@@ -205,11 +205,11 @@ def opened(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[Pla
         console: for what is done.
 
     Yields:
-        The place, ``conditions`` for rows, and the datapath that workers are to take.
+        The lab, ``conditions`` for rows, and the datapath that workers are to take.
 
     Raises:
-        ConfigError: a straggler that computes longer in each step, which all-reduces alone do not have.
-        ConfigError, CapabilityError: see ``open_place``.
+        ConfigError: a straggler that computes longer in each step, which all-reduces alone do not have; one worker.
+        CapabilityError: no lab, or no ``xdp``, can be had here.
     """
     if spec.straggler is not None and spec.straggler.every_ms is None:
         rank, ms = spec.straggler.rank, spec.straggler.ms
@@ -220,16 +220,28 @@ def opened(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[Pla
     console.print("preparing: compiling what is not compiled yet", highlight=False)
     with Preparation() as preparation:
         preparation.wait()
-    with open_place(spec, datapath) as (place, why_not):
-        if why_not is not None:
-            console.print(f"no lab, ranks run on loopback over udp: {why_not}", highlight=False, soft_wrap=True)
-        yield place, conditions(spec, why_not is None), datapath_at(place, datapath)
+    if spec.workers < 2:
+        raise ConfigError(f"an all-reduce needs at least 2 workers, not {spec.workers}")
+    with Cluster(spec) as lab:
+        yield lab, conditions(spec), datapath_at(lab, datapath)
 
 
-def conditions(spec: LabSpec, lab: bool) -> dict[str, Any]:
+def datapath_at(lab: Cluster, asked: str) -> str:
+    """Return what ranks in ``lab`` are to receive over: what was asked for, or ``udp`` where there is no XDP.
+
+    Raises:
+        CapabilityError: ``xdp`` was asked for, and is not to be had there.
+    """
+    if lab.xdp:
+        return asked
+    if asked == "xdp":
+        raise CapabilityError("the xdp datapath loads XDP programs, which needs root: run it with sudo")
+    return "udp"
+
+
+def conditions(spec: LabSpec) -> dict[str, Any]:
     """Return what rows say of the network that they were measured on."""
     return {
-        "lab": lab,
         "wire": spec.wire_size,
         "rate": spec.rate,
         "loss": spec.loss,

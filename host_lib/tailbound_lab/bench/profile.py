@@ -21,9 +21,9 @@ from tailbound.kernel import syscalls
 from tailbound_lab.bench.allreduce import WARM_UP, check, title
 from tailbound_lab.bench.channel import OURS
 from tailbound_lab.bench.experiment import Experiment, Phase, opened
-from tailbound_lab.bench.places import Place
 from tailbound_lab.bench.stopwatch import STAMPED
 from tailbound_lab.bench.table import Columns, save, show
+from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import LabSpec
 
 #: What an op is split into, in the order of the table.
@@ -57,9 +57,9 @@ def run(
     check(spec, sizes, iters)
     rows: list[dict[str, Any]] = []
     with (
-        opened(spec, datapath, console) as (place, about, path),
-        _counting(place, console) as counted,
-        Experiment(place, {"datapath": path, "counted": counted}, console) as experiment,
+        opened(spec, datapath, console) as (lab, about, path),
+        _counting(lab, console) as counted,
+        Experiment(lab, {"datapath": path, "counted": counted}, console) as experiment,
     ):
         about["datapath"] = experiment.datapath
         for size in (size - size % 4 for size in sizes):
@@ -75,10 +75,10 @@ def run(
 
 
 @contextmanager
-def _counting(place: Place, console: Console) -> Iterator[bool]:
+def _counting(lab: Cluster, console: Console) -> Iterator[bool]:
     """Lets the kernel count run times of programs meanwhile; whether it does."""
     fd = -1
-    if place.xdp:
+    if lab.xdp:
         try:
             fd = syscalls.count_run_time()
         except OSError as error:

@@ -103,11 +103,11 @@ class Bench:
             return self._tail(env, seconds)
         if env == "stopped":
             return self._stopped(seconds)
-        about = conditions(self.lab.spec, True)
+        about = conditions(self.lab.spec)
         if (fault := _FAULTS.get(env)) is not None:
             self._phase([OURS], rounds=1)  # the workers find each other before anything is lost
             self.lab.set_faults(fault)
-            about = conditions(dataclasses.replace(self.lab.spec, loss=fault.loss, burst=fault.burst), True)
+            about = conditions(dataclasses.replace(self.lab.spec, loss=fault.loss, burst=fault.burst))
         late = {"late": _LATE_SECONDS} if env == "late" else {}
         if late:  # deadlines follow before anything counts
             self._phase([OURS], rounds=WARM_UP, **late)
@@ -166,7 +166,7 @@ class Bench:
         self.lab.set_background(None)
         _, background, phase = min(attempts, key=lambda attempt: attempt[0])
         about = {"target": target, "background": str(background), "probes": [list(each) for each in tried]}
-        return self._rows(env, phase, conditions(self.lab.spec, True) | about)
+        return self._rows(env, phase, conditions(self.lab.spec) | about)
 
     def _stopped(self, seconds: float) -> list[dict[str, Any]]:
         """Blocks of paced iterations, of each in turn; in each the last rank stands still for a second."""
@@ -183,7 +183,7 @@ class Bench:
             costs[name].append(sum(times) - len(times) * figures.percentile(times, 50))
             whole.add(phase)
         about = {"victim": victim, "stop_ms": _STOP_SECONDS * 1e3}
-        rows = self._rows("stopped", whole, conditions(self.lab.spec, True) | about, victim)
+        rows = self._rows("stopped", whole, conditions(self.lab.spec) | about, victim)
         for row in rows:
             # what one stop cost the others in all, over the iterations that it touched
             row["cost_ms"] = figures.percentile(costs[row["name"]], 50) * 1e3
@@ -203,7 +203,6 @@ class Bench:
 def in_lab(spec: LabSpec, names: Sequence[str], size: int, datapath: str, console: Console) -> Iterator[Bench]:
     """Open a lab with workers that are warm when they are asked for anything."""
     with opened(spec, datapath, console) as (lab, _, path):
-        assert isinstance(lab, Cluster)  # a rate or cables: nothing else will do
         if spec.background is not None:
             lab.set_background(None)
         job = {"names": list(names), "datapath": path}

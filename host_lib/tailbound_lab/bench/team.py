@@ -18,7 +18,7 @@ from rich.console import Console
 
 from tailbound.errors import TransportError
 from tailbound_lab.bench.channel import REPORT_FD
-from tailbound_lab.bench.places import Place
+from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.output import LineSplitter, Streams
 from tailbound_lab.lab.straggler import Freezer
 
@@ -32,17 +32,17 @@ class Team:
     """Processes of ``python -m MODULE JOB``, one a rank, killed at the end of the ``with`` block.
 
     Args:
-        place: where they run.
+        lab: where they run, built.
         module: of the worker; its main calls ``channel.serve``.
         job: handed to every worker, plain types.
         console: what the workers print comes out here, with the rank in front.
-        env: variables on top of the place's own.
+        env: variables on top of the lab's own.
         silence: seconds without any report after which the run is given up.
     """
 
     def __init__(
         self,
-        place: Place,
+        lab: Cluster,
         module: str,
         job: Mapping[str, Any],
         console: Console,
@@ -50,7 +50,7 @@ class Team:
         env: Mapping[str, str] | None = None,
         silence: float = 180.0,
     ) -> None:
-        self._place, self._silence, self.ranks = place, silence, place.spec.workers
+        self._lab, self._silence, self.ranks = lab, silence, lab.spec.workers
         self._argv = [sys.executable, "-m", module, json.dumps(job)]
         self._env = dict(env or {})
         self._streams = Streams(self.ranks, console, console)
@@ -64,9 +64,9 @@ class Team:
         try:
             for rank in range(self.ranks):
                 self._start(rank)
-            straggler = self._place.spec.straggler
+            straggler = self._lab.spec.straggler
             if straggler is not None and straggler.every_ms is not None:
-                self._freezer = Freezer(self._processes[straggler.rank].pid, straggler, self._place.spec.seed)
+                self._freezer = Freezer(self._processes[straggler.rank].pid, straggler, self._lab.spec.seed)
                 self._freezer.start()
         except BaseException:
             self.close()
@@ -157,7 +157,7 @@ class Team:
         pipe = subprocess.PIPE
         env = {**self._env, REPORT_FD: str(write)}
         try:
-            process = self._place.popen(rank, self._argv, env, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(write,))
+            process = self._lab.popen(rank, self._argv, env, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(write,))
         finally:
             os.close(write)
         self._processes.append(process)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,12 @@ from tailbound.errors import CapabilityError, ConfigError
 from tailbound.prepare import Preparation
 from tailbound_lab.bench import picture, table, to_loss
 from tailbound_lab.bench.channel import GLOO, OURS
-from tailbound_lab.bench.experiment import COURSE, Experiment, conditions
-from tailbound_lab.bench.places import Loopback, Place, datapath_at, open_place
+from tailbound_lab.bench.experiment import COURSE, Experiment, conditions, datapath_at
 from tailbound_lab.bench.tail import PLACEHOLDER, in_lab
 from tailbound_lab.bench.train_plan import Scenario
 from tailbound_lab.bench.train_plot import draw
 from tailbound_lab.bench.train_rows import COLUMNS, Record, row, title
+from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import Background, LabSpec
 
 #: Bytes of the all-reduces of Gloo whose tail the bursts set: a bucket of DDP.
@@ -43,7 +42,6 @@ def run(
     *,
     datapath: str = "auto",
     options: Mapping[str, Any] | None = None,
-    lab_only: bool = False,
     json_file: Path | None = None,
     plot: Path | None = None,
     console: Console | None = None,
@@ -79,17 +77,18 @@ def run(
                 if not variants:  # all that is asked for was trained at the first loss
                     continue
                 background = bursts[scenario.workers, scenario.rate, tail]
-                with _place(scenario, loss, background, datapath, lab_only, console) as (place, why_not):
-                    if place is None:
-                        continue
-                    about = conditions(place.spec, why_not is None) | {
+                spec = LabSpec(
+                    scenario.workers, rate=scenario.rate, loss=loss, seed=scenario.seeds[0], background=background
+                )
+                with Cluster(spec) as lab:
+                    about = conditions(spec) | {
                         "cpus": os.cpu_count() or 1, "tail": tail, "background": background and str(background),
                     }  # fmt: skip
                     job = dataclasses.asdict(scenario) | {
                         "data_folder": folder, "variants": variants, "options": dict(options or {}),
-                        "datapath": datapath_at(place, datapath),
+                        "datapath": datapath_at(lab, datapath),
                     }  # fmt: skip
-                    with Experiment(place, job, console, worker=COURSE, env=MALLOC) as experiment:
+                    with Experiment(lab, job, console, worker=COURSE, env=MALLOC) as experiment:
                         for seed in scenario.seeds:
                             new = _train(experiment, scenario, seed, variants, about, console)
                             rows += new
@@ -123,33 +122,6 @@ def _bursts(scenarios: Sequence[Scenario], console: Console) -> _Bursts:
                     assert tail is not None
                     found[(*network, tail)] = bench.calibrated(tail, scenario.calibration)[0]
     return found
-
-
-@contextmanager
-def _place(
-    scenario: Scenario, loss: float, background: Background | None, datapath: str, lab_only: bool, console: Console
-) -> Iterator[tuple[Place | None, str | None]]:
-    """Open a place to train; yield why it is not a lab, too (None: it is); no place where losses cannot be had.
-
-    Raises:
-        CapabilityError: there can be no lab, and nothing else will do.
-    """
-    spec = LabSpec(scenario.workers, rate=scenario.rate, loss=loss, seed=scenario.seeds[0], background=background)
-    with ExitStack() as stack:
-        place: Place | None = None
-        try:
-            place, why_not = stack.enter_context(open_place(spec, datapath))
-        except CapabilityError as error:
-            if lab_only or datapath == "xdp" or background is not None:
-                raise
-            why_not = str(error)
-            if not loss:
-                place = stack.enter_context(Loopback(LabSpec(scenario.workers)))
-        if why_not is not None:
-            how = "left out" if place is None else "ranks train on loopback over udp without rates"
-            where = f"{scenario.name}, loss {loss:.1%}: no lab, {how}: {why_not}"
-            console.print(where, highlight=False, soft_wrap=True)
-        yield place, why_not
 
 
 def _train(

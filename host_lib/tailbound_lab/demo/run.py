@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 
-from tailbound.errors import CapabilityError, TransportError
+from tailbound.errors import TransportError
 from tailbound.prepare import Preparation
 from tailbound_lab.bench import digits
 from tailbound_lab.bench.curve import Curve
-from tailbound_lab.bench.experiment import COURSE, Experiment
-from tailbound_lab.bench.places import Loopback, Place, datapath_at, open_place
+from tailbound_lab.bench.experiment import COURSE, Experiment, datapath_at
 from tailbound_lab.bench.trainee import MALLOC
 from tailbound_lab.demo import show
 from tailbound_lab.demo.ledger import Balance, balance
-from tailbound_lab.demo.summary import delivery, drift
 from tailbound_lab.lab import user_namespace
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import Burst, LabSpec, Straggler
@@ -61,7 +62,7 @@ FULL, QUICK = Length(8, 120.0), Length(2, 20.0)
 
 @dataclass
 class Records:
-    """Everything that the ranks reported."""
+    """Everything that the ranks reported: statistics after the warm-up (``warm``) and at the end (``last``)."""
 
     datapath: str
     curves: dict[str, Curve]
@@ -69,7 +70,6 @@ class Records:
     last: list[dict[str, Any]]
     cpu_seconds: list[float]
     ledger: Balance
-    lost_on_purpose: int
 
 
 def run(
@@ -94,39 +94,37 @@ def run(
         console: where progress and the table go.
 
     Raises:
-        CapabilityError: ``xdp`` was asked for and cannot be had, or an extra is missing.
+        CapabilityError: the lab or ``xdp`` cannot be had here, or an extra is missing.
         TransportError: a rank failed; the message names it.
     """
     console = console or Console()
     length = length or (QUICK if quick else FULL)
-    straggler = Straggler(workers - 1, STRAGGLER_MS, None)
-    plain = LabSpec(workers, straggler=straggler, seed=SEED)
-    lossy = lossy_network(workers, straggler, bursts=not user_namespace.owned())
+    spec = lossy_network(workers, bursts=not user_namespace.owned())
     out.mkdir(parents=True, exist_ok=True)
-    steps_shown = show.Steps(console, 4)
-    with tempfile.TemporaryDirectory(prefix="tailbound-demo-") as name, Preparation() as preparation:
+    with tempfile.TemporaryDirectory(prefix="tailbound-demo-") as name, ExitStack() as stack:
         folder = Path(name)
-        with steps_shown.step("data and machine code (a minute the first time)"):
+        show.say(console, "[1/4] data and machine code (a minute the first time)")
+        with Preparation() as preparation:
             data = digits.load(SEED)
             digits.save(data, folder / f"digits{SEED}.npz")
             preparation.wait()
         steps = len(data.train_labels) // (workers * _BATCH) * length.epochs
-        with ExitStack() as stack:
-            with steps_shown.step("the network"):
-                place, why_not = stack.enter_context(open_best(plain, lossy, datapath))
-            spec = place.spec
-            show.conditions(console, place, why_not)
-            job = _TRAINING | {
-                "data_folder": name, "steps": steps, "seconds": length.seconds,
-                "datapath": datapath_at(place, datapath),
-            }  # fmt: skip
-            log = stack.enter_context(_log(out / "workers.log", console))
-            with Experiment(place, job, log, worker=COURSE, env=MALLOC) as experiment:
-                records = follow(experiment, place, steps, console, steps_shown)
+        show.say(console, f"[2/4] {workers} workers, a network namespace each; {show.describe(spec)}")
+        lab = stack.enter_context(Cluster(spec))
+        if not lab.xdp:
+            show.say(
+                console, "Not root: in a user namespace, gradients arrive over udp sockets. Root sums in the kernel."
+            )
+        job = _TRAINING | {
+            "data_folder": name, "steps": steps, "seconds": length.seconds, "datapath": datapath_at(lab, datapath),
+        }  # fmt: skip
+        log = stack.enter_context(_log(out / "workers.log", console))
+        with Experiment(lab, job, log, worker=COURSE, env=MALLOC) as experiment:
+            records = follow(experiment, lab, steps, console)
         drifts = {
             each: drift([np.load(folder / f"{each}{rank}.npy") for rank in range(workers)]) for each in records.curves
         }
-    summary = summarize(records, drifts, spec, why_not, steps)
+    summary = summarize(records, drifts, spec, steps)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
     show.picture(records.curves, summary, spec, out / "demo.png")
     show.results(console, summary, out)
@@ -146,75 +144,50 @@ def _log(path: Path, console: Console) -> Iterator[Console]:
             raise
 
 
-@contextmanager
-def open_best(plain: LabSpec, lossy: LabSpec, datapath: str) -> Iterator[tuple[Place, str | None]]:
-    """The lossy lab where it can be had, else loopback without losses.
-
-    Yields:
-        The place, and why it is not the lab (None: it is).
-
-    Raises:
-        CapabilityError: ``xdp`` was asked for and there can be no lab.
-    """
-    with ExitStack() as stack:
-        try:
-            place, why_not = stack.enter_context(open_place(lossy, datapath))
-        except CapabilityError as error:
-            if datapath == "xdp":
-                raise
-            place, why_not = stack.enter_context(Loopback(plain)), str(error)
-        yield place, why_not
-
-
-def lossy_network(workers: int, straggler: Straggler, *, bursts: bool) -> LabSpec:
+def lossy_network(workers: int, *, bursts: bool) -> LabSpec:
     """The network of the demo; losses in bursts need XDP programs, so without them they are independent."""
     losses: dict[str, Any] = {"burst": Burst(LOSS)} if bursts else {"loss": LOSS}
-    return LabSpec(workers, rate=RATE, straggler=straggler, seed=SEED, **losses)
+    return LabSpec(workers, rate=RATE, straggler=Straggler(workers - 1, STRAGGLER_MS, None), seed=SEED, **losses)
 
 
-def follow(experiment: Experiment, place: Place, steps: int, console: Console, steps_shown: show.Steps) -> Records:
-    """Show progress until the training is over and everything is counted.
-
-    Args:
-        experiment: with a worker a rank.
-        place: where it runs.
-        steps: of each transport, at most.
-        console: for progress.
-        steps_shown: of the whole demo.
-    """
-    ranks = place.spec.workers
+def follow(experiment: Experiment, lab: Cluster, steps: int, console: Console) -> Records:
+    """Say how far the training is until it is over and everything is counted; ``steps`` of each transport at most."""
     curves = {"tailbound": Curve(), "gloo": Curve()}
     looks: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
-    with steps_shown.step(f"{ranks} workers start, and make steps that do not count"):
-        warm = experiment.phase(do="begin", seed=SEED).reports
-    steps_shown.say("training, in turns of a few steps each")
-    with show.progress(console, steps) as tell:
+    show.say(console, "[3/4] the workers start, and make steps that do not count")
+    warm = experiment.phase(do="begin", seed=SEED).reports
+    show.say(console, "[4/4] training, in turns of a few steps each")
+    told = dict.fromkeys(curves, 0)
 
-        def told(rank: int, message: dict[str, Any]) -> None:
-            if message["kind"] != "turn":
-                return
-            look = looks.setdefault((message["name"], message["number"]), {})
-            look[rank] = message
-            if len(look) == ranks:
-                curve, messages = curves[message["name"]], [look[each] for each in range(ranks)]
-                times = [[sum(step) for step in one["steps"]] for one in messages]
-                curve.add(times, [one["accuracy"] for one in messages])
-                tell(message["name"], curve)
+    def note(rank: int, message: dict[str, Any]) -> None:
+        if message["kind"] != "turn":
+            return
+        name = message["name"]
+        look = looks.setdefault((name, message["number"]), {})
+        look[rank] = message
+        if len(look) < lab.spec.workers:
+            return
+        curve, messages = curves[name], [look[each] for each in sorted(look)]
+        curve.add([[sum(step) for step in one["steps"]] for one in messages], [one["accuracy"] for one in messages])
+        done = len(curve.iterations)
+        if 8 * (done - told[name]) >= steps or done == steps:
+            told[name] = done
+            words = f"{done} steps in {curve.seconds:.1f} s, accuracy {curve.accuracy:.1%}"
+            show.say(console, f"{show.LABELS[name]:>9}: {words}")
 
-        ended = experiment.phase(do="run", on=told).reports
+    ended = experiment.phase(do="run", on=note).reports
     experiment.phase(do="weights")
-    last, ledger, lost = count(experiment, place)
+    last, ledger = count(experiment, lab)
     experiment.phase(do="finish")
     path = "+".join(sorted({one["datapath"] for one in ended}))
-    cpu = [one["cpu_seconds"] for one in ended]
-    return Records(path, curves, [one["stats"] for one in warm], last, cpu, ledger, lost)
+    return Records(path, curves, [one["stats"] for one in warm], last, [one["cpu_seconds"] for one in ended], ledger)
 
 
-def count(experiment: Experiment, place: Place) -> tuple[list[dict[str, Any]], Balance, int]:
+def count(experiment: Experiment, lab: Cluster) -> tuple[list[dict[str, Any]], Balance]:
     """Read every counter until two readings in a row are the same: then nothing is in flight any more.
 
     Returns:
-        The ranks' statistics, the balance, packets that the cables lost on purpose.
+        The ranks' statistics, and the balance.
 
     Raises:
         TransportError: the counters never rest.
@@ -222,35 +195,53 @@ def count(experiment: Experiment, place: Place) -> tuple[list[dict[str, Any]], B
     before = None
     for _ in range(_READINGS):
         found = experiment.phase(do="stats").reports
-        stats = [one["stats"] for one in found]
-        sockets = sum(one["socket_drops"] for one in found)
-        lost = doubled = queues = 0
-        if isinstance(place, Cluster):
-            faults = place.fault_counts(link=Link.DATA)
+        stats, faults = [one["stats"] for one in found], lab.fault_counts(link=Link.DATA)
+        whole = balance(
+            stats,
+            socket_drops=sum(one["socket_drops"] for one in found),
             # what ranks ask of each other over TCP, re-synchronisation above all, takes the same cables
-            lost, doubled = faults.lost - faults.lost_other, faults.duplicated
-            queues = sum(entry.lost for entry in place.drops() if entry.interface.startswith(Link.DATA.value))
-        whole = balance(stats, socket_drops=sockets, lost_on_purpose=lost, duplicated=doubled, lost_in_queues=queues)
+            lost_on_purpose=faults.lost - faults.lost_other,
+            duplicated=faults.duplicated,
+            lost_in_queues=sum(entry.lost for entry in lab.drops() if entry.interface.startswith(Link.DATA.value)),
+        )
         if whole == before:
-            return stats, whole, lost
+            return stats, whole
         before = whole
     raise TransportError(f"packets are still moving after the end of the training: {before}")
 
 
-def summarize(
-    records: Records, drifts: dict[str, float], spec: LabSpec, why_not: str | None, steps_planned: int
-) -> dict[str, Any]:
+def grown(warm: Sequence[Mapping[str, Any]], last: Sequence[Mapping[str, Any]], part: str) -> dict[str, int]:
+    """By how much a part of all ranks' statistics has grown since the warm-up, summed by name, largest first."""
+    sums: dict[str, int] = {}
+    for before, after in zip(warm, last, strict=True):
+        for name, count in after[part].items():
+            sums[name] = sums.get(name, 0) + count - before[part].get(name, 0)
+    return dict(sorted(((n, c) for n, c in sums.items() if c), key=lambda item: -item[1]))
+
+
+def drift(weights: Sequence[NDArray[np.float32]]) -> float:
+    """Largest distance of a replica from the mean of all, relative to the length of that mean ([n] each)."""
+    mean = np.mean(np.stack(weights), axis=0, dtype=np.float64)
+    return float(max(np.linalg.norm(w - mean) for w in weights) / np.linalg.norm(mean))
+
+
+def summarize(records: Records, drifts: dict[str, float], spec: LabSpec, steps_planned: int) -> dict[str, Any]:
     """The content of ``summary.json``."""
     ours, theirs = records.curves["tailbound"], records.curves["gloo"]
-    flow = delivery(records.warm, records.last)
-    summed = flow.pop("rows_summed")
+    counters = grown(records.warm, records.last, "counters")
+    expected = counters.get("rows_expected", 0)
+    summed = sum(int(one["rows_summed"]) for one in records.last)
     return {
         "datapath": records.datapath,
         **ours.figures(),
         **{f"gloo_{name}": value for name, value in theirs.figures().items()},
         "rows_summed_in_kernel": summed if records.datapath == "xdp" else 0,
         "rows_summed": summed,
-        **flow,
+        "delivered": counters.get("rows_delivered", 0) / expected if expected else 1.0,
+        "ops": counters.get("ops", 0),
+        "ops_incomplete": counters.get("ops_incomplete", 0),
+        "deadline_hits": counters.get("seal_deadline_hits", 0) + counters.get("result_deadline_hits", 0),
+        "drops": grown(records.warm, records.last, "drops"),
         "ledger_balanced": records.ledger.balanced,
         "ledger": records.ledger.as_dict(),
         "replica_drift": drifts["tailbound"],
@@ -260,8 +251,6 @@ def summarize(
         "steps_planned": steps_planned,
         "stopped_by_time": len(ours.iterations) < steps_planned,
         "batch_per_worker": _BATCH,
-        "lab": why_not is None,
-        "why_no_lab": why_not,
         "rate": spec.rate,
         "loss": spec.loss,
         "burst_loss": spec.burst.loss if spec.burst else 0.0,
@@ -270,6 +259,6 @@ def summarize(
         "straggler": str(spec.straggler),
         "seed": SEED,
         "cpu_seconds_by_rank": records.cpu_seconds,
-        "host": show.host(),
+        "host": {"cpus": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
         "curves": {name: curve.curve() for name, curve in records.curves.items()},
     }

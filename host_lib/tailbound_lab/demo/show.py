@@ -1,139 +1,52 @@
-"""What the demo says: progress while it runs, the table and the picture at the end."""
+"""The words of the demo: the table and the picture at the end."""
 
 from __future__ import annotations
 
-import os
-import platform
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
 
 from tailbound_lab.bench.curve import TARGET, Curve
 from tailbound_lab.bench.picture import Line, Panel, draw, shares
-from tailbound_lab.bench.places import Place
-from tailbound_lab.demo.summary import headline
 from tailbound_lab.lab.spec import LabSpec
 
-_LABELS = {"tailbound": "Tailbound", "gloo": "Gloo"}
+LABELS = {"tailbound": "Tailbound", "gloo": "Gloo"}
+#: Accuracies this close are called equal: one point, three or four of the 360 test images.
+_EQUAL = 0.01
 
 
-def host() -> dict[str, Any]:
-    """What the figures were measured on."""
-    return {"cpus": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()}
-
-
-class Steps:
-    """The demo's steps, numbered: on a terminal with a spinner and the seconds, elsewhere a line each.
-
-    Args:
-        console: where they go.
-        total: how many there are.
-    """
-
-    def __init__(self, console: Console, total: int) -> None:
-        self._console, self._total, self._number = console, total, 0
-
-    def say(self, words: str) -> None:
-        """Begins a step that shows its own progress."""
-        self._console.print(self._next(words), highlight=False, markup=False, soft_wrap=True)
-
-    @contextmanager
-    def step(self, words: str) -> Iterator[None]:
-        """Does a step inside the block."""
-        text = self._next(words)
-        if not self._console.is_terminal:
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
-            yield
-            return
-        columns = (TextColumn("{task.description}", markup=False), SpinnerColumn("line"), TimeElapsedColumn())
-        with Progress(*columns, console=self._console) as bars:
-            bars.add_task(text, total=None)
-            yield
-
-    def _next(self, words: str) -> str:
-        self._number += 1
-        return f"[{self._number}/{self._total}] {words}"
-
-
-def conditions(console: Console, place: Place, why_not: str | None) -> None:
-    """Says what is about to run where, and what is missing."""
-
-    def say(words: str, style: str = "") -> None:
-        console.print(words, style=style, highlight=False, soft_wrap=True)
-
-    spec = place.spec
-    if why_not is not None:
-        say(f"No network of namespaces can be had: {why_not}", "yellow")
-        say(f"The {spec.workers} workers are plain processes on loopback, over udp sockets; {describe(spec)}")
-        return
-    say(f"      {spec.workers} workers, a network namespace each; {describe(spec)}")
-    if not place.xdp:
-        say(
-            "      Not root: in a user namespace, gradients arrive over udp sockets. As root the kernel sums "
-            "them (xdp) and losses come in bursts."
-        )
+def say(console: Console, words: str) -> None:
+    """Print a line as it is."""
+    console.print(words, highlight=False, markup=False, soft_wrap=True)
 
 
 def describe(spec: LabSpec) -> str:
     """The conditions in words."""
-    rate = f"cables of {spec.rate / 1e9:g} Gbit/s" if spec.rate is not None else "no rate"
-    if spec.burst is not None:
-        loss = f"{spec.burst.loss:.0%} of packets lost in bursts"
-    else:
-        loss = f"{spec.loss:.0%} of packets lost" if spec.loss else "no losses"
-    if spec.straggler is None:
-        return f"{rate}, {loss}"
-    return f"{rate}, {loss}, rank {spec.straggler.rank} computes {spec.straggler.ms:g} ms longer in every step"
+    assert spec.rate is not None
+    assert spec.straggler is not None
+    loss = f"{spec.burst.loss:.0%} of packets lost in bursts" if spec.burst else f"{spec.loss:.0%} of packets lost"
+    late = f"rank {spec.straggler.rank} computes {spec.straggler.ms:g} ms longer in every step"
+    return f"cables of {spec.rate / 1e9:g} Gbit/s, {loss}, {late}"
 
 
-@contextmanager
-def progress(console: Console, steps: int) -> Iterator[Callable[[str, Curve], None]]:
-    """Bars on a terminal, a line every eighth of the way elsewhere; yields what to call after every look."""
-    if not console.is_terminal:
-        told = dict.fromkeys(_LABELS, 0)
+def headline(summary: Mapping[str, Any]) -> str:
+    """What was gained, or lost, in a line: mean time of a step, and settled accuracy of the worst replica.
 
-        def line(name: str, curve: Curve) -> None:
-            done = len(curve.iterations)
-            if 8 * (done - told[name]) < steps and done < steps:
-                return
-            told[name] = done
-            console.print(
-                f"{_LABELS[name]:>9}: {done} steps in {curve.seconds:.1f} s, accuracy {curve.accuracy:.1%}",
-                highlight=False,
-            )
-
-        yield line
-        return
-    columns = (
-        TextColumn("{task.description:>9}"),
-        BarColumn(24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[state]}"),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bars:
-        tasks = {name: bars.add_task(_LABELS[name], total=steps, state="starting") for name in _LABELS}
-
-        def advance(name: str, curve: Curve) -> None:
-            state = f"accuracy {curve.accuracy:6.1%} after {curve.seconds:5.1f} s"
-            bars.update(tasks[name], completed=len(curve.iterations), state=state)
-
-        yield advance
+    Args:
+        summary: the content of ``summary.json``.
+    """
+    ours, theirs = summary["settled_accuracy"], summary["gloo_settled_accuracy"]
+    both = f"{ours:.1%} against {theirs:.1%}"
+    right = f"equal accuracy ({both})" if abs(ours - theirs) <= _EQUAL else f"an accuracy of {both}"
+    ratio = summary["gloo_training_s"] / summary["training_s"]
+    if 0.95 < ratio < 1.05:
+        return f"As fast per step as Gloo, at {right}"
+    faster = f"{ratio:.1f} times faster" if ratio > 1 else f"{1 / ratio:.1f} times slower"
+    return f"{faster} per step than Gloo, at {right}"
 
 
 def results(console: Console, summary: dict[str, Any], out: Path) -> None:
@@ -162,8 +75,7 @@ def results(console: Console, summary: dict[str, Any], out: Path) -> None:
     table.add_row("rows summed in the kernel", f"{summary['rows_summed_in_kernel']:,}", "")
     table.add_row("deadline hits", f"{summary['deadline_hits']:,}", "")
     table.add_row("packets sent", f"{ledger['sent']:,}", "")
-    if summary["lab"]:
-        table.add_row("lost on the cables", f"{ledger['lost_on_purpose']:,}", "")
+    table.add_row("lost on the cables", f"{ledger['lost_on_purpose']:,}", "")
     for reason, count in summary["drops"].items():
         table.add_row(f"dropped: {reason.lower().replace('_', ' ')}", f"{count:,}", "")
     balanced = "yes" if summary["ledger_balanced"] else f"no, {ledger['difference']:+,} packets"
@@ -188,6 +100,6 @@ def picture(curves: dict[str, Curve], summary: dict[str, Any], spec: LabSpec, pa
         seconds, accuracy = zip(*curve.points, strict=True)
         reached = curve.time_to(TARGET)
         marks = [] if reached is None else [(reached, 100 * TARGET, f"{TARGET:.0%} after {reached:.1f} s")]
-        left.lines.append(Line(name, seconds, [100 * one for one in accuracy], _LABELS[name], marks=marks))
+        left.lines.append(Line(name, seconds, [100 * one for one in accuracy], LABELS[name], marks=marks))
         right.lines.append(shares(name, [1e3 * one for one in curve.iterations], "", percents=(50, 99)))
     draw([[left, right]], path, headline(summary), words)
