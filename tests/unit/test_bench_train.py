@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tailbound import cli
-from tailbound.errors import ConfigError
+from tailbound.errors import CapabilityError, ConfigError
 from tailbound_lab.bench.cpu import busy_seconds
 from tailbound_lab.bench.table import table
 from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, VARIANTS, Scenario, parse_options, plan
@@ -209,3 +209,21 @@ def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert (seen["json_file"], seen["plot"]) == (None, None)
     assert cli.main(["bench", "train", "--rate", "none"]) == 0
     assert LabSpec(4, rate=seen["scenarios"][0].rate).rate is None
+
+
+@pytest.mark.needs("torch")
+def test_ranks_share_devices_and_without_one_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from tailbound_lab.bench.course import device_of
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert device_of("cpu", 3) == "cpu"
+    with pytest.raises(CapabilityError, match="no CUDA device"):
+        device_of("cuda", 0)
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert [device_of("cuda", rank) for rank in range(4)] == ["cuda:0", "cuda:1"] * 2
+    assert taken == [0, 1, 0, 1]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -38,18 +39,41 @@ class _Size(_IntegerType):
 
 
 SIZE = _Size()
+F = TypeVar("F", bound=Callable[..., Any])
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to this file, too."
 )
 _QUICK = click.option("--quick", is_flag=True, help="Fewer repetitions.")
-_DATAPATH = click.option(
-    "--datapath", type=click.Choice(["auto", "xdp", "udp"]), default="auto", help="How we receive."
-)
 _VS = click.option(
     "--vs", type=click.Choice([GLOO, QUANTISED, "none"]), multiple=True, default=(GLOO,),
     help="Who takes turns with Tailbound, one or more; quantised: our codes over TCP.",
 )  # fmt: skip
+_IN_LAB = "auto", "xdp", "udp"
+
+
+def _datapath(*more: str) -> Any:
+    return click.option(
+        "--datapath", type=click.Choice([*_IN_LAB, *more]), default="auto",
+        help="How we receive" + ("; switch: the lab's switch sums." if more else "."),
+    )  # fmt: skip
+
+
+def _all_reduces(sizes: tuple[str, ...], iters: int, *more: str) -> Callable[[F], F]:
+    """The options of a benchmark of all-reduces in a lab; ``more`` than the usual datapaths."""
+
+    def add(command: F) -> F:
+        for option in (
+            _JSON,
+            _datapath(*more),
+            click.option("--iters", type=click.IntRange(1), default=iters, help="All-reduces of each size."),
+            click.option("--size", "sizes", type=SIZE, multiple=True, default=sizes, help="Bytes of float32."),
+            spec_options,
+        ):
+            command = option(command)
+        return command
+
+    return add
 
 
 @click.group(context_settings={"show_default": True})
@@ -75,51 +99,34 @@ def kernel(loader: str, rows: str, quick: bool, json_file: Path | None) -> None:
 
 @bench.command()
 @click.option("--threads", type=click.IntRange(1), default=1, help="Threads of a rank, in turn with one thread.")
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Where the bucket lies.")
 @_QUICK
 @_JSON
-def codec(threads: int, device: str, quick: bool, json_file: Path | None) -> None:
-    """Milliseconds that encoding, averaging and decoding take, by one thread and by more, or on a CUDA device."""
-    if device == "cpu":
-        from tailbound_lab.bench.codec import run
+def codec(threads: int, quick: bool, json_file: Path | None) -> None:
+    """Milliseconds that encoding, averaging and decoding take, by one thread and by more."""
+    from tailbound_lab.bench.codec import run
 
-        show("Codec", run(json_file, threads, quick=quick))
-        return
-    from tailbound_lab.bench.device import run as run_on_device
-
-    show("Codec of a bucket on a CUDA device", run_on_device(json_file, quick=quick))
+    show("Codec", run(json_file, threads, quick=quick))
 
 
 @bench.command()
-@spec_options
-@click.option("--size", "sizes", type=SIZE, multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
-@click.option("--iters", type=click.IntRange(1), default=50, help="All-reduces of each size.")
+@_all_reduces(("25MiB", "1MiB"), 50, "switch")
 @_VS
 @click.option("--known", is_flag=True, help="Ranks are told --rate; a virtual link calls itself faster.")
-@click.option(
-    "--datapath", type=click.Choice(["auto", "xdp", "udp", "switch"]), default="auto",
-    help="How we receive; switch: the lab's switch sums.",
-)  # fmt: skip
-@_JSON
-def allreduce(vs: tuple[str, ...], json_file: Path | None, **options: Any) -> None:
+def allreduce(vs: tuple[str, ...], **options: Any) -> None:
     """All-reduces of worker processes in a lab, in turn with Gloo's or with our codes over TCP."""
     from tailbound_lab.bench.allreduce import run
 
-    ours = {name: options.pop(name) for name in ("sizes", "iters", "datapath", "known")}
-    run(spec_from_options(options), vs=[name for name in vs if name != "none"], json_file=json_file, **ours)
+    spec = spec_from_options(options)
+    run(spec, vs=[name for name in vs if name != "none"], **options)
 
 
 @bench.command()
-@spec_options
-@click.option("--size", "sizes", type=SIZE, multiple=True, default=("1MiB", "25MiB"), help="Bytes of float32.")
-@click.option("--iters", type=click.IntRange(1), default=30, help="All-reduces of each size, with stamps and without.")
-@_DATAPATH
-@_JSON
-def profile(sizes: tuple[int, ...], iters: int, datapath: str, json_file: Path | None, **lab: Any) -> None:
+@_all_reduces(("1MiB", "25MiB"), 30)
+def profile(**options: Any) -> None:
     """What an all-reduce spends its time on: codec, system calls, XDP program, interpreter, waiting."""
     from tailbound_lab.bench.profile import run
 
-    run(spec_from_options(lab), sizes=sizes, iters=iters, datapath=datapath, json_file=json_file)
+    run(spec_from_options(options), **options)
 
 
 @bench.command()
@@ -133,7 +140,7 @@ def profile(sizes: tuple[int, ...], iters: int, datapath: str, json_file: Path |
 )  # fmt: skip
 @_VS
 @click.option("--seed", type=int, default=1, help="Of losses and bursts.")
-@_DATAPATH
+@_datapath()
 @_QUICK
 @_JSON
 def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, **settings: Any) -> None:
@@ -167,7 +174,7 @@ def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, 
     help="Only these; more than one allowed.", show_default=False,
 )  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Train on CUDA devices.  [default: cpu]")
-@_DATAPATH
+@_datapath()
 @click.option("--option", "options", metavar="NAME=VALUE", multiple=True, help="Of tailbound.torch.register.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
 @_QUICK
