@@ -14,7 +14,7 @@ import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.errors import ConfigError, LayoutError, TransportError
-from tailbound.torch import BackendOptions, TailboundProcessGroup, bounded, end_step, exact, register
+from tailbound.torch import BackendOptions, TailboundProcessGroup, backend_bounded, bounded, end_step, exact, register
 from torch_jobs import BOUND, PATIENT, backward, digest, gradient, model, nmse, same_everywhere
 
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -153,7 +153,6 @@ def kinds(rank: int) -> dict[str, Any]:
     """What is bounded within ``bounded()``, for every type and layout, and what stays exact."""
     ranks = dist.get_world_size()
     group = ours(dist.new_group(pg_options=patient()))
-    # other sizes every time: what looks like a step that repeats itself, and is none, waits for deadlines (of seconds)
     size = itertools.count(5000, 100)
 
     def close(value: torch.Tensor, right: torch.Tensor, bound: float = BOUND) -> None:
@@ -241,7 +240,7 @@ def kinds(rank: int) -> dict[str, Any]:
 
 
 def told(rank: int) -> list[int]:
-    """Steps whose ends are said, of sizes in which no pattern could be seen; steps of the job after each."""
+    """Steps whose ends are said, also unlike the ones before; steps of the job after each."""
     group, ranks, after = ours(), dist.get_world_size(), []
     for sizes in [(5000,)] * 3 + [(700, 700, 5000, 700)] * 4 + [(5000,)] * 2:
         with bounded(group):
@@ -307,6 +306,7 @@ def training(rank: int) -> dict[str, Any]:
                 net.zero_grad()
                 with bounded(group) if net is within else contextlib.nullcontext():
                     backward(net, rank, step)
+            end_step(group)
             for net in (within, hooked):
                 errors.append(nmse(gradient(net), gradient(plain)))
                 assert 0 < errors[-1] <= 3 * BOUND
@@ -390,9 +390,17 @@ def refusals(rank: int) -> None:
     group = dist.new_group(pg_options=BackendOptions(interface="nosuch0", bounded=True))
     with says(ConfigError, "nosuch0"):
         dist.all_reduce(values(rank), group=group)
+    backend_bounded.MAX_STEP_OPS = 4
     group = dist.new_group(pg_options=patient(ring_mib=0.1, bounded=True))
     with says(ConfigError, "larger ring"):
-        dist.all_reduce(torch.zeros(1 << 25), group=group)
+        dist.all_reduce(torch.zeros(1 << 20), group=group)
+    group = dist.new_group(pg_options=patient(bounded=True))
+    for _ in range(2):
+        for _ in range(3):
+            dist.all_reduce(values(rank), group=group)
+        with says(ConfigError, "call tailbound.torch.end_step() on all ranks"):
+            dist.all_reduce(values(rank), group=group)
+        end_step(group)
 
 
 def disagreement(rank: int) -> list[str]:
@@ -419,4 +427,5 @@ def killed(rank: int, victim: int, ready: Any, die: Any) -> tuple[int, list[int]
             die.wait()
         value = torch.ones(20000)
         dist.all_reduce(value, group=group)
+        end_step(group)
     return ops(group), ours(group).stats()["suspects"], float(value.mean())

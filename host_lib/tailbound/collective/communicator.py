@@ -462,11 +462,6 @@ class Communicator:
         lo, hi = chunks[chunk]
         return shape_for(hi - lo, self._row_width, bits, self.config.ranks).groups
 
-    def forget(self, bucket: int) -> None:
-        """Drops the scales of a bucket that will not come again; to be called by its ``done``, on all ranks."""
-        for key in [key for key in self.job.exponents if key[0] == bucket]:
-            del self.job.exponents[key]
-
     def drain(self, timeout: float = 10.0) -> bool:
         """Waits until nothing is in flight here; returns False if it took longer than ``timeout`` seconds."""
         return self._engine.drain(timeout)

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tailbound.collective.communicator import Communicator, Handling, jobs_here
+from tailbound.collective.communicator import MAX_STEP_OPS, Communicator, Handling, jobs_here
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.backend_work import BoundedWork
+from tailbound.torch.passes import Passes
 from tailbound.torch.paths import DTYPES, BucketPath
 from tailbound.torch.state import TailboundState
-from tailbound.torch.step_ends import CLOSING, MOST_OPS, Steps, Told, Turn
 
 
 def can_be_bounded(tensors: list[torch.Tensor], op: Any) -> bool:
@@ -34,7 +34,8 @@ class Bounded:
 
     def __init__(self, transport: dict[str, Any]) -> None:
         self._transport = transport
-        self._steps: Steps | Told = Steps()
+        self._steps = Passes()
+        self._buckets = self._ops = 0  # of the present step
         self._lock = threading.Lock()  # ops are placed in the order in which they are launched
         self._closed = False
         self.state: TailboundState | None = None
@@ -45,7 +46,7 @@ class Bounded:
         A sum is the average times the number of ranks, also where a rank's contribution is missing.
 
         Raises:
-            ConfigError: tensors on another device, or too large for the ring; invalid settings.
+            ConfigError: tensors on another device, or too large for the ring; a step without an end; invalid settings.
             CapabilityError, AttachError, LayoutError, TransportError: the job cannot start or go on.
         """
         for tensor in tensors:
@@ -58,21 +59,27 @@ class Bounded:
         with self._lock:
             communicator = self._communicator(group)
             for tensor in tensors:
-                ops = communicator.ops(tensor.numel())
-                if ops > MOST_OPS:
-                    raise ConfigError(f"a tensor of {tensor.numel()} entries needs {ops} ops: give a larger ring_mib")
-                turn = self._steps.take((tensor.numel(), tensor.dtype), ops)
-                _launch(communicator, tensor, turn, group.size() if op == dist.ReduceOp.SUM else 1, self._done(work))
+                self._ops += communicator.ops(tensor.numel())
+                if self._ops >= MAX_STEP_OPS:  # one is left for `end_step`
+                    raise ConfigError(
+                        f"rank {group.rank()}: bounded all-reduce {self._buckets} since the last end_step() brings the "
+                        f"step to {self._ops} ops, of {MAX_STEP_OPS} that a step can have: call tailbound.torch."
+                        "end_step() on all ranks after every step of training, or give a larger ring_mib"
+                    )
+                last = self._steps.call((tensor.numel(), tensor.dtype))
+                factor = group.size() if op == dist.ReduceOp.SUM else 1
+                _launch(communicator, tensor, self._buckets, last, factor, self._done(work))
+                self._buckets += 1
         return work
 
     def end_step(self, group: dist.ProcessGroup) -> None:
         """A step of training is over: see ``backend_modes.end_step``."""
         with self._lock:
-            if self._steps.over() and self.state is not None:
+            if self._steps.over():
                 nothing = torch.zeros(1)
-                _launch(self._communicator(group), nothing, Turn(CLOSING, True), 1, self._done(BoundedWork([nothing])))
-            if isinstance(self._steps, Steps):
-                self._steps = Told()
+                communicator, done = self._communicator(group), self._done(BoundedWork([nothing]))
+                _launch(communicator, nothing, self._buckets, True, 1, done)
+            self._buckets = self._ops = 0
 
     def _communicator(self, group: dist.ProcessGroup) -> Communicator:
         if self._closed:
@@ -119,7 +126,8 @@ def _place(group: dist.ProcessGroup) -> dict[str, Any]:
 def _launch(
     communicator: Communicator,
     tensor: torch.Tensor,
-    turn: Turn,
+    bucket: int,
+    last: bool,
     factor: int,
     done: Callable[[Outcome, BaseException | None], None],
 ) -> None:
@@ -141,8 +149,6 @@ def _launch(
     def back(outcome: Outcome) -> None:
         error: BaseException | None = outcome.error
         try:
-            if turn.odd:
-                communicator.forget(turn.bucket)
             with torch.inference_mode(inference):
                 if factor != 1 and not native:
                     flat.mul_(factor)
@@ -155,10 +161,10 @@ def _launch(
         done(outcome, error)
 
     communicator.launch(
-        turn.bucket,
+        bucket,
         path.values(flat),
         path.values(flat),
-        last=turn.last,
+        last=last,
         done=back,
         prepare=None if direct else read,
         handling=Handling(str(tensor.dtype).removeprefix("torch.")),

@@ -57,8 +57,8 @@ def exact(group: dist.ProcessGroup | None = None) -> _Mode:
 def end_step(group: dist.ProcessGroup | None = None) -> None:
     """Says that a step of training is over: all of its bounded all-reduces over ``group`` have been called.
 
-    The transport learns deadlines from steps that are alike. Without this they are guessed from the order of the calls.
-    To be called on all ranks at the same place, after every step or after none; nothing is waited for.
+    The transport learns deadlines from steps that are alike. Call it on all ranks at the same place after every step;
+    it waits for nothing. All-reduces that no call ends are one step, which raises once it has too many ops.
 
     Args:
         group: a group of the backend ``tailbound``; default: the default group.

@@ -21,9 +21,9 @@ from tailbound.errors import ConfigError
 from tailbound.settings.table import known
 from tailbound.torch.interfaces import interface_for
 from tailbound.torch.memory import check
+from tailbound.torch.passes import Passes
 from tailbound.torch.replica import local
 from tailbound.torch.state import TailboundState, model_digest
-from tailbound.torch.step_ends import Passes
 
 try:
     from torch.distributed.fsdp import FSDPModule
