@@ -85,7 +85,7 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "multicast_group": ("239.1.2.3", "239.1.2.4"),
     "result": ("peers", "multicast"),
     "resync_period": (200, 100),
-    "safeguard": ("skip_op=0.5", "skip_op=0.25"),
+    "safeguard": ("skip=0.5", "skip=0.25"),
     "share_rows": (True, False),
     "strict": (0.0, 2.0),
 }
@@ -243,7 +243,7 @@ def refusals(rank: int) -> None:
 
 def from_environment(rank: int) -> dict[str, Any]:
     """Options come from the environment where nobody gives them; wrong ones are refused before anything is opened."""
-    wrong = {"RING_MIB": "much", "HADAMARD": "maybe", "DEADLINE_MS": "5", "SAFEGUARD": "skip=1", "BITS": "5"}
+    wrong = {"RING_MIB": "much", "HADAMARD": "maybe", "DEADLINE_MS": "5", "SAFEGUARD": "warn=1", "BITS": "5"}
     for name, text in wrong.items():
         os.environ[f"TAILBOUND_{name}"], said = text, "nothing"
         try:
@@ -254,7 +254,7 @@ def from_environment(rank: int) -> dict[str, Any]:
         assert said.startswith(f"TAILBOUND_{name} is {text!r}: give "), said
     given = {
         "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "HADAMARD": "off", "SHARE_ROWS": "off",
-        "SAFEGUARD": "skip_op=0.5", "BITS": "4", "RESULT": "peers", "TIMEOUT": "60",
+        "SAFEGUARD": "skip=0.5", "BITS": "4", "RESULT": "peers", "TIMEOUT": "60",
         "START_MAX": "5", "STAGE_MAX": "3", "HOLD_MAX": "90.5", "MTU": "1200",
     }  # fmt: skip
     os.environ |= {f"TAILBOUND_{name}": text for name, text in given.items()}
@@ -264,7 +264,7 @@ def from_environment(rank: int) -> dict[str, Any]:
         return {
             "datapath": state.communicator.datapath, "ring": config.ring_mib, "rotate": config.rotate,
             "deadlines": (config.deadline_1, config.deadline_2), "share": config.share_rows,
-            "skip": config.safeguard.skip_op, "bits": state.bits, "result": config.result,
+            "skip": config.safeguard.skip, "bits": state.bits, "result": config.result,
             "patience": (config.start_max, config.stage_max, config.hold_max), "width": config.width,
         }  # fmt: skip
 

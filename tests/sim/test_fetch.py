@@ -49,7 +49,7 @@ def test_replicas_stay_equal_although_results_are_lost() -> None:
 
 def test_an_op_that_its_owner_skips_is_skipped_by_who_fetched_its_rows() -> None:
     """Rank 0 hears of it in these rows alone: it applied what the others did not. Rules: clock-15, clock-35."""
-    patient = {"fetch": FETCH, "deadline_2": 100 * MS, "stage_max": 200 * MS, "safeguard": Limits(skip_op=0.3)}
+    patient = {"fetch": FETCH, "deadline_2": 100 * MS, "stage_max": 200 * MS, "safeguard": Limits(skip=0.3)}
     with sim_team(RANKS, HASTY | patient) as job:
         unlike(job, 2)
         job[2].trouble(Trouble(seed=4, loss=0.9, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({1})))

@@ -69,7 +69,7 @@ def test_an_op_fails_where_all_frames_come_in_pieces() -> None:
 def test_an_owner_that_lost_too_much_makes_all_ranks_skip() -> None:
     """One rank hears nothing of the others' rows: all of them get zeros for this op, and go on with the next one."""
     ranks = 3
-    with sim_team(ranks, patient(**PLAIN, safeguard=Limits(skip_op=0.5, skip_smoothed=None))) as job:
+    with sim_team(ranks, patient(**PLAIN, safeguard=Limits(skip=0.5))) as job:
         job.allreduce(gradients("U", ranks, NUMEL, seed=0))
         for rank in (0, 2):
             job[rank].trouble(Trouble(1, loss=0.9, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({1})))
@@ -91,7 +91,7 @@ def test_an_owner_that_lost_too_much_makes_all_ranks_skip() -> None:
 
 def test_beyond_the_last_limit_every_rank_stops() -> None:
     ranks = 2
-    with sim_team(ranks, patient(**PLAIN, safeguard=Limits(stop_op=0.5))) as job:
+    with sim_team(ranks, patient(**PLAIN, safeguard=Limits(stop=0.5))) as job:
         job.allreduce(gradients("U", ranks, NUMEL, seed=0))
         job[0].trouble(Trouble(1, loss=0.95, types=frozenset({PacketType.CONTRIBUTION})))
         for _, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=1)):

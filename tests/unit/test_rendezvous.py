@@ -144,7 +144,7 @@ def test_cookies_are_never_zero_and_differ() -> None:
         ({"rotate": "auto"}, {"rotate": True}, "hadamard="),
         ({}, {"bits": 4}, "bits="),
         ({}, {"share_rows": False}, "share_rows="),
-        ({}, {"safeguard": Limits(skip_op=0.5)}, "the argument safeguard="),
+        ({}, {"safeguard": Limits(skip=0.5)}, "the argument safeguard="),
         ({"result": "multicast"}, {}, "the argument result="),
         ({}, {"ranks": 3}, "world size"),
     ],
@@ -174,7 +174,7 @@ def test_the_message_names_ranks_option_values_and_where_to_give_it() -> None:
 
 
 def test_limits_are_compared_in_the_words_of_their_variable() -> None:
-    limits = Limits(skip_op=0.5, warn_op=None, too_few="skip")
+    limits = Limits(skip=0.5, stop=None)
     assert LIMITS.parse(limits.text()) == limits
 
 

@@ -125,7 +125,7 @@ class Accounts:
         if flags & _STOP and op.outcome.error is None:
             op.outcome.error = TransportError(
                 f"rank {job.rank}: op {op.name}: more contributions were lost than the safeguard allows "
-                "(Limits.stop_op, stop_smoothed); `tailbound top` and stats()['ledger'] say between which ranks"
+                "(its stop=); `tailbound top` and stats()['ledger'] say between which ranks"
             )
 
     def in_pieces(self, op: Op) -> None:

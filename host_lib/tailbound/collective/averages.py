@@ -17,10 +17,9 @@ class Averages:
     """Looks at every op that is over.
 
     An op averages nothing if this rank got no row of it, or if a safeguard skipped it. These do not count: ops in which
-    all abstain or this rank is behind, and ops of a switch, which has a fallback; ops that are skipped because fewer
-    ranks have sent rows than ``min_contributors``, as was asked for; and those of a rank that has still to hear of an
-    owner map, or that hears fewer than a majority, since it is cut off and the others go on. Where all owners have left
-    the job they do: no majority may be left to agree on others.
+    all abstain or this rank is behind, ops of a switch, which has a fallback, and those of a rank that has still to
+    hear of an owner map, or that hears fewer than a majority, since it is cut off and the others go on. Where all owners
+    have left the job they do: no majority may be left to agree on others.
 
     Args:
         known: of this rank.
@@ -44,7 +43,7 @@ class Averages:
         step = op.place.step
         heard = self._heard(op)
         alone = len(heard) + 1 < majority(self._known.ranks) and not self._known.membership.gone.issuperset(_owners(op))
-        if alone or not _empty(op) or self._few(op) or self._misses_map(heard):
+        if alone or not _empty(op) or self._misses_map(heard):
             self._good, self._since = step, None
             return None
         if step == self._good:
@@ -57,12 +56,6 @@ class Averages:
         if not over or step == self._since or self._trying():
             return None
         return self._error(op, heard)
-
-    def _few(self, op: Op) -> bool:
-        """Whether ``op`` is skipped whatever becomes of rows: too few ranks have sent theirs in time (clock-15)."""
-        known, limits = self._known, self._known.config.safeguard
-        sent = set(known.records.all_contributed(known.peers, op.label)) - op.stayed_out
-        return op.outcome.skipped and limits.too_few == "skip" and len(sent) + 1 < limits.fewest(known.ranks)
 
     def _heard(self, op: Op) -> list[int]:
         """Peers of which anything of ``op`` came, or a word since it was launched."""

@@ -100,18 +100,13 @@ def _deadlines(text: str) -> tuple[float, float] | None:
 
 
 def _limits(text: str) -> Limits:
-    known = {field.name: field for field in fields(Limits)}
-    found: dict[str, Any] = {}
+    known = [field.name for field in fields(Limits)]
+    found: dict[str, float | None] = {}
     for part in text.split(","):
         name, equals, value = (x.strip() for x in part.partition("="))
         if not equals or name not in known:
             raise ValueError(text)
-        if name == "too_few":
-            found[name] = value.lower()
-        elif name == "min_contributors":
-            found[name] = int(value)
-        else:
-            found[name] = None if value.lower() == "never" else float(value)
+        found[name] = None if value.lower() == "never" else float(value)
     return Limits(**found)
 
 

@@ -144,7 +144,7 @@ OPTIONS = (
     ),
     _option("hadamard", on_off("auto"), True, "rotate, so that losses are spread thinly; `auto`: while there are any"),
     _option(
-        "safeguard", LIMITS, None, "limits of loss beyond which to warn, skip an op or stop",
+        "safeguard", LIMITS, None, "fractions of an op's rows lost beyond which to skip it, or to stop",
         otherwise="those of `transport.safeguard.Limits`",
     ),
     _option("timeout", number(above=0), 180.0, "seconds to wait for the other ranks at the start"),

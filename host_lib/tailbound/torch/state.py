@@ -58,7 +58,7 @@ class TailboundState(Recovery):
             longer the second half for results; None: learned.
         hadamard: rotate, so that a lost packet costs every entry a little instead of some entries everything.
             ``"auto"``: only while packets are lost, switched at the same op on all ranks.
-        safeguard: limits of loss beyond which to warn, skip an op, or stop (``transport.safeguard.Limits``).
+        safeguard: limits of loss beyond which to skip an op, or to stop (``transport.safeguard.Limits``).
         timeout: seconds to wait for the other ranks at the start.
         start_max: seconds that an op waits at least for a majority of ranks to begin it too. More where ranks begin a
             step far apart (a first step that compiles).

@@ -2,8 +2,7 @@
 
 ``Safeguard``: every row has one owner, and an owner's verdict travels in the flags of its result rows: so all ranks
 that have a row of it decide alike, without a word more. Loss here is what is missing of ranks that did bring rows or
-said that they had sent them; ranks of which nothing came at all are counted by ``min_contributors`` (clock-15 and
-clock-24).
+said that they had sent them; an average of fewer ranks than a majority is warned of (clock-15 and clock-24).
 
 ``Rotation``: the Hadamard rotation spreads a lost packet thinly over many entries and costs a pass over the gradient.
 Where nothing is lost it only costs (OptiReduce, NSDI'25, section 3.4, switches it likewise), so ``auto`` follows the
@@ -20,8 +19,10 @@ from enum import IntEnum
 
 from tailbound.errors import ConfigError
 
-#: Weight of one op in the smoothed loss, for limits and for the rotation.
-WEIGHT, _ROTATION_WEIGHT = 1 / 50, 1 / 100
+#: Loss of one op, and smoothed loss, above which there is a warning.
+WARN_OP, WARN_SMOOTHED = 0.10, 0.02
+#: Weight of one op in the smoothed loss, for warnings and for the rotation.
+_WEIGHT, _ROTATION_WEIGHT = 1 / 50, 1 / 100
 #: Smoothed loss above which the rotation is wanted, and below which it may go.
 ON_ABOVE, OFF_BELOW = 0.005, 0.0005
 #: Ops without need on any rank before the rotation goes.
@@ -39,38 +40,21 @@ class Action(IntEnum):
 
 @dataclass(frozen=True)
 class Limits:
-    """Fractions of rows beyond which something is done; None: never.
+    """Fractions of an op's rows beyond which an owner that lost them acts; None: never.
 
     Attributes:
-        warn_op, warn_smoothed: say so, for one op and for the smoothed loss.
-        skip_op, skip_smoothed: nobody applies the op: its average is zero and flagged ``skipped``.
-        stop_op, stop_smoothed: the next launch raises ``TransportError`` on every rank.
-        min_contributors: fewest ranks in an average, own included; 0: a majority of all.
-        too_few: what to do with fewer (clock-15): ``none``, ``warn``, ``skip`` or ``stop``.
+        skip: nobody applies the op: its average is zero and flagged ``skipped``.
+        stop: the next launch raises ``TransportError`` on every rank.
     """
 
-    warn_op: float | None = 0.10
-    warn_smoothed: float | None = 0.02
-    skip_op: float | None = 0.80
-    skip_smoothed: float | None = 0.50
-    stop_op: float | None = None
-    stop_smoothed: float | None = None
-    min_contributors: int = 0
-    too_few: str = "warn"
+    skip: float | None = 0.80
+    stop: float | None = None
 
     def __post_init__(self) -> None:
-        for field in fields(self)[:6]:
+        for field in fields(self):
             value = getattr(self, field.name)
             if value is not None and not 0 <= value <= 1:
                 raise ConfigError(f"safeguard {field.name} is {value}: give a fraction of 0..1, or None for never")
-        if self.min_contributors < 0:
-            raise ConfigError(f"safeguard min_contributors is {self.min_contributors}: give 0 (a majority) or more")
-        if self.too_few.upper() not in Action.__members__:
-            raise ConfigError(f"safeguard too_few is {self.too_few!r}: give 'none', 'warn', 'skip' or 'stop'")
-
-    def fewest(self, ranks: int) -> int:
-        """Contributors that an average of ``ranks`` is to have."""
-        return self.min_contributors or ranks // 2 + 1
 
     def text(self) -> str:
         """As ``TAILBOUND_SAFEGUARD`` takes it."""
@@ -93,16 +77,9 @@ class Safeguard:
     """Judges one stage's ops in the order in which they end."""
 
     def __init__(self, limits: Limits, ranks: int) -> None:
-        self._few = Action[limits.too_few.upper()]
-        self._order = (
-            (Action.STOP, limits.stop_op, limits.stop_smoothed),
-            (Action.SKIP, limits.skip_op, limits.skip_smoothed),
-            (Action.WARN, limits.warn_op, limits.warn_smoothed),
-        )
-        #: smoothed loss up to which an op without losses calls for nothing
-        self._calm = min((smooth for _, _, smooth in self._order if smooth is not None), default=1.0)
-        self._fewest = limits.fewest(ranks)
-        #: exponentially smoothed loss, the weight of an op being ``WEIGHT``
+        self._order = ((Action.STOP, limits.stop), (Action.SKIP, limits.skip), (Action.WARN, WARN_OP))
+        self._majority = ranks // 2 + 1
+        #: exponentially smoothed loss
         self.smoothed = 0.0
 
     def judge(self, expected: int, taken: int, contributors: int | None = None) -> Finding:
@@ -113,17 +90,16 @@ class Safeguard:
             contributors: ranks of which anything is in the averages, own included; None: does not matter here.
         """
         loss = 1 - taken / expected if expected else 0.0
-        self.smoothed += (loss - self.smoothed) * WEIGHT
-        few = contributors is not None and contributors < self._fewest
-        if loss == 0 and not few and self.smoothed <= self._calm:
-            return _NOTHING
-        for action, one, smooth in self._order:
-            if few and self._few == action:
-                return Finding(action, f"{contributors} contributors, fewer than {self._fewest}")
-            if one is not None and loss > one:
-                return Finding(action, f"{loss:.1%} of an op's rows lost, more than {one:.1%}")
-            if smooth is not None and self.smoothed > smooth:
-                return Finding(action, f"{self.smoothed:.1%} of rows lost in the last ops, more than {smooth:.1%}")
+        self.smoothed += (loss - self.smoothed) * _WEIGHT
+        for action, limit in self._order:
+            if limit is not None and loss > limit:
+                return Finding(action, f"{loss:.1%} of an op's rows lost, more than {limit:.1%}")
+        if contributors is not None and contributors < self._majority:
+            return Finding(Action.WARN, f"{contributors} contributors, fewer than {self._majority}")
+        if self.smoothed > WARN_SMOOTHED:
+            return Finding(
+                Action.WARN, f"{self.smoothed:.1%} of rows lost in the last ops, more than {WARN_SMOOTHED:.1%}"
+            )
         return _NOTHING
 
 
