@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 import cases
-from tailbound.codec import reference_bits
+import reference
 from tailbound.wire.schema import Flag, PacketType, Verdict
 
 SLOT = cases.SEQ & (cases.SUM_ROWS - 1)
@@ -36,7 +36,7 @@ def check_sums(world: Any, count: int, flag: Flag = Flag.NIBBLES) -> None:
         verdict, _ = world.take(nibbles(sender + 1, payload.tobytes(), flag))
         assert verdict == (Verdict.ADDED if sender else Verdict.STORED)
         assert world.take(nibbles(sender + 1, payload.tobytes(), flag))[0] == Verdict.DUPLICATE
-    want = reference_bits.sums_of(payloads, np.zeros(3, np.uint8), 4, wide)
+    want = reference.sums_of(payloads, np.zeros(3, np.uint8), 4, wide)
     assert np.array_equal(world.store.sums[SLOT, :size], want)
     assert np.array_equal(world.store.sums[SLOT, size:], before[size:])
     record = world.store.slots[SLOT]

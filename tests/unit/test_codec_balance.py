@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import reference
 from device_cases import SCRATCH, SEED, SIZES, Results, check, coder, encoded, gaussian, measured, uneven
 from tailbound.codec import decode as host_decode
 from tailbound.codec import encode as host
-from tailbound.codec import reference, reference_bits
 from tailbound.codec.balance import EVEN, EXPONENT_MOST, Ranges, powers, ranges_of
 from tailbound.codec.decode import MISSING
 from tailbound.codec.feedback import read_back, write_residual
@@ -45,7 +45,7 @@ def test_encode_equals_the_reference(rotate: bool) -> None:
         out = encoded(host, x, shape, exponents, rotate, ranges)
         expected = reference.encode(x, shape, SEED, 1, 6, exponents, rotate, 3, ranges)
         assert out.done == (True, 0)
-        assert np.array_equal(out.packets[out.placement.position, 64:], expected.codes), numel
+        assert np.array_equal(out.packets[out.placement.position, 64:], expected.payload), numel
         assert np.array_equal(out.need, expected.need), numel
 
 
@@ -57,7 +57,7 @@ def test_encode_with_other_bits_equals_the_reference(bits: int, rotate: bool) ->
         x = spread(numel, ranges, numel)
         exponents = exponents_for(x, shape, rotate, ranges)
         out = encoded(host, x, shape, exponents, rotate, ranges)
-        expected = reference_bits.encode(x, shape, SEED, 1, 6, exponents, rotate, 3, ranges)
+        expected = reference.encode(x, shape, SEED, 1, 6, exponents, rotate, 3, ranges)
         assert np.array_equal(out.packets[out.placement.position, 64:], expected.payload), numel
         assert np.array_equal(out.need, expected.need), numel
 
@@ -73,7 +73,7 @@ def test_any_shape_shift_and_half_precision(numel: int, width: int, lower: int, 
     outs = [encoded(host, each, shape, exponents, rotate, ranges) for each in (x, half)]
     expected = reference.encode(x, shape, SEED, 1, 6, exponents, rotate, 3, ranges)
     for out in outs:
-        assert np.array_equal(out.packets[out.placement.position, 64:], expected.codes)
+        assert np.array_equal(out.packets[out.placement.position, 64:], expected.payload)
         assert np.array_equal(out.shift, expected.shift)
         assert out.done == (True, expected.clipped)
 

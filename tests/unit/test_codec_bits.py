@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tailbound.codec import reference_bits as reference
+import reference
+from reference import Rank, Row
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.feedback import read_back, write_residual
@@ -19,7 +20,6 @@ from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.planes import check_bits
 from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
-from tailbound.codec.reference import Rank, Row
 from tailbound.codec.scale import cold_exponents, scales_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import RANKS_IN_BYTES, Shape, shape_for

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tailbound.codec import reference
+import reference
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.records import Coding, Received
 from tailbound.codec.scratch import Scratch

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailbound.codec import reference
+import reference
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, mix, rounding_seed, row_key, step_of
 from tailbound.codec.shape import shape_for
 

@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import reference
 from device_cases import Results, check, coder, finite_need, gaussian, measured, uneven
 from tailbound.codec import encode as host
-from tailbound.codec import reference
 from tailbound.codec.balance import EVEN
 from tailbound.codec.decode import MISSING
 from tailbound.codec.records import Coding

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import reference
+import reference
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.scale import headroom_of, shift_cap_of
 from tailbound.codec.shape import shape_for
@@ -367,10 +367,11 @@ class Reference:
         need = np.max([c.need for c in coded], axis=0)
         for k in range(shape.rows):
             g = k // shape.group_rows
-            lanes = np.sum([reference.to_lanes(c.codes[k]).astype(np.int64) << int(c.shift[g]) for c in coded], axis=0)
+            payloads, shifts = np.stack([c.payload[k] for c in coded]), np.stack([c.shift[g] for c in coded])
+            sums = reference.sums_of(payloads, shifts, 8)
             units = sum(1 << int(c.shift[g]) for c in coded)
             row = reference.Row(k, int(e[g]), units, range(self.ranks))
-            codes[k], scale[k] = reference.mean(lanes, row, seed, self.ranks)
+            codes[k], scale[k] = reference.mean(sums, row, seed, self.ranks)
         fits = need.astype(np.int32) + headroom
         rises = np.maximum(np.minimum(fits, e + 4), fits - 4 * (cap - 2)) if cap > 2 else fits  # codec-10
         self.exponents = np.where(need == EXPONENT_NONE, e, rises).astype(np.int16)

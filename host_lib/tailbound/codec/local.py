@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import reference
 from tailbound.codec.balance import EVEN, Ranges
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.encode import encode, measure
@@ -177,11 +176,11 @@ class LocalJob:
                 halves = np.stack((sent_codes & 15, sent_codes >> 4), axis=1).reshape(shape.rows, 2, -1, 8)
                 codes = halves.swapaxes(1, 2).reshape(shape.rows, -1)
                 if shape.wide:
-                    lanes += reference.to_lanes(codes)
+                    lanes += _to_lanes(codes)
                 else:
                     lanes.view(np.uint8)[:] += codes
             else:
-                lanes += reference.to_lanes(sent_codes) << k[:, None]
+                lanes += _to_lanes(sent_codes) << k[:, None]
             rows["count"] += taken
             rows["ranks"][:, sender >> 6] |= np.where(taken, np.uint64(1 << (sender & 63)), np.uint64(0))
             rows["units"] += np.where(taken, 1 << k, 0).astype(np.uint32)
@@ -222,3 +221,9 @@ def nmse(value: NDArray[np.float32], gradients: Sequence[NDArray[np.float32]]) -
     """Squared error of ``value`` against the float64 mean of ``gradients``, over the mean's squared norm."""
     exact = np.mean([g.astype(np.float64) for g in gradients], axis=0)
     return float(((value - exact) ** 2).sum() / (exact**2).sum())
+
+
+def _to_lanes(codes: NDArray[np.uint8]) -> NDArray[np.uint16]:
+    """Codes [..., V] in the lane order of the sums ring: u16[..., V]."""
+    eights = codes.reshape(*codes.shape[:-1], codes.shape[-1] // 8, 4, 2)
+    return np.swapaxes(eights, -1, -2).astype(np.uint16).reshape(codes.shape)
