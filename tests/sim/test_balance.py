@@ -101,3 +101,24 @@ def test_a_rank_that_knows_no_scales_is_in_again_after_an_op() -> None:
             assert outcome.delivered == outcome.expected
             np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
         assert nmse(results[0][0], exact_mean(inputs_of(seed + 5, 1e-2))) < 2e-3
+
+
+def test_exponents_wait_for_a_rank_that_cannot_get_their_table() -> None:
+    """It never averages by other exponents than the rest: all keep those they have until it has acknowledged."""
+    with sim_team(RANKS, patient(**SETTINGS)) as job:
+        maps = job[2]._engine.maps
+        fetch, maps.fetch = maps.fetch, lambda *_: None
+        for seed in range(12):
+            results = step(job, seed, 1e-2)
+            for out, outcome in results:
+                assert outcome.delivered == outcome.expected
+                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        assert not any(changes(job))
+        maps.fetch = fetch
+        settled: set[int] = {0}
+        for seed in range(12, 100):
+            step(job, seed, 1e-2)
+            settled = {member.job.sequence.map.balance for member in job.communicators}
+            if 0 not in settled:
+                break
+        assert len(settled - {0}) == 1

@@ -38,20 +38,22 @@ def test_what_was_lost_on_purpose_is_booked_as_lost(kind: PacketType, stage: str
     ranks = 3
     with sim_team(ranks, patient(**PLAIN)) as job:
         job.allreduce(gradients("U", ranks, NUMEL, seed=99))
-        troubles = job.trouble(lambda: Trouble(7, loss=0.03, types=frozenset({kind})))
+        troubles = job.trouble(lambda: Trouble(7, loss=0.03, duplicate=0.03, types=frozenset({kind})))
         for op in range(6):
             for out, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=op)):
                 assert outcome.error is None
                 assert np.isfinite(out).all()
         check(job)
-        lost = 0
+        lost = doubled = 0
         for rank, member in enumerate(job.communicators):
             for peer, entry in member.stats()["ledger"][stage].items():
                 assert entry["lost"] == troubles[int(peer)].dropped.get((rank, kind), 0), (rank, peer)
                 assert entry["absent"] == entry["refused"] == entry["late"] == 0
                 assert entry["expected"] == entry["taken"] + entry["lost"]
                 lost += entry["lost"]
+                doubled += entry["duplicated"]
         assert lost > 20
+        assert 20 < doubled <= sum(trouble.doubled for trouble in troubles)
 
 
 def test_an_op_fails_where_all_frames_come_in_pieces() -> None:
@@ -64,6 +66,7 @@ def test_an_op_fails_where_all_frames_come_in_pieces() -> None:
         (_, outcome), _ = job.allreduce(gradients("U", 2, NUMEL, seed=0))
         assert isinstance(outcome.error, TransportError)
         assert "in pieces" in str(outcome.error)
+        assert job[0].stats()["event_counts"]["not_linear"] == 1
 
 
 def test_an_owner_that_lost_too_much_makes_all_ranks_skip() -> None:

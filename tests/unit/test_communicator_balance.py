@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support import PATIENCE, Team, exact_mean, gradients, hasty, nmse, patient, team
-from tailbound.collective import balancing, execute, jump
-from tailbound.collective.actions import Measure
+from support import PATIENCE, Team, exact_mean, gradients, nmse, patient, team
+from tailbound.collective import balancing, jump
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import TransportError
@@ -85,31 +84,6 @@ def test_a_small_tensor_keeps_its_precision_once_exponents_are_agreed_on(bits: i
         assert {key[3] >> 8 for key in known.exponents} <= marks  # scales of older ones are gone
 
 
-def test_other_exponents_make_no_op_cold_and_no_row_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Scales move with exponents by what the table says; from the first op under them on all ranks have the same."""
-    with team(3, patient(balance=True)) as job:
-        for seed in range(3):
-            step(job, inputs_of(3, seed))
-
-        def cold(*_: object) -> None:
-            raise AssertionError("an op is cold")
-
-        monkeypatch.setitem(execute._EXECUTE, Measure, cold)
-        first, changed = settled(job), 0
-        for seed in range(3, 40):
-            results = step(job, inputs := inputs_of(3, seed, (1.0, 1e-3 if seed < 20 else 1.6e-2, 0.0)))
-            changed += settled(job) != first
-            first = settled(job)
-            for out, outcome in results:
-                assert outcome.error is None
-                assert outcome.delivered == outcome.expected
-                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
-            assert not sum(outcome.clipped for _, outcome in results)
-            assert nmse(results[0][0], exact_mean(inputs)) < 0.02
-        assert changed >= 2
-        assert all("SCALE_MISMATCH" not in c.stats()["drops"] for c in job.communicators)
-
-
 def test_a_tensor_that_becomes_a_thousand_times_larger_is_clipped_once_at_most() -> None:
     """What no shift holds is clipped and counted in one op; then scales fit, and exponents follow."""
     with team(3, patient(balance=True)) as job:
@@ -126,37 +100,6 @@ def test_a_tensor_that_becomes_a_thousand_times_larger_is_clipped_once_at_most()
             results = step(job, inputs)
         assert settled(job) != first
         assert nmse(results[0][0], exact_mean(inputs)) < 1.5e-3  # until then what is beside it was noise
-
-
-def test_without_the_option_nothing_is_agreed_on() -> None:
-    with team(2, patient()) as job:
-        for seed in range(12):
-            step(job, inputs_of(2, seed))
-        assert not any(c.job.counters["exponents_settled"] for c in job.communicators)
-
-
-def test_a_rank_without_the_table_is_refused_and_never_averaged_by_other_exponents(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The others wait for its acknowledgement, take it for dead while it does not answer, and it comes back."""
-    with team(3, hasty(balance=True, suspect_after=2)) as job:
-        original, blocked = balancing.fetch, [True]
-
-        def fetch(pull: Callable[..., bytes], rank: int, digest: int) -> bytes:
-            if blocked[0] and getattr(pull, "__self__", None) is job[2].reliable:
-                raise TransportError("not now")
-            return original(pull, rank, digest)
-
-        monkeypatch.setattr(balancing, "fetch", fetch)
-        for seed in range(12):
-            results = step(job, inputs_of(3, seed))
-            for out, outcome in results:
-                assert outcome.error is None
-                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
-        assert [settled(job, rank) for rank in range(3)] == [0, 0, 0]  # who lives has to acknowledge
-        blocked[0] = False
-        until(job, lambda: all(settled(job, rank) for rank in range(3)))
-        assert len({settled(job, rank) for rank in range(3)}) == 1
 
 
 def test_who_jumps_gets_the_exponents_with_its_place() -> None:

@@ -1,18 +1,13 @@
-"""Repair in whole all-reduces over udp in one process (clock-23), and answers packet by packet.
-
-Counted to the row it is in ``sim/test_repair.py``, where no thread stands still.
-"""
+"""Answers to repair requests packet by packet (clock-23), and what is fetched; whole jobs: ``sim/test_repair.py``."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
 
-from first_time import FirstTime, dropped, total
-from support import MS, PATIENCE, Team, Trouble, exact_mean, gradients, nmse, patient, team
+from support import MS, PATIENCE, Team, gradients, patient, team
 from tailbound.collective import fetch, fetched
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.retransmit import answer
@@ -24,74 +19,6 @@ from tailbound_lab.simulate.messages import read
 NUMEL = 8 * 64 * 256
 ROWS = 8 * 64
 SETTINGS = patient(quiet=20 * MS)
-
-
-def lossy(job: Team, loss: float, *types: PacketType, kind: type[Trouble] = FirstTime) -> list[Trouble]:
-    return [kind(seed=4, loss=loss, types=frozenset(types)).attach(member) for member in job.communicators]
-
-
-def twice(job: Team) -> int:
-    """Rows that came both on their first way, late, and on the second."""
-    drops = [member.stats()["drops"] for member in job.communicators]
-    return sum(n for d in drops for reason, n in d.items() if reason.startswith("DUPLICATE"))
-
-
-def test_lost_results_come_back_and_replicas_stay_equal() -> None:
-    """5 % of all results lost: nothing is missing in the end, and all ranks hold the same bits."""
-    ranks = 3
-    with team(ranks, SETTINGS) as job:
-        troubles = lossy(job, 0.05, PacketType.RESULT)
-        for op in range(12):
-            inputs = gradients("U", ranks, NUMEL, seed=op)
-            results = job.allreduce(inputs)
-            for out, outcome in results:
-                assert (outcome.delivered, outcome.failed_groups) == (outcome.expected, 0)
-                np.testing.assert_array_equal(out, results[0][0])
-            assert nmse(results[0][0], exact_mean(inputs)) <= 1.6e-2
-        lost = dropped(troubles, PacketType.RESULT)
-        assert lost > 12 * ROWS * 2 * 0.03
-        # where a thread stood still for longer than q, rows are asked for that are only late, and come twice
-        assert lost <= total(job, "repair_rows_asked") <= lost + twice(job)
-        assert lost - twice(job) <= total(job, "rows_repaired") <= total(job, "repair_rows_asked")
-        assert total(job, "repair_rows_sent") >= lost
-        assert total(job, "repair_gone") == 0
-        came = sum(member.job.repairs.came[1] for member in job.communicators)
-        assert lost - twice(job) <= int(came.sum()) <= lost + twice(job)
-
-
-# -- over the reliable path -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("bits", [16, 8, 4])
-def test_lost_results_are_fetched_and_replicas_stay_equal(bits: int) -> None:
-    """A twentieth of all results lost, and none repaired: every one comes over TCP, to the bit. Rule: clock-35."""
-    ranks = 3
-    with team(ranks, SETTINGS | {"repair": False, "bits": bits, "fetch": 10_000 * MS}) as job:
-        troubles = lossy(job, 0.05, PacketType.RESULT)
-        for op in range(4):
-            results = job.allreduce(gradients("U", ranks, NUMEL, seed=op))
-            for out, outcome in results:
-                assert (outcome.delivered, outcome.missed, outcome.failed_groups) == (outcome.expected, 0, 0)
-                np.testing.assert_array_equal(out, results[0][0])
-        assert total(job, "rows_fetched") == total(job, "rows_given") == dropped(troubles, PacketType.RESULT) > 0
-
-
-def test_an_owner_that_does_not_answer_is_waited_for_as_long_as_said() -> None:
-    """And nothing of it counts afterwards. Rule: clock-35."""
-    ranks, wait = 3, 300 * MS
-    over = threading.Event()
-    with team(ranks, SETTINGS | {"repair": False, "fetch": wait}) as job:
-        job.allreduce(gradients("U", ranks, NUMEL, seed=0))
-        job[1].reliable.serve(fetch.REQUEST, lambda _: over.wait(PATIENCE) and [])
-        Trouble(seed=4, loss=0.05, types=frozenset({PacketType.RESULT}), to=frozenset({0})).attach(job[1])
-        try:
-            results = job.allreduce(gradients("U", ranks, NUMEL, seed=1))
-        finally:
-            over.set()
-        assert results[0][1].nanoseconds >= wait
-        assert results[0][1].missed == job[0].job.counters["rows_fetch_asked"] > 0
-        assert results[2][1].missed == 0
-        assert job[0].job.counters["rows_fetched"] == 0
 
 
 def test_what_cannot_be_fetched_is_refused() -> None:
@@ -241,19 +168,3 @@ def test_requests_that_cannot_be_met_are_answered_with_gone() -> None:
         ahead = (labels[-1] + (5 << 10)) & 0xFFFFFFFF
         assert voice.tell((PacketType.REPAIR, ahead, tag, 0, ROWS // 2, b"\x80")) == []  # not finished here
         assert job[0].stats()["counters"]["control_refused"] == 1
-
-
-def test_a_rank_that_closes_still_answers() -> None:
-    """The last op: one rank has all it needs and says goodbye, the other still gets what it misses (clock-15)."""
-    with team(2, SETTINGS) as job:
-        FirstTime(seed=4, loss=0.2, types=frozenset({PacketType.RESULT})).attach(job[0])
-
-        def one(communicator: Communicator) -> Any:
-            data = gradients("U", 2, NUMEL, seed=1)[communicator.config.rank]
-            outcome = communicator.allreduce(data, np.empty_like(data)).result(PATIENCE)
-            communicator.close()
-            return outcome
-
-        for outcome in job.each(one):
-            assert outcome.delivered == outcome.expected
-        assert job[1].job.counters["rows_repaired"] > 0

@@ -18,8 +18,8 @@ class Averages:
 
     An op averages nothing if this rank got no row of it, or if a safeguard skipped it. These do not count: ops in which
     all abstain or this rank is behind, ops of a switch, which has a fallback, and those of a rank that has still to
-    hear of an owner map, or that hears fewer than a majority, since it is cut off and the others go on. Where all owners
-    have left the job they do: no majority may be left to agree on others.
+    hear of an owner map, or that hears fewer than a majority, since it is cut off and the others go on. Where all
+    owners have left the job they do: no majority may be left to agree on others.
 
     Args:
         known: of this rank.
