@@ -13,10 +13,7 @@ import bare_cases
 import cases
 from cases import COOKIE, EXPONENT, LAYOUT, NEED, OP, RESULT_BASE, RESULT_ROWS, ROWS, SUM_BASE, SUM_ROWS, WIDTH
 from tailbound.datapath.tables import CONTROL_QUEUE, CONTROLS_LOST, EVENT_QUEUE, EVENTS_LOST
-from tailbound.transport.incast import Incast, granted
-from tailbound.transport.pace import Pacer
 from tailbound.wire import packets
-from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import (
     EXPONENT_NONE,
     HEADER_BYTES,
@@ -104,63 +101,6 @@ def test_256_ranks_fill_the_lanes() -> None:
     assert kinds == [Event.OPENED, Event.MAJORITY, Event.MAJORITY, Event.TAIL, Event.COMPLETE]
 
 
-def test_an_op_in_random_order_with_duplicates_adds_every_row_once(world: World) -> None:
-    rng = random.Random(7)
-    rows = {(s, r): rng.randbytes(cases.CODES) for s in (1, 2, 3) for r in range(ROWS)}
-    arriving = [key for key in rows for _ in range(3)]
-    rng.shuffle(arriving)
-    for sender, row in arriving:
-        world.take(row_packet(rng, sender, rows[sender, row], seq=SUM_BASE + row, row=row))
-    for row in range(ROWS):
-        expected = sum(as_sums(rows[s, row]) for s in (1, 2, 3))
-        assert (world.lanes((SUM_BASE + row) & (SUM_ROWS - 1), cases.CODES) == expected).all()
-    op = world.store.ops[op_slot(OP)]
-    assert (op["rows"], op["rows_complete"], op["progress"]) == (ROWS, ROWS, 3 * ROWS)
-    assert [kind for kind, _, _ in world.tables.take_events()].count(Event.COMPLETE) == 1
-    counted = world.ledger()[1:4, [Verdict.STORED, Verdict.ADDED, Verdict.DUPLICATE]].sum(axis=0)
-    assert counted.tolist() == [ROWS, 2 * ROWS, 6 * ROWS]
-
-
-def test_slots_are_used_again_without_clearing(world: World) -> None:
-    """Rule: kernel-16."""
-    rng = random.Random(8)
-    for lap in range(5):
-        op = op_label(3 + lap, 0)
-        world.control(sum_base=SUM_BASE + lap * SUM_ROWS, released=op_label(2 + lap, 0))
-        last = {s: rng.randbytes(64) for s in (3, 1, 2)}
-        for sender, codes in last.items():
-            world.take(row_packet(rng, sender, codes, op=op, seq=cases.SEQ + lap * SUM_ROWS))
-        slot = cases.SEQ & (SUM_ROWS - 1)
-        assert (world.lanes(slot, 64) == sum(as_sums(codes) for codes in last.values())).all()
-        assert (world.store.slots[slot]["op"], world.store.slots[slot]["count"]) == (op, 3)
-
-
-@pytest.mark.parametrize("start", [0xFFFFFF00, 0xFFFFFFFE, 0x7FFFFFFE, 0])
-def test_ops_and_rows_over_the_wrap(start: int) -> None:
-    """One op after another, one row each, labels and row sequences running over the end of the number circle."""
-    world = World()
-    world.control(first_op=start, map_since=start, sum_base=start, result_base=start, released=start - 1 & 0xFFFFFFFF)
-    world.tables.seal((start - 1) & 0xFFFFFFFF, 0, SUM_ROWS)
-    rng = random.Random(start)
-    for i in range(600):
-        op = (start + i) & 0xFFFFFFFF
-        fields = {"op": op, "seq": op, "rows": 1, "row": 0, "contributed": op, "published": op}
-        world.control(sum_base=op, result_base=op, released=(op - 1) & 0xFFFFFFFF)
-        codes = rng.randbytes(16)
-        assert world.take(row_packet(rng, 1, codes, **fields))[0] == Verdict.STORED
-        assert world.take(row_packet(rng, 2, codes, **fields))[0] == Verdict.ADDED
-        assert (world.lanes(op & (SUM_ROWS - 1), 16) == 2 * as_sums(codes)).all()
-        assert world.take(cases.result(1, 16, **fields))[0] == Verdict.RESULT_TAKEN
-        world.tables.seal(op, op, 1)
-        assert world.take(row_packet(rng, 3, codes, **fields))[0] == Verdict.LATE
-        if i:
-            older = {"op": (op - 1) & 0xFFFFFFFF, "seq": (op - 1) & 0xFFFFFFFF}
-            assert world.take(row_packet(rng, 3, codes, **(fields | older)))[0] == Verdict.STALE_OP
-    last = (start + 599) & 0xFFFFFFFF
-    state = world.store.peer_states[1]
-    assert (state["newest"], state["contributed"], state["published"]) == (last, last, last)
-
-
 def test_seals_wrap_round_the_ring(world: World) -> None:
     world.tables.seal(OP, SUM_BASE + SUM_ROWS - 2, 4)  # the last two rows of this lap, the first two of the next
     first = SUM_BASE & (SUM_ROWS - 1)
@@ -246,23 +186,6 @@ def test_marks_only_rise_and_advertisements_follow(world: World) -> None:
     world.control(cookie=COOKIE + 1)
     world.take(cases.ready(cookie=COOKIE + 1, op=OP - 1, contributed=OP - 6))
     assert state.tolist()[:4] == (COOKIE + 1, OP - 6, 0, OP - 1)
-
-
-def test_a_grant_ends_when_its_receiver_has_recovered(world: World) -> None:
-    """Rules: clock-24, kernel-12. A receiver that takes all again said 0, which changes nothing within a job."""
-    incast, pacer = Incast(7), Pacer(range(1, 8), speed=1.25e8)
-
-    def said() -> set[int]:
-        world.take(cases.ready(contributed=OP, incast=incast.advertised))
-        pacer.grant(1, granted(int(world.store.peer_states[1]["incast"]), 7))
-        return pacer.limited
-
-    for _ in range(8):
-        incast.observe(1000, 100)
-    assert said() == {1}
-    for _ in range(500):
-        incast.observe(1000, 0)
-    assert said() == set()
 
 
 def test_the_newest_op_is_known_even_beyond_the_window(world: World) -> None:
@@ -363,13 +286,6 @@ def test_a_received_buffer_is_the_packets_in_it(rows: list[int], count: int) -> 
     assert together.store.slots.tobytes() == apart.store.slots.tobytes()
 
 
-def test_the_last_segment_may_be_shorter(world: World) -> None:
-    parts = [cases.contribution(1), cases.contribution(1, row=6, seq=cases.SEQ + 1), cases.ready(1)]
-    world.feed(b"".join(parts), 1, segment=len(parts[0]))
-    assert world.tables.take_controls() == [parts[2]]
-    assert world.ledger()[1, Verdict.STORED] == 2
-
-
 def test_segments_of_an_odd_size_leave_the_last_one_unaligned(world: World) -> None:
     probe = cases.control_packet(PacketType.PROBE)
     for odd in (81, 83, 99, 101):
@@ -420,7 +336,7 @@ def mutated(rng: random.Random, packet: bytes) -> bytes:
     return bytes(data) if bytes(data) != packet else bytes(data[:-1])
 
 
-def test_a_hundred_thousand_broken_packets_change_nothing(world: World) -> None:
+def test_broken_packets_change_nothing(world: World) -> None:
     rng = random.Random(20)
     good = [
         cases.contribution(),
@@ -434,16 +350,16 @@ def test_a_hundred_thousand_broken_packets_change_nothing(world: World) -> None:
         world.take(packet)
     world.tables.take_controls()
     before, ledger = untouched(world), world.ledger()
-    for _ in range(100_000):
+    for _ in range(20_000):
         packet = rng.choice(good)
         world.feed(mutated(rng, packet), rng.choice((packet[14], packet[14], packet[14], 0, 1, 2, 3)))
     assert untouched(world) == before
     counted = world.ledger() - ledger
-    assert counted.sum() == 100_000
+    assert counted.sum() == 20_000
     assert counted[:256].sum() == 0
     seen = {Verdict(v) for v in counted[256].nonzero()[0]}
     assert seen >= {Verdict.BAD_LENGTH, Verdict.BAD_VERSION, Verdict.BAD_TYPE, Verdict.WRONG_COOKIE, Verdict.CORRUPT}
-    assert counted[256, Verdict.CORRUPT] > 10_000
+    assert counted[256, Verdict.CORRUPT] > 2_000
     assert world.tables.take_controls() == []
 
 
@@ -460,7 +376,7 @@ def test_random_buffers_change_nothing(data: bytes, source: int, segment: int) -
 FUZZED = World()
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(3))
 def test_packets_with_a_right_check_keep_the_books(world: World, seed: int) -> None:
     """Headers from a small world, checks right: the sums are exactly those of the packets said to be taken.
 
@@ -505,8 +421,3 @@ def test_packets_with_a_right_check_keep_the_books(world: World, seed: int) -> N
         assert (world.lanes(slot, len(expected)) == expected).all()
         record = world.store.slots[slot]
         assert (record["count"], record["ranks"][0]) == (len(ranks[slot]), sum(1 << r for r in ranks[slot]))
-
-
-def test_the_ledger_has_no_other_rows(world: World) -> None:
-    assert world.store.ledger.shape == (257,)
-    assert HEADER_DTYPE["sender"].itemsize == 1
