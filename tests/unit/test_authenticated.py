@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from pathlib import Path
@@ -18,7 +17,7 @@ from tailbound.errors import LayoutError
 from tailbound.transport import forgeries, keys
 from tailbound.transport.config import Config
 from tailbound.wire import packets
-from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Verdict
+from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
 
 NUMEL = 8 * 64 * 256
 
@@ -39,24 +38,6 @@ def averages(job: Team, ops: int = 4) -> list[bytes]:
         assert len({out.tobytes() for out, _ in results}) == 1
         found.append(results[0][0].tobytes())
     return found
-
-
-def test_averages_and_what_is_told_of_a_job_with_a_key(key_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs of four steps: three keys in a dozen steps, and nothing is lost at any turn."""
-    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4, 0))
-    with team(3, patient(key_file=key_file)) as job:
-        averages(job, 12)
-        for member in job.communicators:
-            stats = json.dumps(member.stats())
-            ring = member.job.keys
-            assert ring is not None
-            assert ring.at >= 8
-            assert Verdict.FORGED.name not in stats
-            for secret in (bytes(range(7, 39)), member.reliable._key, ring._secret, ring.now.tobytes()[:32]):
-                assert secret.hex() not in stats
-                assert repr(secret) not in stats
-        flags = {int(each.job.keys.now[2]) for each in job.communicators if each.job.keys}
-        assert flags <= {0, packets.header(flags=Flag.EPOCH).view(np.uint64)[0] & np.uint64(0xFFFF0000)}
 
 
 def test_a_key_that_rank_0_draws_and_results_over_tcp() -> None:

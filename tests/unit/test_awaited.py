@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from datetime import timedelta
 
 import pytest
 
 from support import MemoryStore, patient, team
 from tailbound.errors import TransportError
 from tailbound.transport import rendezvous
-from tailbound.transport.rendezvous import Greeting, datapaths, exchange
+from tailbound.transport.rendezvous import Greeting, exchange
 
 _ONE = Greeting(
     rank=0, ranks=8, wire=1, version="0.1.0", address="10.0.0.0", port=5515, width=1408, rows=64, sum_rows=64,
@@ -39,26 +37,6 @@ def test_ranks_that_have_not_called_register_are_named_before_time_is_up(
         exchange(store, all_of_them[rank], "job", 0.2)
     words = "waits for ranks 1-3, 5-7 of 8: every rank of the group has to call register; timeout=0.2 seconds"
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(level, f"rank {rank} {words}")]
-
-
-def test_who_comes_after_having_been_named_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_NAMED", 0.01)
-    store, (first, second) = MemoryStore(), [replace(g, ranks=2) for g in _greetings("udp", "udp")]
-    with ThreadPoolExecutor(1) as thread:
-        waits = thread.submit(exchange, store, first, "job", 60)
-        store.wait(["job/greeting/0"], timedelta(seconds=60))
-        assert exchange(store, second, "job", 60) == waits.result()
-
-
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["udp", "udp"], "udp on ranks 0-1"),
-        (["xdp", "udp", "xdp", "xdp", "xdp"], "xdp on ranks 0, 2-4; udp on rank 1"),
-    ],
-)
-def test_datapaths_in_words(names: list[str], words: str) -> None:
-    assert datapaths(_greetings(*names)) == words
 
 
 def test_rank_0_says_at_the_start_which_datapath_each_rank_has(caplog: pytest.LogCaptureFixture) -> None:

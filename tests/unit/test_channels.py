@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import gradients, patient, team
 from tailbound.collective.channels import _ANSWER, Channels
 from tailbound.collective.speaker import Speaker
 from tailbound.transport.choose import WORKS
@@ -185,14 +184,3 @@ def test_failed_clones_are_taken_off_once(job: Any) -> None:
     counts = job.sender.counts[2]
     assert (counts.packets, counts.bytes, counts.lost) == (6, 768, 4)
     assert job.channels.snapshot()["clones_failed"] == {"2": 4}
-
-
-def test_over_udp_it_is_told_and_nothing_fails() -> None:
-    with team(3, patient(result="fanout")) as members:
-        for _, outcome in members.allreduce(gradients("U", 3, 5000, seed=1)):
-            assert outcome.delivered == outcome.expected
-        stats = members[0].stats()
-    assert stats["choice"]["result"] == "peers"
-    assert "udp" in stats["choice"]["reason"]
-    assert stats["counters"]["result_fallbacks"] == 1
-    assert stats["event_counts"]["results_by"] == 1

@@ -68,13 +68,6 @@ def reset(line: socket.socket) -> None:
     assert ctypes.CDLL(None).connect(line.fileno(), bytes(16), 16) == 0  # to AF_UNSPEC: disconnects by an RST
 
 
-def test_every_rank_is_connected_to_every_other_once(paths: list[Reliable]) -> None:
-    watched(paths)
-    for rank, path in enumerate(paths):
-        deaths.connect(path, rank, range(rank + 1, RANKS), PATIENCE)
-    assert [sorted(lines_of(path)) for path in paths] == [[1, 2], [0, 2], [0, 1]]
-
-
 def test_who_watches_later_is_waited_for(paths: list[Reliable]) -> None:
     deaths.watch(paths[0], Engine())  # type: ignore[arg-type]
     asked = threading.Event()

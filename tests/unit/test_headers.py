@@ -67,30 +67,6 @@ def memory() -> Memory:
     return Memory()
 
 
-def test_contributions(memory: Memory) -> None:
-    """Rule: codec-8."""
-    before = memory.packets.copy()
-    head = header(type=PacketType.CONTRIBUTION, published=9, contributed=76, **FIXED)
-    memory.contribute(slice(3, 8), head, 0xFFFFFFFE, 3, 77)
-    for i in range(5):
-        p = 3 + i
-        assert memory.read(p) == FIXED | {
-            "type": PacketType.CONTRIBUTION,
-            "published": 9,
-            "seq": (0xFFFFFFFE + (3, 4, 0, 1, 2)[i]) % 2**32,
-            "row": i,
-            "contributed": 77 if i == 4 else 76,
-            "exponent": memory.exponents[p],
-            "need": memory.needs[p],
-            "shift": 0,
-            "scale": 0,
-            "count": 0,
-        }
-    untouched = np.r_[0:3, 8:TOTAL]
-    assert (memory.packets[untouched] == before[untouched]).all()
-    assert (memory.packets[:, HEADER_BYTES:] == before[:, HEADER_BYTES:]).all()
-
-
 def test_results(memory: Memory) -> None:
     """Rule: codec-8."""
     head = header(type=PacketType.RESULT, contributed=9, published=0xFFFFFF00, **FIXED)
@@ -111,12 +87,6 @@ def test_results(memory: Memory) -> None:
         }
 
 
-def test_headers_can_be_finalised_again(memory: Memory) -> None:
-    memory.contribute(slice(None), header(type=PacketType.CONTRIBUTION, **FIXED), 50, 0, 7)
-    memory.contribute(slice(None), header(type=PacketType.CONTRIBUTION, **FIXED | {"deadline": 1}), 50, 0, 7)
-    assert {memory.read(p)["deadline"] for p in range(TOTAL)} == {1}
-
-
 def test_flags_are_added(memory: Memory) -> None:
     memory.contribute(slice(None), header(type=PacketType.CONTRIBUTION, **FIXED), 50, 0, 7)
     before = [memory.read(p) for p in range(TOTAL)]
@@ -124,12 +94,6 @@ def test_flags_are_added(memory: Memory) -> None:
     for p in range(TOTAL):
         flags = Flag.REPEAT | Flag.FLUSH if p in (2, 3) else Flag.REPEAT
         assert memory.read(p) == before[p] | {"flags": flags}
-
-
-def test_no_packets_at_all(memory: Memory) -> None:
-    before = memory.packets.copy()
-    memory.contribute(slice(3, 3), header(type=PacketType.CONTRIBUTION), 1, 0, 1)
-    assert (memory.packets == before).all()
 
 
 @given(st.integers(0, 88), st.integers(0, 1 << 32))

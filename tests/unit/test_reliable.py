@@ -44,21 +44,6 @@ def test_answers_come_whole_and_in_order(pair: tuple[Reliable, Reliable]) -> Non
     assert pair[1].pull(0, "nothing", b"", 20) == b""
 
 
-def test_many_at_once(pair: tuple[Reliable, Reliable]) -> None:
-    pair[0].serve("echo", lambda request: [request * 1000])
-    got: dict[int, bytes] = {}
-
-    def ask(which: int) -> None:
-        got[which] = bytes(pair[1].pull(0, "echo", b"%03d" % which, 20))
-
-    threads = [threading.Thread(target=ask, args=(which,)) for which in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert got == {which: b"%03d" % which * 1000 for which in range(10)}
-
-
 def test_refusals_and_errors_have_words(pair: tuple[Reliable, Reliable]) -> None:
     def refuse(_: bytes) -> list[bytes]:
         raise Refusal("step 7 is over here")
@@ -210,11 +195,6 @@ def test_a_connection_is_watched_at_both_ends_when_it_has_been_made(
     pair[1].watch(lambda _: True)
     pair[1].keep(0, 20)
     await_that(lambda: is_renewed(pair[0], 20), "another one, for the twentieth time")
-
-
-def test_a_refusal_has_words_where_an_answer_has_none(pair: tuple[Reliable, Reliable]) -> None:
-    with pytest.raises(Refusal, match="nobody serves 'welcome' here"):
-        pair[1].pull(0, "welcome", b"", 20, 0)
 
 
 def test_a_port_that_is_taken_is_to_be_freed() -> None:

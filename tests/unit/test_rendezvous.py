@@ -15,7 +15,7 @@ from tailbound.errors import LayoutError, TransportError
 from tailbound.kernel.net import interface, interface_towards
 from tailbound.settings.kinds import LIMITS
 from tailbound.transport.config import Config
-from tailbound.transport.rendezvous import Greeting, check, compare, exchange, meet, new_cookie
+from tailbound.transport.rendezvous import Greeting, check, exchange, meet
 from tailbound.transport.safeguard import Limits
 
 
@@ -31,14 +31,6 @@ def greeting(rank: int, **fields: Any) -> Greeting:
 def greet(store: MemoryStore, *greetings: Greeting) -> None:
     for one in greetings:
         store.set(f"job/greeting/{one.rank}", json.dumps(asdict(one)))
-
-
-def test_all_greetings_by_rank() -> None:
-    store = MemoryStore()
-    with ThreadPoolExecutor(3) as threads:
-        futures = [threads.submit(exchange, store, greeting(rank), "job", 10) for rank in range(3)]
-        for future in futures:
-            assert future.result() == [greeting(rank) for rank in range(3)]
 
 
 @pytest.mark.parametrize(
@@ -130,22 +122,12 @@ def test_a_rank_that_does_not_come_is_named() -> None:
         meet(store, "end", 1, 3, "job", 0.1)
 
 
-def test_cookies_are_never_zero_and_differ() -> None:
-    cookies = {new_cookie() for _ in range(200)}
-    assert len(cookies) == 200
-    assert all(0 < cookie < 1 << 32 for cookie in cookies)
-
-
 @pytest.mark.parametrize(
     ("one", "other", "advice"),
     [
         ({"width": 256}, {"width": 320}, "same MTU"),
-        ({}, {"rotate": False}, "hadamard="),
-        ({"rotate": "auto"}, {"rotate": True}, "hadamard="),
         ({}, {"bits": 4}, "bits="),
-        ({}, {"share_rows": False}, "share_rows="),
         ({}, {"safeguard": Limits(skip=0.5)}, "the argument safeguard="),
-        ({"result": "multicast"}, {}, "the argument result="),
         ({}, {"ranks": 3}, "world size"),
     ],
 )
@@ -163,24 +145,9 @@ def test_communicators_that_do_not_fit_end_at_once(one: Any, other: Any, advice:
                 future.result()
 
 
-def test_the_message_names_ranks_option_values_and_where_to_give_it() -> None:
-    own, other = greeting(1, options={"strict": "2"}), greeting(0, options={"strict": "0"})
-    with pytest.raises(LayoutError) as caught:
-        compare(own, other)
-    assert str(caught.value) == (
-        "rank 1 has strict=2, rank 0 has strict=0: give every rank the same (the argument strict=, "
-        "or the variable TAILBOUND_STRICT)"
-    )
-
-
 def test_limits_are_compared_in_the_words_of_their_variable() -> None:
     limits = Limits(skip=0.5, stop=None)
     assert LIMITS.parse(limits.text()) == limits
-
-
-def test_a_missing_rank_ends_the_start() -> None:
-    with pytest.raises(TransportError, match="rank 1 did not greet"):
-        Communicator(MemoryStore(), Config(rank=0, ranks=2), datapath="udp", timeout=0.2)
 
 
 def test_interface_and_address(monkeypatch: pytest.MonkeyPatch) -> None:
