@@ -41,17 +41,6 @@ def test_the_two_suspicions_are_separate() -> None:
     assert who.owners == [2, 3, 0]
 
 
-def test_a_suspect_of_either_half_is_a_suspect() -> None:
-    who = Membership(ranks=6, rank=1)
-    assert who.suspects == set()
-    assert who.contribution.accuse(3, 7)
-    assert who.suspects == {3}
-    assert who.result.accuse(4, 7)
-    assert who.suspects == {3, 4}
-    who.contribution.clear(3)
-    assert who.suspects == {4}
-
-
 def test_who_is_accused_is_suspect_at_once_and_once() -> None:
     who = membership()
     assert who.contribution.accuse(3, 7)
@@ -116,12 +105,6 @@ def test_who_was_never_heard_of_was_there_in_step_0_last() -> None:
     miss(who, 3, 3)
     assert who.dead(1) == set()
     assert who.dead(2) == {3}
-
-
-def test_who_takes_part_is_worked_out_anew_only_where_it_changes() -> None:
-    who = membership()
-    assert who.live is who.live
-    assert who.owners is who.owners
 
 
 def test_who_says_goodbye_is_not_waited_for() -> None:

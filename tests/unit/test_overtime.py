@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from tailbound.transport.config import FLOOR
 from tailbound.transport.overtime import FIRST, LONGEST, MOST, SHARE, Extension, Overtime
 
@@ -59,19 +56,6 @@ def test_a_silence_ends_with_its_last_nanosecond() -> None:
     assert overtime.worth(clock, S, S - 20 * MS)
     assert not overtime.worth(clock, S, S - 20 * MS - 1)
     assert not Overtime(0).worth(deadline(15 * MS), 15 * MS, 0)  # never heard of, on a machine that has just begun
-
-
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(1, 400)), max_size=60))
-def test_whatever_comes_no_more_is_waited_than_was_saved(ops: list[tuple[int, int]]) -> None:
-    """Ops begin one after the other, and everybody who is missed in them goes on living."""
-    overtime, now = Overtime(S), S
-    for pause, wanted in ops:
-        now += pause * MS
-        clock, end = deadline(now), now + wanted * MS
-        while now < end and overtime.worth(clock, now, now):
-            now += clock.step
-        overtime.charge(clock, now)
-    assert overtime.waited <= FIRST + SHARE * (now - S)
 
 
 def test_a_silence_may_be_as_long_as_answers_take() -> None:

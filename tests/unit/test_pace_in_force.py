@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import logging
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from queue_world import ADDRESS, STRIDE, Kernel, memory
 from tailbound.collective.flow_control import FlowControl
-from tailbound.kernel.net import speed_of
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
@@ -79,25 +77,6 @@ def test_a_grant_ends_with_the_rank_that_gave_it(bound: UdpSocket) -> None:
     assert not flow.queue.pacer.granted
 
 
-def test_the_speed_that_has_drained_is_followed_with_one_peer_too(bound: UdpSocket) -> None:
-    flow = live(traffic(bound, 0.0, 1), 1)
-    flow.queue.drained = 3e7
-    flow.turn(1)
-    flow.queue.pacer.left(1, 20, 1458, 0)  # 30 kB
-    assert flow.queue.pacer.waits(0) == pytest.approx(MS)
-
-
-def test_that_nobody_knows_the_speed_is_said_once(bound: UdpSocket, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "tailbound")
-    flow = live(traffic(bound, 0.0), 1, 2)
-    flow.turn(1)
-    assert not caplog.records
-    flow._states["incast"][1] = 1
-    for i in range(1, 4):
-        flow.turn(10 * i * MS)
-    assert ["link's speed" in record.message for record in caplog.records] == [True]
-
-
 def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
     flow, seen = live(traffic(bound, 1.25e8), 1, 2), []
     flow.incast.observe = lambda *counts: seen.append(counts)  # type: ignore[method-assign]
@@ -155,8 +134,3 @@ def test_a_link_that_is_never_free_is_measured_too(bound: UdpSocket) -> None:
         clock[0] += MS
         queue.pump(1)
     assert queue.drained == pytest.approx(4 * 64 * STRIDE * 1e3, rel=0.2)
-
-
-def test_loopback_has_no_speed() -> None:
-    assert speed_of("127.0.0.1") == 0.0
-    assert speed_of("192.0.2.1") == 0.0

@@ -88,17 +88,6 @@ def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
     assert decide(half, clock, quiet, 100 * MS, MS, 0, None) == Decision("deadline", 0)
 
 
-def test_the_deadline_moves_on_while_rows_come() -> None:
-    """Rule: clock-7c."""
-    clock, quiet = clocks()
-    half = Half(progress=3)
-    assert decide(half, clock, quiet, 60 * MS, MS, 0, None) == Decision(None, 95 * MS)
-    assert decide(half, clock, quiet, 95 * MS, MS, 0, None) == Decision(None, 100 * MS)
-    half.progress = 4
-    assert decide(half, clock, quiet, 100 * MS, MS, 0, None) == Decision(None, 105 * MS)
-    assert decide(half, clock, quiet, 105 * MS, MS, 0, None) == Decision("deadline", 0)
-
-
 def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
     """Rule: clock-7c."""
     clock, quiet = clocks()
@@ -116,21 +105,6 @@ def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
     assert cut(100, [(80, 100)]) == (125, pytest.approx(0.2))
     assert cut(100, [(1, 100)]) == (200, pytest.approx(0.99))
     assert cut(100, [(0, 100)]) == cut(100, []) == (None, 0.0)
-
-
-def test_a_thread_that_was_busy_gives_one_step_more() -> None:
-    """Rule: clock-7c."""
-    clock, quiet = clocks()
-    assert decide(Half(progress=3), clock, quiet, 130 * MS, MS, 0, None) == Decision(None, 135 * MS)
-    assert decide(Half(progress=3), clock, quiet, 135 * MS, MS, 0, None) == Decision("deadline", 0)
-
-
-def test_a_late_launch_takes_what_is_there() -> None:
-    """Rule: clock-13."""
-    clock, quiet = clocks()
-    half = Half(progress=3)
-    assert decide(half, clock, quiet, 130 * MS, MS, 130 * MS, None) == Decision("deadline", 0)
-    assert half.was_late
 
 
 def test_a_deadline_in_the_first_nanosecond_of_the_clock_is_one() -> None:
@@ -188,14 +162,6 @@ def test_where_answers_take_long_a_silence_may_be_long_too() -> None:
     overtime = Overtime(95 * MS)
     overtime.asked(1, 10 * MS, 0)
     overtime.spoke(1, 70 * MS)
-    assert until(Half(word=60 * MS), overtime, words=False) == pytest.approx(185 * MS, abs=6 * MS)
-
-
-def test_where_the_own_thread_waits_for_a_core_a_silence_may_be_long_too() -> None:
-    """Rule: clock-29."""
-    overtime = Overtime(95 * MS)
-    overtime.turned(60 * MS)
-    overtime.ended()
     assert until(Half(word=60 * MS), overtime, words=False) == pytest.approx(185 * MS, abs=6 * MS)
 
 

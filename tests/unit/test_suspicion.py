@@ -39,12 +39,6 @@ def test_any_row_clears() -> None:
     assert suspicion.suspects == frozenset()
 
 
-def test_the_own_rank_is_never_suspected() -> None:
-    suspicion = Suspicion(3, 1, 1)
-    assert suspicion.observe({1}) == set()
-    assert suspicion.suspects == frozenset()
-
-
 def test_when_more_than_half_are_suspect_nobody_is() -> None:
     suspicion = Suspicion(4, 0, 1)
     suspicion.observe({1, 2})
@@ -53,13 +47,6 @@ def test_when_more_than_half_are_suspect_nobody_is() -> None:
     assert suspicion.suspects == frozenset()
     suspicion.clear(1)
     assert suspicion.suspects == {2, 3}
-
-
-def test_of_two_ranks_the_other_may_be_suspect() -> None:
-    suspicion = Suspicion(2, 0, 3)
-    for _ in range(3):
-        suspicion.observe({1})
-    assert suspicion.suspects == {1}
 
 
 @given(

@@ -47,22 +47,6 @@ def test_a_lower_floor_asks_sooner_in_proportion() -> None:
     assert [50 * when for when, _ in low] == [when for when, _ in questions(TailProbe(), [2], [], 200 * MS)]
 
 
-def test_who_has_not_begun_is_asked_late() -> None:
-    found = questions(TailProbe(), [], [1, 3], 1000 * MS)
-    times = [when for when, _ in found]
-    assert times[:3] == [NOT_BEGUN.first, 3 * NOT_BEGUN.first, 7 * NOT_BEGUN.first]
-    assert times[-1] - times[-2] == NOT_BEGUN.most
-    assert len(found) < 10
-    assert all(whom == [1, 3] for _, whom in found)
-
-
-def test_both_kinds_at_once() -> None:
-    found = questions(TailProbe(), [2], [1], 100 * MS)
-    soon, late = ([when for when, whom in found if rank in whom] for rank in (2, 1))
-    assert soon[:2] == [BEGUN.first, 3 * BEGUN.first]
-    assert late == [NOT_BEGUN.first, 3 * NOT_BEGUN.first]
-
-
 @pytest.mark.parametrize("due", [10 * MS, 15 * MS, 300 * MS])
 def test_everybody_is_asked_once_while_the_deadline_leaves_time_for_an_answer(due: int) -> None:
     found = questions(TailProbe(), [], [1], due, due)
@@ -106,24 +90,6 @@ def test_a_deadline_may_be_known_later() -> None:
     assert silence.turn(BEGUN.first + 1, 0, BEGUN.first + 2 * MS + LAST_CALL, lambda: ([], [1])) == []
     assert silence.again == BEGUN.first + 2 * MS
     assert silence.turn(silence.again, 0, silence.again + LAST_CALL, lambda: ([], [1])) == [1]
-
-
-@pytest.mark.parametrize("every", [BEGUN.first - 1, BEGUN.first // 2])
-def test_as_long_as_rows_come_nobody_is_asked(every: int) -> None:
-    def never() -> tuple[list[int], list[int]]:
-        raise AssertionError("not even looked for")
-
-    silence = TailProbe()
-    for i in range(100):
-        assert silence.turn(i * every, i, 0, never) == []
-        assert silence.again == i * every + BEGUN.first
-
-
-def test_a_look_in_between_asks_nobody() -> None:
-    silence = TailProbe()
-    silence.turn(0, 0, 0, lambda: ([1], []))
-    assert silence.turn(BEGUN.first, 0, 0, lambda: ([1], [])) == [1]
-    assert silence.turn(BEGUN.first + 1, 0, 0, lambda: ([1], [])) == []
 
 
 def test_of_many_that_are_missing_some_are_asked_at_a_time_and_all_in_turn() -> None:
