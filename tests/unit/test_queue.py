@@ -179,26 +179,6 @@ def test_what_a_receiver_grants_is_obeyed_for_it_alone(faked: tuple[SendQueue, K
     assert (now - 1000 * MS) / 1e9 == pytest.approx(1300 * STRIDE / (0.002 * queue.pacer.limits.speed), rel=0.25)
 
 
-def test_a_slow_rank_does_not_hold_the_others(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    for _ in range(3):
-        queue.pacer.observe(2, 20 * MS, 4_000_000, 0.0, 0)
-    rate = queue.pacer.rate(2)
-    now, done = 1000 * MS, []
-    queue.submit(7, C, [(2, memory(6400)), (1, memory(640))], LATER, done.append, now)
-    sent = sum(n for rank, n in kernel.taken if rank == 2)
-    assert sum(n for rank, n in kernel.taken if rank == 1) == 640
-    assert 0 < sent * STRIDE <= 1.7 * rate * queue.pacer.limits.quantum / 1e9
-    assert queue.held > 0
-    begun = now
-    while not queue.empty:
-        assert queue.again > now
-        now = queue.again
-        queue.pump(now)
-    assert done == [7040]
-    assert 6400 * STRIDE / rate * 0.8 <= (now - begun) / 1e9 <= 6400 * STRIDE / rate * 1.1
-
-
 def test_one_turn_has_a_budget(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
     done: list[int] = []
@@ -228,17 +208,6 @@ def test_a_refused_burst_is_lost_and_counted(faked: tuple[SendQueue, Kernel]) ->
     assert sorted(kernel.taken) == [(1, 6), (2, 3)]
     assert (queue._sender.counts[1].lost, queue._sender.counts[1].errors) == (64, {"EPERM": 1})
     assert done == [9]
-
-
-def test_a_refused_connection_belongs_to_the_datagram_before(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    kernel.script = [errno.ECONNREFUSED]
-    queue.submit(7, C, [(1, memory(3))], LATER, None, 0)
-    assert kernel.taken == [(1, 3)]
-    kernel.script = [errno.ECONNREFUSED] * 2
-    queue.submit(8, C, [(1, memory(3))], LATER, None, 0)
-    assert queue._sender.counts[1].lost == 3
-    assert queue.empty
 
 
 def test_control_packets_never_wait_for_room(faked: tuple[SendQueue, Kernel]) -> None:
@@ -368,23 +337,6 @@ def test_calls_of_a_run_take_the_source_ports_in_turn(ported: tuple[SendQueue, l
     assert [port for port, _, _ in kernel.calls[-2:]] == [2, 4]  # short ops take turns, too
 
 
-def test_rows_leave_in_the_order_of_the_run_whatever_the_port(bound: UdpSocket, receivers: list[socket.socket]) -> None:
-    others = [UdpSocket() for _ in range(3)]
-    try:
-        for other in others:
-            other.bind((ADDRESS, 0))
-        queue = SendQueue(Sender([bound, *others], {1: receivers[0].getsockname()}))
-        packets = memory(64 * 9 + 3)
-        queue.submit(7, C, [(1, packets)], LATER, None, 0)
-        found = [receivers[0].recvfrom(65536) for _ in range(len(packets))]
-        assert [data for data, _ in found] == [p.tobytes() for p in packets]
-        runs = [source for i, (_, source) in enumerate(found) if i == 0 or found[i - 1][1] != source]
-        assert runs == [other.getsockname() for other in others]
-    finally:
-        for other in others:
-            other.close()
-
-
 def test_a_full_port_hands_on_to_the_next_and_all_full_wait(
     ported: tuple[SendQueue, list[UdpSocket], Ports],
 ) -> None:
@@ -403,11 +355,3 @@ def test_a_full_port_hands_on_to_the_next_and_all_full_wait(
     queue.pump(1)
     assert kernel.calls[-1][0] == 2
     assert done == [128]
-
-
-def test_a_full_device_is_not_tried_over_every_port(ported: tuple[SendQueue, list[UdpSocket], Ports]) -> None:
-    queue, _, kernel = ported
-    kernel.script = [errno.ENOBUFS]
-    queue.submit(7, C, [(1, memory(64))], LATER, None, 0)
-    assert kernel.taken == []
-    assert (queue.packets, queue.waits, queue.full) == (64, 1, set())

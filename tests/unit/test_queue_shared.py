@@ -7,11 +7,10 @@ import errno
 import pytest
 
 from queue_world import ADDRESS, STRIDE, Kernel, memory
-from tailbound.errors import ConfigError
 from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.probe import EVERY
 from tailbound.transport.queue import SendQueue
-from tailbound.transport.sender import SHARED_MOST, Sender, Shared
+from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.schema import MAX_RANKS, PacketType
 
@@ -66,16 +65,6 @@ def test_who_has_left_is_not_charged(faked: tuple[SendQueue, Kernel], shared: Sh
     counts = queue._sender.counts
     assert (counts[1].packets, counts[2].packets, counts[3].packets) == (100, 100, 64)
     assert done == [3 * 64 + 2 * 36]
-
-
-def test_the_target_may_change_between_two_bursts(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
-    queue, _ = faked
-    assert queue._batch is not None
-    queue.submit(7, R, [(ALL, memory(1))], LATER, None, 0)
-    first = queue._batch._names[ALL].copy()
-    shared.target = (ADDRESS, 8)
-    queue.submit(8, R, [(ALL, memory(1))], LATER, None, 0)
-    assert (queue._batch._names[ALL] != first).any()
 
 
 def test_it_waits_for_what_is_older_for_any_of_its_ranks(faked: tuple[SendQueue, Kernel]) -> None:
@@ -181,15 +170,6 @@ def test_refused_for_good_it_is_broken_and_lost_for_everybody(faked: tuple[SendQ
     assert queue._sender.counts[1].errors == {}
 
 
-def test_a_path_without_gso_gets_single_packets(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
-    queue, kernel = faked
-    kernel.script = [errno.EIO]
-    queue.submit(7, R, [(ALL, memory(5))], LATER, None, 0)
-    assert kernel.taken == [(ALL, 1)] * 5
-    assert not shared.broken
-    assert queue._sender.plain == {ALL}
-
-
 def test_stale_rows_are_lost_for_everybody(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
     kernel.always = errno.EAGAIN
@@ -219,20 +199,3 @@ def test_probes_follow_for_every_rank(faked: tuple[SendQueue, Kernel]) -> None:
     queue.submit(7, R, [(ALL, memory(64))], LATER, None, 0)
     assert probes.counted == [(rank, 64 * STRIDE, 64) for rank in (2, 3, 1)]
     assert 64 * STRIDE < EVERY
-
-
-def test_clones_that_failed_are_taken_off(faked: tuple[SendQueue, Kernel], shared: Shared) -> None:
-    queue, _ = faked
-    queue.submit(7, R, [(ALL, memory(64))], LATER, None, 0)
-    counts = queue._sender.counts
-    shared.take_back(counts, [(2, 44, 44 * STRIDE)])
-    assert (counts[2].packets, counts[2].bytes, counts[2].lost) == (20, 20 * STRIDE, 44)
-    assert (counts[1].packets, counts[1].lost) == (64, 0)
-
-
-def test_there_is_room_for_two_kinds(faked: tuple[SendQueue, Kernel], bound: UdpSocket) -> None:
-    queue, _ = faked
-    sender = queue._sender
-    assert sender.share(Shared("multicast", (bound,))) == MAX_RANKS + 1
-    with pytest.raises(ConfigError, match=f"{SHARED_MOST} shared"):
-        sender.share(Shared("third", (bound,)))

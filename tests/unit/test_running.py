@@ -91,21 +91,6 @@ def test_an_op_is_looked_at_when_it_is_new_when_it_is_time_and_when_something_ha
     assert rank.news(9 * MS) == [op]
 
 
-def test_marks_of_others_are_news_for_the_ops_that_they_cover(rank: Rank) -> None:
-    """Rules: clock-7b, clock-12."""
-    first, second = rank.op(), rank.op()
-    for op in rank.ops:
-        rank.looked(op)
-    for name in ("contributed", "published"):
-        rank.states[1]["cookie"], rank.states[1][name] = COOKIE, first.label
-        assert first in rank.news(MS)
-        assert rank.news(MS) == []  # once
-    rank.states[1]["contributed"] = second.label
-    assert rank.news(MS) == [second]
-    rank.states[2]["cookie"], rank.states[2]["contributed"] = COOKIE + 1, second.label  # another job's
-    assert rank.news(MS) == []
-
-
 def test_rows_are_news_when_a_half_may_be_over_by_them(rank: Rank) -> None:
     """Rules: clock-7a, clock-12. While rows come an op has nothing to do, and there are many."""
     op = rank.op()
@@ -121,65 +106,6 @@ def test_rows_are_news_when_a_half_may_be_over_by_them(rank: Rank) -> None:
     record["results_in"] = op.place.layout.shape.rows - own - 1
     assert rank.news(MS) == []
     record["results_in"] += 1
-    assert rank.news(MS) == [op]
-
-
-def test_with_a_rank_that_is_not_waited_for_fewer_results_may_be_all(rank: Rank) -> None:
-    op = rank.op()
-    record = rank.record(op)
-    op.first.phase = Phase.CLOSED
-    del rank.live[1]
-    rank.looked(op)
-    record["results_in"] = int(op.place.placement.counts[1]) - 1
-    assert rank.news(MS) == []
-    record["results_in"] += 1
-    assert rank.news(MS) == [op]
-
-
-def test_every_row_is_news_where_silence_would_end_a_half_and_of_a_switch(rank: Rank) -> None:
-    """Rules: clock-7b, clock-28."""
-    quiet, switched = rank.op(), rank.op()
-    for op in rank.ops:
-        rank.record(op)
-    quiet.first.quiet.since = MS
-    switched.switched, switched.first.phase = True, Phase.DONE
-    for op in rank.ops:
-        rank.looked(op)
-    assert rank.news(MS) == []
-    rank.record(quiet)["progress"] += 1
-    rank.record(switched)["results_in"] += 1
-    assert rank.news(MS) == [quiet, switched]
-    assert rank.news(MS) == []
-
-
-def test_a_majority_is_news_until_the_clock_has_started(rank: Rank) -> None:
-    """Rule: clock-3."""
-    op = rank.op(launched=False)
-    rank.looked(op)
-    record = rank.record(op)
-    assert rank.news(MS) == [op]  # there is a record
-    rank.looked(op)
-    record["majority_ns"] = 2 * MS, 0
-    assert rank.news(3 * MS) == [op]
-    op.start = 2 * MS
-    rank.looked(op)
-    record["majority_ns"] = 2 * MS, 3 * MS
-    assert rank.news(3 * MS) == []
-
-
-def test_an_op_that_waits_for_another_to_be_sent_is_looked_at_in_every_turn(rank: Rank) -> None:
-    """Rule: clock-17."""
-    op = rank.op()
-    op.sending = Sending.LAUNCHED
-    rank.looked(op)
-    assert rank.news(MS) == [op]
-    assert rank.running.find(MS) == 0  # it is no reason to wake up
-
-
-def test_results_without_a_record_are_counted_in_every_turn(rank: Rank) -> None:
-    op = rank.op()
-    op.first.phase = Phase.DONE
-    rank.looked(op)
     assert rank.news(MS) == [op]
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference_switch import shuffled
-from support import MS, PATIENCE, exact_mean, gradients, nmse, patient
+from support import PATIENCE, exact_mean, gradients, nmse, patient
 from switched_team import switched_team
 from tailbound.wire.schema import Verdict
 
@@ -26,9 +25,8 @@ def whole(results: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_the_mean_is_within_the_quantisers_bound(ranks: int, form: str) -> None:
-    errors = []
+def test_the_mean_is_within_the_quantisers_bound(form: str) -> None:
+    ranks, errors = 3, []
     with switched_team(ranks, patient(), form=form) as (job, switch):
         for op in range(6):
             inputs = gradients("U", ranks, NUMEL, seed=op)
@@ -78,20 +76,3 @@ def test_a_scale_that_outgrows_its_headroom_is_clipped_and_counted() -> None:
         results = job.allreduce([10 * x for x in inputs])
         assert all(outcome.clipped == 0 for _, outcome in results)
         assert nmse(results[0][0], exact_mean([10 * x for x in inputs])) <= 3e-3
-
-
-def test_what_is_lost_is_sent_again_and_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five percent both ways, and doubles, over real sockets; other faults are in ``sim/test_switch.py``."""
-    # a row's repeats are over soon, and a thread that does not run meanwhile would answer none of them
-    monkeypatch.setattr("tailbound.transport.flush.PATIENCE", 100 * MS)
-    trouble = shuffled(7, loss=0.05, twice=0.05)
-    with switched_team(3, patient(quiet=20 * MS), trouble=trouble) as (job, switch):
-        for op in range(8):
-            inputs = gradients("U", 3, NUMEL, seed=op)
-            results = job.allreduce(inputs)
-            assert all(o.missed == 0 and o.delivered == o.expected and not o.deadline_hits for _, o in results)
-            assert identical(results)
-            assert nmse(results[0][0], exact_mean(inputs)) <= 4e-3
-        assert switch.rules is not None
-        assert switch.rules.counts[Verdict.ANSWERED] > 0 < switch.rules.counts[Verdict.DUPLICATE]
-        assert not switch.rules.counts[Verdict.FLUSHED]
