@@ -18,13 +18,6 @@ from tailbound.wire.schema import MAX_RANKS, OP_RING, WORKER_MAPS
 widths = st.integers(1, 139).map(lambda k: k * schema.WIDTH_STEP)
 
 
-def test_the_example_of_the_design() -> None:
-    assert ring_rows(8, 1408, 4) == (1024, 4096)
-    assert ring_rows(8, 1408, 2) == (2048, 4096)
-    assert ring_rows(8, 1408, 1) == (4096, 4096)
-    assert ring_rows(32, 1408, 9) == (2048, 16384)
-
-
 @given(mib=st.floats(1, 1024), width=widths, workers=st.integers(1, schema.MAX_RANKS))
 def test_rings_fit_the_budget_and_hold_an_owners_share(mib: float, width: int, workers: int) -> None:
     sum_rows, result_rows = ring_rows(mib, width, workers)
@@ -68,13 +61,6 @@ def test_memory_counts_every_map_once() -> None:
     assert sizes["events"] == schema.EVENT_RING_BYTES
 
 
-def test_memory_is_bounded_by_ring_and_cpus() -> None:
-    small, large = memory(*ring_rows(8, 1408, 4), 1408, 2), memory(*ring_rows(64, 1408, 4), 1408, 2)
-    grows = {name for name in small if large[name] > small[name]}
-    assert grows == {"expect", "slots", "sums", "results", "result_records", "presence", "slot_locks", "result_locks"}
-    assert sum(memory(2048, 4096, 1408, 64).values()) - sum(memory(2048, 4096, 1408, 2).values()) < 16 * 2**20
-
-
 def test_every_map_has_an_array_of_its_size() -> None:
     arrays = allocate(1408, 64, 256, cpus=3)
     assert list(arrays) == [m.name for m in WORKER_MAPS]
@@ -94,17 +80,6 @@ def test_the_store_shares_the_arrays() -> None:
     assert (store.width, store.sum_rows, store.result_rows) == (64, 16, 32)
     assert all(getattr(store, name) is arrays[name] for name in STORE_NAMES)
     assert not any(name.endswith("_locks") for name in STORE_NAMES)
-
-
-def test_memory_of_another_kind() -> None:
-    def make(name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-        size = int(np.prod(shape)) * dtype.itemsize
-        return np.frombuffer(mmap.mmap(-1, size), dtype).reshape(shape)
-
-    arrays = allocate(64, 16, 32, make=make)
-    assert isinstance(arrays["sums"].base.base, np.ndarray | memoryview | mmap.mmap)
-    arrays["control"]["active"] = 1
-    assert store_of(arrays).control["active"][0] == 1
 
 
 @pytest.mark.parametrize(

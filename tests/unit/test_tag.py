@@ -96,18 +96,6 @@ def test_a_tag_is_worth_nothing_in_another_place_or_epoch() -> None:
     assert packets.parse(cases.contribution(1), cases.KEYS) is None  # nor a check as a tag
 
 
-def test_hashes_of_two_words_collide_no_more_often_than_they_may() -> None:
-    """Words of 8 bits in the place of 64: of all keys at most two of sixteen give two messages one difference."""
-
-    def hashed(word: int, key: int) -> int:
-        x = (word + key) % 256
-        return x * (x >> 4) % 256
-
-    for one, other in ((0, 1), (3, 19), (0, 16), (7, 248), (128, 0)):
-        found = np.bincount([(hashed(one, key) - hashed(other, key)) % 256 for key in range(256)])
-        assert found.max() <= 2 * 16
-
-
 def test_what_is_longer_than_the_key_is_refused() -> None:
     data = packets.packet(packets.header(type=3), bytes(512))
     assert packets.parse(data, cases.KEYS) is None
