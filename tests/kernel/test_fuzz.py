@@ -7,11 +7,11 @@ import random
 import numpy as np
 
 import cases
-from hostile import bad_head, damaged, hostile, noise
-from kernel_world import PASS, same_memory
+from hostile import bad_head, damaged, noise
+from kernel_world import PASS
 from tailbound.kernel.frames import frame
 from tailbound.wire.schema import Verdict
-from udp_world import World
+from twins import KINDS, REPLAYED, Attack, Twins
 
 #: Per loader; issue: at least 100,000 in all.
 RANDOM, MUTATED, HEADS = 20_000, 25_000, 15_000
@@ -48,21 +48,19 @@ def test_never_summed(make) -> None:
 
 def test_judged_as_by_udp(make) -> None:
     """A long life of one job: the same verdict for every packet, the same events, the same memory at the end."""
-    kernel, udp = make(), World()
-    rng = random.Random(5)
-    seen: set[Verdict] = set()
-    for i in range(6000):
-        if i % 500 == 499:  # the host moves on: seals, changes expectations, moves its windows
-            at, live = cases.SUM_BASE + rng.randrange(4), rng.randrange(1, 8) << 1
-            kernel.sealer.seal(cases.OP - 1, at, 2)
-            udp.tables.seal(cases.OP - 1, at, 2)
-            for world in (kernel, udp):
-                world.store.expect[(at + 1) % cases.SUM_ROWS] = (cases.OP + 1, 3, 1)
-                world.control(sum_base=cases.SUM_BASE + i // 2500, live=[live, 0, 0, 0])
-        data = hostile(rng)
-        mine, theirs = kernel.take(data), udp.take(data)
-        assert mine == theirs, f"packet {i}"
-        assert [k[:2] for k in kernel.ring.drain()] == [k[:2] for k in udp.tables.take_events()], f"packet {i}: {mine}"
-        seen.add(mine[0])
-    same_memory(kernel, udp)
-    assert len(seen) > 20, seen
+    twins = Twins(make())
+    twins.live(random.Random(5), 3000)
+    assert len(twins.counts) > 20, twins.counts
+    assert min(twins.counts[v] for v in (Verdict.STORED, Verdict.ADDED, Verdict.RESULT_TAKEN, Verdict.CORRUPT)) > 50
+
+
+def test_nothing_is_taken_without_the_key(make) -> None:
+    """Rules: auth-1, auth-2."""
+    attack = Attack(make())
+    attack.send(random.Random(7), 2000)
+    attack.end()
+    reasons = {kind: {verdict for of, verdict in attack.counts if of == kind} for kind in KINDS}
+    assert reasons["forged"] == {Verdict.FORGED}
+    assert reasons["replayed"] == set(REPLAYED)
+    assert Verdict.FORGED in reasons["spliced"] <= {Verdict.FORGED, *REPLAYED}
+    assert attack.counts["flipped", Verdict.FORGED] > 400

@@ -125,6 +125,12 @@ def tagged(data: bytes, epoch: int = 0) -> bytes:
     return out.tobytes()
 
 
+def checked(data: bytes) -> bytes:
+    """``data`` with its check right."""
+    parsed = np.frombuffer(data[:HEADER_BYTES], packets.HEADER_DTYPE)
+    return packets.packet(parsed.copy(), data[HEADER_BYTES:])
+
+
 def flipped(data: bytes, bit: int) -> bytes:
     """``data`` with one bit turned."""
     out = bytearray(data)

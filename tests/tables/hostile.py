@@ -6,7 +6,6 @@ import random
 from collections.abc import Sequence
 
 import cases
-import switch_cases
 from kernel_world import HEADERS
 from tailbound.wire.schema import Flag, PacketType, op_label
 
@@ -41,14 +40,16 @@ def bad_head(rng: random.Random, frames: Sequence[bytes]) -> bytes:
     return bytes(data[: rng.choice((len(data), rng.randrange(14, len(data))))])
 
 
-def hostile(rng: random.Random) -> bytes:
-    """A packet to rank 0 of ``cases``, its check right, with fields from what is near the borders of every rule."""
+def hostile(rng: random.Random, moved: int = 0) -> bytes:
+    """A packet to rank 0 of ``cases``, its check right, with fields from what is near the borders of every rule.
+
+    ``moved``: ops that are over since, of four rows each.
+    """
     kind = rng.choice([PacketType.CONTRIBUTION] * 6 + [PacketType.RESULT] * 4 + [PacketType.READY] * 2 + KINDS)
     sender = rng.choice((0, 1, 2, 3, 3, 2, 1, 4, 200))
-    op = rng.choice(
-        (cases.OP, cases.OP, cases.OP, cases.OP + 1, cases.OP - 1, op_label(7, 1), op_label(3, 257), op_label(1, 3), 5)
-    )
-    base = cases.SUM_BASE if kind == PacketType.CONTRIBUTION else cases.RESULT_BASE
+    now = cases.OP + moved
+    op = rng.choice((now, now, now, now + 1, now - 1, op_label(7, 1), op_label(3, 257), op_label(1, 3), 5))
+    base = (cases.SUM_BASE if kind == PacketType.CONTRIBUTION else cases.RESULT_BASE) + 4 * moved
     ring = cases.SUM_ROWS if kind == PacketType.CONTRIBUTION else cases.RESULT_ROWS
     rows = rng.choice((1, 4, 4, 4, 300))
     count = rng.choice((16, 128, 128, 128, 128, 128, 256, 0, 272))
@@ -69,8 +70,8 @@ def hostile(rng: random.Random) -> bytes:
         scale=rng.random(),
         count=rng.randrange(5),
         flags=rng.choice((0, 0, 0, Flag.ABSTAIN, Flag.NIBBLES, Flag.HALVES)),
-        contributed=rng.choice((0, op - 1, op, cases.OP)),
-        published=rng.choice((0, op - 1, op, cases.OP)),
+        contributed=rng.choice((0, op - 1, op, now)),
+        published=rng.choice((0, op - 1, op, now)),
         deadline=rng.choice((0, 0, 9)),
         lateness=rng.choice((0, 0, 0, 2)),
         incast=rng.choice((0, 3)),
@@ -79,24 +80,13 @@ def hostile(rng: random.Random) -> bytes:
     )
 
 
-def hostile_to_switch(rng: random.Random, job: switch_cases.Job = switch_cases.JOB) -> bytes:
-    """The same for a switch: a packet to that of ``job``."""
-    count = rng.choice((16, 128, 128, 128, 128, 256, 0, 272))
-    return switch_cases.contribution(
-        rng.choice((0, 1, 2, 0, 1, 2, job.ranks, 200)),
-        count,
-        job=job,
-        type=rng.choice([PacketType.CONTRIBUTION] * 16 + [PacketType.PROBE] + KINDS),
-        cookie=rng.choice([job.cookie] * 30 + [job.cookie ^ 1]),
-        op=rng.choice([switch_cases.OP] * 6 + [switch_cases.OP + 1, 0]),
-        layout=rng.choice([cases.LAYOUT] * 20 + [1]),
-        owner=rng.choice([job.ranks] * 20 + [1]),
-        seq=switch_cases.SEQ + rng.choice((0, 1, 2, 3, 3, 2, 1, 0, job.rows - 1, job.rows, -1, 1 << 31)) & 0xFFFFFFFF,
-        row=rng.choice((5, 5, 5, 5, 0, 19, 20)),
-        rows=rng.choice((20, 20, 20, 1)),
-        shift=rng.choice([0] * 16 + [1, 7]),
-        exponent=rng.choice([cases.EXPONENT] * 9 + [3]),
-        need=rng.choice((cases.NEED, cases.NEED - 3, cases.NEED + 3, -32768, 32767)),
-        count=rng.choice((0, 0, 0, 1, 2, 3, 4, 65535)),
-        flags=rng.choice((0, 0, 0, 0, Flag.FLUSH, Flag.REPEAT, Flag.ABSTAIN)),
-    )
+def plain(rng: random.Random, moved: int = 0) -> bytes:
+    """A packet that a rank of ``cases`` may well send when as many ops are over."""
+    sender, at, op = rng.randrange(1, 4), rng.randrange(6), cases.OP + moved + rng.choice((0, 0, 0, 1))
+    length, row, kind = (cases.WIDTH, cases.CODES)[op % 2], at % 4, rng.randrange(5)
+    fields = {"op": op, "row": row, "rows": 4, "exponent": rng.choice([cases.EXPONENT] * 9 + [3])}
+    if kind < 3:
+        return cases.contribution(sender, length, seq=cases.SUM_BASE + 4 * moved + at, **fields)
+    if kind < 4:
+        return cases.result(sender, length, seq=cases.RESULT_BASE + 4 * moved + at, **fields)
+    return cases.ready(sender, op=op, seq=cases.RESULT_BASE + 4 * moved, contributed=op, published=op - 1)
