@@ -172,7 +172,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 #: What the files import whose tests need time that passes: sockets, threads, jobs over loopback.
-_REAL = re.compile(r"^(import|from) .*\b(socket|switched_team|team|threading|time)\b", re.MULTILINE)
+_REAL = re.compile(r"^(import|from) .*\b(socket|team|threading|time)\b", re.MULTILINE)
 _SIMULATED = re.compile(r"^from sim\.", re.MULTILINE)
 
 

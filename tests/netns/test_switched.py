@@ -13,7 +13,6 @@ import pytest
 from fault_rows import contributors
 from lab_team import lab_team
 from support import MS, Team, exact_mean, gradients, hasty, nmse, patient
-from switched_team import switched_team
 from tailbound.settings.table import switch_of
 from tailbound.transport.backoff import Policy
 from tailbound_lab.lab import namespaces
@@ -69,19 +68,20 @@ def settle(job: Team, ops: int = 3) -> None:
     pytest.fail("never whole")
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.thorough), 3])
-def test_the_bits_are_those_of_the_reference_switch_over_both_datapaths(tailbound_lab: Make, ranks: int) -> None:
-    lab = tailbound_lab(workers=ranks, switch=True)
-    settings = patient(width=1408, ring_mib=16.0)
+def test_the_mean_and_its_bits_over_both_datapaths(tailbound_lab: Make) -> None:
+    lab, found = tailbound_lab(workers=3, switch=True), list[list[Any]]()
     for datapath in ("xdp", "udp"):
-        lab.switch.renew()
-        with through(lab, settings, datapath=datapath) as job:
+        lab.switch.restart()
+        with through(lab, patient(width=1408, ring_mib=16.0), datapath=datapath) as job:
             assert {member.datapath for member in job.communicators} == {f"switch-{datapath}"}
-            found = steady(job, 3)
-        entry = lab.switch.entry
-        with switched_team(ranks, settings, cookie=entry.cookie, headroom=entry.headroom) as (job, _):
-            for ours, theirs in zip(found, steady(job, 3), strict=True):
-                np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
+            found.append(steady(job, 3))
+            larger = [10 * x for x in gradients("U", 3, NUMEL, seed=1)]
+            assert all(outcome.clipped > 0 for _, outcome in job.allreduce(larger))  # beyond the headroom of its scales
+            results = job.allreduce(larger)
+            assert all(outcome.clipped == 0 for _, outcome in results)
+            assert nmse(results[0][0], exact_mean(larger)) <= 5e-3
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
 def test_losses_in_the_cables_are_made_good(tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from tailbound_lab.simulate.fabric import Burst, Fabric
 
 
 class SimSwitch:
-    """``reference_switch.Rules`` on a ``Fabric``; see ``ReferenceSwitch``.
+    """``reference_switch.Rules`` on a ``Fabric``.
 
     Attributes:
         trouble: (rank, packet, whether it is a result) -> how often it passes.

@@ -244,7 +244,7 @@ def sim_switched_team(
     trouble: Callable[[int, bytes, bool], int] | None = None,
     seed: int = 1,
 ) -> Iterator[tuple[SimTeam, SimSwitch]]:
-    """A job of ``ranks`` and its switch; as ``switched_team``."""
+    """A job of ``ranks`` and its switch."""
     where = Switch(address(ranks), PORT, rows, form)
     world = _world(ranks, settings | {"switch": where}, seed, None)
     assert world.switch is not None

@@ -1,16 +1,9 @@
-"""A switch in plain numpy for tests: a UDP socket and a thread that follow the rules of ``switch_cases`` for workers.
-
-It keeps what a real one keeps (slots with a tag, a bitmap, sums, a final mean) and nothing else, and loses, doubles or
-holds back packets on request, seeded. Workers differ by (address, port) here, since on loopback they share an address.
-"""
+"""A switch in plain numpy for tests in virtual time: the rules of ``switch_cases`` and nothing besides."""
 
 from __future__ import annotations
 
 import random
-import socket
-import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -159,75 +152,6 @@ class Rules:
         else:
             body = ((slot.sums.astype(np.int64) + count // 2) // count).astype(np.uint8).tobytes()
         return packets.packet(out, body)
-
-
-class ReferenceSwitch:
-    """``Rules`` behind a UDP socket on loopback.
-
-    ``register`` tells it the job; until then it is a port at which nobody answers. ``trouble(sender, payload, result)``
-    returns how many copies of a packet to take (contribution, ``sender`` is its rank) or to send (result, to it).
-    """
-
-    def __init__(self, trouble: Callable[[int, bytes, bool], int] | None = None) -> None:
-        self.trouble = trouble or (lambda rank, data, result: 1)
-        self.rules: Rules | None = None
-        self.down = False  #: neither takes nor sends anything
-        self._workers: list[tuple[str, int]] = []
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-        self._socket.setsockopt(socket.SOL_SOCKET, 33, 64 << 20)  # SO_RCVBUFFORCE where allowed
-        self._socket.bind(("127.0.0.1", 0))
-        self._socket.settimeout(0.05)
-        self._over = threading.Event()
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    @property
-    def address(self) -> str:
-        """As ``switch_of`` takes it."""
-        host, port = self._socket.getsockname()
-        return f"{host}:{port}"
-
-    def register(self, rules: Rules, workers: Sequence[tuple[str, int]]) -> None:
-        """The job's entry: rules, and (address, port) by rank."""
-        with self._lock:
-            self.rules, self._workers = rules, list(workers)
-
-    def restart(self) -> None:
-        """Forgets all slots, as a switch does whose program is loaded anew."""
-        with self._lock:
-            assert self.rules is not None
-            self.rules.slots.clear()
-
-    def close(self) -> None:
-        """Ends the thread."""
-        self._over.set()
-        self._thread.join()
-        self._socket.close()
-
-    def __enter__(self) -> ReferenceSwitch:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _run(self) -> None:
-        while not self._over.is_set():
-            try:
-                data, source = self._socket.recvfrom(65536)
-            except TimeoutError:
-                continue
-            with self._lock:
-                if self.rules is not None and not self.down and source in self._workers:
-                    self._packet(data, self._workers.index(source))
-
-    def _packet(self, data: bytes, sender: int) -> None:
-        assert self.rules is not None
-        for _ in range(self.trouble(sender, data, False)):
-            _, out, everybody = self.rules.take(data)
-            for rank in range(len(self._workers)) if everybody else [sender]:
-                for _ in range(self.trouble(rank, out, True) if out else 0):
-                    self._socket.sendto(out, self._workers[rank])
 
 
 def shuffled(seed: int, loss: float = 0.0, twice: float = 0.0, *, results: bool = True, rows: bool = True) -> Any:
