@@ -76,9 +76,9 @@ def test_what_is_cited(small: Path) -> None:
         (f"{_CLOCK}-2a", "test_a"),
     }  # not the second: a helper is no test
     lines = rules_index.page(small).splitlines()[-3:]
-    assert lines[0] == f"| [{_CLOCK}-1](rules.md#{_CLOCK}-1) | `a.py` | `unit/test_a.py` |"
-    assert lines[1] == f"| [{_CLOCK}-2](rules.md#{_CLOCK}-2) | `a.py` |  |"
-    assert lines[2] == f"| [{_CLOCK}-2a](rules.md#{_CLOCK}-2a) |  | `unit/test_a.py` |"
+    assert lines[0] == f"- [{_CLOCK}-1](rules.md#{_CLOCK}-1): `a.py`; tests `unit/test_a.py`"
+    assert lines[1] == f"- [{_CLOCK}-2](rules.md#{_CLOCK}-2): `a.py`; tests "
+    assert lines[2] == f"- [{_CLOCK}-2a](rules.md#{_CLOCK}-2a): ; tests `unit/test_a.py`"
 
 
 @pytest.mark.parametrize(

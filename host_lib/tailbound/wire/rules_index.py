@@ -43,8 +43,6 @@ _HEAD = """\
 Generated from citations by `make generate`. Code is below `host_lib/tailbound/` where no other folder is named, tests
 are below `tests/`.
 
-| rule | code | tests |
-|---|---|---|
 """
 
 
@@ -118,7 +116,7 @@ def page(root: Path) -> str:
         elif one.tests:
             tests.setdefault(one.rule, set()).add(one.path)
     rows = (
-        f"| [{name}](rules.md#{name}) | {_files(code.get(name, ()))} | {_files(tests.get(name, ()))} |\n"
+        f"- [{name}](rules.md#{name}): {_files(code.get(name, ()))}; tests {_files(tests.get(name, ()))}\n"
         for name in rules(root)
     )
     return _HEAD + "".join(rows)
