@@ -67,7 +67,7 @@ class _Verbs(click.Group):
     late={
         **LABORATORY,
         "metrics": ("tailbound.metrics.cli", "metrics", "Serve the metrics of all ranks on this host to Prometheus."),
-        "switch": ("tailbound.switch.cli", "switch", "Sum gradients on the ports of this Linux box."),
+        "switch": ("tailbound.switch.cli", "switch", "Run an aggregating switch on the ports of this Linux box."),
         "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
     },
 )
@@ -79,21 +79,21 @@ def cli() -> None:
 @cli.command()
 @click.argument("interface", metavar="[IFACE]", required=False)
 @click.option("--all-of-pci", metavar="VENDOR:DEVICE", help="Every interface of this kind of PCI device (`lspci -n`).")
-@click.option("--replace", is_flag=True, help="Take off what was attached before, of another version too.")
+@click.option("--replace", is_flag=True, help="Replace the attached program, also one of another version.")
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="UDP port of the job.")
-@click.option("--ipv6", is_flag=True, help="For jobs over IPv6, where IFACE has an address of IPv4, too.")
-@click.option("--mtu", type=int, help="MTU of the path; without it, that of IFACE.")
+@click.option("--ipv6", is_flag=True, help="Serve jobs over IPv6 although IFACE has an IPv4 address.")
+@click.option("--mtu", type=int, help="MTU of the path; default: the MTU of IFACE.")
 @click.option("--ring", "ring_mib", type=float, default=Config.ring_mib, metavar="MIB", help="Size of the result ring.")
-@click.option("--workers", type=int, default=2, help="Smallest world size to come: more workers, smaller sums ring.")
-@click.option("--group", metavar="GROUP", help="Who may train; without it, root alone.")
+@click.option("--workers", type=int, default=2, help="Smallest world size: more workers need less memory for sums.")
+@click.option("--group", metavar="GROUP", help="Group that may train; default: root only.")
 @click.option(
     "--loader",
     type=click.Choice(["auto", "object", "bcc", "clang"]),
     default="auto",
-    help="Where the program comes from: built ahead, or compiled here.",
+    help="Use a prebuilt object, or compile the program with BCC or clang.",
 )
 def attach(interface: str | None, all_of_pci: str | None, **options: Any) -> None:
-    """Load the XDP program onto IFACE, once, for training without privileges."""
+    """Attach the XDP program to IFACE, for training without privileges."""
     from tailbound.datapath.xdp import attach
     from tailbound.kernel.net import of_pci
 
@@ -114,9 +114,9 @@ def attach(interface: str | None, all_of_pci: str | None, **options: Any) -> Non
 
 @cli.command()
 @click.argument("interface", metavar="IFACE")
-@click.option("--force", is_flag=True, help="Also where a job receives there: its rank ends with an error.")
+@click.option("--force", is_flag=True, help="Detach under a running job; its rank ends with an error.")
 def detach(interface: str, force: bool) -> None:
-    """Remove our program and maps from IFACE, after a crash too."""
+    """Detach the XDP program from IFACE and remove its maps, also after a crash."""
     from tailbound.datapath.xdp import detach
 
     done = detach(interface, force=force)
@@ -125,7 +125,7 @@ def detach(interface: str, force: bool) -> None:
 
 @cli.command()
 def gc() -> None:
-    """Remove what crashed jobs and vanished interfaces have left on this host: pins and status files."""
+    """Remove pins of vanished interfaces and status files of dead processes."""
     from tailbound.kernel import pin
     from tailbound.observe import status
 
@@ -142,13 +142,13 @@ def gc() -> None:
 
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the same data as JSON.")
-@click.option("--interface", metavar="IFACE", help="Interface to judge; without it, the one that a job would use.")
-@click.option("--ring", "ring_mib", type=float, metavar="MIB", help="Result ring to compute the memory of.")
-@click.option("--workers", type=int, default=2, help="Smallest world size to come, to compute the memory for.")
+@click.option("--interface", metavar="IFACE", help="Interface to check; default: the one that a job would use.")
+@click.option("--ring", "ring_mib", type=float, metavar="MIB", help="Size of the result ring, to compute its memory.")
+@click.option("--workers", type=int, default=2, help="Smallest world size, to compute the memory.")
 @click.option("--maps", "-v", is_flag=True, help="Show the memory of every map.")
-@click.option("--warm", is_flag=True, help="Compile ahead what the first job would compile, and nothing else.")
+@click.option("--warm", is_flag=True, help="Only compile the code that the first job would compile.")
 def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers: int, maps: bool, warm: bool) -> None:
-    """Say what this machine can do, which datapath it gets and why."""
+    """Show the datapath of this machine, the reason, and the command for a better one."""
     if warm:
         from tailbound.prepare import Preparation
 

@@ -17,17 +17,17 @@ __all__ = ["metrics"]
 
 
 @click.command(context_settings={"show_default": True})
-@click.option("--port", type=click.IntRange(0, 65535), default=9463, help="TCP port; 0: any that is free.")
-@click.option("--address", default="0.0.0.0", help="Where to listen; 127.0.0.1 keeps others out.")  # noqa: S104
+@click.option("--port", type=click.IntRange(0, 65535), default=9463, help="TCP port; 0: any free port.")
+@click.option("--address", default="0.0.0.0", help="Address to listen on; 127.0.0.1 serves this host only.")  # noqa: S104
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option(
     "--folder", type=click.Path(file_okay=False, path_type=Path),
-    help="Where the ranks write; without it, TAILBOUND_STATUS or the usual places.",
+    help="Folder of the status files; default: TAILBOUND_STATUS, or the usual places.",
 )  # fmt: skip
 def metrics(port: int, address: str, once: bool, folder: Path | None) -> None:
     """Serve the metrics of every rank on this host to Prometheus.
 
-    Trainers need no package for it. Root sees everybody's ranks, others see their own.
+    Trainers need no package for it. Root sees all users' ranks, other users their own.
     """
     prometheus = _prometheus()
     where = (lambda: [folder]) if folder is not None else status.folders

@@ -20,30 +20,30 @@ __all__ = ["switch"]
 
 @click.group()
 def switch() -> None:
-    """Sum gradients on the ports of this Linux box."""
+    """Run an aggregating switch on the ports of this Linux box."""
 
 
 @switch.command(context_settings={"show_default": True})
 @click.argument("ports", metavar="PORT...", nargs=-1, required=True)
-@click.option("--address", required=True, help="IP address that workers send to; this box's own, on the same network.")
-@click.option("--mac", help="Ethernet address of that address; without it, that of the first PORT.")
+@click.option("--address", required=True, help="This box's IP address in the workers' network.")
+@click.option("--mac", help="Ethernet address of --address; default: that of the first PORT.")
 @click.option(
-    "--slots", type=click.IntRange(1), help=f"Rows summed at once, of all jobs.  [default: {DEFAULT_SLOTS}; P4: 4096]"
+    "--slots", type=click.IntRange(1), help=f"Slots for the rows of all jobs.  [default: {DEFAULT_SLOTS}; P4: 4096]"
 )
-@click.option("--mtu", type=int, help="MTU of the path; without it, the smallest of the ports.")
+@click.option("--mtu", type=int, help="MTU of the path; default: the smallest of the ports.")
 @click.option(
     "--loader",
     type=click.Choice(["auto", "object", "bcc", "clang"]),
-    help="Where the programs come from: built ahead, or compiled here.  [default: auto]",
+    help="Use prebuilt objects, or compile the programs with BCC or clang.  [default: auto]",
 )
-@click.option("--p4", is_flag=True, help="Run the P4 switch in bmv2 instead (see p4/README.md): no --mtu, no --loader.")
+@click.option("--p4", is_flag=True, help="Run the P4 switch in bmv2 (see p4/README.md), without --mtu and --loader.")
 @click.option(
     "--station", "stations", multiple=True, metavar="MAC,PORT",
-    help="P4: what is sent to MAC leaves by PORT; what is sent to others is flooded.",
+    help="P4: send frames for MAC out of PORT; frames for other addresses are flooded.",
 )  # fmt: skip
-@click.option("--thrift-port", type=click.IntRange(1, 65535), help="P4: where bmv2 takes commands.  [default: 9090]")
+@click.option("--thrift-port", type=click.IntRange(1, 65535), help="P4: bmv2's command port.  [default: 9090]")
 def up(ports: tuple[str, ...], address: str, p4: bool, **options: Any) -> None:
-    """Load the XDP program onto PORTs, or start bmv2 over them; it stays until `tailbound switch down`."""
+    """Start a switch on PORTs, by XDP or bmv2; it runs until `tailbound switch down`."""
     given = {name: value for name, value in options.items() if value not in (None, ())}
     not_here = given.keys() & ({"mtu", "loader"} if p4 else {"stations", "thrift_port"})
     if not_here:
@@ -94,7 +94,7 @@ def _find() -> Box[Any]:
 
 @switch.command()
 def down() -> None:
-    """End the switch and remove all of it, after a crash too."""
+    """Stop the switch and remove its programs and maps, also after a crash."""
     from tailbound.switch import pinned
     from tailbound.switch.p4 import kept
 
@@ -106,7 +106,7 @@ def down() -> None:
 @switch.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the same data as JSON.")
 def status(as_json: bool) -> None:
-    """Show ports, jobs, slots and what became of packets."""
+    """Show ports, jobs, slots and the verdicts of packets."""
     from tailbound.switch import pinned, report
 
     box = _find()
@@ -119,26 +119,24 @@ def status(as_json: bool) -> None:
 
 @switch.group()
 def job() -> None:
-    """Give the switch jobs."""
+    """Add and remove jobs."""
 
 
 @job.command(context_settings={"show_default": True})
 @click.option(
-    "--rank", "ranks", multiple=True, required=True, metavar="ADDRESS,MAC,PORT", help="A worker, in the order of ranks."
+    "--rank", "ranks", multiple=True, required=True, metavar="ADDRESS,MAC,PORT", help="A worker; repeat in rank order."
 )
-@click.option(
-    "--cookie", type=lambda text: int(text, 0), metavar="N", help="The job's cookie; without it, a random one."
-)
+@click.option("--cookie", type=lambda text: int(text, 0), metavar="N", help="Cookie of the job; default: a random one.")
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="UDP port of the job.")
 @click.option(
     "--rows",
     type=int,
-    help=f"Its slots, a power of two.  [default: {DEFAULT_ROWS}, or as many as a smaller switch has]",
+    help=f"Slots of the job, a power of two.  [default: {DEFAULT_ROWS}, or as many as a smaller switch has]",
 )
-@click.option("--base", type=int, help="Its first slot; without it, wherever there is room.")
+@click.option("--base", type=int, help="First slot of the job; default: the first free range.")
 @click.option("--headroom", type=int, default=DEFAULT_HEADROOM, help="Room for growth, in quarter powers of two.")
 def add(ranks: tuple[str, ...], cookie: int | None, rows: int | None, **options: Any) -> None:
-    """Take a job in, and print what its workers need to know of it. A job that starts again needs a new cookie."""
+    """Add a job and print the variables of its workers. A restarted job needs a new cookie."""
     members = tuple(map(parse_rank, ranks))
     with _alone(), contextlib.closing(_find()) as box:
         wanted = min(DEFAULT_ROWS, 1 << box.switch.slots.bit_length() - 1) if rows is None else rows
@@ -150,7 +148,7 @@ def add(ranks: tuple[str, ...], cookie: int | None, rows: int | None, **options:
 @job.command()
 @click.argument("cookie", type=lambda text: int(text, 0))
 def remove(cookie: int) -> None:
-    """Take a job out."""
+    """Remove a job."""
     with _alone(), contextlib.closing(_find()) as box:
         there = box.remove(cookie)
     click.echo(f"job {cookie:#010x} is gone" if there else f"there is no job {cookie:#010x}")
