@@ -319,8 +319,8 @@ class Communicator:
             assert switch is not None
             job.events.emit(
                 "switch_unchecked",
-                f"packets to and from the switch at {switch.address} carry no tag, since it has no key: who can send "
-                "on this network with its address or a worker's can change averages; all else is authenticated "
+                f"packets to and from the switch at {switch.address} carry no tag, since it has no key: an "
+                "attacker with its address or a worker's can change averages; all else is authenticated "
                 '(authenticate="workers", docs/security.md)',
                 level=logging.WARNING if job.rank == 0 else logging.INFO, address=switch.address,
             )  # fmt: skip

@@ -88,8 +88,8 @@ class FlowControl:
         """Once: a receiver takes fewer senders, and nobody knows what a part of the link is."""
         self._said = True
         log.info(
-            "a receiver asks for a part of the link's speed, which nobody knows: it is taken of what has drained; "
-            "rate= or TAILBOUND_RATE would say"
+            "a receiver grants a share of the link, whose speed is unknown: the drain rate stands in for it; "
+            "set rate= or TAILBOUND_RATE"
         )
 
     def contributions(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:

@@ -39,8 +39,8 @@ def announce_compilation(rank: int) -> None:
     """Says that the next minute goes into compiling, where it does; one rank of a host says it for all."""
     if os.environ.get("LOCAL_RANK", "0") == "0" and not all(kept(one) for one in (add_flags, rows_by_rank)):
         log.warning(
-            "rank %d: compiling the codec and the transport for this machine before the start, up to a minute; it is "
-            "done once for an installation by a user who may write to it, also ahead, by `tailbound doctor --warm`",
+            "rank %d: compiling the codec and the transport for this machine before the start, up to a minute, once "
+            "per installation; `tailbound doctor --warm` does it ahead",
             rank,
         )
 

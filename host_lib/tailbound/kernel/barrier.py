@@ -35,7 +35,7 @@ def register() -> None:
     try:
         _membarrier(_REGISTER)
     except OSError as error:
-        raise CapabilityError(f"membarrier(2) is not to be had ({error}): use the udp datapath") from error
+        raise CapabilityError(f"membarrier(2) is unavailable ({error}): use the udp datapath") from error
 
 
 def full() -> None:

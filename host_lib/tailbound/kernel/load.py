@@ -109,7 +109,7 @@ def _load(
             ) from error
         if "pointer prohibited" in error.log:
             raise _Powerless(
-                "the verifier allows the program's pointer arithmetic only with CAP_PERFMON, besides CAP_BPF and "
+                "the verifier needs CAP_PERFMON for the program's pointer arithmetic, beside CAP_BPF and "
                 "CAP_NET_ADMIN: add it, run as root, or let root run `tailbound attach`"
             ) from error
         tail = "\n".join(error.log.splitlines()[-40:])

@@ -216,7 +216,7 @@ def take_state(state: State, communicator: Communicator, until: float, more: int
     before = communicator.step - 1 + more & STEP_MASK
     stands = state.resync.adopt_any(before, until - time.monotonic())
     if stands is None:
-        state.say("no state", "nobody gave a state to go on from; this rank abstains until one does")
+        state.say("no state", "no rank gave a state to continue from; this rank abstains until one does")
         return 0
     state.forget()
     dropped, memory = 0, Memory()

@@ -103,8 +103,8 @@ def init_process_group(timeout: float = 180.0) -> None:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     except (KeyError, ValueError) as error:
         raise ConfigError(
-            f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who this rank is ({error!r}): start it by torchrun, or "
-            "set them"
+            f"RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do not identify this rank ({error!r}): start it by "
+            "torchrun, or set them"
         ) from error
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     wait = timedelta(seconds=timeout)

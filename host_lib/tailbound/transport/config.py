@@ -186,7 +186,7 @@ class Config:
             raise ConfigError(f"authenticate is {self.authenticate!r}: give one of {', '.join(AUTHENTICATE)}")
         if self.keyed and self.switch is not None and self.authenticate != "workers":
             raise ConfigError(
-                "a switch makes new rows and has no key, so nobody could tell its packets from forged ones: train "
+                "a switch makes new rows and has no key, so forged packets would look like its own: train "
                 'without the switch, or give authenticate="workers" (TAILBOUND_AUTHENTICATE=workers), which leaves the '
                 "packets to and from the switch unchecked and all others not (docs/security.md)"
             )

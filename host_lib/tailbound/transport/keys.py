@@ -135,7 +135,7 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
     said, _, key = (known or _text(found)).partition(" ")
     if said not in _MODES or (said == mode and not _HEX.fullmatch(key)):
         raise ConfigError(
-            f"rank {rank}: {name!r} of the store does not hold a key of {MASTER} bytes, so somebody else writes there: "
+            f"rank {rank}: {name!r} of the store does not hold a key of {MASTER} bytes; another program writes there: "
             "give the job a store of its own, or all ranks a key_file"
         )
     if said != mode:
@@ -161,7 +161,7 @@ def verify(master: bytes, rank: int, said: Mapping[str, Any]) -> None:
     if not hmac.compare_digest(prove(master, said).encode(), str(said.get("proof")).encode(errors="replace")):
         raise LayoutError(
             f"the greeting of rank {rank} was not made with this job's key: give every rank the same key_file; if they "
-            "have it, somebody else writes to the store"
+            "have it, another program writes to the store"
         )
 
 

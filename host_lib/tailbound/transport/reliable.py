@@ -235,11 +235,11 @@ class Reliable:
             patience: seconds for the answer, if other ones.
 
         Raises:
-            Refusal: nobody watches connections there.
+            Refusal: connections are not watched there.
             TransportError: it cannot be reached, or does not answer in time.
         """
         if self._lifelines is None:
-            raise TransportError(f"rank {self._rank}: nobody watches connections here: call watch first")
+            raise TransportError(f"rank {self._rank}: connections are not watched here: call watch first")
         what = f"rank {self._rank}: connecting to rank {rank}"
         until = time.monotonic() + timeout
         try:

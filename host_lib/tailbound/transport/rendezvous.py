@@ -178,7 +178,7 @@ def _parse(own: Greeting, rank: int, text: bytes, verify: Verify) -> Greeting:
         said = None
     if not isinstance(said, dict):
         raise LayoutError(
-            f"what the store has as the greeting of rank {rank} is none: {text[:40]!r}; somebody else writes to "
+            f"what the store has as the greeting of rank {rank} is none: {text[:40]!r}; another program writes to "
             "it, use another store"
         )
     if said.get("wire") != own.wire or set(said) != set(usual):
@@ -191,7 +191,7 @@ def _parse(own: Greeting, rank: int, text: bytes, verify: Verify) -> Greeting:
     odd += [] if odd else [name for name, value in said["options"].items() if not isinstance(value, str)]
     if odd:
         raise LayoutError(
-            f"the greeting of rank {rank} has {odd[0]} of another type: somebody else writes to the store, use another"
+            f"the greeting of rank {rank} has {odd[0]} of another type: another program uses the store, choose another"
         )
     found = Greeting(**said)
     if found.rank != rank:

@@ -177,8 +177,8 @@ def bound_socket(address: str, port: int) -> UdpSocket:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
                 f"UDP port {port} of {address} is taken, and the xdp datapath takes one rank and one job an interface: "
-                f"`ss -ulnp sport = :{port}` names who has it; end that, choose another interface, or take the udp "
-                "datapath (TAILBOUND_DATAPATH=udp)"
+                f"`ss -ulnp sport = :{port}` names its owner; end that process, choose another interface, or take the "
+                "udp datapath (TAILBOUND_DATAPATH=udp)"
             ) from error
         raise ConfigError(f"UDP port {port} of {address} cannot be had: {error.strerror}; choose another") from error
     return out
