@@ -47,7 +47,7 @@ def main() -> None:
     sampler = DistributedSampler(data())
     loader = DataLoader(data(), batch_size=32, sampler=sampler, pin_memory=device.type == "cuda")
 
-    # What has no buffers needs no forward_sync_buffers=False; see train_ddp.py.
+    # A model without buffers needs no forward_sync_buffers=False; see train_ddp.py.
     net = DistributedDataParallel(model().to(device), device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     state = tailbound.torch.register(net, optimizer=optimizer)

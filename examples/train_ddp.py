@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/train_ddp.py
     tailbound lab run --workers 2 --loss 0.01 -- python examples/train_ddp.py
 
-On a cluster: torchrun on every host as ever, with TAILBOUND_INTERFACE=eth0 for the network interface to use.
+On a cluster run torchrun on every host, with TAILBOUND_INTERFACE=eth0 for the network interface.
 """
 
 import torch
@@ -20,14 +20,14 @@ EPOCHS = 2
 
 def main() -> None:
     """Trains and says how well each replica does."""
-    # Tailbound takes gradients only: rendezvous, metrics and whatever else must be exact stay with this group.
+    # Tailbound averages gradients only. Rendezvous, metrics and other exact values stay with this group.
     dist.init_process_group("gloo")
     sampler = DistributedSampler(data())
     loader = DataLoader(data(), batch_size=32, sampler=sampler)
 
-    # A model with buffers (BatchNorm's, say) wants forward_sync_buffers=False here (before PyTorch 2.13:
-    # broadcast_buffers=False). DDP else broadcasts them before every forward pass, and there a slow rank holds all
-    # others. Running statistics are then each rank's own, until state.synchronise().
+    # A model with buffers (BatchNorm) needs forward_sync_buffers=False here (broadcast_buffers=False before PyTorch
+    # 2.13). Otherwise DDP broadcasts them before every forward pass, and a slow rank holds all others. Running
+    # statistics are then each rank's own, until state.synchronise().
     net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
@@ -36,16 +36,16 @@ def main() -> None:
 
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
-        # batches() is optional: a rank that was stopped for long then applies what the others have finished, or joins
-        # them where they are, instead of staying behind for good. It may skip batches: no collectives in this loop.
+        # batches() lets a rank that was stopped apply the steps that the others have finished, or join them where they
+        # are. Without it the rank stays behind. It may skip batches, so this loop has no collectives of its own.
         for points, labels in tailbound.torch.batches(loader, state):
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(points), labels).backward()
             optimizer.step()
-        with state.hold():  # the others wait for this rank meanwhile, instead of going on without it
+        with state.hold():  # the others wait for this rank, instead of going on without it
             right = accuracy(net.module)
 
-    # A replica that has missed results differs a little. Before the end, make all of them equal to the bit.
+    # A replica that missed results differs a little. Make all of them equal to the bit before the end.
     state.synchronise()
     stats = state.stats()
     print(

@@ -3,8 +3,8 @@
     torchrun --standalone --nproc-per-node 4 examples/train_hsdp.py --shards 2
     tailbound lab run --workers 2 -- python examples/train_hsdp.py
 
-On a cluster the shards of a copy are the ranks of a host, where links are fast, and the slow network between hosts sees
-one shard of the gradients a rank.
+On a cluster the ranks of a host hold the shards of one replica. The slow network between hosts carries one shard of the
+gradients a rank.
 """
 
 import argparse
