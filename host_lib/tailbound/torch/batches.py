@@ -62,7 +62,7 @@ def batches(
             if (apart := state.turns.apart) > 1:
                 raise ConfigError(
                     f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
-                    f"would skip too few of them. Give tailbound.torch.batches(..., per_step={apart * per_step})"
+                    f"would skip too few. Give tailbound.torch.batches(..., per_step={apart * per_step})"
                 )
 
 
@@ -94,7 +94,6 @@ class _Others:
         before, self._steps = self._steps, self._now()
         if any(before.get(one, step) != step for one, step in self._steps.items()):
             raise ConfigError(
-                "another registered model makes steps in this loop, and tailbound.torch.batches lets one model catch "
-                "up: a rank that was stopped would be in step with one and behind with the other. Either give one "
-                "DistributedDataParallel a module with both in it, or leave batches out"
+                "another registered model makes steps in this loop, and tailbound.torch.batches lets only one model "
+                "catch up: give one DistributedDataParallel a module that contains both models, or leave batches out"
             )

@@ -75,9 +75,9 @@ class ElasticProcessGroup(dist.ProcessGroup):
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise ConfigError(
-        "ranks of this job come and go, so that there are no collectives between them: give DistributedDataParallel "
-        "process_group=tailbound.torch.elastic.alone(), let ranks log and evaluate by themselves, write checkpoints "
-        "on one rank after state.synchronise(); or use dist.init_process_group, where no rank can come back"
+        "this job has no collectives, because its ranks may come and go: give DistributedDataParallel "
+        "process_group=tailbound.torch.elastic.alone(), log and evaluate on each rank, and write checkpoints on one "
+        "rank after state.synchronise(). With dist.init_process_group collectives work, and no rank can come back"
     )
 
 

@@ -421,7 +421,7 @@ class Recovery:
             raise TransportError(
                 f"rank {self.rank}: is {behind} steps behind, more than its ring holds, and cannot join the others: "
                 f"{self._lost_for} steps running had zeros for gradients. Restart this rank's processes from a "
-                "checkpoint; a larger ring_mib takes longer stops, tailbound.torch.batches skips what was missed"
+                "checkpoint. A larger ring_mib bridges longer stops; tailbound.torch.batches skips missed steps"
             )
 
     def _look_around(self) -> None:

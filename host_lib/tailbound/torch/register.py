@@ -80,10 +80,9 @@ def register(
     group = elastic.world_of(ddp_model.process_group)
     if group is not ddp_model.process_group and ddp_model.find_unused_parameters:
         raise ConfigError(
-            "find_unused_parameters=True: where ranks may come back DDP sees the parameters that this rank uses only, "
-            "and drops the average of one that was used elsewhere: let every parameter get a gradient in every step "
-            "(add 0 * parameter.sum() to the loss where one is left out) and pass find_unused_parameters=False, or "
-            "use torch.distributed.init_process_group"
+            "find_unused_parameters=True: in a job whose ranks may come back, DDP drops the average of a parameter "
+            "that only other ranks use: give every parameter a gradient in every step (add 0 * parameter.sum() to the "
+            "loss) and pass find_unused_parameters=False, or use torch.distributed.init_process_group"
         )
     check(also or {})
     # over a group of one rank nobody waits for another
@@ -276,12 +275,12 @@ def _device_of(ddp_model: DistributedDataParallel) -> torch.device:
     if device.type == "cuda":
         if not dist.is_nccl_available():
             raise ConfigError(
-                "node_group takes buckets on a GPU through the host by NCCL, which torch lacks here: install a build "
-                'that has it, or give node_group="off"'
+                "node_group needs NCCL for buckets on a GPU, and this PyTorch lacks it: install a build that has it, "
+                'or give node_group="off"'
             )
         if ddp_model.find_unused_parameters:
             raise ConfigError(
-                "node_group on a GPU and find_unused_parameters=True: DDP's own collective might stand in the way of "
-                'those of the host: let every parameter get a gradient, or pass node_group="off"'
+                "find_unused_parameters=True with node_group on a GPU: DDP's collective and those of the host could "
+                'deadlock: give every parameter a gradient, or pass node_group="off"'
             )
     return device

@@ -347,7 +347,7 @@ class Replica:
         if len(told) != len(self.optimizers):
             raise TransportError(
                 f"another rank steps its parameters by {len(told)} optimizers, this one by {len(self.optimizers)}: "
-                "pass optimizer= to register, and drop those that step the model no more"
+                "pass optimizer= to register, and delete optimizers that are not in use"
             )
         for optimizer, theirs in zip(self.optimizers, told, strict=True):
             if len(theirs["groups"]) != len(optimizer.param_groups):

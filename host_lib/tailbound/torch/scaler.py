@@ -83,8 +83,7 @@ class GradScaler(torch.amp.GradScaler):
         if self.is_enabled() and state.shards > 1 and state.communicator is not None and not state.shares_scale:
             raise ConfigError(
                 f"each of the {state.shards} shards of this model is averaged by a job of its own, with a loss scale "
-                "of its own, and gradients of different scales would be added up inside a host: train in bfloat16, "
-                "without a scaler"
+                "of its own, and a host would add gradients of different scales: train in bfloat16, without a scaler"
             )
         self._state = state
         self._told: Epoch | None = None
@@ -320,8 +319,8 @@ def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:
     if type(scaler) not in _TORCHS:
         kind = type(scaler)
         raise ConfigError(
-            f"{kind.__module__}.{kind.__qualname__} scales the loss of a model whose gradients tailbound averages, and "
-            "cannot see which ranks overflow: use tailbound.torch.GradScaler(state), one for each registered model"
+            f"{kind.__module__}.{kind.__qualname__} scales the loss of a registered model, and cannot see which ranks "
+            "overflow: use tailbound.torch.GradScaler(state), one for each registered model"
         )
     before = type(scaler)
     scaler.__class__ = GradScaler
