@@ -55,7 +55,7 @@ def phase(*ranks: list[dict[str, Any]]) -> Phase:
     return Phase(times, [{"stamps": ops, "functions": functions} for ops in ranks])
 
 
-SETTINGS = conditions(LabSpec(2), lab=True) | {"datapath": "xdp"}
+SETTINGS = conditions(LabSpec(2)) | {"datapath": "xdp"}
 
 
 def test_rows_are_medians_and_say_what_these_are_short_of_the_op() -> None:
