@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ __all__ = ["simulate"]
 @click.command(context_settings={"show_default": True})
 @click.option("--ranks", "-n", type=click.IntRange(2, 4096), multiple=True, default=(16,), help="One or more of these.")
 @click.option("--layout", type=click.Choice(LAYOUTS), default="flat", help="One job; or groups, then across.")
-@click.option("--group", type=click.IntRange(2), help="Ranks of a group of 2d; without it, the root of --ranks.")
 @click.option("--size", type=SIZE, default="1MiB", help="Bytes of float32 of a rank and step.")
 @click.option("--rate", default="10gbit", help="Of every host's link, each way.")
 @click.option("--port-buffer", type=SIZE, default="256KiB", help="What waits before a host's link at most.")
@@ -25,14 +23,9 @@ __all__ = ["simulate"]
 @click.option("--latency", type=click.FloatRange(0), default=10.0, help="One way, without queues, in microseconds.")
 @click.option("--loss", metavar="P", default="0", help="Packets lost besides, each by itself.")
 @click.option("--tail", type=click.FloatRange(1), default=1.0, help="P99/P50 of who waits for all, by foreign bursts.")
-@click.option(
-    "--straggler", metavar="TIME", help="The last rank begins each step later by so much: 20ms, or 2x the usual step."
-)
+@click.option("--straggler-ms", type=click.FloatRange(0), default=0.0, help="The last rank begins each step later.")
 @click.option("--wait", is_flag=True, help="Wait for every row, as a reliable transport does.")
-@click.option(
-    "--floor-ms", "floors", type=click.FloatRange(0, min_open=True), multiple=True, default=(10.0,),
-    help="Shortest deadline, as `floor_ms`; one or more of these.",
-)  # fmt: skip
+@click.option("--floor-ms", type=click.FloatRange(0, min_open=True), default=10.0, help="Shortest deadline.")
 @click.option("--steps", type=click.IntRange(1), default=40, help="That count.")
 @click.option("--warm", type=click.IntRange(1), default=12, help="Before them, without bursts or straggler.")
 @click.option("--seed", type=int, default=1, help="Of everything.")
@@ -44,7 +37,7 @@ def simulate(ranks: tuple[int, ...], json_file: Path | None, **options: Any) -> 
     from tailbound_lab.lab.spec import parse_probability, parse_rate
     from tailbound_lab.simulate.fabric import MS
     from tailbound_lab.simulate.ports import Switching
-    from tailbound_lab.simulate.run import Wanted, parse_late, run
+    from tailbound_lab.simulate.run import Wanted, run
 
     wanted = Wanted(
         switching=Switching(
@@ -54,11 +47,8 @@ def simulate(ranks: tuple[int, ...], json_file: Path | None, **options: Any) -> 
             latency=int(options["latency"] * 1000),
             loss=parse_probability(options["loss"], "loss"),
         ),
-        group=options["group"] or 0,
-        late=parse_late(options["straggler"]) if options["straggler"] else None,
+        late=options["straggler_ms"] / 1e3,
+        settings={"floor": int(options["floor_ms"] * MS)},
         **{name: options[name] for name in ("layout", "size", "tail", "steps", "warm", "seed", "wait")},
     )
-    run(
-        ranks, *(replace(wanted, settings={"floor": int(floor * MS)}) for floor in options["floors"]),
-        json_file=json_file,
-    )  # fmt: skip
+    run(ranks, wanted, json_file)

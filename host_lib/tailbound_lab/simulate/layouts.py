@@ -44,14 +44,13 @@ class Arrangement:
     name: str
 
 
-def arrange(layout: str, ranks: int, entries: int, *, group: int = 0) -> Arrangement:
+def arrange(layout: str, ranks: int, entries: int) -> Arrangement:
     """Return the arrangement of ``ranks`` that reduce ``entries`` of float32.
 
     Args:
-        layout: of ``LAYOUTS``.
+        layout: of ``LAYOUTS``; groups of ``2d`` have the divisor of ``ranks`` that is nearest to the root.
         ranks: how many.
         entries: of a bucket.
-        group: ranks of a group (``2d``); 0: the divisor that is nearest to the root.
 
     Raises:
         ConfigError: that many ranks cannot be arranged so.
@@ -61,11 +60,11 @@ def arrange(layout: str, ranks: int, entries: int, *, group: int = 0) -> Arrange
         return beside(1, ranks, entries)
     if layout != "2d":
         raise ConfigError(f"layout {layout!r} is none of {', '.join(LAYOUTS)}")
-    group = group or next(size for size in range(math.isqrt(ranks), 0, -1) if ranks % size == 0)
-    if ranks % group or group < 2 or ranks // group < 2:
-        raise ConfigError(f"{ranks} ranks are not several groups of {group}: give --group a divisor of --ranks")
+    group = next(size for size in range(math.isqrt(ranks), 0, -1) if ranks % size == 0)
+    if group < 2:
+        raise ConfigError(f"{ranks} ranks are not several groups: give --ranks a number that is not prime")
     groups = ranks // group
-    _check(max(group, groups), "a job of a group or across", "give another --group")
+    _check(max(group, groups), "a job of a group or across", "give other --ranks")
     within = [list(range(g * group, (g + 1) * group)) for g in range(groups)]
     across = [list(range(k, ranks, group)) for k in range(group)]
     shard = -(-entries // (group * _ALIGNED)) * _ALIGNED

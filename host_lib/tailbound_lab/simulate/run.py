@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -26,8 +25,6 @@ from tailbound_lab.simulate.steps import Step, Team
 
 #: Share of the steps that bursts hit, as in ``bench.calibrate``.
 _HIT = 0.25
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_LATE = re.compile(rf"(\d+(?:\.\d+)?)({'|'.join(_SECONDS)}|x)")
 COLUMNS: Columns = {
     "ranks": ("ranks", "d"), "layout": ("layout", ""), "p50_ms": ("p50 ms", ".3g"), "p99_over_p50": ("p99/p50", ".3g"),
     "over_bound": ("/bound", ".3g"), "dropped_percent": ("drop%", ".3g"), "rows_lost_percent": ("lost%", ".3g"),
@@ -35,36 +32,16 @@ COLUMNS: Columns = {
 }  # fmt: skip
 
 
-class Late(NamedTuple):
-    """By how much a rank begins later than the others: ``seconds``, and so many ``steps`` of the usual length."""
-
-    seconds: float = 0.0
-    steps: float = 0.0
-
-
-def parse_late(text: str) -> Late:
-    """Return a time with its unit (``20ms``), or a multiple of the usual step (``2x``).
-
-    Raises:
-        ConfigError: it is neither.
-    """
-    found = _LATE.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"a straggler of {text!r}: write for example 20ms, 1.5s or, in usual steps, 2x")
-    number, unit = float(found[1]), found[2]
-    return Late(steps=number) if unit == "x" else Late(number * _SECONDS[unit])
-
-
 @dataclass(frozen=True)
 class Wanted:
     """What is simulated, besides the number of ranks.
 
     Attributes:
-        layout, group: see ``layouts.arrange``.
+        layout: see ``layouts.arrange``.
         size: bytes of float32 of a rank and step.
         switching: of the network; ``background`` is said by ``tail`` where that is more than one.
         tail: P99/P50 that foreign bursts would give an all-reduce that waits for everything; 1: there are none.
-        late: of the last rank in every step that counts; none by default.
+        late: seconds by which the last rank begins every step that counts later.
         steps: that count.
         warm: steps before them, without bursts and with nobody late.
         seed: of everything.
@@ -73,11 +50,10 @@ class Wanted:
     """
 
     layout: str = "flat"
-    group: int = 0
     size: int = 1 << 20
     switching: Switching = field(default_factory=Switching)
     tail: float = 1.0
-    late: Late | None = None
+    late: float = 0.0
     steps: int = 40
     warm: int = 12
     seed: int = 1
@@ -86,7 +62,7 @@ class Wanted:
 
     def arrangement(self, ranks: int) -> Arrangement:
         """Return that of ``ranks``; see ``layouts.arrange``."""
-        return arrange(self.layout, ranks, self.size // 4, group=self.group)
+        return arrange(self.layout, ranks, self.size // 4)
 
 
 def bursts(tail: float, p50: float, ranks: int, rate: int) -> Background:
@@ -106,27 +82,25 @@ def bound(arrangement: Arrangement, rate: int) -> float:
     return max(codes.values()) * 8 / rate
 
 
-def simulate(ranks: int, wanted: Wanted, told: Callable[[Step, bool], None]) -> Team:
-    """Run the steps of ``ranks``; ``told`` gets each, and whether it counts. Return the team, closed."""
-    arrangement, switching = wanted.arrangement(ranks), wanted.switching
+def simulate(ranks: int, wanted: Wanted, told: Callable[[], None] = lambda: None) -> tuple[Team, list[Step]]:
+    """Run the steps of ``ranks``; return the team, closed, and the steps that count. ``told`` after every step."""
     settings = {**wanted.settings, **({"strict": 30 * S} if wanted.wait else {})}
-    team = Team(arrangement, switching, wanted.seed, **settings)
+    team = Team(wanted.arrangement(ranks), wanted.switching, wanted.seed, **settings)
+
+    def step() -> Step:
+        done = team.step()
+        told()
+        return done
+
     try:
-        calm = []
-        for _ in range(wanted.warm):
-            step = team.step()
-            calm.append(step.slowest / S)
-            told(step, False)
-        usual = percentile(calm[len(calm) // 2 :], 50)
+        calm = [step().slowest / S for _ in range(wanted.warm)]
         if wanted.tail > 1:
-            team.network.begin_bursts(bursts(wanted.tail, usual, team.network.hosts, switching.rate))
-        if wanted.late is not None:
-            team.late = int((wanted.late.seconds + wanted.late.steps * usual) * S)
-        for _ in range(wanted.steps):
-            told(team.step(), True)
+            usual = percentile(calm[len(calm) // 2 :], 50)
+            team.network.begin_bursts(bursts(wanted.tail, usual, team.network.hosts, wanted.switching.rate))
+        team.late = int(wanted.late * S)
+        return team, [step() for _ in range(wanted.steps)]
     finally:
         team.close()
-    return team
 
 
 def summarise(ranks: int, wanted: Wanted, steps: Sequence[Step]) -> dict[str, Any]:
@@ -134,8 +108,7 @@ def summarise(ranks: int, wanted: Wanted, steps: Sequence[Step]) -> dict[str, An
     arrangement = wanted.arrangement(ranks)
     times = [step.slowest / S for step in steps]
     p50, p99 = percentile(times, 50), percentile(times, 99)
-    packets = sum(step.packets for step in steps)
-    expected = sum(step.expected for step in steps)
+    packets, expected = sum(step.packets for step in steps), sum(step.expected for step in steps)
     return {
         "ranks": ranks,
         "layout": arrangement.name,
@@ -156,7 +129,7 @@ def summarise(ranks: int, wanted: Wanted, steps: Sequence[Step]) -> dict[str, An
             "rate": wanted.switching.rate,
             "loss": wanted.switching.loss,
             "wait": wanted.wait,
-            "late": wanted.late and wanted.late._asdict(),
+            "late": wanted.late,
             "floor": wanted.settings.get("floor", FLOOR),
             "seed": wanted.seed,
             "deadlines": sum(step.deadlines for step in steps),
@@ -166,67 +139,34 @@ def summarise(ranks: int, wanted: Wanted, steps: Sequence[Step]) -> dict[str, An
 
 
 def run(
-    ranks: Sequence[int], *wanted: Wanted, json_file: Path | None = None, console: Console | None = None
+    ranks: Sequence[int], wanted: Wanted, json_file: Path | None = None, console: Console | None = None
 ) -> list[dict[str, Any]]:
-    """Simulate each number of ranks of each that is ``wanted``; return the rows.
-
-    A table is printed for each of these, and ``json_file`` is written after every row. Whoever interrupts it gets what
-    there is.
+    """Simulate each number of ranks, print a table, and write ``json_file`` after every row; return the rows.
 
     Raises:
         ConfigError: what is asked for cannot be, or the file cannot be written.
     """
     console = console or Console()
-    for each in wanted:  # all of them, before the first takes minutes
-        for number in ranks:
-            each.arrangement(number)
-        if each.tail < 1 or each.steps < 1 or each.warm < 1:
-            raise ConfigError("give a tail of 1 or more, and steps")
+    for number in ranks:  # all of them, before the first takes minutes
+        wanted.arrangement(number)
     rows: list[dict[str, Any]] = []
     _save(rows, json_file)
-    for each in wanted:
-        _run(ranks, each, rows, json_file, console)
-    return rows
-
-
-def _run(
-    ranks: Sequence[int], wanted: Wanted, rows: list[dict[str, Any]], json_file: Path | None, console: Console
-) -> None:
-    """Add a row for each number of ranks."""
-    counted: list[Step] = []
-    before = len(rows)
-    try:
-        with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-            for number in ranks:
-                counted.clear()
-                task = progress.add_task(f"{number} ranks", total=wanted.warm + wanted.steps)
-
-                def told(step: Step, counts: bool, task: Any = task) -> None:
-                    progress.advance(task)
-                    if counts:
-                        counted.append(step)
-
-                began = time.perf_counter()
-                team = simulate(number, wanted, told)
-                rows.append(summarise(number, wanted, counted))
-                rows[-1]["about"] |= {
-                    "background": str(team.network.switching.background or ""),
-                    "largest_backlog": max(port.most for port in team.network.last_hops),
-                    "wall_s": time.perf_counter() - began,
-                }
-                _save(rows, json_file)
-                progress.remove_task(task)
-    except KeyboardInterrupt:
-        if counted and len(rows) - before < len(ranks):
-            number = ranks[len(rows) - before]
-            rows.append(summarise(number, wanted, counted) | {"interrupted": True})
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
+        for number in ranks:
+            task, began = progress.add_task(f"{number} ranks", total=wanted.warm + wanted.steps), time.perf_counter()
+            team, steps = simulate(number, wanted, lambda task=task: progress.advance(task))  # type: ignore[misc]
+            rows.append(summarise(number, wanted, steps))
+            rows[-1]["about"] |= {
+                "background": str(team.network.switching.background or ""),
+                "largest_backlog": max(port.most for port in team.network.last_hops),
+                "wall_s": time.perf_counter() - began,
+            }
             _save(rows, json_file)
-            console.print(f"interrupted: {number} ranks have {len(counted)} of {wanted.steps} steps", highlight=False)
-        raise
-    finally:
-        rate, buffer = wanted.switching.rate / 1e9, wanted.switching.buffer / 1024
-        title = f"{wanted.size / 1024:g} KiB of float32, {rate:g} Gbit/s, {buffer:g} KiB a port, tail {wanted.tail:g}"
-        show(title, rows[before:], COLUMNS, console)
+            progress.remove_task(task)
+    rate, buffer = wanted.switching.rate / 1e9, wanted.switching.buffer / 1024
+    title = f"{wanted.size / 1024:g} KiB of float32, {rate:g} Gbit/s, {buffer:g} KiB a port, tail {wanted.tail:g}"
+    show(title, rows, COLUMNS, console)
+    return rows
 
 
 def _save(rows: list[dict[str, Any]], path: Path | None) -> None:
