@@ -15,7 +15,7 @@ from tailbound.errors import CapabilityError, ConfigError
 from tailbound_lab.bench.cpu import busy_seconds
 from tailbound_lab.bench.table import table
 from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, VARIANTS, Scenario, parse_options, plan
-from tailbound_lab.bench.train_rows import COLUMNS, Record, row
+from tailbound_lab.bench.train_rows import COLUMNS, Record, Turns, row
 from tailbound_lab.lab.spec import LabSpec
 
 
@@ -98,10 +98,10 @@ def record() -> Record:
 
 def test_a_record_has_the_time_of_the_last_rank_and_the_accuracy_of_the_worst_replica() -> None:
     found = record()
-    assert found.curve.iterations == pytest.approx([0.5, 0.2, 0.3])
-    assert [accuracy for _, accuracy in found.curve.points] == [0.1, 0.96]
-    assert found.curve.ends == pytest.approx([0.5, 0.6, 0.9])
-    assert found.curve.points[1][0] == pytest.approx(0.9)
+    assert found.iterations == pytest.approx([0.5, 0.2, 0.3])
+    assert [accuracy for _, accuracy in found.points] == [0.1, 0.96]
+    assert found.ends == pytest.approx([0.5, 0.6, 0.9])
+    assert found.points[1][0] == pytest.approx(0.9)
     assert found.wall == pytest.approx(0.6 + 0.5)
     assert found.parts["backward"] == pytest.approx([0.25, 0.1, 0.15])
     assert found.busy == pytest.approx(1.2)
@@ -119,6 +119,17 @@ THEIR_END = {"gradient_bytes": 8, "spent": END["spent"]}
 
 def scenario(**changes: Any) -> Scenario:
     return plan(["communication"], workers=2, steps=3, **changes)[0]
+
+
+def test_a_turn_counts_when_all_ranks_have_reported_it() -> None:
+    turns = Turns(("gloo", "tailbound"), 2)
+    turn = {"kind": "turn", "name": "gloo", "number": 0} | report([[0.1, 0.2, 0.0]], accuracy=0.5)
+    assert turns.add(1, turn) is None
+    assert turns.add(0, {"kind": "begun"}) is None
+    assert turns.add(0, turn) == "gloo"
+    assert turns.records["gloo"].points == [(pytest.approx(0.3), 0.5)]
+    assert turns.records["tailbound"].iterations == []
+    assert (turns.records["gloo"].time_to(0.5), turns.records["gloo"].time_to(0.6)) == (pytest.approx(0.3), None)
 
 
 def test_a_row_has_what_was_asked_for() -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailbound_lab.bench.curve import Curve
+from tailbound_lab.bench.train_rows import Record
 from tailbound_lab.demo import show
 from tailbound_lab.demo.ledger import balance
-from tailbound_lab.demo.run import drift, grown, lossy_network
+from tailbound_lab.demo.run import drift, figures, grown, lossy_network
 
 
 def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
@@ -55,28 +55,12 @@ def test_drops_of_a_udp_socket_are_found_by_its_port() -> None:
     assert udp_drops(table, 53) == 0
 
 
-def test_a_step_takes_as_long_as_its_slowest_rank_and_time_runs_until_the_last_is_through() -> None:
-    curve = Curve()
-    curve.add([[0.1, 0.2], [0.3, 0.1]], [0.8, 0.7])
-    curve.add([[0.1], [0.2]], [0.96, 0.97])
-    assert curve.iterations == [0.3, 0.2, 0.2]
-    assert [reached for _, reached in curve.points] == [0.7, 0.96]
-    assert curve.ends == pytest.approx([0.3, 0.4, 0.6])  # and not 0.3 + 0.2: neither waited for the other
-    assert curve.time_to(0.95) == pytest.approx(0.6)
-    assert curve.time_to(0.99) is None
-    figures = curve.figures()
-    assert figures["accuracy"] == 0.96
-    assert (figures["iter_p50_ms"], figures["iter_p99_ms"]) == (200, 300)
-    assert figures["training_s"] == pytest.approx(0.6)
-    assert curve.curve()["iteration_end_s"] == curve.ends
-
-
-def test_the_settled_accuracy_is_the_mean_of_the_last_looks() -> None:
-    curve = Curve()
-    for accuracy in (0.1, 0.2, 0.9, 0.92, 0.94):
-        curve.add([[0.1]], [accuracy])
-    assert curve.settled == pytest.approx(0.92)
-    assert curve.figures()["settled_accuracy"] == curve.settled
+def test_the_figures_of_a_training() -> None:
+    record = Record([0.3, 0.2, 0.2], [0.3, 0.4, 0.6], [(0.0, 0.1), (0.1, 0.2), (0.4, 0.9), (0.5, 0.96), (0.6, 0.94)])
+    found = figures(record)
+    assert (found["iter_p50_ms"], found["iter_p99_ms"], found["iter_max_ms"]) == (200, 300, 300)
+    assert (found["training_s"], found["time_to_accuracy_s"], found["accuracy"]) == (0.6, 0.5, 0.94)
+    assert found["settled_accuracy"] == pytest.approx((0.9 + 0.96 + 0.94) / 3)
 
 
 def test_counters_are_those_since_the_warm_up_of_all_ranks() -> None:

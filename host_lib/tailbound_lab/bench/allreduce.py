@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tailbound.errors import ConfigError
 from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED
@@ -59,31 +58,18 @@ def run(
     if datapath == "switch":
         spec = dataclasses.replace(spec, switch=True)
     rows: list[dict[str, Any]] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with opened(spec, datapath, console) as (lab, about, path):
         if path == "switch":
             lab.switch.renew()  # a cookie serves one run of the workers
         names = [OURS, *dict.fromkeys(vs)]
         job = {"names": names, "datapath": path, "settings": {"rate": (spec.rate or 0) / 8 if known else 0.0}}
-        with (
-            Experiment(lab, job, console) as experiment,
-            Progress(*columns, console=console, disable=not console.is_terminal) as progress,
-        ):
+        with Experiment(lab, job, console) as experiment:
             about["datapath"] = experiment.datapath
             for size in (size - size % 4 for size in sizes):
-                task = progress.add_task(f"{size:>11} B", total=iters)
-
-                def told(rank: int, message: dict[str, Any], task: Any = task) -> None:
-                    if rank == 0 and message["kind"] == "times":
-                        progress.advance(task, len(message["times"]) / len(names))
-
+                console.print(f"{size} B: {iters} iterations", highlight=False)
                 experiment.phase(names=names, size=size, rounds=WARM_UP)
-                phase = experiment.phase(
-                    names=names, size=size, rounds=iters, compare=max(1, iters // _COMPARED), on=told
-                )
+                phase = experiment.phase(names=names, size=size, rounds=iters, compare=max(1, iters // _COMPARED))
                 rows += rows_of(phase, size, about)
-                if not console.is_terminal:
-                    console.print(f"{size} B: {iters} iterations done", highlight=False)
     show(title(rows[0]), rows, COLUMNS, console)
     save(rows, json_file)
     return rows

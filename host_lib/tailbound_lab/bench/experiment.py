@@ -143,7 +143,7 @@ class Experiment:
     def phase(
         self,
         *,
-        on: Callable[[int, dict[str, Any]], None] | None = None,
+        on: Callable[[int, dict[str, Any]], object] | None = None,
         at_start: Callable[[Team], None] | None = None,
         **what: Any,
     ) -> Phase:

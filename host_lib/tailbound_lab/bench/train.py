@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.prepare import Preparation
@@ -27,7 +26,7 @@ from tailbound_lab.bench.experiment import COURSE, Experiment, conditions, datap
 from tailbound_lab.bench.tail import PLACEHOLDER, in_lab
 from tailbound_lab.bench.train_plan import Scenario
 from tailbound_lab.bench.train_plot import draw
-from tailbound_lab.bench.train_rows import COLUMNS, Record, row, title
+from tailbound_lab.bench.train_rows import COLUMNS, Turns, row, title
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import Background, LabSpec
 
@@ -129,30 +128,12 @@ def _train(
     console: Console,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Train with one seed; return its rows."""
-    records = {name: Record() for name in variants}
-    turns: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     trouble = f"tail {about['tail']:g}" if about["tail"] else f"loss {about['loss']:.1%}"
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        tasks = {name: progress.add_task(f"{name:>9}", total=scenario.steps) for name in variants}
-        if not console.is_terminal:
-            where = f"{scenario.name}, {trouble}, seed {seed}: {scenario.steps} steps of {', '.join(variants)}"
-            console.print(where, highlight=False)
-
-        def told(rank: int, message: dict[str, Any]) -> None:
-            if message["kind"] != "turn":
-                return
-            key = message["name"], message["number"]
-            turn = turns.setdefault(key, {})
-            turn[rank] = message
-            if len(turn) == scenario.workers:
-                record = records[message["name"]]
-                record.add([turn[each] for each in sorted(turn)])
-                del turns[key]
-                progress.update(tasks[message["name"]], completed=len(record.curve.iterations))
-
-        begun = experiment.phase(do="begin", seed=seed).reports
-        ended = experiment.phase(do="run", on=told).reports
-        experiment.phase(do="finish")
+    where = f"{scenario.name}, {trouble}, seed {seed}: {scenario.steps} steps of {', '.join(variants)}"
+    console.print(where, highlight=False)
+    turns = Turns(variants, scenario.workers)
+    begun = experiment.phase(do="begin", seed=seed).reports
+    ended = experiment.phase(do="run", on=turns.add).reports
+    experiment.phase(do="finish")
     ends = [one | other for one, other in zip(begun, ended, strict=True)]
-    return [row(name, records[name], ends, scenario, seed, about) for name in variants]
+    return [row(name, turns.records[name], ends, scenario, seed, about) for name in variants]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
-from tailbound_lab.bench.curve import Curve
-from tailbound_lab.bench.figures import percentile
+from tailbound_lab.bench.figures import percentile, slowest
 from tailbound_lab.bench.meter import per_op
 from tailbound_lab.bench.table import Columns
 from tailbound_lab.bench.train_plan import OVER_TCP, Scenario
 
+#: Accuracy whose time is told.
+TARGET = 0.95
 #: Parts of a step as workers report them.
 PARTS = ("forward", "backward", "update")
 COLUMNS: Columns = {
@@ -28,15 +30,23 @@ COLUMNS: Columns = {
 class Record:
     """One variant's training with one seed.
 
+    A step takes as long as its slowest rank, but time is not the sum of that: where ranks need not wait for each other,
+    each may stand still in another step, and all of them at once. Time runs from where all ranks began together until
+    the last of them is through.
+
     Attributes:
-        curve: step times of the slowest rank, and accuracies of the worst replica.
+        iterations: seconds of every step (the slowest rank's).
+        ends: seconds of training at the end of every step (the last rank's).
+        points: (seconds of training, accuracy of the worst replica) at every look, the first before any step.
         wall: seconds of its turns, from the common start to the end of the last rank.
         busy: seconds of processor time of the whole machine in these.
         parts: seconds of every step's parts, the mean of the ranks.
         losses: of every step's batch, the mean of the ranks.
     """
 
-    curve: Curve = field(default_factory=Curve)
+    iterations: list[float] = field(default_factory=list)
+    ends: list[float] = field(default_factory=list)
+    points: list[tuple[float, float]] = field(default_factory=list)
     wall: float = 0.0
     busy: float = 0.0
     parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
@@ -44,6 +54,7 @@ class Record:
 
     def add(self, reports: Sequence[Mapping[str, Any]]) -> None:
         """Takes in one turn as every rank reported it: ``steps`` (seconds of each part), ``losses``, ``wall`` ..."""
+        begin = self.seconds
         self.wall += max(report["wall"] for report in reports)
         self.busy += reports[0]["busy"]
         for number in range(len(reports[0]["steps"])):
@@ -51,8 +62,49 @@ class Record:
                 self.parts[part].append(fmean(report["steps"][number][at] for report in reports))
         self.losses += [fmean(losses) for losses in zip(*(report["losses"] for report in reports), strict=True)]
         times = [[sum(step) for step in report["steps"]] for report in reports]
-        looked = all(report["accuracy"] is not None for report in reports)
-        self.curve.add(times, [report["accuracy"] for report in reports] if looked else None)
+        self.iterations += slowest(times)
+        self.ends += [begin + max(at) for at in zip(*map(accumulate, times), strict=True)]
+        if all(report["accuracy"] is not None for report in reports):
+            self.points.append((self.seconds, min(report["accuracy"] for report in reports)))
+
+    @property
+    def seconds(self) -> float:
+        """Training time."""
+        return self.ends[-1] if self.ends else 0.0
+
+    def time_to(self, accuracy: float) -> float | None:
+        """Seconds until ``accuracy`` was reached for the first time; None if it never was."""
+        return next((seconds for seconds, reached in self.points if reached >= accuracy), None)
+
+
+class Turns:
+    """Trainings of several variants in turn, as ranks report them.
+
+    Args:
+        names: of the variants.
+        ranks: how many report each turn.
+
+    Attributes:
+        records: by variant.
+    """
+
+    def __init__(self, names: Iterable[str], ranks: int) -> None:
+        self.records = {name: Record() for name in names}
+        self._ranks = ranks
+        self._open: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+
+    def add(self, rank: int, message: dict[str, Any]) -> str | None:
+        """Takes in a report; returns the variant whose turn is complete now, if any."""
+        if message["kind"] != "turn":
+            return None
+        key = name, _ = message["name"], message["number"]
+        turn = self._open.setdefault(key, {})
+        turn[rank] = message
+        if len(turn) < self._ranks:
+            return None
+        del self._open[key]
+        self.records[name].add([turn[each] for each in sorted(turn)])
+        return str(name)
 
 
 def row(
@@ -73,11 +125,11 @@ def row(
         seed: of data and weights.
         settings: of the network (``loss``, ``rate``, ``cpus`` ...).
     """
-    ms = [1e3 * seconds for seconds in record.curve.iterations]
+    ms = [1e3 * seconds for seconds in record.iterations]
     done = len(ms)
     ours = name == "tailbound"
     expected = sum(end["expected"] for end in ends) if ours else 0
-    points = record.curve.points
+    points = record.points
     return {
         "name": name,
         "scenario": scenario.name,
@@ -89,7 +141,7 @@ def row(
         "complete": done == scenario.steps,
         "steps_per_s": done / record.wall if done else 0.0,
         "accuracy": points[-1][1] if points else None,
-        "time_to_accuracy_s": record.curve.time_to(0.95),
+        "time_to_accuracy_s": record.time_to(TARGET),
         "step_p50_ms": percentile(ms, 50) if ms else None,
         "step_p99_ms": percentile(ms, 99) if ms else None,
         "step_max_ms": max(ms) if ms else None,
@@ -104,7 +156,7 @@ def row(
         "datapath": _path(name, ends),
         "curve": {"seconds": [s for s, _ in points], "accuracy": [a for _, a in points]},
         "step_ms": ms,
-        "step_end_ms": [1e3 * seconds for seconds in record.curve.ends],
+        "step_end_ms": [1e3 * seconds for seconds in record.ends],
         "step_loss": record.losses,
     }  # fmt: skip
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,9 @@ from rich.console import Console
 from tailbound.errors import TransportError
 from tailbound.prepare import Preparation
 from tailbound_lab.bench import digits
-from tailbound_lab.bench.curve import Curve
 from tailbound_lab.bench.experiment import COURSE, Experiment, datapath_at
+from tailbound_lab.bench.figures import percentile
+from tailbound_lab.bench.train_rows import TARGET, Record, Turns
 from tailbound_lab.bench.trainee import MALLOC
 from tailbound_lab.demo import show
 from tailbound_lab.demo.ledger import Balance, balance
@@ -45,6 +47,8 @@ _TRAINING: dict[str, Any] = {
 }  # fmt: skip
 #: Lines of the workers' output that are shown when one fails.
 _LAST_WORDS = 20
+#: Looks that the settled accuracy is the mean of.
+_LAST_LOOKS = 3
 #: Attempts at reading all counters while nothing moves.
 _READINGS = 20
 
@@ -65,7 +69,7 @@ class Records:
     """Everything that the ranks reported: statistics after the warm-up (``warm``) and at the end (``last``)."""
 
     datapath: str
-    curves: dict[str, Curve]
+    curves: dict[str, Record]
     warm: list[dict[str, Any]]
     last: list[dict[str, Any]]
     cpu_seconds: list[float]
@@ -152,27 +156,20 @@ def lossy_network(workers: int, *, bursts: bool) -> LabSpec:
 
 def follow(experiment: Experiment, lab: Cluster, steps: int, console: Console) -> Records:
     """Say how far the training is until it is over and everything is counted; ``steps`` of each transport at most."""
-    curves = {"tailbound": Curve(), "gloo": Curve()}
-    looks: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
+    turns = Turns(("tailbound", "gloo"), lab.spec.workers)
     show.say(console, "[3/4] the workers start, and make steps that do not count")
     warm = experiment.phase(do="begin", seed=SEED).reports
     show.say(console, "[4/4] training, in turns of a few steps each")
-    told = dict.fromkeys(curves, 0)
+    told = dict.fromkeys(turns.records, 0)
 
     def note(rank: int, message: dict[str, Any]) -> None:
-        if message["kind"] != "turn":
+        if (name := turns.add(rank, message)) is None:
             return
-        name = message["name"]
-        look = looks.setdefault((name, message["number"]), {})
-        look[rank] = message
-        if len(look) < lab.spec.workers:
-            return
-        curve, messages = curves[name], [look[each] for each in sorted(look)]
-        curve.add([[sum(step) for step in one["steps"]] for one in messages], [one["accuracy"] for one in messages])
-        done = len(curve.iterations)
+        record = turns.records[name]
+        done = len(record.iterations)
         if 8 * (done - told[name]) >= steps or done == steps:
             told[name] = done
-            words = f"{done} steps in {curve.seconds:.1f} s, accuracy {curve.accuracy:.1%}"
+            words = f"{done} steps in {record.seconds:.1f} s, accuracy {record.points[-1][1]:.1%}"
             show.say(console, f"{show.LABELS[name]:>9}: {words}")
 
     ended = experiment.phase(do="run", on=note).reports
@@ -180,7 +177,9 @@ def follow(experiment: Experiment, lab: Cluster, steps: int, console: Console) -
     last, ledger = count(experiment, lab)
     experiment.phase(do="finish")
     path = "+".join(sorted({one["datapath"] for one in ended}))
-    return Records(path, curves, [one["stats"] for one in warm], last, [one["cpu_seconds"] for one in ended], ledger)
+    return Records(
+        path, turns.records, [one["stats"] for one in warm], last, [one["cpu_seconds"] for one in ended], ledger
+    )
 
 
 def count(experiment: Experiment, lab: Cluster) -> tuple[list[dict[str, Any]], Balance]:
@@ -225,6 +224,21 @@ def drift(weights: Sequence[NDArray[np.float32]]) -> float:
     return float(max(np.linalg.norm(w - mean) for w in weights) / np.linalg.norm(mean))
 
 
+def figures(record: Record) -> dict[str, Any]:
+    """What is told of a training."""
+    ms, accuracies = [1e3 * seconds for seconds in record.iterations], [accuracy for _, accuracy in record.points]
+    return {
+        "accuracy": accuracies[-1],
+        # at a constant learning rate a single look swings by a point or two
+        "settled_accuracy": fmean(accuracies[-_LAST_LOOKS:]),
+        "iter_p50_ms": percentile(ms, 50),
+        "iter_p99_ms": percentile(ms, 99),
+        "iter_max_ms": max(ms),
+        "time_to_accuracy_s": record.time_to(TARGET),
+        "training_s": record.seconds,
+    }
+
+
 def summarize(records: Records, drifts: dict[str, float], spec: LabSpec, steps_planned: int) -> dict[str, Any]:
     """The content of ``summary.json``."""
     ours, theirs = records.curves["tailbound"], records.curves["gloo"]
@@ -233,8 +247,8 @@ def summarize(records: Records, drifts: dict[str, float], spec: LabSpec, steps_p
     summed = sum(int(one["rows_summed"]) for one in records.last)
     return {
         "datapath": records.datapath,
-        **ours.figures(),
-        **{f"gloo_{name}": value for name, value in theirs.figures().items()},
+        **figures(ours),
+        **{f"gloo_{name}": value for name, value in figures(theirs).items()},
         "rows_summed_in_kernel": summed if records.datapath == "xdp" else 0,
         "rows_summed": summed,
         "delivered": counters.get("rows_delivered", 0) / expected if expected else 1.0,
@@ -260,5 +274,8 @@ def summarize(records: Records, drifts: dict[str, float], spec: LabSpec, steps_p
         "seed": SEED,
         "cpu_seconds_by_rank": records.cpu_seconds,
         "host": {"cpus": os.cpu_count(), "machine": platform.machine(), "kernel": platform.release()},
-        "curves": {name: curve.curve() for name, curve in records.curves.items()},
+        "curves": {
+            name: {"seconds": [s for s, _ in one.points], "accuracy": [a for _, a in one.points], "end_s": one.ends}
+            for name, one in records.curves.items()
+        },
     }

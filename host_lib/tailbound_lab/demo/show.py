@@ -10,8 +10,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from tailbound_lab.bench.curve import TARGET, Curve
 from tailbound_lab.bench.picture import Line, Panel, draw, shares
+from tailbound_lab.bench.train_rows import TARGET, Record
 from tailbound_lab.lab.spec import LabSpec
 
 LABELS = {"tailbound": "Tailbound", "gloo": "Gloo"}
@@ -86,7 +86,7 @@ def results(console: Console, summary: dict[str, Any], out: Path) -> None:
     console.print(f"{out / 'demo.png'}, {out / 'summary.json'}", highlight=False, soft_wrap=True)
 
 
-def picture(curves: dict[str, Curve], summary: dict[str, Any], spec: LabSpec, path: Path) -> None:
+def picture(curves: dict[str, Record], summary: dict[str, Any], spec: LabSpec, path: Path) -> None:
     """Draw accuracy over time and the time of an iteration, with two lines of words above them."""
     words = (
         f"{summary['workers']} workers, {describe(spec)}\n"
