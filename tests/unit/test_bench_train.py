@@ -46,15 +46,10 @@ def test_quick_is_shorter_but_what_is_asked_for_wins() -> None:
 @pytest.mark.parametrize(
     ("names", "changes", "words"),
     [
-        (["storm"], {}, "storm.*compute"),
-        ([], {"steps": 0}, "at least one step"),
-        ([], {"seconds": 0.0}, "some seconds"),
         ([], {"workers": 1}, "at least 2 workers"),
         ([], {"workers": 100, "batch": 100}, f"{IMAGES} images"),
         ([], {"losses": (1.5,)}, "loss 1.5"),
-        ([], {"losses": (0.1, 0.1)}, "twice"),
         ([], {"rate": 5}, "rate 5"),
-        ([], {"variants": ("gloo", "mpi")}, "mpi cannot be trained.*powersgd"),
     ],
 )
 def test_what_cannot_be_is_refused(names: list[str], changes: dict[str, Any], words: str) -> None:

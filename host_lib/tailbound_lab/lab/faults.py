@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from tailbound.errors import ConfigError
 from tailbound.kernel.faults import FaultSettings
@@ -113,18 +113,7 @@ class FaultCounts:
         )
 
     def __add__(self, other: FaultCounts) -> FaultCounts:
-        return FaultCounts(
-            self.seen + other.seen,
-            self.lost + other.lost,
-            self.duplicated + other.duplicated,
-            self.corrupted + other.corrupted,
-            self.passed + other.passed,
-            self.reordered + other.reordered,
-            self.lost_other + other.lost_other,
-            self.overflowed + other.overflowed,
-            self.marked + other.marked,
-            self.sent + other.sent,
-        )
+        return FaultCounts(*map(sum, zip(astuple(self), astuple(other), strict=True)))
 
 
 def _one_of_two(probability: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,9 +15,6 @@ from tailbound.collective.transpose import Transpose
 from tailbound.transport.steps import step_of
 from tailbound_lab.simulate.fabric import MS
 from tailbound_lab.simulate.machine import Datapath, Heartbeat, Ready, RunQueue
-
-if TYPE_CHECKING:
-    pass
 
 
 class Engine(Transpose):
