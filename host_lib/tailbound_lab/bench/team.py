@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -19,8 +18,8 @@ from rich.console import Console
 from tailbound.errors import TransportError
 from tailbound_lab.bench.channel import REPORT_FD
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.output import LineSplitter, Streams
-from tailbound_lab.lab.straggler import Freezer
+from tailbound_lab.lab.output import LineSplitter
+from tailbound_lab.lab.ranks import Ranks
 
 _POLL_SECONDS = 0.05
 #: After the first sign of failure: time for the rank that failed first to say so itself.
@@ -53,21 +52,15 @@ class Team:
         self._lab, self._silence, self.ranks = lab, silence, lab.spec.workers
         self._argv = [sys.executable, "-m", module, json.dumps(job)]
         self._env = dict(env or {})
-        self._streams = Streams(self.ranks, console, console)
-        self._processes: list[subprocess.Popen[Any]] = []
+        self._started = Ranks(lab, console, console)
         self._pipes: dict[int, tuple[int, LineSplitter]] = {}
         self._messages: deque[tuple[int, dict[str, Any]]] = deque()
         self._errors: list[tuple[int, int, str]] = []
-        self._freezer: Freezer | None = None
 
     def __enter__(self) -> Team:
         try:
             for rank in range(self.ranks):
                 self._start(rank)
-            straggler = self._lab.spec.straggler
-            if straggler is not None and straggler.every_ms is not None:
-                self._freezer = Freezer(self._processes[straggler.rank].pid, straggler, self._lab.spec.seed)
-                self._freezer.start()
         except BaseException:
             self.close()
             raise
@@ -79,11 +72,11 @@ class Team:
     @property
     def processes(self) -> tuple[subprocess.Popen[Any], ...]:
         """By rank."""
-        return tuple(self._processes)
+        return tuple(self._started.processes)
 
     def tell(self, order: str) -> None:
         """Gives an order to every rank."""
-        for process in self._processes:
+        for process in self._started.processes:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # its end is found out and told by ``next``
                 process.stdin.write(f"{order}\n".encode())
@@ -106,7 +99,7 @@ class Team:
 
     def gather(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
         """Reports as they come, until every rank has sent one of ``kind``; those are among them."""
-        missing = set(range(len(self._processes)))
+        missing = set(range(len(self._started.processes)))
         while missing:
             rank, message = self.next()
             if message["kind"] == kind:
@@ -120,51 +113,28 @@ class Team:
             TransportError: one did not.
         """
         end = time.monotonic() + _GOODBYE_SECONDS
-        while any(process.poll() is None for process in self._processes) and time.monotonic() < end:
+        while any(process.poll() is None for process in self._started.processes) and time.monotonic() < end:
             self._pump(_POLL_SECONDS)
         self._pump(0)
         self._check(ended_is_wrong=False)
 
     def close(self) -> None:
-        """Kills what still runs."""
-        if self._freezer is not None:
-            self._freezer.close()
-            self._freezer = None
-        self._kill()
-        for process in self._processes:
-            for stream in (process.stdin, process.stdout, process.stderr):
-                if stream is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        stream.close()
-        self._streams.close()
+        """Kills what still runs; may be called twice."""
+        self._started.close()
         for fd in self._pipes:
             os.close(fd)
         self._pipes.clear()
-        self._processes.clear()
-
-    def _kill(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes:
-            process.wait()
 
     def _start(self, rank: int) -> None:
         read, write = os.pipe()
         self._pipes[read] = (rank, LineSplitter())
         os.set_blocking(read, False)
-        pipe = subprocess.PIPE
-        env = {**self._env, REPORT_FD: str(write)}
         try:
-            process = self._lab.popen(rank, self._argv, env, stdin=pipe, stdout=pipe, stderr=pipe, pass_fds=(write,))
+            self._started.start(
+                self._argv, {**self._env, REPORT_FD: str(write)}, stdin=subprocess.PIPE, pass_fds=(write,)
+            )
         finally:
             os.close(write)
-        self._processes.append(process)
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self._streams.add(rank, process.stdout, error=False)
-        self._streams.add(rank, process.stderr, error=True)
 
     def _pump(self, timeout: float) -> None:
         for fd in wait(list(self._pipes), timeout):
@@ -180,12 +150,12 @@ class Team:
             if not data:
                 os.close(fd)
                 del self._pipes[fd]
-        if self._streams.open:
-            self._streams.pump(0)
+        if self._started.streams.open:
+            self._started.streams.pump(0)
 
     def _check(self, *, ended_is_wrong: bool) -> None:
         """Raises for the rank that failed first; the others' errors are mostly its echo."""
-        ended = {r: code for r, p in enumerate(self._processes) if (code := p.poll()) is not None}
+        ended = {r: code for r, p in enumerate(self._started.processes) if (code := p.poll()) is not None}
         bad = {r: code for r, code in ended.items() if code != 0 or ended_is_wrong}
         if self._messages and not self._errors:
             return

@@ -19,8 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.output import Streams
-from tailbound_lab.lab.straggler import Freezer
+from tailbound_lab.lab.ranks import Ranks
 
 __all__ = ["Outcome", "launch"]
 
@@ -149,51 +148,16 @@ def launch(
         grace: seconds between SIGINT, SIGTERM and SIGKILL.
     """
     out, err = out or Console(), err or Console(stderr=True)
-    ranks = lab.spec.workers
-    freezer: Freezer | None = None
-    streams = Streams(ranks, out, err)
-    with _Interrupts() as interrupts:
-        processes = []
-        try:
-            for rank in range(ranks):
-                process = lab.popen(
-                    rank,
-                    command,
-                    {**_UNBUFFERED, **(env or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
-                processes.append(process)
-                for stream, is_error in ((process.stdout, False), (process.stderr, True)):
-                    assert stream is not None  # asked for two lines above
-                    streams.add(rank, stream, error=is_error)
-            straggler = lab.spec.straggler
-            if straggler is not None and straggler.every_ms is not None:
-                freezer = Freezer(processes[straggler.rank].pid, straggler, lab.spec.seed)
-                freezer.start()
-            first = _wait(processes, streams, interrupts, _Stopper(processes, grace), keep_going, err)
-        finally:
-            if freezer is not None:
-                freezer.close()
-            streams.close()
-            for process in processes:
-                if process.poll() is None:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-    return Outcome(tuple(_status(process) for process in processes), first, interrupts.first)
+    with _Interrupts() as interrupts, Ranks(lab, out, err) as ranks:
+        for _ in range(lab.spec.workers):
+            ranks.start(command, {**_UNBUFFERED, **(env or {})}, stdin=subprocess.DEVNULL)
+        first = _wait(ranks, interrupts, _Stopper(ranks.processes, grace), keep_going, err)
+    return Outcome(tuple(_status(process) for process in ranks.processes), first, interrupts.first)
 
 
-def _wait(
-    processes: list[subprocess.Popen[bytes]],
-    streams: Streams,
-    interrupts: _Interrupts,
-    stopper: _Stopper,
-    keep_going: bool,
-    err: Console,
-) -> int | None:
+def _wait(ranks: Ranks, interrupts: _Interrupts, stopper: _Stopper, keep_going: bool, err: Console) -> int | None:
     """Until all have ended; the rank that failed first."""
+    processes, streams = ranks.processes, ranks.streams
     first: int | None = None
     running = set(range(len(processes)))
     signals_seen = 0
