@@ -7,7 +7,7 @@ import logging
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack, cast, get_type_hints
 
 import pytest
 
@@ -15,24 +15,38 @@ from tailbound.errors import ConfigError
 from tailbound.settings import table as settings
 from tailbound.settings.kinds import choice
 from tailbound.settings.page import page
-from tailbound.settings.table import ALL, OPTIONS, Setting, from_environment, refuse_removed, unknown
+from tailbound.settings.table import ALL, OPTIONS, Options, Setting, config_fields, filled, unknown
+from tailbound.transport.config import Config
 from tailbound.transport.safeguard import Limits
 
 BY_NAME = {setting.variable.removeprefix("TAILBOUND_").lower(): setting for setting in ALL}
 #: Words of the sources that begin like a variable: a glob, the prefix itself.
-#: Arguments of ``TailboundState`` that are no settings: objects, and what ``register`` finds out itself.
-ARGUMENTS_ONLY = frozenset({"self", "process_group", "model", "entries"})
 NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}
 
 
 @pytest.mark.needs("torch")
-def test_every_option_of_the_hook_has_a_variable_and_the_same_default() -> None:
-    from tailbound.torch import TailboundState
+def test_every_option_is_an_argument_with_a_line_in_the_docstring() -> None:
+    from tailbound.torch import TailboundState, register
+    from tailbound.torch.backend_options import BackendOptions
 
-    taken = {n: p for n, p in inspect.signature(TailboundState.__init__).parameters.items() if n not in ARGUMENTS_ONLY}
-    assert [s.option for s in OPTIONS] == list(taken)
-    assert {s.option: s.default for s in OPTIONS} == {name: p.default for name, p in taken.items()}
-    assert all(s.variable == f"TAILBOUND_{s.option.upper()}" for s in OPTIONS)
+    for takes in (register, TailboundState.__init__, BackendOptions.__init__):
+        assert get_type_hints(takes)[list(inspect.signature(takes).parameters)[-1]] == Unpack[Options]
+    for name in OPTIONS:
+        assert re.search(rf"^ +{name}: .*?Give .*?Default: ", TailboundState.__doc__ or "", re.MULTILINE | re.DOTALL)
+
+
+def test_defaults_make_the_same_config_as_none() -> None:
+    """But for what a job has otherwise than a simulation: results that were lost are fetched."""
+    assert Config(0, 2, **config_fields(filled({}))) == Config(0, 2, fetch=200_000_000)
+
+
+def test_options_come_to_the_config_in_its_units() -> None:
+    group = "239.1.2.3"
+    options: Options = {"floor_ms": 2.5, "hold_max": 1.5, "rate": 8000, "hadamard": False, "multicast_group": group}
+    found = config_fields(filled(options))
+    assert [found[name] for name in ("floor", "hold_max", "rate", "rotate", "group")] == [
+        2_500_000, 1_500_000_000, 1000.0, False, group,
+    ]  # fmt: skip
 
 
 def test_the_page_is_that_of_the_table(repository: Path) -> None:
@@ -51,7 +65,7 @@ def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path)
             named |= set(re.findall(r"\bTAILBOUND_[A-Z_]*", path.read_text(errors="replace")))
     variables = {s.variable for s in ALL}
     assert named - NO_VARIABLES <= variables
-    assert variables - {s.variable for s in OPTIONS} <= named  # options are read by the decorator
+    assert variables - {s.variable for s in OPTIONS.values()} <= named  # options are read by their names
 
 
 def test_no_variable_is_in_the_table_twice() -> None:
@@ -128,11 +142,9 @@ def test_a_choice_may_be_one_of_numbers() -> None:
         kind.parse("5")
 
 
-@from_environment
-def spelled(
-    *, hadamard: Any = True, share_rows: Any = True, bits: Any = 8, deadline_ms: Any = None, multicast_group: str = "x"
-) -> tuple[Any, ...]:
-    return hadamard, share_rows, bits, deadline_ms, multicast_group
+def spelled(**given: Any) -> tuple[Any, ...]:
+    found = filled(cast(Options, given))
+    return found["hadamard"], found["share_rows"], found["bits"], found["deadline_ms"], found["multicast_group"]
 
 
 def test_arguments_take_the_spellings_of_variables() -> None:
@@ -140,28 +152,27 @@ def test_arguments_take_the_spellings_of_variables() -> None:
     assert spelled(hadamard="off", share_rows="no", bits="4", deadline_ms="20,40", multicast_group="") == (
         False, False, 4, (20.0, 40.0), "",
     )  # fmt: skip
-    assert spelled(hadamard="AUTO", share_rows="on") == ("auto", True, 8, None, "x")
+    assert spelled(hadamard="AUTO", share_rows="on") == ("auto", True, 8, None, "")
     for text in ("4,8", "4, 8", "(4, 8)"):
         assert spelled(bits=text)[2] == (4, 8)
     with pytest.raises(ConfigError, match="bits= is '8,4': give one of 16 or 8 or 4 or 4,8"):
         spelled(bits="8,4")
-    assert spelled(hadamard=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "x")
+    assert spelled(hadamard=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "")
     with pytest.raises(ConfigError, match="hadamard= is 'maybe': give one of on, off, auto"):
         spelled(hadamard="maybe")
+    with pytest.raises(ConfigError, match="bit= is no option: did you mean bits="):
+        spelled(bit=8)
 
 
 def options(**given: Any) -> dict[str, Any]:
-    @from_environment
-    def take(process_group: object = None, *, port: int = 1, switch: str = "", result: str = "auto") -> dict[str, Any]:
-        return {"port": port, "switch": switch, "result": result, "group": process_group}
-
-    return take(7, **given)
+    found = filled(cast(Options, given))
+    return {"port": found["port"], "switch": found["switch"], "result": found["result"]}
 
 
 def test_an_argument_wins_over_the_variable_and_the_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILBOUND_PORT", "2000")
     monkeypatch.delenv("TAILBOUND_RESULT", raising=False)
-    assert options() == {"port": 2000, "switch": "", "result": "auto", "group": 7}
+    assert options() == {"port": 2000, "switch": None, "result": "auto"}
     assert options(port=3000)["port"] == 3000
     monkeypatch.setenv("TAILBOUND_RESULT", "fanout")
     assert options()["result"] == "fanout"
@@ -177,7 +188,7 @@ def test_an_argument_wins_over_the_variable_and_the_variable_over_the_default(mo
 def test_the_switch_is_left_to_who_knows_whether_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab tells every worker of its switch, and only ``datapath="switch"`` uses it."""
     monkeypatch.setenv("TAILBOUND_SWITCH", "10.0.0.9")
-    assert options()["switch"] == ""
+    assert options()["switch"] is None
 
 
 def test_what_is_no_setting_is_warned_of_once(
@@ -198,21 +209,3 @@ def test_what_is_no_setting_is_warned_of_once(
 
 def test_a_setting_without_a_value_is_its_default() -> None:
     assert Setting("TAILBOUND_PORT", BY_NAME["port"].kind, "", 3).read({}) == 3
-
-
-@pytest.mark.parametrize(
-    ("given", "environment", "instead"),
-    [
-        ({"late": "carry"}, {}, r"late= is 'carry': .* strict=SECONDS"),
-        ({}, {"TAILBOUND_LATE": "drop"}, "TAILBOUND_LATE is 'drop': .* Leave late= out"),
-        ({"schedule": "delayed"}, {}, "schedule= is 'delayed': .* Leave schedule= out"),
-        ({}, {"TAILBOUND_SCHEDULE": "synchronous"}, "TAILBOUND_SCHEDULE is 'synchronous': "),
-        ({"resync_drift": 0.01}, {}, "resync_drift= is 0.01: "),
-    ],
-)
-def test_what_could_be_given_once_is_refused_with_what_to_do(
-    given: dict[str, Any], environment: dict[str, str], instead: str
-) -> None:
-    with pytest.raises(ConfigError, match=instead):
-        refuse_removed(given, environment)
-    refuse_removed({"bits": 8, "port": 1}, {"TAILBOUND_PORT": "5"})

@@ -71,7 +71,9 @@ tried ahead. Multicast that does not arrive is not used.
 
 def page() -> str:
     """The whole page."""
-    options = _table(("variable", "argument", "default", "give", "what it is", "set by"), map(_option, OPTIONS))
+    options = _table(
+        ("variable", "argument", "default", "give", "what it is", "set by"), map(_option, OPTIONS.values())
+    )
     others = _table(("variable", "default", "give", "what it is", "set by"), map(_other, OTHERS))
     ports = _table(("what", "protocol", "destination port", "source port"), _PORTS)
     parts = (_HEAD, f"## Options of the hook\n\n{options}", f"## Others\n\n{others}", _PORTS_HEAD, ports, _PORTS_TAIL)

@@ -1,19 +1,20 @@
-"""Every environment variable of Tailbound, in one table: what it is, what may be given, who sets it.
+"""Every setting of Tailbound, once: its type, text, meaning and default, and who sets it.
 
-Options of ``tailbound.torch.TailboundState`` have one each, named like the option. An argument wins over the variable,
-the variable over the default; an empty variable is none. ``docs/settings.md`` is this table (``make generate``).
+A key of ``Options`` is an option of a job. It makes the keyword argument of ``TailboundState`` and ``register``, the
+environment variable, the row of ``docs/settings.md`` (``make generate``), the lines in the docstring and, where it is
+named like one, the field of ``transport.config.Config``. An argument wins over the variable, the variable over the
+default; empty text is none.
 """
 
 from __future__ import annotations
 
 import difflib
-import functools
-import inspect
 import logging
 import os
+import textwrap
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, Literal, TypedDict, cast, get_type_hints
 
 from tailbound.errors import ConfigError
 from tailbound.observe import status, trace
@@ -31,11 +32,20 @@ from tailbound.settings.kinds import (
     words,
 )
 from tailbound.transport import choose, switch
-from tailbound.transport.config import AUTHENTICATE, DEFAULT_PORT, DSCP_MOST, PORTS, SOURCE_PORTS_MOST
+from tailbound.transport.choose import AskedResult
+from tailbound.transport.config import (
+    AUTHENTICATE,
+    DEFAULT_PORT,
+    DSCP_MOST,
+    PORTS,
+    SOURCE_PORTS_MOST,
+    Authenticate,
+    Config,
+)
+from tailbound.transport.safeguard import Limits
+from tailbound.wire.bits import Bits
 from tailbound.wire.schema import WIDTH_STEP
 
-P = ParamSpec("P")
-R = TypeVar("R")
 log = logging.getLogger("tailbound")
 PREFIX = "TAILBOUND_"
 
@@ -53,6 +63,8 @@ class Setting:
         otherwise: the default in words, where the value does not tell.
         set_by: who sets it.
         later: read further down, where it is known whether it is needed; never filled in as an argument.
+        field: the field of ``Config``, where it has another name than the option.
+        convert: the value of that field.
     """
 
     variable: str
@@ -63,6 +75,8 @@ class Setting:
     otherwise: str = ""
     set_by: str = "you"
     later: bool = False
+    field: str = ""
+    convert: Callable[[Any], Any] = lambda value: value
 
     def read(self, environment: Mapping[str, str] = os.environ) -> Any:
         """The value in the environment, else the default.
@@ -86,139 +100,154 @@ class Setting:
             raise ConfigError(f"{name} is {text!r}{why}") from None
 
 
-def _option(name: str, kind: Kind, default: Any, doc: str, **more: Any) -> Setting:
-    return Setting(PREFIX + name.upper(), kind, doc, default, name, **more)
+def _option(kind: Kind, default: Any, doc: str, **more: Any) -> Setting:
+    return Setting("", kind, doc, default, **more)
 
 
-PORT = _option(
-    "port", integer(0, 65535), 0,
-    f"first of {PORTS} UDP ports, for firewalls: `udp` takes one that is free, `xdp` has the one of its program",
-    otherwise=f"any that is free; `xdp` and a switch's job: {DEFAULT_PORT}",
-    set_by="you, the lab, `tailbound switch job add`",
-)  # fmt: skip
-RESULT = _option(
-    "result", choice(*choose.RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))"
-)
-BITS = _option(
-    "bits", BITS_KIND, 8,
-    "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
-)  # fmt: skip
-BALANCE = _option(
-    "balance", on_off(), False,
-    "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
-    "([options](torch/options.md))",
-)  # fmt: skip
+def _seconds(default: float, doc: str, *, zero: bool = False) -> Setting:
+    kind = number(0, inclusive=True) if zero else number(above=0)
+    return _option(kind, default, f"seconds {doc}", convert=lambda seconds: int(seconds * 1e9))
+
+
+class Options(TypedDict, total=False):
+    """Options of a job, by name: the type, then everything else about it."""
+
+    # fmt: off
+    datapath: Annotated[str, _option(
+        choice("auto", "xdp", "udp", "switch"), "auto", "how packets are received and summed; `auto`: `xdp` where it "
+        "can be had on the interface, else `udp`; `switch`: the switch on the way averages them",
+    )]
+    switch: Annotated[str | None, _option(
+        words("ADDRESS, ADDRESS:PORT or [IPV6]:PORT"), None, "where the job's switch is, with `datapath=switch`",
+        set_by="you, the lab, `tailbound switch job add`", otherwise="none", later=True,
+    )]
+    interface: Annotated[str | None, _option(
+        words("the name of an interface"), None,
+        "network interface of this rank, or `eth0,eth1`: one for each rank of the host",
+        set_by="you, the lab", otherwise="the way to MASTER_ADDR",
+    )]
+    port: Annotated[int, _option(
+        integer(0, 65535), 0,
+        f"first of {PORTS} UDP ports, for firewalls: `udp` takes one that is free, `xdp` has the one of its program",
+        otherwise=f"any that is free; `xdp` and a switch's job: {DEFAULT_PORT}",
+        set_by="you, the lab, `tailbound switch job add`",
+    )]
+    mtu: Annotated[int, _option(
+        integer(0, 65535), 0,
+        "largest IP packet in bytes on the way between any two ranks, where a tunnel or another interface takes less",
+        otherwise="that of the interface", convert=lambda mtu: mtu or 0,
+    )]
+    ring_mib: Annotated[float | None, _option(
+        number(above=0), None,
+        "MiB of result rows kept ready to receive; bounds what is in flight, and who can catch up "
+        "([large models](torch/large.md))",
+        otherwise="two steps of the model, 64 to 512", convert=lambda mib: Config.ring_mib if mib is None else mib,
+    )]
+    deadline_ms: Annotated[tuple[float, float] | None, _option(
+        DEADLINES, None, "longest waits for contributions and, after them, for results, ms", otherwise="learned",
+    )]
+    hadamard: Annotated[bool | Literal["auto"], _option(
+        on_off("auto"), True, "rotate, so that losses are spread thinly; `auto`: while there are any", field="rotate",
+    )]
+    safeguard: Annotated[Limits | None, _option(
+        LIMITS, None, "fractions of an op's rows lost beyond which to skip it, or to stop",
+        otherwise="those of `transport.safeguard.Limits`", convert=lambda limits: limits or Limits(),
+    )]
+    timeout: Annotated[float, _seconds(180.0, "to wait for the other ranks at the start")]
+    start_max: Annotated[float, _seconds(
+        1.0, "that an op waits at least for a majority to begin it too ([patience](torch/hook.md#patience))",
+    )]
+    stage_max: Annotated[float, _seconds(
+        2.0, "that either half of an op takes at most, and in the first ops of a size",
+    )]
+    floor_ms: Annotated[float, _option(
+        number(above=0), 10.0,
+        "shortest deadline of a half, ms, and what lost tails cost with it: less for fast networks and idle cores "
+        "([simulation](simulate.md#the-goal-and-what-it-takes))",
+        field="floor", convert=lambda ms: int(ms * 1e6),
+    )]
+    strict: Annotated[float, _seconds(
+        0.0, "that an op waits for every row before its deadlines begin ([strict](torch/hook.md#strict))", zero=True,
+    )]
+    fetch: Annotated[float, _seconds(
+        0.2, "that an op waits at most for lost results to come over TCP ([lost](torch/hook.md#lost-results))",
+        zero=True,
+    )]
+    hold_max: Annotated[float, _seconds(
+        60.0, "for which the others wait for a rank within `hold()`, and for its first step",
+    )]
+    share_rows: Annotated[bool, _option(
+        on_off(), True, "stragglers and slow links own fewer rows or none, by agreement",
+    )]
+    balance: Annotated[bool, _option(
+        on_off(), False,
+        "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
+        "([options](torch/options.md))",
+    )]
+    bits: Annotated[Bits, _option(
+        BITS_KIND, 8, "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
+    )]
+    fine_steps: Annotated[int, _option(
+        integer(0), 0, "the first so many steps have codes of 16 bits ([options](torch/options.md))",
+    )]
+    error_feedback: Annotated[bool | None, _option(
+        on_off(), None, "what rounding and clipping kept back comes with the next gradient",
+        otherwise="with contributions of 4 bits",
+    )]
+    resync_period: Annotated[int, _option(integer(0), 200, "steps between two comparisons of digests; 0: none")]
+    resync_share: Annotated[float, _option(
+        number(0, inclusive=True), 0.05,
+        "share of a step that a rank that missed results waits for a slice of another's state; 0: it takes none",
+    )]
+    result: Annotated[AskedResult, _option(
+        choice(*choose.RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",
+    )]
+    source_ports: Annotated[int, _option(
+        integer(0, SOURCE_PORTS_MOST), 0,
+        "source ports of what is sent to one rank, `xdp` only ([transport](transport.md)); 0: by the number of ranks",
+    )]
+    rate: Annotated[int, _option(
+        RATE, 0,
+        "speed of this rank's link, or its part of one that several ranks share: nothing is sent faster than that "
+        "([transport](transport.md))",
+        otherwise="what its driver says", convert=lambda bits: bits / 8,
+    )]
+    dscp: Annotated[int, _option(
+        integer(0, DSCP_MOST), 0, "class of the job's packets, for switches that keep one apart",
+    )]
+    multicast_group: Annotated[str, _option(
+        GROUP, "", "IPv4 group of the job, the same on all ranks", otherwise="follows from the job's cookie",
+        field="group",
+    )]
+    authenticate: Annotated[Authenticate, _option(
+        choice(*AUTHENTICATE), "auto",
+        "refuse packets and requests that were not made with the job's key ([security](security.md)); `auto`: where "
+        "there is a key file; `workers`: all but those to and from the switch, which has none",
+    )]
+    key_file: Annotated[str, _option(
+        words("the path of a file"), "",
+        "file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits",
+        otherwise="with `authenticate=on` rank 0 draws one, and hands it over the store",
+    )]
+    codec_threads: Annotated[int, _option(
+        integer(0), 0, "threads that code an op ([hook](torch/hook.md)); 0: one for each four cores",
+    )]
+    # fmt: on
+
+
+def _options() -> dict[str, Setting]:
+    found = {name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()}
+    return {name: replace(found[name], variable=PREFIX + name.upper(), option=name) for name in Options.__annotations__}
+
+
+#: Options of a job, by name.
+OPTIONS = _options()
+PORT, RESULT, BITS, BALANCE = (OPTIONS[name] for name in ("port", "result", "bits", "balance"))
 #: Port of rank 0's metrics on a host; local rank k takes the k-th after it.
 PROMETHEUS_PORT = Setting(
     "TAILBOUND_PROMETHEUS_PORT", integer(0, 65535),
     "port at which `tailbound.metrics.prometheus.serve` answers, plus the local rank; 0: any that is free", 9464,
 )  # fmt: skip
-
-#: Options of ``TailboundState``, in its order.
-OPTIONS = (
-    _option("datapath", choice("auto", "xdp", "udp", "switch"), "auto", "how packets are received and summed"),
-    _option(
-        "switch", words("ADDRESS, ADDRESS:PORT or [IPV6]:PORT"), None,
-        "where the job's switch is, with `datapath=switch`",
-        set_by="you, the lab, `tailbound switch job add`", otherwise="none", later=True,
-    ),
-    _option(
-        "interface", words("the name of an interface"), None,
-        "network interface of this rank, or `eth0,eth1`: one for each rank of the host",
-        set_by="you, the lab", otherwise="the way to MASTER_ADDR",
-    ),
-    PORT,
-    _option(
-        "mtu", integer(0, 65535), 0, "largest IP packet in bytes on the way between any two ranks",
-        otherwise="that of the interface",
-    ),
-    _option(
-        "ring_mib", number(above=0), None,
-        "MiB of result rows kept ready to receive; bounds what is in flight, and who can catch up "
-        "([large models](torch/large.md))",
-        otherwise="two steps of the model, 64 to 512",
-    ),
-    _option(
-        "deadline_ms", DEADLINES, None, "longest waits for contributions and, after them, for results, ms",
-        otherwise="learned",
-    ),
-    _option("hadamard", on_off("auto"), True, "rotate, so that losses are spread thinly; `auto`: while there are any"),
-    _option(
-        "safeguard", LIMITS, None, "fractions of an op's rows lost beyond which to skip it, or to stop",
-        otherwise="those of `transport.safeguard.Limits`",
-    ),
-    _option("timeout", number(above=0), 180.0, "seconds to wait for the other ranks at the start"),
-    _option(
-        "start_max", number(above=0), 1.0,
-        "seconds that an op waits at least for a majority to begin it too ([patience](torch/hook.md#patience))",
-    ),
-    _option(
-        "stage_max", number(above=0), 2.0,
-        "seconds that either half of an op takes at most, and in the first ops of a size",
-    ),
-    _option(
-        "floor_ms", number(above=0), 10.0,
-        "shortest deadline of a half, ms, and what lost tails cost with it: less for fast networks and idle cores "
-        "([simulation](simulate.md#the-goal-and-what-it-takes))",
-    ),
-    _option(
-        "strict", number(0, inclusive=True), 0.0,
-        "seconds that an op waits for every row before its deadlines begin ([strict](torch/hook.md#strict))",
-    ),
-    _option(
-        "fetch", number(0, inclusive=True), 0.2,
-        "seconds that an op waits at most for lost results to come over TCP ([lost](torch/hook.md#lost-results))",
-    ),
-    _option(
-        "hold_max", number(above=0), 60.0,
-        "seconds for which the others wait for a rank within `hold()`, and for its first step",
-    ),
-    _option("share_rows", on_off(), True, "stragglers and slow links own fewer rows or none, by agreement"),
-    BALANCE,
-    BITS,
-    _option(
-        "fine_steps", integer(0), 0, "the first so many steps have codes of 16 bits ([options](torch/options.md))"
-    ),
-    _option(
-        "error_feedback", on_off(), None, "what rounding and clipping kept back comes with the next gradient",
-        otherwise="with contributions of 4 bits",
-    ),
-    _option("resync_period", integer(0), 200, "steps between two comparisons of digests; 0: none"),
-    _option(
-        "resync_share", number(0, inclusive=True), 0.05,
-        "share of a step that a rank that missed results waits for a slice of another's state; 0: it takes none",
-    ),
-    RESULT,
-    _option(
-        "source_ports", integer(0, SOURCE_PORTS_MOST), 0,
-        "source ports of what is sent to one rank, `xdp` only ([transport](transport.md)); 0: by the number of ranks",
-    ),
-    _option(
-        "rate", RATE, 0,
-        "speed of this rank's link, or its part of one that several ranks share: nothing is sent faster than that "
-        "([transport](transport.md))",
-        otherwise="what its driver says",
-    ),
-    _option("dscp", integer(0, DSCP_MOST), 0, "class of the job's packets, for switches that keep one apart"),
-    _option(
-        "multicast_group", GROUP, "", "IPv4 group of the job, the same on all ranks",
-        otherwise="follows from the job's cookie",
-    ),
-    _option(
-        "authenticate", choice(*AUTHENTICATE), "auto",
-        "refuse packets and requests that were not made with the job's key ([security](security.md)); `auto`: where "
-        "there is a key file; `workers`: all but those to and from the switch, which has none",
-    ),
-    _option(
-        "key_file", words("the path of a file"), "",
-        "file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits",
-        otherwise="with `authenticate=on` rank 0 draws one, and hands it over the store",
-    ),
-    _option(
-        "codec_threads", integer(0), 0, "threads that code an op ([hook](torch/hook.md)); 0: one for each four cores",
-    ),
-)  # fmt: skip
-
 NODE_GROUP = Setting(
     "TAILBOUND_NODE_GROUP", choice("auto", "off"),
     "ranks of a host share a bucket and send a part of it each ([several ranks a host](torch/nodes.md)); `auto`: those "
@@ -275,72 +304,63 @@ OTHERS = (
     Setting("TAILBOUND_REQUIRE_ALL", words("1"), "a skipped test is a failure", set_by="continuous integration"),
 )  # fmt: skip
 
-ALL = (*OPTIONS, *OTHERS)
+ALL = (*OPTIONS.values(), *OTHERS)
 _told: set[str] = set()
-#: What could be given once, and what to do in its place.
-_REMOVED = (
-    ("late", "late gradients are left out; strict=SECONDS waits for them, so that none is late. Leave late= out"),
-    ("schedule", "every average is applied in its own step. Leave schedule= out"),
-    ("resync_drift", "a rank that misses results is made equal again at once. Leave resync_drift= out"),
-)
 
 
-def refuse_removed(options: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> None:
-    """Raises a ``ConfigError`` for an option, or its variable, that is none any more; it says what to do."""
-    for name, advice in _REMOVED:
-        variable = PREFIX + name.upper()
-        for place, found in ((f"{name}=", options.get(name)), (variable, environment.get(variable) or None)):
-            if found is not None:
-                raise ConfigError(f"{place} is {found!r}: {advice}")
-
-
-def refuse_unknown(options: Mapping[str, Any], function: Callable[..., object]) -> None:
-    """Raises a ``ConfigError`` for an option that ``function`` does not take, with the nearest one that it does."""
-    names = inspect.signature(function).parameters
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raises a ``ConfigError`` for an option that is none, with the nearest one that is."""
     for name in options:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
+        if name not in OPTIONS:
+            close = difflib.get_close_matches(name, OPTIONS, 1)
             hint = f"did you mean {close[0]}=?" if close else "docs/settings.md has all options"
             raise ConfigError(f"{name}= is no option: {hint}")
-
-
-def from_environment(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorates what takes options of the table: those that the caller leaves out come from the environment.
-
-    Text is an argument's value wherever it is one in the environment: ``hadamard="off"``. The decorated function raises
-    ``ConfigError`` for a value that cannot be, and warns of unknown variables.
-    """
-    taken = inspect.signature(function).parameters
-    settings = [s for s in OPTIONS if s.option in taken and not s.later]
-
-    @functools.wraps(function)
-    def filled(*args: P.args, **kwargs: P.kwargs) -> R:
-        refuse_removed(kwargs)
-        refuse_unknown(kwargs, function)
-        for warning in unknown():
-            log.warning("%s", warning)
-        for setting in settings:
-            given = kwargs.get(setting.option)
-            if isinstance(given, str) and given.strip():
-                kwargs[setting.option] = setting.parse(given, f"{setting.option}=")
-            elif setting.option not in kwargs and os.environ.get(setting.variable, "").strip():
-                kwargs[setting.option] = setting.read()
-        return function(*args, **kwargs)
-
-    return filled
 
 
 def known(option: str, options: Mapping[str, Any]) -> Any:
     """An option as ``TailboundState`` will have it: of ``options``, or of the environment, or by default.
 
+    Text is a value wherever it is one in the environment: ``hadamard="off"``.
+
     Raises:
         ConfigError: text that is no value of it.
     """
-    setting = next(setting for setting in OPTIONS if setting.option == option)
+    setting = OPTIONS[option]
     given = options.get(option, "")
-    if isinstance(given, str):
-        return setting.parse(given, f"{option}=") if given.strip() else setting.read()
-    return given
+    if not isinstance(given, str):
+        return given
+    if given.strip():
+        return setting.parse(given, f"{option}=")
+    return setting.default if setting.later else setting.read()
+
+
+def filled(options: Options) -> Options:
+    """All options: those that the caller left out come from the environment, or are defaults.
+
+    Raises:
+        ConfigError: an option that is none, or a value that cannot be. Of unknown variables it warns.
+    """
+    refuse_unknown(options)
+    for warning in unknown():
+        log.warning("%s", warning)
+    return cast(Options, {name: known(name, options) for name in OPTIONS})
+
+
+def config_fields(options: Options) -> dict[str, Any]:
+    """Fields of ``Config`` that options stand for, but for the ones that are made of several."""
+    names = {field.name for field in fields(Config)} - {"switch"}
+    values = ((setting, cast(Any, options)[name]) for name, setting in OPTIONS.items())
+    return {name: s.convert(value) for s, value in values if (name := s.field or s.option) in names}
+
+
+def described() -> str:
+    """Lines about each option for a docstring: meaning, what to give, default."""
+    lines = []
+    for name, setting in OPTIONS.items():
+        default = setting.otherwise or setting.kind.show(setting.default)
+        text = f"{name}: {setting.doc}. Give {setting.kind.give}. Default: {default}."
+        lines.append(textwrap.fill(text, 116, initial_indent=" " * 8, subsequent_indent=" " * 12))
+    return "\n".join(lines)
 
 
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from typing import Unpack
 
-from tailbound.errors import ConfigError
-from tailbound.settings.table import refuse_removed
-from tailbound.torch.state import TailboundState
+from tailbound.settings.table import Options, refuse_unknown
 
 
 class BackendOptions:
@@ -20,15 +17,12 @@ class BackendOptions:
             about a model's replica have no effect.
 
     Raises:
-        ConfigError: an option that ``TailboundState`` does not have.
+        ConfigError: an option that is none.
     """
 
-    def __init__(self, *, bounded: bool = False, **transport: Any) -> None:
-        refuse_removed(transport)
-        known = [name for name in inspect.signature(TailboundState).parameters if name != "process_group"]
-        if unknown := sorted(set(transport) - set(known)):
-            raise ConfigError(f"BackendOptions has no option {unknown[0]!r}: choose from bounded, {', '.join(known)}")
-        self.bounded, self.transport = bool(bounded), transport
+    def __init__(self, *, bounded: bool = False, **transport: Unpack[Options]) -> None:
+        refuse_unknown(transport)
+        self.bounded, self.transport = bool(bounded), {**transport}
 
     def __repr__(self) -> str:
         given = "".join(f", {name}={value!r}" for name, value in self.transport.items())

@@ -8,7 +8,7 @@ import logging
 import warnings
 import weakref
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
-from tailbound.settings.table import known, refuse_removed, refuse_unknown
+from tailbound.settings.table import Options, known, refuse_unknown
 from tailbound.torch import elastic
 from tailbound.torch.also import Stateful, check
 from tailbound.torch.collectives import in_model, refuse_optimizer
@@ -46,7 +46,7 @@ def register(
     scaler: torch.amp.GradScaler | None = None,
     also: Mapping[str, Stateful] | None = None,
     node_group: dist.ProcessGroup | Literal["auto", "off"] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> TailboundState:
     """Registers the hook on ``ddp_model`` and returns its state.
 
@@ -69,8 +69,7 @@ def register(
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     _check_wrapped(ddp_model)
-    refuse_removed(options)
-    refuse_unknown(options, TailboundState)
+    refuse_unknown(options)
     if optimizer is not None:
         _check_optimizer(optimizer)
         refuse_optimizer(optimizer)
@@ -235,7 +234,7 @@ def _state(
     ddp_model: DistributedDataParallel,
     group: dist.ProcessGroup,
     node_group: dist.ProcessGroup | str | None,
-    options: dict[str, Any],
+    options: Options,
 ) -> TailboundState:
     timeout = known("timeout", options)
 
@@ -256,8 +255,8 @@ def _state(
         return TailboundState(group, **model, **options)
     places = len(node.members)
     model = {"model": f"{model['model']} on hosts of {places} ranks", "entries": -(-model["entries"] // places)}
-    options = {**options, **of_place(node.place, places), **model}
-    return NodeState(group, node, device=_device_of(ddp_model), **options)
+    given = {**options, **of_place(node.place, places), **model}
+    return NodeState(group, node, device=_device_of(ddp_model), **given)
 
 
 def _device_of(ddp_model: DistributedDataParallel) -> torch.device:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -16,7 +16,7 @@ from tailbound.collective import report
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
-from tailbound.settings.table import from_environment, switch_of
+from tailbound.settings.table import Options, config_fields, described, filled, switch_of
 from tailbound.torch import interfaces, saved
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
@@ -24,9 +24,7 @@ from tailbound.torch.memory import Bucket, Memory, check
 from tailbound.torch.options.contribution import Contributions
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
-from tailbound.transport.choose import AskedResult
-from tailbound.transport.config import DEADLINE_MOST, MS, Authenticate, Config
-from tailbound.transport.safeguard import Limits
+from tailbound.transport.config import DEADLINE_MOST, MS, Config
 from tailbound.transport.steps import step_of
 from tailbound.wire.bits import Bits, as_bits, both_ways
 
@@ -39,110 +37,27 @@ _jobs: Counter[str] = Counter()
 class TailboundState(Recovery):
     """What ``allreduce_hook`` needs; make it with ``register`` or by hand before ``register_comm_hook``.
 
-    Options that are not given come from ``TAILBOUND_...`` variables, named like them (``settings.table``).
-
     Args:
         process_group: the group of the DDP model; its store is the rendezvous. Default: the default group.
-        datapath: ``auto`` (``xdp`` where it can be had on ``interface``, else ``udp``), ``xdp`` or ``udp``.
-            ``switch``: as ``auto``, with the rows averaged by the switch on the way (``tailbound switch``).
-        switch: its address.
-        interface: network interface of this rank, or one for each rank of its host, with commas between them;
-            default: the way to the rendezvous (MASTER_ADDR).
-        port: first of 64 UDP ports of which ``udp`` takes one that is free; 0: any. ``xdp`` has its own.
-        mtu: largest IP packet in bytes on the way between any two ranks, the same on all; 0: that of ``interface``. For
-            interfaces of different MTU, and tunnels on the way.
-        ring_mib: MiB of result rows kept ready to receive; bounds how much is in flight, and how far behind a rank can
-            catch up from memory. A model of P parameters takes P bytes a step, with codes of 8 bits. Default: two steps
-            of ``entries``, at least 64 and at most 512.
-        deadline_ms: how long the first half may wait for contributions after a majority has shown up, and how much
-            longer the second half for results; None: learned.
-        hadamard: rotate, so that a lost packet costs every entry a little instead of some entries everything.
-            ``"auto"``: only while packets are lost, switched at the same op on all ranks.
-        safeguard: limits of loss beyond which to skip an op, or to stop (``transport.safeguard.Limits``).
-        timeout: seconds to wait for the other ranks at the start.
-        start_max: seconds that an op waits at least for a majority of ranks to begin it too. More where ranks begin a
-            step far apart (a first step that compiles).
-        stage_max: seconds that either half of an op takes at most, and may take in the first ops of a size, in which
-            deadlines are learned.
-        floor_ms: shortest deadline of a half, ms. What a rank waits until it asks for lost packets is in proportion to
-            it. Less than 10 is for fast networks whose steps take less, on hosts with free cores: a thread that runs
-            later than this looks like a loss (clock-36).
-        strict: seconds that an op waits for every row of every rank that takes part before its deadlines begin; 0: it
-            ends by its deadlines alone. The same on all ranks (clock-34).
-        fetch: seconds that an op waits at most for results that were lost to come over TCP; 0: it does not (clock-35).
-        hold_max: seconds for which the others wait for a rank within ``hold()``, and for its first step.
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
         entries: parameters that are averaged in a step; 0: not known.
-        share_rows: agree on owners, so that stragglers and slow links own fewer rows or none (clock-22).
-        balance: divide tensors by powers of two before they are rotated together, and multiply them after: small ones
-            are then no noise beside large ones; agreed on from the averages of earlier steps (codec-18).
-        bits: of a code on the wire, 16, 8 or 4, or (4, 8): 4 of contributions and 8 of results. ``state.bits`` may be
-            set between two steps, on all ranks alike.
-        fine_steps: in the first so many steps codes have 16 bits, whatever ``bits`` are.
-        error_feedback: add what rounding and clipping kept back of a contribution to the next one; default: with
-            contributions of 4 bits only.
-        resync_period: steps between two comparisons of digests among ranks that have missed nothing (clock-33); 0:
-            none.
-        resync_share: share of a step for which a rank that has missed results waits for a slice of another's state, one
-            in each step (clock-21); 0: it takes none, but for ``synchronise`` and where it is lost.
-        result: how averaged rows come to the other ranks: a send to each (``peers``), one burst that the kernel
-            (``fanout``) or the network (``multicast``) multiplies, or ``auto``, the best of what can be had.
-        source_ports: UDP source ports of what is sent to one rank over xdp, so that its receive-side scaling spreads
-            it; 0: by the number of ranks.
-        rate: bit/s of this rank's link: sending begins there, and is never faster; 0: what its driver says.
-        dscp: class of the packets of this job (DSCP, 0 to 63), for switches that keep one apart.
-        multicast_group: IPv4 group of the job, the same on all ranks; empty: one that follows from its cookie.
-        authenticate: refuse packets and requests that were not made with the job's key; ``auto``: where there is a
-            ``key_file``; ``workers``: but for what goes to and comes from the switch, which has none
-            (docs/security.md).
-        key_file: file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits. Without
-            one and with ``authenticate="on"`` rank 0 draws it and hands it over the store.
-        codec_threads: threads that code an op, the transport's own included; 0: one for each four of this rank's cores,
-            at most four.
+        **options: below, or in ``docs/settings.md``. All but ``interface`` are the same on all ranks. One that is left
+            out comes from its variable, ``TAILBOUND_...``, or has its default.
 
     Raises:
         ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
 
-    @from_environment
     def __init__(
         self,
         process_group: dist.ProcessGroup | None = None,
         *,
-        datapath: str = "auto",
-        switch: str | None = None,
-        interface: str | None = None,
-        port: int = 0,
-        mtu: int = 0,
-        ring_mib: float | None = None,
-        deadline_ms: tuple[float, float] | None = None,
-        hadamard: bool | Literal["auto"] = True,
-        safeguard: Limits | None = None,
-        timeout: float = 180.0,
-        start_max: float = 1.0,
-        stage_max: float = 2.0,
-        floor_ms: float = 10.0,
-        strict: float = 0.0,
-        fetch: float = 0.2,
-        hold_max: float = 60.0,
         model: str = "",
         entries: int = 0,
-        share_rows: bool = True,
-        balance: bool = False,
-        bits: Bits = 8,
-        fine_steps: int = 0,
-        error_feedback: bool | None = None,
-        resync_period: int = 200,
-        resync_share: float = 0.05,
-        result: AskedResult = "auto",
-        source_ports: int = 0,
-        rate: int = 0,
-        dscp: int = 0,
-        multicast_group: str = "",
-        authenticate: Authenticate = "auto",
-        key_file: str = "",
-        codec_threads: int = 0,
+        **options: Unpack[Options],
     ) -> None:
+        given = filled(options)
+        deadline_ms, switch, datapath = given["deadline_ms"], given["switch"], given["datapath"]
         if not dist.is_initialized():
             raise ConfigError("call torch.distributed.init_process_group before tailbound: its store is the rendezvous")
         group = process_group or dist.group.WORLD
@@ -155,47 +70,23 @@ class TailboundState(Recovery):
                 "a rank that has died comes back between two steps: use no switch, or "
                 "torch.distributed.init_process_group"
             )
-        super().__init__(dist.get_rank(group), dist.get_world_size(group), (resync_period, resync_share))
-        self.bits = bits
+        period = given["resync_period"]
+        super().__init__(dist.get_rank(group), dist.get_world_size(group), (period, given["resync_share"]))
+        self.bits = given["bits"]
         up, down = both_ways(self.bits)
-        feedback = up == 4 if error_feedback is None else error_feedback
+        feedback = up == 4 if given["error_feedback"] is None else given["error_feedback"]
         self.contributions = Contributions(feedback)
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
-            port=port,
-            mtu=mtu or 0,
-            ring_mib=Config.ring_mib if ring_mib is None else ring_mib,
             # bytes of the ring that a step takes: rows whose 4 bits are summed in wide lanes fill half of theirs
-            step=entries * (8 if wide_sums(self.bits, self.ranks) else down) // 8 if ring_mib is None else 0,
+            step=entries * (8 if wide_sums(self.bits, self.ranks) else down) // 8 if given["ring_mib"] is None else 0,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
-            start_max=int(start_max * 1000 * MS),
-            stage_max=int(stage_max * 1000 * MS),
-            floor=int(floor_ms * MS),
-            strict=int(strict * 1000 * MS),
-            fetch=int(fetch * 1000 * MS),
-            hold_max=int(hold_max * 1000 * MS),
-            rotate=hadamard,
-            safeguard=safeguard or Limits(),
-            share_rows=share_rows,
-            balance=balance,
-            result=result,
-            source_ports=source_ports,
-            rate=rate / 8,
-            dscp=dscp,
-            group=multicast_group,
             switch=switch_of(switch) if switch and self.ranks > 1 else None,
-            bits=self.bits,
-            fine_steps=fine_steps,
-            authenticate=authenticate,
-            key_file=key_file,
-            codec_threads=codec_threads,
+            **config_fields({**given, "bits": self.bits}),
         )
-        options = {
-            "error_feedback": "on" if feedback else "off",
-            "resync_period": str(resync_period),
-        }
+        agreed = {"error_feedback": "on" if feedback else "off", "resync_period": str(period)}
         members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         name = f"tailbound/{members}/{_jobs[members]}"
         _jobs[members] += 1
@@ -208,15 +99,15 @@ class TailboundState(Recovery):
         self.complain, self.say = self._complaints.complain, self._complaints.say
         self.last = Outcome()
         if self.ranks > 1:
-            interface, datapath = interfaces.own(interface, datapath)
+            interface, datapath = interfaces.own(given["interface"], datapath)
             self.communicator = Communicator(
                 dist.distributed_c10d._get_default_store(),
                 config,
                 datapath=datapath,
                 interface=interface,
                 name=name,
-                timeout=timeout,
-                training=Training(model, options, elastic=is_elastic(group)),
+                timeout=given["timeout"],
+                training=Training(model, agreed, elastic=is_elastic(group)),
                 on_thread=lambda: torch.set_num_threads(1),
             )
             self._endings.append(self.communicator.close)
@@ -402,6 +293,9 @@ class TailboundState(Recovery):
         self.note_missing(outcome.missed)
         self.overflow.note(outcome)
         self._complaints.note(outcome)
+
+
+TailboundState.__doc__ = f"{TailboundState.__doc__}\n    Options:\n{described()}"
 
 
 def model_digest(model: torch.nn.Module) -> str:

@@ -83,48 +83,29 @@ AUTHENTICATE: tuple[Authenticate, ...] = ("auto", "on", "workers", "off")
 class Config:
     """What one rank needs to know; every time in nanoseconds.
 
-    Users set what has an option of ``TailboundState``. ``quiet``, ``self_late_after``, ``suspect_after``, ``repair``
-    and ``first_step`` are as the rules have them, and changed by simulations and tests alone.
+    A field that is named like an option of ``settings.table`` is that option; ``rotate`` is ``hadamard``, ``group`` is
+    ``multicast_group``, ``floor`` is ``floor_ms``, and the deadlines are ``deadline_ms``. Simulations and tests alone
+    change ``quiet``, ``self_late_after``, ``suspect_after``, ``repair`` and ``first_step``.
 
     Attributes:
         rank, ranks: this rank and the world size.
-        port: UDP port. ``udp``: the first free one of ``PORTS`` from this one on; 0: any. ``xdp``: that of the program,
-            which is fixed when it is attached; 0: ``DEFAULT_PORT``.
         width: most codes of a row; 0: as many as the path's MTU takes.
-        mtu: of the path, in bytes, where it is below that of the interface; 0: that of the interface.
         ring_mib: MiB of the result ring; the least where ``step`` is known.
         step: bytes of codes that a step averages; the ring follows them (``ring``). 0: ``ring_mib`` is its size.
         deadline_1, deadline_2: D1 and D2 of clock-4 and clock-11; 0: learned.
         start_max: least D_start of clock-3.
         stage_max: clock-4; no stage lasts longer, whatever arrives.
-        floor: shortest half of an op that a deadline ends, and what patience there is in proportion to it (clock-36).
+        floor: clock-36.
         quiet: q of clock-10; 0: learned.
         self_late_after: seals missed by the own row before it is no longer waited for (clock-8).
         suspect_after: stages missed by a rank before it is suspected (clock-14).
-        strict: for so long an op waits for every row of every live rank before its deadlines begin (clock-34).
-        fetch: for so long an op waits for results that were lost to come over the reliable path (clock-35); 0: not.
-        hold_max: for so long a rank that holds is waited for (clock-16).
-        rotate: Hadamard rotation on, off, or ``auto``: by the measured loss, alike on all ranks.
-        safeguard: what to do when too much is lost.
+        strict, fetch, hold_max: clock-34, clock-35 and clock-16.
         repair: ask for results that are missing once their owner has finished (clock-23).
-        share_rows: agree on smaller shares of the rows for slow links, and none for stragglers (clock-22).
-        balance: agree on exponents of tensors, so that small ones keep their precision beside large ones (codec-18);
-            on by default in ``TailboundState`` alone.
-        result: how results come to the peers: a send to ``peers`` each, one burst cloned by the kernel (``fanout``)
-            or by the network (``multicast``), or ``auto``: what can be had and has been measured not to lose.
-        group: IPv4 multicast group of the job, the same on all ranks; empty: one that follows from its cookie.
-        source_ports: UDP source ports of the bursts to one peer, xdp only; 0: as many as are useful.
+        share_rows, balance, fine_steps: clock-22, codec-18 and codec-12.
+        rate: bytes per second of this rank's link; 0: what its driver says.
         switch: the aggregating switch that owns the rows; None: ranks own them.
-        rate: bytes per second of this rank's link: sending begins there, and is never faster; 0: what its driver says.
-        dscp: class of what is sent (DSCP, 0 to 63).
-        codec_threads: threads of a rank that share the codec's work on an op, the transport's own included; 0: one for
-            each four of its cores, at most four.
-        authenticate: whether packets and the reliable path are authenticated by the job's key; ``auto``: where there is
-            a ``key_file``; ``workers``: but not those to and from the switch, which has no key (auth-7).
-        key_file: file with the job's key; empty: rank 0 draws one and hands it over the store.
-        bits: of a code: 16, 8 or 4, or 4 of contributions and 8 of results.
-        fine_steps: the first so many steps of a job have codes of 16 bits (codec-12).
-        first_step: step number the job starts with; only tests of wrap-around change it.
+        authenticate: ``workers`` leaves out what goes to and comes from the switch (auth-7).
+        first_step: step number the job starts with.
     """
 
     rank: int
