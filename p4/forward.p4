@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What is not for the aggregator: an Ethernet switch with static entries, an answer to ARP for the switch's addresses,
- * and routes for what is sent to its MAC.
+ * What is not for the aggregator: an Ethernet switch with static entries, and an answer to ARP for the switch's
+ * addresses.
  */
 #ifndef TB_FORWARD_P4
 #define TB_FORWARD_P4
@@ -39,40 +39,6 @@ control Forward(inout headers_t hdr, inout standard_metadata_t standard_metadata
         default_action = discard();
     }
 
-    action route(port_t port, mac_t source, mac_t destination) {
-        standard_metadata.egress_spec = port;
-        hdr.ethernet.source = source;
-        hdr.ethernet.destination = destination;
-        hdr.ipv4.ttl = hdr.ipv4.ttl - 1;
-        /* RFC 1624: options, which are not parsed, count as they did, and what came broken leaves broken. */
-        bit<32> sum = (bit<32>)(hdr.ipv4.checksum ^ 0xffff) + 0xfeff;
-        hdr.ipv4.checksum = (sum[15:0] + sum[31:16]) ^ 0xffff;
-    }
-
-    table routes {
-        key = {
-            hdr.ipv4.destination: lpm;
-        }
-        actions = {
-            route;
-            discard;
-        }
-        size = 256;
-        default_action = discard();
-    }
-
-    /* The switch's own MACs: what comes to one of them is routed. */
-    table own {
-        key = {
-            hdr.ethernet.destination: exact;
-        }
-        actions = {
-            NoAction;
-        }
-        size = TB_JOBS;
-        default_action = NoAction();
-    }
-
     action answer(mac_t mac) {
         hdr.arp.operation = ARP_REPLY;
         hdr.arp.target_mac = hdr.arp.sender_mac;
@@ -103,15 +69,7 @@ control Forward(inout headers_t hdr, inout standard_metadata_t standard_metadata
                 return;
             }
         }
-        if (own.apply().hit) {
-            if (hdr.ipv4.isValid() && hdr.ipv4.ttl > 1) {
-                routes.apply();
-            } else {
-                discard();
-            }
-        } else {
-            macs.apply();
-        }
+        macs.apply();
     }
 }
 

@@ -101,7 +101,6 @@ struct meta_t {
     job_entry_t job;
     bit<1> ours; // a job has this port and address
     bit<1> trusted; // sender and check are right: it is charged to its sender
-    bit<1> judged; // a slot has been asked
     bit<1> reply; // the packet has become a result
     bit<1> broadcast; // ... for all ranks; else for its sender
     bit<1> renumber; // the IPv4 checksum has to be made anew

@@ -56,7 +56,6 @@ control TailboundIngress(inout headers_t hdr, inout meta_t meta, inout standard_
             }
         }
         if (meta.verdict == TB_GO_ON) {
-            meta.judged = 1;
             slots.apply(hdr, meta, store, add, release, abandoned);
             if (release || meta.verdict == TB_VERDICT_ANSWERED) {
                 meta.reply = 1;

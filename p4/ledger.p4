@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * What became of the packets for the switch: a count by verdict and sender for each job, with rows that were given up
- * for newer ones counted besides; and by slot how much it is used.
+ * for newer ones counted besides.
  */
 #ifndef TB_LEDGER_P4
 #define TB_LEDGER_P4
@@ -11,9 +11,6 @@
 control Ledger(in meta_t meta, in bool abandoned) {
     /* (job * (TB_RANKS + 1) + sender) * TB_VERDICTS + verdict; sender TB_RANKS: not to be trusted. */
     register<bit<32>>(TB_JOBS * (TB_RANKS + 1) * TB_VERDICTS) verdicts;
-    /* Contributions that reached the slot, and results that left it (a broadcast is one). */
-    register<bit<32>>(TB_SLOTS) slot_packets;
-    register<bit<32>>(TB_SLOTS) slot_results;
 
     apply {
         bit<32> n;
@@ -28,14 +25,6 @@ control Ledger(in meta_t meta, in bool abandoned) {
             place = row * TB_VERDICTS + (bit<32>)TB_VERDICT_ABANDONED;
             verdicts.read(n, place);
             verdicts.write(place, n + 1);
-        }
-        if (meta.judged == 1) {
-            slot_packets.read(n, meta.slot);
-            slot_packets.write(meta.slot, n + 1);
-        }
-        if (meta.reply == 1) {
-            slot_results.read(n, meta.slot);
-            slot_results.write(meta.slot, n + 1);
         }
     }
 }

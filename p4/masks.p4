@@ -14,7 +14,6 @@ const chunk_t LOW_32 = ALL / ((1 << 32) + 1);
 const chunk_t LOW_64 = ALL / ((1 << 64) + 1);
 const chunk_t LOW_128 = ALL / ((1 << 128) + 1);
 const chunk_t LOW_256 = ALL / ((1 << 256) + 1);
-const chunk_t LOW_512 = ALL / ((1 << 512) + 1);
 
 /* 1 in each of the 16 lanes of 128 bits; the uppermost lane of a product with it is the sum of all lanes. */
 const chunk_t SUM_128 = ALL / ((1 << 128) - 1);

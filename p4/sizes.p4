@@ -45,8 +45,6 @@ typedef bit<32> slot_t;
 typedef bit<64> word_t;
 /* p4c takes values of up to 2048 bits: a chunk of 256 codes, or the sums of 128. */
 typedef bit<2048> chunk_t;
-/* The same codes or sums with room between them, half a chunk. */
-typedef bit<1024> half_t;
 
 /* No verdict yet: 0 is TB_VERDICT_STORED. */
 const verdict_t TB_GO_ON = 255;

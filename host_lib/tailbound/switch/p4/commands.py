@@ -13,9 +13,8 @@ INGRESS, EGRESS = "TailboundIngress", "TailboundEgress"
 FLOOD_GROUP, JOB_GROUP = 1, 16
 #: Packets that may wait for a port.
 QUEUE_PACKETS = 4096
-#: Registers: counts by job, sender and verdict; counts by slot; whose a slot is (zero: nobody's), and whether final.
+#: Registers: counts by job, sender and verdict; whose a slot is (zero: nobody's), and whether final.
 LEDGER = f"{INGRESS}.ledger.verdicts"
-SLOT_COUNTERS = (f"{INGRESS}.ledger.slot_packets", f"{INGRESS}.ledger.slot_results")
 SLOT_STATE = (f"{INGRESS}.slots.cookies", f"{INGRESS}.slots.finals")
 
 
@@ -80,17 +79,6 @@ def neighbour(address: str, mac: bytes) -> str:
 def stations(ports: Mapping[bytes, int]) -> list[str]:
     """Static entries: Ethernet address -> port."""
     return [_add(f"{INGRESS}.forward.macs", "send", (mac_text(mac),), (port,)) for mac, port in ports.items()]
-
-
-def own(mac: bytes) -> str:
-    """What is sent to this MAC is routed."""
-    return f"table_add {INGRESS}.forward.own NoAction {mac_text(mac)} =>"
-
-
-def route(network: str, prefix: int, port: int, source: bytes, destination: bytes) -> str:
-    """What is routed for ``network``/``prefix`` leaves by ``port``, from ``source`` to ``destination``."""
-    values = (port, mac_text(source), mac_text(destination))
-    return _add(f"{INGRESS}.forward.routes", "route", (f"{network}/{prefix}",), values)
 
 
 def flooding() -> str:

@@ -74,7 +74,6 @@ class P4Switch:
         self.held = Held() if held is None else held
         self.changed = changed
         self._runtime = runtime
-        self._own: set[bytes] = set()  # MACs of the switch that it routes for
 
     @property
     def slots(self) -> int:
@@ -134,17 +133,6 @@ class P4Switch:
         """
         self._group(commands.FLOOD_GROUP, {0: sorted(ports)})
         self._runtime.run_all([*commands.stations(stations), commands.flooding(), commands.queues()])
-
-    def route(self, network: str, prefix: int, port: int, source: bytes, destination: bytes) -> None:
-        """IPv4 for ``network``/``prefix`` that is sent to the switch's MAC ``source`` leaves by ``port``.
-
-        Raises:
-            AttachError: the switch refuses.
-        """
-        if source not in self._own:
-            self._runtime.run(commands.own(source))
-            self._own.add(source)
-        self._runtime.run(commands.route(network, prefix, port, source, destination))
 
     # -- jobs ---------------------------------------------------------------------------------------
 
@@ -222,10 +210,6 @@ class P4Switch:
         out: NDArray[np.int64] = rows[place]
         return out
 
-    def slot_counters(self) -> NDArray[np.int64]:
-        """By slot: contributions that reached it, and results that left it; i64[slots, 2]."""
-        return np.stack([self.register(name) for name in commands.SLOT_COUNTERS], axis=1)
-
     def slot_state(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """By slot: the cookie of the job that used it last, and whether its row is final."""
         cookies, final = (self.register(name) for name in commands.SLOT_STATE)
@@ -268,8 +252,8 @@ class P4Switch:
         self._runtime.run_all(f"register_reset {name}" for name in commands.SLOT_STATE)
 
     def zero_counters(self) -> None:
-        """Begins the ledger and the counters by slot anew."""
-        self._runtime.run_all(f"register_reset {name}" for name in (commands.LEDGER, *commands.SLOT_COUNTERS))
+        """Begins the ledger anew."""
+        self._runtime.run(f"register_reset {commands.LEDGER}")
 
 
 def _shared(entry: Entry, place: int) -> dict[tuple[str, int], str]:
