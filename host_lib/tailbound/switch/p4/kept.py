@@ -20,7 +20,7 @@ from tailbound.kernel.switch import Entry, Member
 from tailbound.switch.box import Box, Port
 from tailbound.switch.p4.box import open_p4
 from tailbound.switch.p4.compile import Sizes
-from tailbound.switch.p4.process import THRIFT_PORT, Found, born
+from tailbound.switch.p4.process import THRIFT_PORT, Process
 from tailbound.switch.p4.runtime import Runtime
 from tailbound.switch.p4.switch import Held, P4Switch
 
@@ -72,7 +72,7 @@ def up(ports: Sequence[str], address: str, *, thrift_port: int = THRIFT_PORT, **
         shutil.rmtree(_folder(), ignore_errors=True)
         raise
     try:
-        _keep(box, thrift_port, box.switch.process.pid)
+        _keep(box, thrift_port)
     except BaseException:
         box.switch.end()
         shutil.rmtree(_folder(), ignore_errors=True)
@@ -92,7 +92,7 @@ def find() -> Box[P4Switch]:
         raise AttachError(
             "no switch is up in this network namespace: run `tailbound switch up --p4 PORT... --address ADDRESS`"
         )
-    process = Found(there["pid"], there["born"])
+    process = Process(there["pid"], there["born"])
     if not process.alive():
         raise AttachError(
             f"the P4 switch (process {process.pid}) has ended: run `tailbound switch down` and up; {_folder()}/log "
@@ -102,7 +102,7 @@ def find() -> Box[P4Switch]:
     switch = P4Switch(runtime, Sizes(**there["sizes"]), process, _held(there["held"]))
     ports = [Port(name, number) for name, number in there["ports"]]
     box = Box(switch, ports, there["address"], bytes.fromhex(there["mac"]))
-    _keep(box, there["thrift_port"], process.pid)
+    _keep(box, there["thrift_port"])
     return box
 
 
@@ -117,7 +117,7 @@ def down() -> bool:
     """
     there = _read()
     if there is not None:
-        Found(there["pid"], there["born"]).end()
+        Process(there["pid"], there["born"]).end()
     try:
         if not _folder().exists():
             return False
@@ -127,11 +127,11 @@ def down() -> bool:
     return True
 
 
-def _keep(box: Box[P4Switch], thrift_port: int, pid: int) -> None:
+def _keep(box: Box[P4Switch], thrift_port: int) -> None:
     """Writes the file now, and whenever a job comes or goes."""
     fixed = {
-        "pid": pid,
-        "born": born(pid),
+        "pid": box.switch.process.pid,
+        "born": box.switch.process.born,
         "thrift_port": thrift_port,
         "sizes": asdict(box.switch.sizes),
         "address": box.address,

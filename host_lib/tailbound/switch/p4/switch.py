@@ -18,7 +18,7 @@ from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel.switch import Entry
 from tailbound.switch.p4 import commands
 from tailbound.switch.p4.compile import Sizes, compile_switch
-from tailbound.switch.p4.process import THRIFT_PORT, Found, Process
+from tailbound.switch.p4.process import THRIFT_PORT, Process
 from tailbound.switch.p4.runtime import Runtime
 from tailbound.wire.schema import VERDICTS
 
@@ -65,7 +65,7 @@ class P4Switch:
         self,
         runtime: Runtime,
         sizes: Sizes,
-        process: Process | Found,
+        process: Process,
         held: Held | None = None,
         changed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -106,7 +106,7 @@ class P4Switch:
             AttachError: the switch does not start.
         """
         wanted = sizes or Sizes()
-        process = Process(compile_switch(wanted), ports, thrift_port, folder)
+        process = Process.start(compile_switch(wanted), ports, thrift_port, folder)
         try:
             return cls(Runtime(thrift_port), wanted, process)
         except BaseException:
