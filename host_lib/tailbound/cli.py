@@ -143,11 +143,8 @@ def gc() -> None:
 @cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the same data as JSON.")
 @click.option("--interface", metavar="IFACE", help="Interface to check; default: the one that a job would use.")
-@click.option("--ring", "ring_mib", type=float, metavar="MIB", help="Size of the result ring, to compute its memory.")
-@click.option("--workers", type=int, default=2, help="Smallest world size, to compute the memory.")
-@click.option("--maps", "-v", is_flag=True, help="Show the memory of every map.")
 @click.option("--warm", is_flag=True, help="Only compile the code that the first job would compile.")
-def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers: int, maps: bool, warm: bool) -> None:
+def doctor(as_json: bool, interface: str | None, warm: bool) -> None:
     """Show the datapath of this machine, the reason, and the command for a better one."""
     if warm:
         from tailbound.prepare import Preparation
@@ -158,11 +155,11 @@ def doctor(as_json: bool, interface: str | None, ring_mib: float | None, workers
         return
     from tailbound.doctor import examine, show
 
-    report = examine(interface, ring_mib=ring_mib, workers=workers)
+    report = examine(interface)
     if as_json:
         click.echo(report.to_json())
     else:
-        show(report, maps=maps)
+        show(report)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -118,9 +118,9 @@ def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--json", "--interface", "lo", "--ring", "8", "--workers", "2"]) == 0
+    assert cli.main(["doctor", "--json", "--interface", "lo"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["memory"]["ring_mib"] == 8
+    assert report["memory"]["total_bytes"] > 0
     assert report["verdict"]["datapath"] in {"udp", "xdp"}
 
 
@@ -131,11 +131,6 @@ def test_doctor_tables_say_the_same(capsys: pytest.CaptureFixture[str], monkeypa
     for words in ("BTF", "kernel headers", "native XDP", "MiB in the kernel", "on lo", "because"):
         assert words in out
     assert out.startswith("datapath: ")  # the verdict first
-    assert "result_records" not in out
-    assert cli.main(["doctor", "--interface", "lo", "--maps"]) == 0
-    out = capsys.readouterr().out
-    assert "result_records" in out
-    assert "all, and no more later" in out
 
 
 def test_doctor_refuses_an_interface_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

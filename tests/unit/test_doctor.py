@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.datapath.store import ring_rows
+from tailbound.datapath.store import memory, ring_rows
 from tailbound.datapath.xdp import attach
 from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import ONE_RANK, choose
@@ -312,21 +312,20 @@ def test_what_is_there_is_no_note() -> None:
 
 
 def test_the_estimate_is_what_attach_takes() -> None:
-    """The same rings as ``tailbound attach`` makes without options; what was asked for is in the advised command."""
-    default, asked = examine("lo"), examine("lo", ring_mib=8, workers=4)
-    assert (default.memory.sum_rows, default.memory.result_rows) == ring_rows(Config.ring_mib, default.memory.width, 2)
-    assert inspect.signature(attach).parameters["workers"].default == default.memory.workers
-    assert report._options(8, 4).startswith("--ring 8 --workers 4")
-    assert asked.memory.sum_rows == asked.memory.result_rows // 4
+    """The same rings as ``tailbound attach`` makes without options."""
+    found = examine("lo")
+    rows = ring_rows(Config.ring_mib, found.memory.width, 2)
+    assert found.memory.total_bytes == sum(memory(*rows, found.memory.width, found.machine.cpus).values())
+    assert inspect.signature(attach).parameters["workers"].default == report.WORKERS
 
 
 def test_the_group_that_may_train_is_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getgid", lambda: 65534)
-    assert report._options(None, 2) == f"--group {grp.getgrgid(65534).gr_name}"
+    assert report._group_option() == f"--group {grp.getgrgid(65534).gr_name}"
     monkeypatch.setattr(os, "getgid", lambda: 4123456)
-    assert report._options(None, 2) == "--group 4123456"
+    assert report._group_option() == "--group 4123456"
     monkeypatch.setattr(os, "getgid", lambda: 0)
-    assert report._options(None, 2) == ""
+    assert report._group_option() == ""
 
 
 def test_facts_of_this_machine() -> None:
@@ -410,11 +409,10 @@ def test_interfaces_of_this_machine() -> None:
 
 
 def test_report_as_json_has_every_part() -> None:
-    found = json.loads(examine("lo", ring_mib=8, workers=4).to_json())
+    found = json.loads(examine("lo").to_json())
     assert set(found) == {"version", "machine", "interfaces", "verdict", "memory"}
     assert found["verdict"]["interface"] == "lo"
-    assert found["memory"]["total_bytes"] == sum(found["memory"]["bytes_by_map"].values())
-    assert found["memory"]["total_bytes"] > 8 * 2**20 / 2
+    assert found["memory"]["total_bytes"] > Config.ring_mib * 2**20 / 2
 
 
 def test_a_program_is_named_by_the_interface_that_it_was_attached_for(
