@@ -441,8 +441,6 @@ def test_dies_with_its_process(wire: list[str]) -> None:
         ("tbx", 7000, {"width": 100}, ConfigError, "multiple of 64"),
         ("tbx", 7000, {"sum_rows": 100}, ConfigError, "power of two"),
         ("tbx", 7000, {"loader": "gcc"}, ConfigError, "gcc"),
-        ("tbx", 7000, {"mode": "generic"}, AttachError, "64 KB"),
-        ("lo", 7000, {"mode": "generic"}, AttachError, "loopback"),
         ("lo", 7000, {}, AttachError, "no native XDP"),
     ],
 )

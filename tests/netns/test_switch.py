@@ -306,11 +306,6 @@ there = net.xdp_on(second)
 told["foreign"] = cli.main(up)
 told["kept"] = net.xdp_on(second) == there and net.xdp_on(first) is None
 os.close(link)
-told["generic"] = "nothing"
-try:
-    pinned.up([first], "198.18.252.1", slots=64, mode="generic")
-except Exception as error:
-    told["generic"] = type(error).__name__
 told["end"] = [net.xdp_on(name) is None for name in (first, second)]
 told["folder"] = pinned._folder().exists()
 with IPRoute() as route:
@@ -357,7 +352,6 @@ def test_up_down_status(tailbound_lab: Callable[..., Cluster]) -> None:
         "down_after_crash": 0,
         "foreign": 1,
         "kept": True,
-        "generic": "AttachError",
         "end": [True, True],
         "folder": False,
         "up_alone": 0,

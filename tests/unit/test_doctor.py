@@ -32,13 +32,11 @@ MACHINE = facts.Machine(
     jit=True,
     bpf_error=None,
     bcc="/somewhere/bcc",
-    bcc_version="0.26.0",
     headers="/usr/src/linux-headers-6.1.0",
     clang=None,
     libbpf=False,
     effective_uid=0,
     capabilities=CAPABLE,
-    bpffs="/sys/fs/bpf",
     cpus=8,
 )
 LINK = interfaces.Interface(

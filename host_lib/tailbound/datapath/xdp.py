@@ -117,7 +117,6 @@ class XdpDatapath:
         sum_rows: int = 4096,
         result_rows: int = 8192,
         loader: str = "auto",
-        mode: str = "native",
         *,
         keyed: bool = False,
         address: str = "",
@@ -138,7 +137,7 @@ class XdpDatapath:
         """
         address = address or net.address_of(interface)
         maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, mode, keyed=keyed, ipv6=is_ipv6(address)
+            interface, port, width, sum_rows, result_rows, loader, keyed=keyed, ipv6=is_ipv6(address)
         )
         try:
             return cls(maps, interface, port, program, link, tagged=tagged, address=address)
@@ -166,7 +165,7 @@ class XdpDatapath:
         link = pin.link_of(interface) if replace else -1
         replaces = link >= 0
         maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, "native", keyed=True, link=link, ipv6=ipv6
+            interface, port, width, sum_rows, result_rows, loader, keyed=True, link=link, ipv6=ipv6
         )
         try:
             found = pin.Settings(
@@ -305,7 +304,6 @@ def _attach(
     sum_rows: int,
     result_rows: int,
     loader: str,
-    mode: str,
     *,
     keyed: bool,
     link: int = -1,
@@ -327,7 +325,7 @@ def _attach(
         program = load.load_worker(maps.fds, defines, loader)
         tagged = keyed and _load_tagged(maps, defines, loader)
         if link < 0:
-            link = attaching.attach(program, device, mode)
+            link = attaching.attach(program, device)
     except BaseException:
         _close(maps, program, link)
         raise

@@ -18,7 +18,6 @@ __all__ = [
     "CAPABILITY_BITS",
     "Machine",
     "bcc_path",
-    "bcc_version",
     "bpf_error",
     "clang_path",
     "has_capability",
@@ -40,13 +39,11 @@ class Machine:
     jit: bool | None  #: BPF JIT on; None where the setting cannot be read
     bpf_error: str | None  #: why this process may not use bpf(2); None where it may
     bcc: str | None  #: path of Debian's module
-    bcc_version: str | None
     headers: str | None  #: path of the kernel headers BCC can use
     clang: str | None  #: path of a clang that can build the same sources
     libbpf: bool  #: bpf/bpf_helpers.h is installed
     effective_uid: int
     capabilities: dict[str, bool]  #: effective, by name
-    bpffs: str | None  #: a mounted BPF file system
     cpus: int  #: CPUs this machine could have (per-CPU maps count them)
     rmem_max: int | None = None  #: net.core.rmem_max, bytes; None where it cannot be read
     objects: tuple[int, ...] = ()  #: payload widths (codes) whose program came with the package, built ahead
@@ -63,26 +60,16 @@ def machine() -> Machine:
         jit=_jit(),
         bpf_error=bpf_error(),
         bcc=str(bcc) if bcc else None,
-        bcc_version=bcc_version(),
         headers=str(own_headers) if own_headers else None,
         clang=clang_path(),
         libbpf=LIBBPF.exists(),
         effective_uid=os.geteuid(),
         capabilities={name: has_capability(name) for name in CAPABILITY_BITS},
-        bpffs=_bpffs(),
         cpus=possible_cpus(),
         rmem_max=int(_read(Path("/proc/sys/net/core/rmem_max")) or 0) or None,
         objects=built.widths(),
         objects_ipv6=built.widths(ipv6=True),
     )
-
-
-def bcc_version() -> str | None:
-    """Version of Debian's BCC module, or None."""
-    found_at = bcc_path()
-    text = (_read(found_at / "version.py") if found_at else None) or ""
-    found = re.search(r"__version__\s*=\s*['\"]([^'\"]+)", text)
-    return found[1] if found else None
 
 
 def kernel_headers() -> Path | None:
@@ -111,14 +98,6 @@ def bpf_error() -> str | None:
 def _jit() -> bool | None:
     text = _read(Path("/proc/sys/net/core/bpf_jit_enable"))
     return None if text is None else text.strip() != "0"
-
-
-def _bpffs() -> str | None:
-    for line in (_read(Path("/proc/mounts")) or "").splitlines():
-        _, target, kind, *_ = line.split()
-        if kind == "bpf":
-            return target
-    return None
 
 
 def _read(path: Path) -> str | None:

@@ -168,11 +168,10 @@ def _machine_rows(machine: facts.Machine) -> Iterable[tuple[str, Any]]:
         "bpf(2)": machine.bpf_error or "allowed",
         "built ahead, codes a row": ", ".join(map(str, machine.objects)) or "none: programs are compiled here",
         "the same for IPv6": ", ".join(map(str, machine.objects_ipv6)) or "none",
-        "BCC": f"{machine.bcc_version} in {machine.bcc}" if machine.bcc else None,
+        "BCC": machine.bcc,
         "kernel headers": machine.headers,
         "clang, libbpf": f"{_word(machine.clang)}, {_word(machine.libbpf)}",
         "capabilities": f"{capabilities} (uid {machine.effective_uid})",
-        "BPF file system": machine.bpffs,
     }
     return rows.items()
 

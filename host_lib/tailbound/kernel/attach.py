@@ -1,7 +1,7 @@
 """Attaches a program to an interface by BPF link, in native mode (kernel-25): it goes with its owner, replaces nobody.
 
-Generic mode runs after the network stack has merged segments on some devices, so a program that takes single packets
-would see frames of 64 KB there; it is refused for those.
+Generic mode is not used: it runs after the network stack has merged segments on some devices, and a program that takes
+single packets would see frames of 64 KB there.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import errno
 import os
 
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import net, pin, syscalls
 
-MODES = ("native", "generic")
-#: Drivers that hand over frames of many segments.
-SUPER_FRAMES = ("veth", "loopback", "tun", "virtio_net")
 #: Names of our own programs, as the kernel shows them, and what takes them off.
 OURS = {"tb_worker": "tailbound detach {}", "tb_faults": "tailbound lab clean", "tb_switch": "tailbound switch down"}
 
@@ -58,27 +55,19 @@ def refuse_occupied(interface: str) -> None:
     )
 
 
-def attach(program: int, interface: str, mode: str = "native") -> int:
+def attach(program: int, interface: str) -> int:
     """Attaches ``program`` (a descriptor) and returns the link's descriptor; closing it detaches.
 
     Raises:
-        ConfigError: no such interface or mode.
+        ConfigError: no such interface.
         AttachError: somebody is there, or the driver refuses; the message says what to try next.
         CapabilityError: no privilege.
     """
     index = net.index_of(interface)
-    if mode not in MODES:
-        raise ConfigError(f"attach mode {mode!r}: choose {' or '.join(MODES)}")
     driver = net.driver_of(interface)
-    if mode == "generic" and driver in SUPER_FRAMES:
-        raise AttachError(
-            f"generic XDP on {interface} ({driver}) sees merged frames of up to 64 KB, in which packets are not told "
-            "apart: use native mode or the udp datapath"
-        )
     refuse_occupied(interface)
-    flags = syscalls.XDP_FLAGS_DRV_MODE if mode == "native" else syscalls.XDP_FLAGS_SKB_MODE
     try:
-        return syscalls.link_create(program, index, flags)
+        return syscalls.link_create(program, index, syscalls.XDP_FLAGS_DRV_MODE)
     except OSError as error:
         if error.errno == errno.EBUSY:
             refuse_occupied(interface)
@@ -96,5 +85,5 @@ def attach(program: int, interface: str, mode: str = "native") -> int:
         }
         hint = hints.get(error.errno or 0, error.strerror)
         raise AttachError(
-            f"{mode} XDP on {interface} was refused (errno {error.errno}): {hint}; or use the udp datapath"
+            f"native XDP on {interface} was refused (errno {error.errno}): {hint}; or use the udp datapath"
         ) from error

@@ -200,7 +200,6 @@ def open_xdp(
     slots: int = DEFAULT_SLOTS,
     mtu: int | None = None,
     loader: str = "auto",
-    mode: str = "native",
 ) -> Box[Switch]:
     """Attaches XDP programs to ports; closing the box detaches.
 
@@ -233,7 +232,7 @@ def open_xdp(
     made = Box(Switch.make(sizes, loader, ipv6=ipv6), found, address, own)
     try:
         for port in found:
-            made.links.append(attaching.attach(made.switch.program, port.name, mode))
+            made.links.append(attaching.attach(made.switch.program, port.name))
     except BaseException:
         made.close()
         raise
