@@ -36,7 +36,7 @@ import pytest
 
 from tailbound.doctor import facts
 from tailbound.errors import CapabilityError, TailboundError
-from tailbound.kernel import syscalls
+from tailbound.kernel import headers, syscalls
 
 pytest_plugins = ["hangs", "stalls"]
 
@@ -131,7 +131,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "veth backpressure": (_linux(6, 16), "Linux 6.16: a veth whose queue waits while its ring is full"),
     "8021q": (Path("/proc/net/vlan").exists, "a kernel with interfaces of VLANs: modprobe 8021q"),
     "bcc": (lambda: facts.bcc_path() is not None, "apt-get install python3-bpfcc"),
-    "headers": (lambda: facts.kernel_headers() is not None, "apt-get install linux-headers-amd64"),
+    "headers": (lambda: headers.source_tree() is not None, "apt-get install linux-headers-amd64"),
     "clang": (lambda: facts.clang_path() is not None, "apt-get install clang-14"),
     "libbpf": (lambda: Path("/usr/include/bpf/bpf_helpers.h").exists(), "apt-get install libbpf-dev"),
     "torch": (_module("torch"), "pip install 'tailbound[torch]'"),

@@ -21,7 +21,6 @@ __all__ = [
     "bpf_error",
     "clang_path",
     "has_capability",
-    "kernel_headers",
     "machine",
 ]
 
@@ -52,7 +51,7 @@ class Machine:
 
 def machine() -> Machine:
     """Reads all facts; takes a few milliseconds."""
-    own_headers, bcc = kernel_headers(), bcc_path()
+    bcc = bcc_path()
     return Machine(
         kernel=platform.release(),
         architecture=platform.machine(),
@@ -60,7 +59,7 @@ def machine() -> Machine:
         jit=_jit(),
         bpf_error=bpf_error(),
         bcc=str(bcc) if bcc else None,
-        headers=str(own_headers) if own_headers else None,
+        headers=headers.source_tree(),
         clang=clang_path(),
         libbpf=LIBBPF.exists(),
         effective_uid=os.geteuid(),
@@ -70,11 +69,6 @@ def machine() -> Machine:
         objects=built.widths(),
         objects_ipv6=built.widths(ipv6=True),
     )
-
-
-def kernel_headers() -> Path | None:
-    """Kernel headers for BCC: those of the running kernel, else the newest that are installed, else None."""
-    return headers.running() or headers.installed()
 
 
 def has_capability(*names: str) -> bool:

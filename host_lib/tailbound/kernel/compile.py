@@ -64,7 +64,7 @@ def candidates() -> list[str]:
         CapabilityError: none is complete.
     """
     found = []
-    if bcc_path() and (os.environ.get("BCC_KERNEL_SOURCE") or headers.running() or headers.installed()):
+    if bcc_path() and headers.source_tree():
         found.append("bcc")
     if clang_path() and LIBBPF.exists():
         found.append("clang")
@@ -104,8 +104,7 @@ def _version(loader: str) -> str:
         clang = clang_path()
         return subprocess.run([clang, "--version"], capture_output=True, text=True).stdout if clang else ""
     path = bcc_path()
-    tree = os.environ.get("BCC_KERNEL_SOURCE") or headers.running() or headers.installed()
-    return f"{(path / 'version.py').read_text() if path else ''} {platform.release()} {tree}"
+    return f"{(path / 'version.py').read_text() if path else ''} {platform.release()} {headers.source_tree()}"
 
 
 def compile_program(
@@ -156,9 +155,7 @@ def _with_bcc(source: str, function: str, flags: list[str], maps: Sequence[str])
     path = bcc_path()
     if path is None:
         raise CapabilityError("BCC is missing: apt-get install python3-bpfcc (not the PyPI package called bcc)")
-    environment = dict(os.environ)
-    if not environment.get("BCC_KERNEL_SOURCE") and (tree := headers.source(cache.folder())) is not None:
-        environment["BCC_KERNEL_SOURCE"] = tree
+    environment = os.environ | headers.environment(cache.folder())
     numbers = [f"-DTB_FD_{name}={number}" for name, number in objects.placeholders(maps).items()]
     job = {
         "bcc": str(path),

@@ -15,8 +15,6 @@ from pathlib import Path
 
 from tailbound.errors import CapabilityError
 
-_ARCHES = {"x86_64": "x86", "aarch64": "arm64", "riscv64": "riscv", "s390x": "s390", "ppc64le": "powerpc"}
-
 
 def running() -> Path | None:
     """Headers of the running kernel, where BCC finds them by itself."""
@@ -32,6 +30,12 @@ def installed() -> Path | None:
     """The newest other headers: a folder that has ``include/generated``."""
     found = [p for p in Path("/usr/src").glob("linux-headers-*") if (p / "include" / "generated").is_dir()]
     return max(found, key=_version, default=None)
+
+
+def source_tree() -> str | None:
+    """Headers that BCC can use: those that the user names, those of the running kernel, or the newest others."""
+    tree = os.environ.get("BCC_KERNEL_SOURCE") or running() or installed()
+    return None if tree is None else str(tree)
 
 
 def _common(tree: Path) -> Path | None:
@@ -54,35 +58,31 @@ def _join(first: Path, second: Path, out: Path) -> None:
             (out / name).symlink_to(b if b.exists() else a)
 
 
-def source(cache: Path) -> str | None:
-    """What to set ``BCC_KERNEL_SOURCE`` to, or None where BCC needs nothing; makes the joined tree if need be.
+def environment(cache: Path) -> dict[str, str]:
+    """Variables that BCC needs to find headers; makes the joined tree if need be.
 
     Raises:
         CapabilityError: no headers at all.
     """
-    if running():
-        return None
+    if os.environ.get("BCC_KERNEL_SOURCE") or running():
+        return {}
     tree = installed()
     if tree is None:
         raise CapabilityError("no kernel headers for BCC: apt-get install linux-headers-amd64 (any version does)")
     common = _common(tree)
     if common is None:
-        return str(tree)
+        return {"BCC_KERNEL_SOURCE": str(tree)}
     joined = cache / f"headers-{tree.name}"
+    found = {"BCC_KERNEL_SOURCE": str(joined)}
     if joined.is_dir():
-        return str(joined)
-    arch = _ARCHES.get(platform.machine(), platform.machine())
+        return found
     temporary = Path(tempfile.mkdtemp(prefix="headers-", dir=cache))
     try:
-        for part in ("include", f"arch/{arch}"):
-            (temporary / "tree" / part).parent.mkdir(parents=True, exist_ok=True)
-            _join(common / part, tree / part, temporary / "tree" / part)
-        for name in ("Makefile", "scripts"):
-            (temporary / "tree" / name).symlink_to(common / name)
+        _join(common, tree, temporary / "tree")
         os.rename(temporary / "tree", joined)
     except OSError:
         if not joined.is_dir():  # another worker may have been faster
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return str(joined)
+    return found
