@@ -78,7 +78,6 @@ def attach(program: int, interface: str) -> int:
             ) from error
         hints = {
             errno.EOPNOTSUPP: f"driver {driver or '(unknown)'} has no native XDP",
-            errno.ENOTSUP: f"driver {driver or '(unknown)'} has no native XDP",
             errno.EINVAL: "the driver refuses it at this MTU or with these offloads (lower the MTU, turn LRO off)",
             errno.ERANGE: "the MTU is too large for this driver's XDP: lower it",
             errno.ENOMEM: "no memory for its queues",

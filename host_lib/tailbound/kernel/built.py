@@ -8,6 +8,7 @@ the sources that it is of, and is taken only beside these: a checkout whose sour
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -75,29 +76,31 @@ def find(source: str, section: str, defines: Mapping[str, int], maps: Sequence[s
         maps: names of the maps that the program may use, in the order of their numbers.
     """
     try:
-        data = (FOLDER / _name(source, defines)).read_bytes()
-        if objects.section_text(data, _SECTION) == compiling.signature():
-            return objects.read_elf(data, section, maps)
+        return objects.read_elf(_object(source, defines), section, maps)
     except (OSError, ValueError):
-        pass
-    return None
+        return None
 
 
 def widths(*, ipv6: bool = False) -> tuple[int, ...]:
     """Payload widths, in codes, for which a worker's program of a family of IP is here."""
-    family = {"TB_IPV6": 1} if ipv6 else {}
-    names = {
-        width: FOLDER / _name("worker.bpf.c", {"TB_WIDTH": width} | family)
-        for width in (WIDTHS_IPV6 if ipv6 else WIDTHS)
-    }
-    return tuple(width for width, path in names.items() if _fits(path))
+    found = []
+    for width in WIDTHS_IPV6 if ipv6 else WIDTHS:
+        with contextlib.suppress(OSError, ValueError):
+            _object("worker.bpf.c", {"TB_WIDTH": width} | ({"TB_IPV6": 1} if ipv6 else {}))
+            found.append(width)
+    return tuple(found)
 
 
-def _fits(path: Path) -> bool:
-    try:
-        return objects.section_text(path.read_bytes(), _SECTION) == compiling.signature()
-    except (OSError, ValueError):
-        return False
+def _object(source: str, defines: Mapping[str, int]) -> bytes:
+    """The file of an object.
+
+    Raises:
+        OSError, ValueError: there is none, or it is of other sources than those here.
+    """
+    data = (FOLDER / _name(source, defines)).read_bytes()
+    if objects.section_text(data, _SECTION) != compiling.signature():
+        raise ValueError(f"the object of {source} is of other sources: build it again")
+    return data
 
 
 def build(folder: Path) -> list[Path]:
