@@ -6,7 +6,7 @@ import pytest
 
 from tailbound.doctor.interfaces import NATIVE_DRIVERS
 from tailbound.errors import AttachError
-from tailbound.kernel import linear, net
+from tailbound.kernel import ethtool, linear, net
 from tailbound.kernel.linear import linear_bytes, linear_of
 from tailbound.transport.config import row_width
 
@@ -41,7 +41,7 @@ def test_the_error_names_what_helps(flags: dict[str, bool], monkeypatch: pytest.
     monkeypatch.setattr(net, "device_of", lambda name: net.Device("eno1", 5 if "." in name else 0))
     monkeypatch.setattr(net, "driver_of", lambda name: "mlx5_core")
     monkeypatch.setattr(net, "mtu_of", lambda name: 9000)
-    monkeypatch.setattr(net, "private_flags", lambda name: flags)
+    monkeypatch.setattr(ethtool, "private_flags", lambda name: flags)
     with pytest.raises(AttachError, match=r"ip link set dev eno1 mtu 3498.*rx_striding_rq off.*udp"):
         linear_of("eno1")
     flags["rx_striding_rq"] = False
@@ -50,7 +50,7 @@ def test_the_error_names_what_helps(flags: dict[str, bool], monkeypatch: pytest.
 
 
 def test_an_interface_without_private_flags() -> None:
-    assert net.private_flags("lo") == {}
+    assert ethtool.private_flags("lo") == {}
     assert linear_of("lo") == linear.PAGE
 
 

@@ -58,10 +58,6 @@ def _ask(interface: str, request: bytes) -> bytes:
     return memory.tobytes()
 
 
-def _word(interface: str, command: int) -> int:
-    return int(struct.unpack("=2I", _ask(interface, struct.pack("=2I", command, 0)))[1])
-
-
 def _names(interface: str, kind: int, count: int) -> list[str]:
     raw = _ask(interface, struct.pack("=3I", _GSTRINGS, kind, count) + bytes(count * _NAME_BYTES))[12:]
     fields = (raw[i * _NAME_BYTES : (i + 1) * _NAME_BYTES] for i in range(count))
@@ -93,13 +89,13 @@ def driver(interface: str) -> str:
 
 
 def private_flags(interface: str) -> dict[str, bool]:
-    """The driver's private flags by name (``ethtool --show-priv-flags``).
-
-    Raises:
-        OSError: no such interface, or its driver does not say.
-    """
-    count = struct.unpack_from("=I", _driver_info(interface), _PRIVATE_AT)[0]
-    names, bits = _names(interface, _SS_PRIV_FLAGS, count), _word(interface, _GPFLAGS)
+    """The driver's private flags by name (``ethtool --show-priv-flags``); empty where it does not say."""
+    try:
+        count = struct.unpack_from("=I", _driver_info(interface), _PRIVATE_AT)[0]
+        names = _names(interface, _SS_PRIV_FLAGS, count)
+        bits = struct.unpack("=2I", _ask(interface, struct.pack("=2I", _GPFLAGS, 0)))[1]
+    except OSError:
+        return {}
     return {name: bool(bits >> i & 1) for i, name in enumerate(names)}
 
 

@@ -8,7 +8,7 @@ A driver that takes no program at such an MTU says so when the program is attach
 from __future__ import annotations
 
 from tailbound.errors import AttachError
-from tailbound.kernel import net
+from tailbound.kernel import ethtool, net
 
 __all__ = ["DRIVERS", "PAGE", "STRIDING", "linear_bytes", "linear_of", "remedy"]
 
@@ -58,7 +58,7 @@ def linear_of(interface: str) -> int:
     """
     device, vlan = net.device_of(interface)
     driver, mtu = net.driver_of(device), net.mtu_of(device)
-    striding = driver == "mlx5_core" and net.private_flags(device).get(STRIDING, True)
+    striding = driver == "mlx5_core" and ethtool.private_flags(device).get(STRIDING, True)
     found = linear_bytes(driver, mtu, striding=striding)
     if not found:
         raise AttachError(remedy(device, mtu))

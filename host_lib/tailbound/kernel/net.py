@@ -185,19 +185,6 @@ def driver_of(interface: str) -> str:
         return ""
 
 
-def private_flags(interface: str) -> dict[str, bool]:
-    """The driver's private flags by name; empty where it has none or does not say.
-
-    Raises:
-        ConfigError: no such interface.
-    """
-    index_of(interface)
-    try:
-        return ethtool.private_flags(interface)
-    except OSError:
-        return {}
-
-
 def of_pci(identity: str, network: Path = Path("/sys/class/net")) -> list[str]:
     """Names of the interfaces of a kind of PCI device, sorted.
 
