@@ -16,6 +16,7 @@ from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound_lab.lab import build, cluster, namespaces, owner
 from tailbound_lab.lab.cli import lab as lab_command
 from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.signals import ExitOnSignal
 from tailbound_lab.lab.spec import LabSpec
 
 pytestmark = pytest.mark.needs("root", "netns")
@@ -153,20 +154,46 @@ def test_a_failure_while_building_leaves_nothing(monkeypatch: pytest.MonkeyPatch
     assert not any(namespaces.exists(name) for name in lab.topology.namespaces)
 
 
-def test_an_interrupt_while_building_waits_for_the_piece_being_built(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = threading.Event()
+def test_interrupts_while_building_wait_for_the_piece_being_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second one broke the wait off, and a namespace was left: ``timeout`` sends two."""
+    reached, early = threading.Event(), []
+
+    def interrupt(number: int, frame: object) -> None:
+        reached.set()
+        raise KeyboardInterrupt
 
     def slow_switch(*_: object) -> None:
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
         # the main thread must not go on to remove things under this one's hands
-        done.set()
+        early.append(reached.wait(0.2))
 
     monkeypatch.setattr(build, "_switch", slow_switch)
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     lab = Cluster(2)
-    with pytest.raises(KeyboardInterrupt), lab:
-        pytest.fail("the lab must not come up")
-    assert done.is_set()
+    try:
+        with pytest.raises(KeyboardInterrupt), lab:
+            pytest.fail("the lab must not come up")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert early == [False]
     assert not any(namespaces.exists(name) for name in lab.topology.namespaces)
+
+
+def test_a_second_signal_does_not_break_off_what_the_first_one_has_begun() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signals = ExitOnSignal()
+    signals.install()
+    try:
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        signals.restore()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signals.restore()
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_an_interrupt_while_removing_takes_effect_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:

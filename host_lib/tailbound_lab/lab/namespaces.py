@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from tailbound.errors import CapabilityError
 from tailbound_lab.lab import enter
+from tailbound_lab.lab.signals import held
 
 __all__ = ["RUN_DIRECTORY", "call", "create", "exists", "names", "path", "processes", "remove", "write_sysctl"]
 
@@ -68,17 +69,9 @@ def _thread(target: Callable[[], T], *, patient: bool) -> T:
             failure.append(error)
 
     thread = threading.Thread(target=body, name="lab-namespace", daemon=True)
-    thread.start()
-    interrupt: BaseException | None = None
-    while thread.is_alive():
-        try:
-            thread.join()
-        except BaseException as error:
-            if not patient:
-                raise
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+    with held() if patient else contextlib.nullcontext():
+        thread.start()
+        thread.join()
     if failure:
         raise failure[0]
     return outcome[0]

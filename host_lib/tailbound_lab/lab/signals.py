@@ -18,8 +18,8 @@ _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 class ExitOnSignal:
     """From ``install`` to ``restore`` SIGTERM and SIGHUP raise SystemExit(128 + number), so ``finally`` blocks run.
 
-    Handlers that somebody else has set are left alone, and nothing happens outside the main thread, where Python
-    takes no signals.
+    Once: ``timeout`` sends SIGTERM twice, and the second one would break off what the first one has begun. Handlers
+    that somebody else has set are left alone. Nothing happens outside the main thread, where Python takes no signals.
     """
 
     def __init__(self) -> None:
@@ -31,6 +31,8 @@ class ExitOnSignal:
             return
 
         def leave(number: int, frame: FrameType | None) -> None:
+            for each in self._before:
+                signal.signal(each, lambda *_: None)
             raise SystemExit(128 + number)
 
         for number in _SIGNALS:
