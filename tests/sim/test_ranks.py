@@ -322,6 +322,19 @@ def test_what_watches_for_trouble_is_asked_once_a_second() -> None:
     assert all(later - earlier >= LOOK_EVERY for earlier, later in pairwise(asked))
 
 
+def test_an_error_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Watcher:
+        def look(self, now: int) -> TransportError:
+            return TransportError("told; look")
+
+    with sim_team(2, settings(hasty())) as job:
+        job[0]._engine._watching = (Watcher(),)
+        job.go(5 * LOOK_EVERY)
+        assert [record.getMessage() for record in caplog.records] == ["told; look"]
+        with pytest.raises(TransportError, match="told"):
+            job.allreduce(inputs_of(job, 1))
+
+
 def test_a_rank_of_which_nothing_arrives_is_an_error_of_the_others() -> None:
     """One that only never steps still answers questions: it is suspected, and no error."""
     with sim_team(2, settings(hasty())) as job:

@@ -357,7 +357,6 @@ class Unheard:
         if not self._left or not self._since or now < self._since + self._patience:
             return None
         who = ", ".join(map(str, sorted(self._left)))
-        self._left = set()
         return TransportError(
             f"rank {self._known.rank}: nothing has come from rank {who} since the first step, for "
             f"{self._patience / 1e9:g} s: has it ended before its first step? Look at its log; where it needs "
@@ -370,7 +369,7 @@ class Unheard:
 
 
 class Watch:
-    """What is wrong with the program that receives here: an error, once, not losses for ever.
+    """What is wrong with the program that receives here: an error, not losses for ever.
 
     Args:
         known: of this rank.
@@ -378,15 +377,10 @@ class Watch:
     """
 
     def __init__(self, known: Known, datapath: Datapath) -> None:
-        self._known, self._datapath, self._said = known, datapath, False
+        self._known, self._datapath = known, datapath
 
     def look(self, now: int) -> TransportError | None:
-        """The error, once; to be called now and then (``LOOK_EVERY``)."""
-        wrong = None if self._said else self._wrong()
-        self._said = self._said or wrong is not None
-        return wrong
-
-    def _wrong(self) -> TransportError | None:
+        """The error, if there is one; to be called now and then (``LOOK_EVERY``)."""
         known, control = self._known, self._known.store.control
         if self._datapath.withdrawn:
             return TransportError(

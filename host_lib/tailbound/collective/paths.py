@@ -84,7 +84,6 @@ class Paths:
         self._refusals, self._looked, self._errors = 0, 0, Counter[tuple[int, str]]()
         self._said: dict[str, Backoff] = {}
         self._error: TransportError | None = None
-        self._ended = False
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
@@ -155,12 +154,11 @@ class Paths:
         return min((each.due for each in tries), default=0)
 
     def look(self, now: int) -> TransportError | None:
-        """The error with which the job ends, once (``alerts``)."""
-        error, self._error = self._error, None
-        return error
+        """The error with which the job ends, if it is to end (``alerts``)."""
+        return self._error
 
     def _begin(self, peer: int, now: int) -> None:
-        if not self._ended and peer not in self._open and peer in self.trials.peers - self._job.membership.gone:
+        if self._error is None and peer not in self._open and peer in self.trials.peers - self._job.membership.gone:
             self._begun = self._begun % 0xFFFF + 1
             self._open[peer] = _Trial(self._begun, now, Backoff(TRIES, now))
 
@@ -227,9 +225,8 @@ class Paths:
 
     def _end(self, what: str) -> None:
         """Rows pass no more, so that nothing would be averaged: the job ends."""
-        if self._ended:
+        if self._error is not None:
             return
-        self._ended = True
         self._open.clear()
         interface = self._interface() or "INTERFACE"
         self._error = TransportError(

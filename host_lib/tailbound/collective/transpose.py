@@ -512,11 +512,10 @@ class Transpose:
             self._admit()
         if job.membership.left:
             self._tell_of_left()
-        if now - self._watched >= LOOK_EVERY:
+        if now - self._watched >= LOOK_EVERY and self._error is None:
             self._watched = now
-            for watching in self._watching:
-                if (error := watching.look(now)) is not None:
-                    self._give_up(error)
+            if error := next(filter(None, (watching.look(now) for watching in self._watching)), None):
+                self._give_up(error)
         if (steps := self.standing()) != job.steps:  # seldom, and to set an attribute of a session takes a call
             job.steps = steps
         job.flow.turn(now)
@@ -615,7 +614,7 @@ class Transpose:
     def _give_up(self, error: TransportError) -> None:
         """Lets what is launched end as it can, with ``error``, and refuses what comes after."""
         log.error("%s", error)
-        self._error = self._error or error
+        self._error = error
         for op in self._ops.values():
             if op.launch is not None and not op.delivered:
                 op.outcome.error = op.outcome.error or error
