@@ -177,7 +177,7 @@ def test_a_job_whose_only_owner_is_away_says_so() -> None:
         inputs = gradients("U", 3, NUMEL, seed=0)
         assert not any(outcome.error for _, outcome in job.allreduce(inputs, [0, 1]))
         for _, outcome in job.allreduce(inputs, [0, 1]):
-            assert "rank(s) 2 own all rows, and nothing came of them" in str(outcome.error)
+            assert "all rows belong to rank 2, of which nothing came" in str(outcome.error)
 
 
 def test_a_rank_that_is_left_alone_by_all_owners_says_so() -> None:
@@ -189,7 +189,7 @@ def test_a_rank_that_is_left_alone_by_all_owners_says_so() -> None:
         inputs = gradients("U", 3, NUMEL, seed=0)
         assert job.allreduce(inputs, [2])[0][1].error is None
         error = job.allreduce(inputs, [2])[0][1].error
-        assert "rank(s) 0, 1 own all rows and have left the job" in str(error)
+        assert "all rows belong to ranks 0-1, gone from the job" in str(error)
 
 
 def test_steps_in_which_all_abstain_end_no_job() -> None:

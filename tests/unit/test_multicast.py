@@ -15,6 +15,10 @@ from tailbound.transport.reach import ROUND
 ADDRESS = "127.0.0.1"
 
 
+def anybody(data: bytes, source: str) -> bool:
+    return True
+
+
 def test_jobs_differ_and_stay_in_the_range() -> None:
     groups = {group_of(cookie) for cookie in (1, 2, 77, 0x7A11B0DE, 0xFFFFFFFF)}
     assert len(groups) == 5
@@ -30,11 +34,11 @@ def test_what_is_no_group_is_refused(given: str) -> None:
 
 def test_an_address_that_is_not_here_takes_no_members() -> None:
     with pytest.raises(CapabilityError, match="cannot be joined"):
-        GroupMember(group_of(3), 0, "192.0.2.1")
+        GroupMember(group_of(3), 0, "192.0.2.1", anybody)
 
 
 def test_a_member_hears_the_group_and_nothing_once_it_is_closed() -> None:
-    member = GroupMember(group_of(9), 0, ADDRESS)
+    member = GroupMember(group_of(9), 0, ADDRESS, anybody)
     port = member.socket.getsockname()[1]
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.bind((ADDRESS, 0))
@@ -53,7 +57,7 @@ def test_a_member_hears_the_group_and_nothing_once_it_is_closed() -> None:
 @pytest.mark.needs("root")
 def test_a_member_that_is_busy_loses_none_of_the_trials_of_64_ranks() -> None:
     trials = [bytes([number >> 8, number & 255]) * 32 for number in range(63 * ROUND)]
-    member = GroupMember(group_of(10), 0, ADDRESS)
+    member = GroupMember(group_of(10), 0, ADDRESS, anybody)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         prepare(sender, ADDRESS)
         sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)

@@ -22,6 +22,7 @@ from tailbound.observe.ledger import Ledger
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.forgeries import MOST, Forgeries
+from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.shares import late_limit
 from tailbound.transport.steps import step_distance
@@ -356,9 +357,8 @@ class Unheard:
         self._left = {p for p in self._left if not self._heard(p)} - self._known.membership.gone
         if not self._left or not self._since or now < self._since + self._patience:
             return None
-        who = ", ".join(map(str, sorted(self._left)))
         return TransportError(
-            f"rank {self._known.rank}: nothing has come from rank {who} since the first step, for "
+            f"rank {self._known.rank}: nothing has come from {spoken(sorted(self._left))} since the first step, for "
             f"{self._patience / 1e9:g} s: has it ended before its first step? Look at its log; where it needs "
             "longer, raise timeout= (TAILBOUND_TIMEOUT)"
         )

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.errors import TransportError
+from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.stage import majority
 from tailbound.transport.steps import step_distance, step_of
@@ -72,26 +73,22 @@ class Averages:
         known = self._known
         owners = _owners(op)
         if known.membership.gone.issuperset(owners):
-            why = f"rank(s) {_text(owners)} own all rows and have left the job. Let all ranks make as many steps"
+            why = f"all rows belong to {spoken(owners)}, gone from the job: let all ranks make as many steps"
         elif op.outcome.skipped or not set(owners).isdisjoint(heard):
             why = (
-                f"rows are lost, though smaller packets of rank(s) {_text(heard)} come. Look whether the path takes "
+                f"rows are lost, though smaller packets of {spoken(heard)} come. Look whether the path takes "
                 f"IP packets of {known.row_bytes} bytes (if not, give all ranks a smaller TAILBOUND_MTU), and "
                 "whether a device drops segmented bursts (ethtool -K INTERFACE tx-udp-segmentation off)"
             )
         else:
             why = (
-                f"rank(s) {_text(owners)} own all rows, and nothing came of them, but of rank(s) {_text(heard)}. "
-                "Look at the hosts of those that own them"
+                f"all rows belong to {spoken(owners)}, of which nothing came, as it did of {spoken(heard)}: look at "
+                "the hosts of those that own rows"
             )
         return TransportError(
             f"rank {known.rank}: steps {self._since} to {self._last} have averaged nothing: {why}; `tailbound top` "
             "says between which ranks rows are lost"
         )
-
-
-def _text(ranks: Iterable[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 def _owners(op: Op) -> list[int]:

@@ -71,7 +71,7 @@ class Channels:
         self.member: GroupMember | None = None
         self._failed: dict[int, int] = {}  # clones that are no longer counted as sent: packets, by rank
         self._looked_at = 0
-        self._followed: list[int] | None = None  # who was there when nobody was dead
+        self._followed: list[int] | None = None  # who was there
         self._doubted: frozenset[int] = frozenset()  # suspects at that time
 
     # -- opening them -------------------------------------------------------------------------------------------------
@@ -198,26 +198,22 @@ class Channels:
             return  # nobody can be dead, and who is there has not changed
         dead = job.membership.dead(step_of(job.sequence.upcoming))
         live = tuple(p for p in here if not (p in dead and job.beyond(p)))
-        self._followed = None if dead else here
-        if live == self.live:
-            if suspects != self._doubted:
-                self._lead(suspects)
+        self._followed = here
+        if live == self.live and suspects == self._doubted:
             return
-        self.live = live
+        before, self.live, self._doubted = self.live, live, suspects
+        if self.fanout is not None:
+            self.fanout.live(live, suspects)
+            if (lead := self.fanout.lead) is not None and (clones := self.channel("fanout")) is not None:
+                clones.target = job.sender.peers[lead]
+        if live == before:
+            return
         for channel in self.opened:
             channel.ranks, channel.broken = live, False
         self._queue.pacer.holds(job.sender.room)
-        self._lead(suspects)
         if self.reach is not None:
             self.reach.hurry(now)
             self._judge()
-
-    def _lead(self, suspects: frozenset[int]) -> None:
-        self._doubted = suspects
-        if self.fanout is not None:
-            self.fanout.live(self.live, suspects)
-            if (lead := self.fanout.lead) is not None and (clones := self.channel("fanout")) is not None:
-                clones.target = self._job.sender.peers[lead]
 
     def turn(self, now: int) -> int:
         """Once a turn: tries the group, and counts; returns when to look again (0: on arrival)."""

@@ -25,7 +25,7 @@ from tailbound.errors import TransportError
 from tailbound.transport import rendezvous
 from tailbound.transport.backoff import Backoff
 from tailbound.transport.config import DEFAULT_PORT, MS
-from tailbound.transport.rendezvous import Greeting, Store
+from tailbound.transport.rendezvous import Greeting, Store, spoken
 from tailbound.wire.address import ip_bytes
 from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, UDP_BYTES, PacketType, Verdict
 
@@ -240,13 +240,13 @@ def complaints(greetings: Sequence[Greeting], reports: Sequence[Report], width: 
         if report.deaf:
             them = _some(greetings[p].address for p in report.deaf)
             lines.append(
-                f"rank {rank} does not hear {_ranks(report.deaf)}: nothing from {them} came to UDP port {at.port} of "
+                f"rank {rank} does not hear {spoken(report.deaf)}: nothing from {them} came to UDP port {at.port} of "
                 f"{at.address}; let it in (firewall, security group, routes){_dropped(report)}"
             )
         if report.narrow:
             them = _some(greetings[p].address for p in report.narrow)
             lines.append(
-                f"rank {rank} hears {_ranks(report.narrow)}, but no packets of {size} bytes from {them}: the path's "
+                f"rank {rank} hears {spoken(report.narrow)}, but no packets of {size} bytes from {them}: the path's "
                 "MTU is below that of the interfaces; lower theirs on all hosts (ip link set dev INTERFACE mtu ...; "
                 f"with xdp: tailbound attach --mtu ...){_dropped(report)}"
             )
@@ -263,10 +263,6 @@ def _dropped(report: Report) -> str:
     names = ", ".join(f"{count} {name}" for name, count in report.refused.items())
     more = ": are addresses translated on the way?" if Verdict.WRONG_ADDRESS.name in report.refused else ""
     return f"; it has refused packets ({names}){more}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {_some(map(str, ranks))}"
 
 
 def _some(names: Iterable[Any]) -> str:

@@ -57,13 +57,13 @@ class GroupMember:
     """A member of ``group`` on the interface with ``address``, until ``close``; hears what comes to ``port``.
 
     Args:
-        admit: whether a payload may come from an IP address; None: any may.
+        admit: whether a payload may come from an IP address.
 
     Raises:
         CapabilityError: the interface or this system takes no members.
     """
 
-    def __init__(self, group: str, port: int, address: str, admit: Callable[[bytes, str], bool] | None = None) -> None:
+    def __init__(self, group: str, port: int, address: str, admit: Callable[[bytes, str], bool]) -> None:
         self.group, self._admit = group, admit
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
@@ -93,7 +93,7 @@ class GroupMember:
                 data, source = self.socket.recvfrom(2 * HEADER_BYTES)
             except OSError:  # nothing more; or the interface has gone down, which its packets will tell
                 break
-            if self._admit is None or self._admit(data, source[0]):
+            if self._admit(data, source[0]):
                 out.append(data)
         return out
 
