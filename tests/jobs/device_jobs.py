@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import options_jobs
 import resync_jobs
 import torch_jobs
+from plain_form import PLAIN
 from tailbound.errors import TailboundError
 from tailbound.torch import register, state
 from tailbound.torch.paths import Paths
@@ -31,7 +32,14 @@ JOBS: dict[str, Callable[..., Any]] = {
 
 
 def as_device(rank: int, job: str, ranks: set[int], *arguments: Any) -> Any:
-    """Runs ``job`` with every bucket of ``ranks`` coded by torch operations; the others use the compiled passes."""
+    """Runs ``job`` with every bucket of ``ranks`` coded as on a device; the others use the compiled passes."""
+    if rank in ranks:
+        state.Paths = functools.partial(Paths, host_as_device=True, host_form=PLAIN)  # type: ignore[assignment, misc]
+    return JOBS[job](rank, *arguments)
+
+
+def copied(rank: int, job: str, ranks: set[int], *arguments: Any) -> Any:
+    """Runs ``job`` with every bucket of ``ranks`` copied as from a device that has no kernels."""
     if rank in ranks:
         state.Paths = functools.partial(Paths, host_as_device=True)  # type: ignore[assignment, misc]
     return JOBS[job](rank, *arguments)
@@ -41,12 +49,12 @@ def failing(rank: int) -> str:
     """Rank 0's device fails in the second step: what its backward pass says. The other rank leaves meanwhile."""
     where = torch.device("cpu")
     if rank == 0:
-        state.Paths = functools.partial(Paths, host_as_device=True)  # type: ignore[assignment, misc]
+        state.Paths = functools.partial(Paths, host_as_device=True, host_form=PLAIN)  # type: ignore[assignment, misc]
     net = DDP(torch_jobs.model())
     with register(net, **torch_jobs.PATIENT) as own:
         data, target = torch_jobs.batch(rank, 0)
         nn.functional.cross_entropy(net(data), target).backward()
-        assert own.stats().get("device_codec") == ({"cpu": "torch"} if rank == 0 else None)
+        assert own.stats().get("device_codec") == ({"cpu": "plain"} if rank == 0 else None)
         loss = nn.functional.cross_entropy(net(data), target)  # DDP talks to the other rank in here
         if rank == 1:
             return ""
@@ -71,7 +79,7 @@ def train(rank: int, device: str, kind: str) -> dict[str, Any]:
     errors, digests = [], []
     with register(ours, optimizer=optimizer, **torch_jobs.PATIENT) as own:
         if where.type == "cpu":
-            own.paths = Paths(host_as_device=True)
+            own.paths = Paths(host_as_device=True, host_form=PLAIN)
         for step in range(5):
             for net in (plain, ours):
                 net.zero_grad()

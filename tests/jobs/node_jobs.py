@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from hook_jobs import Words
+from plain_form import PLAIN
 from register_jobs import said
 from scaler_jobs import Step, train
 from tailbound.collective.op import Outcome
@@ -148,7 +149,7 @@ def as_device(rank: int, cuda: bool = False) -> list[dict[str, Any]]:
     else:
         inside = node_shards.Inside("gloo", Stream(), (torch.float32, torch.float64), one_order=True)
         node_state.inside_of = lambda _: inside
-        base.Paths = functools.partial(Paths, host_as_device=True)
+        base.Paths = functools.partial(Paths, host_as_device=True, host_form=PLAIN)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         plain, ours = (DDP(model().to(where, dtype), bucket_cap_mb=0.05) for _ in range(2))

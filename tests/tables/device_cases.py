@@ -1,4 +1,4 @@
-"""Buckets and results given to the compiled passes and to torch operations on some device: the same bytes must come."""
+"""Buckets and results given to the compiled passes and to a device's coder: the same bytes must come."""
 
 from __future__ import annotations
 
@@ -25,22 +25,29 @@ SEED, RANK, CAP = 12345, 1, 6
 
 
 def workspace(device: str = "cpu", form: Any = None) -> Any:
-    """Imports torch only here, so that tests can be collected without it. ``form``: how it codes, if not by itself."""
+    """Imports torch only here, so that tests can be collected without it.
+
+    ``form``: how it codes, by default the plain one; "host": by copies.
+    """
     import torch
 
+    from plain_form import PLAIN
     from tailbound.torch.device_coder import Workspace
     from tailbound.torch.streams import CudaStream, Stream
 
     where = torch.device(device)
-    return Workspace(CudaStream(where) if where.type == "cuda" else Stream(where), form)
+    return Workspace(
+        CudaStream(where) if where.type == "cuda" else Stream(where), None if form == "host" else form or PLAIN
+    )
 
 
 def coder(device: str = "cpu", form: Any = None) -> Any:
     """For tensors that are ready already."""
+    from tailbound.torch.copied import CopyingCoder
     from tailbound.torch.device_coder import DeviceCoder
 
     space = workspace(device, form)
-    return DeviceCoder(space, space.stream.mark())
+    return (DeviceCoder if space.form else CopyingCoder)(space, space.stream.mark())
 
 
 class Event:

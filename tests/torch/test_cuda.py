@@ -23,17 +23,18 @@ pytestmark = pytest.mark.needs("torch", "CUDA device")
 DEVICE = "cuda:0"
 
 
-@pytest.fixture(params=["triton", "torch"])
-def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+@pytest.fixture(params=["triton", "host"])
+def form(request: pytest.FixtureRequest) -> Any:
     """Either way of coding."""
-    import torch
+    return request.param if request.param == "host" else triton()
 
-    from tailbound.torch.device_codec.choose import form_for
 
-    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", request.param)
-    chosen = form_for(torch.device(DEVICE))
-    assert chosen.name == request.param
-    return chosen
+def triton() -> Any:
+    from tailbound.torch.device_codec.choose import triton_form
+
+    found = triton_form()
+    assert found is not None
+    return found
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4])
@@ -79,7 +80,7 @@ def test_the_bucket_is_read_behind_what_fills_it() -> None:
 
     from tailbound.torch.device_coder import DeviceCoder
 
-    space = workspace(DEVICE)
+    space = workspace(DEVICE, triton())
     shape, x = shape_for(1_000_000, 1408), torch.from_numpy(gaussian(1_000_000))
     ones = torch.ones(4096, 4096, device=DEVICE)
     kept, gradient = x.to(DEVICE), torch.zeros(1_000_000, device=DEVICE)
@@ -97,7 +98,7 @@ def test_who_waits_for_the_future_reads_the_average() -> None:
 
     from tailbound.torch.device_coder import DeviceCoder
 
-    space = workspace(DEVICE)
+    space = workspace(DEVICE, triton())
     results = Results(shape_for(1_000_000, 1408), 2, 0.1)
     wanted = results.check()
     out = torch.full((1_000_000,), torch.nan, device=DEVICE)
@@ -116,7 +117,7 @@ def test_who_waits_for_the_future_reads_the_average() -> None:
 def test_memory_for_copies_is_page_locked_and_used_again() -> None:
     import torch
 
-    space = workspace(DEVICE)
+    space = workspace(DEVICE, triton())
     with space.stream.use():
         block = space.up.take(1000)
         assert block.piece(100, dtype=torch.uint8).is_pinned()

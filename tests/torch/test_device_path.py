@@ -70,9 +70,19 @@ def test_codes_of_any_bits_and_error_feedback(tmp_path: Path) -> None:
             assert max(errors["8"]) < 8e-3
             assert max(errors["4"]) < 0.4
             assert sum(errors["4,8"]) < 0.7 * sum(errors["4"])
-    with Job(device_jobs.as_device, 2, tmp_path, "feedback", {0}) as job:
-        for found in job.results():
-            assert found["with"] < found["without"] / 4
+    for way in (device_jobs.as_device, device_jobs.copied):
+        with Job(way, 2, tmp_path, "feedback", {0}) as job:
+            for found in job.results():
+                assert found["with"] < found["without"] / 4
+
+
+def test_a_device_without_kernels_copies_its_buckets_to_the_host(tmp_path: Path) -> None:
+    """All types, several buckets, accumulation; one rank whose buckets lie on the host."""
+    import device_jobs
+    from processes import Job
+
+    with Job(device_jobs.copied, 2, tmp_path, "parity", {1}) as job:
+        assert [stats["delivered"] for stats in job.results()] == [1.0, 1.0]
 
 
 def test_a_device_that_fails_fails_the_backward_pass(tmp_path: Path) -> None:

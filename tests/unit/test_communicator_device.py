@@ -1,4 +1,4 @@
-"""Whole all-reduces over udp whose buckets are tensors, coded by torch operations, among ranks that use the passes."""
+"""Whole all-reduces over udp whose buckets are tensors, coded as on a device, among ranks that use the passes."""
 
 from __future__ import annotations
 
@@ -135,6 +135,7 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
     """The transport thread takes its turns, ops behind are begun meanwhile, and bits are those of any other rank."""
     import torch
 
+    from plain_form import PLAIN
     from tailbound.torch.device_coder import DeviceCoder, Workspace
 
     stream = slow_stream()
@@ -150,7 +151,7 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
                 x, out, handling = data, outs[rank][index], Handling()
                 if rank == 0:
                     x, out = torch.from_numpy(x), torch.from_numpy(out)
-                    handling = Handling(coder=DeviceCoder(Workspace(stream), None))
+                    handling = Handling(coder=DeviceCoder(Workspace(stream, PLAIN), None))
                 finished = done[rank][index].set_result
                 job[rank].launch(index, x, out, last=index == 1, done=finished, handling=handling)
         transport, turns = job[0]._engine, 0

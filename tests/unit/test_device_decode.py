@@ -1,4 +1,4 @@
-"""Averages made by torch operations against the compiled pass, bit by bit: ranks on a GPU and on a host stay equal.
+"""Averages made for a device against the compiled pass, bit by bit: ranks on a GPU and on a host stay equal.
 
 Rule: codec-11.
 """
@@ -14,6 +14,7 @@ from device_cases import DTYPES, SCRATCH, SIZES, Results, coder
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import shape_for
+from tailbound.collective.coder import HOST
 from tailbound.wire.bits import Bits
 
 pytestmark = pytest.mark.needs("torch")
@@ -21,9 +22,10 @@ pytestmark = pytest.mark.needs("torch")
 
 @pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])
 @pytest.mark.parametrize("rotate", [True, False])
-def test_averages_are_those_of_the_compiled_pass(rotate: bool, summed: bool) -> None:
+@pytest.mark.parametrize("form", [None, "host"])
+def test_averages_are_those_of_the_compiled_pass(rotate: bool, summed: bool, form: str | None) -> None:
     for numel in SIZES:
-        Results(shape_for(numel, 704), numel, 0.1, summed=summed).check(rotate)
+        Results(shape_for(numel, 704), numel, 0.1, summed=summed).check(rotate, form=form)
 
 
 @pytest.mark.parametrize("bits", [16, 4, (4, 8)])
@@ -43,15 +45,16 @@ def test_any_shape_and_loss(numel: int, width: int, missing: float, rotate: bool
     Results(shape_for(numel, 64 * width), seed, missing, summed=summed).check(rotate)
 
 
+@pytest.mark.parametrize("form", [None, "host"])
 @pytest.mark.parametrize("kind", DTYPES[1:])
-def test_other_types_are_rounded_once_at_the_end(kind: str) -> None:
+def test_other_types_are_rounded_once_at_the_end(kind: str, form: str | None) -> None:
     """Rule: codec-12."""
     import torch
 
     results = Results(shape_for(100_000, 1408), 3, 0.1)
     whole = torch.from_numpy(results.check())
     out = torch.full((100_000,), torch.nan, dtype=getattr(torch, kind))
-    results.decoded(coder(), out, True)
+    results.decoded(coder(form=form), out, True)
     assert torch.equal(out, whole.to(out.dtype))
 
 
@@ -76,6 +79,17 @@ def test_sources_outside_the_ring_are_refused_and_its_block_comes_back() -> None
         with pytest.raises(ValueError, match="outside the ring"):
             results.decoded(ours, out, True)
     assert len(ours._space.up._free) == 1
+
+
+def test_what_chooses_exponents_is_that_of_the_host() -> None:
+    import torch
+
+    shape, x = shape_for(40_000, 704), np.random.default_rng(1).standard_normal(40_000).astype(np.float32)
+    ends, codings = np.array([17, 40_000]), [Coding(1), Coding(1, rotate=False)]
+    for found in (coder(), coder(form="host")):
+        values = torch.from_numpy(x)
+        assert np.allclose(found.powers(values, shape, ends), [np.square(x[:17]).mean(), np.square(x[17:]).mean()], 0.1)
+        assert np.array_equal(found.needs(values, shape, codings, SCRATCH), HOST.needs(x, shape, codings, SCRATCH))
 
 
 def test_an_op_is_not_divided() -> None:

@@ -1,4 +1,4 @@
-"""Codes made by torch operations against the compiled pass, bit by bit, for every shape, type and scale.
+"""Packets of buckets on a device against the compiled pass, bit by bit, for every shape, type and scale.
 
 Rules: codec-3, codec-4, codec-7, codec-12, auth-1.
 """
@@ -25,14 +25,15 @@ from tailbound.wire.tag import key_of
 pytestmark = pytest.mark.needs("torch")
 
 
+@pytest.mark.parametrize("form", [None, "host"])
 @pytest.mark.parametrize("rotate", [True, False])
-def test_packets_are_those_of_the_compiled_pass(rotate: bool) -> None:
+def test_packets_are_those_of_the_compiled_pass(rotate: bool, form: str | None) -> None:
     import torch
 
     for numel in SIZES:
         shape, x = shape_for(numel, 1408), gaussian(numel, numel, 1e-3)
         exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
-        check(torch.from_numpy(x), shape, exponents, rotate)
+        check(torch.from_numpy(x), shape, exponents, rotate, form=form)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -152,8 +153,9 @@ def test_groups_below_the_least_need_are_coded_with_its_scale() -> None:
 
 
 @pytest.mark.parametrize("bits", [16, 8, 4, (4, 8)])
+@pytest.mark.parametrize("form", [None, "host"])
 @pytest.mark.parametrize("rotate", [True, False])
-def test_what_codes_leave_unsaid_is_that_of_the_host(rotate: bool, bits: Bits) -> None:
+def test_what_codes_leave_unsaid_is_that_of_the_host(rotate: bool, bits: Bits, form: str | None) -> None:
     """Error feedback; a group that is not coded, one that is shifted or clipped. Rule: codec-12."""
     import torch
 
@@ -164,7 +166,7 @@ def test_what_codes_leave_unsaid_is_that_of_the_host(rotate: bool, bits: Bits) -
     exponents[0] = EXPONENT_NONE
     exponents[2] -= np.int16(9)
     tensor, coding, told = torch.from_numpy(x), Coding(SEED, 1, 6, rotate=rotate, ranks=3), []
-    for by, data in (host, x), (coder(), tensor):
+    for by, data in (host, x), (coder(form=form), tensor):
         out = encoded(by, data, shape, exponents, rotate)
         own = read_back(
             Packets(out.packets, out.placement.position, out.partials),

@@ -25,6 +25,7 @@ from tailbound.codec.balance import ranges_of
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.shape import shape_for
+from tailbound.errors import ConfigError
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -83,10 +84,11 @@ def test_a_block_grows_and_is_handed_out_aligned() -> None:
 def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None:
     import torch
 
+    from plain_form import PLAIN
     from tailbound.torch.device_coder import DeviceCoder, Workspace
 
     stream = slow_stream()
-    coder = DeviceCoder(Workspace(stream), "ready")
+    coder = DeviceCoder(Workspace(stream, PLAIN), "ready")
     shape, x = shape_for(50_000, 1408), torch.from_numpy(gaussian(50_000))
     exponents = cold_exponents(measured(host, x.numpy(), shape)[None], 2)
     coding, out = Coding(SEED, RANK, CAP), Outputs(shape)
@@ -120,7 +122,7 @@ def test_an_op_of_a_new_kind_is_warmed_up_once_by_who_launches_it() -> None:
     """The same kernels, with the same arguments but for sizes: what is compiled is compiled then."""
     import torch
 
-    from tailbound.torch.device_codec.plain import PLAIN
+    from plain_form import PLAIN
     from tailbound.torch.device_coder import DeviceCoder, Workspace
 
     seen: list[tuple[str, Any, Any, Any]] = []
@@ -152,7 +154,7 @@ def test_what_chooses_exponents_and_keeps_residuals_is_warmed_up_too() -> None:
     """The transport thread compiles nothing: neither for averages of another type, nor for the own codes' meaning."""
     import torch
 
-    from tailbound.torch.device_codec.plain import PLAIN
+    from plain_form import PLAIN
     from tailbound.torch.device_coder import DeviceCoder, Workspace
 
     seen: set[tuple[Any, ...]] = set()
@@ -176,32 +178,31 @@ def test_what_chooses_exponents_and_keeps_residuals_is_warmed_up_too() -> None:
         assert {("decode", torch.bfloat16, 8, ranges), ("decode", torch.float32, 4, ranges)} <= seen
 
 
-def test_where_triton_fails_the_plain_form_does_its_part(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_triton_fails_the_error_says_what_to_do() -> None:
     import torch
 
-    from tailbound.torch.device_codec.plain import PLAIN
     from tailbound.torch.device_coder import DeviceCoder, Workspace
 
     class Broken:
         name = "triton"
 
         def largest(self, *_: Any) -> Any:
-            raise RuntimeError("there is no C compiler")
+            raise RuntimeError("there is no compiler")
 
     space = Workspace(slow_stream(), Broken())  # type: ignore[arg-type]
-    DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), [Coding(0)])
-    assert space.form is PLAIN
-    assert "there is no C compiler" in caplog.text
+    with pytest.raises(ConfigError, match=r"there is no compiler\..*TAILBOUND_DEVICE_CODEC=host"):
+        DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), [Coding(0)])
 
 
 def test_little_more_than_a_byte_an_entry_crosses() -> None:
     """Neither gradients nor averages do, whatever their type."""
     import torch
 
+    from plain_form import PLAIN
     from tailbound.torch.device_coder import DeviceCoder, Workspace
 
     stream = slow_stream()
-    coder = DeviceCoder(Workspace(stream), None)
+    coder = DeviceCoder(Workspace(stream, PLAIN), None)
     numel = 1_000_000
     shape, x = shape_for(numel, 1408), torch.from_numpy(gaussian(numel)).double()
     exponents = np.full(shape.groups, 10, np.int16)
@@ -215,13 +216,15 @@ def test_little_more_than_a_byte_an_entry_crosses() -> None:
 def test_a_path_hands_on_what_its_coder_takes() -> None:
     import torch
 
+    from plain_form import PLAIN
     from tailbound.collective.coder import HOST
-    from tailbound.errors import ConfigError
+    from tailbound.torch.copied import CopyingCoder
     from tailbound.torch.device_coder import DeviceCoder
     from tailbound.torch.paths import Paths
 
     cpu = torch.device("cpu")
-    plain, device = Paths(), Paths(host_as_device=True)
+    plain, device = Paths(), Paths(host_as_device=True, host_form=PLAIN)
+    assert isinstance(Paths(host_as_device=True).of(cpu).coder(None), CopyingCoder)
     assert plain.of(cpu) is plain.of(cpu)
     assert plain.of(cpu).coder(None) is HOST
     assert isinstance(plain.of(cpu).values(torch.zeros(3)), np.ndarray)
@@ -235,7 +238,7 @@ def test_work_within_a_path_is_done_in_its_stream() -> None:
     from tailbound.torch.paths import BucketPath, DevicePath
 
     stream, seen = slow_stream(), []
-    DevicePath(stream).within(seen.append, "ready")(1)
+    DevicePath(stream, None).within(seen.append, "ready")(1)
     assert (seen, stream.marks) == ([1], ["ready"])
     BucketPath().within(seen.append, "ready")(2)
     assert seen == [1, 2]

@@ -1,4 +1,4 @@
-"""Triton's kernels against the compiled passes of the host and the torch form, bit by bit.
+"""Triton's kernels against the compiled passes of the host, bit by bit.
 
 On the CPU they run in Triton's interpreter (tests/conftest.py). What the compiler makes of them for an NVIDIA device is
 looked at, too; with a device they run there. Rules: codec-3, codec-4, codec-7, codec-11, codec-12.
@@ -136,8 +136,8 @@ def test_half_way_between_two_values_of_bfloat16_the_even_one_is_taken() -> None
     """The one place where the kernels round by themselves; the interpreter, left to itself, would cut off."""
     import torch
 
+    from plain_form import PLAIN
     from tailbound.torch.device_codec.form import Rows
-    from tailbound.torch.device_codec.plain import PLAIN
 
     shape, coding = shape_for(1024, 64), Coding(5, rotate=False)
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).repeat(4).view(16, 64)
@@ -262,25 +262,18 @@ def test_every_launch_forbids_fusing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [how["enable_fp_fusion"] for how in seen] == [False] * 3
 
 
-def test_which_form_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
+def test_which_form_is_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     from tailbound.errors import ConfigError
-    from tailbound.torch.device_codec import choose
+    from tailbound.torch.device_codec.choose import triton_form as chosen
 
-    cpu, cuda = torch.device("cpu"), torch.device("cuda:0")
-    names = {}
-    for asked in ("", "auto", "triton", "torch"):
-        monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", asked)
-        names[asked] = choose.form_for(cpu).name, choose.form_for(cuda).name
-    by_itself = "torch", "triton"
-    assert names == {"": by_itself, "auto": by_itself, "triton": ("triton", "triton"), "torch": ("torch", "torch")}
-    monkeypatch.setattr(choose, "_triton", lambda: (None, "no module named triton"))
+    assert chosen() is triton_form()
+    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "host")
+    assert chosen() is None
+    assert not caplog.text
     monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "auto")
-    assert choose.form_for(cuda).name == "torch"
-    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "triton")
-    with pytest.raises(ConfigError, match="no module named triton"):
-        choose.form_for(cuda)
+    monkeypatch.setitem(sys.modules, "tailbound.torch.device_codec.fused", None)
+    assert chosen() is None
+    assert "triton cannot be imported" in caplog.text
     monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "cuda")
-    with pytest.raises(ConfigError, match="give one of auto, triton"):
-        choose.form_for(cuda)
+    with pytest.raises(ConfigError, match="give one of auto, host"):
+        chosen()

@@ -254,9 +254,9 @@ NODE_GROUP = Setting(
     "that torchrun has started there", "off",
 )  # fmt: skip
 DEVICE_CODEC = Setting(
-    "TAILBOUND_DEVICE_CODEC", choice("auto", "triton", "torch"),
-    "what codes buckets on a device ([GPU](torch/gpu.md)): kernels of Triton, or operations of torch; `auto`: Triton's "
-    "on CUDA devices where it can be imported", "auto",
+    "TAILBOUND_DEVICE_CODEC", choice("auto", "host"),
+    "what codes buckets on a device ([GPU](torch/gpu.md)): the host, or (`auto`) kernels of Triton where it can be "
+    "imported", "auto",
 )  # fmt: skip
 _SWITCH = "the lab, `tailbound switch job add`"
 _P4_SWITCH = "`tailbound switch job add`, for the workers of a P4 switch"

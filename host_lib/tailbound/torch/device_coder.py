@@ -1,11 +1,10 @@
 """Buckets on a device: coded and decoded there, so that only codes cross to the host (and some bytes a row and group).
 
-Works for any device that torch computes on; with tensors of the host it gives what the compiled passes give.
+With tensors of the host, and a form that works on these, it gives what the compiled passes give.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,15 +22,13 @@ from tailbound.codec.plan import Factors, plan
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
+from tailbound.errors import ConfigError
+from tailbound.settings.table import DEVICE_CODEC
 from tailbound.torch.device_codec.balance import powers
-from tailbound.torch.device_codec.choose import form_for
 from tailbound.torch.device_codec.form import By, Form, Largest, Rows
-from tailbound.torch.device_codec.plain import PLAIN
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, ROW_STEP, WIDTH_STEP
-
-log = logging.getLogger("tailbound")
 
 
 class Workspace:
@@ -39,12 +36,11 @@ class Workspace:
 
     Args:
         stream: of the device.
-        form: how the device codes; default: what ``form_for`` chooses.
+        form: how the device codes; None: its buckets are copied to the host and coded there (``CopyingCoder``).
     """
 
-    def __init__(self, stream: Stream, form: Form | None = None) -> None:
-        self.stream = stream
-        self.form = form or form_for(stream.device)
+    def __init__(self, stream: Stream, form: Form | None) -> None:
+        self.stream, self.form = stream, form
         self.up, self.down = Blocks(stream), Blocks(stream)
         #: kinds of ops that have been warmed up
         self.warm: set[tuple[Any, ...]] = set()
@@ -70,10 +66,8 @@ class _Coding:
         return bool(self.done.query())
 
 
-class DeviceCoder:
-    """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type.
-
-    Nothing here waits for the device but ``powers`` and ``needs``.
+class OnDevice:
+    """What ``collective.coder.Coder`` does for tensors on a device, wherever they are coded.
 
     Args:
         workspace: of the device.
@@ -85,12 +79,71 @@ class DeviceCoder:
 
     def __init__(self, workspace: Workspace, mark: Any) -> None:
         self._space, self._mark = workspace, mark
-        self._ops: dict[int, _Coding] = {}  # by their seeds
+        self._ops: dict[int, Any] = {}  # by their seeds
+
+    def decode(
+        self,
+        received: Received,
+        shape: Shape,
+        coding: Coding,
+        out: torch.Tensor,
+        scratch: Scratch,
+        *,
+        groups: tuple[int, int] | None = None,
+        stage: int = STAGE_RESULT,
+    ) -> int:
+        """As ``codec.decode.decode``, but ``out`` is there only when the stream is."""
+        raise NotImplementedError
+
+    def write_residual(
+        self,
+        data: torch.Tensor,
+        own: Received,
+        scales: Scales,
+        shape: Shape,
+        coding: Coding,
+        residual: torch.Tensor,
+        scratch: Scratch,
+        *,
+        groups: tuple[int, int] | None = None,
+    ) -> None:
+        """As ``codec.feedback.write_residual``, but ``residual`` is there only when the stream is.
+
+        The own codes go back to the device.
+        """
+        _whole(shape, groups)
+        mark_own(own, scales, shape, coding, (0, shape.groups))
+        self.decode(own, shape, coding, residual, scratch, stage=STAGE_CONTRIBUTION)
+        with self._space.stream.use(self._mark):
+            torch.sub(data, residual, out=residual)
+
+    def clear(self, average: torch.Tensor) -> None:
+        """Makes the average zero."""
+        with self._space.stream.use(self._mark):
+            average.zero_()
+
+    def keep(self, x: torch.Tensor, average: torch.Tensor) -> None:
+        """Makes the own values the average."""
+        with self._space.stream.use(self._mark):
+            average.copy_(x)
+
+
+class DeviceCoder(OnDevice):
+    """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type, coded there.
+
+    Nothing here waits for the device but ``powers`` and ``needs``.
+    """
+
+    @property
+    def _form(self) -> Form:
+        assert self._space.form is not None, "nothing codes on this device"
+        return self._space.form
 
     def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, codings: Sequence[Coding]) -> None:
         """Codes a few zeros in the same way, once for each kind of op: so all that is compiled is compiled here.
 
-        Where Triton cannot (it needs a C compiler, say), the plain form does from now on what it would have done.
+        Raises:
+            ConfigError: Triton cannot (it needs a C compiler, say).
         """
         space, balanced = self._space, any(len(coding.ranges.ends) for coding in codings)
         for coding in codings:
@@ -101,11 +154,10 @@ class DeviceCoder:
             try:
                 self._rehearse(x, out, shape, coding, balanced=balanced)
             except Exception as error:
-                if space.form is PLAIN:
-                    raise
-                log.warning("buckets on %s are coded by operations of torch, since triton fails: %s", x.device, error)
-                space.form = PLAIN
-                self._rehearse(x, out, shape, coding, balanced=balanced)
+                raise ConfigError(
+                    f"Triton's kernels fail on {x.device}: {error}. Give Triton what it needs (a C compiler, say), or "
+                    f"set {DEVICE_CODEC.variable}=host, which codes buckets on the host"
+                ) from error
             space.warm.add(kind)
 
     def _rehearse(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding, *, balanced: bool) -> None:
@@ -116,22 +168,22 @@ class DeviceCoder:
             zeros, by_group = torch.zeros(small.numel, dtype=x.dtype, device=device), torch.zeros(1, device=device)
             by_row, keys = (torch.zeros(rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
             for dtype in {x.dtype, out.dtype} if balanced else {x.dtype}:  # exponents are chosen from averages
-                space.form.largest(zeros.to(dtype), small, coding)
-            space.form.encode(zeros, small, coding, By(by_group, by_group, keys))
+                self._form.largest(zeros.to(dtype), small, coding)
+            self._form.encode(zeros, small, coding, By(by_group, by_group, keys))
             told = {(small.results, out.dtype)}
             if x.dtype == torch.float32:  # it may have error feedback, which asks what contributions say
                 told.add((small if small.bits == 4 else small.results, torch.float32))
             for each, dtype in told:
                 codes = torch.zeros((rows, each.codes), dtype=torch.uint8, device=device)
                 given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
-                space.form.decode(given, each, coding, zeros.to(dtype))
+                self._form.decode(given, each, coding, zeros.to(dtype))
 
     def begin(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
         """Queues the largest values of the groups, which decide how they are coded."""
         stream = self._space.stream
         with stream.use(self._mark):
             block = self._space.down.take(_room(shape, groups=12))
-            there = self._space.form.largest(x, shape, coding)
+            there = self._form.largest(x, shape, coding)
             found = Largest(*(None if part is None else _across(part, block) for part in there))  # type: ignore[arg-type]
             op = self._ops[coding.seed] = _Coding(stream.event(), block, found)
         return op.ready
@@ -181,14 +233,14 @@ class DeviceCoder:
         return found
 
     def _begun(self, coding: Coding) -> _Coding:
-        op = self._ops.get(coding.seed)
+        op: _Coding | None = self._ops.get(coding.seed)
         if op is None or not op.ready():
             raise RuntimeError("codes are asked for before a device is through: call begin(), and ask what it returns")
         return op
 
     def _code(self, op: _Coding, x: torch.Tensor, shape: Shape, coding: Coding, scales: Scales) -> bool:
         """Settles on the host how groups are coded, and has the device do so; False: not all is finite."""
-        stream, form, blocks = self._space.stream, self._space.form, self._space.down
+        stream, form, blocks = self._space.stream, self._form, self._space.down
         with stream.use(self._mark):
             block = blocks.take(_room(shape, rows=shape.codes + 4, groups=8, more=8))
             factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
@@ -242,32 +294,10 @@ class DeviceCoder:
                 given = codes, factors, zeros if summed else keys, group_factors
                 there, by_row, offsets, by_group = (part.to(device, non_blocking=True) for part in given)
                 rows = Rows(there, by_row, offsets, by_group, summed, failed > 0, stage)
-                self._space.form.decode(rows, shape, coding, out)
+                self._form.decode(rows, shape, coding, out)
             finally:
                 blocks.give(block, stream.event())
         return failed
-
-    def write_residual(
-        self,
-        data: torch.Tensor,
-        own: Received,
-        scales: Scales,
-        shape: Shape,
-        coding: Coding,
-        residual: torch.Tensor,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> None:
-        """As ``codec.feedback.write_residual``, but ``residual`` is there only when the stream is.
-
-        The own codes go back to the device.
-        """
-        _whole(shape, groups)
-        mark_own(own, scales, shape, coding, (0, shape.groups))
-        self.decode(own, shape, coding, residual, scratch, stage=STAGE_CONTRIBUTION)
-        with self._space.stream.use(self._mark):
-            torch.sub(data, residual, out=residual)
 
     def powers(self, average: torch.Tensor, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
         """As ``codec.balance.powers``, of all entries; waits for the device."""
@@ -278,22 +308,12 @@ class DeviceCoder:
         self, average: torch.Tensor, shape: Shape, codings: Sequence[Coding], scratch: Scratch
     ) -> NDArray[np.int16] | None:
         """As ``Coder.needs``; waits for the device, ``scratch`` is not used."""
-        form, found = self._space.form, np.empty((len(codings), shape.groups), np.int16)
+        form, found = self._form, np.empty((len(codings), shape.groups), np.int16)
         with self._space.stream.use(self._mark):
             there = [form.largest(average, shape, coding) for coding in codings]
             largest = [Largest(*(None if part is None else part.cpu() for part in each)) for each in there]  # type: ignore[arg-type]
         finite = [_need(each, shape, c, need) for each, c, need in zip(largest, codings, found, strict=True)]
         return found if all(finite) else None
-
-    def clear(self, average: torch.Tensor) -> None:
-        """Makes the average zero."""
-        with self._space.stream.use(self._mark):
-            average.zero_()
-
-    def keep(self, x: torch.Tensor, average: torch.Tensor) -> None:
-        """Makes the own values the average."""
-        with self._space.stream.use(self._mark):
-            average.copy_(x)
 
 
 def _whole(shape: Shape, groups: tuple[int, int] | None) -> None:

@@ -14,6 +14,9 @@ import torch
 
 from tailbound.collective.coder import HOST, Coder
 from tailbound.errors import ConfigError
+from tailbound.torch.copied import CopyingCoder
+from tailbound.torch.device_codec.choose import triton_form
+from tailbound.torch.device_codec.form import Form
 from tailbound.torch.device_coder import DeviceCoder, Workspace, warm_up
 from tailbound.torch.streams import CudaStream, Stream
 
@@ -48,17 +51,18 @@ class BucketPath:
 
 
 class DevicePath(BucketPath):
-    """Memory of a device, coded there.
+    """Memory of a device, coded there or on the host.
 
     Args:
         stream: of the device.
+        form: see ``Workspace``.
     """
 
     native: Collection[torch.dtype] = DTYPES
 
-    def __init__(self, stream: Stream) -> None:
+    def __init__(self, stream: Stream, form: Form | None) -> None:
         super().__init__(stream)
-        self._workspace = Workspace(stream)
+        self._workspace = Workspace(stream, form)
 
     def values(self, tensor: torch.Tensor) -> Any:
         """The tensor itself.
@@ -72,12 +76,12 @@ class DevicePath(BucketPath):
 
     def coder(self, mark: Any) -> Coder:
         """The device's."""
-        return DeviceCoder(self._workspace, mark)
+        return (DeviceCoder if self._workspace.form else CopyingCoder)(self._workspace, mark)
 
     @property
     def form(self) -> str:
-        """How the device codes (``device_codec.form``)."""
-        return self._workspace.form.name
+        """What codes its buckets: ``triton`` or ``host``."""
+        return self._workspace.form.name if self._workspace.form else "host"
 
     def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
         """``work`` in the side stream."""
@@ -94,10 +98,11 @@ class Paths:
 
     Args:
         host_as_device: host memory, too, goes the way of a device; so that this way can be tried without one.
+        host_form: how it is coded then; see ``Workspace``.
     """
 
-    def __init__(self, *, host_as_device: bool = False) -> None:
-        self._host_as_device = host_as_device
+    def __init__(self, *, host_as_device: bool = False, host_form: Form | None = None) -> None:
+        self._host_as_device, self._host_form = host_as_device, host_form
         self._paths: dict[torch.device, BucketPath] = {}
         if host_as_device or torch.cuda.is_available():
             warm_up()
@@ -111,8 +116,10 @@ class Paths:
         found = self._paths.get(device)
         if found is None:
             if device.type == "cuda":
-                found = DevicePath(CudaStream(device))
+                found = DevicePath(CudaStream(device), triton_form())
+            elif self._host_as_device:
+                found = DevicePath(Stream(device), self._host_form)
             else:
-                found = DevicePath(Stream(device)) if self._host_as_device else BucketPath()
+                found = BucketPath()
             self._paths[device] = found
         return found

@@ -9,13 +9,6 @@ from numpy.typing import NDArray
 from tailbound.codec.balance import Ranges
 
 
-def scale(values: torch.Tensor, factors: NDArray[np.float32], ranges: Ranges) -> None:
-    """Multiplies ``values`` (f32[numel]) by the factor of each one's range: ``ranges.down`` or ``ranges.up``."""
-    powers = by_entry(factors, ranges, len(values), values.device)
-    if powers is not None:
-        values *= powers
-
-
 def by_entry(factors: NDArray[np.float32], ranges: Ranges, numel: int, device: torch.device) -> torch.Tensor | None:
     """The factor of each of ``numel`` entries' ranges, f32[numel] on ``device``; None where all are 1."""
     if not len(ranges.ends):

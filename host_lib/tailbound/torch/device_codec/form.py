@@ -1,4 +1,4 @@
-"""The two forms in which a device codes: operations of torch, or kernels of Triton. Their bits are the same.
+"""The form in which a device codes: kernels of Triton, and in tests what stands in for them. Their bits are the same.
 
 A form keeps nothing and waits for nothing. What it returns is queued on the current stream.
 """

@@ -12,7 +12,6 @@ from tailbound.codec.shape import Shape
 from tailbound.torch.device_codec import triton_kernels
 from tailbound.torch.device_codec.balance import by_entry
 from tailbound.torch.device_codec.form import By, Form, Largest, Rows
-from tailbound.torch.device_codec.hashing import signed
 
 #: Columns of a program, and its warps: one column a thread, so that all rows of it are in one thread's registers.
 BLOCK, WARPS = 128, 4
@@ -50,6 +49,11 @@ class _Fused:
             rows.codes, rows.factors, rows.offsets, rows.offsets, rows.group_factors, _any(powers, rows.factors), out,
             *place, **_how(shape, coding), SUMMED=rows.summed, BITS=shape.bits,
         )  # fmt: skip
+
+
+def signed(word: int) -> int:
+    """The i32 with the bits of a u32 (``word`` is taken modulo 2**32)."""
+    return (word + (1 << 31) & 0xFFFFFFFF) - (1 << 31)
 
 
 def _grid(shape: Shape) -> tuple[int, int]:

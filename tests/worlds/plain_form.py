@@ -1,0 +1,70 @@
+"""A device's part of the codec in numpy: stands in for Triton's kernels, which a host has only in an interpreter."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import reference
+from tailbound.codec.hashing import STAGE_CONTRIBUTION
+from tailbound.codec.planes import zero_of
+from tailbound.codec.records import Coding
+from tailbound.codec.shape import Shape
+from tailbound.torch.device_codec.form import By, Form, Largest, Rows
+
+
+class _Plain:
+    name = "plain"
+
+    def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Largest:
+        values, y = _rotated(x, shape, coding)
+        bits = (y.view(np.int32) & 0x7FFFFFFF).max(axis=(1, 2))
+        if shape.bits != 4:
+            return Largest(_there(bits, x))
+        padded = np.zeros(shape.rows * shape.entries)
+        padded[: values.size] = values
+        return Largest(_there(bits, x), _there(np.square(padded).reshape(shape.groups, -1).sum(axis=1), x))
+
+    def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
+        _, y = _rotated(x, shape, coding)
+        factors, limits, keys = (part.cpu().numpy() for part in by)
+        beyond = np.count_nonzero(np.abs(y) > limits[:, None, None])
+        parts = reference.columns(shape.entries, coding.seed, STAGE_CONTRIBUTION)
+        u = reference.with_zero((parts + keys[:, None]) % 65536, shape.bits)
+        codes = reference.code(y * factors[:, None, None] + u.reshape(y.shape), shape.bits)
+        payload = reference.pack(codes.reshape(shape.rows, -1), shape.bits)
+        return _there(payload, x), torch.tensor([beyond], device=x.device)
+
+    def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
+        octets, factors, offsets, of_groups = (part.cpu().numpy() for part in rows[:4])
+        if rows.summed:
+            fixed = octets.view(">u2").astype(np.int64) - offsets[:, None]
+        elif shape.bits == 16:
+            fixed = reference.unpack(octets, 16) - zero_of(16)
+        else:
+            parts = reference.columns(shape.entries, coding.seed, rows.stage)
+            taken = np.where(offsets[:, None] >= 0, 32767 - (offsets[:, None] - parts) % 65536, 0)
+            fixed = 65536 * (reference.unpack(octets, shape.bits) - zero_of(shape.bits)) - taken
+            factors = factors * np.float32(2.0**-16)
+        y = (fixed.astype(np.float32) * factors[:, None]).reshape(shape.groups, shape.group_rows, -1)
+        if coding.rotate:
+            y = reference.transform(y) * of_groups[:, None, None]
+            y = y * reference.signs(shape, coding.seed).reshape(y.shape)
+            y[of_groups == 0] = 0
+        values = y.reshape(-1)[: shape.numel] * reference.by_entry(coding.ranges.up, coding.ranges, shape.numel)
+        out.copy_(torch.from_numpy(values))
+
+
+def _rotated(x: torch.Tensor, shape: Shape, coding: Coding) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Values less the exponents of their ranges, f32[numel], and once rotated, f32[G, R, V]."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = x.float().cpu().numpy() * reference.by_entry(coding.ranges.down, coding.ranges, shape.numel)
+        return values, reference.rotated(values, shape, coding.seed, coding.rotate)
+
+
+def _there(found: NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(found).to(like.device)
+
+
+PLAIN: Form = _Plain()
