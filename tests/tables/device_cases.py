@@ -124,11 +124,10 @@ class Outputs:
         self.partials = np.full((shape.rows, 4), 7, np.uint64)
         self.need = np.full(shape.groups, 7, np.int16)
         self.shift = np.full(shape.groups, 7, np.uint8)
-        self.skipped = np.full(shape.groups, 7, np.uint8)
         self.done: Any = None
 
     def arrays(self) -> list[NDArray[Any]]:
-        return [self.packets, self.partials, self.need, self.shift, self.skipped]
+        return [self.packets, self.partials, self.need, self.shift]
 
 
 def encoded(
@@ -137,7 +136,7 @@ def encoded(
 ) -> Outputs:  # fmt: skip
     out = Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
-    scales = Scales(exponents, out.need, out.shift, out.skipped)
+    scales = Scales(exponents, out.need, out.shift)
     coding = Coding(SEED, RANK, CAP, rotate=rotate, ranks=3, ranges=ranges, key=key)
     begun(by, x, shape, coding)
     while (done := by.encode(x, shape, coding, packets, scales, SCRATCH)) is None:

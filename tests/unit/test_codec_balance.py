@@ -116,7 +116,7 @@ def test_what_codes_leave_unsaid_is_told_in_the_entries_own_size(bits: Bits, rot
     out = encoded(host, x, shape, exponents, rotate, ranges)
     coding = Coding(SEED, 1, 6, rotate=rotate, ranks=3, ranges=ranges)
     packets = Packets(out.packets, out.placement.position, out.partials)
-    scales = Scales(exponents, out.need, out.shift, out.skipped)
+    scales = Scales(exponents, out.need, out.shift)
     own = read_back(packets, np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32))
     residual = np.full(numel, np.nan, np.float32)
     write_residual(x, own, scales, shape, coding, residual, SCRATCH)

@@ -43,13 +43,12 @@ class Outputs:
         self.partials = np.zeros((shape.rows, 4), np.uint64)
         self.need = np.zeros(shape.groups, np.int16)
         self.shift = np.zeros(shape.groups, np.uint8)
-        self.skipped = np.zeros(shape.groups, np.uint8)
 
     def encode(
         self, x: NDArray[np.float32], exponents: NDArray[np.int16], *, rotate: bool = True, **options: Any
     ) -> Encoded:
         packets = Packets(self.packets, self.placement.position, self.partials)
-        scales = Scales(exponents, self.need, self.shift, self.skipped)
+        scales = Scales(exponents, self.need, self.shift)
         return encode(x, self.shape, Coding(12345, 1, 6, rotate=rotate, ranks=3), packets, scales, SCRATCH, **options)
 
     @property
@@ -82,14 +81,10 @@ def test_any_shape_and_scale_equals_the_reference(numel: int, width: int, power:
     shape, x = shape_for(numel, 64 * width), gaussian(numel, off, 10.0**power)
     exponents = exponents_for(x, shape, rotate)
     exponents[::2] -= np.int16(off % 37)
-    exponents[3::5] = EXPONENT_NONE
     out = Outputs(shape)
     done = out.encode(x, exponents, rotate=rotate)
     expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate, 3)
-    sent = np.repeat(exponents != EXPONENT_NONE, shape.group_rows)
-    assert np.array_equal(out.codes[sent], expected.payload[sent])
-    assert (out.codes[~sent] == 7).all()
-    assert np.array_equal(out.skipped, exponents == EXPONENT_NONE)
+    assert np.array_equal(out.codes, expected.payload)
     assert (done.finite, done.clipped) == (True, expected.clipped)
     assert np.array_equal(out.need, expected.need)
     assert np.array_equal(out.shift, expected.shift)
@@ -115,7 +110,6 @@ def test_not_finite_is_seen_anywhere(rotate: bool) -> None:
         x = whole.copy()
         x[at] = value
         assert not out.encode(x, exponents, rotate=rotate).finite, (value, at)
-        assert not out.encode(x, np.full_like(exponents, EXPONENT_NONE), rotate=rotate).finite, (value, at)
         assert not measure(x, shape, Coding(12345, rotate=rotate), out.need, SCRATCH), (value, at)
     assert out.encode(whole, exponents, rotate=rotate).finite
 

@@ -43,7 +43,7 @@ def coded(
     packets = Packets(
         np.zeros((shape.rows, 64 + shape.codes), np.uint8), positions, np.zeros((shape.rows, 4), np.uint64)
     )
-    scales = Scales(exponents, np.zeros_like(exponents), *np.zeros((2, shape.groups), np.uint8))
+    scales = Scales(exponents, np.zeros_like(exponents), np.zeros(shape.groups, np.uint8))
     done = encode(x, shape, coding, packets, scales, SCRATCH)
     return done, [packets.memory, packets.partials, *scales]
 

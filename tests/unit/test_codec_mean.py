@@ -67,7 +67,7 @@ class Owner:
         **options: Any,
     ) -> Means:
         sums = Sums(self.sums, self.slots, self.seq0, 9, 3, self.exponents if expected is None else expected)
-        scales, groups = Scales(self.exponents, self.need, self.shift, self.shift), self.shape.groups
+        scales, groups = Scales(self.exponents, self.need, self.shift), self.shape.groups
         mine = Own(self.k, self.own, own, scales, np.zeros(groups, np.int16))
         coding = Coding(12345, 0, 0, 2, self.rotate, self.ranks)
         if threads is not None:

@@ -93,7 +93,7 @@ def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None
     exponents = cold_exponents(measured(host, x.numpy(), shape)[None], 2)
     coding, out = Coding(SEED, RANK, CAP), Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
-    scales = Scales(exponents, out.need, out.shift, out.skipped)
+    scales = Scales(exponents, out.need, out.shift)
     ready = coder.begin(x, shape, coding)
     assert not ready()
     with pytest.raises(RuntimeError, match="before a device is through"):

@@ -194,7 +194,7 @@ class Rank(NamedTuple):
 
 
 class Coded(NamedTuple):
-    """``payload`` u8[T, B] (0 where skipped), ``need`` i16[G], ``shift`` u8[G], ``clipped`` entries.
+    """``payload`` u8[T, B], ``need`` i16[G], ``shift`` u8[G], ``clipped`` entries.
 
     ``values`` f32[T, V] are what codes say.
     """
@@ -222,17 +222,13 @@ def encode(
     shift = np.zeros(shape.groups, np.uint8)
     span, clipped = zero_of(bits) - 1, 0
     for g, e in enumerate(exponents.tolist()):
-        if e == EXPONENT_NONE:
-            continue
         shift[g] = min(max(-(-(int(need[g]) - e) // 4), 0), cap if bits > 4 else 0)
         scale = scale_of(e + 4 * int(shift[g])) * root
         if need[g] > e + 4 * int(shift[g]):
             clipped += int(np.count_nonzero(np.abs(y[g]) > _F(scale)))
         codes[g] = code(y[g] * _F(span / scale) + u[g], bits)
         values[g] = (codes[g] - zero_of(bits)) * (scale / root / span)
-    payload = pack(codes.reshape(shape.rows, -1), bits)
-    payload[np.repeat(exponents == EXPONENT_NONE, shape.group_rows)] = 0
-    return Coded(payload, need, shift, clipped, values.reshape(shape.rows, -1))
+    return Coded(pack(codes.reshape(shape.rows, -1), bits), need, shift, clipped, values.reshape(shape.rows, -1))
 
 
 class Mean(NamedTuple):

@@ -355,8 +355,8 @@ class Reference:
         shape = shape_for(inputs[0].size, self.width)
         seed, headroom, cap = seed_of(self.cookie, label), headroom_of(self.ranks), shift_cap_of(self.ranks)
         if self.exponents is None:
-            none = np.full(shape.groups, EXPONENT_NONE, np.int16)
-            needs = [reference.encode(x, shape, seed, rank, cap, none).need for rank, x in enumerate(inputs)]
+            any_scale = np.zeros(shape.groups, np.int16)
+            needs = [reference.encode(x, shape, seed, rank, cap, any_scale).need for rank, x in enumerate(inputs)]
             largest = np.max(needs, axis=0)
             assert (largest != EXPONENT_NONE).all(), "give inputs without groups of zeros"
             self.exponents = (largest + headroom).astype(np.int16)

@@ -26,7 +26,7 @@ from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
 from tailbound.wire.proof import absorb
-from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES
 
 
 class _Form(NamedTuple):
@@ -211,11 +211,6 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
         first = np.int64(g) * size
         e = np.int64(scales.exponents[g])
         scales.shift[g] = 0
-        scales.skipped[g] = e == EXPONENT_NONE
-        if e == EXPONENT_NONE:
-            if not _measure(x, g, g + 1, form, scales.need, memory):
-                return False, clipped
-            continue
         source, at = _source(x, first, size, form, memory)
         if form.rotate:
             _spread(source, at, first, form, memory)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.decode import MISSING, decode
+from tailbound.codec.decode import decode
 from tailbound.codec.hashing import STAGE_CONTRIBUTION
 from tailbound.codec.planes import zero_of
 from tailbound.codec.records import Coding, Packets, Received, Scales
@@ -50,9 +50,8 @@ def _mark(own, shift, rows, codes, bits, lo, hi):  # type: ignore[no-untyped-def
     That is what the owner would do if all ranks had these codes (``codec.mean``): what others have is not known here.
     """
     for k in range(lo, hi):
-        at = own.source[k]
-        if at != MISSING and shift[k // rows] == 0:
-            zeros = _zeros(own.own[-at - 2, HEADER_BYTES : HEADER_BYTES + codes], bits)
+        if shift[k // rows] == 0:
+            zeros = _zeros(own.own[-own.source[k] - 2, HEADER_BYTES : HEADER_BYTES + codes], bits)
             if 2 * zeros <= codes * 8 // bits:
                 own.scale[k] = -own.scale[k]
 
@@ -68,11 +67,11 @@ def write_residual(
     *,
     groups: tuple[int, int] | None = None,
 ) -> None:
-    """Writes ``data`` minus what its codes say; all of ``data`` where a group was not coded.
+    """Writes ``data`` minus what its codes say.
 
     Args:
         data: f32[numel], what ``encode`` was given.
-        own: of ``read_back``; rows that were not coded are taken out, and the scales written.
+        own: of ``read_back``; the scales are written.
         scales, shape, coding: of ``encode``.
         residual: f32[numel], written, C-contiguous; not ``data`` itself.
         groups: only the groups of this half-open range; ``own`` and ``residual`` are written there alone.
@@ -89,12 +88,10 @@ def write_residual(
 
 
 def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding, groups: tuple[int, int]) -> None:
-    """Writes what the own rows of ``groups`` mean: their scales, and which were not coded."""
+    """Writes what the own rows of ``groups`` mean: their scales."""
     lo, hi = groups
     part = slice(lo, hi)
-    skipped = scales.skipped[part]
-    own.source.reshape(shape.groups, shape.group_rows)[part][skipped.astype(bool)] = MISSING
-    told = np.where(skipped, np.int16(0), scales.exponents[part]) + 4 * scales.shift[part].astype(np.int16)
+    told = scales.exponents[part] + 4 * scales.shift[part].astype(np.int16)
     own.scale.reshape(shape.groups, shape.group_rows)[part] = scales_of(told)[:, None]
     rows, codes, bits = shape.group_rows, shape.codes, shape.bits
     if coding.rotate and bits < 16:

@@ -33,7 +33,7 @@ class Step:
     """What an op gave.
 
     ``outputs`` f32[numel] by receiving rank; ``failed`` groups by receiving rank; ``means`` by owner; ``finite`` by
-    rank; ``clipped`` entries, ``shifted`` and ``skipped`` groups over all ranks; ``refused`` contributions whose scale
+    rank; ``clipped`` entries and ``shifted`` groups over all ranks; ``refused`` contributions whose scale
     was not the owner's.
     """
 
@@ -43,7 +43,6 @@ class Step:
     finite: list[bool]
     clipped: int
     shifted: int
-    skipped: int
     refused: int
 
 
@@ -72,7 +71,6 @@ class LocalJob:
         self.partials = np.zeros((shape.rows, 4), np.uint64)  # of the rank that was coded last
         self.need = np.zeros((ranks, shape.groups), np.int16)
         self.shift = np.zeros((ranks, shape.groups), np.uint8)
-        self.skipped = np.zeros((ranks, shape.groups), np.uint8)
 
     def coding(self, op: int, rank: int) -> Coding:
         """How ``rank`` codes ``op``."""
@@ -90,7 +88,7 @@ class LocalJob:
     def scales_of(self, rank: int) -> Scales:
         """What a rank's codes mean."""
         assert self.exponents is not None
-        return Scales(self.exponents[rank], self.need[rank], self.shift[rank], self.skipped[rank])
+        return Scales(self.exponents[rank], self.need[rank], self.shift[rank])
 
     def cold(self, gradients: Sequence[NDArray[np.float32]], op: int) -> None:
         """The agreement on scales before a first op, nothing lost."""
@@ -146,10 +144,8 @@ class LocalJob:
                 means.append(mean_rows(sealed, own, shape, self.coding(op, owner), made, self.scratch))
         outputs, failed = self._receive(op, out, lost_results, receivers)
         ready = np.array(finite)
-        return Step(
-            outputs, failed, means, finite, clipped, int(np.count_nonzero(self.shift[ready])),
-            int(self.skipped[ready].sum()), refused,
-        )  # fmt: skip
+        shifted = int(np.count_nonzero(self.shift[ready]))
+        return Step(outputs, failed, means, finite, clipped, shifted, refused)
 
     def _sum(self, op: int, lost: NDArray[np.bool_]) -> tuple[NDArray[np.uint8], NDArray[Any], int]:
         """Sums and records of all owners, by packet position, as their kernels would make them; and the refused."""
@@ -165,10 +161,8 @@ class LocalJob:
         rows["exponent"] = expected
         for sender in range(self.world_size):
             e = self.exponents[sender][self.row_groups]
-            sent = ~lost[sender][at.row_at] & (e != EXPONENT_NONE) & (owner != sender)
-            first = sent & (expected == EXPONENT_NONE) & (rows["count"] == 0)
-            rows["exponent"][first] = e[first]
-            taken = sent & (e == rows["exponent"])
+            sent = ~lost[sender][at.row_at] & (owner != sender)
+            taken = sent & (e == expected)
             refused += int(np.count_nonzero(sent & ~taken))
             k = np.where(taken, self.shift[sender][self.row_groups], 0)
             sent_codes = self.packets[sender][:, HEADER_BYTES:] * taken[:, None]
@@ -202,7 +196,8 @@ class LocalJob:
                 here &= ~lost_results[rank][place_of.row_at] | (place_of.owner[place_of.row_at] == rank)
             row_exponents = np.full(shape.rows, EXPONENT_NONE, np.int16)
             row_exponents[place_of.row_at[here]] = out.exponent_next[here]
-            self.exponents[rank] = warm_exponents(row_exponents, shape.groups)
+            fresh = warm_exponents(row_exponents, shape.groups)
+            self.exponents[rank] = np.where(fresh == EXPONENT_NONE, self.exponents[rank], fresh)
             if receivers is not None and rank not in receivers:
                 continue
             start, rows = int(place_of.starts[rank]), int(place_of.counts[rank])

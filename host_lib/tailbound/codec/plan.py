@@ -20,7 +20,6 @@ from tailbound.codec.scale import need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
-from tailbound.wire.schema import EXPONENT_NONE
 
 
 class Plan(NamedTuple):
@@ -34,7 +33,7 @@ class Factors(NamedTuple):
     """What a device codes by.
 
     Attributes:
-        factors: f32[G], what a value is multiplied by to be a code; 0 where the group is skipped.
+        factors: f32[G], what a value is multiplied by to be a code.
         limits: f32[G], values above it do not fit; infinite where all do.
         keys: u32[T], the part of each row in its rounding offsets, with the step of the rank.
     """
@@ -61,11 +60,7 @@ def _plan(bits, squares, size, span, overflow, rows, rotate, cap, keyed, scales,
         e = np.int64(scales.exponents[g])
         scales.need[g] = want
         scales.shift[g] = 0
-        scales.skipped[g] = e == EXPONENT_NONE
-        by.factors[g] = np.float32(0.0)
         by.limits[g] = np.float32(np.inf)
-        if e == EXPONENT_NONE:
-            continue
         k = shift_of(want, e, cap)
         scales.shift[g] = k
         scale = scale_of(e + 4 * k) * root

@@ -57,16 +57,14 @@ class Scales(NamedTuple):
     """What a rank's codes mean, by group.
 
     Attributes:
-        exponents: i16[G], e; EXPONENT_NONE: the group is only measured, its packets stay as they are.
+        exponents: i16[G], e.
         need: i16[G], ceil(4 log2 max|y|), EXPONENT_NONE where all is zero.
         shift: u8[G], k.
-        skipped: u8[G], 1 where the exponent was EXPONENT_NONE.
     """
 
     exponents: NDArray[np.int16]
     need: NDArray[np.int16]
     shift: NDArray[np.uint8]
-    skipped: NDArray[np.uint8]
 
 
 class Sums(NamedTuple):

@@ -25,10 +25,8 @@ from tailbound.wire.tag import NO_KEY
 
 
 @compiled
-def _pack(codes, position, rows, skipped, packets, partials, key):  # type: ignore[no-untyped-def]
+def _pack(codes, position, packets, partials, key):  # type: ignore[no-untyped-def]
     for k in range(codes.shape[0]):
-        if skipped[k // rows]:
-            continue
         row = position[k]
         target = packets[row, HEADER_BYTES:]
         for i in range(codes.shape[1]):  # a slice assignment might allocate
@@ -41,7 +39,6 @@ def _pack(codes, position, rows, skipped, packets, partials, key):  # type: igno
 def pack(
     codes: NDArray[np.uint8],
     shape: Shape,
-    skipped: NDArray[np.uint8],
     packets: Packets,
     key: NDArray[np.uint64] = NO_KEY,
 ) -> None:
@@ -50,7 +47,6 @@ def pack(
     Args:
         codes: u8[T, V], bytes of codes, row order.
         shape: of the op.
-        skipped: u8[G]: groups whose packets stay as they are.
         packets: written, but for ``position``.
         key: of the tag; empty: packets carry the check.
 
@@ -60,7 +56,7 @@ def pack(
     memory, position, partials = packets
     if codes.shape != (shape.rows, shape.codes) or memory.shape != (shape.rows, HEADER_BYTES + shape.codes):
         raise ValueError(f"codes {codes.shape} or packets {memory.shape} do not fit {shape}")
-    _pack(readonly(codes), readonly(position), shape.group_rows, skipped, memory, partials, key)
+    _pack(readonly(codes), readonly(position), memory, partials, key)
 
 
 class Unpacked(NamedTuple):

@@ -48,7 +48,7 @@ class Buffers:
         self.contributions = Packets(
             np.zeros((rows, HEADER_BYTES + shape.codes), np.uint8), readonly(position), np.zeros((rows, 4), np.uint64)
         )
-        self.scales = Scales(*np.zeros((2, groups), np.int16), *np.zeros((2, groups), np.uint8))
+        self.scales = Scales(np.zeros(groups, np.int16), np.zeros(groups, np.int16), np.zeros(groups, np.uint8))
         #: group of the row at every packet position
         self.group: NDArray[np.int32] = (row_at // shape.group_rows).astype(np.int32)
         memory, _, partials = self.contributions

@@ -28,7 +28,7 @@ from tailbound.torch.device_codec.balance import powers
 from tailbound.torch.device_codec.form import By, Form, Largest, Rows
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
-from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, ROW_STEP, WIDTH_STEP
+from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, WIDTH_STEP
 
 
 class Workspace:
@@ -227,7 +227,7 @@ class DeviceCoder(OnDevice):
                 return None
         assert op.codes is not None
         assert op.beyond is not None
-        staging.pack(op.codes.numpy(), shape, scales.skipped, packets, coding.key)
+        staging.pack(op.codes.numpy(), shape, packets, coding.key)
         found = Encoded(True, int(op.beyond))
         self._end(coding)
         return found
@@ -335,8 +335,7 @@ def _words(found: Largest, shape: Shape, coding: Coding, scales: Scales, by: Fac
 
 def _need(largest: Largest, shape: Shape, coding: Coding, need: NDArray[np.int16]) -> bool:
     """What scales groups need, i16[G] to ``need``; False: not finite."""
-    unknown = np.full(shape.groups, EXPONENT_NONE, np.int16)
-    scales = Scales(unknown, need, np.empty(shape.groups, np.uint8), np.empty(shape.groups, np.uint8))
+    scales = Scales(np.zeros(shape.groups, np.int16), need, np.empty(shape.groups, np.uint8))
     factors, limits = np.empty((2, shape.groups), np.float32)
     by = Factors(factors, limits, np.empty(shape.rows, np.uint32))
     return plan(*_words(largest, shape, coding, scales, by)).finite
@@ -353,10 +352,10 @@ def warm_up() -> None:
     packets = np.zeros((shape.rows, HEADER_BYTES + shape.codes), np.uint8)
     codes = np.zeros((shape.rows, shape.codes), np.uint8)
     position = np.arange(shape.rows, dtype=np.int32)
-    skipped, partials = np.zeros(shape.groups, np.uint8), np.zeros((shape.rows, 4), np.uint64)
-    staging.pack(codes, shape, skipped, Packets(packets, position, partials))
+    partials = np.zeros((shape.rows, 4), np.uint64)
+    staging.pack(codes, shape, Packets(packets, position, partials))
     exponents, factors = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.float32)
-    scales = Scales(exponents, exponents.copy(), skipped.copy(), skipped)
+    scales = Scales(exponents, exponents.copy(), np.zeros(shape.groups, np.uint8))
     by = Factors(factors, factors.copy(), np.zeros(shape.rows, np.uint32))
     plan(np.zeros(shape.groups, np.uint32), shape, Coding(0), scales, by)
     of_rows = np.zeros(shape.rows, np.float32)

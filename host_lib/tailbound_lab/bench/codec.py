@@ -138,9 +138,9 @@ def coding_of() -> Coding:
 
 def scales_of(x: NDArray[np.float32], shape: Shape, coding: Coding) -> Scales:
     """Of a cold op of ``x`` alone."""
-    need, shift, skipped = np.zeros(shape.groups, np.int16), *np.zeros((2, shape.groups), np.uint8)
+    need, shift = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.uint8)
     measure(x, shape, coding, need, Scratch(WIDTH))
-    return Scales(cold_exponents(need[None], coding.headroom), need, shift, skipped)
+    return Scales(cold_exponents(need[None], coding.headroom), need, shift)
 
 
 def packets_of(shape: Shape, at: Placement) -> Packets:

@@ -87,10 +87,7 @@ class Quantised:
         self._lanes = np.zeros((ring, 2 * shape.codes), np.uint8)
         self._slots = np.zeros(ring, DTYPES["tb_slot"])
         self._partials = np.zeros((shape.rows, 4), np.uint64)
-        self._scales = Scales(
-            np.zeros(groups, np.int16), np.zeros(groups, np.int16), np.zeros(groups, np.uint8),
-            np.zeros(groups, np.uint8),
-        )  # fmt: skip
+        self._scales = Scales(np.zeros(groups, np.int16), np.zeros(groups, np.int16), np.zeros(groups, np.uint8))
         self._group_at = self._at.row_at // shape.group_rows
         self._peers = [(self._rank + i) % self._ranks for i in range(1, self._ranks)]
         self._source = np.array([own_source(int(p)) for p in self._at.position], np.int64)
