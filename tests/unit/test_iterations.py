@@ -191,12 +191,14 @@ def alternating(one: Rank) -> Callable[[int], None]:
     return iterate
 
 
-def train(one: Rank, iterate: Callable[[int], None], steps: int, away: dict[int, int], passes: int) -> list[int]:
+def train(
+    one: Rank, iterate: Callable[[int], None], steps: int, away: dict[int, int], passes: int, **options: Any
+) -> list[int]:
     """What ``one`` has computed, which was away for ``away[i]`` passes in the iteration i."""
     from tailbound.torch import batches
 
     computed = []
-    for i in batches(_told(one, steps, away, passes), one.state):
+    for i in batches(_told(one, steps, away, passes), one.state, **options):
         iterate(i)
         computed.append(i)
     return computed
@@ -227,6 +229,31 @@ def test_whole_iterations_are_applied(
     assert second.weights() == first.weights()
     # averages that are dropped may have counted: such a rank is to be made equal
     assert second.state.resync.sound == (loop in (plain, alternating))
+
+
+def test_what_ends_an_iteration_is_called_once_for_each(rank: Callable[..., Rank]) -> None:
+    """It was called after every pass that an optimizer follows, so that a scheduler moved twice."""
+    told: dict[tuple[int, int], Any] = {}
+    first, second = rank(told, keeps=True), rank(told, keeps=False)
+    optimizers: list[torch.optim.Optimizer] = []
+    ended: list[int] = []
+
+    def step() -> None:
+        ended.append(second.job.step)
+        optimizers[1].step()
+
+    def loop(i: int) -> None:
+        if not optimizers:
+            optimizers.extend((adam(second), adam(second)))
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            second.loss(data(i)).backward()
+            optimizer.step()
+
+    train(first, alternating(first), 14, {}, 2)
+    assert train(second, loop, 14, {9: 6}, 2, step=step) == [*range(9), 12, 13]
+    assert len(ended) == 3
+    assert second.weights() == first.weights()
 
 
 def test_iterations_that_differ_are_not_applied(rank: Callable[..., Rank], caplog: pytest.LogCaptureFixture) -> None:

@@ -302,7 +302,7 @@ def test_applied_steps_go_through_the_scaler(monkeypatch: pytest.MonkeyPatch, gi
     scaler.scale(torch.ones(1))
     one = lost(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])), scaler=scaler)
     monkeypatch.setattr(one, "end_step", lambda still: None)
-    monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda _one, _job, act: (1, act(None) or 0))
+    monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda _one, _job, act: (1, act(None, True) or 0))
     named = (optimizer,) if given else ()
     weight.grad = torch.full((1,), 65536.0)
     assert one.apply_finished(*named) == 1

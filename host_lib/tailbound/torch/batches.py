@@ -30,8 +30,9 @@ def batches(
     Args:
         loader: this rank's batches.
         state: what ``register`` returned.
-        step: what to do with the gradients of an applied step: clipping, ``optimizer.step()``, the scheduler, whatever
-            the loop does after ``backward``; default: ``step()`` of the optimizers whose turn it is.
+        step: what to do at the end of an applied iteration: clipping, ``optimizer.step()``, the scheduler, whatever
+            the loop does after its last ``backward``; default: ``step()`` of the optimizers whose turn it is. Steps
+            after earlier passes of an iteration are ``step()`` of their optimizers in any case.
         on_skip: called with the number of iterations skipped, not applied (to move a scheduler on, say).
         per_step: batches that make one step (gradient accumulation).
 

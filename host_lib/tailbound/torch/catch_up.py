@@ -63,8 +63,9 @@ class State(Protocol):
         """Logs ``text`` unless there were enough lines of ``kind`` lately."""
 
 
-#: What to do with the averages of a pass that optimizers follow: these, or (None) those whose turn it is.
-Act: TypeAlias = "Callable[[Turn | None], object]"
+#: What to do with the averages of a pass that optimizers follow: these, or (None) those whose turn it is; and whether
+#: no optimizer follows a later pass of the iteration.
+Act: TypeAlias = "Callable[[Turn | None, bool], object]"
 
 
 def apply_finished(state: State, communicator: Communicator, act: Act) -> tuple[int, int]:
@@ -79,8 +80,8 @@ def apply_finished(state: State, communicator: Communicator, act: Act) -> tuple[
     if not state.layout.ready:
         return 0, 0
     while (iteration := state.turns.iteration()) and communicator.behind >= len(iteration) and not communicator.lost:
-        for number, turn in enumerate(iteration):
-            if not _apply(state, communicator, turn, act, memory):
+        for number in range(len(iteration)):
+            if not _apply(state, communicator, iteration, number, act, memory):
                 skipped = number + 1 + take_state(state, communicator, time.monotonic() + _PATIENCE)
                 return applied, skipped + _finish(state, communicator, skipped, act)
         applied += 1
@@ -94,14 +95,18 @@ def apply_finished(state: State, communicator: Communicator, act: Act) -> tuple[
     return applied, 0
 
 
-def _apply(state: State, communicator: Communicator, turn: Turn | None, act: Act, memory: Memory) -> bool:
-    """Applies the averages of the next pass; False: they are gone, and this rank's state is not that of the others.
+def _apply(
+    state: State, communicator: Communicator, iteration: Sequence[Turn | None], number: int, act: Act, memory: Memory
+) -> bool:
+    """Applies the averages of the next pass, ``number`` of ``iteration``.
+
+    False: they are gone, and this rank's state is not that of the others.
 
     Where no optimizer follows the pass they are dropped: the gradients of the pass that one does follow have all that
     counts, if the program adds them up in ``.grad`` or clears it in between. Where it does neither they do not, so
     such a rank is made equal slice by slice.
     """
-    buckets = state.layout.step()
+    turn, buckets = iteration[number], state.layout.step()
     averages, outcomes = _collect(state, communicator, buckets, memory)
     if any(outcome.missed > outcome.expected // 2 for outcome in outcomes) and state.resync is not None:
         state.resync.unsound()
@@ -118,7 +123,7 @@ def _apply(state: State, communicator: Communicator, turn: Turn | None, act: Act
     if turn != ():
         known = state.resync.replica.optimizers if state.resync is not None else []
         with gradients(buckets, averages, state.layout.unused(), _others(known)):
-            act(turn)
+            act(turn, all(later == () for later in iteration[number + 1 :]))
         communicator.job.counters["steps_applied"] += 1
     state.end_step(still=turn != ())
     return True
@@ -128,7 +133,7 @@ def _finish(state: State, communicator: Communicator, moved: int, act: Act) -> i
     """Goes on to where the program is in its iteration, after a move by so many passes; returns how many these were."""
     iteration, memory, more = state.turns.iteration(), Memory(), 0
     while iteration and state.layout.ready and (moved + more) % len(iteration):
-        _apply(state, communicator, iteration[(moved + more) % len(iteration)], act, memory)
+        _apply(state, communicator, iteration, (moved + more) % len(iteration), act, memory)
         more += 1
     return more
 
@@ -195,7 +200,7 @@ def jump(state: State, communicator: Communicator, timeout: float) -> int:
         else:
             state.say("no state", "is lost again by when another's state has come; abstains until it has it, in slices")
     if moved:
-        moved += _finish(state, communicator, moved, lambda turn: step_optimizers(state, turn=turn))
+        moved += _finish(state, communicator, moved, lambda turn, _: step_optimizers(state, turn=turn))
         if state.scaler is not None:
             state.scaler.catch_up()
         state.say("jumped", f"was away for too long and has skipped {moved} steps")

@@ -637,8 +637,9 @@ class Recovery:
         Args:
             optimizer: default: those that step the model's parameters; where they take turns, those whose turn it is.
                 Either way they step through the gradient scaler, if there is one.
-            step: what to do once the averages are in ``.grad``, instead of ``optimizer.step()``: whatever the training
-                loop does between ``backward`` and the next step (clipping, the scheduler).
+            step: called once for each iteration when the averages are in ``.grad``, instead of its last
+                ``optimizer.step()``: whatever the training loop does between ``backward`` and the next iteration
+                (clipping, the scheduler).
 
         Returns:
             How many iterations were applied; ``.grad`` is what it was before. Where averages were gone, this rank has
@@ -660,8 +661,8 @@ class Recovery:
             return 0
         self.turns.split()
 
-        def act(turn: Turn | None) -> None:
-            if step is not None:
+        def act(turn: Turn | None, last: bool) -> None:
+            if step is not None and last:
                 step()
             else:
                 catch_up.step_optimizers(self, optimizer, turn)
