@@ -443,10 +443,13 @@ class Recovery:
         """Between two void steps: goes on with the others, once the program is where they are.
 
         Raises:
+            ConfigError: it does not get there, and could join them in the middle of an iteration only.
             TransportError: see ``_count_lost``.
         """
         communicator, void = self.communicator, self.void
         assert communicator is not None
+        if not void.patient() and not self.turns.passes:
+            catch_up.refuse_unlike(self, self.behind)
         if void.patient():
             if not void.there(self.behind):
                 return
