@@ -71,6 +71,18 @@ def test_as_many_batches_as_steps() -> None:
     assert state.step == 12
 
 
+def test_two_loops_at_a_time_are_refused_and_two_in_turn_are_not() -> None:
+    from tailbound.errors import ConfigError
+    from tailbound.torch import batches
+
+    state: Any = Away()
+    left = batches(range(5), state)
+    assert next(left) == 0
+    assert run(state, [range(3)]) == [[0, 1, 2]]
+    with pytest.raises(ConfigError, match=r"batches\(zip\(a, b\), state\)"):
+        list(zip(batches(range(9), state), batches(range(9), state), strict=True))
+
+
 def test_a_jump_and_then_finished_steps() -> None:
     assert run(Away(jumps={1: 2}, applied={3: 1}), [range(6)]) == [[0, 4, 5]]
 

@@ -40,11 +40,12 @@ def batches(
 
     Raises:
         ConfigError: no rank can skip a step alone, ``per_step`` is not what the loop does, a batch was asked for before
-            ``optimizer.step()``, or another registered model makes steps in this loop.
+            ``optimizer.step()``, another loop has begun within this one, or another registered model makes steps in it.
     """
     if per_step < 1:
         raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
     source, others = iter(loader), _Others(state)
+    loop = state.loop = object()
     state.turns.begin()
     place = 0
     for batch in source:
@@ -58,6 +59,11 @@ def batches(
                 continue
         place = (place + 1) % per_step
         yield batch
+        if state.loop is not loop:
+            raise ConfigError(
+                "another tailbound.torch.batches of the same model has begun within this loop, and each would count "
+                "its iterations. Give one of them both loaders, as in batches(zip(a, b), state)"
+            )
         if place == 0:
             state.turns.iterate()
             if (apart := state.turns.apart) > 1:

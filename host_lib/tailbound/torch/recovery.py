@@ -91,6 +91,8 @@ class Recovery:
         self.history: list[dict[str, int]] = []
         #: batches still to be skipped (``batches``)
         self.owed_batches = 0
+        #: the last loop over ``batches`` that has begun
+        self.loop: object = None
         #: keeps the replica equal to the others', once attached to a model
         self.resync: Resync | None = None
         self._handles: list[Any] = []
