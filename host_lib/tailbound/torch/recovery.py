@@ -49,8 +49,8 @@ _JOINED = (
     "within DDP's join() all ranks wait for each other before every forward pass; leave out tailbound.torch.batches, "
     "or leave join() out and give all ranks as many batches"
 )
-#: Steps after which a model that no optimizer has stepped is warned of.
-_WITHOUT = 3
+#: Backward passes after which a model that no optimizer has stepped is warned of: more than are accumulated as a rule.
+_WITHOUT = 16
 #: Seconds that a rank whose program is where the others are waits for one of them to come there.
 _PLACE = 10.0
 #: In place of a step that has ended: one that a rank outside made by itself, or that was void.
@@ -366,9 +366,9 @@ class Recovery:
             self._without += 1
             if self._without == _WITHOUT:
                 log.warning(
-                    "rank %d: no torch.optim.Optimizer has stepped this model in its first %d steps: what steps it is "
-                    "not known, so a rank that misses something cannot be made equal in it, nor apply steps that the "
-                    "others have made. Pass optimizer= to register",
+                    "rank %d: no torch.optim.Optimizer has stepped this model in its first %d backward passes: what "
+                    "steps it is not known, so a rank that misses something cannot be made equal in it, nor apply what "
+                    "the others have averaged. Pass optimizer= to register",
                     self.rank,
                     _WITHOUT,
                 )
