@@ -302,6 +302,29 @@ def test_an_optimizer_that_evaluates_several_times_in_a_step_is_not_applied(rank
     assert second.weights() == first.weights()
 
 
+def test_an_optimizer_that_asks_for_a_closure_and_evaluates_once_is_applied(rank: Callable[..., Rank]) -> None:
+    """Its step() without one raised a TypeError."""
+    import torch
+
+    told: dict[tuple[int, int], Any] = {}
+    first, second = rank(told, keeps=True), rank(told, keeps=False)
+
+    def loop(one: Rank) -> Callable[[int], None]:
+        optimizer = torch.optim.LBFGS(one.net.parameters(), 0.01, max_iter=1)
+
+        def closure(i: int) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = one.loss(data(i))
+            loss.backward()
+            return loss
+
+        return lambda i: optimizer.step(lambda: closure(i))  # type: ignore[arg-type, return-value]
+
+    train(first, loop(first), 10, {}, 1)
+    assert train(second, loop(second), 10, {6: 2}, 1) == [0, 1, 2, 3, 4, 5, 8, 9]
+    assert second.weights() == first.weights()
+
+
 def test_a_loop_of_its_own_applies_whole_iterations_too(rank: Callable[..., Rank]) -> None:
     """What ends with a step of the optimizer is one, where ``apply_finished`` is called now and then."""
     told: dict[tuple[int, int], Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -175,11 +176,20 @@ def step_optimizers(state: State, optimizer: torch.optim.Optimizer | None = None
         raise ConfigError("no optimizer is known: pass optimizer= to register or to apply_finished")
     if state.scaler is None or (optimizer is not None and _steps_another(optimizer, known)):
         for one in due:
-            one.step()
+            _step(one)
         return
     for one in due:
         state.scaler.step(one)
     state.scaler.update()
+
+
+def _step(optimizer: torch.optim.Optimizer) -> None:
+    """``step()`` by the gradients that are there; what asks for a closure (LBFGS) is given one that makes no pass."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        optimizer.step(lambda: 0.0)
+    else:
+        optimizer.step()
 
 
 def _steps_another(optimizer: torch.optim.Optimizer, known: Sequence[torch.optim.Optimizer]) -> bool:
