@@ -151,7 +151,7 @@ def test_how_a_program_ends_decides_whether_it_says_goodbye(ends: str, farewell:
         from tailbound.collective import communicator
 
         class Open:
-            def _close(self, *, farewell):
+            def close(self, *, farewell):
                 print(farewell)
 
         kept = Open()

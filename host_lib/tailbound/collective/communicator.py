@@ -562,15 +562,15 @@ class Communicator:
         """
         return self.job.accounts.trace.write(path, self.job.events.recent())
 
-    def close(self) -> None:
+    def close(self, *, farewell: bool = True) -> None:
         """Says goodbye and releases everything; may be called twice. Unfinished ops end first, in bounded time.
 
         At the end of the interpreter it is called anyway. An exception that ends the program, or leaves a ``with`` of
         this, does not say goodbye: to the other ranks that is the death of this one.
-        """
-        self._close(farewell=True)
 
-    def _close(self, *, farewell: bool) -> None:
+        Args:
+            farewell: say goodbye.
+        """
         if self._closed:
             return
         self._closed, self._farewell = True, farewell
@@ -591,7 +591,7 @@ class Communicator:
         return self
 
     def __exit__(self, raised: object = None, *_: object) -> None:
-        self._close(farewell=raised is None)
+        self.close(farewell=raised is None)
 
 
 #: What entries of half precision are in numpy.
@@ -662,7 +662,7 @@ def jobs_here() -> int:
 def _close_all() -> None:
     """A daemon thread inside torch's future code at interpreter exit would abort the process: stop it before."""
     for communicator in list(_open):
-        communicator._close(farewell=getattr(sys, "last_value", None) is None)  # set where an exception ends a program
+        communicator.close(farewell=getattr(sys, "last_value", None) is None)  # set where an exception ends a program
 
 
 atexit.register(_close_all)

@@ -90,12 +90,12 @@ class NodeState(TailboundState):
         self._failure: TailboundError | None = None
         self._told = False  # all ranks of the host know of it, as far as they can be reached
 
-    def close(self) -> None:
+    def close(self, *, farewell: bool = True) -> None:
         """As in ``TailboundState``; the host's groups end, too."""
         try:
             if (holds := self.__dict__.pop("_holds", None)) is not None:
                 holds.close()
-            super().close()
+            super().close(farewell=farewell)
         finally:
             self._end_groups()
 

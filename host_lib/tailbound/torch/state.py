@@ -268,20 +268,21 @@ class TailboundState(Recovery):
         """
         saved.restore(self, state_dict)
 
-    def close(self) -> None:
-        """Ends the transport thread and releases the datapath; may be called twice."""
+    def close(self, *, farewell: bool = True) -> None:
+        """Ends the transport thread and releases the datapath; may be called twice.
+
+        Args:
+            farewell: say goodbye; without, the other ranks take this one for dead.
+        """
         self.detach()
         if self.communicator is not None:
-            self.communicator.close()
+            self.communicator.close(farewell=farewell)
 
     def __enter__(self) -> TailboundState:
         return self
 
     def __exit__(self, raised: object = None, *_: object) -> None:
-        if raised is not None and self.communicator is not None:
-            self.detach()
-            self.communicator.__exit__(raised)
-        self.close()
+        self.close(farewell=raised is None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy of a registered model, or one from a file, has no part in the job: None stands there for the state."""
