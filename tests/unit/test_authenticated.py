@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support import MemoryStore, Team, await_that, gradients, patient, team
+from support import Team, await_that, gradients, patient, team
 from tailbound.collective.alerts import Alerts
 from tailbound.collective.announce import hold
-from tailbound.collective.communicator import Communicator
-from tailbound.errors import LayoutError
 from tailbound.transport import forgeries, keys
-from tailbound.transport.config import Config
 from tailbound.wire import packets
 from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
 
@@ -122,33 +118,3 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(key_file: str) -
         take(bare)
         assert other.job.counters["control_refused"] == 1
         assert other.job.counters["control_taken"] == before
-
-
-def refused(*options: dict[str, object]) -> list[str]:
-    """What each of two ranks says that do not fit together."""
-    store, said = MemoryStore(), ["", ""]
-
-    def begin(rank: int) -> None:
-        config = Config(rank=rank, ranks=2, width=64, ring_mib=0.5, **options[rank])  # type: ignore[arg-type]
-        try:
-            Communicator(store, config, datapath="udp", interface="lo", timeout=5).close()
-        except LayoutError as error:
-            said[rank] = str(error)
-
-    threads = [threading.Thread(target=begin, args=(rank,)) for rank in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return said
-
-
-def test_ranks_without_the_key_are_named(key_file: str, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.write_bytes(bytes(range(32)))
-    other.chmod(0o600)
-    for text in refused({"key_file": key_file}, {}):
-        assert "authenticate=" in text
-    for text in refused({"key_file": key_file}, {"key_file": str(other)}):
-        assert "was not made with this job's key" in text
-        assert "same key_file" in text

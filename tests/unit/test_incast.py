@@ -88,10 +88,31 @@ def test_loss_that_is_always_there_becomes_the_floor(loss: float) -> None:
     assert below < 0.1 * 1000
 
 
+def test_one_sender_is_always_taken() -> None:
+    incast = Incast(3)
+    feed(incast, 8, 0.2)
+    assert incast.taken == 1
+    feed(incast, 8, 0.0)
+    feed(incast, 8, 0.5)
+    assert (incast.taken, incast.falls) == (1, 1)
+
+
 def test_of_two_senders_one_may_be_taken() -> None:
     pair = Incast(2)
     feed(pair, 8, 0.2, rows=5)
     assert (pair.taken, pair.falls) == (1, 1)
+
+
+def test_a_single_sender_is_no_incast_and_an_op_without_rows_no_sample() -> None:
+    single = Incast(1)
+    feed(single, 16, 0.001)
+    assert (single.taken, single.floor) == (1, 0)
+    incast = Incast(7)
+    feed(incast, 8, 0.0, rows=0)
+    feed(incast, 7, 1.0, rows=1)
+    assert incast.taken == 7
+    feed(incast, 1, 1.0, rows=1)
+    assert incast.taken == 3
 
 
 def test_a_number_is_a_share_of_the_link() -> None:

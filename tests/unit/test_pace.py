@@ -63,6 +63,12 @@ def test_short_round_trips_add_and_after_three_add_more() -> None:
     assert rates[5] - rates[4] == pytest.approx(5 * (L.addend * rates[4] + L.step))
 
 
+def test_raises_have_a_pause() -> None:
+    path = limited(step=MS)
+    rates = [path.take(100_000) for _ in range(8)]
+    assert len(set(rates)) <= 3
+
+
 def test_long_round_trips_multiply_down_in_proportion() -> None:
     path = limited()
     assert path.take(4 * L.t_high) == pytest.approx(2e8 * (1 - 0.8 * 0.75))
@@ -253,6 +259,14 @@ def test_a_limit_stays_when_the_link_is_taken_to_be_slower() -> None:
     assert (pacer.limited, pacer.rate(1), pacer.rate(2)) == ({1}, 1e8, 1e8)
     pacer.follow(3.125e9)
     assert (pacer.limited, pacer.rate(1), pacer.rate(2)) == ({1}, 1e8, 3.125e9)
+
+
+def test_no_floor_is_above_half_of_an_equal_share() -> None:
+    path = Steady(speed=1.25e7, peers=64)
+    for _ in range(200):
+        path.take(50 * MS, 1 << 16, 1.0)
+    assert path.rate == 1.25e7 / 64 / 2
+    assert Steady(peers=64).floor == L.floor
 
 
 def test_where_nobody_knows_the_speed_a_grant_is_a_part_of_what_drained() -> None:

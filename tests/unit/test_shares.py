@@ -196,6 +196,13 @@ def test_half_of_those_that_are_there_own_rows_and_two_at_least(
     assert shares.weights == weights
 
 
+def test_who_owns_rows_though_late_is_not_changed_for_who_is_a_little_less_late() -> None:
+    shares = Shares(3)
+    steps_until(shares, seen({1: 50, 2: 60}), (1, 1, 0))
+    for step in range(50):
+        assert shares.observe(seen({1: 50 + step % 3, 2: 51})) == (1, 1, 0)
+
+
 def test_there_is_always_an_owner_and_no_rank_that_is_there_gives_way_to_one_that_is_not() -> None:
     shares = Shares(3)
     for _ in range(20):
