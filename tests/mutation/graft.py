@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import _lru_cache_wrapper as Cached
 from types import FunctionType, ModuleType
 
 
@@ -24,6 +25,9 @@ def graft(old: object, new: object) -> bool:
                 changed |= graft(before.cell_contents, after.cell_contents)
         old.__code__, old.__defaults__, old.__kwdefaults__ = new.__code__, new.__defaults__, new.__kwdefaults__
         return changed
+    if isinstance(old, Cached) and isinstance(new, Cached):
+        old.cache_clear()
+        return graft(old.__wrapped__, new.__wrapped__)
     if isinstance(old, property) and isinstance(new, property):
         return graft(old.fget, new.fget)
     if isinstance(old, staticmethod | classmethod) and isinstance(new, staticmethod | classmethod):

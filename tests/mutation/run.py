@@ -32,18 +32,18 @@ TESTS = Path(__file__).resolve().parents[1]
 SURVIVORS = Path(__file__).with_name("survivors.txt")
 #: Pure modules of the engine, and the tests that hold them, fast ones first.
 MODULES: dict[str, tuple[str, ...]] = {
-    "collective.repair": ("unit/test_repair.py",),
+    "collective.repair": ("unit/test_repair.py", "unit/test_backoff.py"),
     "collective.step": ("unit/test_step.py",),
     "transport.backoff": ("unit/test_backoff.py", "unit/test_repair.py", "unit/test_flush.py"),
-    "transport.flush": ("unit/test_flush.py",),
+    "transport.flush": ("unit/test_flush.py", "unit/test_backoff.py"),
     "transport.incast": ("unit/test_incast.py",),
-    "transport.membership": ("unit/test_membership.py", "unit/test_suspicion.py"),
+    "transport.membership": ("unit/test_membership.py", "unit/test_suspicion.py", "unit/test_comeback.py"),
     "transport.overtime": ("unit/test_overtime.py", "unit/test_clock.py", "unit/test_stage.py"),
     "transport.sequence": ("unit/test_sequence.py",),
     "transport.shares": ("unit/test_shares.py",),
     "transport.stage": ("unit/test_stage.py", "unit/test_clock.py"),
     "transport.steps": ("unit/test_steps.py",),
-    "transport.tail_probe": ("unit/test_tail_probe.py",),
+    "transport.tail_probe": ("unit/test_tail_probe.py", "unit/test_backoff.py"),
 }
 #: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.
 TIMES, MORE = 2, 3
