@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from first_time import dropped, total
+from sim.repeats import dropped, total
 from sim.team import FETCHING, SimTeam, sim_team
 from support import Trouble, gradients
 from tailbound.transport.safeguard import Limits

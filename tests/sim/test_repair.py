@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from first_time import FirstTime, dropped, total
+from sim.repeats import FirstTime, dropped, total
 from sim.team import SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse, patient
 from tailbound.collective.repair import WARM_UP_OPS, asked_most

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from first_time import dropped
+from sim.repeats import dropped
 from sim.team import Result, SimTeam, sim_team
 from support import Trouble, gradients
 from tailbound.collective.announce import farewell

@@ -42,7 +42,6 @@ MS = 1_000_000
 #: Seconds that anything may take on a loaded machine before a test gives up on it.
 PATIENCE = 60.0
 _TYPE_AT = HEADER_DTYPE.fields["type"][1]
-CODES_AT = HEADER_DTYPE.itemsize
 
 
 class MemoryStore:
@@ -72,11 +71,10 @@ class MemoryStore:
 
 @dataclass
 class Trouble:
-    """Drops, doubles, flips and shuffles the packets that one sender hands to the kernel; seeded, counted.
+    """Drops and doubles the packets that one sender hands to the kernel; seeded, counted.
 
     Attributes:
-        loss, duplicate, corrupt: probability per packet.
-        shuffle: whether packets of a burst leave in another order.
+        loss, duplicate: probability per packet.
         types: packet types that are troubled; None: all.
         to: ranks whose packets are troubled; None: all.
     """
@@ -84,13 +82,10 @@ class Trouble:
     seed: int
     loss: float = 0.0
     duplicate: float = 0.0
-    corrupt: float = 0.0
-    shuffle: bool = False
     types: frozenset[PacketType] | None = None
     to: frozenset[int] | None = None
     dropped: dict[tuple[int, int], int] = field(default_factory=dict)  # (rank, type): packets
     doubled: int = 0
-    flipped: int = 0
 
     def attach(self, communicator: Communicator) -> Trouble:
         """Puts itself between the communicator and the sockets that it sends over."""
@@ -115,16 +110,10 @@ class Trouble:
             if self._random.random() < self.loss:
                 self.dropped[rank, kind] = self.dropped.get((rank, kind), 0) + 1
                 continue
-            if self._random.random() < self.corrupt:
-                at = self._random.randrange(CODES_AT, len(packet)) if len(packet) > CODES_AT else CODES_AT - 1
-                packet = packet[:at] + bytes([packet[at] ^ 1 << self._random.randrange(8)]) + packet[at + 1 :]
-                self.flipped += 1
             out.append(packet)
             if self._random.random() < self.duplicate:
                 out.append(packet)
                 self.doubled += 1
-        if self.shuffle:
-            self._random.shuffle(out)
         return out
 
 

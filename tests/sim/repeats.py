@@ -1,9 +1,9 @@
-"""What tests of repair share, over sockets and in virtual time: trouble on the first way alone, and counts."""
+"""What tests of repair share: trouble on the first way alone, and counts."""
 
 from __future__ import annotations
 
 from sim.team import SimTeam
-from support import Team, Trouble
+from support import Trouble
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import Flag, PacketType
 
@@ -24,7 +24,7 @@ def _again(packet: bytes) -> bool:
     return bool(int.from_bytes(packet[_FLAGS_AT : _FLAGS_AT + 2], "big") & Flag.REPEAT)
 
 
-def total(job: Team | SimTeam, counter: str) -> int:
+def total(job: SimTeam, counter: str) -> int:
     """One of the counters of ``stats()``, of all ranks together."""
     return sum(int(member.stats()["counters"].get(counter, 0)) for member in job.communicators)
 
