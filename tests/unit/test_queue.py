@@ -210,6 +210,17 @@ def test_a_refused_burst_is_lost_and_counted(faked: tuple[SendQueue, Kernel]) ->
     assert done == [9]
 
 
+def test_a_refused_connection_belongs_to_the_datagram_before(faked: tuple[SendQueue, Kernel]) -> None:
+    queue, kernel = faked
+    kernel.script = [errno.ECONNREFUSED]
+    queue.submit(7, C, [(1, memory(3))], LATER, None, 0)
+    assert kernel.taken == [(1, 3)]
+    kernel.script = [errno.ECONNREFUSED] * 2
+    queue.submit(8, C, [(1, memory(3))], LATER, None, 0)
+    assert queue._sender.counts[1].lost == 3
+    assert queue.empty
+
+
 def test_control_packets_never_wait_for_room(faked: tuple[SendQueue, Kernel]) -> None:
     queue, kernel = faked
     sender = queue._sender

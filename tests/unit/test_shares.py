@@ -214,6 +214,13 @@ def test_there_is_always_an_owner_and_no_rank_that_is_there_gives_way_to_one_tha
     assert Shares(3).observe(seen({2: 0}, absent={0, 1, 2})) == (1, 0, 0)  # of who has said nothing, nothing is known
 
 
+def test_nobody_owns_more_than_there_is_room_for() -> None:
+    shares = Shares(4, share_most=0.5)
+    for _ in range(20):
+        weights = shares.observe(seen({0: 90, 1: 80, 2: 70}))
+    assert weights == (0, 0, 1, 1)
+
+
 @pytest.mark.parametrize(
     ("share_most", "levels", "weights"),
     [(0.5, (4, 2, 2), (4, 2, 2)), (0.5, (4, 1, 1), (1, 1, 1)), (0.6, (0, 0, 3), (1, 0, 1))],
@@ -285,6 +292,10 @@ def test_shares_are_such_that_every_link_takes_as_long(ranks: int, also: tuple[f
             assert levels(dict(enumerate(slow)), ranks) == {r: round(w) for r, w in enumerate(whole)}, slow
             checked += 1
     assert checked > 5
+
+
+def test_shares_add_up_where_no_link_is_as_fast_as_its_own_best() -> None:
+    assert levels({**dict.fromkeys(range(7), 0.6), 7: 0.74}, 8) == {**dict.fromkeys(range(7), 3), 7: FULL}
 
 
 def test_a_slow_link_gets_a_smaller_share_and_all_of_it_back() -> None:
