@@ -57,13 +57,13 @@ def test_scales_stay_the_same_on_all_ranks_though_rows_are_lost(monkeypatch: pyt
     cold = cold_ops(monkeypatch)
     terms = Terms(loss=0.02, burst=5)
     with sim_team(RANKS, patient(**SETTINGS), terms=terms) as job:
-        for seed in range(36):
-            results = step(job, seed, 1e-2 if seed // 12 % 2 else 1e-1)
+        for seed in range(24):
+            results = step(job, seed, 1e-2 if seed // 8 % 2 else 1e-1)
             whole = [out for out, outcome in results if not outcome.missed]
             for out in whole:
                 np.testing.assert_array_equal(out.view(np.uint32), whole[0].view(np.uint32))
         assert sorted(cold) == list(range(RANKS))
-        assert min(changes(job)) >= 3
+        assert min(changes(job)) >= 2
         assert len(set(changes(job))) == 1
         assert not any("SCALE_MISMATCH" in member.stats()["drops"] for member in job.communicators)
 

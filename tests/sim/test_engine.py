@@ -60,7 +60,7 @@ class Errors(World):
         self.largest = max(self.largest, self.error_of(done, out))
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_where_nothing_is_lost_every_row_arrives(ranks: int) -> None:
     with Errors(ranks, seed=ranks, steps=20) as world:
         world.run()
@@ -123,7 +123,7 @@ def test_shallow_queues_of_a_switch(job: Make) -> None:
     assert world.share >= 0.97
 
 
-@pytest.mark.parametrize("seed", [5, 7, pytest.param(6, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("seed", [5, pytest.param(7, marks=pytest.mark.thorough)])
 def test_what_is_let_go_has_been_acknowledged(job: Make, seed: int) -> None:
     """A step's last results that left together with answers were not acknowledged: steps of the demo took 1.2 s."""
     job(4, seed, NARROW, Plan((64 * 256, 64 * 256)), steps=40).run()
@@ -147,17 +147,6 @@ def test_a_rank_that_stands_still(job: Make, length: int, share_rows: bool) -> N
     assert max(others) < 400
 
 
-@pytest.mark.parametrize("share_rows", [False, True])
-def test_a_rank_that_dies_costs_little_and_holds_nobody_up(job: Make, share_rows: bool) -> None:
-    world = job(4, seed=3, steps=60, share_rows=share_rows)
-    world.kill(1, at=250 * MS)
-    world.run()
-    after = [done.took / MS for node in world.alive for done in node.over[-40:]]
-    assert max(after) < 100
-    if share_rows:  # nobody waits for rows of its own: the others have agreed that it owns none
-        assert all(1 not in node.engine.job.sequence.map.owners for node in world.alive)
-
-
 def test_the_last_rank_that_lives_keeps_the_bound(job: Make) -> None:
     """Whose deadline is learned from two others' longest: it was stage_max / 10 longer than all may take."""
     world = job(3, seed=59, terms=Terms(rate=1e7, room=8 << 10), steps=4).start()
@@ -165,17 +154,6 @@ def test_the_last_rank_that_lives_keeps_the_bound(job: Make) -> None:
     world.kill(1, at=0)
     world.finish()
     assert world.nodes[2].step == 4
-
-
-@pytest.mark.parametrize("share", [0.02, 0.1])
-def test_a_link_that_becomes_slow_and_comes_back(job: Make, share: float) -> None:
-    world = job(4, seed=4, terms=Terms(rate=2e7), steps=60)
-    world.change(3, at=200 * MS, speed=share)
-    world.change(3, at=600 * MS, speed=1.0)
-    world.run()
-    slow = [done.took / MS for node in world.nodes for done in node.over]
-    assert max(slow) > 3 * world.times()[len(slow) // 2]  # it was felt
-    assert world.share >= 0.95
 
 
 def test_a_cut_cable_that_is_mended(job: Make) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -76,23 +75,3 @@ def test_flows_of_tcp_share_a_queue_that_marks_and_wait_for_their_timers_at_a_sh
     assert any(flow.timeouts for flow in flows) == waits
     assert waits or shares == pytest.approx([0.5, 0.5], abs=0.1)
     assert all(shares)
-
-
-@pytest.mark.parametrize("ecn", [True, False])
-def test_packets_of_tcp_count_as_those_of_jobs_do(ecn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without marks for it, its packets are dropped where the queue is full; both are in what is told."""
-    flows: list[Tcp] = []
-    begin = Tcp.__init__
-
-    def remember(flow: Tcp, *arguments: Any, **more: Any) -> None:
-        flows.append(flow)
-        begin(flow, *arguments, **more)
-
-    monkeypatch.setattr(Tcp, "__init__", remember)
-    got = share(3, 64 << 10, MARKING, tcp=1, ecn=ecn, warm=0.4, seconds=0.4)
-    (flow,) = flows
-    of_jobs = sum(got.kinds.values())
-    assert of_jobs < got.packets <= of_jobs + flow.sent
-    assert got.packets - of_jobs == pytest.approx(got.tcp[0] * 0.4 * MARKING.rate / 8 / 1502, rel=0.1)
-    assert (flow.marked > 0, flow.dropped > 0) == (ecn, not ecn)
-    assert (got.dropped > 0) == (not ecn)

@@ -1,4 +1,4 @@
-"""All pairs of faults, each on a rank of its own, in virtual time: those of ``netns/test_faults_pairs.py``.
+"""Pairs of faults, each on a rank of its own, in virtual time: those of ``netns/test_faults_pairs.py``.
 
 Nothing is rotated, so every row of a result stands for itself: it must be the mean over the healthy ranks and some of
 the troubled ones. ``SOON`` steps after it is known who is left, every row is averaged over all of them, if they are a
@@ -306,12 +306,19 @@ def _no_log() -> Iterator[None]:
 CASES = [(name,) for name in FAULTS] + list(itertools.combinations(FAULTS, 2))
 
 
-@pytest.mark.parametrize(
-    "seeds", [range(1), pytest.param(range(1, SEEDS), marks=pytest.mark.thorough)], ids=["one", "all"]
-)
+#: Of pairs a third: each fault is among four at least.
+EVERYDAY = [names for names in CASES if len(names) == 1 or sum(map([*FAULTS].index, names)) % 3 == 0]
+
+
+@pytest.mark.parametrize("names", EVERYDAY, ids="+".join)
+def test_the_others_go_on_without_what_failed(names: tuple[str, ...]) -> None:
+    check(dict(zip(TROUBLED, names, strict=False)), 0)
+
+
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", CASES, ids="+".join)
-def test_the_others_go_on_without_what_failed(names: tuple[str, ...], seeds: range) -> None:
-    for seed in seeds:
+def test_all_pairs_with_other_seeds(names: tuple[str, ...]) -> None:
+    for seed in range(SEEDS):
         check(dict(zip(TROUBLED, names, strict=False)), seed)
 
 

@@ -13,8 +13,8 @@ from tailbound import cli
 from tailbound.errors import ConfigError
 from tailbound_lab.lab.spec import Background
 from tailbound_lab.simulate.layouts import arrange
-from tailbound_lab.simulate.ports import Network, Port, Switching
-from tailbound_lab.simulate.run import Wanted, bound, simulate, summarise
+from tailbound_lab.simulate.ports import Port, Switching
+from tailbound_lab.simulate.run import Wanted, bound, simulate
 from tailbound_lab.simulate.steps import Step, Team
 
 GBIT = 10**9
@@ -104,33 +104,6 @@ def test_small_buffers_lose_rows_where_senders_meet_and_repair_gets_them_back() 
     assert not any(step.dropped for step in large)
 
 
-def test_foreign_packets_are_marked_and_nobodys() -> None:
-    """Bursts fill the ports, and nobody else sends."""
-    network = Network([[0, 1]], 1, Switching(rate=GBIT, mark=1, background=Background(9 * GBIT // 10, 1.0, 1.0)))
-    end = network.now + 10_000_000
-    network.run(lambda: network.now >= end, end)
-    assert sum(port.marks for port in network.last_hops) > 0
-    assert network.marks == 0
-
-
-def test_foreign_bursts_cost_who_waits_what_the_tail_says() -> None:
-    """A quarter of the steps are hit; who waits for every row is slower by the length of a burst."""
-    wanted = Wanted(size=2 * ENTRIES, switching=Switching(rate=GBIT // 4), tail=3.0, steps=30, warm=8, wait=True)
-    row = summarise(4, wanted, steps_of(4, wanted))
-    assert 2.0 < row["p99_over_p50"] < 4.0
-    assert row["rows_lost_percent"] == 0
-
-
-@pytest.mark.parametrize("rate", ["1mbit", "25gbit"])
-def test_foreign_bursts_are_as_slow_and_as_fast_as_the_links(rate: str, tmp_path: Path) -> None:
-    """The lab's bounds are those of a process that sends; here nobody does."""
-    file = tmp_path / "rows.json"
-    words = f"-n 4 --size 16KiB --rate {rate} --steps 1 --warm 1 --tail 3 --json {file}".split()
-    assert cli.main(["simulate", *words]) == 0
-    (row,) = json.loads(file.read_text())
-    assert row["about"]["background"].startswith(f"{0.9 * row['about']['rate'] / 1e6:g}mbit:")
-
-
 def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
     words = ["simulate", "-n", "2", "-n", "4", "--size", "64KiB", "--steps", "2", "--warm", "1", "--json", str(file)]
@@ -158,17 +131,6 @@ def test_wrong_arguments_are_said_before_anything_runs(
 ) -> None:
     assert cli.main(["simulate", *words]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_who_waits_pays_a_straggler_and_who_has_deadlines_pays_them_alone() -> None:
-    """Half a second is far more than what may be waited past deadlines in so few steps."""
-    wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT), steps=12, warm=24, late=0.5)
-    waits = steps_of(4, replace(wanted, wait=True, steps=2))
-    bounded = steps_of(4, wanted)
-    assert all(0.499 < step.slowest / 1e9 < 0.51 for step in waits)
-    assert all(step.delivered == step.expected for step in waits)
-    assert sorted(step.slowest for step in bounded)[len(bounded) // 2] < 0.05e9
-    assert bounded[-1].delivered < bounded[-1].expected
 
 
 def test_a_lower_floor_makes_a_lost_packet_cost_less() -> None:
