@@ -169,6 +169,15 @@ def test_another_history_of_maps_takes_the_place_of_the_first(launched: int) -> 
     assert launch(one, history[launched:]) == launch(two, history)[launched:]
 
 
+def test_a_map_that_was_not_agreed_on_after_all_is_taken_back() -> None:
+    history = step(1000, 70_000) * 4
+    one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
+    one.set_maps([(0, MAP), (1, OwnerMap(256, (0,)))])
+    launch(one, history[:3])
+    one.set_maps([(1, MAP)])
+    assert launch(one, history[3:]) == launch(two, history)[3:]
+
+
 def test_before_the_first_map_that_is_known_it_was_no_other_one() -> None:
     assert Sequence(RANKS, MAP, 5).map_at(4) == MAP
 
