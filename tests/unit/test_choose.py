@@ -8,7 +8,7 @@ import pytest
 
 from tailbound.errors import ConfigError
 from tailbound.settings.table import RESULT
-from tailbound.transport.choose import WORKS, Facts, Tried, check, choose, worth_trying
+from tailbound.transport.choose import WORKS, Facts, Tried, choose, worth_trying
 from tailbound.transport.config import Config
 
 ALL = Facts(4, "xdp", fanout=WORKS, multicast=WORKS, unreached=())
@@ -56,12 +56,6 @@ def test_only_what_may_be_chosen_is_tried() -> None:
     assert worth_trying("peers", 4, "xdp") == (False, False)
     assert worth_trying("auto", 2, "xdp") == (False, False)
     assert worth_trying("multicast", 4, "udp") == (False, False)
-
-
-def test_what_may_be_asked_for() -> None:
-    check("auto")
-    with pytest.raises(ConfigError, match="result 'all'"):
-        check("all")
 
 
 def test_the_settings_are_checked() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
 import cases
@@ -13,11 +12,8 @@ from support import await_that
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.transport.config import Config, row_width, width_for_mtu
-from tailbound.transport.queue import SendQueue
-from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting, check, describe
-from tailbound.transport.sender import Sender
-from tailbound.transport.sockets import SOCKADDR_BYTES, prepare_rows, sending_socket, sockaddr
+from tailbound.transport.sockets import SOCKADDR_BYTES, sending_socket, sockaddr
 from tailbound.wire import packets
 from tailbound.wire.address import Words, endpoint, ip_bytes, is_loopback, words_of
 from tailbound.wire.schema import IPV6_BYTES, PacketType, Verdict
@@ -107,34 +103,3 @@ def test_packets_by_sockets(path: UdpDatapath) -> None:
             path.store.peers["prefix"][1] = [word == i for i in range(3)]
             out.send_one(cases.contribution(), path.endpoint)
             await_that(lambda n=word + 1: counted(path, 256, Verdict.WRONG_ADDRESS) == n, "a refusal")
-
-
-def test_bursts_by_sockets() -> None:
-    """Segmentation offload and one call for many messages, as over IPv4; they may be marked on the way."""
-    out = sending_socket(OWN, 1 << 20)
-    with out, socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as there:
-        prepare_rows(out, 11)
-        assert out.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_TCLASS) == 11 << 2 | 2
-        there.bind((OWN, 0))
-        there.settimeout(10)
-        rows = np.random.default_rng(1).integers(0, 256, (50, 128), np.uint8)
-        queue = SendQueue(Sender([out], {3: there.getsockname()[:2]}))
-        left: list[int] = []
-        queue.submit(cases.OP, PacketType.CONTRIBUTION, [(3, rows)], 1 << 62, left.append, 0)
-        while not left:
-            queue.pump(1)
-        assert left == [50]
-        assert b"".join(there.recv(1 << 16) for _ in rows) == rows.tobytes()
-
-
-def test_the_reliable_path() -> None:
-    both = Reliable(OWN), Reliable(OWN)
-    peers = [(OWN, one.port) for one in both]
-    try:
-        for rank, one in enumerate(both):
-            one.start(7, rank, peers, bytes(32))
-        both[0].serve("echo", lambda request: [request, b"!"])
-        assert both[1].pull(0, "echo", b"well", 10) == b"well!"
-    finally:
-        for one in both:
-            one.close()
