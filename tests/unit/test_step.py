@@ -170,18 +170,6 @@ def test_a_device_is_polled_before_own_rows_are_coded_and_before_codes_are_sent(
     assert Collect in MOVES
 
 
-def test_who_comes_too_late_does_not_wait_for_a_device(op: Op) -> None:
-    op.overtaken, op.ready = True, lambda: False
-    assert Told(op).take(5 * MS).actions == (StayOut(),)
-
-
-def test_a_phase_ends_by_a_move_whatever_else_is_to_be_done() -> None:
-    assert Step((Tell((1,)), Seal("complete"))).moves
-    assert not Step((Tell((1,)),)).moves
-    assert not Step().moves
-    assert Step() == ((), 0)
-
-
 @pytest.mark.parametrize(
     ("parts", "whole"),
     [
@@ -346,21 +334,6 @@ def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
     assert (op.second.clock.due, op.second.clock.limit) == (10 * MS + R, 10 * MS + 2 * STAGE_MAX)
 
 
-def test_strict_comes_before_the_deadlines_of_both_halves(op: Op) -> None:
-    """Rule: clock-34."""
-    strict = 10_000 * MS
-    op.sending, op.start = Sending.OVER, 10 * MS
-    told = Told(op, record=record(op))
-    told.known.config.strict = strict
-    assert told.take(op.start + strict).actions == ()
-    op.first.phase = Phase.CLOSED
-    assert told.take(op.start + strict).actions == ()
-    assert (op.first.clock.due, op.first.clock.limit) == (op.start + strict + D1, op.start + strict + STAGE_MAX)
-    assert (op.second.clock.due, op.second.clock.limit) == (op.start + strict + R, op.start + strict + 2 * STAGE_MAX)
-    assert told.take(op.start + strict + R - 1).actions == ()
-    assert told.take(op.start + strict + R).actions == (Finish("deadline"),)
-
-
 def test_lost_results_are_fetched_before_the_op_ends(op: Op) -> None:
     """Of owners that have published: rank 2 has not. They are waited for until all have answered, or in time.
 
@@ -412,15 +385,6 @@ def test_an_op_that_is_not_launched_is_sealed_at_its_deadline_unless_it_was_fore
     assert told.take(60 * MS).actions == (Seal("deadline"),)
 
 
-def test_a_rank_without_rows_of_its_own_has_no_first_half(op: Op) -> None:
-    op.sending = Sending.OVER
-    told = Told(op)
-    told.own = 0
-    told.take(5 * MS)
-    assert op.published
-    assert op.first.why is None
-
-
 def test_rows_of_who_is_through_are_asked_for_after_a_pause(op: Op) -> None:
     """Rule: clock-23."""
     op.sending = Sending.OVER
@@ -434,18 +398,6 @@ def test_rows_of_who_is_through_are_asked_for_after_a_pause(op: Op) -> None:
 
 
 # -- clocks -------------------------------------------------------------------------------------------------------
-
-
-def test_a_clock_starts_with_a_majority_and_then_stands(op: Op) -> None:
-    """Rule: clock-3."""
-    told = Told(op, record=record(op, majority_ns=(3 * MS, 0)))
-    start_clock(op, told, 2 * MS)  # type: ignore[arg-type]
-    assert op.start == 0
-    start_clock(op, told, 4 * MS)  # type: ignore[arg-type]
-    assert op.start == 3 * MS
-    told.record = record(op, majority_ns=(5 * MS, 0))
-    start_clock(op, told, 9 * MS)  # type: ignore[arg-type]
-    assert op.start == 3 * MS
 
 
 def started(op: Op, now: int, need: int = 2, majority: tuple[int, int] | None = None) -> int:
