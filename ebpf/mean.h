@@ -4,7 +4,7 @@
  *
  * A sum s of n codes is at most 255 n. With m = ceil(2^24 / n), (s + n / 2) m < 2^32 for every n up to 256, so that two
  * lanes fit into one multiplication, and its bits 24..31 are (s + n / 2) / n exactly: the error of m is e < n / 2^24,
- * and (255 n + n / 2) (n - 1) < 2^24. (For n = 256 m is exact.) tests/kernel/test_mean.py tries every sum of every n.
+ * and (255 n + n / 2) (n - 1) < 2^24. (For n = 256 m is exact.) tests/kernel/test_switch.py tries every sum of every n.
  *
  * The mean takes the place of the even sums, where it is read again for late askers.
  */

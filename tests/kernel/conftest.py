@@ -1,4 +1,4 @@
-"""What the kernel tests share: every one of them runs for programs from BCC and from clang."""
+"""What the kernel tests share: programs and switches that tests take in turn, and a wire between two namespaces."""
 
 from __future__ import annotations
 
@@ -17,22 +17,12 @@ import veths
 from kept import Kept
 from kernel_world import KernelWorld
 from left_behind import nothing_left_behind as nothing_left_behind
+from loaders import loader as loader
 from switch_world import SwitchWorld
 from tailbound.errors import ConfigError
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import net, pin
 from tailbound.kernel.assets import assets
-
-
-@pytest.fixture(
-    params=[
-        pytest.param("bcc", marks=pytest.mark.needs("bpf", "bcc", "headers")),
-        pytest.param("clang", marks=pytest.mark.needs("bpf", "clang", "libbpf")),
-    ]
-)
-def loader(request: pytest.FixtureRequest) -> str:
-    """Who compiles the program."""
-    return str(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -8,12 +8,10 @@ import json
 import os
 import select
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -21,20 +19,19 @@ from pyroute2 import IPRoute
 
 import cases
 import veths
+from loaders import both_loaders
 from support import await_that
 from tailbound.datapath import xdp
 from tailbound.datapath.select import open_datapath
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.datapath.xdp import attach as attach_for_good
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import attach, barrier, linear, net, pin, syscalls
 from tailbound.transport.config import Config
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
 pytestmark = pytest.mark.needs("netns")
 SIZES = {"width": cases.WIDTH, "sum_rows": cases.SUM_ROWS, "result_rows": cases.RESULT_ROWS}
-#: <linux/if_ether.h>, <linux/if_packet.h>
-_ALL, _SOL_PACKET, _AUXDATA = 0x0003, 263, 8
 PASS_ALL = bytes.fromhex("b700000002000000 9500000000000000")
 
 
@@ -142,6 +139,7 @@ def test_without_a_grace_period_from_the_kernel_time_passes(monkeypatch: pytest.
         barrier.grace_period()
 
 
+@both_loaders
 def test_attach_in_process(wire: list[str], loader: str) -> None:
     path = XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)
     try:
@@ -169,6 +167,7 @@ def test_a_closed_datapath_has_no_descriptor_left(wire: list[str]) -> None:
     assert not store.control["ranks"][0]
 
 
+@both_loaders
 def test_pinned(wire: list[str], loader: str) -> None:
     """Pinned by one object, used by another, and gone after detach."""
     assert not XdpDatapath.is_attached("tbx")
@@ -287,28 +286,6 @@ def test_rows_and_rings_are_as_large_as_driver_and_ranks_ask_for(
         pin.remove("tbx")
 
 
-@pytest.mark.needs("root")
-def test_unprivileged_trainer(wire: list[str]) -> None:
-    """A process of another user, in the group, opens the pins, receives and seals; one outside the group may not.
-
-    Rule: kernel-25.
-    """
-    XdpDatapath.pin("tbx", cases.PORT, group=12345, **SIZES)
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "from tailbound.datapath.xdp import XdpDatapath\n"
-        "path = XdpDatapath.open('tbx'); path.reset(5); path.store.control['active'] = 1; path.fence()\n"
-        "print(path.store.sum_rows, path.events(), path.control_packets()); path.close()\n"
-    )
-    command = [sys.executable, "-c", code, *[p for p in sys.path if p]]
-    done = stranger(command, 12345)
-    assert done.stdout == f"{cases.SUM_ROWS} [] []\n", done.stderr[-2000:]
-    done = stranger(command, 12346)
-    assert done.returncode
-    assert "Error" in done.stderr
-    assert "attach" in done.stderr.splitlines()[-1]
-
-
 def test_leftovers(own_wire: list[str]) -> None:
     """Pins without a program behind them are seen as stale, and go with the next attach or detach."""
     XdpDatapath.pin("tbx", cases.PORT, **SIZES)
@@ -376,19 +353,6 @@ def test_another_group_does_not_lock_the_first_one_out(wire: list[str]) -> None:
         veths.go(wire[0])
 
 
-def test_what_others_keep_beside_our_pins_stays(wire: list[str]) -> None:
-    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
-    folder = pin.bpffs() / "others"
-    folder.mkdir()
-    try:
-        assert pin.sweep() == []
-        assert pin.remove("tbx")
-        XdpDatapath.pin("tbx", cases.PORT, **SIZES)
-        assert folder.is_dir()
-    finally:
-        folder.rmdir()
-
-
 def test_a_sweep_leaves_what_is_just_being_pinned(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Half pinned, by a process that goes on: no remainder."""
     sweeps = [threading.Thread(target=pin.sweep)]
@@ -450,77 +414,21 @@ def test_refusals(wire: list[str], interface: str, port: int, sizes: dict, error
     assert net.xdp_on("tbx") is None
 
 
-def test_port_taken(wire: list[str]) -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind((cases.ip_of(0), cases.PORT))
-        with pytest.raises(ConfigError, match=f"port {cases.PORT}"):
-            XdpDatapath.attach("tbx", cases.PORT, **SIZES)
-    assert net.xdp_on("tbx") is None
-
-
-@contextlib.contextmanager
-def answered(wire: list[str]) -> Iterator[XdpDatapath]:
-    """Rank 0 with a job, whose XDP_TX arrives: over veth it needs a program at the other end. The test is there."""
-    path = XdpDatapath.attach("tbx", cases.PORT, **SIZES)
-    passes = syscalls.prog_load(PASS_ALL, name="passes")
-    veths.go(wire[1])
-    link = attach.attach(passes, "tbx")
-    try:
-        activate(path)
-        yield path
-    finally:
-        veths.go(wire[0])
-        os.close(link)
-        os.close(passes)
-        path.close()
-
-
 def test_probe_through_the_stack(wire: list[str]) -> None:
-    """A probe is answered by XDP_TX, past the sleeping host."""
-    with answered(wire), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-        out.bind((cases.ip_of(1), cases.PORT))
-        out.settimeout(20)
-        out.sendto(cases.control_packet(PacketType.PROBE), (cases.ip_of(0), cases.PORT))
-        echo = out.recv(4096)
+    """A probe is answered by XDP_TX, past the sleeping host; over veth that takes a program at the other end."""
+    passes = syscalls.prog_load(PASS_ALL, name="passes")
+    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, **SIZES)) as path:
+        activate(path)
+        veths.go(wire[1])
+        link = attach.attach(passes, "tbx")
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
+                out.bind((cases.ip_of(1), cases.PORT))
+                out.settimeout(20)
+                out.sendto(cases.control_packet(PacketType.PROBE), (cases.ip_of(0), cases.PORT))
+                echo = out.recv(4096)
+        finally:
+            os.close(link)
+            os.close(passes)
+            veths.go(wire[0])
     assert (echo[1], echo[14], echo[15]) == (PacketType.ECHO, 0, 1)
-
-
-def test_a_vlan_through_the_wire(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Frames with the tag of the program's VLAN are summed and answered with it, others are left alone (kernel-1)."""
-    scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
-    monkeypatch.setattr(net, "device_of", lambda name: net.Device(name, 5))
-    own, other = scapy.str2mac(net.mac_of("tbx")), "02:7b:00:00:00:01"
-
-    def frame(vlan: int, body: bytes) -> bytes:
-        packet = scapy.IP(src=cases.ip_of(1), dst=cases.ip_of(0)) / scapy.UDP(sport=cases.PORT, dport=cases.PORT)
-        return bytes(scapy.Ether(src=other, dst=own) / scapy.Dot1Q(vlan=vlan) / packet / body)
-
-    with answered(wire) as path:
-        with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL)) as out:
-            out.bind(("tbx", 0))
-            out.setsockopt(_SOL_PACKET, _AUXDATA, 1)  # where the kernel puts the tags of what comes in
-            out.settimeout(20)
-            for vlan in (5, 6):
-                out.send(frame(vlan, cases.contribution()))
-            out.send(frame(5, cases.control_packet(PacketType.PROBE)))
-            while True:
-                echo, told, _, _ = out.recvmsg(4096, 64)
-                if scapy.str2mac(echo[6:12]) == own and told:
-                    break
-        (tag,) = struct.unpack_from("=H", told[0][2], 16)
-        assert (tag, scapy.str2mac(echo[:6]), echo[42 + 1]) == (5, other, PacketType.ECHO)
-        assert counted(path) == {Verdict.STORED: 1, Verdict.REFLECTED: 1}
-
-
-def test_no_privilege(wire: list[str]) -> None:
-    """Without privileges the error names them, and what to do."""
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "from tailbound.datapath.xdp import XdpDatapath\n"
-        f"XdpDatapath.attach('tbx', {cases.PORT})\n"
-    )
-    done = stranger([sys.executable, "-c", code, *[p for p in sys.path if p]], 12346)
-    assert done.returncode
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("tailbound.errors." + CapabilityError.__name__)
-    assert "udp" in last

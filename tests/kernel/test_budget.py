@@ -8,6 +8,7 @@ import pytest
 
 import cases
 from kernel_world import KernelWorld
+from loaders import both_loaders
 from switch_world import SwitchWorld
 from tailbound.kernel import load, syscalls
 from tailbound.transport.config import WIDTH_MOST
@@ -20,13 +21,22 @@ MOST_OF_FEW = 450_000
 WIDTH_OF_PAGE = 3392
 
 
+@both_loaders
 @pytest.mark.parametrize("width", [1408, WIDTH_MOST])
 def test_worker(make, width: int) -> None:
     world: KernelWorld = make(width=width)
     assert 0 < syscalls.prog_info(world.program).verified_insns <= MOST
 
 
-@pytest.mark.parametrize("width", [1408, WIDTH_OF_PAGE, WIDTH_MOST])
+@pytest.mark.thorough
+@pytest.mark.parametrize("width", [1344, 8832])
+def test_worker_of_ipv6(make, width: int) -> None:
+    found = syscalls.prog_info(make(ipv6=True, width=width).program).verified_insns
+    assert 0 < found <= MOST_OF_FEW
+
+
+@both_loaders
+@pytest.mark.parametrize("width", [1408, WIDTH_MOST])
 def test_worker_with_tags(make, loader: str, width: int) -> None:
     world: KernelWorld = make(width=width)
     defines = {"TB_PORT": cases.PORT, "TB_WIDTH": width, "TB_RESULT_ROWS": cases.RESULT_ROWS, "TB_VLAN": 0}
@@ -36,8 +46,9 @@ def test_worker_with_tags(make, loader: str, width: int) -> None:
     assert 0 < found <= MOST_OF_FEW
 
 
-@pytest.mark.parametrize(("width", "ipv6"), [(1408, False), (WIDTH_OF_PAGE, False), (WIDTH_OF_PAGE, True)])
-def test_switch(make_switch, width: int, ipv6: bool) -> None:
+@both_loaders
+@pytest.mark.parametrize("ipv6", [False, True])
+def test_switch(make_switch, ipv6: bool) -> None:
     """Over IPv6 with UDP's checksum."""
-    world: SwitchWorld = make_switch(width=width, ipv6=ipv6)
+    world: SwitchWorld = make_switch(width=WIDTH_OF_PAGE, ipv6=ipv6)
     assert 0 < syscalls.prog_info(world.switch.program).verified_insns <= MOST

@@ -58,26 +58,16 @@ def test_one_object_for_every_ring(node: None, rows: int) -> None:
     assert built.widths() == (cases.WIDTH,)
 
 
-def test_an_object_is_for_one_family(node: None) -> None:
+def test_an_object_is_for_one_family_and_takes_packets_of_its_port_alone(node: None) -> None:
     for ipv6 in (False, True):
         world = KernelWorld("object", ipv6=ipv6)
         try:
+            world.run(world.frame_of(cases.contribution(), port=cases.PORT + 1))
+            assert world.counted() == {}
             assert world.take(cases.contribution()) == (Verdict.STORED, 1)
         finally:
             world.close()
         assert built.widths(ipv6=ipv6) == (cases.WIDTH,)
-
-
-def test_an_object_takes_packets_of_its_port_alone(node: None) -> None:
-    world = KernelWorld("object")
-    try:
-        data = cases.contribution()
-        world.run(world.frame_of(data, port=cases.PORT + 1))
-        assert world.counted() == {}
-        world.run(world.frame_of(data))
-        assert world.counted() == {Verdict.STORED: 1}
-    finally:
-        world.close()
 
 
 @pytest.mark.parametrize("ipv6", [False, True])

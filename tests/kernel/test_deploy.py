@@ -77,52 +77,19 @@ def test_unit_and_daemonset_ask_for_the_least_and_for_options_that_there_are(rep
         command.make_parser(command.make_context(verb, list(words), resilient_parsing=True)).parse_args(list(words))
 
 
-#: Fields of Kubernetes' API (apps/v1, v1) that the file may have: a misspelt one is ignored or refused by a cluster.
-_PLACE = {"hostNetwork", "hostPID", "nodeSelector", "tolerations"}
-_POD = {"automountServiceAccountToken", "initContainers", "containers", "volumes"} | _PLACE
-_CONTAINER = {
-    "name",
-    "image",
-    "args",
-    "env",
-    "ports",
-    "volumeMounts",
-    "securityContext",
-    "resources",
-}
-_RUN = {"runAsNonRoot", "runAsUser", "seccompProfile"}
-_CONTEXT = {"allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"} | _RUN
-_MOUNT = {"name", "mountPath", "mountPropagation", "readOnly"}
-
-
 def _check_daemonset(found: dict[str, Any]) -> None:
-    """What a cluster would check of the DaemonSet, as far as it can be checked without one."""
-    assert (found["apiVersion"], found["kind"]) == ("apps/v1", "DaemonSet")
-    assert set(found) == {"apiVersion", "kind", "metadata", "spec"}
+    """What can be checked of the DaemonSet without a cluster and would harm jobs or be refused there."""
     spec = found["spec"]
-    assert set(spec) == {"selector", "updateStrategy", "template"}
     assert spec["updateStrategy"] == {"type": "OnDelete"}, "an update would end jobs"
     template = spec["template"]
     assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    assert all(isinstance(value, str) for value in template["metadata"]["annotations"].values())
     pod = template["spec"]
-    assert set(pod) <= _POD
-    assert all(isinstance(value, str) for value in pod["nodeSelector"].values()), "a bare yes is a boolean"
-    assert [taint["key"] for taint in pod["tolerations"]] == ["nvidia.com/gpu", "amd.com/gpu"]
-    for taint in pod["tolerations"]:
-        assert (taint["operator"], taint["effect"], len(taint)) == ("Exists", "NoSchedule", 3)
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    used = set()
-    for container in (*pod["initContainers"], *pod["containers"]):
-        assert set(container) <= _CONTAINER | {"readinessProbe"}
+    containers = [*pod["initContainers"], *pod["containers"]]
+    assert {m["name"] for each in containers for m in each["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
+    for container in containers:
         assert container["image"] == "REGISTRY/tailbound:VERSION", "without a tag nodes would keep an older image"
         assert all(isinstance(word, str) for word in container["args"])
-        assert set(container["securityContext"]) <= _CONTEXT
         assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-        for mount in container["volumeMounts"]:
-            assert set(mount) <= _MOUNT
-            used.add(mount["name"])
-    assert used == set(volumes)
     (metrics,) = pod["containers"]
     assert metrics["readinessProbe"]["httpGet"]["port"] in {port["name"] for port in metrics["ports"]}
     port = template["metadata"]["annotations"]["prometheus.io/port"]

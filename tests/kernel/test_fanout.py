@@ -18,7 +18,7 @@ import cases
 import veths
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import net, pin, syscalls, tc
-from tailbound.kernel.fanout import Fanout, _is_left_over, rotated
+from tailbound.kernel.fanout import Fanout, _is_left_over
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 
@@ -105,7 +105,7 @@ def seen(tap: socket.socket, count: int) -> list[bytes]:
 
 
 @pytest.mark.needs("scapy")
-@pytest.mark.parametrize("payload", [b"", b"x", b"\xff\xff", bytes(range(256)) * 5])
+@pytest.mark.parametrize("payload", [b"", b"x", bytes(range(256)) * 5])
 def test_clones_are_as_if_sent_to_each_peer(attach: Callable[..., Fanout], tap: socket.socket, payload: bytes) -> None:
     """A single packet with a whole checksum: clones equal what scapy makes for the peer; the original is as before.
 
@@ -142,30 +142,6 @@ def test_a_program_makes_as_many_copies_as_it_was_attached_for(attach: Callable[
     else:
         fanout.live({*ranks, 99})
         assert fanout.lead == 99
-
-
-@pytest.mark.needs("scapy")
-def test_no_checksum_stays_none(attach: Callable[..., Fanout], tap: socket.socket) -> None:
-    fanout = attach()
-    fanout.live({2, 3})
-    show(fanout)
-    syscalls.run_tc(fanout.program, frame(3, b"abc", chksum=0))
-    assert seen(tap, 1) == [frame(2, b"abc", chksum=0)]
-
-
-@pytest.mark.needs("scapy")
-def test_buffers_of_segments_are_restored(attach: Callable[..., Fanout]) -> None:
-    """Whether copies of a test's buffer can be cut and leave is the kernel's affair; the original is as before."""
-    fanout = attach()
-    fanout.live({1, 2, 3, 4})
-    show(fanout)
-    data = frame(4, bytes(3000), chksum=0x1234)
-    assert syscalls.run_tc(fanout.program, data, gso_size=1000, gso_segs=3).data == data
-    counts = fanout.counts()
-    assert counts.pop(4) == (1, 0, 0, 0, 0)
-    assert {r: (c.clones + c.failed, c.packets + c.packets_failed) for r, c in counts.items()} == dict.fromkeys(
-        (1, 2, 3), (1, 3)
-    )
 
 
 @pytest.mark.needs("scapy")
@@ -281,11 +257,6 @@ def test_no_suspect_leads_unless_all_are(attach: Callable[..., Fanout]) -> None:
     ):
         fanout.live({1, 2, 3, 4}, suspects)
         assert (fanout.lead, order[:3].tolist()) == (lead, copies)
-
-
-def test_order() -> None:
-    assert rotated(2, [0, 1, 2, 3, 5]) == [3, 5, 0, 1]
-    assert rotated(0, {0}) == []
 
 
 def test_what_cannot_be_is_refused(attach: Callable[..., Fanout]) -> None:
@@ -421,10 +392,9 @@ def left_by(stranger: Stranger) -> bytes:
         return data[42:]
 
 
-@pytest.mark.parametrize("port", [SOURCE, SOURCE + 5], ids=["the same port", "another port"])
-def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: list[str], port: int) -> None:
+def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: list[str]) -> None:
     """A process that is killed cannot take its filter along; the next one does, whatever port its socket has got."""
-    before = qdiscs()
+    before, port = qdiscs(), SOURCE + 5
     code = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from tailbound.kernel.fanout import Fanout\n"
@@ -505,16 +475,3 @@ def test_pinned(wire: list[str], loader: str) -> None:
     fanout.close()
     with pytest.raises(AttachError, match="nothing is pinned"):
         Fanout.open("tbx", SOURCE)
-
-
-def test_no_privilege(wire: list[str]) -> None:
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "from tailbound.kernel.fanout import Fanout\n"
-        f"Fanout.attach('tbx', {SOURCE}, {PORT})\n"
-    )
-    argv = [sys.executable, "-c", code, *[p for p in sys.path if p]]
-    home = os.environ | {"HOME": "/nonexistent"}
-    done = subprocess.run(argv, user=12346, group=12346, extra_groups=[], capture_output=True, text=True, env=home)
-    assert done.returncode
-    assert done.stderr.strip().splitlines()[-1].startswith("tailbound.errors." + CapabilityError.__name__)

@@ -93,21 +93,14 @@ def as_the_model(
     ids=["bernoulli", "gilbert-elliott"],
 )
 def test_as_the_model(program: FaultProgram, settings: FaultSettings) -> None:
-    lost, corrupted = as_the_model(program, settings, 4000, FRAME, HEADERS)
+    lost, corrupted = as_the_model(program, settings, 2000, FRAME, HEADERS)
     others = dict.fromkeys(("duplicated", "passed", "reordered", "lost_other", "overflowed", "marked"), 0)
-    assert program.counts() == {"seen": 4000, "lost": lost, "corrupted": corrupted} | others
+    assert program.counts() == {"seen": 2000, "lost": lost, "corrupted": corrupted} | others
     expected = settings.loss_good or 0
     if settings.to_bad:
         bad = settings.to_bad / (settings.to_bad + settings.to_good)
         expected = bad * settings.loss_bad + (1 - bad) * settings.loss_good
-    assert lost / 4000 == pytest.approx(expected, rel=0.3)
-
-
-def test_certain_and_impossible(program: FaultProgram) -> None:
-    program.set(FaultSettings(loss_good=1.0))
-    assert {syscalls.run_xdp(program.program, FRAME).action for _ in range(500)} == {DROP}
-    program.set(FaultSettings())
-    assert {syscalls.run_xdp(program.program, FRAME).action for _ in range(500)} == {PASS}
+    assert lost / 2000 == pytest.approx(expected, rel=0.3)
 
 
 def test_only_the_port(program: FaultProgram) -> None:
@@ -119,17 +112,6 @@ def test_only_the_port(program: FaultProgram) -> None:
     assert syscalls.run_xdp(program.program, bytes(60)).action == PASS
     assert syscalls.run_xdp(program.program, answer).action == DROP
     assert {name: n for name, n in program.counts().items() if n} == {"seen": 1, "lost": 1, "passed": 2}
-
-
-def test_lost_packets_of_other_protocols_are_counted_apart(program: FaultProgram) -> None:
-    """A ledger of the job's datagrams must not count what a TCP connection beside it loses."""
-    program.set(FaultSettings(loss_good=1.0))
-    tcp = bytearray(FRAME)
-    tcp[14 + 9] = 6  # protocol
-    for _ in range(3):
-        assert syscalls.run_xdp(program.program, bytes(tcp)).action == DROP
-    assert syscalls.run_xdp(program.program, FRAME).action == DROP
-    assert {name: n for name, n in program.counts().items() if n} == {"seen": 4, "lost": 4, "lost_other": 3}
 
 
 def state_of(program: FaultProgram) -> NDArray[Any]:

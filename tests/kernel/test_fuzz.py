@@ -9,6 +9,7 @@ import numpy as np
 import cases
 from hostile import bad_head, damaged, noise
 from kernel_world import PASS
+from loaders import both_loaders
 from tailbound.kernel.frames import frame
 from tailbound.wire.schema import Verdict
 from twins import KINDS, REPLAYED, Attack, Twins
@@ -17,6 +18,7 @@ from twins import KINDS, REPLAYED, Attack, Twins
 RANDOM, MUTATED, HEADS = 20_000, 25_000, 15_000
 
 
+@both_loaders
 def test_never_summed(make) -> None:
     """60,000 frames a loader: every one to our port is counted once, and nothing reaches a sum or a record."""
     world = make()

@@ -1,7 +1,9 @@
-"""Objects and what carries them: placeholders for maps, the event ring across its end, verifier errors."""
+"""Objects and what carries them: placeholders for maps, frozen maps, the event ring across its end, verifier errors."""
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import struct
 
 import pytest
@@ -118,4 +120,25 @@ def test_maps_lie_on_the_node_asked_for() -> None:
 
 
 def test_the_loopback_device_has_no_node() -> None:
-    assert net.numa_node("lo") == net.numa_node("nowhere0") == -1
+    assert net.numa_node("lo") == interfaces.numa_node("nowhere0") == -1
+
+
+@pytest.mark.needs("bpf")
+def test_a_host_cannot_write_what_only_the_program_writes() -> None:
+    """As made for a job: such maps are mapped read-only, and refuse another mapping and the system call."""
+    sizes = {"width": cases.WIDTH, "sum_rows": cases.SUM_ROWS, "result_rows": cases.RESULT_ROWS}
+    with contextlib.closing(maps.create(WORKER_MAPS, shapes(**sizes), events=False)) as made:
+        for map_ in WORKER_MAPS:
+            if not map_.mmap:
+                continue
+            fd, array = made.fds[map_.name], made.arrays[map_.name]
+            assert array.flags.writeable == (map_.writer != "program"), map_.name
+            value = bytes(syscalls.map_info(fd).value_size)
+            if map_.writer == "program":
+                with pytest.raises(PermissionError):
+                    syscalls.map_update(fd, bytes(4), value)
+                with pytest.raises(PermissionError):
+                    mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE).close()
+            else:
+                syscalls.map_update(fd, bytes(4), value)
+            del array

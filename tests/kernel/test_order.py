@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 
 from kernel_world import DEFINES
+from loaders import both_loaders
 from tailbound.kernel import load
 from tailbound.kernel.compile import compile_program
 
@@ -50,6 +51,7 @@ def walk(code: list[tuple[int, int, int]]) -> dict[int, set[bool]]:
     return found
 
 
+@both_loaders
 def test_published_under_a_lock(loader: str) -> None:
     """Tags of op records (opened in two places) and presence of results; the latter under the row's lock.
 
@@ -85,6 +87,7 @@ def held_after(code: list[tuple[int, int, int]], lock: int) -> set[int]:
     return found
 
 
+@both_loaders
 def test_presence_belongs_to_the_row(loader: str) -> None:
     """Between a row's lock and its release its presence is written: nobody finds one without the other."""
     code, rows = worker(loader), 0
@@ -97,6 +100,7 @@ def test_presence_belongs_to_the_row(loader: str) -> None:
     assert rows == 1
 
 
+@both_loaders
 def test_records_are_read_by_their_tag(loader: str) -> None:
     """Where a record's tag is read without its lock, a zero that depends on it is part of the record's address.
 

@@ -6,6 +6,7 @@ Rule: kernel-24.
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Callable
 
 import numpy as np
@@ -15,22 +16,46 @@ import cases as worker
 import switch_cases
 from golden import golden_packets
 from hostile import damaged, noise
-from kernel_world import KernelWorld
-from switch_cases import CASES, JOB, Case, Job, Step, contribution, expected, ip_of
+from kernel_world import HEADERS_IPV6, KernelWorld
+from loaders import both_loaders
+from switch_cases import CASES, JOB, Case, Job, Step, contribution, expected, in_ipv6, ip_of
 from switch_world import DROP, HEADERS, PASS, REDIRECT, SwitchWorld, entry_of, mac_bytes
-from tailbound.kernel.frames import frame
+from tailbound.errors import ConfigError
+from tailbound.kernel.frames import frame, internet_checksum
+from tailbound.switch.job import RankSpec, parse_rank
 from tailbound.wire import packets
-from tailbound.wire.schema import UNKNOWN_SENDER, Flag, PacketType, Verdict
+from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Verdict
+
+scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
 
 Make = Callable[..., SwitchWorld]
+#: Of a frame over IPv6: its addresses, and UDP's header.
+_SOURCE, _DESTINATION, _UDP = 22, 38, 54
 
 
-def check_frame(back: bytes, job: Job) -> None:
-    """What a result's frame has in common for all: from the switch, checksums right or absent."""
+def summed(data: bytes) -> int:
+    """The checksum of all that UDP's covers over IPv6 with that in it: 0 where it is right."""
+    udp = data[_UDP:]
+    covered = data[_SOURCE:_UDP] + len(udp).to_bytes(4) + bytes(3) + b"\x11" + udp
+    return internet_checksum(covered + bytes(len(covered) % 2))
+
+
+def check_frame(back: bytes, job: Job, ipv6: bool) -> None:
+    """What a result's frame has in common for all: from the switch, checksums right or (over IPv4) absent."""
+    at = _UDP if ipv6 else 34
     assert back[6:12] == mac_bytes(switch_cases.MAC)
-    assert back[26:30] == bytes(int(part) for part in job.address.split("."))
-    assert back[34:38] == job.port.to_bytes(2, "big") * 2
-    assert back[40:42] == b"\0\0"
+    assert back[at : at + 4] == job.port.to_bytes(2, "big") * 2
+    if ipv6:
+        assert back[_SOURCE:_DESTINATION] == raw(job.address)
+        assert back[at + 6 : at + 8] != bytes(2)
+        assert summed(back) == 0
+    else:
+        assert back[26:30] == bytes(int(part) for part in job.address.split("."))
+        assert back[40:42] == b"\0\0"
+
+
+def raw(address: str) -> bytes:
+    return socket.inet_pton(socket.AF_INET6, in_ipv6(address))
 
 
 def check_step(world: SwitchWorld, step: Step, number: int) -> None:
@@ -48,8 +73,8 @@ def check_step(world: SwitchWorld, step: Step, number: int) -> None:
     if sent is None:
         assert (world.action, world.back) == (DROP, before), number
         return
-    assert world.back[HEADERS:] == sent, number
-    check_frame(world.back, step.job)
+    assert world.back[HEADERS_IPV6 if world.ipv6 else HEADERS :] == sent, number
+    check_frame(world.back, step.job, world.ipv6)
     answers = world.switch.port_counters(1)["answers"]
     assert world.action == REDIRECT, number
     assert world.back[0] == place
@@ -57,49 +82,67 @@ def check_step(world: SwitchWorld, step: Step, number: int) -> None:
     world.answers = answers
 
 
+@both_loaders
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_case(make_switch: Make, case: Case) -> None:
-    world = make_switch(case.jobs)
-    for number, step in enumerate(case.steps):
-        check_step(world, step, number)
+    """Over IPv4 and IPv6."""
+    for ipv6 in (False, True):
+        world = make_switch(case.jobs, ipv6=ipv6)
+        for number, step in enumerate(case.steps):
+            check_step(world, step, number)
 
 
-@pytest.mark.parametrize("codes", [16, 48, 64, 112, 176, 256, 1408, 1392])
-def test_lengths(make_switch: Make, codes: int) -> None:
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_lengths(make_switch: Make, ipv6: bool) -> None:
     """Whole rounds, rests, and both: the same list for rows of other lengths."""
-    world = make_switch(width=256 if codes <= 256 else 1408)
-    packed = [contribution(rank, codes) for rank in range(3)]
-    flush = contribution(1, codes, seq=switch_cases.SEQ + 1, flags=Flag.FLUSH)
-    steps = [
-        Step(packed[0], Verdict.STORED, 0),
-        Step(packed[1], Verdict.ADDED, 1),
-        Step(packed[2], Verdict.ADDED, 2, tuple(packed), (0, 1, 2)),
-        Step(packed[1], Verdict.ANSWERED, 1, tuple(packed), (1,)),
-        Step(flush, Verdict.STORED, 1, (flush,), (0, 1, 2)),
-    ]
-    for number, step in enumerate(steps):
-        check_step(world, step, number)
+    widest = 1344 if ipv6 else 1408
+    for codes in (16, 48, 64, 112, 176, 256, widest, widest - 16):
+        world = make_switch(width=256 if codes <= 256 else widest, ipv6=ipv6)
+        sent = [contribution(rank, codes) for rank in range(3)]
+        flush = contribution(1, codes, seq=switch_cases.SEQ + 1, flags=Flag.FLUSH)
+        steps = [
+            Step(sent[0], Verdict.STORED, 0),
+            Step(sent[1], Verdict.ADDED, 1),
+            Step(sent[2], Verdict.ADDED, 2, tuple(sent), (0, 1, 2)),
+            Step(sent[1], Verdict.ANSWERED, 1, tuple(sent), (1,)),
+            Step(flush, Verdict.STORED, 1, (flush,), (0, 1, 2)),
+        ]
+        for number, step in enumerate(steps):
+            check_step(world, step, number)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 7, 16, 100, 255])
-def test_means_are_those_of_plain_division(make_switch: Make, ranks: int) -> None:
-    """Rows of as many workers, among them rows of the largest sums; flushed with every smaller count at random."""
-    job = Job(ranks=ranks)
-    world = make_switch((job,))
-    rng = np.random.default_rng(ranks)
-    for turn, low in enumerate((0, 0, 255, 250)):
-        codes = rng.integers(low, 256, (ranks, 256), np.uint8)
-        count = ranks if turn != 1 else 1 + int(rng.integers(ranks))
-        for rank in range(count):
-            head = packets.header(
-                type=PacketType.CONTRIBUTION, cookie=job.cookie, op=5, sender=rank, owner=ranks, seq=turn, rows=4
-            )
-            head["flags"] = Flag.FLUSH if rank == count - 1 else 0
-            data = packets.packet(head, codes[rank].tobytes())
-            world.run(frame(data, ip_of(rank), job.address, job.port, job.port))
-        assert world.action == REDIRECT
-        total = codes[:count].astype(np.int64).sum(0)
-        assert world.back[HEADERS + 64 :] == switch_cases.mean(total, count), (turn, count)
+@both_loaders
+def test_every_mean_is_that_of_plain_division(make_switch: Make) -> None:
+    """Every sum of every count, in full rows and, of some counts, in the steps behind the rounds of short ones."""
+    world = make_switch((Job(ranks=255),), width=1408)
+    for count in range(1, 256):
+        all_means(world, count, 1408)
+    for count in (1, 2, 3, 7, 64, 127, 254, 255):
+        all_means(world, count, 48)
+
+
+def all_means(world: SwitchWorld, count: int, codes: int) -> None:
+    """Rows that hold every sum of ``count`` codes, written into the switch's memory, each released by a flush."""
+    record, job = world.slots()[:1], Job(ranks=255)
+    lanes = world.switch.maps.arrays["switch_sums"][0].view(np.uint16).reshape(-1, 2, 4)
+    step = Step(contribution(0, codes, job=job, seq=16, flags=Flag.FLUSH), Verdict.FLUSHED, 0, job=job)
+    data, head = world.frame_of(step), packets.parse(step.packet)
+    assert head is not None
+    for name in ("cookie", "seq", "op", "layout", "row", "rows"):
+        record[name] = head[0][name]
+    record["codes"], record["count"], record["ranks"] = codes, count, 1
+    sums = np.arange(255 * count + 1)
+    for at in range(0, len(sums), codes):
+        row = np.zeros(codes, np.uint16)
+        part = sums[at : at + codes]
+        row[: len(part)] = part
+        lanes[: codes // 8] = row.reshape(-1, 4, 2).transpose(0, 2, 1)
+        record["final"] = 0
+        assert world.run(data) == REDIRECT
+        back = np.frombuffer(world.back, np.uint8, codes, HEADERS + HEADER_BYTES)
+        assert np.array_equal(back[: len(part)], (part + count // 2) // count), (count, at)
+        kept = world.switch.maps.arrays["switch_sums"][0].view(np.uint64)[: codes // 4 : 2]
+        assert np.array_equal(np.ascontiguousarray(kept).view(np.uint8), back), (count, at)
 
 
 def test_golden(make_switch: Make) -> None:
@@ -121,17 +164,16 @@ def test_golden(make_switch: Make) -> None:
         assert world.counted()[Verdict.CORRUPT] == 4, golden.name
 
 
-def test_a_worker_takes_the_result(make_switch: Make, make: Callable[..., KernelWorld]) -> None:
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_a_worker_takes_the_result(make_switch: Make, make: Callable[..., KernelWorld], ipv6: bool) -> None:
     """The worker's program, told of one rank more, takes what the switch sends; no rule is the switch's alone."""
-    job = Job(ranks=worker.RANKS - 1, address=ip_of(worker.RANKS - 1))
-    switch, receiver = make_switch((job,)), make()
+    job = Job(ranks=worker.RANKS - 1)
+    switch, receiver = make_switch((job,), ipv6=ipv6), make(ipv6=ipv6)
     seq = worker.RESULT_BASE + 9
     sent = [contribution(rank, job=job, seq=seq, map_id=worker.MAP_ID) for rank in range(job.ranks)]
     for packet in sent:
         switch.feed(Step(packet, None, job=job, destination=job.address))
-    copy = bytearray(switch.back)
-    copy[30:34] = bytes(int(part) for part in ip_of(worker.RANK).split("."))  # as the device map's program does
-    assert receiver.judge(bytes(copy)) == (Verdict.RESULT_TAKEN, job.ranks)
+    assert receiver.take(switch.back[HEADERS_IPV6 if ipv6 else HEADERS :]) == (Verdict.RESULT_TAKEN, job.ranks)
     place = seq % worker.RESULT_ROWS
     record = receiver.store.result_records[place]
     assert (record["count"], record["owner"], record["flags"]) == (job.ranks, job.ranks, Flag.SWITCHED)
@@ -178,6 +220,7 @@ def test_a_job_that_is_gone(make_switch: Make) -> None:
 NOISE, MUTATED = 15_000, 35_000
 
 
+@both_loaders
 def test_never_a_wrong_sum(make_switch: Make) -> None:
     """50,000 random and mutated frames a loader between the packets of rows: what is released is right to the bit."""
     world = make_switch()
@@ -207,3 +250,79 @@ def test_never_a_wrong_sum(make_switch: Make) -> None:
     assert counts[Verdict.CORRUPT] > MUTATED // 4
     trusted = world.ledger()[:, :UNKNOWN_SENDER].sum((0, 1))
     assert {Verdict(i) for i in np.flatnonzero(trusted)} == {Verdict.STORED, Verdict.ADDED}
+
+
+# --- IPv6 ---------------------------------------------------------------------------------------------------------
+
+
+def test_copies_are_readdressed_with_their_checksum(make_switch: Make) -> None:
+    """What the device map's program does to a copy, and to the echo of a probe that has its address already."""
+    world = make_switch(ipv6=True)
+    probe = contribution(1, 16, type=PacketType.PROBE)
+    for _ in range(2):
+        assert world.feed(Step(probe, Verdict.REFLECTED, 1)) == {(0, 1, Verdict.REFLECTED): 1}
+    assert (world.action, summed(world.back)) == (REDIRECT, 0)
+    assert world.back[_SOURCE:_UDP] == raw(JOB.address) + raw(switch_cases.ip_of(1))
+    head, _ = packets.parse(world.back[HEADERS_IPV6:])  # type: ignore[misc]
+    assert (head["type"][0], head["sender"][0], head["owner"][0]) == (PacketType.ECHO, JOB.ranks, 1)
+    long = contribution(1, 32, type=PacketType.PROBE)
+    assert world.feed(Step(long, Verdict.BAD_LENGTH, 1)) == {(0, 1, Verdict.BAD_LENGTH): 1}
+    assert world.action == DROP
+
+
+def test_all_128_bits_count(make_switch: Make) -> None:
+    """A source with any other bit is another's, a destination with any other bit is not the switch."""
+    world = make_switch(ipv6=True)
+    data = world.frame_of(Step(contribution(0), None))
+    for at, verdict in ((_SOURCE, {Verdict.WRONG_ADDRESS: 1}), (_DESTINATION, {})):
+        for bit in range(128):
+            other = bytearray(data)
+            other[at + bit // 8] ^= 1 << bit % 8
+            world.begin()
+            world.run(bytes(other))
+            assert world.counted() == verdict, bit
+            assert world.action == (DROP if verdict else PASS)
+    world.run(data)
+    assert world.counted() == {Verdict.STORED: 1}
+
+
+def test_entries_are_read_back(make_switch: Make) -> None:
+    world = make_switch(ipv6=True)
+    partly = Job(ranks=3, registered=(0, 2))
+    world.begin((partly,))
+    assert world.switch.entries() == {0: entry_of(partly, ipv6=True)}
+
+
+def test_what_is_not_ours_passes_and_what_is_malformed_is_refused(make_switch: Make) -> None:
+    """Extension headers, fragments, IPv4, cut headers: untouched, not counted. Lengths that lie: dropped."""
+    world = make_switch(ipv6=True)
+    step = Step(contribution(0), None)
+    ip = scapy.Ether(src="02:7b:00:00:00:01", dst="02:7b:00:00:00:02") / scapy.IPv6(
+        src=in_ipv6(step.source_address), dst=in_ipv6(step.destination)
+    )
+    udp, data = scapy.UDP(sport=step.port, dport=step.port) / step.packet, world.frame_of(step)
+    passing = [
+        *(bytes(ip / header / udp) for header in (scapy.IPv6ExtHdrHopByHop(), scapy.IPv6ExtHdrDestOpt())),
+        bytes(ip / scapy.IPv6ExtHdrRouting() / udp),
+        bytes(ip / scapy.IPv6ExtHdrFragment(m=1) / udp),
+        bytes(ip / scapy.TCP(dport=step.port) / step.packet),
+        bytes(ip / scapy.ICMPv6ND_NS(tgt=in_ipv6(step.destination))),
+        frame(step.packet, step.source_address, step.destination, step.port, step.port),
+        data[:14] + b"\x45" + data[15:],
+        *(data[:size] for size in range(14, HEADERS_IPV6)),
+    ]
+    for foreign in passing:
+        world.run(foreign)
+        assert (world.action, world.back) == (PASS, foreign), foreign.hex()
+    assert world.counted() == {}
+    lies = [data[:-16], data + bytes(16), data[:18] + bytes(2) + data[20:], data[:58] + bytes(2) + data[60:]]
+    for number, lie in enumerate(lies, 1):
+        world.run(lie)
+        assert (world.action, world.counted()) == (DROP, {Verdict.BAD_LENGTH: number})
+
+
+def test_addresses_that_nobody_can_have_are_refused() -> None:
+    assert parse_rank("FD00:0::1, 02:7b:00:00:00:01,eth1").address == "fd00::1"
+    for address in ("::1", "::ffff:10.0.0.1", "fe80::1%eth0", "fd00::g", "10.0.0"):
+        with pytest.raises(ConfigError, match="address"):
+            RankSpec(address, "02:7b:00:00:00:01", "eth1")

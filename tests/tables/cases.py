@@ -374,20 +374,9 @@ _WINDOW = [
         control=_MOVED | {"released": OP},
         events=(),
     ),
+    Case("a late result of such an op", result(), Verdict.STALE_RESULT, control=_PASSED | {"released": OP}, events=()),
     Case(
-        "a late result of such an op",
-        result(),
-        Verdict.STALE_RESULT,
-        control=_PASSED | {"released": OP},
-        events=(),
-    ),
-    Case(
-        "a late result, stamped",
-        result(),
-        Verdict.STALE_RESULT,
-        before=(ready(sender=2),),
-        control=_PASSED,
-        events=(),
+        "a late result, stamped", result(), Verdict.STALE_RESULT, before=(ready(sender=2),), control=_PASSED, events=()
     ),
     Case("a result behind the window", result(seq=RESULT_BASE - 1), Verdict.STALE_RESULT),
     Case("a result beyond the window", result(seq=RESULT_BASE + RESULT_ROWS), Verdict.FUTURE_RESULT),
@@ -439,11 +428,7 @@ _OPS = [
     ),
     Case("a contribution to an op too far ahead", contribution(op=_TOO_FAR), Verdict.FUTURE_OP, events=()),
     Case(
-        "a row after a label from far ahead",
-        contribution(2),
-        Verdict.STORED,
-        2,
-        before=(ready(op=op_label(4007, 1)),),
+        "a row after a label from far ahead", contribution(2), Verdict.STORED, 2, before=(ready(op=op_label(4007, 1)),)
     ),
     Case("a result of an op too far ahead for a record", result(op=_TOO_FAR), Verdict.RESULT_TAKEN, events=()),
     Case(

@@ -101,7 +101,12 @@ def check_far_label(world: Any) -> None:
     assert world.take(result(3)) == (Verdict.RESULT_TAKEN, 3)
 
 
-def check_stopped(world: Any, newest_first: bool) -> None:
+def check_stopped_newest_first(world: Any) -> None:
+    """As ``check_stopped``."""
+    check_stopped(world, newest_first=True)
+
+
+def check_stopped(world: Any, newest_first: bool = False) -> None:
     """A rank stopped for 30 steps of four rows: all results that its ring holds are there, and its own op's record.
 
     Rules: kernel-14, kernel-17.
@@ -120,3 +125,13 @@ def check_stopped(world: Any, newest_first: bool) -> None:
     for i in range(OP_STEPS):
         record = world.store.ops[op_slot(op_label(3 + i, 1))]
         assert (record["op"], record["results_in"]) == (op_label(3 + i, 1), 4), i
+
+
+CHECKS = [
+    check_exponent,
+    check_complete_again,
+    check_counted_once,
+    check_far_label,
+    check_stopped,
+    check_stopped_newest_first,
+]

@@ -1,16 +1,20 @@
-"""Who compiles, where the daily tests take clang alone: BCC's programs take longer, and other tests have them."""
+"""Who compiles: clang alone where one is enough, since BCC takes longer; tests in namespaces take BCC's first."""
 
 from __future__ import annotations
 
 import pytest
 
+_CLANG = pytest.mark.needs("bpf", "clang", "libbpf")
+_BCC = pytest.mark.needs("bpf", "bcc", "headers")
 
-@pytest.fixture(
-    params=[
-        pytest.param("clang", marks=pytest.mark.needs("bpf", "clang", "libbpf")),
-        pytest.param("bcc", marks=[pytest.mark.needs("bpf", "bcc", "headers"), pytest.mark.thorough]),
-    ]
-)
+
+@pytest.fixture(params=[pytest.param("clang", marks=_CLANG), pytest.param("bcc", marks=[_BCC, pytest.mark.thorough])])
 def loader(request: pytest.FixtureRequest) -> str:
-    """Who compiles the program; namespaces (``tests/netns/test_ipv6.py``) take BCC's first."""
+    """Who compiles the program."""
     return str(request.param)
+
+
+#: Of a test that programs of both have to pass every day.
+both_loaders = pytest.mark.parametrize(
+    "loader", [pytest.param("bcc", marks=_BCC), pytest.param("clang", marks=_CLANG)], indirect=True
+)

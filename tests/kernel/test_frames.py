@@ -1,0 +1,369 @@
+"""Frames from Ethernet on: what is not ours passes untouched, and what is ours is told by its headers.
+
+Frames are scapy's, with what other hosts may send to the same port or from the same address.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import random
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import bare_cases
+import cases
+import switch_cases
+from kernel_world import DROP, HEADERS, HEADERS_IPV6, PASS, TX, KernelWorld, ip_of
+from loaders import both_loaders
+from switch_world import SwitchWorld
+from tailbound.kernel import syscalls
+from tailbound.kernel.frames import frame, internet_checksum
+from tailbound.transport.config import WIDTH_MOST
+from tailbound.wire import packets
+from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Tagging, Verdict
+
+scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
+
+Make = Callable[..., KernelWorld]
+VLAN = 5
+BODY = cases.contribution()
+SOURCE, OWN = "02:7b:00:00:00:01", "02:7b:00:00:00:02"
+#: With addresses: else scapy asks the network for them.
+ETHER = scapy.Ether(src=SOURCE, dst=OWN)
+UDP = scapy.UDP(sport=cases.PORT, dport=cases.PORT)
+#: Offsets of the IPv6 and the UDP header, and the first byte and protocol of the former.
+_IP, _UDP, _SIX, _NEXT_UDP = 14, 54, 6, 17
+
+
+def ip(ipv6: bool = False, **fields: object) -> Any:
+    """Rank 1 to rank 0."""
+    ends = {"src": ip_of(1, ipv6=ipv6), "dst": ip_of(cases.RANK, ipv6=ipv6)} | fields
+    return scapy.IPv6(**ends) if ipv6 else scapy.IP(**ends)
+
+
+def on_vlan(body: bytes, *tags: int, priority: int = 0, port: int = cases.PORT, sender: int = 1) -> bytes:
+    """A frame from a rank with ``tags`` of VLANs, the outermost first."""
+    packet = ETHER
+    for tag in tags:
+        packet = packet / scapy.Dot1Q(vlan=tag, prio=priority)
+    return bytes(packet / ip(src=cases.ip_of(sender)) / scapy.UDP(sport=cases.PORT, dport=port) / body)
+
+
+def foreign(ipv6: bool) -> dict[str, bytes]:
+    """What no job takes, by name."""
+    found = {
+        "ARP": ETHER / scapy.ARP(pdst=cases.ip_of(0)),
+        "the other family": ETHER / ip(not ipv6) / UDP / BODY,
+        "TCP to our port": ETHER / ip(ipv6) / scapy.TCP(dport=cases.PORT) / BODY,
+        "another UDP port": ETHER / ip(ipv6) / scapy.UDP(dport=cases.PORT + 1) / BODY,
+        "our port as source only": ETHER / ip(ipv6) / scapy.UDP(sport=cases.PORT, dport=9) / BODY,
+        "a tag of a VLAN": ETHER / scapy.Dot1Q(vlan=VLAN) / ip(ipv6) / UDP / BODY,
+        "by its type, not by its version": ETHER / ip(ipv6, version=4 if ipv6 else 5) / UDP / BODY,
+    }
+    if ipv6:
+        extensions = {
+            "hop-by-hop options": scapy.IPv6ExtHdrHopByHop(),
+            "destination options": scapy.IPv6ExtHdrDestOpt(),
+            "a routing header": scapy.IPv6ExtHdrRouting(addresses=[ip_of(cases.RANK, ipv6=True)]),
+            "a first fragment": scapy.IPv6ExtHdrFragment(m=1),
+            "a last fragment": scapy.IPv6ExtHdrFragment(offset=9),
+        }
+        found |= {name: ETHER / ip(True) / header / UDP / BODY for name, header in extensions.items()}
+        found["a neighbour is looked for"] = ETHER / ip(True) / scapy.ICMPv6ND_NS(tgt=ip_of(cases.RANK, ipv6=True))
+        others = ["ff02::1", "fe80::1", "fd7c::1:0:0", "fd7b:0:0:9::1:0:0", "fd7b::2:0:0", "fd7b::1:0:1"]
+    else:
+        found |= {
+            "ICMP": ETHER / ip() / scapy.ICMP() / BODY,
+            "IP options": ETHER / ip(options=scapy.IPOption(b"\x94\x04\0\0")) / UDP / BODY,
+            "a first fragment": ETHER / ip(flags="MF") / UDP / BODY,
+            "a last fragment": ETHER / ip(frag=64) / UDP / BODY,
+            "another address, too short for a packet": ETHER / ip(dst=cases.ip_of(2)) / UDP / b"?",
+        }
+        others = [cases.ip_of(2), "239.192.7.7", "255.255.255.255", "0.0.0.1"]
+    found |= {f"our port at {address}": ETHER / ip(ipv6, dst=address) / UDP / BODY for address in others}
+    whole = bytes(ETHER / ip(ipv6) / UDP / BODY)
+    ends = (HEADERS_IPV6 if ipv6 else HEADERS) - 1
+    return {name: bytes(packet) for name, packet in found.items()} | {
+        f"{size} bytes": whole[:size] for size in (14, 15, 33, 40, ends)
+    }
+
+
+def tagged_foreign(tag: int) -> dict[str, bytes]:
+    """What a job on that VLAN, or without one (0), does not take."""
+    return {
+        "another VLAN": on_vlan(BODY, VLAN + 1),
+        "two tags": on_vlan(BODY, tag, VLAN),
+        "the VLAN inside another": on_vlan(BODY, VLAN + 1, tag),
+        "another port": on_vlan(BODY, tag, port=cases.PORT + 1, priority=7),
+        "a service tag": bytes(scapy.Ether(src=SOURCE, dst=OWN, type=0x88A8) / scapy.Raw(on_vlan(BODY, tag)[14:])),
+        "ARP": bytes(ETHER / scapy.Dot1Q(vlan=tag, prio=3) / scapy.ARP(pdst=cases.ip_of(0))),
+        **{f"{size} bytes": on_vlan(BODY, tag)[:size] for size in (14, 17, 18, 30, 45)},
+    }
+
+
+@both_loaders
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_passes_untouched(make: Make, ipv6: bool) -> None:
+    """With a job, without one, and where no address is known either. Rule: kernel-1."""
+    world = make(ipv6=ipv6)
+    for control in ({}, {"active": 0}, {"address": 0}):
+        world.control(**control)
+        untouched(world, foreign(ipv6) | ({} if ipv6 else tagged_foreign(0)))
+
+
+@both_loaders
+def test_passes_untouched_on_a_vlan(make: Make) -> None:
+    """Rule: kernel-1."""
+    untouched(make(vlan=VLAN), tagged_foreign(VLAN))
+
+
+def untouched(world: KernelWorld, frames: dict[str, bytes]) -> None:
+    for name, data in frames.items():
+        assert world.run(data) == PASS, name
+        assert world.back == data, name
+    assert not world.ledger().any()
+    assert not world.store.ops["op"].any()
+
+
+@both_loaders
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_lengths_that_disagree(make: Make, ipv6: bool) -> None:
+    """Of IP, of UDP and of the frame; a jumbogram (length 0) has an extension header. Rule: kernel-2."""
+    world, size = make(ipv6=ipv6), 8 + len(BODY)
+    for wrong, by in itertools.product(("ip", "udp", "frame"), (-16, -1, 1, 16)):
+        more, udp, end = (by if wrong == name else 0 for name in ("ip", "udp", "frame"))
+        length = {"plen": size + more} if ipv6 else {"len": 20 + size + more}
+        packet = ip(ipv6, **length) / scapy.UDP(sport=cases.PORT, dport=cases.PORT, len=size + udp)
+        data = bytes(ETHER / packet / BODY)
+        data = data[:end] if end < 0 else data + bytes(end)
+        assert world.judge(data) == (Verdict.BAD_LENGTH, 256), (wrong, by)
+    assert world.judge(bytes(ETHER / ip(ipv6) / UDP / b"?")) == (Verdict.BAD_LENGTH, 256)
+    if ipv6:
+        assert world.judge(bytes(ETHER / ip(True, plen=0) / UDP / BODY)) == (Verdict.BAD_LENGTH, 256)
+
+
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_the_same_from_scapy_is_ours(make: Make, ipv6: bool) -> None:
+    """The control: with nothing odd about it the packet is taken, whatever its class and hops."""
+    world = make(ipv6=ipv6)
+    assert world.judge(bytes(ETHER / ip(ipv6) / UDP / BODY)) == (Verdict.STORED, 1)
+    assert world.action == DROP
+    odd = {"fl": 0xABCDE, "tc": 0xB8, "hlim": 1} if ipv6 else {"tos": 0xB8, "ttl": 1, "id": 7}
+    other = ip(ipv6, src=ip_of(2, ipv6=ipv6), **odd)
+    assert world.judge(bytes(ETHER / other / UDP / cases.contribution(2))) == (Verdict.ADDED, 2)
+
+
+@pytest.mark.parametrize(("active", "verdict"), [(1, Verdict.STORED), (0, Verdict.INACTIVE)])
+def test_to_the_group_is_ours(make: Make, active: int, verdict: Verdict) -> None:
+    """A group of the job's is; any other group is somebody else's (kernel-1)."""
+    world = make()
+    group = bytes(ETHER / ip(dst="239.192.7.7") / UDP / BODY)
+    world.control(group=int.from_bytes(bytes([239, 192, 7, 7]), "little"), active=active)
+    assert world.judge(group)[0] == verdict
+    world.control(group=int.from_bytes(bytes([239, 192, 7, 8]), "little"))
+    assert world.run(group) == PASS
+
+
+def test_without_a_job_our_port_is_ours(make: Make) -> None:
+    """The address is known from the attach on: a packet that comes before the job, or after it, is counted.
+
+    Rule: kernel-5.
+    """
+    world = make()
+    world.control(active=0)
+    assert world.judge(bytes(ETHER / ip() / UDP / BODY)) == (Verdict.INACTIVE, 256)
+    assert world.action == DROP
+
+
+# --- IPv6 ---------------------------------------------------------------------------------------------------------
+
+
+def test_sources_are_compared_to_the_last_bit(make: Make) -> None:
+    """kernel-8, in each of the four words."""
+    world = make(ipv6=True)
+    for at in (8, 13, 16, 23):
+        data = bytearray(bytes(ETHER / ip(True) / UDP / BODY))
+        data[_IP + at] ^= 1
+        assert world.judge(bytes(data)) == (Verdict.WRONG_ADDRESS, 256), at
+
+
+def whole_echo(world: KernelWorld, probe: bytes) -> Any:
+    """The head of what was turned round; its addresses, class and checksum are those of an answer."""
+    back = world.back
+    assert (back[:6], back[6:12]) == (probe[6:12], probe[:6])
+    assert (back[22:38], back[38:54]) == (probe[38:54], probe[22:38])
+    assert back[18:22] == probe[18:22]  # length, protocol, hops
+    covered = back[22:54] + struct.pack(">II", len(back) - _UDP, _NEXT_UDP) + back[_UDP:]
+    assert internet_checksum(covered) == 0
+    assert back[60:62] != b"\0\0"
+    parsed = packets.parse(back[HEADERS_IPV6:], cases.KEYS if world.store.control["tagged"][0] else ())
+    assert parsed is not None
+    return parsed[0][0]
+
+
+def test_a_probe_comes_back_with_a_checksum(make: Make) -> None:
+    """kernel-18, kernel-26: whatever the checksum that came, as over veth it was only promised; a mark stays here."""
+    world = make(ipv6=True)
+    for seed in range(8):
+        body = random.Random(seed).randbytes(16)
+        probe = bytearray(world.frame_of(cases.control_packet(PacketType.PROBE, body, sender=2)))
+        probe[60:62] = random.Random(seed).randbytes(2)
+        probe[15] |= 0x30  # CE
+        assert world.judge(bytes(probe)) == (Verdict.REFLECTED, 2)
+        assert world.action == TX
+        head = whole_echo(world, bytes(probe))
+        assert (head["type"], head["sender"], head["owner"]) == (PacketType.ECHO, cases.RANK, 2)
+        assert head["seq"] == seed  # packets of rank 2 that came with CE before
+        assert world.back[14:16] == bytes([probe[14], probe[15] & ~0x10])
+    assert world.store.peer_states["marked"].tolist()[:4] == [0, 0, 8, 0]
+    for length in (0, 32):  # its checksum would be made of other bytes than are there
+        wrong = world.frame_of(cases.control_packet(PacketType.PROBE, bytes(length), sender=2))
+        assert world.judge(wrong) == (Verdict.BAD_LENGTH, 2)
+    world.arm()
+    keyed = world.frame_of(cases.tagged(cases.control_packet(PacketType.PROBE, bytes(16), sender=2)))
+    assert world.judge(keyed) == (Verdict.REFLECTED, 2)
+    whole_echo(world, keyed)
+
+
+def judged(data: bytes) -> bool | None:
+    """Whether a frame is for the job, by its bytes alone, and whether its lengths agree; None: it is not for it."""
+    if len(data) < HEADERS_IPV6 or data[12:14] != b"\x86\xdd" or data[_IP] >> 4 != _SIX:
+        return None
+    length, protocol = struct.unpack_from(">HB", data, _IP + 4)
+    port, udp = struct.unpack_from(">HH", data, _UDP + 2)
+    if protocol != _NEXT_UDP or data[38:54] != bytes(ip(True))[24:40] or port != cases.PORT:
+        return None
+    return length == udp == len(data) - _UDP
+
+
+def test_damaged_headers(make: Make) -> None:
+    """Random bits in the first 62 bytes, and frames cut short: told apart as a plain reading of the bytes says."""
+    world, rng = make(ipv6=True), random.Random(6)
+    whole = world.frame_of(BODY)
+    seen = set()
+    for _ in range(400):
+        data = bytearray(whole)
+        for _ in range(rng.choice((1, 1, 2))):
+            data[rng.randrange(12, HEADERS_IPV6)] ^= 1 << rng.randrange(8)
+        if rng.random() < 0.2:
+            del data[rng.randrange(14, len(data)) :]
+        said, before = judged(bytes(data)), world.ledger()
+        world.run(bytes(data))
+        gained = world.ledger() - before
+        assert gained.sum() == (said is not None), data.hex()
+        if said is None:
+            assert (world.action, world.back) == (PASS, bytes(data))
+        else:
+            assert (gained[:, Verdict.BAD_LENGTH].sum() == 1) == (not said), data.hex()
+        seen.add(said)
+    assert seen == {None, False, True}
+
+
+# --- VLANs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_on_a_vlan_rows_are_summed_and_words_pass_as_they_came(make: Make, ipv6: bool) -> None:
+    """With the tag of the VLAN, and without: the NIC may have stripped it. Words pass with tag, priority and all."""
+    for tagging in (ETHER / scapy.Dot1Q(vlan=VLAN, prio=6), ETHER):
+        world = make(ipv6=ipv6, vlan=VLAN)
+        assert world.judge(bytes(tagging / ip(ipv6) / UDP / BODY)) == (Verdict.STORED, 1)
+        assert world.action == DROP
+        assert world.judge(bytes(tagging / ip(ipv6) / UDP / cases.contribution(2)))[0] is Verdict.WRONG_ADDRESS
+        word = bytes(tagging / ip(ipv6) / UDP / cases.ready())
+        assert world.judge(word) == (Verdict.CONTROL_PASSED, 1)
+        assert (world.action, world.back) == (PASS, word)
+        # bytes behind the IP packet are refused with a tag as without one (kernel-2)
+        assert world.judge(bytes(tagging / ip(ipv6) / UDP / BODY) + bytes(4)) == (Verdict.BAD_LENGTH, 256)
+
+
+def test_probes_are_turned_round_into_the_vlan(make: Make) -> None:
+    """Nobody tags what XDP sends, so an echo has a tag even where the probe had lost its own."""
+    world = make(vlan=VLAN)
+    for tags in ((VLAN,), ()):
+        world.judge(on_vlan(cases.control_packet(PacketType.PROBE, bytes(32)), *tags, priority=3))
+        echo = scapy.Ether(world.back)
+        assert world.action == TX
+        assert (echo.src, echo.dst) == (OWN, SOURCE)
+        assert (echo[scapy.Dot1Q].vlan, echo[scapy.Dot1Q].prio) == (VLAN, 3 if tags else 0)
+        assert (echo[scapy.IP].src, echo[scapy.IP].dst) == (cases.ip_of(0), cases.ip_of(1))
+        found = packets.parse(bytes(echo[scapy.UDP].payload))
+        assert found is not None
+        assert found[0]["type"] == PacketType.ECHO
+
+
+def test_a_priority_without_a_vlan_is_no_tag(make: Make) -> None:
+    """Fabrics with priority flow control send them. The stack sees the same packet; what is not ours keeps its tag.
+
+    Rule: kernel-1.
+    """
+    world = make()
+    assert world.judge(on_vlan(BODY, 0, priority=5)) == (Verdict.STORED, 1)
+    assert world.judge(on_vlan(cases.ready(), 0, priority=5)) == (Verdict.CONTROL_PASSED, 1)
+    assert (world.action, world.back) == (PASS, on_vlan(cases.ready()))
+    assert world.judge(on_vlan(cases.control_packet(PacketType.PROBE, bytes(32)), 0))[0] == Verdict.REFLECTED
+    assert packets.parse(world.back[HEADERS:]) is not None
+
+
+@pytest.mark.parametrize("width", [1408, WIDTH_MOST])
+def test_a_vlan_costs_the_verifier_little(make: Make, width: int) -> None:
+    """It follows the program once for frames with a tag and those without: Linux 5.19 has no room for twice."""
+    tagged, plain = (syscalls.prog_info(make(width=width, vlan=vlan).program).verified_insns for vlan in (VLAN, 0))
+    assert 0 < tagged < 1.5 * plain
+
+
+def test_a_job_with_a_key_on_a_vlan(make: Make) -> None:
+    """The program for tags of keys takes those of VLANs off and puts them back, too (auth-2)."""
+    world = make(vlan=VLAN)
+    world.arm()
+    assert world.judge(on_vlan(cases.tagged(BODY), VLAN)) == (Verdict.STORED, 1)
+    assert world.judge(on_vlan(BODY, VLAN)) == (Verdict.FORGED, 256)
+    world.control(tagged=int(Tagging.ON | Tagging.BARE))
+    for seq, tags in enumerate(((VLAN,), ())):
+        row = cases.result(bare_cases.SWITCH, flags=Flag.SWITCHED, seq=cases.RESULT_SEQ + seq)
+        assert world.judge(on_vlan(row, *tags, sender=bare_cases.SWITCH)) == (Verdict.RESULT_TAKEN, bare_cases.SWITCH)
+    data = on_vlan(cases.tagged(cases.ready()), VLAN, priority=6)
+    assert world.judge(data) == (Verdict.CONTROL_PASSED, 1)
+    assert (world.action, world.back) == (PASS, data)
+
+
+# --- frames in pieces ---------------------------------------------------------------------------------------------
+
+#: Bytes of the first piece, from none at all to all headers.
+SHORT = (0, 14, 34, HEADERS - 1, HEADERS, HEADERS + HEADER_BYTES - 1, HEADERS + HEADER_BYTES)
+
+
+def in_pieces(program: int, data: bytes, linear: int) -> syscalls.RunResult:
+    try:
+        return syscalls.run_xdp(program, data, 1, linear)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        pytest.skip("missing capability 'test runs of frames in pieces': needs Linux 6.18")
+
+
+def test_in_pieces_ours_is_counted_and_dropped_and_foreign_passes(make: Make) -> None:
+    """However short the first piece is. Rules: kernel-1, kernel-2, kernel-21."""
+    world = make()
+    data, other = world.frame_of(BODY), world.frame_of(BODY, port=cases.PORT + 1)
+    for i, linear in enumerate(SHORT, 1):
+        assert in_pieces(world.program, data, linear).action == DROP, linear
+        done = in_pieces(world.program, other, linear)
+        assert (done.action, done.data) == (PASS, other), linear
+        assert world.counted() == {Verdict.NOT_LINEAR: i}, linear
+        assert world.ledger()[UNKNOWN_SENDER, Verdict.NOT_LINEAR] == i, linear
+    assert not world.store.sums.any()
+
+
+def test_in_pieces_the_switch_counts_its_own(make_switch: Callable[..., SwitchWorld]) -> None:
+    switch, packet, job = make_switch(), switch_cases.contribution(0), switch_cases.JOB
+    data = frame(packet, switch_cases.ip_of(0), job.address, job.port, job.port)
+    other = frame(packet, switch_cases.ip_of(0), job.address, job.port, job.port + 1)
+    for i, linear in enumerate(SHORT, 1):
+        assert in_pieces(switch.switch.program, data, linear).action == DROP, linear
+        assert in_pieces(switch.switch.program, other, linear).action == PASS, linear
+        assert switch.counted() == {Verdict.NOT_LINEAR: i}, linear
