@@ -120,7 +120,7 @@ def test_maps_lie_on_the_node_asked_for() -> None:
 
 
 def test_the_loopback_device_has_no_node() -> None:
-    assert net.numa_node("lo") == interfaces.numa_node("nowhere0") == -1
+    assert net.numa_node("lo") == net.numa_node("nowhere0") == -1
 
 
 @pytest.mark.needs("bpf")
