@@ -14,7 +14,7 @@ import sys
 
 from soak.part import STRIDE, Part
 
-PARTS = ("machine", "packets", "flood", "tcp", "training")
+PARTS = ("machine", "packets", "flood", "training")
 
 
 def main() -> int:
