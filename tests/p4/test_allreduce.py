@@ -17,8 +17,7 @@ NUMEL = 9000
 
 
 @pytest.mark.parametrize(
-    ("datapath", "width"),
-    [("udp", 256), pytest.param("xdp", 1408, marks=pytest.mark.needs("bpf", "bcc", "headers"))],
+    ("datapath", "width"), [("udp", 256), pytest.param("xdp", 1408, marks=pytest.mark.needs("bpf", "bcc", "headers"))]
 )
 def test_the_mean_of_all(datapath: str, width: int) -> None:
     with p4_team(RANKS, patient(width=width), datapath=datapath) as (job, box):

@@ -24,12 +24,7 @@ DROP, PASS, TX = 1, 2, 3
 #: Ethernet, IP and UDP before the payload.
 HEADERS, HEADERS_IPV6 = 42, 62
 #: Of the program of a world that is made without sizes; what else is compiled takes them, too, and it is done once.
-DEFINES = {
-    "TB_PORT": cases.PORT,
-    "TB_WIDTH": cases.WIDTH,
-    "TB_RESULT_ROWS": cases.RESULT_ROWS,
-    "TB_VLAN": 0,
-}
+DEFINES = {"TB_PORT": cases.PORT, "TB_WIDTH": cases.WIDTH, "TB_RESULT_ROWS": cases.RESULT_ROWS, "TB_VLAN": 0}
 
 
 def ip_of(rank: int, *, ipv6: bool = False) -> str:
