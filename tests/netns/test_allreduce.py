@@ -1,4 +1,4 @@
-"""All-reduces over XDP between namespaces: accuracy, bits, floods, faults, kills, foreign traffic, refusals."""
+"""All-reduces over XDP between namespaces: bits, accuracy, damage, kills, foreign traffic, refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,8 @@ import numpy as np
 import pytest
 
 from lab_team import lab_team, served_store
-from support import MS, PATIENCE, MemoryStore, Reference, Team, Trouble, exact_mean, gradients, hasty, nmse, patient
+from left_behind import nothing_more
+from support import MS, PATIENCE, MemoryStore, Reference, Team, exact_mean, gradients, hasty, nmse, patient
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import AttachError, ConfigError, LayoutError, TransportError
 from tailbound.transport.config import Config
@@ -31,11 +32,20 @@ from tailbound.wire.bits import Bits
 from tailbound.wire.schema import PacketType, op_label
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.spec import Burst
+from tailbound_lab.lab.spec import LabSpec
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
 Make = Callable[..., Cluster]
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Cluster]:
+    """Three workers; tests leave it as they find it."""
+    with nothing_more(), Cluster(LabSpec(workers=3)) as made:
+        yield made
+
+
 #: A question after an op may cross its end, and is stale then.
 STRAY = {"STALE_RESULT"}
 #: 8 groups of 64 rows of a full packet.
@@ -82,17 +92,19 @@ def test_the_bits_are_those_of_the_reference_over_both_datapaths(tailbound_lab: 
                 assert set(member.stats()["drops"]) <= STRAY
 
 
-@pytest.mark.parametrize(("bits", "most"), [(16, 2e-7), (4, 0.04), ((4, 8), 0.015)])
-def test_other_widths_of_a_code_give_the_same_bits_over_both_datapaths(
-    tailbound_lab: Make, bits: Bits, most: float
-) -> None:
+def test_other_widths_of_a_code_give_the_same_bits_over_both_datapaths(lab: Cluster) -> None:
     """Half bytes are taken apart by the kernel, planes of 16 bits put together by the host; nothing is lost."""
-    lab = tailbound_lab(workers=3)
+    widths: list[tuple[Bits, float]] = [(16, 2e-7), (4, 0.04), ((4, 8), 0.015)]
+    for bits, most in widths:
+        same_bits(lab, bits, most)
+
+
+def same_bits(lab: Cluster, bits: Bits, most: float) -> None:
     outs: dict[str, list[np.ndarray]] = {"xdp": [], "udp": []}
     for datapath, kept in outs.items():
         with lab_team(lab, patient(**WIDE, bits=bits), datapath=datapath, cookie=7) as job:
-            for op in range(3):
-                inputs = gradients("U", 3, NUMEL + 13, seed=op)
+            for op in range(2):
+                inputs = gradients("U", 3, NUMEL // 2 + 13, seed=op)
                 results = job.allreduce(inputs)
                 for out, outcome in results:
                     assert outcome.delivered == outcome.expected
@@ -107,12 +119,11 @@ def _data_port(lab: Cluster, rank: int) -> tuple[str, str]:
     return lab.workers[rank].namespace, lab.workers[rank].interface
 
 
-@pytest.mark.parametrize("flood", [False, True])
-def test_the_mean_is_within_the_quantisers_bound(tailbound_lab: Make, flood: bool) -> None:
-    """Also on a bridge that floods: every program then sees every packet, adds its own, and leaves the others alone."""
-    lab = tailbound_lab(workers=4, flood=flood)
+def test_the_mean_on_a_bridge_that_floods(tailbound_lab: Make) -> None:
+    """Every program sees every packet, adds its own, and leaves the others alone."""
+    lab = tailbound_lab(workers=4, flood=True)
     with lab_team(lab, patient(**WIDE)) as job:
-        assert np.mean(steady(job, 8)) <= 1.5e-3
+        assert np.mean(steady(job, 4)) <= 1.5e-3
         for member in job.communicators:
             stats = member.stats()
             assert stats["rows_summed"] == sum(c["taken"] for c in stats["ledger"]["contributions"].values()) > 0
@@ -121,49 +132,25 @@ def test_the_mean_is_within_the_quantisers_bound(tailbound_lab: Make, flood: boo
                 c.rx_packets for c in lab.drops() if (c.namespace, c.interface) == _data_port(lab, member.job.rank)
             )
             foreign = seen - sum(stats["verdicts"].values())
-            assert (foreign > 1000) if flood else foreign < 1000
+            assert foreign > 1000
 
 
-@pytest.mark.parametrize(
-    ("faults", "counted", "most"),
-    [
-        ({"loss": 0.01}, None, 2e-2 + 1.6e-2),
-        pytest.param({"burst": Burst(0.01, 8.0)}, None, 5e-2, marks=pytest.mark.thorough),
-        ({"duplicate": 0.05}, "DUPLICATE", 1.5e-3),
-        ({"corrupt": 0.01}, "CORRUPT", 2e-2 + 1.6e-2),
-    ],
-    ids=["loss", "burst", "duplicate", "corrupt"],
-)
-def test_faults_on_the_cables(tailbound_lab: Make, faults: Any, counted: str | None, most: float) -> None:
+def test_damaged_packets_are_found_whatever_was_hit(tailbound_lab: Make) -> None:
+    """What it cost is asked for again; ops end by their silence."""
     ranks, errors = 4, []
-    lab = tailbound_lab(workers=ranks, seed=3, **faults)
-    with lab_team(lab, patient(**WIDE, quiet=(2000 if counted == "DUPLICATE" else 50) * MS)) as job:
-        for op in range(8):
+    lab = tailbound_lab(workers=ranks, seed=3, corrupt=0.01)
+    with lab_team(lab, patient(**WIDE, quiet=50 * MS)) as job:
+        for op in range(6):
             inputs = gradients("U", ranks, NUMEL, seed=op)
-            results = job.allreduce(inputs)
-            for out, outcome in results:
+            for out, outcome in job.allreduce(inputs):
                 assert outcome.error is None
-                assert outcome.nanoseconds < job[0].config.deadline_1  # it ends by quiet
-                assert np.isfinite(out).all()
-            errors += [nmse(out, exact_mean(inputs)) for out, _ in results]
-            if counted == "DUPLICATE":
-                for out, outcome in results:
-                    assert outcome.delivered == outcome.expected
-                    np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+                assert outcome.nanoseconds < job[0].config.deadline_1
+                errors.append(nmse(out, exact_mean(inputs)))
         stats = [member.stats() for member in job.communicators]
-    assert np.mean(errors) <= most
-    counts = lab.fault_counts()
-    if counted is None:
-        assert counts.lost > 50
-        # in the first ops of a size both halves are repaired
-        assert all(s["delivered"] > 0.999 for s in stats)
-        assert sum(s["counters"]["rows_repaired"] for s in stats) > 0
-    else:
-        assert sum(s["drops"].get(counted, 0) for s in stats) > 20
-    if counted == "CORRUPT":
-        # a flip in the UDP payload is found by the check, whatever it hit; what it cost is asked for again
-        seen = set().union(*(s["drops"] for s in stats))
-        assert seen <= {"CORRUPT", "LATE", "STALE_OP", "STALE_RESULT", *_REPEATED, *_HEADER_FLIPS}
+    assert np.mean(errors) <= 2e-2 + 1.6e-2
+    assert sum(s["drops"].get("CORRUPT", 0) for s in stats) > 20
+    seen = set().union(*(s["drops"] for s in stats))
+    assert seen <= {"CORRUPT", "LATE", "STALE_OP", "STALE_RESULT", *_REPEATED, *_HEADER_FLIPS}
 
 
 #: Asked for again while the first copy was under way; they take different queues, so either may win.
@@ -172,23 +159,9 @@ _REPEATED = {"DUPLICATE", "DUPLICATE_RESULT", "DUPLICATE_REPAIR", "DUPLICATE_REP
 _HEADER_FLIPS = {"BAD_VERSION", "BAD_TYPE", "WRONG_COOKIE", "UNKNOWN_RANK", "WRONG_ADDRESS", "BAD_LENGTH"}
 
 
-def test_shuffled_packets_change_no_bit(tailbound_lab: Make) -> None:
-    ranks, cookie = 3, 5
-    lab = tailbound_lab(workers=ranks)
-    outs: list[list[np.ndarray]] = []
-    for shuffle in (False, True):
-        with lab_team(lab, patient(**WIDE), cookie=cookie) as job:
-            for member in job.communicators:
-                Trouble(seed=1, shuffle=shuffle).attach(member)
-            outs.append([job.allreduce(gradients("U", ranks, 200_000, seed=op))[1][0] for op in range(4)])
-    for plain, shuffled in zip(*outs, strict=True):
-        np.testing.assert_array_equal(plain.view(np.uint32), shuffled.view(np.uint32))
-
-
-def test_a_rank_in_its_backward_pass_is_served_by_its_kernel(tailbound_lab: Make) -> None:
+def test_a_rank_in_its_backward_pass_is_served_by_its_kernel(lab: Cluster) -> None:
     """The others' rows are summed, averaged and published without it; it finds the result in its memory."""
     ranks = 3
-    lab = tailbound_lab(workers=ranks)
     # long enough that a thread that does not run for a while is not taken for the one that computes
     slow = hasty(**WIDE, deadline_1=2000 * MS, deadline_2=2000 * MS, stage_max=5000 * MS, quiet=200 * MS)
     with lab_team(lab, slow) as job:
@@ -236,10 +209,9 @@ with Communicator(connect(sys.argv[2]), config, datapath="xdp") as job:
 
 
 @pytest.mark.usefixtures("warm_start")
-def test_a_killed_worker_is_named_and_the_others_finish(tailbound_lab: Make, tmp_path: Path) -> None:
+def test_a_killed_worker_is_named_and_the_others_finish(lab: Cluster, tmp_path: Path) -> None:
     """SIGKILL between two ops: its program goes with it, the others end every op in time and say who is missing."""
-    ranks, victim, ops = 3, 1, 20
-    lab = tailbound_lab(workers=ranks)
+    ranks, victim, ops = 3, 1, 12
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     tests = str(Path(__file__).resolve().parents[1] / "worlds")
@@ -309,11 +281,10 @@ def _mac_of(interface: str) -> bytes:
 
 
 @pytest.mark.needs("scapy")
-def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) -> None:
-    """TCP and UDP of others pass untouched on the same interface, a flood of rubbish is counted, no bit changes."""
+def test_foreign_and_malformed_traffic_beside_an_allreduce(lab: Cluster) -> None:
+    """A flood of rubbish is counted, no bit changes, and what the ranks say to each other by TCP passes."""
     ranks, cookie, flood = 3, 21, 1800
-    lab = tailbound_lab(workers=ranks)
-    expected = Reference(ranks, 1408, cookie)
+    expected, lost = Reference(ranks, 1408, cookie), lab.lost_frames()
     with lab_team(lab, patient(**WIDE, share_rows=False), cookie=cookie) as job:
         frames = _frames(lab, job, flood)
         over = threading.Event()
@@ -338,43 +309,8 @@ def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) 
                 finally:
                     over.set()
 
-        sink = lab.run(0, lambda: socket.create_server((lab.workers[0].address, 9100)))
-        udp = lab.run(0, socket.socket, socket.AF_INET, socket.SOCK_DGRAM)
-        udp.bind((lab.workers[0].address, 9101))
-        udp.settimeout(PATIENCE)
-        text = random.Random(5).randbytes(1 << 20)
-
-        def talk() -> None:
-            with socket.create_connection((lab.workers[0].address, 9100), timeout=PATIENCE) as sock:
-                sock.sendall(text)
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                until = time.monotonic() + PATIENCE
-                while not all_told.is_set() and time.monotonic() < until:  # a flood may fill a ring of a veth
-                    for i in range(50):
-                        sock.sendto(struct.pack("!I", i), (lab.workers[0].address, 9101))
-                    all_told.wait(0.05)
-
-        heard, told, all_told = bytearray(), set(), threading.Event()
-
-        def listen() -> None:
-            connection, _ = sink.accept()
-            with connection:
-                while piece := connection.recv(1 << 16):
-                    heard.extend(piece)
-
-        def listen_udp() -> None:
-            while len(told) < 50:
-                told.add(udp.recv(64))
-            all_told.set()
-
-        threads = [
-            threading.Thread(target=listen),
-            threading.Thread(target=listen_udp),
-            threading.Thread(target=lab.run, args=(2, talk)),
-            threading.Thread(target=lab.run, args=(1, throw)),
-        ]
-        for thread in threads:
-            thread.start()
+        thread = threading.Thread(target=lab.run, args=(1, throw))
+        thread.start()
         op = 0
         # as long as contributions are repaired: a flood may fill a ring of a veth, and then rows of ours are lost, too
         while op < 4 or (not over.is_set() and op < WARM_UP_OPS - 2):
@@ -384,31 +320,17 @@ def test_foreign_and_malformed_traffic_beside_an_allreduce(tailbound_lab: Make) 
                 assert outcome.delivered == outcome.expected
                 np.testing.assert_array_equal(out.view(np.uint32), wanted.view(np.uint32))
             op += 1
-        for thread in threads:
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
-        assert bytes(heard) == text
-        assert told == {struct.pack("!I", i) for i in range(50)}
-        sink.close()
-        udp.close()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
         stats = job[0].stats()
         drops = stats["drops"]
         assert stats["rows_summed"] == sum(c["taken"] for c in stats["ledger"]["contributions"].values())
         assert {"BAD_LENGTH", "CORRUPT", "WRONG_COOKIE", "WRONG_ADDRESS"} <= set(drops)
-        assert sum(drops.values()) > 0.9 * (flood - lab.lost_frames())
+        assert sum(drops.values()) > 0.9 * (flood - lab.lost_frames() + lost)
         assert sum(drops.values()) == sum(sum(d.values()) for d in stats["drops_by_sender"].values())
 
 
-def test_a_second_job_on_the_same_interface_and_port(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=2)
-    store = MemoryStore()
-    for name in ("first", "second"):
-        with lab_team(lab, patient(**WIDE), store=store, name=name) as job:
-            steady(job, 2, 50_000)
-
-
-def test_what_cannot_be_is_refused(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=2)
+def test_what_cannot_be_is_refused(lab: Cluster) -> None:
     worker = lab.workers[0]
 
     def join(datapath: str, interface: str, **settings: Any) -> None:

@@ -6,14 +6,16 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lab_team import all_said, served_store
+from left_behind import nothing_more
 from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.spec import LabSpec
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
 
@@ -84,10 +86,15 @@ assert net.xdp_on(name) is None
 """
 
 
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Cluster]:
+    with nothing_more(), Cluster(LabSpec(workers=2)) as made:
+        yield made
+
+
 @pytest.fixture
-def tell(tailbound_lab: Callable[..., Any]) -> Callable[[str], tuple[Any, str]]:
+def tell(lab: Cluster) -> Callable[[str], tuple[Any, str]]:
     """Runs a script in a worker's namespace with its interface as the argument; the last line it prints, as JSON."""
-    lab = tailbound_lab(workers=1)
 
     def run(script: str) -> tuple[Any, str]:
         argv = [sys.executable, "-c", script, lab.workers[0].interface]
@@ -174,10 +181,9 @@ cli.main(["detach", name])
 
 
 def test_a_job_whose_ranks_have_all_died_takes_nothing_of_what_the_kernel_has_kept(
-    tailbound_lab: Callable[..., Cluster], tmp_path: Path
+    lab: Cluster, tmp_path: Path
 ) -> None:
     """The run before has left marks, sums and results of the same steps (clock-32)."""
-    lab = tailbound_lab(workers=2)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     paths = "PYTHONPATH=" + ":".join(filter(None, sys.path))
     with served_store(tmp_path / "store.sock") as store:

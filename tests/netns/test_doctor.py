@@ -8,6 +8,7 @@ import pytest
 from pyroute2 import IPRoute
 
 import veths
+from left_behind import nothing_more
 from tailbound.doctor import facts
 from tailbound.doctor.interfaces import Interface, interface
 from tailbound.doctor.verdict import choose
@@ -17,9 +18,9 @@ from tailbound_lab.lab import namespaces
 pytestmark = pytest.mark.needs("root", "netns")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def place() -> Iterator[str]:
-    with veths.pair("tbx", ("10.77.0.1", "10.77.0.2")) as (here, _):
+    with nothing_more(), veths.pair("tbx", ("10.77.0.1", "10.77.0.2")) as (here, _):
         yield here
 
 
@@ -27,12 +28,12 @@ def seen(place: str) -> Interface:
     return namespaces.call(place, interface, "tbx")
 
 
-@pytest.mark.parametrize("on", [True, False])
-def test_stripped_tags_are_noted(place: str, on: bool) -> None:
-    namespaces.call(place, ethtool.set_features, "tbx", on, ethtool.RXVLAN)
-    link = seen(place)
-    assert link.vlan_stripping is on
-    assert any("ethtool -K tbx rxvlan off" in note for note in choose(facts.machine(), link).notes) is on
+def test_stripped_tags_are_noted(place: str) -> None:
+    for on in (True, False):
+        namespaces.call(place, ethtool.set_features, "tbx", on, ethtool.RXVLAN)
+        link = seen(place)
+        assert link.vlan_stripping is on
+        assert any("ethtool -K tbx rxvlan off" in note for note in choose(facts.machine(), link).notes) is on
 
 
 def both_ends_here() -> None:

@@ -24,10 +24,10 @@ PATIENCE = 110.0
 #: add to it, they add in PyTorch.
 ALL = [
     "train_ddp.py",
-    "train_hsdp.py",
-    "train_nodes.py",
-    pytest.param("train_lightning.py", marks=pytest.mark.needs("lightning")),
-    pytest.param("train_accelerate.py", marks=pytest.mark.needs("accelerate")),
+    pytest.param("train_hsdp.py", marks=pytest.mark.thorough),
+    pytest.param("train_nodes.py", marks=pytest.mark.thorough),
+    pytest.param("train_lightning.py", marks=[pytest.mark.thorough, pytest.mark.needs("lightning")]),
+    pytest.param("train_accelerate.py", marks=[pytest.mark.thorough, pytest.mark.needs("accelerate")]),
 ]
 
 
@@ -66,25 +66,17 @@ def accuracies(text: str) -> list[float]:
 
 
 @pytest.mark.usefixtures("warm_start")
-def test_an_example_runs_in_the_lab(tailbound_lab: Callable[..., Cluster], repository: Path) -> None:
-    trains(tailbound_lab(workers=2), repository, "train_ddp.py")
-
-
-@pytest.mark.thorough
 @pytest.mark.parametrize("example", ALL)
 def test_examples_run_in_the_lab(tailbound_lab: Callable[..., Cluster], repository: Path, example: str) -> None:
-    trains(tailbound_lab(workers=2), repository, example)
-
-
-def trains(lab: Cluster, repository: Path, example: str) -> None:
-    """Runs an example; all ranks learn, over XDP."""
-    for rank, said in enumerate(in_lab(lab, [repository / "examples" / example])):
+    """All ranks learn, over XDP."""
+    for rank, said in enumerate(in_lab(tailbound_lab(workers=2), [repository / "examples" / example])):
         assert f"rank {rank}: accuracy" in said
         assert min(accuracies(said)) > 0.9
         assert "of the rows delivered" in said
         assert "over xdp" in said or example == "train_lightning.py"
 
 
+@pytest.mark.usefixtures("warm_start")
 def test_half_precision_learns_at_a_scale_that_all_ranks_share(
     tailbound_lab: Callable[..., Cluster], repository: Path
 ) -> None:

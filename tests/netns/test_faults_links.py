@@ -1,8 +1,7 @@
-"""A job goes on while links slow down, break and come back, and while others use the network."""
+"""A job goes on while others fill its links; links that slow down, break and come back: ``test_faults_pairs.py``."""
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +12,8 @@ from fault_rows import contributors, same_bits
 from lab_team import lab_team
 from support import MS, PATIENCE, Team, gradients
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.faults import Fault
 from tailbound_lab.lab.spec import Background
 from tailbound_lab.lab.timeline import Timeline
-from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -39,14 +36,11 @@ HELD_MOST = (SETTINGS["start_max"] + SETTINGS["stage_max"]) / 1e9
 Make = Callable[..., Cluster]
 
 
-def op(job: Team, seed: int, troubled: int | None = None) -> tuple[float, bool]:
-    """One all-reduce; its longest time in seconds, and whether nothing was missing. Every row is somebody's mean.
-
-    The rank that is ``troubled`` does not count for the time: alone, it waits for as long as others may compute.
-    """
+def op(job: Team, seed: int) -> tuple[float, bool]:
+    """One all-reduce; its longest time in seconds, and whether nothing was missing. Every row is somebody's mean."""
     inputs = gradients("U", RANKS, NUMEL, seed=seed)
     results = job.allreduce(inputs)
-    seconds = max(outcome.nanoseconds for rank, (_, outcome) in enumerate(results) if rank != troubled) / 1e9
+    seconds = max(outcome.nanoseconds for _, outcome in results) / 1e9
     for out, outcome in results:
         assert outcome.error is None
         contributors(out, inputs, set(range(RANKS)), WIDTH)
@@ -71,35 +65,6 @@ def go_on(job: Team, timeline: Timeline) -> list[float]:
             assert time.monotonic() < end
             times.append(op(job, 100 + len(times))[0])
     return times[1:]
-
-
-@pytest.mark.parametrize("what", [pytest.param("slower", marks=pytest.mark.thorough), "broken", "lossy"])
-def test_a_link_gets_worse_and_better(tailbound_lab: Make, what: str) -> None:
-    lab = tailbound_lab(workers=RANKS, rate=RATE, cables=True)
-
-    def trouble(rank: int, on: bool) -> None:
-        if what == "slower":  # a two-hundredth: 0.3 s for a rank's part of one half
-            lab.set_rate(rank, RATE // 200 if on else RATE, Link.DATA)
-        elif what == "broken":
-            lab.set_link(rank, not on, Link.DATA)
-        else:
-            lab.set_faults(Fault(loss=0.3 if on else 0.0), rank, Link.DATA)
-
-    with lab_team(lab, SETTINGS) as job:
-        settle(job)
-        for rank in (1, 2) if what == "broken" else (1,):
-            trouble(rank, on=True)
-            until = time.monotonic() + PATIENCE
-            for done in itertools.count(1):
-                seconds, complete = op(job, 100 + done, rank)
-                assert seconds < HELD_MOST
-                # repair may have brought all of what was lost
-                felt = lab.fault_counts(rank, Link.DATA).lost > 0 if what == "lossy" else not complete
-                if felt and (done >= 3 or what == "broken"):
-                    break
-                assert time.monotonic() < until, "the trouble has to be felt"
-            trouble(rank, on=False)
-            settle(job)
 
 
 def test_foreign_bursts_beside_an_allreduce(tailbound_lab: Make) -> None:

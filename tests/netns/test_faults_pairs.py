@@ -8,7 +8,6 @@ Rows that are there are the same bits on every rank.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -226,18 +225,14 @@ FAULTS: dict[str, Trouble] = {
     "clock-jump": Trouble(before=_jump, again=False),
     "old-cookie": Trouble(before=_old_cookie, contributes=False, owns=False, again=False, refused=Verdict.WRONG_COOKIE),
 }
-#: Every kind of fault once. The others of all pairs meet on the simulated engine; over XDP they take five minutes.
-EVERYDAY = {
+#: Every kind of fault once. All pairs meet on the simulated engine (``sim/test_pairs.py``).
+CASES = [
     ("dies-before", "slow-link"),
     ("dies-sending", "one-way-loss"),
     ("dies-as-owner", "clock-jump"),
     ("stopped", "disorder"),
     ("slow", "down-and-up"),
     ("old-cookie", None),
-}
-CASES = [
-    pytest.param(*pair, marks=[] if pair in EVERYDAY else [pytest.mark.thorough])
-    for pair in [*((name, None) for name in FAULTS), *itertools.combinations(FAULTS, 2)]
 ]
 #: Owner by row, and how many rows each owns.
 OWNERS = place(shape_for(NUMEL, WIDTH), OwnerMap(0, tuple(range(RANKS))), RANKS).owner
@@ -384,24 +379,3 @@ def test_a_dead_rank_is_named_and_no_longer_waited_for(world: World, caplog: pyt
     else:
         pytest.fail(f"still waited for, or not named: {waited}, {caplog.messages}")
     assert min(waited[:3]) > 0
-
-
-def test_the_reference_knows_what_is_wrong() -> None:
-    """A row summed twice, in part, or from elsewhere is nobody's mean; rows of others are told apart."""
-    inputs = [row.astype(np.float32) for row in np.random.default_rng(1).standard_normal((3, 2 * WIDTH))]
-    good = np.mean(inputs, axis=0).astype(np.float32)
-    without = np.mean(inputs[1:], axis=0).astype(np.float32)
-    mixed = np.concatenate([good[:WIDTH], without[WIDTH:]])
-    assert contributors(mixed, inputs, {0}, WIDTH) == [frozenset({0, 1, 2}), frozenset({1, 2})]
-    mixed[:WIDTH] = 0
-    assert contributors(mixed, inputs, {0}, WIDTH)[0] is None
-    twice = (inputs[0] + inputs[0] + inputs[1] + inputs[2]) / 4
-    part = np.concatenate([good[: WIDTH // 2], without[WIDTH // 2 :]])
-    for wrong in (twice, part, inputs[0], np.full_like(good, np.nan)):
-        with pytest.raises(AssertionError, match="nobody's mean"):
-            contributors(wrong, inputs, {0}, WIDTH)
-    with pytest.raises(AssertionError, match="nobody's mean"):
-        contributors(without, inputs, {1}, WIDTH)
-    same_bits(np.concatenate([good[:WIDTH], 0 * good[WIDTH:]]), good, WIDTH)
-    with pytest.raises(AssertionError):
-        same_bits(without, good, WIDTH)

@@ -1,4 +1,7 @@
-"""The proof that all ranks hear each other, over cables that take nothing, little or only small packets."""
+"""The proof that all ranks hear each other, over cables that take nothing, little or only small packets.
+
+Over udp it is the same: ``unit/test_hello.py``.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,6 @@ pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 Make = Callable[..., Cluster]
 #: As good as all: probabilities of the lab are below one.
 ALL = Fault(loss=1 - 1e-9)
-#: What is the same over udp every day: tests/unit/test_hello.py.
-DATAPATHS = pytest.mark.parametrize("datapath", [pytest.param("udp", marks=pytest.mark.thorough), "xdp"])
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailbound.collective.hello.LIMIT", 1_500 * MS)
 
 
-def refusals(lab: Cluster, datapath: str) -> list[str]:
+def refusals(lab: Cluster) -> list[str]:
     """What the communicators of all ranks say, of which none comes about."""
     store, ranks = MemoryStore(), len(lab.workers)
 
@@ -41,25 +42,23 @@ def refusals(lab: Cluster, datapath: str) -> list[str]:
         config = Config(**patient(width=0, rank=rank, ranks=ranks, port=lab.spec.port))
         interface = lab.workers[rank].interface
         with pytest.raises(TransportError) as error:
-            Communicator(store, config, datapath=datapath, interface=interface).close()
+            Communicator(store, config, datapath="xdp", interface=interface).close()
         return str(error.value)
 
     with ThreadPoolExecutor(ranks) as threads:
         return list(threads.map(lambda rank: lab.run(rank, join, rank, sysfs=True), range(ranks)))
 
 
-@DATAPATHS
-def test_a_cable_that_takes_nothing_in_one_direction(tailbound_lab: Make, briefly: None, datapath: str) -> None:
+def test_a_cable_that_takes_nothing_in_one_direction(tailbound_lab: Make, briefly: None) -> None:
     lab = tailbound_lab(workers=3, cables=True)
     # packets to be resolved (ARP) are no IPv4 and pass
     lab.set_faults(ALL, 1, Link.DATA, Way.TO_WORKER)
-    for said in refusals(lab, datapath):
+    for said in refusals(lab):
         assert re.search(r"rank 1 does not hear ranks 0, 2: .* UDP port 5515 of 198\.18\.0\.2; let it in", said)
         assert said.count("does not hear") == 1
 
 
-@pytest.mark.parametrize("datapath", ["udp", "xdp"])
-def test_a_path_that_takes_small_packets_only(tailbound_lab: Make, briefly: None, datapath: str) -> None:
+def test_a_path_that_takes_small_packets_only(tailbound_lab: Make, briefly: None) -> None:
     lab = tailbound_lab(workers=2)
 
     def narrow() -> None:
@@ -69,14 +68,13 @@ def test_a_path_that_takes_small_packets_only(tailbound_lab: Make, briefly: None
             route.link("set", index=route.link_lookup(ifname=Link.DATA.port(1))[0], mtu=1000)
 
     namespaces.call(lab.topology.switch, narrow)
-    for said in refusals(lab, datapath):
+    for said in refusals(lab):
         assert "does not hear" not in said
         assert re.search(r"hears rank \d, but no packets of 1500 bytes .* MTU", said)
 
 
-@DATAPATHS
-def test_losses_fail_no_start(tailbound_lab: Make, datapath: str) -> None:
+def test_losses_fail_no_start(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=4, loss=0.1, seed=11)
-    with lab_team(lab, patient(width=0, ring_mib=8.0, quiet=50_000_000), datapath=datapath) as job:
+    with lab_team(lab, patient(width=0, ring_mib=8.0, quiet=50_000_000)) as job:
         inputs = gradients("U", 4, 50_000, seed=1)
         assert all(outcome.error is None for _, outcome in job.allreduce(inputs))

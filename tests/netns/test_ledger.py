@@ -70,30 +70,12 @@ def at_rest(lab: Cluster, job: Team, before: Counter[str]) -> tuple[list[dict[st
             return stats, whole
 
 
-def case(name: str, result: str, lab: dict[str, Any], *, repair: bool, everyday: bool = True) -> Any:
-    words = f"{name}, {'repair' if repair else 'plain'}"
-    return pytest.param(result, lab, repair, id=words, marks=[] if everyday else [pytest.mark.thorough])
+# what is lost on its way to the switch counts once, however many copies of it there would have been: multicast is calm
+CASES = [("multicast", CALM, True), ("peers", LOSSY, False), ("fanout", DOUBLING, False), ("fanout", DOUBLING, True)]
 
 
 @pytest.mark.parametrize(
-    # what is lost on its way to the switch counts once, however many copies of it there would have been: multicast is
-    # calm here
-    ("result", "lab", "repair"),
-    [
-        case("calm", "peers", CALM, repair=False, everyday=False),
-        case("calm", "peers", CALM, repair=True),
-        case("calm, fan-out", "fanout", CALM, repair=False),
-        case("calm, fan-out", "fanout", CALM, repair=True, everyday=False),
-        case("calm, multicast", "multicast", CALM, repair=False, everyday=False),
-        case("calm, multicast", "multicast", CALM, repair=True),
-        case("loss", "peers", LOSSY, repair=False),
-        case("loss", "peers", LOSSY, repair=True),
-        case("loss, fan-out", "fanout", LOSSY, repair=False, everyday=False),
-        case("loss, fan-out", "fanout", LOSSY, repair=True),
-        case("loss+duplicates, fan-out", "fanout", DOUBLING, repair=False),
-        case("loss+duplicates, fan-out", "fanout", DOUBLING, repair=True),
-    ],
-    indirect=["lab"],
+    ("result", "lab", "repair"), CASES, ids=["calm", "loss", "duplicates", "repair"], indirect=["lab"]
 )
 def test_books_and_counters_agree(lab: Cluster, repair: bool, result: str) -> None:
     """Rule: kernel-21."""

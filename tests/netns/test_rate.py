@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tailbound.kernel.routes import speed_of
 
 from lab_team import lab_team
 from support import Team, gradients, patient
@@ -43,13 +44,11 @@ def until(job: Team, found: Callable[[], bool], most: int = 60) -> None:
     raise AssertionError(f"not within {most} ops")
 
 
-@pytest.mark.parametrize("datapath", ["xdp", "udp"])
-def test_the_first_op_is_no_faster_than_the_rate_that_was_given(tailbound_lab: Make, datapath: str) -> None:
+def test_the_first_op_is_no_faster_than_the_rate_that_was_given(tailbound_lab: Make) -> None:
     """Its interfaces take gigabits. A busy machine makes it slower, and nothing makes it faster."""
-    rate = 12.5e6
-    with lab_team(
-        tailbound_lab(workers=2), patient(width=1408, ring_mib=16.0, rate=rate), datapath=datapath
-    ) as job:  # fmt: skip
+    rate, lab = 12.5e6, tailbound_lab(workers=2)
+    assert lab.run(0, speed_of, lab.workers[0].address) == 1.25e9  # what a veth calls itself
+    with lab_team(lab, patient(width=1408, ring_mib=16.0, rate=rate)) as job:
         begin = time.monotonic_ns()
         expected, delivered = ops(job, 1, 0)
         took = time.monotonic_ns() - begin
@@ -61,20 +60,20 @@ def test_the_first_op_is_no_faster_than_the_rate_that_was_given(tailbound_lab: M
 def test_a_link_that_falls_to_a_twentieth_and_comes_back(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=3, rate=10 * GBIT, wire=True)
     with lab_team(lab, patient(width=1408, ring_mib=16.0)) as job:
-        expected, delivered = ops(job, 8, 0)
+        expected, delivered = ops(job, 5, 0)
         assert delivered >= 0.99 * expected
         for rank in range(3):
             assert traffic(job, rank)["rtt_by"] == "kernel"
             assert traffic(job, rank)["echoes"] > 0
         lab.set_rate(2, GBIT // 2)
-        ops(job, 12, 10)  # finds its rate
-        expected, delivered = ops(job, 12, 20)
+        ops(job, 8, 10)  # finds its rate
+        expected, delivered = ops(job, 8, 20)
         assert delivered >= 0.99 * expected
         for rank in (0, 1):  # whatever stands in the queue before rank 2 is less than what its buffer holds (25 ms)
             until(job, lambda rank=rank: 0 < traffic(job, rank)["rtt_us"]["2"] < 20_000)
         lab.set_rate(2, 10 * GBIT)
-        ops(job, 12, 30)
-        expected, delivered = ops(job, 8, 40)
+        ops(job, 8, 30)
+        expected, delivered = ops(job, 5, 40)
         assert delivered >= 0.99 * expected
         for rank in (0, 1):  # the rate of the narrow link does not stay
             until(job, lambda rank=rank: not 0 < traffic(job, rank)["rates"]["2"] <= 40e6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import numpy as np
@@ -10,9 +9,7 @@ import pytest
 
 from lab_team import lab_team
 from support import MS, exact_mean, gradients, nmse, patient
-from tailbound.collective.repair import SHARE
-from tailbound.kernel.net import speed_of
-from tailbound.wire.schema import HEADER_BYTES, Verdict
+from tailbound.wire.schema import Verdict
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
@@ -22,7 +19,7 @@ NUMEL = 8 * 64 * 1408
 
 def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[..., Cluster]) -> None:
     """1 % of all packets lost, requests and answers too: whole ops, equal bits, and the books agree with the kernel."""
-    ranks, ops, whole = 3, 12, 0
+    ranks, ops, whole = 3, 6, 0
     lab = tailbound_lab(workers=ranks, loss=0.01)
     with lab_team(lab, patient(width=1408, ring_mib=8.0, quiet=20 * MS)) as job:
         for op in range(ops):
@@ -47,24 +44,3 @@ def test_what_the_network_drops_is_repaired_in_warm_up(tailbound_lab: Callable[.
         )  # fmt: skip
         # nothing is doubled here but by repair; which of two copies comes first is up to the queues they wait in
         assert sum(int(total[verdict]) for verdict in doubles) <= sent
-
-
-def test_answers_take_their_share_of_the_link(tailbound_lab: Callable[..., Cluster]) -> None:
-    """Links of 1 Gbit/s that lose a fifth; veth ends call themselves ten times as fast."""
-    lab = tailbound_lab(workers=3, rate=10**9, loss=0.2)
-    assert lab.run(0, speed_of, lab.workers[0].address) == 1.25e9
-    with lab_team(lab, patient(width=1408, ring_mib=32.0, quiet=20 * MS, result="peers")) as job:
-        inputs = gradients("U", 3, 4 * NUMEL, seed=99)
-        for _ in range(8):  # a rank that waits for a processor has to fill its socket to see how fast the link is
-            job.allreduce([np.tile(each, 2) for each in inputs])
-            if all(member.stats()["traffic"]["pace"] <= 1.1 * 1.25e8 for member in job.communicators):
-                break
-        before = [member.job.counters["repair_rows_sent"] for member in job.communicators]
-        begin = time.monotonic()
-        for _ in range(2):
-            job.allreduce(inputs)
-        elapsed = time.monotonic() - begin
-        for member, earlier in zip(job.communicators, before, strict=True):
-            assert member.stats()["traffic"]["pace"] <= 1.1 * 1.25e8
-            answers = (member.job.counters["repair_rows_sent"] - earlier) * (1408 + HEADER_BYTES)
-            assert 0 < answers <= SHARE * 1.1 * 1.25e8 * elapsed + (256 << 10)
