@@ -256,7 +256,7 @@ def test_cards_by_their_pci_device(tmp_path: Path) -> None:
         (folder / "device").write_text(f"{device:#06x}\n")
     (tmp_path / "lo").mkdir()
     assert net.of_pci("15b3:101D", tmp_path) == ["ens1", "ens2"]
-    with pytest.raises(ConfigError, match=r"15b3:1019; there are: eno1 8086:1572, ens1 15b3:101d"):
+    with pytest.raises(ConfigError, match=r"15b3:1019; choose one of: eno1 8086:1572, ens1 15b3:101d"):
         net.of_pci("15b3:1019", tmp_path)
     with pytest.raises(ConfigError, match="no PCI device: give vendor:device"):
         net.of_pci("mlx5", tmp_path)

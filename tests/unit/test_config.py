@@ -13,9 +13,9 @@ from tailbound.transport.config import Config, row_width, width_for_mtu
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 4}, "rank 4 is outside 0..3 for world size 4"),
-        ({"rank": -1}, "rank -1 is outside"),
-        ({"ranks": 0}, r"world size 0 is outside 1..256"),
+        ({"rank": 4}, "rank 4 of world size 4: give 0..3"),
+        ({"rank": -1}, "rank -1 of world size 4"),
+        ({"ranks": 0}, r"world size 0: give 1..256"),
         ({"ranks": 257}, "world size 257"),
         ({"port": 65536}, "UDP port 65536"),
         ({"port": -1}, "UDP port -1"),
@@ -24,8 +24,8 @@ from tailbound.transport.config import Config, row_width, width_for_mtu
         ({"width": 9000}, "width 9000"),
         ({"ring_mib": 0}, "ring of 0 MiB"),
         ({"ring_mib": float("nan")}, "ring of nan MiB"),
-        ({"deadline_1": -1}, "deadline_1 must be at least 0"),
-        ({"quiet": -5}, "quiet must be at least 0"),
+        ({"deadline_1": -1}, "deadline_1 is -1 ns: give 0 or more"),
+        ({"quiet": -5}, "quiet is -5 ns: give 0 or more"),
         ({"deadline_1": 60_000_000, "stage_max": 50_000_000}, "must not exceed stage_max"),
         ({"strict": -1}, "strict is -1 ns: give 0 or more"),
         ({"fetch": -1}, "fetch is -1 ns: give 0 or more"),
@@ -78,7 +78,7 @@ def test_the_ring_follows_the_step(step: int, width: int, mib: float) -> None:
 
 @pytest.mark.parametrize("mtu", [0, 68, 155])
 def test_an_mtu_that_holds_no_row_is_refused(mtu: int) -> None:
-    with pytest.raises(ConfigError, match=f"MTU {mtu} is too small: at least 156"):
+    with pytest.raises(ConfigError, match=f"MTU {mtu} is too small for one row: give at least 156"):
         width_for_mtu(mtu)
 
 

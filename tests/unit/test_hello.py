@@ -73,7 +73,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_one_direction_that_is_dropped_is_named_by_all(lose: Callable[[Drop], None]) -> None:
     lose(lambda sender, receiver, size: (sender, receiver) == (0, 1))
     for rank, said in enumerate(refusals(3)):
-        assert said.startswith(f"rank {rank}: UDP does not pass between all ranks:\n  rank 1 does not hear rank 0: ")
+        assert said.startswith(
+            f"rank {rank}: UDP does not pass between all ranks, let firewalls pass it:\n  rank 1 does not hear rank 0: "
+        )
         assert re.search(r"to UDP port \d+ of 127\.0\.0\.1; let it in \(firewall", said)
         assert said.count("does not hear") == 1
         assert "TAILBOUND_PORT" in said

@@ -43,7 +43,7 @@ def test_rows_leave_room_for_the_longer_header() -> None:
     assert row_width(0, 9000, ip=IPV6_BYTES) == 8832
     assert row_width(0, 9000, linear=3520, ip=IPV6_BYTES) == 3392
     assert (ip_bytes("fd00::1"), ip_bytes("10.0.0.1")) == (40, 20)
-    with pytest.raises(ConfigError, match="MTU 170 is too small: at least 176"):
+    with pytest.raises(ConfigError, match="MTU 170 is too small for one row: give at least 176"):
         width_for_mtu(170, IPV6_BYTES)
     with pytest.raises(ConfigError, match="MTU 100 is too small"):
         Config(0, 2, mtu=100)

@@ -53,7 +53,7 @@ def test_sizes_that_cannot_be(size: dict[str, int]) -> None:
         ({}, 2, r"place of 0\.\.1"),
         ({"members": (None,) * 5}, 0, r"give 1\.\.4"),
         ({"rows": 24}, 0, "power of two"),
-        ({"base": 56}, 0, "this switch 64"),
+        ({"base": 56}, 0, "this switch's 64"),
         ({"members": (Member("198.18.0.1", MAC, 8),)}, 0, r"0\.\.7"),
     ],
     ids=["place", "ranks", "rows", "base", "port"],
@@ -82,7 +82,7 @@ def test_a_job_as_commands() -> None:
 def test_ports_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="each once"):
         open_p4(["a", "a"], "198.18.252.1", mac="02:7b:00:02:00:00")
-    with pytest.raises(ConfigError, match="nowhere is no port of this switch; there are: lo"):
+    with pytest.raises(ConfigError, match="nowhere is no port of this switch; choose one of: lo"):
         open_p4(["lo"], "198.18.252.1", mac="02:7b:00:02:00:00", stations={"02:00:00:00:00:01": "nowhere"})
     with pytest.raises(ConfigError, match="no interface 'no-such-if'"):
         open_p4(["no-such-if"], "198.18.252.1", mac="02:7b:00:02:00:00")

@@ -116,7 +116,7 @@ def test_a_rank_over_xdp_shares_its_address_with_nobody(kinds: tuple[str, str]) 
 def test_a_rank_that_does_not_come_is_named() -> None:
     store = MemoryStore()
     greet(store, greeting(0))
-    with pytest.raises(TransportError, match=r"rank 1 of 3: rank 2 did not greet within 0.1 s: is it running"):
+    with pytest.raises(TransportError, match=r"rank 1 of 3: rank 2 did not greet within 0.1 s: start it"):
         exchange(store, greeting(1), "job", 0.1)
     with pytest.raises(TransportError, match=r"rank 0 did not come to the meeting 'end' within 0.1 s"):
         meet(store, "end", 1, 3, "job", 0.1)

@@ -94,3 +94,9 @@ def test_who_waits_for_a_key_of_a_rank_that_failed_is_told() -> None:
     rendezvous.tell_failed(store, "job", 0, CapabilityError("no membarrier"))
     with pytest.raises(CapabilityError, match="rank 0 cannot take part: no membarrier"):
         keys.agree(store, "job", 1, 600, "drawn")
+
+
+def test_what_others_wait_for_is_named_in_words() -> None:
+    for name, what in (("active", "open its sockets and maps"), ("heard", "say whom it hears")):
+        with pytest.raises(TransportError, match=rf"rank 1 did not {what} within 0.01 s: start it"):
+            rendezvous.share(MemoryStore(), name, "1", 0, 2, "job", 0.01)

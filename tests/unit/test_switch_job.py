@@ -49,7 +49,7 @@ def test_slots_that_overlap_are_refused_by_name(base: int) -> None:
     [
         (spec(cookie=5), {0: entry(5, 0, 16)}, "job 0x00000005 is in the switch already"),
         (spec(rows=128), {}, "128 slots for job 0x00000009: the switch has 64"),
-        (spec(base=56), {}, "slots 56..71 are outside the switch's 0..63"),
+        (spec(base=56), {}, "slots 56..71: choose some of the switch's 0..63"),
         (spec(rows=32), {0: entry(5, 8, 32)}, r"no 32 free slots.*8..39 by 0x00000005"),
         (spec(), {n: entry(n + 20, n, 1) for n in range(SWITCH_JOBS)}, f"has {SWITCH_JOBS} jobs already"),
     ],
@@ -62,9 +62,9 @@ def test_refused(asked: JobSpec, there: dict[int, Entry], words: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"ranks": ()}, "1..255 workers"),
-        ({"cookie": 0}, "cookie 0x0 is outside"),
-        ({"cookie": 1 << 32}, "outside"),
+        ({"ranks": ()}, "give a job of a switch 1..255"),
+        ({"cookie": 0}, "cookie 0x0: give"),
+        ({"cookie": 1 << 32}, "give 1..0xffffffff"),
         ({"rows": 48}, "48 slots: give a power of two"),
         ({"port": 0}, "UDP port 0"),
         ({"headroom": -1}, "headroom -1"),

@@ -137,9 +137,9 @@ def place(shape: Shape, owner_map: OwnerMap, world_size: int) -> Placement:
     """
     owners = owner_map.owners
     if not 1 <= world_size <= MAX_RANKS:
-        raise ConfigError(f"world size {world_size} is not in 1..{MAX_RANKS}")
+        raise ConfigError(f"world size {world_size}: give 1..{MAX_RANKS}")
     if not owners or min(owners) < 0 or max(owners) >= world_size:
-        raise ConfigError(f"owner map {owner_map.id}: {owners} are not ranks of 0..{world_size - 1}")
+        raise ConfigError(f"owner map {owner_map.id}: {owners}: give ranks of 0..{world_size - 1}")
     return Placement(shape, owner_map, world_size, *_deal(shape, owners, world_size))
 
 

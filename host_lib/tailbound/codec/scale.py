@@ -54,7 +54,7 @@ def shift_cap_of(world_size: int) -> int:
         ConfigError: no job is that large.
     """
     if not 1 <= world_size <= 257:
-        raise ConfigError(f"world size {world_size} is not in 1..257: sums would not fit u16 lanes")
+        raise ConfigError(f"world size {world_size}: give 1..257, as sums of more do not fit u16 lanes")
     return (257 // world_size).bit_length() - 1
 
 

@@ -60,7 +60,7 @@ class Scratch:
 
     def __init__(self, width: int) -> None:
         if width < WIDTH_STEP or width % WIDTH_STEP:
-            raise ConfigError(f"width {width} is not a positive multiple of {WIDTH_STEP}: derive it from the path MTU")
+            raise ConfigError(f"width {width} does not fit the codec: give a positive multiple of {WIDTH_STEP}")
         self.width = width
         self.memory = Memory(
             work=np.zeros(GROUP_ROWS * (2 * width + PITCH_EXTRA), np.float32),

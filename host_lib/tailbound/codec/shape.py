@@ -101,7 +101,7 @@ def shape_for(numel: int, width: int, bits: Bits = 8, ranks: int = 1) -> Shape:
     if not 1 <= numel <= NUMEL_MOST:
         raise ConfigError(f"a bucket of {numel} entries cannot be coded: use 1 to {NUMEL_MOST} entries")
     if width < WIDTH_STEP or width % WIDTH_STEP:
-        raise ConfigError(f"width {width} is not a positive multiple of {WIDTH_STEP}: derive it from the path MTU")
+        raise ConfigError(f"width {width} does not fit the codec: give a positive multiple of {WIDTH_STEP}")
     up, down = both_ways(bits)
     most = row_entries(width, bits, ranks)
     packets = -(-numel // most)

@@ -146,7 +146,14 @@ def prove(job: Job, store: Store, prefix: str, greetings: Sequence[Greeting], ti
     if lines:
         more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
         raise TransportError(
-            "\n  ".join([f"rank {job.rank}: UDP does not pass between all ranks:", *lines[:_LINES], *more, _PORTS])
+            "\n  ".join(
+                [
+                    f"rank {job.rank}: UDP does not pass between all ranks, let firewalls pass it:",
+                    *lines[:_LINES],
+                    *more,
+                    _PORTS,
+                ]
+            )
         )
     job.sender.plain |= talk.hello.plain
     if job.switch is not None and talk.hello.plain == set(job.peers):

@@ -64,7 +64,9 @@ def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
             reasons.append(str(error))
             continue
         return engine.ask(partial(engine.jump, to, tables))
-    raise TransportError(f"rank {job.rank}: nobody said where to join: {'; '.join(reasons) or 'no live rank is left'}")
+    raise TransportError(
+        f"rank {job.rank}: nobody said where to join: {'; '.join(reasons) or 'no live rank is left'}. Restart this rank"
+    )
 
 
 def encode(position: Position) -> bytes:

@@ -417,7 +417,7 @@ class Transpose:
             command()
 
     def _closed(self) -> TransportError:
-        return TransportError(f"rank {self.job.rank}: the transport is closed: register the hook anew to go on")
+        return TransportError(f"rank {self.job.rank}: the transport is closed: call register anew to go on")
 
     def _sleep(self, again: int) -> None:
         """Sleeps until something is readable or ``again`` (monotonic ns); looks out for silences and stops meanwhile.

@@ -74,7 +74,7 @@ def sum_ring(result_rows: int, workers: int) -> int:
         ConfigError: a world size that cannot be.
     """
     if not 1 <= workers <= schema.MAX_RANKS:
-        raise ConfigError(f"{workers} workers is outside 1..{schema.MAX_RANKS}")
+        raise ConfigError(f"{workers} workers: give 1..{schema.MAX_RANKS}")
     part = -(-result_rows // workers)
     return max(MIN_ROWS, 1 << (part - 1).bit_length())
 

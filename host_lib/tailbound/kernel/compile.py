@@ -142,7 +142,7 @@ def _run(command: list[str], text: bytes, loader: str, environment: Mapping[str,
     try:
         done = subprocess.run(command, input=text, capture_output=True, env=environment, timeout=_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CapabilityError(f"{loader} could not be run: {error}") from error
+        raise CapabilityError(f"{loader} could not be run: {error}. Look at `tailbound doctor`") from error
     if done.returncode or (loader == "bcc" and not done.stdout):
         output = done.stderr.decode(errors="replace")[-4000:]
         raise CapabilityError(

@@ -30,7 +30,7 @@ def probability(value: float, name: str = "probability") -> int:
         ConfigError: outside 0..1.
     """
     if not 0 <= value <= 1:
-        raise ConfigError(f"{name} {value} is outside 0..1")
+        raise ConfigError(f"{name} is {value}: give 0..1")
     return min(int(value * 2**32), 2**32 - 1)
 
 
@@ -116,7 +116,9 @@ class FaultProgram:
             ConfigError: an invalid setting, or duplicates or disorder without a port to leave by.
         """
         if (settings.duplicate or settings.reorder) and self._links and not self._ports:
-            raise ConfigError("duplicates and packets out of order need the port they leave by: attach(interface, out)")
+            raise ConfigError(
+                "duplicates and packets out of order need the port they leave by: call attach(interface, out)"
+            )
         syscalls.map_update(self.maps.fds["faults"], bytes(4), settings.record())
 
     def counts(self) -> dict[str, int]:

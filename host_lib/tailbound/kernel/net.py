@@ -58,7 +58,7 @@ def index_of(interface: str) -> int:
         return socket.if_nametoindex(interface)
     except OSError as error:
         names = ", ".join(name for _, name in socket.if_nameindex())
-        raise ConfigError(f"no interface {interface!r} in this network namespace; there are: {names}") from error
+        raise ConfigError(f"no interface {interface!r} in this network namespace; choose one of: {names}") from error
 
 
 def link_of(interface: str) -> Any:
@@ -204,7 +204,7 @@ def of_pci(identity: str, network: Path = Path("/sys/class/net")) -> list[str]:
     if not names:
         there = ", ".join(f"{name} {ids[0]:04x}:{ids[1]:04x}" for name, ids in sorted(found.items()) if min(ids) >= 0)
         raise ConfigError(
-            f"no interface here is of a PCI device {identity}; there are: {there or 'none of PCI at all'}"
+            f"no interface here is of a PCI device {identity}; choose one of: {there or 'none of PCI at all'}"
         )
     return names
 

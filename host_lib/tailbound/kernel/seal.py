@@ -27,7 +27,7 @@ class Sealer:
             ConfigError: more rows than the ring has.
         """
         if not 0 <= rows <= self._rows:
-            raise ConfigError(f"{rows} rows to seal: at most {self._rows} are in the ring")
+            raise ConfigError(f"{rows} rows to seal: give at most {self._rows}, as many as the ring has")
         self._values[:rows, 1] = op
         first = seq & (self._rows - 1)
         before_end = min(rows, self._rows - first)

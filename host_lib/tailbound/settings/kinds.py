@@ -138,7 +138,7 @@ def parse_rate(text: str) -> int:
         raise ConfigError(f"rate {text!r} is not a rate: write for example 1gbit, 500mbit or 2.5gbit")
     rate = int(float(match[1]) * _RATE_FACTORS[match[2].lower()])
     if not 8_000 <= rate <= 400 * 10**9:
-        raise ConfigError(f"rate {text!r} is outside 8kbit..400gbit")
+        raise ConfigError(f"rate {text!r} is out of range: give 8kbit..400gbit")
     return rate
 
 

@@ -121,7 +121,7 @@ class Box(Generic[A]):
         for rank, worker in enumerate(spec.ranks):
             if worker.port not in by_name:
                 raise ConfigError(
-                    f"rank {rank} is behind {worker.port}, which is no port of this switch; there are: "
+                    f"rank {rank} is behind {worker.port}, which is no port of this switch; choose one of: "
                     f"{', '.join(by_name)}"
                 )
         for rank, worker in enumerate(spec.ranks):

@@ -128,15 +128,15 @@ class JobSpec:
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.ranks) < MAX_RANKS:
-            raise ConfigError(f"a switch takes 1..{MAX_RANKS - 1} workers a job, not {len(self.ranks)}")
+            raise ConfigError(f"{len(self.ranks)} workers: give a job of a switch 1..{MAX_RANKS - 1}")
         if not 1 <= self.cookie < 1 << 32:
-            raise ConfigError(f"cookie {self.cookie:#x} is outside 1..0xffffffff")
+            raise ConfigError(f"cookie {self.cookie:#x}: give 1..0xffffffff")
         if not 1 <= self.port <= 65535:
-            raise ConfigError(f"UDP port {self.port} is outside 1..65535")
+            raise ConfigError(f"UDP port {self.port}: give 1..65535")
         if self.rows < 1 or self.rows & (self.rows - 1):
             raise ConfigError(f"{self.rows} slots: give a power of two")
         if not 0 <= self.headroom <= 64:
-            raise ConfigError(f"headroom {self.headroom} is outside 0..64 quarter powers of two")
+            raise ConfigError(f"headroom {self.headroom}: give 0..64 quarter powers of two")
         for what in ("address", "port"):
             seen: dict[str, int] = {}
             for rank, spec in enumerate(self.ranks):
@@ -171,12 +171,12 @@ def place(spec: JobSpec, there: Mapping[int, Entry], slots: int) -> tuple[int, i
     if spec.base is not None:
         end = spec.base + spec.rows
         if spec.base < 0 or end > slots:
-            raise ConfigError(f"slots {spec.base}..{end - 1} are outside the switch's 0..{slots - 1}")
+            raise ConfigError(f"slots {spec.base}..{end - 1}: choose some of the switch's 0..{slots - 1}")
         for low, high, cookie in taken:
             if spec.base < high and low < end:
                 raise ConfigError(
                     f"slots {spec.base}..{end - 1} of job {spec.cookie:#010x} overlap {low}..{high - 1}, "
-                    f"which are job {cookie:#010x}'s"
+                    f"which are job {cookie:#010x}'s: choose others"
                 )
         return free[0], spec.base
     base = 0

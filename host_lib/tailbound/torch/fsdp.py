@@ -256,11 +256,11 @@ def _group(replicas: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:
 def _modules(model: torch.nn.Module, group: dist.ProcessGroup) -> list[FSDPModule]:
     """The FSDP modules of ``model``, once nothing speaks against averaging their shards over ``group``."""
     if not isinstance(model, FSDPModule):
-        raise ConfigError(f"register wants a module that fully_shard was applied to, not {type(model).__name__}")
+        raise ConfigError(f"register got a {type(model).__name__}: apply fully_shard to it before")
     others = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, p in model.named_parameters():
         if p.device.type == "meta":
-            raise ConfigError(f"{name} is on meta: materialise and initialise the model before register")
+            raise ConfigError(f"{name} is on meta: initialise the model before register")
         mesh = getattr(p, "device_mesh", None)
         if mesh is not None and (both := sorted(others & set(mesh.mesh.flatten().tolist()))):
             raise ConfigError(

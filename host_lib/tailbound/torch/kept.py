@@ -83,7 +83,9 @@ def tell_setting(tensor: torch.Tensor, name: str) -> Told:
         ConfigError: it is a large one.
     """
     if tensor.numel() > _SETTING_MOST:
-        raise ConfigError(f"{name} is a tensor of {tensor.numel()} entries among settings: at most {_SETTING_MOST}")
+        raise ConfigError(
+            f"{name} is a tensor of {tensor.numel()} entries among settings: keep at most {_SETTING_MOST} there"
+        )
     kind = str(tensor.dtype).removeprefix("torch.")
     return {"dtype": kind, "shape": list(tensor.shape), "values": tensor.detach().cpu().flatten().tolist()}
 

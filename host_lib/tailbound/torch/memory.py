@@ -92,4 +92,4 @@ def check(index: int, tensor: torch.Tensor) -> None:
     if tensor.device.type not in KINDS:
         raise ConfigError(f"bucket {index} is on {tensor.device}: give CPU or CUDA tensors")
     if tensor.dtype not in DTYPES:
-        raise ConfigError(f"bucket {index} has dtype {tensor.dtype}: supported are {SUPPORTED}")
+        raise ConfigError(f"bucket {index} has dtype {tensor.dtype}: use one of {SUPPORTED}")

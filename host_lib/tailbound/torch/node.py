@@ -77,8 +77,8 @@ class Node:
                     )
                 except RuntimeError as error:
                     raise TransportError(
-                        f"rank {own}: no {backend} group of {_words(ranks)} within {timeout:g} s: {error}. Has one of "
-                        "them ended? What it has said last tells why"
+                        f"rank {own}: no {backend} group of {_words(ranks)} within {timeout:g} s: {error}. Look "
+                        "at the logs of these ranks: one of them may have ended"
                     ) from error
                 found = made if own in ranks else found
         assert found is not None

@@ -83,7 +83,7 @@ class Recovery:
 
     def __init__(self, rank: int, ranks: int, resync: tuple[int, float]) -> None:
         if min(resync) < 0:
-            raise ConfigError("resync_period and resync_share are at least 0")
+            raise ConfigError("resync_period and resync_share: give 0 or more")
         self.rank, self.ranks = rank, ranks
         self._resync_settings = resync
         self.layout, self.memory = Layout(), Memory()
@@ -172,7 +172,7 @@ class Recovery:
         module = ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model
         replica = Replica(module, least=self.ranks)
         if optimizer is not None and not replica.adopt(optimizer):
-            raise ConfigError("the optimizer given to register steps none of the model's parameters")
+            raise ConfigError("the optimizer steps none of the model's parameters: give register the one that does")
         self._tell_of_ring(self.communicator, self._entries(replica))
         communicator, job, (period, share) = self.communicator, self.communicator.job, self._resync_settings
         self.resync = Resync(

@@ -35,7 +35,7 @@ def burst_packets(stride: int) -> int:
         ConfigError: not even one fits.
     """
     if not 0 < stride <= MAX_BYTES:
-        raise ConfigError(f"packets of {stride} bytes: a UDP payload has 1..{MAX_BYTES}")
+        raise ConfigError(f"packets of {stride} bytes: give 1..{MAX_BYTES}, as a UDP payload has")
     return min(MAX_SEGMENTS, MAX_BYTES // stride)
 
 

@@ -51,7 +51,7 @@ def width_for_mtu(mtu: int, ip: int = IPV4_BYTES) -> int:
     overhead = ip + UDP_BYTES + HEADER_BYTES
     width = (mtu - overhead) // WIDTH_STEP * WIDTH_STEP
     if width < WIDTH_STEP:
-        raise ConfigError(f"MTU {mtu} is too small: at least {overhead + WIDTH_STEP} bytes are needed for one row")
+        raise ConfigError(f"MTU {mtu} is too small for one row: give at least {overhead + WIDTH_STEP} bytes")
     return min(width, WIDTH_MOST)
 
 
@@ -146,16 +146,16 @@ class Config:
 
     def __post_init__(self) -> None:
         if not 1 <= self.ranks <= MAX_RANKS:
-            raise ConfigError(f"world size {self.ranks} is outside 1..{MAX_RANKS}")
+            raise ConfigError(f"world size {self.ranks}: give 1..{MAX_RANKS}")
         if self.switch is not None and self.ranks + 1 > MAX_RANKS:
             raise ConfigError(
                 f"{self.ranks} workers and their switch are more than {MAX_RANKS} ranks: run fewer, or without the "
                 "switch"
             )
         if not 0 <= self.rank < self.ranks:
-            raise ConfigError(f"rank {self.rank} is outside 0..{self.ranks - 1} for world size {self.ranks}")
+            raise ConfigError(f"rank {self.rank} of world size {self.ranks}: give 0..{self.ranks - 1}")
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"UDP port {self.port} is outside 0..65535")
+            raise ConfigError(f"UDP port {self.port}: give 0..65535")
         if not 0 <= self.width <= WIDTH_MOST or self.width % WIDTH_STEP:
             raise ConfigError(f"payload width {self.width}: give a multiple of {WIDTH_STEP} up to {WIDTH_MOST}")
         if self.mtu:
@@ -189,7 +189,7 @@ class Config:
             raise ConfigError(f"fetch is {self.fetch} ns: give 0 or more; 0 fetches nothing")
         for name in ("deadline_1", "deadline_2", "quiet"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0 ns (0: learned), not {getattr(self, name)}")
+                raise ConfigError(f"{name} is {getattr(self, name)} ns: give 0 or more; 0 is learned")
         for name in ("start_max", "stage_max", "hold_max", "floor"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)} ns: give a time above 0")

@@ -129,7 +129,7 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
     try:
         store.wait([name], timedelta(seconds=timeout))
     except Exception as error:
-        raise TransportError(f"rank {rank}: rank 0 handed over no key within {timeout:g} s: is it running?") from error
+        raise TransportError(f"rank {rank}: rank 0 handed over no key within {timeout:g} s: look at its log") from error
     found = store.get(name)
     listen(found)
     said, _, key = (known or _text(found)).partition(" ")

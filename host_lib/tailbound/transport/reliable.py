@@ -311,11 +311,11 @@ class Reliable:
         answer = _receive(sock, _ANSWER.size, until)
         if tags is not None and not tags.fits(_receive(sock, _TAG, until), answer):
             raise TransportError(
-                f"{what}: the answer was not made with the job's key; is its TCP port another program's?"
+                f"{what}: the answer was not made with the job's key; look which program has its TCP port"
             )
         magic, status, length = _ANSWER.unpack(answer)
         if magic != _MAGIC or length > (_TEXT_MOST if status else most):
-            raise TransportError(f"{what}: the answer is not one ({length} bytes); is its TCP port another program's?")
+            raise TransportError(f"{what}: the answer is not one ({length} bytes); look which program has its TCP port")
         pause = math.inf
         if rate:
             until, pause = max(until, time.monotonic() + length / rate), _SILENCE

@@ -296,7 +296,7 @@ def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: floa
     except Exception as error:
         who = f"rank {own.rank} of {own.ranks}: " if own else ""
         raise TransportError(
-            f"{who}rank {rank} did not {what} within {timeout:g} s: is it running, with the same world size?"
+            f"{who}rank {rank} did not {what} within {timeout:g} s: start it, with the same world size"
         ) from error
     text = store.get(key)
     listen(text)

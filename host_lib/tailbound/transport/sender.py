@@ -118,7 +118,7 @@ class Sender:
 
     def __init__(self, sockets: Sequence[Socket], peers: Mapping[int, tuple[str, int]]) -> None:
         if not sockets:
-            raise ConfigError("a sender needs at least one bound socket")
+            raise ConfigError("no socket: give a sender at least one that is bound")
         self.sockets = list(sockets)
         self.rooms = [sock.room() for sock in sockets]  #: bytes that may wait in each
         self.peers = dict(peers)
@@ -144,7 +144,7 @@ class Sender:
             ConfigError: there are ``SHARED_MOST`` already.
         """
         if len(self.shared) == SHARED_MOST:
-            raise ConfigError(f"a sender has {SHARED_MOST} shared channels at most")
+            raise ConfigError(f"a sender's shared channels: give {SHARED_MOST} at most")
         number = MAX_RANKS + len(self.shared)
         self.shared[number] = channel
         self.channel[number] = len(self.ports)

@@ -205,7 +205,9 @@ class Sequence:
         step, result_seq, sums = self._step, self._result_seq, self.sum_seqs
         if self._index:
             if not self.stable or tuple(self._current) != self._history[1][: self._index]:
-                raise TransportError("the bucket layout is not stable yet, so the start of the next step is unknown")
+                raise TransportError(
+                    "the bucket layout is not stable yet, so the start of the next step is unknown: wait until it is"
+                )
             for layout in self._history[1][self._index :]:
                 result_seq = (result_seq + layout.shape.rows) & _U32
                 sums = self._past(sums, layout, step)

@@ -116,7 +116,7 @@ def buffer_of(sock: socket.socket, which: int) -> int:
     except OSError as error:
         raise CapabilityError(
             f"this system refuses to tell {_BUFFERS[which]} of a UDP socket ({error.strerror}), by which bursts are "
-            "measured: let the sandbox or container pass getsockopt"
+            "measured: allow getsockopt in the sandbox or container"
         ) from error
 
 

@@ -50,18 +50,18 @@ class Switch:
         except OSError:
             raise ConfigError(f"switch {self.address!r}: give an IP address in numbers (switch=, {ADDRESS})") from None
         if not 0 <= self.port <= 65535:
-            raise ConfigError(f"switch port {self.port} is outside 0..65535")
+            raise ConfigError(f"switch port {self.port}: give 0..65535")
         if self.rows < _ROWS_LEAST or self.rows & (self.rows - 1):
-            raise ConfigError(f"{self.rows} slots in the switch: {ROWS} is a power of two of at least {_ROWS_LEAST}")
+            raise ConfigError(f"{self.rows} slots in the switch: give {ROWS} a power of two of at least {_ROWS_LEAST}")
         if self.form not in FORMS:
-            raise ConfigError(f"form {self.form!r} of a switch's results: {FORM} is one of {', '.join(FORMS)}")
+            raise ConfigError(f"form {self.form!r} of a switch's results: give {FORM} one of {', '.join(FORMS)}")
         if self.form == "sums" and is_ipv6(self.address):
             raise ConfigError(
                 f"the switch at {self.address} sends sums, as the P4 switch does, and that one is for IPv4: give it an "
                 "address of IPv4, or take an XDP switch"
             )
         if self.codes < 0 or self.codes % WIDTH_STEP:
-            raise ConfigError(f"rows of {self.codes} codes in the switch: {CODES} is a multiple of {WIDTH_STEP}")
+            raise ConfigError(f"rows of {self.codes} codes in the switch: give {CODES} a multiple of {WIDTH_STEP}")
 
     def width(self, width: int) -> int:
         """Widest row of a contribution where packets hold ``width`` codes.
@@ -75,8 +75,8 @@ class Switch:
         half = width // 2 // WIDTH_STEP * WIDTH_STEP
         if not half:
             raise ConfigError(
-                f"payload width {width} is too small for a switch that sends sums: two bytes a code, in steps of "
-                f"{WIDTH_STEP} codes, need at least {2 * WIDTH_STEP}"
+                f"payload width {width} is too small for a switch that sends sums, two bytes a code: raise the "
+                f"MTU so that {2 * WIDTH_STEP} bytes fit"
             )
         return min(half, most)
 

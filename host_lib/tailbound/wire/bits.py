@@ -69,5 +69,5 @@ def bits_numbered(number: int) -> Bits:
         ConfigError: no such bits.
     """
     if number not in _BY_NUMBER:
-        raise ConfigError(f"{number} is the number of no bits that codes may have")
+        raise ConfigError(f"no bits of codes have the number {number}: give one of {', '.join(map(str, _BY_NUMBER))}")
     return _BY_NUMBER[number]

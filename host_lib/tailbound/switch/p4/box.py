@@ -78,5 +78,5 @@ def open_p4(
 
 def _number(numbers: Mapping[str, int], name: str) -> int:
     if name not in numbers:
-        raise ConfigError(f"{name} is no port of this switch; there are: {', '.join(numbers)}")
+        raise ConfigError(f"{name} is no port of this switch; choose one of: {', '.join(numbers)}")
     return numbers[name]

@@ -35,12 +35,14 @@ def check(entry: Entry, place: int, sizes: Sizes) -> None:
         raise ConfigError(f"{len(entry.members)} workers: give 1..{sizes.ranks}, as this switch takes")
     if entry.rows < 1 or entry.rows & (entry.rows - 1) or entry.base < 0 or entry.base + entry.rows > sizes.slots:
         raise ConfigError(
-            f"slots {entry.base} to {entry.base + entry.rows - 1}: a job has a power of two of them, and this switch "
+            f"slots {entry.base} to {entry.base + entry.rows - 1}: give a power of two of them, of this switch's "
             f"{sizes.slots}"
         )
     for member in entry.members:
         if member is not None and not 0 <= member.ifindex < sizes.ports:
-            raise ConfigError(f"port {member.ifindex} of {member.address}: this switch has 0..{sizes.ports - 1}")
+            raise ConfigError(
+                f"port {member.ifindex} of {member.address}: give one of this switch's 0..{sizes.ports - 1}"
+            )
 
 
 def _add(table: str, action: str, keys: Iterable[object], values: Iterable[object] = ()) -> str:

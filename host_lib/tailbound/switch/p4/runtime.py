@@ -88,7 +88,8 @@ class Runtime:
         for command, answer in zip(listed, answers, strict=True):
             if wrong := _FAILURES.search(answer):
                 raise AttachError(
-                    f"the switch at thrift port {self._port} refuses {command!r}: {wrong[0]} (has it another program?)"
+                    f"the switch at thrift port {self._port} refuses {command!r}: {wrong[0]} "
+                    "(load this version's program)"
                 )
         return answers
 
@@ -120,5 +121,5 @@ class Runtime:
         rest = self._process.stdout.read()
         said = (self._text + rest.decode(errors="replace")).strip().splitlines()
         return AttachError(
-            f"no answer from a switch at thrift port {self._port}, is it up? {said[-1] if said else 'no reason'}"
+            f"no answer from a switch at thrift port {self._port}, start it: {said[-1] if said else 'no reason'}"
         )

@@ -267,5 +267,5 @@ def _shared(entry: Entry, place: int) -> dict[tuple[str, int], str]:
 def _number(pattern: re.Pattern[str], command: str, answer: str) -> int:
     found = pattern.search(answer)
     if found is None:
-        raise AttachError(f"the switch does not do {command!r}, has it another program? {answer.strip()}")
+        raise AttachError(f"the switch does not do {command!r}, load this version's program: {answer.strip()}")
     return int(found[1])
