@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 
 from tailbound.errors import ConfigError
-from tailbound.settings.table import RESULT
 from tailbound.transport.choose import WORKS, Facts, Tried, choose, worth_trying
 from tailbound.transport.config import Config
 
@@ -65,13 +64,3 @@ def test_the_settings_are_checked() -> None:
         with pytest.raises(ConfigError, match="multicast group"):
             Config(rank=0, ranks=2, group=group)
     assert Config(rank=0, ranks=2, group="239.1.2.3").group == "239.1.2.3"
-
-
-def test_the_environment_is_asked_where_nobody_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TAILBOUND_RESULT", raising=False)
-    assert RESULT.read() == "auto"
-    monkeypatch.setenv("TAILBOUND_RESULT", "fanout")
-    assert RESULT.read() == "fanout"
-    monkeypatch.setenv("TAILBOUND_RESULT", "everywhere")
-    with pytest.raises(ConfigError, match="everywhere"):
-        RESULT.read()

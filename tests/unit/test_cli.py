@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -10,16 +9,9 @@ import sys
 
 import pytest
 
-from tailbound import __version__, cli
+from tailbound import cli
 from tailbound.errors import AttachError, ConfigError, TailboundError
 from tailbound_lab import cli as laboratory
-from tailbound_lab.bench.table import show
-
-
-def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--help"]) == 0
-    words = capsys.readouterr().out.split()
-    assert {"attach", "bench", "demo", "detach", "doctor", "lab", "simulate", "switch", "top"} <= set(words)
 
 
 @pytest.mark.parametrize(
@@ -72,19 +64,9 @@ def test_labs_attach_and_doctor_start_without_the_codec() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"tailbound {__version__}\n"
-
-
 def test_the_package_runs_as_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "tailbound", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("tailbound")
-
-
-def test_an_unknown_verb_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["frobnicate"]) == 2
-    assert "frobnicate" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("error", "status"), [(TailboundError, 1), (ConfigError, 2), (AttachError, 1)])
@@ -117,27 +99,6 @@ def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["doctor"]) == 130
 
 
-def test_doctor_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--json", "--interface", "lo"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["memory"]["total_bytes"] > 0
-    assert report["verdict"]["datapath"] in {"udp", "xdp"}
-
-
-def test_doctor_tables_say_the_same(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    assert cli.main(["doctor", "--interface", "lo"]) == 0
-    out = capsys.readouterr().out
-    for words in ("BTF", "kernel headers", "native XDP", "MiB in the kernel", "on lo", "because"):
-        assert words in out
-    assert out.startswith("datapath: ")  # the verdict first
-
-
-def test_doctor_refuses_an_interface_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor", "--interface", "nowhere0"]) == 2
-    assert "no interface 'nowhere0'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("text", "size"), [("25MiB", 25 << 20), ("1.5 kib", 1536), ("26MB", 26_000_000), ("4", 4), ("100", 100)]
 )
@@ -153,15 +114,6 @@ def test_sizes_as_people_write_them(text: str, size: int, monkeypatch: pytest.Mo
 def test_a_size_that_cannot_be_is_a_usage_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "allreduce", "--size", text]) == 2
     assert "write for example 25MiB" in capsys.readouterr().err
-
-
-def test_rows_of_a_benchmark_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows of the switch's program have no ring: the table of `bench kernel` could not be printed."""
-    rows = [{"name": "add", "rows": 64, "ns": 158.25, "summed": 20000}, {"name": "store", "ns": 98765.4, "summed": 0}]
-    show("Kernel", rows)
-    lines = capsys.readouterr().out.splitlines()
-    assert any(all(words in line for words in ("add", "64", "158.2", "20,000")) for line in lines)
-    assert any(line.split() == ["store", "-", "98,765", "0"] for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -149,17 +149,6 @@ def test_the_laboratory_uses_public_names(repository: Path) -> None:
     assert private_names(repository / "host_lib") == []
 
 
-def test_a_private_name_is_seen(tmp_path: Path) -> None:
-    for name, text in {
-        "tailbound/part": '__all__ = ["public"]\npublic = hidden = _private = 1\n',
-        "tailbound_lab/user": "from tailbound.part import public, hidden, _private\n",
-    }.items():
-        path = tmp_path / f"{name}.py"
-        path.parent.mkdir(parents=True)
-        path.write_text(text)
-    assert [line.rpartition(".")[2] for line in private_names(tmp_path)] == ["hidden", "_private"]
-
-
 def test_the_check_sees_what_it_should(tmp_path: Path) -> None:
     for name, text in {
         "__init__": "",

@@ -147,11 +147,3 @@ def test_which_clang(there: dict[str, int], chosen: str | None, monkeypatch: pyt
     monkeypatch.setattr(compiling.shutil, "which", lambda name: name if name in there else None)
     monkeypatch.setattr(compiling, "_major", there.__getitem__)
     assert compiling.clang_path.__wrapped__() == chosen
-
-
-def test_the_version_of_this_clang() -> None:
-    path = compiling.clang_path()
-    if path is None:
-        pytest.skip("missing capability 'clang': apt-get install clang-14")
-    assert compiling._major(path) >= compiling.LEAST_CLANG
-    assert compiling._major("/bin/false") == compiling._major("/nowhere") == 0

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 import tailbound
-from tailbound.observe.events import LINES, PERIOD, Events, JsonLines, Thinned
-from tailbound.transport.steps import label_text
+from tailbound.observe.events import LINES, PERIOD, Events, JsonLines
 
 
 class Clock:
@@ -77,19 +76,6 @@ def test_records_become_lines_of_json() -> None:
     assert json.loads(JsonLines().format(plain))["text"] == "hello"
 
 
-def test_an_op_has_one_spelling() -> None:
-    """By step and index: no sentence prints a label, in whatever base, and no event has one as a field."""
-    assert label_text(26 << 10 | 3) == "26.3"
-    source = Path(tailbound.__file__).parent
-    found = [
-        f"{path.relative_to(source)}: {line.strip()}"
-        for path in source.rglob("*.py")
-        for line in path.read_text().splitlines()
-        if re.search(r"label(:[#\dxX]+)?\}|%#x|\bop=(op|outcome)\.label", line)
-    ]
-    assert found == []
-
-
 def test_every_event_is_in_the_table_of_the_documentation(repository: Path) -> None:
     """docs/torch/metrics.md names the events that the code emits, each with its levels, and no others."""
     emitted: dict[str, set[str]] = {}
@@ -111,13 +97,3 @@ def test_every_event_is_in_the_table_of_the_documentation(repository: Path) -> N
     assert documented.keys() == emitted.keys()
     for name, levels in emitted.items():
         assert levels <= documented[name], name
-
-
-def test_the_log_of_a_rank_is_thinned_by_kind(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
-    log = Thinned(1, clock)
-    for i in range(2 * LINES):
-        log.say(logging.WARNING, "a", f"number {i}")
-        log.say(logging.WARNING, "b", "other")
-    assert [r.getMessage() for r in caplog.records].count("rank 1: other") == LINES
-    assert len(caplog.records) == 2 * LINES

@@ -48,10 +48,6 @@ def one(metrics: list[Metric], name: str, **labels: str) -> float:
     return value
 
 
-def test_a_world_of_one_has_no_metrics() -> None:
-    assert flatten({}) == []
-
-
 def test_metrics_are_the_numbers_of_stats(stats: dict[str, Any]) -> None:
     metrics, status = flatten(stats), stats["status"]
     by_key(metrics)
@@ -132,16 +128,6 @@ def test_a_suspect_and_one_that_has_gone_are_told_apart(stats: dict[str, Any]) -
     suspect = {m.labels["peer"] + m.labels["stage"][0]: m.value for m in metrics if m.name == "tailbound_peer_suspect"}
     assert suspect == {"0c": 1, "0r": 1, "2c": 0, "2r": 0}
     assert [m.value for m in metrics if m.name == "tailbound_peer_gone"] == [0, 1]
-
-
-def test_what_stats_gains_later_appears_by_its_path() -> None:
-    later = {"bubbles": 3, "replica": {"sound": True, "stale": None, "counters": {"taken-over": 2}}, "word": "x"}
-    metrics = flatten({"rank": 0, "ranks": 2, **later})
-    assert {m.name: m.value for m in metrics if m.name != "tailbound_ranks"} == {
-        "tailbound_bubbles": 3,
-        "tailbound_replica_sound": 1,
-        "tailbound_replica_counters_taken_over": 2,
-    }
 
 
 @pytest.mark.needs("prometheus")

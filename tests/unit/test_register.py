@@ -121,20 +121,6 @@ def test_an_option_that_is_none_is_refused_with_the_nearest_one(model: Distribut
             take(qqq=16)
 
 
-def test_a_variable_that_is_none_is_told_with_the_nearest_one(
-    model: DistributedDataParallel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """In a world of one, too."""
-    from tailbound.settings import table
-    from tailbound.torch import register
-
-    monkeypatch.setattr(table, "_told", set())
-    variable = f"{table.PREFIX}BTIS"
-    monkeypatch.setenv(variable, "8")
-    register(model)
-    assert f"{variable} is no setting and does nothing: did you mean TAILBOUND_BITS?" in caplog.text
-
-
 def test_a_world_of_one_has_the_keys_of_any_other(model: DistributedDataParallel) -> None:
     """They were none: a script that reads them ended with a KeyError on everybody's own machine."""
     from tailbound.metrics.flatten import flatten

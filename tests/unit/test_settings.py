@@ -13,9 +13,7 @@ import pytest
 
 from tailbound.errors import ConfigError
 from tailbound.settings import table as settings
-from tailbound.settings.kinds import choice
-from tailbound.settings.page import page
-from tailbound.settings.table import ALL, OPTIONS, Options, Setting, config_fields, filled, unknown
+from tailbound.settings.table import ALL, OPTIONS, Options, config_fields, filled, unknown
 from tailbound.transport.config import Config
 from tailbound.transport.safeguard import Limits
 
@@ -49,10 +47,6 @@ def test_options_come_to_the_config_in_its_units() -> None:
     ]  # fmt: skip
 
 
-def test_the_page_is_that_of_the_table(repository: Path) -> None:
-    assert (repository / "docs" / "settings.md").read_text() == page(), "run `make generate`"
-
-
 def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path) -> None:
     """And each of the table is named somewhere else: nothing is documented that nobody reads."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=repository, capture_output=True,
@@ -66,11 +60,6 @@ def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path)
     variables = {s.variable for s in ALL}
     assert named - NO_VARIABLES <= variables
     assert variables - {s.variable for s in OPTIONS.values()} <= named  # options are read by their names
-
-
-def test_no_variable_is_in_the_table_twice() -> None:
-    assert len({s.variable for s in ALL}) == len(ALL)
-    assert all(s.doc and s.kind.give and s.set_by for s in ALL)
 
 
 @pytest.mark.parametrize(
@@ -132,14 +121,6 @@ def test_a_wrong_value_is_named_with_its_variable_and_what_to_give(name: str, te
     assert said.startswith(f"{setting.variable} is {text!r}: ")
     assert "give" in said
     assert give in said
-
-
-def test_a_choice_may_be_one_of_numbers() -> None:
-    kind = choice(16, 8, 4)
-    assert kind.parse("4") == 4
-    assert kind.give == "one of 16, 8, 4"
-    with pytest.raises(ValueError, match="5"):
-        kind.parse("5")
 
 
 def spelled(**given: Any) -> tuple[Any, ...]:
@@ -205,7 +186,3 @@ def test_what_is_no_setting_is_warned_of_once(
     assert unknown({"TAILBOUND_WEATHER": "1", "PATH": "/bin", "TAILBOUND_PORT": "1"}) == [
         "TAILBOUND_WEATHER is no setting and does nothing: docs/settings.md has all settings"
     ]
-
-
-def test_a_setting_without_a_value_is_its_default() -> None:
-    assert Setting("TAILBOUND_PORT", BY_NAME["port"].kind, "", 3).read({}) == 3

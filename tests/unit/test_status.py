@@ -274,11 +274,6 @@ def test_every_column_but_three_can_give_way() -> None:
     assert len(GIVE_WAY) == len(COLUMNS) - 3
 
 
-def test_states_and_foreign_shapes() -> None:
-    shown = cells(report(0) | {"age": 9.0}, report(1, behind=3), {"rank": 2, "pid": 1, "age": 0.0})
-    assert [r["state"] for r in shown] == ["silent 9 s", "3 behind"]
-
-
 def test_numbers_and_names_of_others_do_not_end_a_reader(tmp_path: Path) -> None:
     infinite = report(1, behind=math.inf, ops=math.inf) | {"age": 0.1}
     odd = report(2, cookie=["x"]) | {"age": 0.1}
@@ -290,18 +285,6 @@ def test_numbers_and_names_of_others_do_not_end_a_reader(tmp_path: Path) -> None
     assert "3" in ops
 
 
-def test_the_table_says_who_and_what(tmp_path: Path) -> None:
-    bad = report(2)
-    bad["peers"]["1"]["suspect"] = "cr"
-    rows = lines([s | {"age": 0.1} for s in (report(0), report(1), bad)])
-    console = Console(width=300, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(table(rows, "here"))
-    console.file.close()
-    text = console.export_text()
-    for word in ("3 rank(s) here", "10/20/0.5", "96.000%", "1cr", "4 owns 0 H", "suspect", "last event"):
-        assert word in text, word
-
-
 def shown(width: int, *changes: dict[str, Any]) -> list[str]:
     """The lines of the table on a terminal of ``width``."""
     rows = lines([report(rank) | {"age": 0.1} | more for rank, more in enumerate(changes)])
@@ -309,14 +292,6 @@ def shown(width: int, *changes: dict[str, Any]) -> list[str]:
     console.print(table(rows, width=width))
     console.file.close()
     return console.export_text().splitlines()
-
-
-def test_two_jobs_have_names_on_a_narrow_terminal() -> None:
-    """They were two blocks without one."""
-    lines = "\n".join(shown(80, {"cookie": "0000beef"}, {"cookie": "0000cafe"}))
-    assert "beef" in lines
-    assert "cafe" in lines
-    assert "beef" not in "\n".join(shown(80, {"cookie": "0000beef"}, {"cookie": "0000beef"}))
 
 
 def test_help_explains_every_column() -> None:
@@ -334,15 +309,6 @@ def test_rank_and_state_are_shown_at_any_width(width: int) -> None:
         assert [re.findall(r"\d+", line)[0] for line in lines if " behind" in line] == ["1", "2"]
         assert "rank" in "".join(lines)
         assert "state" in "".join(lines)
-
-
-def test_what_matters_most_is_shown_at_80() -> None:
-    lines = shown(80, {}, {"behind": 3, "ops": 123456, "p99_ms": 1234.5}, {})
-    text = "\n".join(lines)
-    for word in ("op/s", "p99 ms", "delivered", "suspects", "lost", "late", "more columns", "1234.5", "96.000%"):
-        assert word in text, word
-    assert "\u2026" not in text  # nothing is cut
-    assert "more columns" not in "\n".join(shown(300, {}, {}))
 
 
 def test_files_of_others_do_not_speak_to_the_terminal() -> None:
@@ -394,12 +360,6 @@ def test_once_and_json(tmp_path: Path) -> None:
     shown = json.loads(result.output)
     assert [s["rank"] for s in shown["statuses"]] == [0, 1]
     assert shown["statuses"][0]["p99_ms"] == 30.0
-
-
-def test_nobody_there(tmp_path: Path) -> None:
-    result = CliRunner().invoke(top, ["--once", "--folder", str(tmp_path / "nowhere")])
-    assert result.exit_code == 0
-    assert "no rank of Tailbound" in result.output
 
 
 def test_live_until_interrupted(tmp_path: Path) -> None:

@@ -27,12 +27,6 @@ def test_the_word_is_the_struct(op: int, exponent: int) -> None:
     assert expected_of(word, op ^ 1) == EXPONENT_NONE
 
 
-def test_nothing_is_expected() -> None:
-    word = expect_word(9, EXPONENT_NONE)
-    assert np.array([word], np.uint64).view(DTYPES["tb_expect"])["valid"][0] == 0
-    assert expected_of(word, 9) == expected_of(np.uint64(0), 0) == EXPONENT_NONE
-
-
 def test_slots_by_group_over_the_end_of_the_ring() -> None:
     expect = np.zeros(8, DTYPES["tb_expect"])
     groups, exponents = np.array([0, 1, 2, 0], np.int32), np.array([-5, EXPONENT_NONE, 7], np.int16)

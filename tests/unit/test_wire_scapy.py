@@ -11,7 +11,7 @@ import cases
 from golden import Golden, golden_packets
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.schema import Flag
 
 pytestmark = pytest.mark.needs("scapy")
 PORT = 45999
@@ -48,40 +48,6 @@ def test_packets_with_tags_are_built(layer, monkeypatch: pytest.MonkeyPatch, epo
     assert found.flags == (Flag.EPOCH if epoch else 0)
     fields = {n: getattr(found, n) for n in HEADER_DTYPE.names if n != "check"}
     assert bytes(layer.Tailbound(**fields) / bytes(found.payload)) == data
-
-
-def test_a_frame_of_literal_bytes(layer) -> None:
-    from scapy.layers.inet import IP, UDP
-    from scapy.layers.l2 import Ether
-
-    frame = bytes.fromhex(
-        "0200000000020200000000010800"  # Ethernet
-        "4500006c000100004011ee58c6120001c6120002"  # IPv4
-        "b3afb3af00580000"  # UDP without a checksum
-        "0108000000000007000000000000010200000000000000000000000000000000"
-        "0000000000000000000000000000000000000000000000002210c5c146c41c5c"
-        "0000011f71fb04cb0000000000000000"
-    )  # fmt: skip
-    found = Ether(frame)
-    body = found[layer.Tailbound]
-    assert (found[UDP].sport, found[UDP].dport) == (PORT, PORT)
-    assert (body.version, body.type, body.sender, body.owner, body.cookie) == (1, PacketType.BYE, 1, 2, 7)
-    assert body.check == 0x2210C5C146C41C5C
-    built = (
-        Ether(src="02:00:00:00:00:01", dst="02:00:00:00:00:02")
-        / IP(src="198.18.0.1", dst="198.18.0.2")
-        / UDP(sport=PORT, chksum=0)
-        / layer.Tailbound(type="BYE", cookie=7, sender=1, owner=2)
-        / (1234567890123).to_bytes(8, "big")
-        / bytes(8)
-    )
-    assert bytes(built) == frame
-
-
-def test_names_of_types_and_flags(layer) -> None:
-    found = layer.Tailbound(bytes(layer.Tailbound(type="READY", flags="ABSTAIN+LATE")))
-    assert found.sprintf("%type% %flags%") == "READY ABSTAIN+LATE"
-    assert (found.type, int(found.flags)) == (PacketType.READY, 10)
 
 
 def test_a_given_check_stays(layer) -> None:

@@ -123,5 +123,6 @@ def _wait(child: subprocess.Popen[bytes], port: int, log: Path) -> None:
     said = log.read_text(errors="replace")[-_LOG_TAIL:].strip()
     ended = "does not answer" if child.returncode is None else f"ended with status {child.returncode}"
     raise AttachError(
-        f"simple_switch {ended} (thrift port {port}: run as root, and choose a port that is free): {said or 'it said nothing'}"
+        f"simple_switch {ended} (thrift port {port}: run as root, and choose a port that is free): "
+        f"{said or 'it said nothing'}"
     )
