@@ -522,26 +522,6 @@ def test_one_state_is_not_taken_for_two_models(rank: Callable[..., Rank]) -> Non
         iterate(0)
 
 
-def test_one_state_that_is_attached_to_none_is_not_taken_for_two_models_either() -> None:
-    """Two hooks made by hand."""
-    import torch
-
-    from tailbound.torch.finished import Layout
-
-    def bucket(net: torch.nn.Module) -> Any:
-        parameters = list(net.parameters())
-        return SimpleNamespace(
-            index=lambda: 0, buffer=lambda: torch.zeros(8), is_last=lambda: True, parameters=lambda: parameters,
-            gradients=lambda: parameters,
-        )  # fmt: skip
-
-    first, second, layout = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Layout()
-    for _ in range(2):
-        layout.note(bucket(first))
-    with pytest.raises(ConfigError, match=r"2 parameter.* make one TailboundState for each model"):
-        layout.note(bucket(second))
-
-
 def words() -> torch.nn.Module:
     """A model with a sparse embedding: its bucket is the last one of the first step, and the first of all others."""
     import torch
@@ -558,25 +538,6 @@ def test_a_rank_out_of_data_is_not_sound_where_its_last_bucket_is_sparse(rank: C
     assert one.state.resync.sound
     one.net._match_all_reduce_for_bwd_pass()  # what ``join()`` does
     assert not one.state.resync.sound
-
-
-def test_nobody_reads_during_an_update_where_the_first_bucket_is_sparse(rank: Callable[..., Rank]) -> None:
-    """Within ``step(closure)`` the hook said nothing of the pass that the update follows (B12)."""
-    import torch
-
-    one = rank({}, keeps=True, module=words())
-    optimizer, seen = torch.optim.SGD(one.net.parameters(), 0.1), list[bool]()
-
-    def passes() -> float:
-        loss = one.loss(torch.zeros(2, 2, dtype=torch.long))
-        seen.append(one.state.resync.moment._readable)
-        loss.backward()
-        seen.append(one.state.resync.moment._readable)
-        return float(loss.detach())
-
-    for _ in range(3):
-        optimizer.step(passes)
-    assert seen == [False, False, True, False, True, False]
 
 
 def test_what_an_optimizer_steps_beside_a_model_is_told_once(
@@ -599,7 +560,7 @@ def test_what_an_optimizer_steps_beside_a_model_is_told_once(
     assert caplog.text.count("no torch.optim.Optimizer has stepped this model in its first 16 backward passes") == 1
 
 
-@pytest.mark.parametrize("moved", range(4, 8))
+@pytest.mark.parametrize("moved", [4, 5])
 def test_a_rank_that_jumps_without_a_state_goes_on_in_its_own_pass(
     rank: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:

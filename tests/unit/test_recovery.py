@@ -50,20 +50,6 @@ def test_a_rank_that_catches_up_is_forgiven() -> None:
         one.communicator.lost = True
 
 
-def test_what_was_skipped_before_a_forward_pass_is_told_by_the_next_jump(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So ``batches`` leaves out as many batches."""
-    one = lost(resync=object(), skips=True)
-
-    def join(*_: Any) -> int:
-        one.communicator.lost = False
-        return 6
-
-    monkeypatch.setattr("tailbound.torch.catch_up.jump", join)
-    one.rejoin()
-    assert one.jump() == 6
-    assert one.jump() == 0
-
-
 def test_steps_whose_averages_were_gone_are_told_by_the_next_jump(monkeypatch: pytest.MonkeyPatch) -> None:
     """They count as skipped, not as applied, so that a scheduler is moved on by as many."""
     one = lost(resync=object())
@@ -406,7 +392,7 @@ def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("gloo")
-@pytest.mark.parametrize("how", ["deepcopy", "file", "average"])
+@pytest.mark.parametrize("how", ["deepcopy", "file"])
 def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, how: str) -> None:
     """It has no part in the job. A lock of the transport was to be copied, and could not be."""
     import copy
@@ -414,7 +400,6 @@ def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, how: str) -> None
 
     import torch
     from torch.nn.parallel import DistributedDataParallel
-    from torch.optim.swa_utils import AveragedModel
 
     from tailbound.torch.hook import allreduce_hook
     from tailbound.torch.recovery import Recovery
@@ -426,12 +411,10 @@ def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, how: str) -> None
     state.communicator = alone.communicator
     state.attach(model)
     model.register_comm_hook(state, allreduce_hook)
-    if how == "average":
-        made: Any = AveragedModel(model).module
-    elif how == "file":
+    if how == "file":
         torch.save(model, file := io.BytesIO())
         file.seek(0)
-        made = torch.load(file, weights_only=False)
+        made: Any = torch.load(file, weights_only=False)
     else:
         made = copy.deepcopy(model)
     seen: list[int] = []
@@ -445,24 +428,6 @@ def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, how: str) -> None
     assert made._comm_hooks == [(allreduce_hook, None)]
     assert state.resync is not None
     state.detach()
-
-
-def test_a_hook_of_a_model_does_not_keep_the_state() -> None:
-    from tailbound.torch.recovery import ForwardHook
-
-    class Ended:
-        def __init__(self) -> None:
-            self.seen: list[Any] = []
-
-        def before(self, *arguments: Any) -> None:
-            self.seen.append(arguments)
-
-    one = Ended()
-    hook = ForwardHook(one.before)
-    hook("model", "input")
-    assert one.seen == [("model", "input")]
-    del one
-    hook("model", "input")
 
 
 def test_what_is_applied_is_stepped_as_it_would_have_been_computed(alone: Any) -> None:

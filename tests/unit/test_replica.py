@@ -39,7 +39,7 @@ def everything(replica: Any) -> list[bytes]:
     return [b"".join(bytes(part) for part in replica.copy(which)) for which in range(replica.slices)]
 
 
-@pytest.mark.parametrize("kind", ["Adam", "SGD", "Adagrad", "Adafactor"])
+@pytest.mark.parametrize("kind", ["Adam", "Adafactor"])
 def test_another_ranks_state_is_written_whole(kind: str) -> None:
     import torch
 
@@ -205,7 +205,7 @@ def flattened(value: Any) -> Any:
     return type(value)(flattened(part) for part in value) if isinstance(value, list | tuple) else value
 
 
-@pytest.mark.parametrize("steps", [0, 1, 3])
+@pytest.mark.parametrize("steps", [0, 3])
 def test_lists_and_numbers_of_an_optimizer_arrive(steps: int) -> None:
     """Shampoo and SOAP keep matrices in lists and step counts in numbers; a learning rate may be a tensor."""
     mine_optimizer, mine = preconditioned(1, steps)
