@@ -49,19 +49,6 @@ def test_encode_equals_the_reference(rotate: bool) -> None:
         assert np.array_equal(out.need, expected.need), numel
 
 
-@pytest.mark.parametrize("rotate", [True, False])
-@pytest.mark.parametrize("bits", [16, 4])
-def test_encode_with_other_bits_equals_the_reference(bits: int, rotate: bool) -> None:
-    for numel in (1, 1000, 100_000, 721_001):
-        shape, ranges = shape_for(numel, 1408, bits), uneven(numel, numel)
-        x = spread(numel, ranges, numel)
-        exponents = exponents_for(x, shape, rotate, ranges)
-        out = encoded(host, x, shape, exponents, rotate, ranges)
-        expected = reference.encode(x, shape, SEED, 1, 6, exponents, rotate, 3, ranges)
-        assert np.array_equal(out.packets[out.placement.position, 64:], expected.payload), numel
-        assert np.array_equal(out.need, expected.need), numel
-
-
 @given(st.integers(1, 200_000), st.integers(1, 22), st.integers(0, 60), st.booleans(), st.integers(0, 100))
 @settings(max_examples=30)
 def test_any_shape_shift_and_half_precision(numel: int, width: int, lower: int, rotate: bool, seed: int) -> None:

@@ -18,7 +18,7 @@ from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 
 SCRATCH = Scratch(1408)
-SIZES = [1, 17, 256, 1000, 22528, 22529, 40000, 90112, 100000, 721001]
+SIZES = [1, 256, 1000, 22529, 40000, 90112, 721001]
 
 
 def results(shape: Shape, seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.float32], NDArray[np.bool_]]:
@@ -71,23 +71,6 @@ def test_sums_of_a_switch_are_decoded_like_the_reference(rotate: bool) -> None:
         assert decode(received, shape, Coding(99, rotate=rotate), out, SCRATCH) == 0
         expected = reference.decode_sums(sums, counts, scale, present, shape, 99, rotate)
         assert np.array_equal(out.view(np.uint32), expected.view(np.uint32)), numel
-
-
-def test_mean_codes_and_sums_of_one_contributor_decode_alike() -> None:
-    """Code c in the contributions' scale means the same, whichever form a switch sends."""
-    shape = shape_for(40_000, 704)
-    codes, scale, present = results(shape)
-    scale = np.abs(scale)
-    source = np.where(present, np.arange(shape.rows), MISSING)
-    nothing = np.zeros((0, 64 + shape.codes), np.uint8)
-    one, other = np.empty(shape.numel, np.float32), np.empty(shape.numel, np.float32)
-    ring = np.zeros((2, shape.rows, 1408), np.uint8)
-    ring[0, :, : shape.codes] = codes
-    ring[1, :, : 2 * shape.codes] = codes.astype(">u2").view(np.uint8)
-    contributors = np.ones(shape.rows, np.uint16)
-    decode(Received(ring[0], nothing, source, scale), shape, Coding(5), one, SCRATCH)
-    decode(Received(ring[1], nothing, source, scale, contributors), shape, Coding(5), other, SCRATCH)
-    assert np.array_equal(one, other)
 
 
 def test_group_of_which_nothing_came_is_zero_and_counted() -> None:

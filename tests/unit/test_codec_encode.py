@@ -26,7 +26,6 @@ from tailbound.wire.check import check_packet, final
 from tailbound.wire.schema import EXPONENT_NONE
 
 SCRATCH = Scratch(1408)
-SIZES = [1, 17, 256, 1000, 22528, 22529, 40000, 90112, 100000, 721001]
 
 
 def gaussian(numel: int, seed: int = 0, size: float = 1.0) -> NDArray[np.float32]:
@@ -60,19 +59,6 @@ def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool = True) -> 
     need = np.zeros(shape.groups, np.int16)
     assert measure(x, shape, Coding(12345, rotate=rotate), need, SCRATCH)
     return cold_exponents(need[None], 2)
-
-
-@pytest.mark.parametrize("rotate", [True, False])
-def test_encode_equals_the_reference(rotate: bool) -> None:
-    for numel in SIZES:
-        shape, x = shape_for(numel, 1408), gaussian(numel, numel, 1e-3)
-        out, exponents = Outputs(shape), exponents_for(x, shape, rotate)
-        assert out.encode(x, exponents, rotate=rotate) == Encoded(True, 0)
-        expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate, 3)
-        assert np.array_equal(out.codes, expected.payload), numel
-        assert np.array_equal(out.need, expected.need), numel
-        assert np.array_equal(out.shift, expected.shift), numel
-        assert (out.packets[:, :64] == 7).all()
 
 
 @given(st.integers(1, 200000), st.integers(1, 22), st.integers(-20, 20), st.booleans(), st.integers(0, 100))
@@ -130,24 +116,6 @@ def test_padding_is_coded_as_zero_without_rotation() -> None:
     assert (out.codes.reshape(-1)[1000:] == 128).all()
 
 
-def test_codes_never_are_zero_even_when_clipped() -> None:
-    shape, x = shape_for(100000, 1408), gaussian(100000, 0, 1e6)
-    out = Outputs(shape)
-    done = out.encode(x, np.full(shape.groups, -40, np.int16))
-    assert done.clipped > 90000
-    assert out.codes.min() == 1
-    assert out.codes.max() == 255
-    assert (out.shift == 6).all()
-
-
-def test_tiny_values_take_the_smallest_scale() -> None:
-    shape, x = shape_for(1000, 1408), np.full(1000, 1e-42, np.float32)
-    out = Outputs(shape)
-    assert out.encode(x, exponents_for(x, shape)).finite
-    assert (out.need == NEED_LEAST).all()
-    assert np.abs(out.codes.astype(int) - 128).max() <= 1
-
-
 def test_threads_may_share_the_groups() -> None:
     shape, x = shape_for(721001, 1408), gaussian(721001)
     exponents = exponents_for(x, shape)
@@ -185,12 +153,7 @@ def test_need_is_the_smallest_scale_that_holds(value: float) -> None:
         assert need == NEED_LEAST or value > scale_of(need - 1) * (1 - 2**-23)
 
 
-def test_exponents_from_needs_and_from_results() -> None:
-    needs = np.array([[3, EXPONENT_NONE, EXPONENT_NONE], [5, -7, EXPONENT_NONE]], np.int16)
-    assert cold_exponents(needs, 2).tolist() == [7, -5, NEED_LEAST + 2]
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8, 64, 128, 129, 256, 257])
+@pytest.mark.parametrize("ranks", [1, 4, 128, 129, 257])
 def test_shift_cap_fills_the_lanes_and_no_more(ranks: int) -> None:
     """Rule: codec-6."""
     assert 255 * ranks << shift_cap_of(ranks) <= 65535

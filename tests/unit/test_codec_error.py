@@ -90,18 +90,6 @@ def dead_owner(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
     return {"lost_results": np.tile(job.placement.owner == job.world_size - 1, (job.world_size, 1))}
 
 
-def dead_rank(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
-    return dead_contributor(job, op) | dead_owner(job, op)
-
-
-def cut_tail(job: LocalJob, op: int) -> dict[str, NDArray[np.bool_]]:
-    lost = np.zeros((job.world_size, job.shape.rows), bool)
-    for owner in range(job.world_size):
-        rows = job.placement.rows_of(owner)
-        lost[:, rows[-max(1, len(rows) // 100) :]] = True
-    return {"lost_results": lost}
-
-
 @cache
 def lossless(kind: str, ranks: int) -> float:
     return mean_error(kind, ranks, 4 if ranks <= 4 else 2 if ranks == 8 else 1, nothing)
@@ -110,8 +98,7 @@ def lossless(kind: str, ranks: int) -> float:
 @pytest.mark.parametrize(
     ("kind", "ranks", "most"),
     [
-        ("U", 4, 6e-4), ("U", 8, 6e-4), ("U", 64, 6e-4), ("C", 4, 3e-4), ("I", 4, 1.5e-4), ("I", 8, 1.3e-4),
-        ("I", 64, 1.2e-4), ("t3", 4, 3e-3),
+        ("U", 4, 6e-4), ("U", 64, 6e-4), ("C", 4, 3e-4), ("I", 4, 1.5e-4), ("I", 64, 1.2e-4), ("t3", 4, 3e-3),
     ],
 )  # fmt: skip
 def test_nothing_lost(kind: str, ranks: int, most: float) -> None:
@@ -125,8 +112,7 @@ def test_error_does_not_grow_with_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("kind", "rate", "most"),
     [
-        ("U", 0.001, 1.5e-3), ("U", 0.01, 2e-2), ("U", 0.05, 8e-2), ("C", 0.001, 6e-4), ("C", 0.01, 5e-3),
-        ("C", 0.05, 2e-2), ("I", 0.001, 1.5e-4), ("I", 0.01, 1.5e-4), ("I", 0.05, 1.5e-4),
+        ("U", 0.001, 1.5e-3), ("U", 0.05, 8e-2), ("C", 0.01, 5e-3), ("I", 0.05, 1.5e-4),
     ],
 )  # fmt: skip
 def test_contributions_lost(kind: str, rate: float, most: float) -> None:
@@ -134,17 +120,13 @@ def test_contributions_lost(kind: str, rate: float, most: float) -> None:
     assert mean_error(kind, 4, 2, lose("lost_contributions", rate)) <= most
 
 
-@pytest.mark.parametrize(("rate", "most"), [(0.001, 2e-3), (0.01, 1.6e-2), (0.05, 6e-2)])
+@pytest.mark.parametrize(("rate", "most"), [(0.001, 2e-3), (0.05, 6e-2)])
 def test_results_lost(rate: float, most: float) -> None:
     error = mean_error("U", 4, 2, lose("lost_results", rate))
     assert rate / 2 < error <= most
 
 
-def test_last_percent_of_results_cut() -> None:
-    assert mean_error("U", 4, 3, cut_tail) <= 2e-2
-
-
-@pytest.mark.parametrize("ranks", [4, 8, 64])
+@pytest.mark.parametrize("ranks", [4, 64])
 def test_dead_owner(ranks: int) -> None:
     assert mean_error("U", ranks, 2 if ranks < 64 else 1, dead_owner) <= 1.15 / (ranks - 1) + lossless("U", ranks)
 
@@ -158,7 +140,7 @@ def test_dead_contributor(kind: str, most: float) -> None:
     assert mean_error(kind, 4, 2, dead_contributor) <= most
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [(4, 8), (8, 8), (64, 1)])
+@pytest.mark.parametrize(("ranks", "groups"), [(4, 8), (64, 1)])
 def test_ten_times_up_is_taken_by_the_shift(ranks: int, groups: int) -> None:
     """Rules: codec-6, codec-17."""
     entries = groups * 64 * 1408
@@ -180,14 +162,6 @@ def test_ten_times_down_is_coarse_once() -> None:
     assert lossless("U", 4) * 3 < nmse(step.outputs[0], gradients) <= 0.15
     step = job.step(2, gradients, receivers=[0])
     assert nmse(step.outputs[0], gradients) <= 6e-4
-
-
-def test_one_large_op_is_hardly_seen_in_the_next() -> None:
-    """Scales rise by one doubling where shifts hold the rest. Rule: codec-10."""
-    job, gradients = LocalJob(4, N8), independent(4, 2)
-    job.step(0, independent(4, 0), receivers=[])
-    job.step(1, [16 * x for x in independent(4, 1)], receivers=[])
-    assert nmse(job.step(2, gradients, receivers=[0]).outputs[0], gradients) <= 4.5 * lossless("U", 4)
 
 
 @pytest.mark.parametrize(("case", "most"), [("one entry", 1e-3), ("one column", 1e-3), ("64 values x 100", 2.5e-3)])
@@ -241,23 +215,10 @@ def test_a_group_that_was_zero_comes_back() -> None:
     assert nmse(second.outputs[0], loud) <= 6e-4
 
 
-@pytest.mark.parametrize("rotate", [True, False])
-def test_the_mean_is_unbiased(rotate: bool) -> None:
-    """The average of many ops approaches the exact mean as 1 / ops: rounding errors have no direction (codec-7)."""
-    numel, ops = 16 * 160, 300
-    gradients = [np.random.default_rng(rank).standard_normal(numel).astype(np.float32) for rank in range(3)]
-    job, total, single = LocalJob(3, numel, rotate=rotate), np.zeros(numel), []
-    for op in range(ops):
-        out = job.step(op, gradients, receivers=[1]).outputs[1]
-        single.append(nmse(out, gradients))
-        total += out
-    assert nmse((total / ops).astype(np.float32), gradients) < 2 * float(np.mean(single)) / ops
-
-
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("absent", [(), (0,), (1,), (4,), (0, 2, 3)])
+@pytest.mark.parametrize("absent", [(), (1,), (0, 2, 3)])
 def test_the_mean_is_unbiased_whoever_is_absent(absent: tuple[int, ...], bits: int) -> None:
-    """Offsets of those who are in are taken off, of one rank or of all but one, and of nobody else (codec-10)."""
+    """Offsets of those who are in are taken off, and of nobody else. Rules: codec-7, codec-10."""
     numel, ops = 16 * 160, 200
     gradients = [np.random.default_rng(rank).standard_normal(numel).astype(np.float32) for rank in range(5)]
     there = [x for rank, x in enumerate(gradients) if rank not in absent]
@@ -270,16 +231,6 @@ def test_the_mean_is_unbiased_whoever_is_absent(absent: tuple[int, ...], bits: i
     assert nmse((total / ops).astype(np.float32), there) < 2 * float(np.mean(single)) / ops
     if bits == 8:
         assert np.mean(single) < 4e-4 * np.sqrt(len(there))
-
-
-def test_identical_gradients_do_not_round_alike() -> None:
-    """N equal gradients average their rounding out; with the same offsets on all ranks they would not (codec-7)."""
-    job = LocalJob(64, 64 * 1408)
-    x = identical(1, 0)[0][: 64 * 1408]
-    step = job.step(0, [x] * 64, receivers=[0])
-    assert step.clipped == 0
-    assert nmse(step.outputs[0], [x]) < 1.2e-4
-    assert not np.array_equal(job.packets[0], job.packets[1])
 
 
 @pytest.mark.parametrize("rotate", [True, False])
@@ -350,59 +301,3 @@ def test_loss_correction_beats_none() -> None:
     step = job.step(0, gradients, lost_results=lose("lost_results", 0.3)(job, 0)["lost_results"], receivers=[0])
     exact = np.mean(gradients, axis=0)
     assert float(step.outputs[0] @ exact / (exact @ exact)) == pytest.approx(1.0, abs=0.02)
-
-
-def test_without_rotation_a_lost_row_costs_its_entries_only() -> None:
-    job, gradients = LocalJob(2, N8, rotate=False), independent(2, 0)
-    lost = np.zeros((2, job.shape.rows), bool)
-    lost[0, 7] = True
-    step = job.step(0, gradients, lost_results=lost)
-    row = slice(7 * 1408, 8 * 1408)
-    assert job.placement.owner[7] == 1
-    assert not step.outputs[0][row].any()
-    assert np.array_equal(np.delete(step.outputs[0], np.r_[row]), np.delete(step.outputs[1], np.r_[row]))
-
-
-def digits_gradients(kind: str) -> Gradients:
-    """Gradients of four ranks after a few steps of training, on the handwritten digits that scikit-learn ships."""
-    import torch
-    from sklearn.datasets import load_digits
-
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    images, labels = load_digits(return_X_y=True)
-    images, labels = torch.tensor(images, dtype=torch.float32) / 16, torch.tensor(labels)
-    if kind == "cnn":
-        model: torch.nn.Module = torch.nn.Sequential(
-            torch.nn.Unflatten(1, (1, 8, 8)), torch.nn.Conv2d(1, 64, 3, padding=1), torch.nn.ReLU(),
-            torch.nn.Conv2d(64, 128, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
-            torch.nn.Linear(128 * 16, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10),
-        )  # fmt: skip
-    else:
-        layer = torch.nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
-        model = torch.nn.Sequential(
-            torch.nn.Unflatten(1, (8, 8)), torch.nn.Linear(8, 128),
-            torch.nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), torch.nn.Flatten(),
-            torch.nn.Linear(8 * 128, 10),
-        )  # fmt: skip
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-    def gradient(start: int, count: int) -> NDArray[np.float32]:
-        at = torch.arange(start, start + count) % len(labels)
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(model(images[at]), labels[at]).backward()
-        return np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None])
-
-    for step in range(8):
-        gradient(64 * step, 64)
-        optimizer.step()
-    return [gradient(64 * 8 + 32 * rank, 32) for rank in range(4)]
-
-
-@pytest.mark.needs("torch", "sklearn")
-@pytest.mark.parametrize(("kind", "most"), [("cnn", 2e-3), ("transformer", 4e-4)])
-def test_gradients_of_real_models(kind: str, most: float) -> None:
-    gradients = digits_gradients(kind)
-    job = LocalJob(4, gradients[0].size)
-    errors = [nmse(job.step(op, gradients, receivers=[0]).outputs[0], gradients) for op in range(5)]
-    assert np.mean(errors) <= most

@@ -85,7 +85,7 @@ class Owner:
         )
 
 
-@pytest.mark.parametrize("numel", [300, 30000, 100000])
+@pytest.mark.parametrize("numel", [300, 100000])
 @pytest.mark.parametrize("own", [True, False])
 def test_mean_equals_the_reference(numel: int, own: bool) -> None:
     owner = Owner(numel)
@@ -99,20 +99,6 @@ def test_mean_equals_the_reference(numel: int, own: bool) -> None:
         owner.check(row, lanes, 6 + 2 * own, [0, 1, 2, 3][not own :], int(owner.exponents[owner.groups[row]]))
     assert owner.usable.all()
     assert (owner.out[:, :64] == 7).all()
-
-
-def test_own_row_in_the_sums_gives_the_same_bits() -> None:
-    apart, together = Owner(), Owner()
-    apart.mean()
-    added = together.lanes + reference.to_lanes(together.own[:, 64:])
-    together.sums.view(np.uint16)[together.at, : together.shape.codes] = added
-    together.slots["count"][together.at] += 1
-    together.slots["units"][together.at] += 1
-    together.slots["ranks"][together.at, 0] |= 1
-    together.mean(own=False)
-    assert np.array_equal(apart.out, together.out)
-    assert np.array_equal(apart.scale, together.scale)
-    assert np.array_equal(apart.count, together.count)
 
 
 def test_full_lanes_of_256_ranks() -> None:
@@ -132,7 +118,7 @@ def test_full_lanes_of_256_ranks() -> None:
         owner.check(3, full, 256, range(256), int(owner.exponents[owner.groups[3]]))
 
 
-@pytest.mark.parametrize("ranks", [5, 6, 8, 9, 200])
+@pytest.mark.parametrize("ranks", [5, 9, 200])
 @pytest.mark.parametrize("rotate", [True, False])
 def test_offsets_of_those_who_are_in_are_taken_off(ranks: int, rotate: bool) -> None:
     """Few or many of the ranks; rows with a shift and with many zeros are left as they are. Rule: codec-10."""
@@ -240,11 +226,3 @@ def test_threads_that_share_the_rows_make_the_same_ones(monkeypatch: pytest.Monk
     assert sorted(pieces) == [(0, 512), (512, shared.rows)]
     for ours, theirs in zip(shared.made, whole.made, strict=True):
         assert np.array_equal(ours, theirs)
-
-
-def test_mean_of_cancelling_rows_is_exactly_zero() -> None:
-    owner = Owner()
-    owner.sums.view(np.uint16)[owner.at, : owner.shape.codes] = 6 * 128
-    owner.mean(own=False)
-    assert (owner.scale == 0).all()
-    assert (owner.out[:, 64:] == 128).all()

@@ -15,7 +15,7 @@ from tailbound.codec.threads import Threads, threads_for
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
-from tailbound.wire.bits import BITS, Bits
+from tailbound.wire.bits import Bits
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_negative_number_is_refused() -> None:
         threads_for(-1, 8, 1)
 
 
-@pytest.mark.parametrize("groups", [1, 7, 8, 15, 16, 24, 100, 1001])
+@pytest.mark.parametrize("groups", [1, 15, 16, 24, 1001])
 def test_every_group_once_by_as_many_threads_as_pay_and_a_scratch_each(groups: int) -> None:
     """Every thread's first piece waits for those of the others."""
     threads, lock, seen = Threads(3, 64), threading.Lock(), np.zeros(groups, int)
@@ -118,7 +118,7 @@ def test_the_bits_are_those_of_one_thread() -> None:
             assert np.array_equal(a, b)
 
 
-@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("bits", [8, (4, 8)])
 def test_so_is_what_the_codes_leave_unsaid(bits: Bits) -> None:
     """Codes of other widths, with error feedback: a step with what the step before has left."""
     inputs = gradients("C", 2, 1408 * 64 * 40 + 5, 1)

@@ -10,22 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from device_cases import DTYPES, SCRATCH, SIZES, Results, coder
+from device_cases import DTYPES, SIZES, Results, coder
 from tailbound.codec.decode import MISSING, own_source
-from tailbound.codec.records import Coding
 from tailbound.codec.shape import shape_for
-from tailbound.collective.coder import HOST
 from tailbound.wire.bits import Bits
 
 pytestmark = pytest.mark.needs("torch")
-
-
-@pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])
-@pytest.mark.parametrize("rotate", [True, False])
-@pytest.mark.parametrize("form", [None, "host"])
-def test_averages_are_those_of_the_compiled_pass(rotate: bool, summed: bool, form: str | None) -> None:
-    for numel in SIZES:
-        Results(shape_for(numel, 704), numel, 0.1, summed=summed).check(rotate, form=form)
 
 
 @pytest.mark.parametrize("bits", [16, 4, (4, 8)])
@@ -79,33 +69,3 @@ def test_sources_outside_the_ring_are_refused_and_its_block_comes_back() -> None
         with pytest.raises(ValueError, match="outside the ring"):
             results.decoded(ours, out, True)
     assert len(ours._space.up._free) == 1
-
-
-def test_what_chooses_exponents_is_that_of_the_host() -> None:
-    import torch
-
-    shape, x = shape_for(40_000, 704), np.random.default_rng(1).standard_normal(40_000).astype(np.float32)
-    ends, codings = np.array([17, 40_000]), [Coding(1), Coding(1, rotate=False)]
-    for found in (coder(), coder(form="host")):
-        values = torch.from_numpy(x)
-        assert np.allclose(found.powers(values, shape, ends), [np.square(x[:17]).mean(), np.square(x[17:]).mean()], 0.1)
-        assert np.array_equal(found.needs(values, shape, codings, SCRATCH), HOST.needs(x, shape, codings, SCRATCH))
-
-
-def test_an_op_is_not_divided() -> None:
-    import torch
-
-    shape, x = shape_for(721_001, 1408), torch.zeros(721_001)
-    with pytest.raises(ValueError, match=r"groups \(0, 1\) of 9"):
-        coder().measure(x, shape, Coding(1), np.zeros(9, np.int16), SCRATCH, groups=(0, 1))
-
-
-def test_clearing_and_keeping() -> None:
-    import torch
-
-    ours, x = coder(), torch.randn(10).double()
-    out = torch.full((10,), torch.nan, dtype=torch.float64)
-    ours.keep(x, out)
-    assert torch.equal(out, x)
-    ours.clear(out)
-    assert not out.any()

@@ -49,19 +49,6 @@ def test_a_block_is_used_again_only_when_its_event_has_happened() -> None:
     assert stream.sizes == [1000, 2000, 1000]
 
 
-def test_of_blocks_that_are_free_the_smallest_that_suffices_is_taken() -> None:
-    from tailbound.torch.staging import Blocks
-
-    blocks, over = Blocks(slow_stream()), Event()
-    over.done = True
-    sizes = {size: blocks.take(size) for size in (100, 10_000, 1000)}
-    for block in sizes.values():
-        blocks.give(block, over)
-    assert blocks.take(500) is sizes[1000]
-    assert blocks.take(500) is sizes[10_000]
-    assert blocks.take(500) is sizes[100]  # it grows
-
-
 def test_a_block_grows_and_is_handed_out_aligned() -> None:
     import torch
 
@@ -232,13 +219,3 @@ def test_a_path_hands_on_what_its_coder_takes() -> None:
     assert device.of(cpu).values(torch.zeros(3)).shape == (3,)
     with pytest.raises(ConfigError, match=r"shape \(3, 2\) cannot be averaged"):
         device.of(cpu).values(torch.zeros(3, 2))
-
-
-def test_work_within_a_path_is_done_in_its_stream() -> None:
-    from tailbound.torch.paths import BucketPath, DevicePath
-
-    stream, seen = slow_stream(), []
-    DevicePath(stream, None).within(seen.append, "ready")(1)
-    assert (seen, stream.marks) == ([1], ["ready"])
-    BucketPath().within(seen.append, "ready")(2)
-    assert seen == [1, 2]
