@@ -6,72 +6,35 @@ Rules: codec-3, codec-4, codec-6, codec-7.
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 import reference
-from tailbound.codec.encode import Encoded, encode, measure
+from device_cases import CAP, RANK, SCRATCH, SEED, Outputs, encoded, finite_need, gaussian, measured
+from tailbound.codec import encode as host
 from tailbound.codec.hashing import mix, seed_of
-from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import NEED_LEAST, cold_exponents, need_of, scale_of, shift_cap_of
 from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import Shape, shape_for
+from tailbound.codec.shape import shape_for
 from tailbound.wire.check import check_packet, final
 from tailbound.wire.schema import EXPONENT_NONE
-
-SCRATCH = Scratch(1408)
-
-
-def gaussian(numel: int, seed: int = 0, size: float = 1.0) -> NDArray[np.float32]:
-    return (np.random.default_rng(seed).standard_normal(numel) * size).astype(np.float32)
-
-
-class Outputs:
-    """Memory for one rank's ``encode``."""
-
-    def __init__(self, shape: Shape, ranks: int = 4) -> None:
-        self.shape = shape
-        self.placement = place(shape, OwnerMap(1, tuple(range(ranks))), ranks)
-        self.packets = np.full((shape.rows, 64 + shape.codes), 7, np.uint8)
-        self.partials = np.zeros((shape.rows, 4), np.uint64)
-        self.need = np.zeros(shape.groups, np.int16)
-        self.shift = np.zeros(shape.groups, np.uint8)
-
-    def encode(
-        self, x: NDArray[np.float32], exponents: NDArray[np.int16], *, rotate: bool = True, **options: Any
-    ) -> Encoded:
-        packets = Packets(self.packets, self.placement.position, self.partials)
-        scales = Scales(exponents, self.need, self.shift)
-        return encode(x, self.shape, Coding(12345, 1, 6, rotate=rotate, ranks=3), packets, scales, SCRATCH, **options)
-
-    @property
-    def codes(self) -> NDArray[np.uint8]:
-        return self.packets[self.placement.position, 64:]
-
-
-def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool = True) -> NDArray[np.int16]:
-    need = np.zeros(shape.groups, np.int16)
-    assert measure(x, shape, Coding(12345, rotate=rotate), need, SCRATCH)
-    return cold_exponents(need[None], 2)
 
 
 @given(st.integers(1, 200000), st.integers(1, 22), st.integers(-20, 20), st.booleans(), st.integers(0, 100))
 @settings(max_examples=30)
 def test_any_shape_and_scale_equals_the_reference(numel: int, width: int, power: int, rotate: bool, off: int) -> None:
     shape, x = shape_for(numel, 64 * width), gaussian(numel, off, 10.0**power)
-    exponents = exponents_for(x, shape, rotate)
+    exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
     exponents[::2] -= np.int16(off % 37)
-    out = Outputs(shape)
-    done = out.encode(x, exponents, rotate=rotate)
-    expected = reference.encode(x, shape, 12345, 1, 6, exponents, rotate, 3)
-    assert np.array_equal(out.codes, expected.payload)
-    assert (done.finite, done.clipped) == (True, expected.clipped)
+    out = encoded(host, x, shape, exponents, rotate)
+    expected = reference.encode(x, shape, SEED, RANK, CAP, exponents, rotate, 3)
+    assert np.array_equal(out.packets[out.placement.position, 64:], expected.payload)
+    assert (out.packets[:, :64] == 7).all()
+    assert out.done == (True, expected.clipped)
     assert np.array_equal(out.need, expected.need)
     assert np.array_equal(out.shift, expected.shift)
 
@@ -79,8 +42,7 @@ def test_any_shape_and_scale_equals_the_reference(numel: int, width: int, power:
 @pytest.mark.parametrize("numel", [1000, 100000])
 def test_partials_finish_to_the_check_of_the_packet(numel: int) -> None:
     shape, x = shape_for(numel, 1408), gaussian(numel)
-    out = Outputs(shape)
-    out.encode(x, exponents_for(x, shape))
+    out = encoded(host, x, shape, cold_exponents(measured(host, x, shape)[None], 2))
     out.packets[:, :56] = np.random.default_rng(3).integers(0, 256, (shape.rows, 56), dtype=np.uint8)
     out.packets[:, 56:64] = 0
     for packet, state in zip(out.packets, out.partials, strict=True):
@@ -91,54 +53,52 @@ def test_partials_finish_to_the_check_of_the_packet(numel: int) -> None:
 def test_not_finite_is_seen_anywhere(rotate: bool) -> None:
     """In the first group, in the middle and at the very end. Rule: codec-4."""
     shape, whole = shape_for(100000, 1408), gaussian(100000)
-    exponents, out = exponents_for(whole, shape), Outputs(shape)
+    exponents = cold_exponents(measured(host, whole, shape)[None], 2)
     for value, at in itertools.product([np.nan, -np.nan, np.inf, -np.inf, 3e38], [0, 50_000, 99_999]):
         x = whole.copy()
         x[at] = value
-        assert not out.encode(x, exponents, rotate=rotate).finite, (value, at)
-        assert not measure(x, shape, Coding(12345, rotate=rotate), out.need, SCRATCH), (value, at)
-    assert out.encode(whole, exponents, rotate=rotate).finite
+        assert not encoded(host, x, shape, exponents, rotate).done.finite, (value, at)
+        assert finite_need(host, x, shape, Coding(SEED, rotate=rotate)) is None, (value, at)
+    assert encoded(host, whole, shape, exponents, rotate).done.finite
 
 
 def test_zero_is_exactly_128_and_needs_nothing() -> None:
-    """Rule: codec-7."""
-    shape = shape_for(100000, 1408)
-    out = Outputs(shape)
-    assert out.encode(np.zeros(100000, np.float32), np.zeros(shape.groups, np.int16)).finite
-    assert (out.codes == 128).all()
+    """Rule: codec-7. Padding is coded as zero, too."""
+    shape, none = shape_for(100000, 1408), np.zeros(shape_for(100000, 1408).groups, np.int16)
+    out = encoded(host, np.zeros(100000, np.float32), shape, none)
+    assert out.done.finite
+    assert (out.packets[:, 64:] == 128).all()
     assert (out.need == EXPONENT_NONE).all()
-
-
-def test_padding_is_coded_as_zero_without_rotation() -> None:
     shape, x = shape_for(1000, 1408), gaussian(1000)
-    out = Outputs(shape)
-    out.encode(x, exponents_for(x, shape, False), rotate=False)
-    assert (out.codes.reshape(-1)[1000:] == 128).all()
+    out = encoded(host, x, shape, cold_exponents(measured(host, x, shape, False)[None], 2), False)
+    assert (out.packets[out.placement.position, 64:].reshape(-1)[1000:] == 128).all()
 
 
 def test_threads_may_share_the_groups() -> None:
     shape, x = shape_for(721001, 1408), gaussian(721001)
-    exponents = exponents_for(x, shape)
-    whole, parts = Outputs(shape), Outputs(shape)
-    whole.encode(x, exponents)
-    for lo, hi in ((5, 9), (0, 5)):
-        parts.encode(x, exponents, groups=(lo, hi))
-    assert np.array_equal(whole.packets, parts.packets)
-    assert np.array_equal(whole.partials, parts.partials)
+    exponents = cold_exponents(measured(host, x, shape)[None], 2)
+    whole, parts = encoded(host, x, shape, exponents), Outputs(shape)
+    packets = Packets(parts.packets, parts.placement.position, parts.partials)
+    scales = Scales(exponents, parts.need, parts.shift)
+    for groups in ((5, 9), (0, 5)):
+        host.encode(x, shape, Coding(SEED, RANK, CAP, ranks=3), packets, scales, SCRATCH, groups=groups)
+    for one, other in zip(whole.arrays(), parts.arrays(), strict=True):
+        assert np.array_equal(one, other)
 
 
 def test_wrong_arrays_are_refused() -> None:
     shape = shape_for(1000, 1408)
-    out, exponents = Outputs(shape), np.zeros(shape.groups, np.int16)
-    with pytest.raises(ValueError, match="float32 array of 1000"):
-        out.encode(np.zeros(999, np.float32), exponents)
-    with pytest.raises(ValueError, match="float32 array of 1000"):
-        out.encode(np.zeros(1000), exponents)  # type: ignore[arg-type]
+    exponents = np.zeros(shape.groups, np.int16)
+    for wrong in (np.zeros(999, np.float32), np.zeros(1000)):
+        with pytest.raises(ValueError, match="float32 array of 1000"):
+            encoded(host, wrong, shape, exponents)
     with pytest.raises(ValueError, match="scratch for 64"):
-        measure(np.zeros(40000, np.float32), shape_for(40000, 1408), Coding(1), out.need, Scratch(64))
-    out.packets = out.packets[:-1]
+        host.measure(np.zeros(40000, np.float32), shape_for(40000, 1408), Coding(1), exponents, Scratch(64))
+    out = Outputs(shape)
+    packets = Packets(out.packets[:-1], out.placement.position, out.partials)
+    scales = Scales(exponents, out.need, out.shift, out.skipped)
     with pytest.raises(ValueError, match="do not fit"):
-        out.encode(np.zeros(1000, np.float32), exponents)
+        host.encode(np.zeros(1000, np.float32), shape, Coding(1), packets, scales, SCRATCH)
 
 
 @given(st.floats(0, 2.0**119, width=32))
