@@ -96,7 +96,7 @@ def test_wrong_arrays_are_refused() -> None:
         host.measure(np.zeros(40000, np.float32), shape_for(40000, 1408), Coding(1), exponents, Scratch(64))
     out = Outputs(shape)
     packets = Packets(out.packets[:-1], out.placement.position, out.partials)
-    scales = Scales(exponents, out.need, out.shift, out.skipped)
+    scales = Scales(exponents, out.need, out.shift)
     with pytest.raises(ValueError, match="do not fit"):
         host.encode(np.zeros(1000, np.float32), shape, Coding(1), packets, scales, SCRATCH)
 

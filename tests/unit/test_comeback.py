@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
@@ -90,7 +90,6 @@ JSON = st.recursive(
 FIELDS = ["position", "maps", "exponents", "cookie", "tables"]
 
 
-@settings(max_examples=40)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.lists(st.lists(JSON, min_size=5, max_size=5), max_size=2))
 def test_any_value_in_an_entrance_is_taken_or_refused_in_words(other: dict[str, Any], scales: list[Any]) -> None:
     for told in (other, {"exponents": scales}, {"exponents": [[*KEY, *each[:1]] for each in scales]}):

@@ -123,9 +123,14 @@ def test_an_option_that_is_none_is_refused_with_the_nearest_one(model: Distribut
 
 def test_a_world_of_one_has_the_keys_of_any_other(model: DistributedDataParallel) -> None:
     """They were none: a script that reads them ended with a KeyError on everybody's own machine."""
+    import torch
+
     from tailbound.metrics.flatten import flatten
     from tailbound.torch import register
 
-    stats = register(model).stats()
+    state = register(model)
+    model(torch.ones(3, 2)).sum().backward()
+    assert model.module.weight.grad.tolist() == [[3.0, 3.0]] * 2  # nothing is coded
+    stats = state.stats()
     assert (stats["counters"], stats["delivered"], stats["history"], stats["ranks"]) == ({}, 1.0, [], 1)
     assert "tailbound_delivered_ratio" in {metric.name for metric in flatten(stats)}

@@ -60,20 +60,6 @@ def test_another_ranks_state_is_written_whole(kind: str) -> None:
         assert torch.equal(a, b)
 
 
-def test_every_byte_is_in_one_slice() -> None:
-    _, optimizer, replica = trained(3)
-    sizes = [sum(len(part) for part in everything(replica))]
-    state = [p.numel() * p.element_size() for p in (*replica.parameters, *replica.still)]
-    state += [v.numel() * v.element_size() for p in replica.parameters for v in optimizer.state[p].values()]
-    buffers = 16 * 4 * 2 + 8
-    assert sizes[0] == sum(state) + buffers
-    data = [view for which in range(replica.slices) for view in replica.views(which)]
-    for view in data:
-        assert (view != 0xA5).any()
-        view[:] = 0xA5
-    assert all((np.asarray(octet) == 0xA5).all() for octet in data)
-
-
 def test_every_change_is_seen_in_the_digest_of_its_slice() -> None:
     _, _, replica = trained(4)
     rng = np.random.default_rng(4)
