@@ -6,6 +6,7 @@ import json
 import queue
 import socket
 import struct
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -115,6 +116,21 @@ def test_a_new_process_finds_its_part() -> None:
     assert _find({1: None, 2: Life(Part.INSIDE, 7, 1 << 40, 3)}) == Life(Part.OUTSIDE, 7, 1 << 40, 3)
     with pytest.raises(TransportError, match=r"\[1\] do not answer"):
         _find({1: None, 2: Life(Part.OUTSIDE, 7)})
+
+
+def test_peers_are_asked_for_their_part_at_the_same_time() -> None:
+    """One that does not answer takes seconds; the lowest is asked when the others have answered."""
+    together, asked = threading.Barrier(3), list[int]()
+
+    def pull(rank: int, *_: Any) -> bytes:
+        asked.append(rank)
+        if rank > 1:
+            together.wait(PATIENCE)
+        raise TransportError("silent")
+
+    with pytest.raises(TransportError, match=r"\[1, 2, 3, 4\] do not answer"):
+        find_part(0, 5, [1, 2, 3, 4], pull, 0)
+    assert asked[-1] == 1
 
 
 def test_a_job_that_begins_anew_has_the_cookie_of_its_lowest_new_rank() -> None:

@@ -15,11 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import reference
 from device_cases import Results, check, coder, finite_need, gaussian, measured, uneven
 from tailbound.codec import encode as host
 from tailbound.codec.balance import EVEN
@@ -160,40 +157,6 @@ def test_not_finite_is_seen(value: float) -> None:
     tensor = torch.from_numpy(x).to(DEVICE)
     with np.errstate(over="ignore", invalid="ignore"):  # the interpreter's own arithmetic
         assert finite_need(coder(DEVICE, triton_form()), tensor, shape, Coding(1)) is None
-
-
-@pytest.mark.thorough
-@given(
-    st.integers(1, 20_000), st.integers(1, 4), st.integers(-30, 20),
-    st.sampled_from(["float32", "bfloat16", "float16", "float64"]), st.booleans(), st.integers(0, 100),
-)  # fmt: skip
-@settings(max_examples=40)
-def test_any_shape_type_and_scale(numel: int, width: int, power: int, kind: str, rotate: bool, seed: int) -> None:
-    import torch
-
-    shape = shape_for(numel, 64 * width)
-    x = gaussian(numel, seed, 10.0 ** min(power, 3 if kind == "float16" else 20))
-    tensor = torch.from_numpy(x).to(getattr(torch, kind))
-    exponents = exponents_for(tensor.float().numpy(), shape, rotate)
-    exponents[::2] -= np.int16(seed % 37)
-    check(tensor.to(DEVICE), shape, exponents, rotate, form=triton_form())
-    for summed in (False, True):
-        Results(shape, seed, 0.3, summed=summed).check(rotate, DEVICE, form=triton_form())
-
-
-def test_another_order_of_additions_is_told_apart() -> None:
-    """These tests would see it: a tenth of the values have other bits if stages are taken the other way round."""
-    shape = shape_for(*SHAPES["64 rows"])
-    y = np.zeros(shape.rows * shape.codes, np.float32)
-    y[: shape.numel] = gaussian(shape.numel, 7, 1e-2)
-    grouped = y.reshape(shape.groups, shape.group_rows, shape.codes)
-    wanted, other = reference.transform(grouped), grouped
-    for step in (1, 2, 4, 8, 16, 32):
-        pairs = other.reshape(-1, shape.group_rows // (2 * step), 2, step, shape.codes)
-        a, b = pairs[:, :, 0], pairs[:, :, 1]
-        other = np.stack((a + b, a - b), axis=2).reshape(grouped.shape)
-    assert np.allclose(wanted, other, atol=1e-6)
-    assert np.count_nonzero(wanted != other) > 0.1 * wanted.size
 
 
 def compiled(tmp_path: Path, *asked: tuple[str, int, bool]) -> list[dict[str, int]]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import grp
 import inspect
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -236,6 +238,22 @@ def test_a_way_over_a_link_local_address_leads_nowhere(monkeypatch: pytest.Monke
     assert "is not known: TAILBOUND_INTERFACE=NAME tells it" in why
 
 
+def test_an_interface_that_goes_while_doctor_looks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = interfaces.socket.if_nameindex()
+    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: [*there, (1 << 20, "gone0")])
+    assert [found.name for found in interfaces.interfaces()] == sorted(name for _, name in there if name != "lo")
+
+
+def test_notes_are_commands_to_type() -> None:
+    notes = choose(MACHINE, link(driver="ice", lro=True, hashes_udp_ports=False, native_xdp=None)).notes
+    assert [n.rpartition(": ")[2] for n in notes[:2]] == [
+        "ethtool -K eno1 lro off",
+        "ethtool -N eno1 rx-flow-hash udp4 sdfn",
+    ]
+    assert "attaching will tell" in notes[2]
+    assert "rx-flow-hash udp6 sdfn" in choose(MACHINE, link(ipv6=True, hashes_udp_ports=False)).notes[0]
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -275,6 +293,15 @@ def test_the_estimate_is_what_attach_takes() -> None:
     rows = ring_rows(Config.ring_mib, found.memory.width, 2)
     assert found.memory.total_bytes == sum(memory(*rows, found.memory.width, found.machine.cpus).values())
     assert inspect.signature(attach).parameters["workers"].default == report.WORKERS
+
+
+def test_the_group_that_may_train_is_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getgid", lambda: 65534)
+    assert report._options(None, 2) == f"--group {grp.getgrgid(65534).gr_name}"
+    monkeypatch.setattr(os, "getgid", lambda: 4123456)
+    assert report._options(None, 2) == "--group 4123456"
+    monkeypatch.setattr(os, "getgid", lambda: 0)
+    assert report._options(None, 2) == ""
 
 
 class Nic:

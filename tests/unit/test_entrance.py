@@ -137,6 +137,19 @@ def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.M
     assert asked.count(0) > 1
 
 
+def test_a_donor_waits_as_long_as_a_slice_takes() -> None:
+    from tailbound.torch.entrance import _PART
+    from tailbound.torch.resync import RATE
+
+    size = int(100 * RATE)
+    donor, path = make(0, Part.INSIDE, 3, size)
+    with donor._changed:
+        donor._guests.add(1)
+        donor._open = True
+    path.handlers["entry"](_PART.pack(1, 0, b""))
+    assert donor._until > time.monotonic() + size / RATE
+
+
 @pytest.fixture
 def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """1000 bytes of a state may take a second."""
@@ -171,6 +184,30 @@ def test_a_donor_waits_as_long_as_what_also_names_takes() -> None:
     assert left() < 2 * _SILENCE
     path.handlers["entry"](_PART.pack(1, 1, b""))
     assert left() > 100, "the guest loads"
+
+
+@pytest.mark.usefixtures("_slow")
+def test_a_guest_waits_as_long_as_its_donor_encodes_what_it_holds_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The donor's may have grown since ``register``."""
+    donor, path = make(0, Part.INSIDE, "x")
+    guest, asking = make(1, Part.OUTSIDE, "x")
+    waits: list[float] = []
+
+    def pull(rank: int, name: str, request: bytes, timeout: float, *_: object) -> bytearray:
+        if name == "enter":
+            waits.append(timeout)
+            raise ConfigError("asked")
+        return bytearray(b"".join(path.handlers[name](request)))
+
+    monkeypatch.setattr(asking, "pull", pull)
+    for kept in ("x", "x" * 100_000):
+        donor._also["thing"].kept = kept  # type: ignore[attr-defined]
+        donor._tell_also()
+        donor._told = b""
+        with pytest.raises(ConfigError, match="asked"):
+            guest.enter(60)
+    assert waits[0] < 50
+    assert waits[1] > 100
 
 
 def test_states_come_back_by_name_and_in_host_memory() -> None:

@@ -31,6 +31,7 @@ class Job:
 
         self.told, self.keeps = told, keeps
         self.step, self.newest, self.lost = 0, 0, False
+        self.held = list[bool]()  # whether the others are told to wait
         self.reliable = Reliable("127.0.0.1")
         self.job = SimpleNamespace(
             peers=[1], membership=SimpleNamespace(alive=lambda step: [1]), steps=SimpleNamespace(own=0),
@@ -45,7 +46,7 @@ class Job:
         return 1, 2, 0
 
     def hold(self, on: bool) -> None:
-        pass
+        self.held.append(on)
 
     def launch(self, bucket: int, data: Any, out: Any, *, last: bool, done: Callable[..., None], **_: Any) -> None:
         from tailbound.collective.op import Outcome
@@ -229,6 +230,17 @@ def test_whole_iterations_are_applied(
     assert second.weights() == first.weights()
     # averages that are dropped may have counted: such a rank is to be made equal
     assert second.state.resync.sound == (loop in (plain, alternating))
+
+
+def test_the_others_wait_until_the_first_step_is_launched(rank: Callable[..., Rank]) -> None:
+    """A first pass may compile for a minute; an evaluation before it changes nothing. Rule: clock-16."""
+    one = rank({}, keeps=True)
+    with one.state.hold():
+        pass
+    assert one.job.held
+    assert all(one.job.held)
+    plain(one)(0)
+    assert one.job.held[-1] is False
 
 
 def test_what_ends_an_iteration_is_called_once_for_each(rank: Callable[..., Rank]) -> None:
@@ -522,6 +534,26 @@ def test_one_state_is_not_taken_for_two_models(rank: Callable[..., Rank]) -> Non
         iterate(0)
 
 
+def test_one_state_that_is_attached_to_none_is_not_taken_for_two_models_either() -> None:
+    """Two hooks made by hand."""
+    import torch
+
+    from tailbound.torch.finished import Layout
+
+    def bucket(net: torch.nn.Module) -> Any:
+        parameters = list(net.parameters())
+        return SimpleNamespace(
+            index=lambda: 0, buffer=lambda: torch.zeros(8), is_last=lambda: True, parameters=lambda: parameters,
+            gradients=lambda: parameters,
+        )  # fmt: skip
+
+    first, second, layout = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2), Layout()
+    for _ in range(2):
+        layout.note(bucket(first))
+    with pytest.raises(ConfigError, match=r"2 parameter.* make one TailboundState for each model"):
+        layout.note(bucket(second))
+
+
 def words() -> torch.nn.Module:
     """A model with a sparse embedding: its bucket is the last one of the first step, and the first of all others."""
     import torch
@@ -558,6 +590,25 @@ def test_what_an_optimizer_steps_beside_a_model_is_told_once(
         assert ("no torch.optim.Optimizer has stepped" in caplog.text) == (i > 16)
         by_hand.loss(data(i)).backward()
     assert caplog.text.count("no torch.optim.Optimizer has stepped this model in its first 16 backward passes") == 1
+
+
+def test_nobody_reads_during_an_update_where_the_first_bucket_is_sparse(rank: Callable[..., Rank]) -> None:
+    """Within ``step(closure)`` the hook said nothing of the pass that the update follows (B12)."""
+    import torch
+
+    one = rank({}, keeps=True, module=words())
+    optimizer, seen = torch.optim.SGD(one.net.parameters(), 0.1), list[bool]()
+
+    def passes() -> float:
+        loss = one.loss(torch.zeros(2, 2, dtype=torch.long))
+        seen.append(one.state.resync.moment._readable)
+        loss.backward()
+        seen.append(one.state.resync.moment._readable)
+        return float(loss.detach())
+
+    for _ in range(3):
+        optimizer.step(passes)
+    assert seen == [False, False, True, False, True, False]
 
 
 @pytest.mark.parametrize("moved", [4, 5])

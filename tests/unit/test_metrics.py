@@ -130,6 +130,16 @@ def test_a_suspect_and_one_that_has_gone_are_told_apart(stats: dict[str, Any]) -
     assert [m.value for m in metrics if m.name == "tailbound_peer_gone"] == [0, 1]
 
 
+def test_what_stats_gains_later_appears_by_its_path() -> None:
+    later = {"bubbles": 3, "replica": {"sound": True, "stale": None, "counters": {"taken-over": 2}}, "word": "x"}
+    metrics = flatten({"rank": 0, "ranks": 2, **later})
+    assert {m.name: m.value for m in metrics if m.name != "tailbound_ranks"} == {
+        "tailbound_bubbles": 3,
+        "tailbound_replica_sound": 1,
+        "tailbound_replica_counters_taken_over": 2,
+    }
+
+
 @pytest.mark.needs("prometheus")
 def test_a_scrape_gives_what_stats_gives(job: Team) -> None:
     from prometheus_client.parser import text_string_to_metric_families

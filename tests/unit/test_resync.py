@@ -184,6 +184,19 @@ def test_after_a_turn_of_slices_all_of_them_are_compared_and_then_all_is_taken_a
         assert w[1].counters["whole_taken"] == w[1].counters["slices_in_vain"] == bool(mixes)
 
 
+def test_a_result_that_is_lost_begins_a_first_turn_again() -> None:
+    with world(2) as w:
+        a_slice_a_step(w)
+        w.run(2)
+        w.mixes = 0.1
+        w.damage(1, 0.5)
+        w.run(1 + 4 + 3)
+        w.damage(1, 0.5)
+        w.run(7)
+        assert not w[1].sound
+        assert w[1].counters["whole_taken"] == 0
+
+
 class Kept:
     """A scheduler, say."""
 
@@ -307,6 +320,25 @@ def test_who_hears_nobody_does_not_lead() -> None:
         assert not any(one.sound for one in w.ranks)
 
 
+def test_slices_of_two_states_do_not_make_a_replica() -> None:
+    """Two parts of a job that could not hear each other have each their own reference."""
+    with world(4) as w:
+        w.run(2)
+        for rank in range(4):
+            w.damage(rank, 0.1 * (rank + 1))
+        w.views = {0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}}
+        w.run(3)
+        assert w.counts("led") == [1, 0, 1, 0]
+        assert not w[1].sound
+        w.views[1] = {1, 2}  # it goes on with another one
+        w.run(3)
+        assert not w[1].sound
+        w.run(3)
+        assert w[1].sound
+        assert bool((w.models[1].weight == w.models[2].weight).all())
+        assert w[1].lineage == w[2].lineage != w[0].lineage
+
+
 def compare_lineages(w: World, steps: int) -> None:
     """Steps, after each of which all answers are waited for."""
     for _ in range(steps):
@@ -356,6 +388,18 @@ def test_who_was_stopped_learns_of_the_other_lineage_by_the_others_question() ->
         assert w.counts("gave_way") == [0, 0, 1]
 
 
+def test_who_misses_a_synchronise_learns_of_the_new_lineage_without_digests() -> None:
+    with world(3) as w:
+        w.run(3)
+        said = w._threads.map(lambda rank: w[rank].synchronise(0.4), (0, 1))
+        assert not any(said)
+        assert w[0].lineage == w[1].lineage != w[2].lineage
+        compare_lineages(w, 8)
+        assert len({one.lineage for one in w.ranks}) == 1
+        assert all(one.sound for one in w.ranks)
+        assert w.counts("gave_way") == [0, 0, 1]
+
+
 def test_a_later_lineage_is_larger_and_has_room_on_the_wire() -> None:
     from tailbound.torch.resync import _FIRST, _led, _met
     from tailbound.transport.steps import STEP_MASK
@@ -363,6 +407,24 @@ def test_a_later_lineage_is_larger_and_has_room_on_the_wire() -> None:
     made = [_FIRST, _led(0, 0), _led(0, 0xFFFF), _met(0, bytes(16)), _met(0, b"\xff" * 16), _led(1, 0)]
     assert made == sorted(set(made))
     assert _met(STEP_MASK, b"\xff" * 16) < 1 << 63
+
+
+def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptureFixture) -> None:
+    """The ranks do not know of each other's absence; with a digest they learn that they follow two states."""
+    from tailbound.torch.digests import Check
+    from tailbound.torch.resync import _led
+
+    with world(3) as w:
+        w.damage(2, 0.1)
+        w[2]._sound_again(_led(4, 2))
+        w.run(3)
+        checks = [Check(2, 1, (rank + 1) % 3, PATIENCE) for rank in range(3)]
+        assert list(w._threads.map(lambda rank: w[rank]._digests.compare(checks[rank]), range(3))) == [[], [], []]
+        compare_lineages(w, 16)
+        assert w.equal()
+        assert w.counts("gave_way") == [0, 0, 1]
+        assert "those of rank(s) [0, 1] hold for all" in caplog.text
+        assert "memory errors" not in caplog.text
 
 
 def test_lineages_are_compared_alike_by_all_and_not_while_they_change() -> None:
@@ -629,6 +691,32 @@ def test_other_plain_values_are_taken_with_the_whole_state() -> None:
         assert w[1].counters["whole_taken"] == 1
 
 
+def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeting() -> None:
+    """Nor does one that is still in the first one get standings of the second."""
+    from tailbound.torch.meeting import _ASK, _HEAD, _HERE, _NOT_YET, Meetings, Standing
+
+    served: list[Callable[[bytes], Sequence[bytes]]] = []
+    path: Any = SimpleNamespace(serve=lambda _, handler: served.append(handler), before_close=lambda _: None)
+    moment: Any = SimpleNamespace(step=2)
+    meetings = Meetings(path, 0, lambda: {1, 2}, moment)
+
+    def ask(number: int, asker: int, which: int) -> tuple[int, int, int]:
+        what, well, meeting, *_ = _HEAD.unpack_from(served[0](_ASK.pack(2, number, asker, 0, which))[0])
+        return what, well >> 1, meeting
+
+    same = Standing(True, bytes(16), bytes(16), ())
+    meetings.publish(2, 0, same)
+    assert [ask(0, 1, 0), ask(0, 2, 0)] == [(_HERE, 0, 1)] * 2
+    meetings.publish(2, 1, same._replace(well=True))
+    assert ask(1, 1, 1) == (_HERE, 1, 1)
+    assert ask(0, 1, 0) == (_NOT_YET, 0, 0)  # it is through
+    meetings.leave()
+    meetings.publish(2, 0, same)
+    assert ask(0, 1, 0) == (_HERE, 0, 2)
+    assert ask(1, 2, 1) == (_HERE, 1, 1)
+    assert ask(1, 1, 2) == (_NOT_YET, 0, 0)
+
+
 def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> None:
     with world(3) as w:
         w.run(3)
@@ -724,6 +812,20 @@ def test_synchronising_takes_a_whole_state_while_it_goes_to_a_lost_rank() -> Non
         assert w[1]._adopt(0, 1, PATIENCE, bounded=True) == 1
 
 
+def test_who_could_not_give_its_state_may_give_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.torch import resync
+    from tailbound.transport.reliable import Refusal
+
+    monkeypatch.setattr(resync, "_PATIENCE", 0.0)
+    with world(2) as w:
+        w.run(1)
+        w[0].moment.disturb()
+        with pytest.raises(Refusal, match="has not ended"):
+            w[0]._answer_whole(0, 1, bytes(16))
+        w[0].moment.settle(0)
+        assert w[0]._answer_whole(0, 1, bytes(16))
+
+
 def test_a_whole_state_has_room_and_time_by_what_is_held_here() -> None:
     """18 GB of a model of 1.5 B parameters were refused, and had 30 s."""
     from tailbound.torch.resync import _limits
@@ -734,6 +836,28 @@ def test_a_whole_state_has_room_and_time_by_what_is_held_here() -> None:
     assert _limits(0, 10.0, bounded=False) == (10.0, 1 << 34, 10e6)
     assert _limits(whole, 30.0, bounded=True) == (30.0, 16 * whole, 0.0)
     assert _limits(whole, -1.0, bounded=True).wait > 0
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_a_lost_rank_gives_a_whole_state_time_by_its_size_and_synchronising_does_not(lost: bool) -> None:
+    """``synchronise`` ends when its caller says."""
+    with world(2) as w:
+        w.run(2)
+        w.damage(1, 0.5)
+        pull, asked = w.paths[1].pull, list[tuple[int, float]]()
+
+        def noted(rank: int, name: str, request: bytes, timeout: float, *limits: Any) -> bytearray:
+            if name == "whole":
+                asked.append(limits)
+            return pull(rank, name, request, timeout, *limits)
+
+        w.paths[1].pull = noted  # type: ignore[method-assign]
+        if lost:
+            assert w[1].adopt_any(1, PATIENCE) == 1
+        else:
+            w[1]._take_all(0, 1, w[1].standing()._replace(form=bytes(16)), w[0].standing(), time.monotonic() + PATIENCE)
+        assert asked == [(1 << 34, 10e6 if lost else 0.0)]
+        assert w.equal()
 
 
 @pytest.mark.parametrize("seed", range(2))
