@@ -1,48 +1,27 @@
-"""What the processes of the device tests do: the jobs of the hook's tests with buckets that go the way of a device."""
+"""What the processes of the device tests do: with buckets that go the way of a device."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import options_jobs
-import resync_jobs
 import torch_jobs
 from plain_form import PLAIN
 from tailbound.errors import TailboundError
 from tailbound.torch import register, state
 from tailbound.torch.paths import Paths
 
-JOBS: dict[str, Callable[..., Any]] = {
-    job.__name__: job
-    for job in (
-        torch_jobs.parity,
-        torch_jobs.abstaining,
-        torch_jobs.alone,
-        resync_jobs.stopped,
-        options_jobs.any_bits,
-        options_jobs.feedback,
-    )
-}
 
-
-def as_device(rank: int, job: str, ranks: set[int], *arguments: Any) -> Any:
-    """Runs ``job`` with every bucket of ``ranks`` coded as on a device; the others use the compiled passes."""
+def parity(rank: int, ranks: set[int], copied: bool) -> Any:
+    """The hook's job; buckets of ``ranks`` are coded as on a device, or ``copied`` from one that has no kernels."""
     if rank in ranks:
-        state.Paths = functools.partial(Paths, host_as_device=True, host_form=PLAIN)  # type: ignore[assignment, misc]
-    return JOBS[job](rank, *arguments)
-
-
-def copied(rank: int, job: str, ranks: set[int], *arguments: Any) -> Any:
-    """Runs ``job`` with every bucket of ``ranks`` copied as from a device that has no kernels."""
-    if rank in ranks:
-        state.Paths = functools.partial(Paths, host_as_device=True)  # type: ignore[assignment, misc]
-    return JOBS[job](rank, *arguments)
+        form = None if copied else PLAIN
+        state.Paths = functools.partial(Paths, host_as_device=True, host_form=form)  # type: ignore[assignment, misc]
+    return torch_jobs.parity(rank)
 
 
 def failing(rank: int) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from register_jobs import said
 from resync_jobs import state_digest
-from tailbound.torch import batches, elastic, entrance, register
-from torch_jobs import PATIENT, backward, model
+from tailbound.torch import elastic, entrance, register
+from torch_jobs import PATIENT, model
 
 #: Deadlines are learned, as in any job.
 SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 8.0, "timeout": 60.0}
@@ -85,27 +82,6 @@ def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
         return {
             "seen": seen, "first": first, "digest": state_digest(net, optimizer), "synchronised": synchronised,
         }  # fmt: skip
-
-
-def stopped_early(rank: int, victim: int, ready: Any, moved: Any) -> tuple[list[int], bool, str]:
-    """One rank is stopped after its first step, until the others have made some; its model has one bucket."""
-    net = DDP(model(), process_group=elastic.alone())
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    computed = []
-    with register(net, optimizer=optimizer, **{**SETTINGS, "deadline_ms": (150.0, 150.0)}) as state:
-        for step in batches(range(40), state):
-            state.boundary()
-            if step >= 5:
-                moved.set()
-                time.sleep(0.02)  # the others' own computing
-            optimizer.zero_grad()
-            backward(net, rank, step)
-            optimizer.step()
-            computed.append(step)
-            if step == 0 and rank == victim:
-                ready.set()
-                os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
-        return computed, state.synchronise(30), state_digest(net, optimizer)
 
 
 def refused(rank: int) -> tuple[tuple[int, int, str], list[str]]:

@@ -17,16 +17,13 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from resync_jobs import everywhere
-from support import Trouble
 from tailbound.torch import TailboundState, allreduce_hook, register
-from tailbound.transport import rendezvous
 from torch_jobs import (
     BOUND,
     PATIENT,
     Messages,
     backward,
     batch,
-    check_step,
     digest,
     errors,
     gradient,
@@ -49,33 +46,6 @@ class Branches(nn.Module):
 
     def forward(self, data: torch.Tensor, which: int) -> torch.Tensor:
         return self.head(self.frozen(self.branches[which](self.stem(data).tanh())))
-
-
-def options(rank: int) -> None:
-    """Views in every type, accumulation over several batches with and without views, a static graph with views."""
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        with pair(dtype, gradient_as_bucket_view=True, bucket_cap_mb=0.05) as (plain, ours, _):
-            for step in range(3):
-                check_step(plain, ours, rank, step, dtype)
-    for view in (True, False):
-        with pair(gradient_as_bucket_view=view, bucket_cap_mb=0.05) as (plain, ours, state):
-            for step in range(3):
-                for net in (plain, ours):
-                    net.zero_grad(set_to_none=not view)
-                    with net.no_sync():
-                        backward(net, rank, 10 * step)
-                        backward(net, rank, 10 * step + 1)
-                    backward(net, rank, 10 * step + 2)
-                errors.append(nmse(gradient(ours), gradient(plain)))
-                assert same_everywhere(digest(ours))
-            late = gradient(ours).clone()
-            assert state.communicator is not None
-            state.communicator.drain()
-            assert torch.equal(late, gradient(ours))  # nothing is written into ``.grad`` once backward is over
-    with pair(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=0.05) as (plain, ours, _):
-        for step in range(4):
-            check_step(plain, ours, rank, step)
-    assert sum(errors) / len(errors) <= BOUND, errors
 
 
 def memory(rank: int, ours: bool) -> tuple[int, int, int]:
@@ -166,27 +136,29 @@ class Words(nn.Module):
         return self.words(words) @ torch.ones(8, 10) + self.head(torch.ones(len(words), 8))
 
 
-def sparse(rank: int, first: bool) -> list[str]:
+def sparse(rank: int) -> None:
     """Sparse gradients are those of plain DDP to the bit; dense ones of the same model are averaged by Tailbound."""
     messages = Messages()
     logging.getLogger("tailbound").addHandler(messages)
-    plain, ours = DDP(Words(first=first)), DDP(Words(first=first))
-    with register(ours, **PATIENT) as state:
-        for step in range(4):
-            words = torch.randint(0, 50, (6, 4), generator=torch.Generator().manual_seed(10 * step + rank))
-            for net in (plain, ours):
-                net.zero_grad()
-                net(words).square().sum().backward()
-            a, b = ours.module.words.weight.grad, plain.module.words.weight.grad
-            assert a.is_sparse
-            assert b.is_sparse
-            torch.testing.assert_close(a.to_dense(), b.to_dense())
-            assert nmse(ours.module.head.weight.grad, plain.module.head.weight.grad) <= 3 * BOUND
-            assert state.last.error is None
-        assert state.communicator is not None
-        assert state.communicator.step == 4  # the step ends whichever bucket is the last
-        assert state.layout.step() == []
-    return [text for text in messages.texts if "sparse" in text]
+    for first in (True, False):
+        plain, ours = DDP(Words(first=first)), DDP(Words(first=first))
+        with register(ours, **PATIENT) as state:
+            for step in range(4):
+                words = torch.randint(0, 50, (6, 4), generator=torch.Generator().manual_seed(10 * step + rank))
+                for net in (plain, ours):
+                    net.zero_grad()
+                    net(words).square().sum().backward()
+                a, b = ours.module.words.weight.grad, plain.module.words.weight.grad
+                assert a.is_sparse
+                assert b.is_sparse
+                torch.testing.assert_close(a.to_dense(), b.to_dense())
+                assert nmse(ours.module.head.weight.grad, plain.module.head.weight.grad) <= 3 * BOUND
+                assert state.last.error is None
+            assert state.communicator is not None
+            assert state.communicator.step == 4  # the step ends whichever bucket is the last
+            assert state.layout.step() == []
+    said = [text for text in messages.texts if "sparse=False" in text]
+    assert len(said) == 2, said  # once for each model, not at every step
 
 
 def compiled(rank: int) -> None:
@@ -214,9 +186,9 @@ def compiled(rank: int) -> None:
             backward(fast, rank, 0)
 
 
-def uneven(rank: int, view: bool) -> Any:
+def uneven(rank: int) -> Any:
     """``join()`` with accumulation and uneven inputs; ranks out of data shadow the others with zeros."""
-    with pair(bucket_cap_mb=0.05, gradient_as_bucket_view=view) as (plain, ours, state):
+    with pair(bucket_cap_mb=0.05, gradient_as_bucket_view=True) as (plain, ours, state):
         for net in (plain, ours):
             with net.join(divide_by_initial_world_size=True):
                 for step in range(2 + rank):
@@ -227,34 +199,6 @@ def uneven(rank: int, view: bool) -> Any:
         if rank == dist.get_world_size() - 1:
             assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
         return everywhere(state.stats()["counters"]["ops"])
-
-
-def exact(rank: int, loss: float) -> tuple[list[str], list[str], int, float]:
-    """The same gradients averaged without loss, and with ``loss`` of all packets, short deadlines and ``strict``.
-
-    Returns:
-        Digests of what every step gives, without and with; packets that were lost; share of the rows that came.
-    """
-    cookie = rendezvous.new_cookie()
-    rendezvous.new_cookie = lambda: cookie  # type: ignore[assignment]  # rounding follows from it
-    even: Any = PATIENT | {"balance": False}  # with which step exponents begin depends on how long steps take
-
-    def digests(loss: float, **more: Any) -> tuple[list[str], int, float]:
-        net = DDP(model(), bucket_cap_mb=0.05)
-        with register(net, **even | more) as state:
-            assert state.communicator is not None
-            trouble = Trouble(seed=11, loss=loss).attach(state.communicator)
-            found = []
-            for step in range(12):
-                net.zero_grad()
-                backward(net, rank, step)
-                found.append(digest(net))
-            state.communicator.drain()
-            trouble.detach()
-            return found, sum(trouble.dropped.values()), state.stats()["delivered"]
-
-    whole, _, _ = digests(0.0)
-    return whole, *digests(loss, strict=30.0, deadline_ms=(10.0, 10.0))
 
 
 class Batches(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -78,25 +78,3 @@ def feedback(rank: int) -> dict[str, float]:
                 total += state.average(0, data.clone(), True).wait().double()
         found[name] = nmse(total / steps, exact.double())
     return found
-
-
-def in_place(rank: int, kind: str) -> None:
-    """Averages lie where the gradients were, also with another loss scale or one that is not finite."""
-    dtype, ranks = getattr(torch, kind), dist.get_world_size()
-
-    def data(of: int, step: int) -> torch.Tensor:
-        return torch.randn(5000, generator=torch.Generator().manual_seed(100 * step + of)).to(dtype)
-
-    with TailboundState(**PATIENT) as state:
-        for step, scale in enumerate((1.0, 1.0, 8.0, 8.0)):
-            state.loss_scale = scale
-            gradient = data(rank, step) * scale
-            giving = range(ranks)
-            if step == 3 and rank == 0:
-                gradient[7] = torch.nan
-            if step == 3:
-                giving = range(1, ranks)
-            out = state.average(0, gradient, True).wait()
-            assert out.data_ptr() == gradient.data_ptr()
-            exact = sum(data(r, step).double() for r in giving) / len(giving)
-            assert nmse(out.double() / scale, exact) < 1e-2, step

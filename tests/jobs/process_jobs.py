@@ -4,18 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-
-#: What earlier jobs have left in this process.
-_left: list[int] = []
-
-
-def seen(rank: int, turn: int) -> tuple[bool, list[int], int]:
-    """Whether the server has loaded everything, what is left of other jobs here, and this process's number."""
-    found = {"preloaded", "torch._dynamo", "tailbound.torch", "tailbound.collective.communicator"} <= _AT_FORK
-    _left.append(turn)
-    return found, _left[:-1], os.getpid()
 
 
 def failing(rank: int, how: str) -> None:
@@ -25,6 +14,3 @@ def failing(rank: int, how: str) -> None:
     if how == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     raise KeyError(how)
-
-
-_AT_FORK = set(sys.modules)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import itertools
 import multiprocessing
 import os
@@ -24,6 +25,8 @@ from typing import IO, Any
 
 #: Seconds that a job may take on a loaded machine, all waits for it together: less than a test may take.
 PATIENCE = 100.0
+#: What the fixtures of ``tests/torch`` are: a job by its name, how many ranks, its arguments; what every rank returned.
+Run = Callable[..., list[Any]]
 #: Output and errors.
 Said = tuple[str, str]
 #: Each job meets at a file of its own.
@@ -120,6 +123,16 @@ def _child(
         pipe.send((False, traceback.format_exc()))
     finally:
         pipe.close()
+
+
+def in_turn(rank: int, *jobs: str) -> None:
+    """Jobs ``module.function`` one after the other, in the same processes; each checks itself."""
+    import torch.distributed as dist
+
+    for job in jobs:
+        module, _, name = job.partition(".")
+        getattr(importlib.import_module(module), name)(rank)
+        dist.barrier()
 
 
 class Job:

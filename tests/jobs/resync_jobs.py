@@ -17,9 +17,8 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from support import Trouble
 from tailbound.torch import TailboundState, batches, register
 from tailbound.torch.register import _SYNC_OPTION
-from tailbound.transport.reliable import Refusal
 from tailbound.wire.schema import PacketType
-from torch_jobs import backward, batch, gradient, model, nmse
+from torch_jobs import backward, model
 
 #: Deadlines that a loaded machine meets as a rule; what it misses is repaired by what is tested here.
 SETTINGS: dict[str, Any] = {
@@ -115,68 +114,8 @@ def altered(rank: int) -> dict[str, Any]:
         return {"apart": apart, "together": together, "counters": counters}
 
 
-def joined(rank: int) -> dict[str, Any]:
-    """Rank 0 has fewer batches than the others, in DDP's ``join``; then all go on."""
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, resync_share=50.0, resync_period=0, **SETTINGS) as state:
-        with net.join():
-            train(net, optimizer, rank, range(4 if rank else 2))
-        sound, apart = state.stats()["replica"]["sound"], state_digest(net, optimizer)
-        train(net, optimizer, rank, range(4, 12))
-        state.boundary()
-        return {"sound": sound, "apart": apart, "together": state_digest(net, optimizer)}
-
-
-def parting(rank: int, losers: set[int]) -> dict[str, Any]:
-    """Replicas come apart and are synchronised: once in the middle of training, and once before the end."""
-    normed = nn.Sequential(model(), nn.BatchNorm1d(10))
-    net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    well, digests = [], []
-    with register(net, optimizer=optimizer, resync_share=0, fetch=0, **SETTINGS) as state:
-        train(net, optimizer, rank, range(4))
-        apart = ""
-        for begin in (4, 8):
-            trouble = lose_results(state, 0.6 if rank in losers else 0.0)
-            train(net, optimizer, rank, range(begin, begin + 4))
-            trouble.loss = 0.0
-            apart = apart or state_digest(net, optimizer)
-            well.append(state.synchronise(60))
-            buffers = [b.tolist() for b in net.buffers()]
-            digests.append(f"{state_digest(net, optimizer)} {buffers}")
-    return {"apart": apart, "well": well, "digests": digests}
-
-
-def fetching(rank: int, loser: int) -> dict[str, Any]:
-    """Most results of one rank get lost, and no slices make up for it: they are fetched."""
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, resync_share=0, fetch=20.0, **SETTINGS) as state:
-        train(net, optimizer, rank, range(4))
-        trouble = lose_results(state, 0.9 if rank == loser else 0.0)
-        train(net, optimizer, rank, range(4, 8))
-        trouble.loss = 0.0
-        together = state_digest(net, optimizer)
-        stats = state.stats()
-        well = state.synchronise(60)
-    return {"together": together, "stats": stats, "well": well}
-
-
-def leaving(rank: int, loser: int) -> str:
-    """As ``fetching``, and every rank leaves right after its last step, of which others still miss results."""
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, resync_share=0, fetch=20.0, **SETTINGS) as state:
-        train(net, optimizer, rank, range(4))
-        lose_results(state, 0.9 if rank == loser else 0.0)
-        train(net, optimizer, rank, range(4, 8))
-    return state_digest(net, optimizer)
-
-
 def stopped(
-    rank: int, victim: int, ring_mib: float, away: int, steps: int, ready: Any, moved: Any,
-    mtu: int = 0, loss: float = 0.0,
+    rank: int, victim: int, ring_mib: float, away: int, steps: int, mtu: int, loss: float, ready: Any, moved: Any
 ) -> dict[str, Any]:  # fmt: skip
     """Trains with ``batches``; the victim stops until the others are ``away`` steps on, catches up or jumps.
 
@@ -250,131 +189,13 @@ def stopped_plain(rank: int, victim: int, away: int, steps: int, meets: int, rea
         }  # fmt: skip
 
 
-def stopped_between_passes(
-    rank: int, victim: int, ring_mib: float, away: int, steps: int, ready: Any, moved: Any
-) -> dict[str, Any]:
-    """As ``stopped``, with two passes an iteration (SAM's); ``away`` and ``steps`` are iterations."""
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": ring_mib}
-    computed, jumped = [], []
-    with register(net, optimizer=optimizer, resync_share=50.0, **settings) as state:
-        assert state.communicator is not None
-        for step in batches(range(steps), state, on_skip=jumped.append):
-            if step == 5 and rank == victim:
-                ready.set()
-                os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
-            if step >= 5 + away:
-                moved.set()
-                time.sleep(0.02)  # the others' own computing
-            before = [p.detach().clone() for p in net.parameters()]
-            for second in (False, True):
-                optimizer.zero_grad()
-                backward(net, rank, step)
-                with torch.no_grad():
-                    for p, was in zip(net.parameters(), before, strict=True):
-                        p.copy_(was if second else p + 0.001 * p.grad.sign())  # type: ignore[union-attr]
-            optimizer.step()
-            computed.append(step)
-        passes = everywhere(state.communicator.step)
-        synchronised = everywhere((state.synchronise(60), state_digest(net, optimizer)))
-        return {
-            "computed": computed, "jumped": sum(jumped), "passes": passes, "synchronised": synchronised,
-            "applied": state.stats()["counters"].get("steps_applied", 0),
-        }  # fmt: skip
-
-
-def between(rank: int) -> list[tuple[int | None, ...]]:
-    """After which step the replica stands: before a step, in between backward and optimizer, after it.
-
-    The model is called once between the two; in the third step the optimizer does not step at all.
-    """
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    seen = []
-    with register(net, optimizer=optimizer, **SETTINGS) as state:
-        assert state.resync is not None
-        moment = state.resync.moment
-        for step in range(5):
-            backward(net, rank, step)
-            before = moment.step
-            with torch.no_grad():
-                net(torch.zeros(1, 32))
-            amid = moment.step
-            if step != 2:
-                optimizer.step()
-            with torch.no_grad():
-                net(torch.zeros(1, 32))
-            seen.append((before, amid, moment.step))
-    return seen
-
-
-def closures(rank: int) -> list[int | None]:
-    """After which step others may read the replica where ``step`` makes both passes, as Lightning has it.
-
-    In the forward pass, after the backward pass, and at the end of each step; then at a boundary.
-    """
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    seen: list[int | None] = []
-    with register(net, optimizer=optimizer, **SETTINGS) as state:
-        assert state.resync is not None
-        moment = state.resync.moment
-
-        def look(*_: Any) -> None:
-            try:
-                with moment.reading(moment.step or 0, 0.0) as step:
-                    seen.append(step)
-            except Refusal:
-                seen.append(None)
-
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            data, target = batch(rank, len(seen))
-            loss = nn.functional.cross_entropy(net(data), target)
-            look()
-            loss.backward()
-            look()
-            return loss.detach()
-
-        optimizer.register_step_post_hook(look)
-        for _ in range(3):
-            optimizer.step(closure)
-        state.boundary()
-        look()
-    return seen
-
-
-def compiling(rank: int) -> float:
-    """One rank's first pass takes longer than all deadlines; NMSE of the first average against that of all ranks.
-
-    An evaluation before that, in ``hold``, changes nothing.
-    """
-    exact = torch.zeros(())
-    for other in range(dist.get_world_size()):
-        alone = model()
-        backward(alone, other, 0)
-        exact = exact + gradient(alone) / dist.get_world_size()
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    settings = {**SETTINGS, "start_max": 0.3, "deadline_ms": (200.0, 200.0), "stage_max": 0.3}
-    with register(net, optimizer=optimizer, **settings) as state:
-        with state.hold():
-            pass
-        if rank == 0:
-            time.sleep(1.2)
-            _ = ctypes.PyDLL(None).usleep(1_300_000)  # with the GIL, as a compiler may
-        train(net, optimizer, rank, range(1))
-        return nmse(gradient(net), exact)
-
-
 def sealed(state: TailboundState) -> int:
     """How often the first half of an op has ended at its deadline here."""
     return int(state.stats()["counters"].get("seal_deadline_hits", 0))
 
 
-def holding(rank: int, stuck: bool) -> list[int]:
-    """A rank evaluates for longer than all deadlines and nobody leaves it out; ``stuck``: while keeping the GIL."""
+def holding(rank: int) -> list[int]:
+    """A rank evaluates for longer than all deadlines keeping the GIL, and nobody leaves it out."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
     with register(net, optimizer=optimizer, **SETTINGS) as state:
@@ -383,49 +204,9 @@ def holding(rank: int, stuck: bool) -> list[int]:
         if rank == 0:
             with state.hold():
                 # both deadlines, the first one moved on, are 1.05 s
-                _ = ctypes.PyDLL(None).usleep(2_500_000) if stuck else time.sleep(1.5)
+                _ = ctypes.PyDLL(None).usleep(2_500_000)
         train(net, optimizer, rank, range(4, 6))
         missing = sorted(state.last.missing)
         stats = state.stats()
         assert stats["suspects"] == []
         return [len(missing), sealed(state) - before]
-
-
-def large(rank: int, late: int, steps: int) -> dict[str, Any]:
-    """Trains a model that its ring does not hold; rank ``late`` comes 400 ms after the others in every step.
-
-    Returns:
-        What each rank computed, how far it was behind where it asked where to join, and the state in the end.
-    """
-    torch.manual_seed(0)
-    with torch.device("meta"):
-        empty = nn.Sequential(*(nn.Linear(1392, 1392, bias=False) for _ in range(8)))
-    net = DDP(empty.to_empty(device="cpu"))
-    with torch.no_grad():
-        for number, p in enumerate(net.parameters()):
-            p.fill_((1 + 0.01 * number) / 1392)
-    optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    asked: list[int] = []
-    computed: list[int] = []
-    skipped: list[int] = []
-    with register(net, optimizer=optimizer, datapath="udp", ring_mib=16.0, timeout=60.0) as state:
-        communicator = state.communicator
-        assert communicator is not None
-        join = communicator.jump
-        communicator.jump = lambda: (asked.append(communicator.behind), join())[1]  # type: ignore[method-assign]
-        entries = sum(p.numel() for p in net.parameters())
-        assert entries > communicator.job.store.result_rows * communicator.config.width
-        for step in batches(range(steps), state, on_skip=skipped.append):
-            if rank == late:
-                time.sleep(0.4)
-            optimizer.zero_grad()
-            data = torch.randn(2, 1392, generator=torch.Generator().manual_seed(100 * step + rank))
-            net(data).square().mean().backward()
-            optimizer.step()
-            computed.append(step)
-        synchronised = state.synchronise(60)
-        weights = [p.detach().sum(dtype=torch.float64).item() for p in net.parameters()]
-        return {
-            "entries": entries, "asked": asked, "computed": computed, "skipped": sum(skipped), "weights": weights,
-            "synchronised": synchronised, "counters": state.stats()["counters"],
-        }  # fmt: skip

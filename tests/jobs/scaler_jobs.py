@@ -59,12 +59,12 @@ def overflowing(rank: int, ill: list[Collection[int]], loss: float, interval: in
     return {"steps": steps, "stats": stats}
 
 
-def stock(rank: int, ill: list[Collection[int]], told: bool) -> list[Step]:
-    """Trains with torch's own scaler, which ``register`` is told of or not."""
+def stock(rank: int, ill: list[Collection[int]]) -> list[Step]:
+    """Trains with torch's own scaler, which ``register`` is not told of."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
-    with register(net, optimizer=optimizer, scaler=scaler if told else None, **PATIENT, resync_period=0) as state:
+    with register(net, optimizer=optimizer, **PATIENT, resync_period=0) as state:
         steps = train(net, state, optimizer, scaler, rank, ill)
         assert state.scaler is scaler
     return steps
@@ -159,12 +159,3 @@ def saved(rank: int) -> tuple[float, float, int]:
         # two clean steps before, two of these: it grows
         assert [after for _, after, _, _ in steps] == [scales[0], 2 * scales[0], 2 * scales[0]]
     return scales[0], scales[1], tracker
-
-
-def alone(rank: int) -> list[Step]:
-    """A world of one: torch's own scaler."""
-    net = DDP(model())
-    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    with register(net, optimizer=optimizer, **PATIENT) as state:
-        scaler = GradScaler(state, init_scale=2.0**10, growth_interval=2)
-        return train(net, state, optimizer, scaler, rank, [(), (0,), (), ()])

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from processes import Run
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -74,61 +74,14 @@ def test_ranks_that_are_killed_come_back_one_after_the_other(tmp_path: Path, cou
         assert all(one["state"] == sound[0]["state"] for one in sound), step
 
 
-def test_a_job_whose_ranks_have_all_died_begins_anew(tmp_path: Path, counts: tuple[Any, Any]) -> None:
-    """Nobody is left who could give a state: new processes find each other, and begin with what rank 0 has loaded."""
-    import elastic_jobs
-    from processes import Job
-
-    at, last = counts
-    with Job(elastic_jobs.coming_back, RANKS, tmp_path, at, last, backend="elastic") as job:
-        _await(job, at, lambda steps: min(steps) >= 3)
-        for process in job.processes:
-            os.kill(process.pid, 9)
-        for rank in range(RANKS):
-            at[rank] = -1
-            job.restart(rank)
-        _await(job, at, lambda steps: min(steps) >= 3)
-        last.value = max(at) + 3
-        results = job.results()
-    assert [min(result["seen"]) for result in results] == [0] * RANKS
-    assert len({result["digest"] for result in results}) == 1
+def test_the_group_of_such_a_job_has_no_collectives(run: Run, counts: tuple[Any, Any]) -> None:
+    for rank, (place, texts) in enumerate(run("elastic_jobs.refused", 2, backend="elastic")):
+        assert place == (rank, 2, "tailbound")
+        assert all("come and go" in text for text in texts), texts
 
 
-def test_the_group_of_such_a_job_has_no_collectives(tmp_path: Path, counts: tuple[Any, Any]) -> None:
-    import elastic_jobs
-    from processes import Job
-
-    with Job(elastic_jobs.refused, 2, tmp_path, backend="elastic") as job:
-        for rank, (place, texts) in enumerate(job.results()):
-            assert place == (rank, 2, "tailbound")
-            assert all("come and go" in text for text in texts), texts
-
-
-def test_what_ddp_gets_wrong_alone_is_refused(tmp_path: Path) -> None:
+def test_what_ddp_gets_wrong_alone_is_refused(run: Run) -> None:
     """A map of used parameters of one rank, and buckets that each rank fills in an order of its own."""
-    import elastic_jobs
-    from processes import Job
-
-    with Job(elastic_jobs.wrong, 2, tmp_path, backend="elastic") as job:
-        for text in job.results():
-            assert "disagree on op 1.0" in text
-            assert "use parameters in the same order" in text
-
-
-def test_a_rank_that_stands_still_after_its_first_step_catches_up(tmp_path: Path) -> None:
-    """It applied steps to the buckets of the first one, which the others no longer had: a LayoutError (B7)."""
-    import elastic_jobs
-    from processes import Job
-
-    context = multiprocessing.get_context("forkserver")
-    ready, moved = context.Event(), context.Event()
-    with Job(elastic_jobs.stopped_early, 3, tmp_path, 2, ready, moved, backend="elastic") as job:
-        job.await_event(ready, "the last rank about to stop")
-        job.await_event(moved, "the others some steps further")
-        os.kill(job.processes[2].pid, signal.SIGCONT)
-        results = job.results()
-    computed = results[2][0]
-    assert computed[:3] == [0, 1, 2]
-    assert len(computed) < 40
-    assert len({digest for _, _, digest in results}) == 1
-    assert all(synchronised for _, synchronised, _ in results)
+    for text in run("elastic_jobs.wrong", 2, backend="elastic"):
+        assert "disagree on op 1.0" in text
+        assert "use parameters in the same order" in text

@@ -5,13 +5,13 @@ The cases are those of the ``test_device_*`` modules, which run everywhere on ho
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from device_cases import DTYPES, SIZES, Results, check, coder, encoded, gaussian, measured, workspace
+from processes import Run
 from tailbound.codec import encode as host
 from tailbound.codec.decode import MISSING
 from tailbound.codec.scale import cold_exponents
@@ -125,25 +125,17 @@ def test_memory_for_copies_is_page_locked_and_used_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])
-def test_training_and_synchronising(tmp_path: Path, kind: str) -> None:
+def test_training_and_synchronising(run: Run, kind: str) -> None:
     """DDP over Gloo beside DDP with the hook, both ranks on one device; parameters and optimizer state follow."""
-    import device_jobs
-    from processes import Job
-
-    with Job(device_jobs.train, 2, tmp_path, DEVICE, kind) as job:
-        for rank, result in enumerate(job.results()):
-            assert sum(result["errors"]) / len(result["errors"]) <= 4e-3
-            assert result["taken"] == rank
+    for rank, result in enumerate(run("device_jobs.train", 2, DEVICE, kind)):
+        assert sum(result["errors"]) / len(result["errors"]) <= 4e-3
+        assert result["taken"] == rank
 
 
-def test_ranks_of_a_host_share_buckets(tmp_path: Path) -> None:
+def test_ranks_of_a_host_share_buckets(run: Run) -> None:
     """Two hosts of two ranks: NCCL within a host, Tailbound between them."""
     import torch
 
-    import node_jobs
-    from processes import Job
-
-    with Job(node_jobs.as_device, 4, tmp_path, True) as job:
-        for rank, found in enumerate(job.results()):
-            well = {"ranks": 2, "delivered": 1.0, "on": [f"cuda:{rank % 2 % torch.cuda.device_count()}"]}
-            assert found == [{**well, "way": "scatter"}, {**well, "way": "exchange"}]
+    for rank, found in enumerate(run("node_jobs.as_device", 4, True)):
+        well = {"ranks": 2, "delivered": 1.0, "on": [f"cuda:{rank % 2 % torch.cuda.device_count()}"]}
+        assert found == [{**well, "way": "scatter"}, {**well, "way": "exchange"}]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+
+from processes import Run
 
 pytestmark = [pytest.mark.needs("torch"), pytest.mark.thorough]
 
@@ -17,15 +17,13 @@ pytestmark = [pytest.mark.needs("torch"), pytest.mark.thorough]
         pytest.param("accelerate", marks=pytest.mark.needs("accelerate")),
     ],
 )
-def test_overflows_lower_the_scale_of_all_ranks(tmp_path: Path, framework: str, say: bool) -> None:
+def test_overflows_lower_the_scale_of_all_ranks(run: Run, framework: str, say: bool) -> None:
     """All ranks skip the step in which all overflow; both frameworks clip, and so unscale before they step."""
     import framework_jobs
-    from processes import Job
 
-    with Job(getattr(framework_jobs, framework), 2, tmp_path, say) as job:
-        for rank, found in enumerate(job.results()):
-            scale = framework_jobs.SCALE
-            backed_off = scale / 4 if rank == 1 else found["scales"][3]  # the other one hears of it within a step
-            assert found["scales"] == [scale, scale / 2, scale / 2, backed_off, scale / 4, scale / 4]
-            assert found["moved"] == [len(ranks) < 2 for ranks in framework_jobs.ILL]
-            assert found["alike"]
+    for rank, found in enumerate(run(f"framework_jobs.{framework}", 2, say)):
+        scale = framework_jobs.SCALE
+        backed_off = scale / 4 if rank == 1 else found["scales"][3]  # the other one hears of it within a step
+        assert found["scales"] == [scale, scale / 2, scale / 2, backed_off, scale / 4, scale / 4]
+        assert found["moved"] == [len(ranks) < 2 for ranks in framework_jobs.ILL]
+        assert found["alike"]

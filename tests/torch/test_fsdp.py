@@ -2,84 +2,59 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+
+from processes import Run
 
 pytestmark = pytest.mark.needs("torch")
 
 
-@pytest.mark.parametrize(("what", "kinds"), [("policies", 4), ("codes", 3)])
-def test_gradients_are_those_of_plain_hsdp_and_of_ddp(tmp_path: Path, what: str, kinds: int) -> None:
-    """In float32 and in mixed precision of three kinds, or with other codes than u8."""
-    import fsdp_jobs
-    from processes import Job
-
-    with Job(fsdp_jobs.parity, 4, tmp_path, what) as job:
-        for found in job.results():
-            assert len(found) == kinds
-            # three modules a step, and once an op that ends the first one
-            assert list(found.values()) == [{"steps": 3, "ops": 3 * 3 + 1, "delivered": 1.0}] * kinds
+def test_gradients_are_those_of_plain_hsdp_and_of_ddp(run: Run) -> None:
+    """In float32 and in mixed precision of three kinds, and with other codes than u8."""
+    for found in run("fsdp_jobs.parity", 4):
+        # three modules a step, and once an op that ends the first one
+        assert list(found.values()) == [{"steps": 3, "ops": 3 * 3 + 1, "delivered": 1.0}] * 5
 
 
-def test_steps_end_whatever_modules_a_pass_goes_through(tmp_path: Path) -> None:
-    import fsdp_jobs
-    from processes import Job
-
-    with Job(fsdp_jobs.passes, 4, tmp_path) as job:
-        for steps in job.results():
-            assert steps == [1, 2, 3, 4, 5, 6, 7]
+def test_steps_end_whatever_modules_a_pass_goes_through(run: Run) -> None:
+    for steps in run("fsdp_jobs.passes", 4):
+        assert steps == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_averages_are_awaited_at_the_end_of_backward_unless_somebody_sees_gradients_before(tmp_path: Path) -> None:
-    import fsdp_jobs
-    from processes import Job
+def test_averages_are_awaited_at_the_end_of_backward_unless_somebody_sees_gradients_before(run: Run) -> None:
 
     in_turn = ["launch 2", "wait 2", "launch 0", "wait 0", "launch 1", "wait 1"]
     together = ["launch 2", "launch 0", "launch 1", "wait 2", "wait 0", "wait 1"]
-    with Job(fsdp_jobs.overlapping, 4, tmp_path) as job:
-        for told in job.results():
-            assert told == {
-                "first": [*in_turn, "launch 3", "wait 3"],
-                "usual": together,
-                "raises": ["launch 2"],
-                "after it": ["launch 3", "wait 2", "wait 3", "launch 2", "wait 2", *together[1:3], "wait 0", "wait 1"],
-                "usual again": together,
-                "divides": together,
-                "after that": ["launch 2", "wait 2", "launch 0", "launch 1", "wait 0", "wait 1"],
-                "usual once more": together,
-                "accumulating": in_turn,
-                "usual at last": together,
-                "a hook looks": ["launch 2", "wait 2", "launch 0", "launch 1", "wait 0", "wait 1"],
-            }
+    for told in run("fsdp_jobs.overlapping", 4):
+        assert told == {
+            "first": [*in_turn, "launch 3", "wait 3"],
+            "usual": together,
+            "raises": ["launch 2"],
+            "after it": ["launch 3", "wait 2", "wait 3", "launch 2", "wait 2", *together[1:3], "wait 0", "wait 1"],
+            "usual again": together,
+            "divides": together,
+            "after that": ["launch 2", "wait 2", "launch 0", "launch 1", "wait 0", "wait 1"],
+            "usual once more": together,
+            "accumulating": in_turn,
+            "usual at last": together,
+            "a hook looks": ["launch 2", "wait 2", "launch 0", "launch 1", "wait 0", "wait 1"],
+        }
 
 
-def test_replicas_begin_equal_and_are_made_equal_with_their_moments(tmp_path: Path) -> None:
-    import fsdp_jobs
-    from processes import Job
-
-    with Job(fsdp_jobs.equal_replicas, 4, tmp_path) as job:
-        for rank, found in enumerate(job.results()):
-            assert found["apart, equal, equal, astray, equal"] == (True, True, True, True, True)
-            assert found["synchronised"]
-            assert found["moments"]
-            assert found["taken"] == (rank >= 2)
+def test_replicas_begin_equal_and_are_made_equal_with_their_moments(run: Run) -> None:
+    for rank, found in enumerate(run("fsdp_jobs.equal_replicas", 4)):
+        assert found["apart, equal, equal, astray, equal"] == (True, True, True, True, True)
+        assert found["synchronised"]
+        assert found["moments"]
+        assert found["taken"] == (rank >= 2)
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    import fsdp_jobs
-    from processes import Job
-
-    with Job(fsdp_jobs.refusals, 4, tmp_path) as job:
-        job.results()
+def test_what_cannot_be_is_refused(run: Run) -> None:
+    run("fsdp_jobs.refusals", 4)
 
 
-def test_one_host(tmp_path: Path) -> None:
-    import fsdp_jobs
-    from processes import Job
-
-    with Job(fsdp_jobs.alone, 2, tmp_path) as job:
-        job.results()
+def test_one_host(run: Run) -> None:
+    run("fsdp_jobs.alone", 2)
 
 
 def test_interfaces_of_several_ranks_on_a_host() -> None:

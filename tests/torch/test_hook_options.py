@@ -2,86 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+
+from processes import Run
 
 pytestmark = pytest.mark.needs("torch")
 
 
-def test_views_and_accumulation_in_every_type(tmp_path: Path) -> None:
-    import hook_jobs
-    from processes import Job
-
-    with Job(hook_jobs.options, 2, tmp_path) as job:
-        job.results()
+def test_what_ddp_and_others_do_around_the_hook(run: Run) -> None:
+    """Unused and frozen parameters, torch's compression wrappers, sparse gradients."""
+    run("processes.in_turn", 2, "hook_jobs.unused", "hook_jobs.wrapped", "hook_jobs.sparse")
 
 
-def test_unused_and_frozen_parameters(tmp_path: Path) -> None:
-    import hook_jobs
-    from processes import Job
-
-    with Job(hook_jobs.unused, 2, tmp_path) as job:
-        job.results()
+def test_a_compiled_model(run: Run) -> None:
+    run("hook_jobs.compiled", 2)
 
 
-def test_the_compression_wrappers_of_torch(tmp_path: Path) -> None:
-    import hook_jobs
-    from processes import Job
-
-    with Job(hook_jobs.wrapped, 2, tmp_path) as job:
-        job.results()
+def test_join_with_accumulation(run: Run) -> None:
+    for ops in run("hook_jobs.uneven", 3):
+        assert len(set(ops)) == 1
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_sparse_gradients_go_through_the_process_group(tmp_path: Path, first: bool) -> None:
-    import hook_jobs
-    from processes import Job
-
-    with Job(hook_jobs.sparse, 2, tmp_path, first) as job:
-        for texts in job.results():
-            assert len(texts) == 1  # said once, not at every step
-            assert "sparse=False" in texts[0]
-
-
-def test_a_compiled_model(tmp_path: Path) -> None:
-    import hook_jobs
-    from processes import Job
-
-    with Job(hook_jobs.compiled, 2, tmp_path) as job:
-        job.results()
-
-
-@pytest.mark.parametrize("view", [True, pytest.param(False, marks=pytest.mark.thorough)])
-def test_join_with_accumulation(tmp_path: Path, view: bool) -> None:
-    import hook_jobs
-    from processes import Job
-
-    with Job(hook_jobs.uneven, 3, tmp_path, view) as job:
-        for ops in job.results():
-            assert len(set(ops)) == 1
-
-
-def test_strict_gives_the_mean_without_loss(tmp_path: Path) -> None:
-    """5 % of all packets are lost: every rank has the mean of all codes, equal to the bit. Rule: clock-34."""
-    import hook_jobs
-    from processes import Job
-
-    with Job(hook_jobs.exact, 3, tmp_path, 0.05) as job:
-        results = job.results()
-    for whole, strict, lost, delivered in results:
-        assert lost > 0
-        assert delivered == 1.0
-        assert strict == whole == results[0][0]
-
-
-def test_two_models_in_a_process_and_workers_of_a_data_loader(tmp_path: Path) -> None:
-    import hook_jobs
-    from processes import Job
+def test_two_models_in_a_process_and_workers_of_a_data_loader(run: Run) -> None:
     from torch_jobs import BOUND
 
-    with Job(hook_jobs.beside, 2, tmp_path) as job:
-        for errors in job.results():
-            assert len(errors) == 16
-            assert max(errors) <= 3 * BOUND
-            assert sum(errors) / len(errors) <= BOUND
+    for errors in run("hook_jobs.beside", 2):
+        assert len(errors) == 16
+        assert max(errors) <= 3 * BOUND
+        assert sum(errors) / len(errors) <= BOUND

@@ -12,20 +12,6 @@ import pytest
 pytestmark = pytest.mark.needs("torch")
 
 
-def test_every_process_is_a_fresh_one_with_everything_loaded(tmp_path: Path) -> None:
-    """What the server cannot import it leaves out in silence, and everything would only take longer."""
-    import process_jobs
-    from processes import Job
-
-    found = []
-    for turn in range(2):
-        with Job(process_jobs.seen, 2, tmp_path, turn) as job:
-            found += job.results()
-    assert all(loaded for loaded, _, _ in found)
-    assert [left for _, left, _ in found] == [[], [], [], []]
-    assert len({pid for _, _, pid in found} | {os.getpid()}) == 5
-
-
 @pytest.mark.parametrize(
     ("how", "words"), [("raises", r"(?s)rank 1:\n.*KeyError: 'raises'"), ("dies", "rank 1 ended with -9")]
 )

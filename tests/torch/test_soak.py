@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import signal
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -31,53 +29,6 @@ def test_what_is_wrong_with_a_life_is_told_in_words() -> None:
     assert unlike_in_the_end == "synchronised and unlike: {0: 'end', 1: 'apart'}"
     (not_synchronised,) = complaints({0: _result(), 1: _result(synchronised=False, digest="apart")})
     assert not_synchronised == "not synchronised: {0: (True, 4), 1: (False, 4)}"
-
-
-def test_trouble_stops_kills_and_ends_with_all_mended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two ranks are left at least, and nobody who is left stands still."""
-    from soak import training
-
-    class Process:
-        def __init__(self, pid: int) -> None:
-            self.pid, self.killed = pid, False
-
-        def kill(self) -> None:
-            self.killed = True
-
-    class Clock:
-        now = 0.0
-
-        def monotonic(self) -> float:
-            return self.now
-
-        def sleep(self, seconds: float) -> None:
-            self.now += max(seconds, 0.01)
-
-    for seed in range(30):
-        clock, counts = Clock(), Counter[str]()
-        processes = [Process(pid) for pid in range(training.RANKS)]
-        still: set[int] = set()
-        job = type("Job", (), {"processes": processes})
-        loss = type("Value", (), {"value": 0.0})()
-
-        def send(pid: int, number: int, still: set[int] = still, processes: list[Process] = processes) -> None:
-            assert not processes[pid].killed
-            (still.add if number == signal.SIGSTOP else still.discard)(pid)
-
-        monkeypatch.setattr(training.os, "kill", send)
-        monkeypatch.setattr(training, "time", clock)
-
-        def tell(name: str, number: int, counts: Counter[str] = counts) -> None:
-            counts[name] += number
-
-        trouble = training.Trouble(random.Random(seed), job, loss, tell)
-        trouble.cause(40.0)
-        assert loss.value == 0.0
-        assert not still & trouble.alive
-        assert {rank for rank, process in enumerate(processes) if not process.killed} == trouble.alive
-        assert len(trouble.alive) >= 2
-        assert counts["stops"] > 3
-        assert counts["kills"] == training.RANKS - len(trouble.alive)
 
 
 def test_a_life_with_a_replica_that_changes_unseen(tmp_path: Path) -> None:
