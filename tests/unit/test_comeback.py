@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
@@ -92,6 +92,7 @@ FIELDS = ["position", "maps", "exponents", "cookie", "tables"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.lists(st.lists(JSON, min_size=5, max_size=5), max_size=2))
+@settings(max_examples=40)
 def test_any_value_in_an_entrance_is_taken_or_refused_in_words(other: dict[str, Any], scales: list[Any]) -> None:
     for told in (other, {"exponents": scales}, {"exponents": [[*KEY, *each[:1]] for each in scales]}):
         data = json.dumps(json.loads(encode(ENTRANCE, 3)) | told).encode()
