@@ -265,6 +265,10 @@ def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_ha
     told.contributed_by, told.known.config.repair = {1, 2}, False
     assert told.take(3 * MS).look == 2 * MS + D1
     assert told.take(2 * MS + D1).actions == (StayOut(),)
+    told.contributed_by = set()
+    assert not told.take(3 * MS).actions
+    op.warm.add(1)  # it has said so itself
+    assert told.take(3 * MS).actions == (StayOut(),)
 
 
 def test_a_clock_that_nobody_else_starts_is_looked_at_when_it_starts(op: Op) -> None:
