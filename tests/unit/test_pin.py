@@ -10,7 +10,7 @@ import pytest
 from tailbound.errors import AttachError
 from tailbound.kernel import net, pin
 
-FOUND = pin.Settings("eth0", port=7400, width=1408, sum_rows=64, result_rows=64, prog_id=12)
+FOUND = pin.Settings(*("eth0", 7400, 1408, 64, 64), prog_id=12, vlan=0, signature="", tagged=False, ipv6=False, index=8)
 
 
 @pytest.fixture

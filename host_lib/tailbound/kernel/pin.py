@@ -58,16 +58,16 @@ class Settings:
     sum_rows: int
     result_rows: int
     prog_id: int
-    vlan: int = 0
-    abi: int = ABI
+    vlan: int
     #: Of the sources of the program (``compile.signature``): what it does with a packet has to be what the host thinks.
-    signature: str = ""
+    signature: str
     #: Whether the program for jobs with a key was loaded, too.
-    tagged: bool = False
+    tagged: bool
     #: Of which family of IP it takes packets.
-    ipv6: bool = False
-    #: Index of the interface at attach time; 0: it was attached by an older version, which did not note it.
-    index: int = 0
+    ipv6: bool
+    #: Of the interface at attach time.
+    index: int
+    abi: int = ABI
 
 
 def bpffs() -> Path:
@@ -214,7 +214,7 @@ def settings(interface: str) -> Settings | None:
             f"{interface} was attached as an interface of VLAN {found.vlan}, and is one of {vlan or 'none'} now: run "
             f"`tailbound attach {interface} --replace`"
         )
-    if found.index not in (0, net.index_of(interface)):
+    if found.index != net.index_of(interface):
         raise AttachError(
             f"{interface} was attached, but an interface of this name was removed and made again since then: run "
             f"`tailbound attach {interface} --replace`"

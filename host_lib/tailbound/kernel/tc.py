@@ -31,16 +31,12 @@ _ETH_P_ALL = 0x0003
 class Attached(Protocol):
     """A program in its place; ``close`` takes it off and may be called twice."""
 
-    way: str
-
     def close(self) -> None:
         """Takes the program off."""
 
 
 class TcxLink:
     """A BPF link; ``fd`` is its descriptor."""
-
-    way = "tcx"
 
     def __init__(self, program: int, index: int) -> None:
         self.fd = syscalls.link_create(program, index, 0, syscalls.ATTACH_TCX_EGRESS)
@@ -52,17 +48,10 @@ class TcxLink:
             self.fd = -1
 
 
-def _none(_: str) -> bool:
-    """For who knows of no filters that are left over."""
-    return False
-
-
 class ClsactFilter:
     """A filter of clsact, told from others by its name; clsact goes with it if it came with it and is empty."""
 
-    way = "clsact"
-
-    def __init__(self, program: int, index: int, name: str, left_over: Callable[[str], bool] = _none) -> None:
+    def __init__(self, program: int, index: int, name: str, left_over: Callable[[str], bool]) -> None:
         self._name = name
         self._index = index
         # any thread may close the filter, also one of another namespace
@@ -89,7 +78,7 @@ class ClsactFilter:
             found = route.get_filters(index=self._index, parent=parent)
         return [each for each in found if each["handle"]]  # the kernel tells of priorities without filters, too
 
-    def _remove(self, left_over: Callable[[str], bool] = _none) -> bool:
+    def _remove(self, left_over: Callable[[str], bool] = lambda _: False) -> bool:
         """Takes off what has this name, and what is left over of others; returns whether anything was there."""
         gone = []
         for found in self._filters(_EGRESS):
@@ -114,7 +103,7 @@ class ClsactFilter:
 
 
 def attach(
-    program: int, interface: str, name: str, way: str = "auto", left_over: Callable[[str], bool] = _none
+    program: int, interface: str, name: str, way: str = "auto", left_over: Callable[[str], bool] = lambda _: False
 ) -> Attached:
     """Lets ``program`` (a descriptor, of type tc) see what leaves ``interface``.
 
