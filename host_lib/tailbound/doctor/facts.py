@@ -14,16 +14,6 @@ from tailbound.kernel import built, headers, syscalls
 from tailbound.kernel.compile import LIBBPF, bcc_path, clang_path
 from tailbound.kernel.maps import possible_cpus
 
-__all__ = [
-    "CAPABILITY_BITS",
-    "Machine",
-    "bcc_path",
-    "bpf_error",
-    "clang_path",
-    "has_capability",
-    "machine",
-]
-
 #: Bits of the capabilities that matter here (linux/capability.h).
 CAPABILITY_BITS = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21, "CAP_SYS_RESOURCE": 24, "CAP_PERFMON": 38, "CAP_BPF": 39}
 
