@@ -217,14 +217,14 @@ def test_steady_state_allocates_nothing_big(monkeypatch: pytest.MonkeyPatch) -> 
         outs = [np.empty(numel, np.float32) for _ in range(ranks)]
         few = [np.ones(64, np.float32) for _ in range(ranks)]
         loop(job, few, [np.empty_like(x) for x in few], 200)  # what is remembered of the last 200 ops is there now
-        loop(job, inputs, outs, 20)
+        loop(job, inputs, outs, 10)
         tracemalloc.start()
         try:
             for _ in range(10):  # what every op allocates shows in every round; other tests' leavings do not
                 gc.collect()
                 tracemalloc.reset_peak()
                 before = tracemalloc.get_traced_memory()[0]
-                loop(job, inputs, outs, 8)
+                loop(job, inputs, outs, 4)
                 gc.collect()
                 after, peak = tracemalloc.get_traced_memory()
                 if after - before < 0.01 * numel * 4 and peak - before < 0.10 * numel * 4:
