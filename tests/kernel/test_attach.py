@@ -400,7 +400,7 @@ def test_dies_with_its_process(wire: list[str]) -> None:
 @pytest.mark.parametrize(
     ("interface", "port", "sizes", "error", "says"),
     [
-        ("nowhere0", 7000, {}, ConfigError, "nowhere0.*there are"),
+        ("nowhere0", 7000, {}, ConfigError, "nowhere0.*choose one of"),
         ("tbx", 0, {}, ConfigError, "port"),
         ("tbx", 7000, {"width": 100}, ConfigError, "multiple of 64"),
         ("tbx", 7000, {"sum_rows": 100}, ConfigError, "power of two"),

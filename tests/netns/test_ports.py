@@ -53,6 +53,7 @@ time.sleep(600)
 def test_a_killed_trainer_leaves_neither_program_nor_port_to_its_children(
     tailbound_lab: Callable[..., Cluster],
 ) -> None:
+    """Rule: kernel-25."""
     lab = tailbound_lab(workers=1)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     trainer = lab.popen(0, [sys.executable, "-c", TRAINER], **pipes)

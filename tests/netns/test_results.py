@@ -22,9 +22,6 @@ from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
-#: <linux/neighbour.h>: an entry of the bridge's own table, that stays
-_NTF_MASTER, _NUD_NOARP = 0x04, 0x40
-
 Make = Callable[..., Cluster]
 NUMEL = 8 * 64 * 1408
 WIDE: dict[str, Any] = {"width": 1408, "ring_mib": 8.0, "share_rows": False}
@@ -75,7 +72,7 @@ def lab() -> Iterator[Cluster]:
 
 
 def test_the_bits_are_those_of_a_send_to_each_peer(tailbound_lab: Make) -> None:
-    """Over cables that take packets of a wire's size alone; super-frames: ``test_copies_follow_a_peer...``."""
+    """Over cables that take packets of a wire's size alone; other tests here send super-frames."""
     ranks, ops = 4, 3
     lab = tailbound_lab(workers=ranks, wire=True)
     bits: dict[str, list[np.ndarray]] = {}
@@ -189,48 +186,6 @@ def test_who_is_dead_gets_no_more_copies(tailbound_lab: Make) -> None:
                 break
         assert live() == wanted
         lab.set_link(victim, up=True, link=Link.DATA)
-
-
-def test_copies_follow_a_peer_that_gets_another_ethernet_address(tailbound_lab: Make) -> None:
-    """As after a failover of a bond or a gateway: results go where the kernel sends everything else.
-
-    Rule: kernel-23.
-    """
-    moved, new = 1, "02:7b:00:00:77:01"
-    lab = tailbound_lab(workers=3)
-
-    def rename() -> None:
-        with IPRoute() as ip:
-            ip.link("set", index=ip.link_lookup(ifname=Link.DATA.interface)[0], address=new)
-
-    def learn() -> None:
-        with IPRoute() as ip:
-            index = ip.link_lookup(ifname=Link.DATA.interface)[0]
-            ip.neigh("replace", dst=lab.workers[moved].address, lladdr=new, ifindex=index, state="permanent")
-
-    def forward() -> None:
-        with IPRoute() as ip:
-            port = ip.link_lookup(ifname=Link.DATA.port(moved))[0]
-            ip.fdb("add", ifindex=port, lladdr=new, flags=_NTF_MASTER, state=_NUD_NOARP)
-            ip.fdb("del", ifindex=port, lladdr=lab.workers[moved].mac, flags=_NTF_MASTER)
-
-    with lab_team(lab, patient(**WIDE, result="fanout")) as job:
-        chosen(job, "fanout", "fanout", "fanout")
-        whole(job, 2)
-        namespaces.call(lab.topology.switch, forward)
-        lab.run(moved, rename)
-        for rank in (0, 2):
-            lab.run(rank, learn)
-        whole(job, 1)  # in which probes and contributions show the new way
-        before = asked(job)
-        whole(job, 3)
-        assert asked(job) == before
-        assert all(member.stats()["choice"]["clones_failed"] == {} for member in job.communicators)
-
-
-def asked(job: Team) -> list[int]:
-    """Rows that had not come by themselves, by rank."""
-    return [member.stats()["counters"].get("repair_rows_asked", 0) for member in job.communicators]
 
 
 def test_a_burst_does_not_wait_for_the_host_of_a_lead_that_is_gone(tailbound_lab: Make) -> None:
