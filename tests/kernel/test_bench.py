@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from loaders import both_loaders
 from tailbound.errors import TailboundError
 from tailbound.wire.schema import PacketType, Verdict
 from tailbound_lab.bench import kernel
@@ -18,7 +17,6 @@ MUST |= {"again", "again-tagged", "refused-tagged", "corrupt", "forged"}
 SUMMING = ("store", "contended", "add", "again")
 
 
-@both_loaders
 def test_rows(loader: str, tmp_path: Path) -> None:
     rows = kernel.run(tmp_path / "kernel.json", loaders=(loader,), quick=True)
     assert json.loads((tmp_path / "kernel.json").read_text()) == rows
