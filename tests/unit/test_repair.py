@@ -104,6 +104,15 @@ def test_who_is_through_is_not_even_looked_at() -> None:
     assert owners.looked == [1]
 
 
+def test_what_comes_in_the_pause_is_not_asked_for() -> None:
+    owners = Owners({1: [3]})
+    owners.turn(0)
+    owners.missing[1].clear()
+    assert owners.turn(_PAUSE) == []
+    assert not owners.round.open
+    assert owners.round.look == 0
+
+
 def test_repeats_leave_out_what_has_come_and_there_is_one_more_if_something_has() -> None:
     owners = Owners({1: [3, 4, 90]})
     asked = owners.run(10**12, lambda now: owners.missing[1].discard(4) if now > _PAUSE else None)
@@ -187,6 +196,15 @@ def test_nobody_waits_for_a_few_rows_whatever_part_of_a_list_they_are() -> None:
     assert not asked.turn(0, [1], lambda rank: lost, lambda rank: 2, _PAUSE)
     ((rank, places),) = asked.turn(_PAUSE, [1], lambda rank: lost, lambda rank: 2, _PAUSE)
     assert (rank, places.tolist()) == (1, [0, 1])
+
+
+def test_ranks_of_which_much_is_missing_are_asked_at_different_times() -> None:
+    many = {rank: list(range(26)) for rank in range(1, 9)}
+    first: dict[int, int] = {}
+    for now, rank, _ in Owners(many, most=26 * 8).run(10**12):
+        first.setdefault(rank, now)
+    assert first.keys() == many.keys()
+    assert len(set(first.values())) == len(many)
 
 
 def test_cold_ops_ask_for_all_and_more_often() -> None:
@@ -302,6 +320,14 @@ def test_what_is_not_needed_is_put_back_in_both() -> None:
     assert repairs.take(1, 1 << 30, 1, 1e9, 1e7) == depth
 
 
+def test_who_has_had_its_share_does_not_hold_the_others_up() -> None:
+    requests = Requests()
+    for label, asker in ((3, 1), (2, 2), (1, 1)):
+        requests.add(_request(label, asker))
+    found = [requests.newest(held) for held in ((), {1}, {2}, {1, 2})]
+    assert [request and (request.label, request.asker) for request in found] == [(3, 1), (2, 2), (3, 1), None]
+
+
 def _request(label: int, asker: int = 1, places: tuple[int, ...] = (0,), *, first_half: bool = False) -> Request:
     return Request(label & 0xFFFFFFFF, asker, first_half, 7, np.array(places, np.int64))
 
@@ -315,6 +341,15 @@ def test_the_newest_op_is_answered_first_across_the_wrap() -> None:
         order.append(request.label)
         requests.done(request, 1)
     assert order == [2, 1, 0xFFFFFFFF, 0xFFFFFFFD]
+
+
+def test_the_newest_op_is_the_newest_wherever_labels_are() -> None:
+    requests = Requests()
+    for label in (1 << 31, (1 << 31) + 3, (1 << 31) + 1):
+        requests.add(_request(label))
+    request = requests.newest()
+    assert request is not None
+    assert request.label == (1 << 31) + 3
 
 
 def test_a_request_again_adds_to_the_first() -> None:
