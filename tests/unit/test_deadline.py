@@ -193,6 +193,13 @@ def test_sizes_learn_their_transfer_apart_and_share_the_skew() -> None:
     assert d.advertised == d.stage_one(BIG)  # ranks compare the largest
 
 
+def test_the_largest_size_is_forgotten_when_it_does_not_come_any_more() -> None:
+    d = learned()
+    feed(d, 30)
+    feed(d, WINDOW, SMALL, transfer=1 * MS)
+    assert d.advertised == FLOOR
+
+
 def test_skew_is_capped_by_what_the_last_rank_is_worth() -> None:
     """Rule: clock-4."""
     d = learned()
@@ -202,6 +209,23 @@ def test_skew_is_capped_by_what_the_last_rank_is_worth() -> None:
         d.step(step, 150 * MS * step + 1, 150 * MS * step + 2, last=True)
     assert d.skew_max == d.skew == 50 * MS
     assert d.stage_one(BIG) == pytest.approx(60 * MS, rel=1e-3)
+
+
+def test_only_stage_max_caps_the_transfer() -> None:
+    d = learned()
+    feed(d, 30, transfer=1700 * MS)
+    assert d.stage_one(BIG) == 2000 * MS
+
+
+def test_a_rare_slow_op_does_not_move_a_deadline_and_a_lasting_one_does() -> None:
+    d = learned()
+    feed(d, 190)
+    feed(d, 9, first=40 * MS)
+    assert d.skew == 2.5 * MS
+    feed(d, 12, first=40 * MS)
+    assert d.skew == 50 * MS
+    feed(d, WINDOW)
+    assert d.skew == 2.5 * MS
 
 
 def test_the_lower_median_is_applied() -> None:
