@@ -126,6 +126,14 @@ def test_one_bad_round_is_repeated_before_it_counts() -> None:
     assert fabric.reach.missing(PEERS) == []
 
 
+def test_silence_says_nothing_about_the_fabric() -> None:
+    fabric = Fabric()
+    fabric.rounds(1)
+    fabric.mute = {1, 2}
+    fabric.rounds(5)
+    assert fabric.reach.missing(PEERS) == []
+
+
 def test_a_change_hurries_the_next_round() -> None:
     fabric = Fabric()
     fabric.rounds(1)
