@@ -48,6 +48,34 @@ class Branches(nn.Module):
         return self.head(self.frozen(self.branches[which](self.stem(data).tanh())))
 
 
+class Shuffled(nn.Module):
+    """Layers whose gradients become ready in another order than that of the first step's bucket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.large, self.small, self.tiny = (nn.Linear(256, 256, bias=False) for _ in range(3))
+
+    def forward(self, data: torch.Tensor) -> torch.Tensor:
+        return 1e-3 * self.small(data) + self.large(data) + 1e-3 * self.tiny(data)
+
+
+def rebuilt(rank: int) -> list[float]:
+    """The error of the layer with the largest gradients in each step; DDP orders its bucket anew after the first."""
+    errors = []
+    plain, ours = DDP(Shuffled()), DDP(Shuffled())
+    with register(ours, **PATIENT) as state:
+        for step in range(4):
+            data = torch.randn(64, 256, generator=torch.Generator().manual_seed(10 * step + rank))
+            for net in (plain, ours):
+                net.zero_grad()
+                net(data).square().mean().backward()
+            value, exact = (net.module.large.weight.grad.flatten().double() for net in (ours, plain))
+            errors.append(nmse(value, exact))
+        assert len(state.layout.step()) == 1
+    return errors
+
+
 def memory(rank: int, ours: bool) -> tuple[int, int, int]:
     """Entries of a model of one bucket a step, what six steps have added to this process, and what the rings take."""
     net = DDP(nn.Linear(4896, 4896, bias=False), gradient_as_bucket_view=True)

@@ -23,6 +23,7 @@ from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -388,6 +389,7 @@ class Communicator:
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype
         mode = (2 if config.rotate == "auto" else int(config.rotate)) | number_of(bits) << 2 | scaled << 7
+        mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
         if coder.ahead:
             for size, each in product({hi - lo for lo, hi in chunks}, {bits, later}):  # none compiles behind fine steps
                 coder.warm_up(data, out, shape_for(size, width, each, config.ranks), self._codings())

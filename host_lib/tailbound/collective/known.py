@@ -229,7 +229,7 @@ class Known(Session):
     def _scales(self, op: Op, mode: int, shape: Shape) -> NDArray[np.int16] | None:
         """Scales for ``op`` from those of ``mode`` and ``shape``."""
         plain, balance, own = op.plain[:3], op.place.placement.owner_map.balance, op.place.layout.shape
-        known = self.exponents.get((*plain, mode | op.balance << 8))
+        known = self.exponents.get((*plain, mode | op.balance << 24))
         entry = self.tables.entry(balance, plain, own.numel) if known is None and op.balance else None
         if entry is not None:
             moves = entry.moves
@@ -238,7 +238,7 @@ class Known(Session):
                 if entry.mode != fine_mode or len(moves) != fine.groups:
                     return None
                 moves = regrouped(moves, (fine.group_entries, shape.group_entries), own.numel)
-            known = self.exponents.get((*plain, mode | entry.before << 8))
+            known = self.exponents.get((*plain, mode | entry.before << 24))
             known = moved(known, moves) if known is not None and len(known) == len(moves) else None
         if known is None or len(known) != shape.groups:
             return None

@@ -349,7 +349,7 @@ class Maps:
         )  # a rank jumps ahead of maps
         self.balancing.settled(agreed[-1].content.balance)
         job.tables.keep(kept)
-        for key in [key for key in job.exponents if key[3] >> 8 not in job.tables.marks(kept, key[:3])]:
+        for key in [key for key in job.exponents if key[3] >> 24 not in job.tables.marks(kept, key[:3])]:
             del job.exponents[key]
         before = agreed[-2].content.balance if len(agreed) > 1 else 0
         job.counters["exponents_settled"] += before != agreed[-1].content.balance

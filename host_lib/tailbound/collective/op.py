@@ -225,7 +225,7 @@ class Op:
         self.slot = op_slot(place.label)
         bucket, numel, chunk, mode = place.layout.key
         mode = mode & ~3 | self.rotate  # "auto" is asked for; the map has decided
-        self.plain, self.key = (bucket, numel, chunk, mode), (bucket, numel, chunk, mode | self.balance << 8)
+        self.plain, self.key = (bucket, numel, chunk, mode), (bucket, numel, chunk, mode | self.balance << 24)
         self.flow_bytes = max(place.placement.shares) * (place.layout.shape.codes + HEADER_BYTES)
 
     @property

@@ -33,7 +33,7 @@ class _Share:
 class Bucket:
     """One bucket as DDP made it: index, entries, type, whether it ends the step, what is in it, and where it lies.
 
-    ``parts`` names which parameters are in it and where, alike on ranks that agree on that; empty: nobody knows them.
+    ``parts`` names which parameters are in it, in which order and where, alike on ranks that agree on that.
     """
 
     index: int
@@ -176,9 +176,7 @@ class Layout:
             )
 
     def _digest(self, shares: Sequence[_Share]) -> str:
-        if not self._numbers:
-            return ""
-        told = [[self._numbers[id(share.parameter)], share.offset, share.stride] for share in shares]
+        told = [[self._numbers.get(id(s.parameter)), s.offset, tuple(s.parameter.shape), s.stride] for s in shares]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
 
     def step(self) -> Sequence[Bucket]:

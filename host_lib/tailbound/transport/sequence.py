@@ -28,7 +28,7 @@ class Layout:
     """What two ranks must agree on to exchange an op.
 
     Attributes:
-        key: (bucket index, numel of the bucket, chunk, codec mode): whose scales are carried on (codec-1).
+        key: (bucket index, numel of the bucket, chunk, codec mode and tensors): whose scales are carried on (codec-1).
         shape: rows and groups of this chunk.
         tag: 16-bit layout tag.
         last: whether the step ends with this op.
