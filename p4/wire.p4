@@ -36,7 +36,6 @@ const bit<16> TB_FLAG_LOSSY = 64;
 const bit<16> TB_FLAG_FIRST_HALF = 128;
 const bit<16> TB_FLAG_SUMS = 256;
 const bit<16> TB_FLAG_SWITCHED = 512;
-const bit<16> TB_FLAG_NIBBLES = 1024;
 const bit<16> TB_FLAG_HALVES = 2048;
 const bit<16> TB_FLAG_EPOCH = 4096;
 

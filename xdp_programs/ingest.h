@@ -310,8 +310,6 @@ static __always_inline void tb_codes_add(__u64 *sums, const struct tb_packet *p,
 {
 	if (p->flags & TB_FLAG_HALVES)
 		tb_halves_add(sums, f->codes, f->end);
-	else if (p->flags & TB_FLAG_NIBBLES)
-		tb_nibbles_add(sums, f->codes, f->end);
 	else
 		tb_lanes_add(sums, f->codes, f->end, shift);
 }
@@ -321,8 +319,6 @@ static __always_inline void tb_codes_store(__u64 *sums, const struct tb_packet *
 {
 	if (p->flags & TB_FLAG_HALVES)
 		tb_halves_store(sums, f->codes, f->end);
-	else if (p->flags & TB_FLAG_NIBBLES)
-		tb_nibbles_store(sums, f->codes, f->end);
 	else
 		tb_lanes_store(sums, f->codes, f->end, shift);
 }
@@ -557,9 +553,8 @@ static __always_inline int tb_quiet(const struct tb_control *control, const stru
 {
 	return TB_WIDTH <= TB_PASS_WIDTH &&
 	       (p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT) &&
-	       tb_pass_rounds(f->codes, f->end) &&
-	       !(p->flags & (TB_FLAG_NIBBLES | TB_FLAG_HALVES)) && !f->head->shift &&
-	       tb_rules(control, f, p, op, 1) == TB_GO_ON;
+	       tb_pass_rounds(f->codes, f->end) && !(p->flags & TB_FLAG_HALVES) &&
+	       !f->head->shift && tb_rules(control, f, p, op, 1) == TB_GO_ON;
 }
 
 /*

@@ -233,7 +233,7 @@ def from_environment(rank: int) -> dict[str, Any]:
     """Options come from the environment where nobody gives them."""
     given = {
         "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "HADAMARD": "off", "SHARE_ROWS": "off",
-        "SAFEGUARD": "skip=0.5", "BITS": "4", "RESULT": "peers", "TIMEOUT": "60",
+        "SAFEGUARD": "skip=0.5", "BITS": "4,8", "RESULT": "peers", "TIMEOUT": "60",
         "START_MAX": "5", "STAGE_MAX": "3", "HOLD_MAX": "90.5", "MTU": "1200",
     }  # fmt: skip
     os.environ |= {f"TAILBOUND_{name}": text for name, text in given.items()}

@@ -686,11 +686,6 @@ _HALVES = [
         result(length=WIDTH // 2 + 16, flags=Flag.HALVES),
         Verdict.BAD_LENGTH,
     ),
-    Case(
-        "half bytes with both flags have wide lanes",
-        contribution(length=WIDTH // 2 + 16, flags=Flag.HALVES | Flag.NIBBLES),
-        Verdict.BAD_LENGTH,
-    ),
 ]
 
 CASES: tuple[Case, ...] = (*_LENGTH, *_TRUST, *_ADDRESSEE, *_CONTROL, *_WINDOW, *_OPS, *_SUMS, *_RESULTS, *_HALVES)

@@ -185,11 +185,8 @@ class Results:
         rng = np.random.default_rng(seed)
         self.shape, self.counts = shape, None
         self.whole, shape = shape, shape.results
-        least, zero, end = (0x11, 0x88, 256) if shape.bits == 4 else (1, 128, 256)
-        codes = rng.integers(least, end, (shape.rows, shape.codes), dtype=np.uint8)
-        if shape.bits == 4:  # no half is 0
-            codes |= np.uint8(0x11)
-        codes[rng.random(codes.shape) < 0.2] = zero
+        codes = rng.integers(1, 256, (shape.rows, shape.codes), dtype=np.uint8)
+        codes[rng.random(codes.shape) < 0.2] = 128
         self.ring = rng.integers(0, 256, (shape.rows + 5, 2 * 1408), dtype=np.uint8)
         self.own = np.zeros((shape.rows, 64 + shape.codes), np.uint8)
         self.own[:, 64:] = codes[::-1]

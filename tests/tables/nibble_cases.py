@@ -1,4 +1,4 @@
-"""Contributions in codes of 4 bits, for both datapaths: sums of half bytes in lanes of u8 and of u16."""
+"""Contributions in codes of 4 bits, for both datapaths: sums of half bytes."""
 
 from __future__ import annotations
 
@@ -11,49 +11,36 @@ import reference
 from tailbound.wire.schema import Flag, PacketType, Verdict
 
 SLOT = cases.SEQ & (cases.SUM_ROWS - 1)
-#: Bytes of codes: short rows, whole rounds of 64, and full ones.
-COUNTS = [16, 48, 64, 112, 128, 176, 256]
+#: Bytes of codes, up to half of the width: short rows, and whole rounds of 32.
+COUNTS = [16, 32, 48, 112, 128]
 
 
-#: The same of rows that have lanes of u16: half of the width, rounds of 32.
-HALF_COUNTS = [16, 32, 48, 112, 128]
-
-
-def nibbles(sender: int, body: bytes, flag: Flag = Flag.NIBBLES, **fields: Any) -> bytes:
+def nibbles(sender: int, body: bytes, **fields: Any) -> bytes:
     """A contribution of two codes a byte."""
     values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS, "exponent": cases.EXPONENT} | fields
-    return cases.build(PacketType.CONTRIBUTION, body, sender=sender, flags=flag, **values)
+    return cases.build(PacketType.CONTRIBUTION, body, sender=sender, flags=Flag.HALVES, **values)
 
 
-def check_sums(world: Any, count: int, flag: Flag = Flag.NIBBLES) -> None:
+def check_sums(world: Any, count: int) -> None:
     """Three ranks, over what an older op with codes of a byte left there; nothing behind the row changes."""
     world.take(cases.contribution(3, cases.WIDTH, op=cases.OP - 1))
-    wide = flag == Flag.HALVES
-    size = 4 * count if wide else 2 * count
+    size = 4 * count
     before = world.store.sums[SLOT].copy()
     payloads = np.random.default_rng(count).integers(0, 256, (3, count), np.uint8)
     for sender, payload in enumerate(payloads):
-        verdict, _ = world.take(nibbles(sender + 1, payload.tobytes(), flag))
+        verdict, _ = world.take(nibbles(sender + 1, payload.tobytes()))
         assert verdict == (Verdict.ADDED if sender else Verdict.STORED)
-        assert world.take(nibbles(sender + 1, payload.tobytes(), flag))[0] == Verdict.DUPLICATE
-    want = reference.sums_of(payloads, np.zeros(3, np.uint8), 4, wide)
+        assert world.take(nibbles(sender + 1, payload.tobytes()))[0] == Verdict.DUPLICATE
+    want = reference.sums_of(payloads, np.zeros(3, np.uint8), 4)
     assert np.array_equal(world.store.sums[SLOT, :size], want)
     assert np.array_equal(world.store.sums[SLOT, size:], before[size:])
     record = world.store.slots[SLOT]
     assert (record["count"], record["units"]) == (3, 3)
 
 
-def check_most(world: Any) -> None:
-    """17 times 15 is what a u8 lane holds."""
-    for sender in range(1, 18):
-        world.take(nibbles(sender, bytes([0xFF]) * cases.WIDTH))
-    assert (world.store.sums[SLOT, : 2 * cases.WIDTH] == 255).all()
-    assert world.store.slots[SLOT]["count"] == 17
-
-
 def check_more(world: Any) -> None:
-    """Ranks beyond 17, in lanes of u16."""
+    """More ranks than lanes of 8 bits would hold."""
     for sender in range(1, 31):
-        world.take(nibbles(sender, bytes([0xFF]) * (cases.WIDTH // 2), Flag.HALVES))
+        world.take(nibbles(sender, bytes([0xFF]) * (cases.WIDTH // 2)))
     assert (world.store.sums[SLOT].view("<u2") == 30 * 15).all()
     assert world.store.slots[SLOT]["count"] == 30

@@ -16,6 +16,7 @@ from tailbound.codec import encode as host
 from tailbound.codec.decode import MISSING
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.shape import shape_for
+from tailbound.wire.bits import Bits
 
 pytestmark = pytest.mark.needs("torch", "CUDA device")
 
@@ -36,10 +37,10 @@ def triton() -> Any:
     return found
 
 
-@pytest.mark.parametrize("bits", [16, 8, 4])
+@pytest.mark.parametrize("bits", [16, 8, (4, 8)])
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("numel", SIZES)
-def test_packets_are_those_of_the_host(numel: int, kind: str, bits: int, form: Any) -> None:
+def test_packets_are_those_of_the_host(numel: int, kind: str, bits: Bits, form: Any) -> None:
     import torch
 
     shape = shape_for(numel, 1408, bits)
@@ -62,10 +63,10 @@ def test_not_finite_is_seen(value: float, form: Any) -> None:
     assert (out.packets == 7).all()
 
 
-@pytest.mark.parametrize(("bits", "summed"), [(16, False), (8, False), (8, True), (4, False)])
+@pytest.mark.parametrize(("bits", "summed"), [(16, False), (8, False), (8, True), ((4, 8), False)])
 @pytest.mark.parametrize("rotate", [True, False])
 @pytest.mark.parametrize("numel", SIZES)
-def test_averages_are_those_of_the_host(numel: int, rotate: bool, bits: int, summed: bool, form: Any) -> None:
+def test_averages_are_those_of_the_host(numel: int, rotate: bool, bits: Bits, summed: bool, form: Any) -> None:
     results = Results(shape_for(numel, 704, bits), numel, 0.1, summed=summed)
     results.check(rotate, DEVICE, form=form)
     results.source[:] = MISSING

@@ -15,14 +15,13 @@ def test_averages_at_every_number_of_bits(run: Run) -> None:
         assert np.mean(errors["16"]) < 1e-6
         assert max(errors["fine"][:2]) < 1e-6 < min(errors["fine"][2:])
         assert 1e-5 < np.mean(errors["8"]) < 4e-3
-        assert 1e-2 < np.mean(errors["4"]) < 0.3
-        assert np.mean(errors["4,8"]) < 0.7 * np.mean(errors["4"])
+        assert 5e-3 < np.mean(errors["4,8"]) < 0.1
 
 
 def test_bits_change_between_steps(run: Run) -> None:
     """Each number of bits begins with scales of its own; ranks that do not change together are told so (codec-12)."""
     for errors in run("options_jobs.switching", 2):
-        bounds = [1.5e-3, 0.02, 1e-6, 1e-6, 0.3, 1.5e-3]
+        bounds = [1.5e-3, 0.02, 1e-6, 1e-6, 0.02, 1.5e-3]
         assert all(error < bound for error, bound in zip(errors, bounds, strict=True)), errors
 
 

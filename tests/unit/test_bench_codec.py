@@ -52,10 +52,10 @@ def test_exponents_bring_the_worst_tensor_near_the_others() -> None:
 def test_errors_are_told_by_bits_ranks_and_correlation() -> None:
     """Fewer bits cost, ranks that agree win."""
     found = {(r["bits"], r["ranks"], r["correlation"]): r["nmse"] for r in errors() if r["name"].startswith("rotated")}
-    for bits in (8, "4,8", 4):
+    for bits in (8, "4,8"):
         assert found[bits, 16, 0.5] < 0.8 * found[bits, 16, 0.0]
         assert found[bits, 4, 0.5] < found[bits, 4, 0.0]
-    assert found[4, 16, 0.5] > 20 * found[8, 16, 0.5]
+    assert found["4,8", 16, 0.5] > 10 * found[8, 16, 0.5]
 
 
 def test_every_pass_says_its_time_and_its_processor_time() -> None:

@@ -66,7 +66,7 @@ def test_width_for_mtu(mtu: int, width: int) -> None:
         (10_000_000, 1408, 64.0),  # 64 MiB hold more than two steps
         (124_439_808, 1408, 352.0),  # 262,144 rows for steps of 88,381
         (124_439_808, 8896, 278.0),
-        (62_219_904, 1408, 176.0),  # codes of 4 bits
+        (62_219_904, 1408, 176.0),  # of half as many
         (7_000_000_000, 1408, 352.0),  # rings have a power of two of rows: the next size is above RING_MOST
         (7_000_000_000, 8896, 278.0),
     ],

@@ -78,7 +78,7 @@ def accuracy(bits: int = 32, *, feedback: bool = False) -> float:
         {"bits": 16},
         {"bits": 8},
         {"bits": 8, "feedback": True},
-        {"bits": 4, "feedback": True},
+        {"bits": (4, 8), "feedback": True},
     ],
     ids=lambda o: " ".join(f"{k}={v}" for k, v in o.items()),
 )

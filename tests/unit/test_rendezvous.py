@@ -126,7 +126,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     ("one", "other", "advice"),
     [
         ({"width": 256}, {"width": 320}, "same MTU"),
-        ({}, {"bits": 4}, "bits="),
+        ({}, {"bits": (4, 8)}, "bits="),
         ({}, {"safeguard": Limits(skip=0.5)}, "the argument safeguard="),
         ({}, {"ranks": 3}, "world size"),
     ],

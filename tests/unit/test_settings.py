@@ -130,13 +130,13 @@ def spelled(**given: Any) -> tuple[Any, ...]:
 
 def test_arguments_take_the_spellings_of_variables() -> None:
     """The table lists on and off; whoever passes these words as arguments means the same."""
-    assert spelled(hadamard="off", share_rows="no", bits="4", deadline_ms="20,40", multicast_group="") == (
-        False, False, 4, (20.0, 40.0), "",
+    assert spelled(hadamard="off", share_rows="no", bits="4,8", deadline_ms="20,40", multicast_group="") == (
+        False, False, (4, 8), (20.0, 40.0), "",
     )  # fmt: skip
     assert spelled(hadamard="AUTO", share_rows="on") == ("auto", True, 8, None, "")
     for text in ("4,8", "4, 8", "(4, 8)"):
         assert spelled(bits=text)[2] == (4, 8)
-    with pytest.raises(ConfigError, match="bits= is '8,4': give one of 16 or 8 or 4 or 4,8"):
+    with pytest.raises(ConfigError, match="bits= is '8,4': give one of 16 or 8 or 4,8"):
         spelled(bits="8,4")
     assert spelled(hadamard=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "")
     with pytest.raises(ConfigError, match="hadamard= is 'maybe': give one of on, off, auto"):

@@ -5,22 +5,12 @@ from __future__ import annotations
 import pytest
 
 import nibble_cases
-from tailbound.wire.schema import Flag
 from udp_world import World
 
 
 @pytest.mark.parametrize("count", nibble_cases.COUNTS)
 def test_sums_of_half_bytes(count: int) -> None:
     nibble_cases.check_sums(World(), count)
-
-
-def test_seventeen_ranks_fill_a_lane() -> None:
-    nibble_cases.check_most(World(ranks=32))
-
-
-@pytest.mark.parametrize("count", nibble_cases.HALF_COUNTS)
-def test_sums_of_half_bytes_in_wide_lanes(count: int) -> None:
-    nibble_cases.check_sums(World(), count, Flag.HALVES)
 
 
 def test_more_than_seventeen_ranks() -> None:

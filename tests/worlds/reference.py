@@ -17,7 +17,6 @@ from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_s
 from tailbound.codec.planes import REACH, zero_of
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.codec.shape import Shape
-from tailbound.wire.bits import Bits, both_ways
 from tailbound.wire.schema import EXPONENT_NONE
 
 _F = np.float32
@@ -163,25 +162,19 @@ def from_lanes(lanes: NDArray[_Word]) -> NDArray[_Word]:
     return np.swapaxes(eights, -1, -2).reshape(lanes.shape)
 
 
-def sums_of(payloads: NDArray[np.uint8], shifts: NDArray[np.uint8], bits: int, wide: bool = False) -> NDArray[np.uint8]:
-    """The bytes that a slot holds for u8[N, B] contributions, each shifted left by its entry of ``shifts``: u8[2 B].
+def sums_of(payloads: NDArray[np.uint8], shifts: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The bytes that a slot holds for u8[N, B] contributions, each shifted left by its entry of ``shifts``.
 
-    ``wide``: of codes of 4 bits in u16 lanes, u8[4 B].
+    u8[2 B]; of codes of 4 bits u8[4 B].
     """
-    if bits == 4 and not wide:
-        summed: NDArray[np.int64] = unpack(payloads, bits).sum(0)
-        assert summed.max() < 256, "sums of half bytes overflow"
-        return summed.astype(np.uint8)
     codes = unpack(payloads, bits) if bits == 4 else payloads.astype(np.int64)
     lanes = to_lanes(codes).astype(np.int64) << shifts.astype(np.int64)[:, None]
     in_lanes: NDArray[np.uint8] = lanes.sum(0).astype("<u2").view(np.uint8)
     return in_lanes
 
 
-def totals(sums: NDArray[np.uint8], bits: int, wide: bool = False) -> NDArray[np.int64]:
+def totals(sums: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
     """Sums of codes from what a slot holds, in the order of entries: i64[V]."""
-    if bits == 4 and not wide:
-        return sums.astype(np.int64)
     lanes = from_lanes(sums.view("<u2").astype(np.int64))
     return 256 * lanes[: lanes.size // 2] + lanes[lanes.size // 2 :] if bits == 16 else lanes
 
@@ -263,33 +256,28 @@ def exact(d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = 
 
 
 def rounded(
-    d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = True, zero: int = 128, down: int = 128
+    d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = True, zero: int = 128
 ) -> tuple[NDArray[np.int64], np.float32]:
     """Codes i64[V] and scale of a result row from distances of sums from zero, i64[V].
 
-    ``zero`` is the zero of contributions, ``down`` that of results.
+    ``zero`` is the zero of contributions; results have 8 bits.
     """
     value, plain = exact(d, row, seed, ranks, rotate), not rotate or 2 * np.count_nonzero(d == 0) > d.size
     most = int(np.abs(value).max())
     if most == 0:
-        return np.full(d.size, down), _F(0)
+        return np.full(d.size, 128), _F(0)
     scale = _F(most * (scale_of(row.e) / (zero - 1)) / len(row.members) / 65536)
     u = with_zero(offsets(np.array([row.k]), d.size, seed, STAGE_RESULT)[0])
-    span = down - 1
-    codes = np.floor(np.clip(value.astype(np.float32) * _F(span / most) + u, _F(128 - span), _F(128 + span)))
-    return codes.astype(np.int64) - 128 + down, scale if plain else -scale
+    return code(value.astype(np.float32) * _F(127 / most) + u), scale if plain else -scale
 
 
-def mean(
-    sums: NDArray[np.uint8], row: Row, seed: int, ranks: int, bits: Bits = 8, wide: bool = False, rotate: bool = True
-) -> Mean:
+def mean(sums: NDArray[np.uint8], row: Row, seed: int, ranks: int, bits: int = 8, rotate: bool = True) -> Mean:
     """A result row from the bytes of sums (``sums_of``); with codes of 16 bits no offsets are taken off."""
-    bits, down = both_ways(bits)
     zero = zero_of(bits)
-    d = totals(sums, bits, wide) - zero * row.units
+    d = totals(sums, bits) - zero * row.units
     if bits < 16:
-        codes, scale = rounded(d, row, seed, ranks, rotate, zero, zero_of(down))
-        return Mean(pack(codes, down), scale)
+        codes, scale = rounded(d, row, seed, ranks, rotate, zero)
+        return Mean(pack(codes, 8), scale)
     most = int(np.abs(d).max())
     if most == 0:
         return Mean(pack(np.full(d.size, zero), bits), _F(0))

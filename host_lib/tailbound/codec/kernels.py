@@ -299,24 +299,6 @@ gather_ring, gather_own, gather_both = _gather_row(True, False), _gather_row(Fal
 
 
 @_kernel
-def count_zeros(typing: Any, lanes: Any, zero: Any, columns: Any, counts: Any) -> Any:
-    """Sums of a row, u16 lanes, that are ``zero``: to ``counts`` u32[LANES], by lane; the largest one is returned."""
-    signature = _WORD(lanes, _WORD, _INDEX, counts)
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = Emit(context, builder)
-        source, target = e.address(sig.args[0], args[0]), e.address(sig.args[3], args[3])
-        zero = e.splat(builder.trunc(args[1], I16))
-        found = e.variable(e.const(VI32, 0))
-        with e.columns(args[2]) as column:
-            _count(e, builder.icmp_unsigned("==", e.load(e.step(source, column, 2), VI16, 2), zero), found)
-        e.store(builder.load(found), target, 4)
-        return e.largest(builder.load(found))
-
-    return signature, emit
-
-
-@_kernel
 def take_off(typing: Any, lanes: Any, zero: Any, form: Any, parts: Any, masks: Any, columns: Any, exact: Any) -> Any:
     """u16 lanes as distances from ``zero`` in units of 2^-16, less the offsets of all ranks, i32; largest one returned.
 

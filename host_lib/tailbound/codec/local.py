@@ -57,7 +57,7 @@ class LocalJob:
         owners: Sequence[int] | None = None, bits: Bits = 8,
     ) -> None:  # fmt: skip
         self.world_size = world_size
-        self.shape = shape_for(numel, width, bits, world_size)
+        self.shape = shape_for(numel, width, bits)
         self.placement = place(self.shape, OwnerMap(1, tuple(owners or range(world_size))), world_size)
         self.rotate = rotate
         self.cookie = cookie
@@ -154,7 +154,7 @@ class LocalJob:
         ring = 1 << (shape.rows - 1).bit_length()
         sums, slots = np.zeros((ring, 2 * shape.width), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
         rows, refused = slots[: shape.rows], 0
-        lanes = sums.view(np.uint16)[: shape.rows, : shape.entries if shape.wide else shape.codes]
+        lanes = sums.view(np.uint16)[: shape.rows, : shape.entries if shape.bits == 4 else shape.codes]
         rows["need"], rows["cookie"], rows["op"] = EXPONENT_NONE, self.cookie, op
         owner = at.owner[at.row_at]
         expected = self.exponents[owner, self.row_groups]
@@ -168,11 +168,7 @@ class LocalJob:
             sent_codes = self.packets[sender][:, HEADER_BYTES:] * taken[:, None]
             if shape.bits == 4:
                 halves = np.stack((sent_codes & 15, sent_codes >> 4), axis=1).reshape(shape.rows, 2, -1, 8)
-                codes = halves.swapaxes(1, 2).reshape(shape.rows, -1)
-                if shape.wide:
-                    lanes += _to_lanes(codes)
-                else:
-                    lanes.view(np.uint8)[:] += codes
+                lanes += _to_lanes(halves.swapaxes(1, 2).reshape(shape.rows, -1))
             else:
                 lanes += _to_lanes(sent_codes) << k[:, None]
             rows["count"] += taken

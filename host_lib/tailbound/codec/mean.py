@@ -18,7 +18,7 @@ are there taken off one by one. Both are unbiased, taken off or not, so a row ma
 The result's offset is left to whoever decodes; a negative scale says so.
 
 Lane order of the sums ring: per 8 codes two u64, codes 0 2 4 6 and then codes 1 3 5 7 as u16 lanes. Work stays in that
-order, and codes are put back in order at the end. Results may have other bits than contributions: d is the same then.
+order, and codes are put back in order at the end. Results of contributions of 4 bits have 8.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.hashing import row_key, write_lanes
 from tailbound.codec.records import Coding, Own, Results, Sums
-from tailbound.codec.scale import ZERO, next_exponent, scale_of
+from tailbound.codec.scale import SPAN, ZERO, next_exponent, scale_of
 from tailbound.codec.scratch import Scratch, readonly
 from tailbound.codec.shape import GROUP_ROWS, Shape
 from tailbound.codec.simd import LANES
@@ -48,8 +48,6 @@ class _Form(NamedTuple):
     codes: int  #: bytes of a row of contributions
     entries: int  #: of a row
     bits: int  #: of a contribution's code
-    down: int  #: of a result's
-    wide: bool  #: sums have u16 lanes, whatever the codes
     headroom: int
     shift_cap: int  #: of contributions
     contributed: np.uint32  #: seed of the rounding offsets of contributions
@@ -151,23 +149,20 @@ def _rounded(row, zero, k, members, zeros, form, memory, target):  # type: ignor
 
     ``zeros``: the most in one of ``memory.lanes``.
     """
-    entries, span = np.int64(form.entries), planes.zero_of(form.down) - 1
+    entries = np.int64(form.entries)
     even, odd = _zeros(memory.lanes, zeros, entries)
     known = form.subtract and zero == planes.zero_of(form.bits) * members[0]  # nobody is shifted
     of_even, of_odd = known and 2 * odd <= entries // 2, known and 2 * even <= entries // 2
     for lane in range(LANES):
         memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane) else of_odd) else 0
     most = np.int64(_take_off(row, zero, entries, k, members, form, memory))
-    factor = np.float32(span / np.float64(most)) if most > 0 else np.float32(0.0)
+    factor = np.float32(SPAN / np.float64(most)) if most > 0 else np.float32(0.0)
     key, columns = row_key(form.rounding, k), memory.columns_out
-    whole = memory.codes[:entries] if form.down == 4 else target
     if most == 0:
-        whole[:] = np.uint8(ZERO)
+        target[:] = np.uint8(ZERO)
     else:
-        at = np.int64(whole.ctypes.data)
-        kernels.requantise(memory.exact, factor, np.float32(span), key, columns, entries, at)
-    if form.down == 4:
-        planes.pack(whole, target)
+        at = np.int64(target.ctypes.data)
+        kernels.requantise(memory.exact, factor, np.float32(SPAN), key, columns, entries, at)
     return most, form.subtract and 2 * (even + odd) <= entries
 
 
@@ -220,16 +215,13 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
         shift, zeros = np.uint16(scales.shift[g]), np.uint32(0)
         sum_at = sums_at + at * sums.rows.shape[1]
         code_at = own_at + i * own.packets.shape[1]
-        target = out.packets[i, HEADER_BYTES : HEADER_BYTES + entries * form.down // 8]
+        target = out.packets[i, HEADER_BYTES:]
         lanes = codes  # at 16 bits two of an entry
         if form.bits == 4:
             lanes, code_at = entries, np.int64(memory.codes.ctypes.data)
             if with_own:
                 planes.unpack(own.packets[i, HEADER_BYTES : HEADER_BYTES + codes], memory.codes[:entries])
-        if form.bits == 4 and not form.wide:
-            planes.gather_bytes(sums.rows[at], memory.codes, peers, with_own, row[:entries])
-            zeros = kernels.count_zeros(row, zero, entries, memory.lanes)
-        elif peers and with_own:
+        if peers and with_own:
             zeros = kernels.gather_both(sum_at, code_at, shift, zero, lanes, row, memory.lanes)
         elif peers:
             zeros = kernels.gather_ring(sum_at, code_at, shift, zero, lanes, row, memory.lanes)
@@ -265,7 +257,7 @@ def mean_rows(
     A row's sum is taken when its record carries (cookie, op) and the expected exponent; else the own row stands alone.
 
     Args:
-        sums: read. Of codes of 4 bits they are u8 lanes, unless ``shape.wide``.
+        sums: read.
         own: read, but for the working memory.
         coding: how the ranks code.
         out: written.
@@ -284,7 +276,7 @@ def mean_rows(
             f"{n} rows of {codes} codes do not fit out {out.packets.shape}, own {own.packets.shape} or "
             f"{out.partials.shape}"
         )
-    lanes = 4 * codes if shape.wide else 2 * codes
+    lanes = 4 * codes if shape.bits == 4 else 2 * codes
     if lanes > sums.rows.shape[1] or max(codes, made.codes) > scratch.width or n > sums.rows.shape[0]:
         raise ValueError(
             f"{n} rows of {codes} codes do not fit sums {sums.rows.shape} or a scratch for {scratch.width}"
@@ -297,7 +289,7 @@ def mean_rows(
     )
     own = Own(readonly(own.rows.view(np.int32)), own.packets, own.present, own.scales, own.most)
     form = _Form(
-        shape.group_rows, codes, shape.entries, shape.bits, made.bits, shape.wide, coding.headroom,
+        shape.group_rows, codes, shape.entries, shape.bits, coding.headroom,
         0 if shape.bits == 4 else coding.shift_cap, contributed, rounding, coding.rank, coding.ranks,
         hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16, coding.key,
     )  # fmt: skip

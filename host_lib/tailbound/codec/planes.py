@@ -3,9 +3,8 @@
 - 16 bits: V upper bytes, then V lower ones. Bytes are summed in u16 lanes of their own, as ever, and
   256 * (sum of upper) + (sum of lower) is the sum of the codes. Twice the bytes; nothing below the codec knows.
 - 4 bits: V / 2 bytes, of every sixteen entries the first eight in the lower halves of eight bytes, the others in the
-  upper ones. The datapath takes the halves apart. Where results have 4 bits, too, and ranks are few, it sums them in u8
-  lanes (``Flag.NIBBLES``): 15 * 17 = 255. Else it sums them in u16 lanes (``Flag.HALVES``), as if each had a byte to
-  itself, and a row has no more entries than bytes fit a packet.
+  upper ones. The datapath takes the halves apart and sums them in u16 lanes (``Flag.HALVES``), as if each had a byte to
+  itself. Results have 8 bits, so a row has no more entries than bytes fit a packet.
 
 Codes of 4 bits are made and read as codes of 8 bits whose distance from zero is 7 at most: 121 to 135 where they are
 made, less 120 on the wire.
@@ -195,15 +194,6 @@ def _requantise16(row, units, entries, factor, key, parts, target):  # type: ign
             at = base + (2 * lane if lane < 4 else 2 * lane - 7)  # lane order: codes 0 2 4 6 1 3 5 7
             target[at] = code >> 8
             target[entries + at] = code & 255
-
-
-@compiled
-def gather_bytes(ring, own, peers, with_own, row):  # type: ignore[no-untyped-def]
-    """Sums in u8 lanes, in the order of entries, own codes u8[V] added: u16 in lane order."""
-    for base in range(0, row.shape[0], 8):
-        for lane in range(8):
-            j = base + (2 * lane if lane < 4 else 2 * lane - 7)  # lane order: codes 0 2 4 6 1 3 5 7
-            row[base + lane] = np.uint16(ring[j] if peers else 0) + np.uint16(own[j] if with_own else 0)
 
 
 @compiled

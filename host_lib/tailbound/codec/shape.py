@@ -3,7 +3,7 @@
 Entry ``i`` of a bucket of ``numel`` float values lies in row ``k = i // V`` at column ``i % V``; row ``k`` is row
 ``k % R`` of group ``k // R``. A row is ``V * bits / 8`` bytes on the wire, with the bits of a contribution's code on
 the way to its owner, and those of a result's on the way back. Rows are shortened rather than padded, so that at most
-R * 16 entries of a group are padding (R * 32 at 4 bits). The shape is a function of (numel, width, bits, ranks) alone
+R * 16 entries of a group are padding (R * 32 at 4 bits). The shape is a function of (numel, width, bits) alone
 and part of the layout tag.
 """
 
@@ -20,26 +20,15 @@ from tailbound.wire.schema import ROW_STEP, WIDTH_STEP
 #: Rows rotated together: at most, and at least.
 GROUP_ROWS = 64
 GROUP_ROWS_LEAST = 16
-#: Ranks whose codes of 4 bits can be summed in u8 lanes: 15 * 17 = 255.
-RANKS_IN_BYTES = 17
 #: Number of the codec: raised when codes mean something else. Ranks of another one are refused by name.
 CODEC_NUMBER = 3
 #: Hash indices are 32 bits; a larger bucket would repeat its signs.
 NUMEL_MOST = 1 << 31
 
 
-def wide_sums(bits: Bits, ranks: int) -> bool:
-    """Whether codes of 4 bits are summed in u16 lanes: a row has no more entries than bytes fit a packet.
-
-    In u8 lanes twice as many do, for few ranks; results of 8 bits would not fit.
-    """
-    up, down = both_ways(bits)
-    return up == 4 and (down > up or ranks > RANKS_IN_BYTES)
-
-
-def row_entries(width: int, bits: Bits, ranks: int) -> int:
-    """Entries of a row at most, on a path that takes ``width`` bytes a packet."""
-    return width if wide_sums(bits, ranks) else width * 8 // both_ways(bits)[0]
+def row_entries(width: int, bits: Bits) -> int:
+    """Entries of a row at most, on a path that takes ``width`` bytes a packet: results have 8 bits at least."""
+    return width * 8 // both_ways(bits)[1]
 
 
 @dataclass(frozen=True)
@@ -47,8 +36,7 @@ class Shape:
     """Shape of one op.
 
     ``numel`` entries, ``width`` the widest row W the path takes in bytes, ``group_rows`` R (64, 32 or 16), ``groups``
-    G, ``codes`` bytes of a contribution's codes a row, a multiple of 16, ``bits`` of such a code, ``down`` bits of a
-    result's (0: as many), ``wide``: codes of 4 bits are summed in u16 lanes.
+    G, ``codes`` bytes of a contribution's codes a row, a multiple of 16, ``bits`` of such a code.
     """
 
     numel: int
@@ -57,13 +45,11 @@ class Shape:
     groups: int
     codes: int
     bits: int = 8
-    down: int = 0
-    wide: bool = False
 
     @cached_property
     def results(self) -> Shape:
         """The same op as its results are shaped."""
-        down = self.down or self.bits
+        down = max(self.bits, 8)
         return Shape(self.numel, self.width, self.group_rows, self.groups, self.entries * down // 8, down)
 
     @cached_property
@@ -86,14 +72,12 @@ class Shape:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.numel, self.width, self.group_rows, self.groups, self.codes, self.bits, self.down, self.wide))
+        return hash((self.numel, self.width, self.group_rows, self.groups, self.codes, self.bits))
 
 
 @lru_cache(maxsize=4096)
-def shape_for(numel: int, width: int, bits: Bits = 8, ranks: int = 1) -> Shape:
+def shape_for(numel: int, width: int, bits: Bits = 8) -> Shape:
     """The shape of a bucket of ``numel`` entries in codes of ``bits`` on a path that takes ``width`` bytes a packet.
-
-    ``ranks`` contribute to it.
 
     Raises:
         ConfigError: ``numel`` is not in 1..2**31, ``width`` is not a positive multiple of 64, or ``bits`` not in BITS.
@@ -102,8 +86,8 @@ def shape_for(numel: int, width: int, bits: Bits = 8, ranks: int = 1) -> Shape:
         raise ConfigError(f"a bucket of {numel} entries cannot be coded: use 1 to {NUMEL_MOST} entries")
     if width < WIDTH_STEP or width % WIDTH_STEP:
         raise ConfigError(f"width {width} does not fit the codec: give a positive multiple of {WIDTH_STEP}")
-    up, down = both_ways(bits)
-    most = row_entries(width, bits, ranks)
+    up, _ = both_ways(bits)
+    most = row_entries(width, bits)
     packets = -(-numel // most)
     group_rows = GROUP_ROWS
     while group_rows > GROUP_ROWS_LEAST and packets <= group_rows // 2:
@@ -111,7 +95,7 @@ def shape_for(numel: int, width: int, bits: Bits = 8, ranks: int = 1) -> Shape:
     groups = -(-numel // (group_rows * most))
     step = max(ROW_STEP, ROW_STEP * 8 // up)  # whole rows of bytes, and whole vectors of entries
     entries = min(most, step * -(-numel // (step * groups * group_rows)))
-    return Shape(numel, width, group_rows, groups, entries * up // 8, up, down, wide_sums(bits, ranks))
+    return Shape(numel, width, group_rows, groups, entries * up // 8, up)
 
 
 def layout_tag(*, bucket: int, numel: int, dtype: str, chunk: int, world_size: int, width: int, mode: int) -> int:

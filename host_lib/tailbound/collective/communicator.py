@@ -262,7 +262,7 @@ class Communicator:
         self._fine = Young(config.first_step, config.fine_steps)
         finer = 1
         if config.fine_steps:
-            finer = row_entries(self._row_width, config.bits, config.ranks) // row_entries(self._row_width, 16, 1)
+            finer = row_entries(self._row_width, config.bits) // row_entries(self._row_width, 16)
         self._rows_most = min(MAX_OP_ROWS, *(most // finer for most in rows))
         self._lock = threading.Lock()
         self._step, self._launched = config.first_step, 0  # the present one, and its ops
@@ -392,7 +392,7 @@ class Communicator:
         mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
         if coder.ahead:
             for size, each in product({hi - lo for lo, hi in chunks}, {bits, later}):  # none compiles behind fine steps
-                coder.warm_up(data, out, shape_for(size, width, each, config.ranks), self._codings())
+                coder.warm_up(data, out, shape_for(size, width, each), self._codings())
         with self._lock:
             if self._launched + len(chunks) > MAX_STEP_OPS:
                 raise ConfigError(
@@ -406,7 +406,7 @@ class Communicator:
                 key = bucket, numel, index, mode
                 self._engine.launch(
                     Launch(
-                        _layout(key, shape_for(hi - lo, width, bits, config.ranks), kind, config.ranks, ends),
+                        _layout(key, shape_for(hi - lo, width, bits), kind, config.ranks, ends),
                         data[lo:hi],
                         out[lo:hi],
                         merged,
@@ -437,14 +437,14 @@ class Communicator:
     def rings(self, numel: int) -> Rings:
         """What this rank's rings take, beside a step of ``numel`` entries."""
         store = self.job.store
-        rows = -(-numel // row_entries(self._row_width, self.config.bits, self.config.ranks))
+        rows = -(-numel // row_entries(self._row_width, self.config.bits))
         return Rings(rows, store.result_rows, store.results.nbytes + store.sums.nbytes)
 
     def _cut(self, numel: int, bits: Bits) -> list[tuple[int, int]]:
         config = self.config
         # ops are the same in all steps, so that they carry on scales and exponents
         bits = config.bits if config.fine_steps else bits
-        return cut(numel, row_entries(self._row_width, bits, config.ranks), self._rows_most)
+        return cut(numel, row_entries(self._row_width, bits), self._rows_most)
 
     def _groups(self, key: Scales) -> int:
         """Groups of the op whose scales are known by ``key``.
@@ -462,7 +462,7 @@ class Communicator:
         if not 0 <= chunk < len(chunks):
             raise ValueError(f"no op is chunk {chunk} of {numel} entries")
         lo, hi = chunks[chunk]
-        return shape_for(hi - lo, self._row_width, bits, self.config.ranks).groups
+        return shape_for(hi - lo, self._row_width, bits).groups
 
     def drain(self, timeout: float = 10.0) -> bool:
         """Waits until nothing is in flight here; returns False if it took longer than ``timeout`` seconds."""

@@ -190,9 +190,6 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
         flags = op.flags
         if op.abstains:
             flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
-        shape = place.layout.shape
-        if shape.wide and shape.results.bits == 4:
-            flags |= Flag.HALVES
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
         fields = Fields(results.exponent_next, scale=results.scale, counted=results.contributors)

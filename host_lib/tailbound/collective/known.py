@@ -224,7 +224,7 @@ class Known(Session):
     def _fine(self, op: Op) -> tuple[int, Shape]:
         """Mode and shape that ``op`` would have with codes of 16 bits."""
         shape, mode = op.place.layout.shape, op.plain[3]
-        return with_bits(mode, 16), shape_for(shape.numel, shape.width, 16, self.ranks)
+        return with_bits(mode, 16), shape_for(shape.numel, shape.width, 16)
 
     def _scales(self, op: Op, mode: int, shape: Shape) -> NDArray[np.int16] | None:
         """Scales for ``op`` from those of ``mode`` and ``shape``."""

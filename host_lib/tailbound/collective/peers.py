@@ -28,7 +28,7 @@ from tailbound.wire.schema import Flag, PacketType
 
 _NONE = np.zeros(0, np.int64)
 #: As a plain number: arithmetic on an IntFlag costs microseconds.
-_NIBBLES, _HALVES = int(Flag.NIBBLES), int(Flag.HALVES)
+_HALVES = int(Flag.HALVES)
 
 
 class Contributions:
@@ -240,7 +240,7 @@ class PeerOwned:
         here = job.membership.here
         takers = [p for p in here if placement.shares[p] and not job.records.published(p, label)]
         shape = place.layout.shape
-        form = _HALVES if shape.wide else _NIBBLES if shape.bits == 4 else 0
+        form = _HALVES if shape.bits == 4 else 0
         head = job.header(
             PacketType.CONTRIBUTION, label, place.layout.tag, flags=form, map_id=placement.owner_map.id
         ).view(np.uint8)

@@ -22,8 +22,8 @@ from tailbound.wire.expect import expected_of
 from tailbound.wire.jit import Scalar, compiled
 from tailbound.wire.schema import EXPONENT_NONE, MAX_RANKS, VERDICTS, Event, Flag, Verdict
 
-_REPEAT, _NIBBLES, _HALVES = int(Flag.REPEAT), int(Flag.NIBBLES), int(Flag.HALVES)
-_BYTES, _NIBBLE_BYTES = np.uint64(0x00FF00FF00FF00FF), np.uint64(0x0F0F0F0F0F0F0F0F)
+_REPEAT, _HALVES = int(Flag.REPEAT), int(Flag.HALVES)
+_BYTES = np.uint64(0x00FF00FF00FF00FF)
 _NIBBLE_LANES = np.uint64(0x000F000F000F000F)
 _EIGHT, _FOUR, _TWELVE = np.uint64(8), np.uint64(4), np.uint64(12)
 
@@ -49,24 +49,22 @@ def _sum_halves(row: NDArray[np.uint64], words: NDArray[np.uint64], add: Scalar)
 
 @compiled
 def _sum(t: Any, slot: Scalar, h: Any, words: NDArray[np.uint64], add: Scalar) -> None:
-    """Adds codes to the slot's lanes of 16 bits, or half bytes to lanes of 8; or stores them, where a sum begins."""
+    """Adds codes to the slot's lanes of 16 bits, or stores them, where a sum begins."""
     row = u64_row(t.sums, slot, t.width // 4)
     if h.flags & _HALVES:
         _sum_halves(row, words, add)
         return
-    lanes, apart, k = _BYTES, _EIGHT, np.uint64(h.shift)
-    if h.flags & _NIBBLES:
-        lanes, apart, k = _NIBBLE_BYTES, _FOUR, np.uint64(0)
+    k = np.uint64(h.shift)
     if add:
         for i in range(words.shape[0]):
             w = words[i]
-            row[2 * i] += (w & lanes) << k
-            row[2 * i + 1] += ((w >> apart) & lanes) << k
+            row[2 * i] += (w & _BYTES) << k
+            row[2 * i + 1] += ((w >> _EIGHT) & _BYTES) << k
     else:
         for i in range(words.shape[0]):
             w = words[i]
-            row[2 * i] = (w & lanes) << k
-            row[2 * i + 1] = ((w >> apart) & lanes) << k
+            row[2 * i] = (w & _BYTES) << k
+            row[2 * i + 1] = ((w >> _EIGHT) & _BYTES) << k
 
 
 @compiled

@@ -147,7 +147,7 @@ class DeviceCoder(OnDevice):
         """
         space, balanced = self._space, any(len(coding.ranges.ends) for coding in codings)
         for coding in codings:
-            how = shape.group_rows, shape.bits, shape.down, coding.rotate, len(coding.ranges.ends) > 0
+            how = shape.group_rows, shape.bits, coding.rotate, len(coding.ranges.ends) > 0
             kind = x.dtype, out.dtype, balanced, *how
             if kind in space.warm:
                 continue
@@ -163,7 +163,7 @@ class DeviceCoder(OnDevice):
     def _rehearse(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding, *, balanced: bool) -> None:
         space, device, rows = self._space, x.device, shape.group_rows
         entries = ROW_STEP * 8 // shape.bits
-        small = Shape(rows * entries, WIDTH_STEP, rows, 1, ROW_STEP, shape.bits, shape.down, shape.wide)
+        small = Shape(rows * entries, WIDTH_STEP, rows, 1, ROW_STEP, shape.bits)
         with space.stream.use():
             zeros, by_group = torch.zeros(small.numel, dtype=x.dtype, device=device), torch.zeros(1, device=device)
             by_row, keys = (torch.zeros(rows, dtype=d, device=device) for d in (torch.float32, torch.int32))

@@ -11,7 +11,6 @@ from typing import Any, Unpack
 import torch
 import torch.distributed as dist
 
-from tailbound.codec.shape import wide_sums
 from tailbound.collective import report
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
@@ -79,8 +78,8 @@ class TailboundState(Recovery):
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
-            # bytes of the ring that a step takes: rows whose 4 bits are summed in wide lanes fill half of theirs
-            step=entries * (8 if wide_sums(self.bits, self.ranks) else down) // 8 if given["ring_mib"] is None else 0,
+            # bytes of the ring that a step takes: rows of 4 bits fill half of theirs
+            step=entries * down // 8 if given["ring_mib"] is None else 0,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             switch=switch_of(switch) if switch and self.ranks > 1 else None,

@@ -9,7 +9,7 @@ from tailbound.errors import ConfigError
 
 Bits: TypeAlias = int | tuple[int, int]
 #: What there is.
-BITS: tuple[Bits, ...] = (16, 8, 4, (4, 8))
+BITS: tuple[Bits, ...] = (16, 8, (4, 8))
 
 
 def as_bits(given: object) -> Bits:

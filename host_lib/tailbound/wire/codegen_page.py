@@ -20,7 +20,7 @@ _CODES = (
     ("of 8 bits", "V: code w in byte w", "(code - 128) x scale / 127"),
     ("of 16 bits", "2 V: the V upper bytes, then the V lower ones", "(code - 32768) x scale / 32767"),
     (
-        "of 4 bits (flag NIBBLES or HALVES)",
+        "of 4 bits (flag HALVES)",
         "V / 2: of every sixteen codes the first eight in the low halves of eight bytes, the others in the high ones",
         "(code - 8) x scale / 7",
     ),
@@ -38,12 +38,10 @@ that of the header in results. In contributions it is that of the group's expone
 _ORDER = """\
 Code 0 is never sent. Rows of an op have V codes each, those of one type payloads of the same length. They may be
 shorter than the width that the programs are compiled for; nothing is padded. Contributions of 4 bits have the flag
-NIBBLES where results have 4 bits, too, and there are at most 17 ranks: they are summed in lanes of 8 bits. Else they
-have the flag HALVES, as have results of 4 bits then; V is twice the bytes of such a payload, and at most the width. The
-sums that an owner's kernel keeps in memory have another order: of every eight codes first those with an even index,
-then those with an odd one (`ebpf/lanes.h`). Those of NIBBLES are in the order of the codes.
+HALVES; V is twice the bytes of such a payload, and at most the width. The sums that an owner's kernel keeps in memory
+have another order: of every eight codes first those with an even index, then those with an odd one (`ebpf/lanes.h`).
 
-A result of 8 or 4 bits whose scale is negative has rounding offsets left in it. Then the absolute value is its scale,
+A result of 8 bits whose scale is negative has rounding offsets left in it. Then the absolute value is its scale,
 and code - u + 1/2 stands where the table says code, with the offset u of the entry (codec-7 in `docs/rules.md`).
 """
 _CHECK = f"""\

@@ -83,8 +83,7 @@ class Flag(enum.IntFlag):
     FIRST_HALF = 128  #: repair, gone: contributions are meant, not results
     SUMS = 256  #: result of a switch: u16 sums of the codes, big-endian, in code order
     SWITCHED = 512  #: result of a switch: mean codes, in the contributions' scale
-    NIBBLES = 1024  #: contribution: two codes of 4 bits a byte, to be summed in u8 lanes
-    HALVES = 2048  #: row: two codes of 4 bits a byte; those of a contribution are summed in u16 lanes
+    HALVES = 2048  #: contribution: two codes of 4 bits a byte
     EPOCH = 4096  #: with a tag: which of the two keys in force it was made with
 
 

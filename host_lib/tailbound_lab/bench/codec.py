@@ -62,8 +62,8 @@ class _Case(NamedTuple):
 
 _ROTATED = (
     *(_Case(True, loss) for loss in (0.0, 0.01)),
-    *(_Case(bits=b, ranks=n, correlation=c) for b in (8, (4, 8), 4) for n, c in ((4, 0.5), (16, 0.0), (16, 0.5))),
-    *(_Case(bits=b) for b in ((4, 8), 4)),
+    *(_Case(bits=b, ranks=n, correlation=c) for b in (8, (4, 8)) for n, c in ((4, 0.5), (16, 0.0), (16, 0.5))),
+    _Case(bits=(4, 8)),
 )
 _CASES = (*_ROTATED, *(each._replace(balance=True) for each in _ROTATED), *(_Case(False, loss) for loss in (0.0, 0.01)))
 

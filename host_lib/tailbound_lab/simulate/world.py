@@ -214,7 +214,7 @@ class Rank:
         """
         world, numel = self.world, len(data)
         launched = world.fabric.clock + self.ahead
-        shape, mode = shape_for(numel, world.width, bits, world.ranks), number_of(bits) << 2
+        shape, mode = shape_for(numel, world.width, bits), number_of(bits) << 2
         tag = layout_tag(
             bucket=bucket, numel=numel, dtype="float32", chunk=0, world_size=world.ranks, width=world.width, mode=mode
         )
