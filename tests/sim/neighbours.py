@@ -28,7 +28,7 @@ _PROBE = 8 * MS
 class Tcp:
     """A flow from a host of its own to ``host``, from now on.
 
-    What is lost is noticed by what left after it and has come. Where nothing has, one segment is sent again after two
+    A loss is noticed by later packets that have come. Where nothing has, one segment is sent again after two
     round trips, if more than one was on the way; where that is lost, too, the timer decides.
 
     Args:

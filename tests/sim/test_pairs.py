@@ -259,7 +259,7 @@ class Job(World):
                     assert not lost, f"rank {node.rank}, step {done.step}: {done.outcome}"
 
     def check_end(self) -> None:
-        """What was refused, who is missed, and whether all is as before."""
+        """Refused rows, missed ranks, and whether all is as before."""
         for trouble in self.troubles.values():
             assert trouble.refused is None or self.refused(trouble.refused) > 0, f"no {trouble.refused}"
         for node in self.alive:

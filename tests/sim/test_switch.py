@@ -110,7 +110,7 @@ def test_a_worker_that_vanishes_costs_flushes_for_three_ops_and_then_nothing() -
 
 @pytest.mark.parametrize("loss", [0.0, 0.3])
 def test_a_worker_that_comes_late_has_the_others_means_at_once(loss: float) -> None:
-    """What was lost on its way it asks the switch for."""
+    """It asks the switch for rows that were lost on the way."""
     lose, lost = [False], []
     chance = shuffled(11, loss=loss)
 

@@ -79,8 +79,8 @@ def test_every_verdict_has_a_fate_a_meaning_and_an_advice(repository: Path) -> N
     for verdict in schema.Verdict:
         assert verdict.meaning, verdict
         assert verdict.advice, verdict
-        line = f"| {int(verdict)} | {verdict.name} | `{verdict.fate}` | {verdict.meaning} | {verdict.advice} |"
-        assert line in page
+        own = verdict.advice if verdict.advice != verdict.fate.advice else ""
+        assert f"| {int(verdict)} | {verdict.name} | `{verdict.fate}` | {verdict.meaning} | {own} |" in page
     for fate in schema.Fate:
         assert f"| `{fate}` | {fate.meaning} | {fate.advice} |" in page
 

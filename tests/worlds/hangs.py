@@ -49,7 +49,7 @@ class Watch:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
-        """What is left is to end."""
+        """Only the end is left."""
         self._leads = False
         self._arm(BETWEEN)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Kept:
-    """What has been made, by how it was made; all of it is closed at the end."""
+    """Things that were made, by how they were made; all of it is closed at the end."""
 
     def __init__(self) -> None:
         self._made: list[Any] = []

@@ -17,7 +17,7 @@ def _there() -> tuple[list[str], list[str]]:
 
 @contextlib.contextmanager
 def nothing_more() -> Iterator[None]:
-    """What is there afterwards was there before, made by fixtures that live longer."""
+    """Things that are there afterwards were there before, made by fixtures that live longer."""
     before = _there()
     yield
     assert _there() == before

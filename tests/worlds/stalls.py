@@ -3,7 +3,7 @@
 A virtual machine loses a core now and then, for seconds. Whatever compares within deadlines fails then through no fault
 of the code, and no deadline is long enough for all of them. So a process beside the tests has one real-time thread per
 core that wakes up every 20 ms. Threads of ordinary tests cannot hold it up: if it comes late by more than
-``LEAST`` seconds, the machine did not run it. What was late, and when, is in the report of the failure.
+``LEAST`` seconds, the machine did not run it. The report of the failure has late threads and times.
 
 The repetition is that of ``pytest-rerunfailures``, and ``-raR`` lists it.
 """

@@ -15,7 +15,7 @@ from udp_world import World
 _SEQ = HEADER_DTYPE.fields["seq"][1]  # type: ignore[index]
 #: Packets between two moves of the host.
 EVERY = 200
-#: What somebody without the key may send.
+#: What a sender without the key may send.
 KINDS = ("forged", "replayed", "spliced", "flipped")
 #: Reasons besides FORGED that packets have whose header was recorded, joined or turned.
 REPLAYED = (Verdict.DUPLICATE, Verdict.DUPLICATE_RESULT)
@@ -71,7 +71,7 @@ class Twins:
             )  # fmt: skip
 
     def _leave(self, data: bytes) -> None:
-        """What a damaged packet may leave: its codes, in its own row, where nobody reads any more (kernel-9)."""
+        """What a damaged packet may leave: its codes, in its own row, where no rank reads any more (kernel-9)."""
         seq, control = int.from_bytes(data[_SEQ : _SEQ + 4], "big"), self.kernel.store.control
         for rows, records in (("sums", "slots"), ("results", "result_records")):
             record = getattr(self.kernel.store, records)
@@ -82,7 +82,7 @@ class Twins:
 
 
 class Attack:
-    """Both in the middle of an op of a job with a key, half of whose rows have come, and somebody without the key.
+    """Both in the middle of an op of a job with a key, half of whose rows have come, and a sender without the key.
 
     Attributes:
         counts: packets by kind and verdict.
@@ -120,7 +120,7 @@ class Attack:
         return out
 
     def end(self) -> None:
-        """What was still to come is taken, and once."""
+        """Rows that were still to come are taken, and once."""
         self._take(self.to_come)
 
     def _forged(self, rng: random.Random) -> bytes:

@@ -1,4 +1,4 @@
-"""What is told of peers: who is late, which link loses packets, when that is over, and who never came.
+"""Alerts about peers: late ranks, links that lose packets, the end of both, and ranks that never came.
 
 All ranks know of a late one what it says itself, so one of them warns, the lowest that is not late, and the late rank
 itself; the others note the event at level INFO. Losses are seen by their receiver alone. Beginning and end of an alert
@@ -369,7 +369,7 @@ class Unheard:
 
 
 class Watch:
-    """What is wrong with the program that receives here: an error, not losses for ever.
+    """A fault of the program that receives here: an error, not losses for ever.
 
     Args:
         known: of this rank.

@@ -58,7 +58,7 @@ class Said(NamedTuple):
 
 @dataclass
 class _Heard:
-    """What has come of a peer's newest trial: its number, kinds as bits, and places in bursts as bits."""
+    """Arrivals of a peer's newest trial: its number, kinds as bits, and places in bursts as bits."""
 
     trial: int = 0
     kinds: int = 0

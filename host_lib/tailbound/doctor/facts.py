@@ -29,7 +29,7 @@ class Machine:
     bpf_error: str | None  #: why this process may not use bpf(2); None where it may
     bcc: str | None  #: path of Debian's module
     headers: str | None  #: path of the kernel headers BCC can use
-    clang: str | None  #: path of a clang that can build the same sources
+    clang: str | None  #: path of a clang that can build the same sources.
     libbpf: bool  #: bpf/bpf_helpers.h is installed
     effective_uid: int
     capabilities: dict[str, bool]  #: effective, by name

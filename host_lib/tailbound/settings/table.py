@@ -1,8 +1,8 @@
 """Every setting of Tailbound, once: its type, text, meaning and default, and who sets it.
 
 A key of ``Options`` is an option of a job. It makes the keyword argument of ``TailboundState`` and ``register``, the
-environment variable, the row of ``docs/settings.md`` (``make generate``), the lines in the docstring and, where it is
-named like one, the field of ``transport.config.Config``. An argument wins over the variable, the variable over the
+environment variable, the row of ``docs/settings.md`` (``make generate``) and the lines in the docstring. It also makes
+the field of ``transport.config.Config`` that has its name. An argument wins over the variable, the variable over the
 default; empty text is none.
 """
 
@@ -293,7 +293,7 @@ OTHERS = (
     Setting(
         "TAILBOUND_LAB_STRAGGLER", words("RANK:MS:EVERY"),
         "extra milliseconds a step of one rank, read by `tailbound_lab.lab.straggler`",
-        set_by="the lab", otherwise="nobody is late",
+        set_by="the lab", otherwise="no rank is late",
     ),
     Setting(
         "TAILBOUND_LAB_REFUSED", words("text"), "why the kernel refused a lab of its own to a user who is not root",

@@ -5,8 +5,8 @@ by ``pg_options=BackendOptions(bounded=True)``, or around a call by ``bounded()`
 form may be bounded; all other operations are those of a plain ``torch.distributed.ProcessGroup`` over Gloo.
 
 That plain group is an object of its own. The base class's own methods would reach Gloo through PyTorch's trampoline,
-which keeps the interpreter lock while Gloo's queue is locked, and Gloo's threads take the two the other way round when
-they drop the last reference to a tensor: ranks then hang for ever. Gloo's destructor locks the queue, too, and the
+which keeps the interpreter lock while Gloo's queue is locked. Gloo's threads take the two the other way round when they
+drop the last reference to a tensor: ranks then hang for ever. Gloo's destructor locks the queue, too, and the
 reducer of a DDP model that calls it last keeps the interpreter lock. So a group that was shut down outlives its
 operations by a moment (``_outlive``).
 """

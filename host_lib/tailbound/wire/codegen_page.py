@@ -58,7 +58,7 @@ _CHECK = f"""\
     K1 = 0x{check.K1:016X}    K2 = 0x{check.K2:016X}
     K3 = 0x{check.K3:016X}    K4 = 0x{check.K4:016X}
 
-It finds damage. It is no protection against forgery. `check_reference` in `wire/check.py` is its definition in plain
+It finds damage and does not protect against forgery. `check_reference` in `wire/check.py` is its definition in plain
 Python.
 """
 _TAG = f"""\
@@ -98,9 +98,11 @@ def _numbered(kind: type[enum.IntEnum] | type[enum.IntFlag]) -> str:
 
 def _verdicts() -> str:
     fates = _table(("fate", "meaning", "advice"), ((f"`{f}`", f.meaning, f.advice) for f in schema.Fate))
-    verdicts = ((int(v), v.name, f"`{v.fate}`", v.meaning, v.advice) for v in schema.Verdict)
+    own = {v: v.advice if v.advice != v.fate.advice else "" for v in schema.Verdict}  # else as the fate's
+    verdicts = ((int(v), v.name, f"`{v.fate}`", v.meaning, own[v]) for v in schema.Verdict)
     return (
-        "The ledger counts every packet under one verdict, by sender. A verdict tells the fate of its row.\n\n"
+        "The ledger counts every packet under one verdict, by sender. A verdict tells the fate of its row. Without an "
+        "advice of its own its fate's holds.\n\n"
         f"{fates}\nRows that a peer should have brought = `taken` + {' + '.join(f'`{f}`' for f in schema.MISSING)}.\n\n"
         + _table(("number", "name", "fate", "meaning", "advice"), verdicts)
     )

@@ -37,7 +37,7 @@ RATE, LOSS, STRAGGLER_MS = 10**9, 0.01, 25.0
 SEED = 7
 #: Images a rank and step.
 _BATCH = 16
-#: What is trained (``train_plan.Scenario``): steps in a row over the same transport, with a look at the accuracy then.
+#: The training (``train_plan.Scenario``): steps in a row over the same transport, with a look at the accuracy then.
 #: Owner maps would still be settled while the packets are counted. A multicast packet that a worker's own cable loses
 #: would be one loss to the cable and several to the ledgers.
 _TRAINING: dict[str, Any] = {
@@ -225,7 +225,7 @@ def drift(weights: Sequence[NDArray[np.float32]]) -> float:
 
 
 def figures(record: Record) -> dict[str, Any]:
-    """What is told of a training."""
+    """Reports of a training."""
     ms, accuracies = [1e3 * seconds for seconds in record.iterations], [accuracy for _, accuracy in record.points]
     return {
         "accuracy": accuracies[-1],

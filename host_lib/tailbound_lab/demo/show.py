@@ -34,7 +34,7 @@ def describe(spec: LabSpec) -> str:
 
 
 def headline(summary: Mapping[str, Any]) -> str:
-    """What was gained, or lost, in a line: mean time of a step, and settled accuracy of the worst replica.
+    """The gain or loss in a line: mean time of a step, and settled accuracy of the worst replica.
 
     Args:
         summary: the content of ``summary.json``.
