@@ -70,20 +70,20 @@ static __always_inline void tb_halves_rest(__u64 *sums, const void *codes, const
 
 static __always_inline void tb_halves_store(__u64 *sums, const void *codes, const void *end)
 {
-	__u64 n = TB_WIDTH / 2 / TB_HALVES_ROUND, mask = TB_HALVES_MASK, t, u;
+	__u64 n = TB_WIDTH / 2 / TB_HALVES_ROUND, mask = TB_HALVES_MASK, *first = sums, t, u;
 	const void *q = codes + TB_HALVES_ROUND;
 
-	tb_halves_rest(sums, codes, end, 0);
 	TB_HALVES_ROUNDS(TB_LANES_STORE);
+	tb_halves_rest(first, codes, end, 0);
 }
 
 static __always_inline void tb_halves_add(__u64 *sums, const void *codes, const void *end)
 {
-	__u64 n = TB_WIDTH / 2 / TB_HALVES_ROUND, mask = TB_HALVES_MASK, t, u;
+	__u64 n = TB_WIDTH / 2 / TB_HALVES_ROUND, mask = TB_HALVES_MASK, *first = sums, t, u;
 	const void *q = codes + TB_HALVES_ROUND;
 
-	tb_halves_rest(sums, codes, end, 1);
 	TB_HALVES_ROUNDS(TB_LANES_ADD);
+	tb_halves_rest(first, codes, end, 1);
 }
 
 #endif /* TB_NIBBLES_H */

@@ -553,7 +553,7 @@ static __always_inline int tb_quiet(const struct tb_control *control, const stru
 {
 	return TB_WIDTH <= TB_PASS_WIDTH &&
 	       (p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT) &&
-	       tb_pass_rounds(f->codes, f->end) && !(p->flags & TB_FLAG_HALVES) &&
+	       !(p->flags & TB_FLAG_HALVES) && tb_pass_rounds(f->codes, f->end) &&
 	       !f->head->shift && tb_rules(control, f, p, op, 1) == TB_GO_ON;
 }
 

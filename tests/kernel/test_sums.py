@@ -16,7 +16,7 @@ import nibble_cases
 import rule_cases
 from kernel_world import KernelWorld
 from loaders import both_loaders
-from tailbound.wire.schema import EXPONENT_NONE, Flag, Verdict, op_slot
+from tailbound.wire.schema import EXPONENT_NONE, Verdict, op_slot
 
 FF = bytes([255]) * cases.WIDTH
 
@@ -70,14 +70,10 @@ def test_rules(make, check: Callable[[Any], None]) -> None:
 
 @both_loaders
 def test_half_bytes(make) -> None:
-    """Seventeen ranks fill a lane of u8; more have lanes of u16."""
     world = make()
-    for flag, counts in ((Flag.NIBBLES, nibble_cases.COUNTS), (Flag.HALVES, nibble_cases.HALF_COUNTS)):
-        for count in counts:
-            world.begin()
-            nibble_cases.check_sums(world, count, flag)
-    world.begin(32)
-    nibble_cases.check_most(world)
+    for count in nibble_cases.COUNTS:
+        world.begin()
+        nibble_cases.check_sums(world, count)
     world.begin(32)
     nibble_cases.check_more(world)
 

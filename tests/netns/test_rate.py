@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tailbound.kernel.routes import speed_of
 
 from lab_team import lab_team
 from support import Team, gradients, patient
+from tailbound.kernel.net import speed_of
 from tailbound.transport.pace import PaceConfig
 from tailbound_lab.lab.cluster import Cluster
 

@@ -15,6 +15,7 @@ from numba.core.dispatcher import Dispatcher
 from rich.console import Console
 
 from tailbound.transport import sockets
+from tailbound.transport.waiter import Waiter
 from tailbound.wire.check import check_packet
 from tailbound_lab.bench.experiment import Phase, conditions
 from tailbound_lab.bench.profile import COLUMNS, PARTS, split, summarize
@@ -160,9 +161,9 @@ def test_stamps_are_put_around_compiled_code_and_system_calls_and_taken_out(sock
     watch.here()
     data = np.zeros(64, np.uint8)
     expected = int(check_packet(data))
-    places = (sockets.UdpSocket, sockets.Waiter, os, Dispatcher)
+    places = (sockets.UdpSocket, Waiter, os, Dispatcher)
     before = [dict(vars(place)) for place in places]
-    waiter = sockets.Waiter([sock.fileno()])
+    waiter = Waiter([sock.fileno()])
     with watch.installed():
         assert int(check_packet(data)) == expected
         assert sock.send_one(b"x" * 16, sock.getsockname()) == 0

@@ -270,7 +270,7 @@ def test_a_bucket_of_more_entries_than_an_op_may_have_is_known_to_who_comes_back
     own.config, own._row_width, own._rows_most = cast(Any, config), 1408, 8192
     for numel in (2_000_000_000, 7_000_000_000):
         ((lo, hi), *_) = own._cut(numel, 8)
-        scales = {(0, numel, 0, 1 | 8 << 2): np.zeros(shape_for(hi - lo, 1408, 8, 4).groups, np.int16)}
+        scales = {(0, numel, 0, 1 | 8 << 2): np.zeros(shape_for(hi - lo, 1408, 8).groups, np.int16)}
         position = Position(9, 0, (0,) * 4, 0, (0, 1, 2, 3), rotate=True)
         entrance = Entrance(position, (Agreed(0, 0, Content((1,) * 4)),), scales, 7)
         assert decode(encode(entrance, 4), 4, own._groups).exponents.keys() == scales.keys()

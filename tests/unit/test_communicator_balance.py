@@ -81,7 +81,7 @@ def test_a_small_tensor_keeps_its_precision_once_exponents_are_agreed_on(bits: i
         assert max(c.job.counters["exponents_settled"] for c in job.communicators) <= 8
         known, agreed = job[0].job, job[0]._engine.maps.agreement.agreed
         marks = known.tables.marks({each.content.balance for each in agreed}, (0, NUMEL, 0))
-        assert {key[3] >> 8 for key in known.exponents} <= marks  # scales of older ones are gone
+        assert {key[3] >> 24 for key in known.exponents} <= marks  # scales of older ones are gone
 
 
 def test_a_tensor_that_becomes_a_thousand_times_larger_is_clipped_once_at_most() -> None:

@@ -297,11 +297,11 @@ def test_the_estimate_is_what_attach_takes() -> None:
 
 def test_the_group_that_may_train_is_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getgid", lambda: 65534)
-    assert report._options(None, 2) == f"--group {grp.getgrgid(65534).gr_name}"
+    assert report._group_option() == f"--group {grp.getgrgid(65534).gr_name}"
     monkeypatch.setattr(os, "getgid", lambda: 4123456)
-    assert report._options(None, 2) == "--group 4123456"
+    assert report._group_option() == "--group 4123456"
     monkeypatch.setattr(os, "getgid", lambda: 0)
-    assert report._options(None, 2) == ""
+    assert report._group_option() == ""
 
 
 class Nic:

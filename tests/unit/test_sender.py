@@ -123,5 +123,5 @@ def test_a_closed_socket_loses_packets_only(bound: UdpSocket) -> None:
 
 
 def test_no_socket() -> None:
-    with pytest.raises(ConfigError, match="at least one bound socket"):
+    with pytest.raises(ConfigError, match="at least one that is bound"):
         Sender([], {})

@@ -169,7 +169,7 @@ def test_an_argument_wins_over_the_variable_and_the_variable_over_the_default(mo
 def test_the_switch_is_left_to_who_knows_whether_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lab tells every worker of its switch, and only ``datapath="switch"`` uses it."""
     monkeypatch.setenv("TAILBOUND_SWITCH", "10.0.0.9")
-    assert options()["switch"] == ""
+    assert options()["switch"] is None
 
 
 def test_what_is_no_setting_is_warned_of_once(

@@ -23,10 +23,12 @@ class Sleeper:
             now=lambda: self.now,
             flow=SimpleNamespace(queue=SimpleNamespace(full=set(), again=0)),
             sender=SimpleNamespace(deferred=()),
-            overtime=SimpleNamespace(woke=lambda _: None),
+            overtime=SimpleNamespace(woke=lambda late, held_up: None, held_up=0),
         )
         self.wanted = set[int]()  # sockets in which there is to be room
-        self.thread._waiter = SimpleNamespace(want_room=self.wanted.update, wait=self._wait, readable=lambda _: False)
+        self.thread._waiter = SimpleNamespace(
+            want_room=self.wanted.update, wait=self._wait, readable=lambda _: False, woken=NOW
+        )
         self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False)} if ops else {}
         self.thread._silence, self.thread._wake, self.thread._awake = 0, -1, NOW
 
@@ -107,7 +109,7 @@ def test_a_question_that_found_a_full_socket_leaves_as_soon_as_there_is_room() -
 def test_time_that_sending_takes_is_no_wait_for_a_core() -> None:
     sleeper, late = Sleeper(ops=True), list[int]()
     queue = sleeper.thread.job.flow.queue
-    sleeper.thread.job.overtime.woke = late.append
+    sleeper.thread.job.overtime.woke = lambda each, held_up: late.append(each)
     queue.again, queue.submissions = NOW + MS, 1
 
     def pump(now: int) -> None:

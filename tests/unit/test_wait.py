@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tailbound.transport.sockets import Waiter
+from tailbound.transport.waiter import Waiter
 
 
 def test_a_short_wait_is_short_and_never_early() -> None:

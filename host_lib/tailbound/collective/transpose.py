@@ -45,8 +45,8 @@ from tailbound.forks import keep_from_children
 from tailbound.transport.agreement import Agreed
 from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
-from tailbound.transport.sockets import Waiter
 from tailbound.transport.steps import Steps, step_distance, step_of
+from tailbound.transport.waiter import Waiter
 from tailbound.wire.schema import Event, PacketType, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).

@@ -19,7 +19,7 @@ from numba.core.dispatcher import Dispatcher
 from tailbound.collective.communicator import Communicator
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import barrier, net, syscalls
-from tailbound.transport import sockets
+from tailbound.transport import sockets, waiter
 from tailbound.transport.cores import RunQueue
 
 COMPILED, CALLS = 0, 1
@@ -31,7 +31,7 @@ _CALLS: tuple[tuple[Any, str], ...] = (
     (sockets.UdpSocket, "send_one"),
     (sockets.UdpSocket, "sendto"),
     (sockets.UdpSocket, "recv"),
-    (sockets.Waiter, "wait"),
+    (waiter.Waiter, "wait"),
     (syscalls, "_bpf"),
     (barrier, "full"),
     (os, "eventfd_read"),
