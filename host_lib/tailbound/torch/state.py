@@ -240,7 +240,7 @@ class TailboundState(Recovery):
 
         ``replica`` tells of re-synchronisation: whether this replica is sound (has missed no result since it was last
         equal to the others), how many of its slices may differ, and what was taken and given. ``device_codec``: what
-        codes buckets on devices, by device, ``triton`` or ``torch``.
+        codes buckets on devices, by device, ``triton`` or ``host``.
         """
         stats = self.communicator.stats() if self.communicator is not None else report.alone()
         if self.resync is not None:
