@@ -71,11 +71,14 @@ def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
     with register(net, optimizer=optimizer, resync_share=share, fetch=0, **SETTINGS) as state:
         train(net, optimizer, rank, range(4))
         trouble = lose_results(state, 0.6 if rank in losers else 0.0)
-        train(net, optimizer, rank, range(4, 8))
+        for step in range(4, 60):  # until what is lost has not come again, nor been made good
+            train(net, optimizer, rank, range(step, step + 1))
+            apart = (state_digest(net, optimizer), state.stats()["replica"]["sound"])
+            if len({digest for digest, _ in everywhere(apart)}) > 1:
+                break
         trouble.loss = 0.0
-        apart = (state_digest(net, optimizer), state.stats()["replica"]["sound"])
         synchronised, together = True, []
-        for step in range(8, 200, 8):  # more may get lost on a loaded machine
+        for step in range(60, 260, 8):  # more may get lost on a loaded machine
             if share:
                 train(net, optimizer, rank, range(step, step + 8))
             else:
@@ -84,7 +87,7 @@ def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
             together = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
             if all(sound for _, sound in together) or not share:
                 break
-        train(net, optimizer, rank, range(200, 202))
+        train(net, optimizer, rank, range(260, 262))
         after = (state_digest(net, optimizer), state.stats()["replica"]["sound"])
         stats = state.stats()
     return {

@@ -36,7 +36,9 @@ def step(
         over: queue.Queue[Outcome] = queue.Queue()
         data = inputs[communicator.config.rank]
         out = np.full_like(data, np.nan)
-        communicator.launch(0, data, out, last=True, done=over.put, handling=Handling(starts=STARTS))
+        communicator.launch(
+            0, data, out, last=True, done=over.put, handling=Handling(starts=STARTS, parts="two tensors")
+        )
         return out, over.get(timeout=PATIENCE)
 
     return job.each(one, ranks)

@@ -269,9 +269,9 @@ def test_what_ends_an_iteration_is_called_once_for_each(rank: Callable[..., Rank
 
 
 def test_iterations_that_differ_are_not_applied(rank: Callable[..., Rank], caplog: pytest.LogCaptureFixture) -> None:
-    """The rank stays behind, in the right pass. It ends where it does so for long, or is lost: it cannot join."""
+    """The rank stays behind, in the right pass. Where it is lost it cannot join, and ends if that lasts."""
     told: dict[tuple[int, int], Any] = {}
-    first, second, third, fourth = (rank(told, keeps=number == 0) for number in range(4))
+    first, second, third = (rank(told, keeps=number == 0) for number in range(3))
 
     def loop(one: Rank) -> Callable[[int], None]:
         one_pass, three = plain(one), accumulating(one)
@@ -281,14 +281,11 @@ def test_iterations_that_differ_are_not_applied(rank: Callable[..., Rank], caplo
     assert train(second, loop(second), 12, {8: 4}, 2) == list(range(12))
     assert second.weights() == first.weights()
     assert "iterations differ in their passes" in caplog.text
-    train(first, loop(first), 40, {}, 2)
-    with pytest.raises(ConfigError, match=r"rank 0: is \d+ backward passes behind and cannot join the others"):
-        train(third, loop(third), 52, dict.fromkeys(range(9, 52), 99), 2)
-    assert third.state.turns.stuck == 24
-    train(fourth, loop(fourth), 12, {}, 2)
-    fourth.job.lost = True
+    train(third, loop(third), 12, {}, 2)
+    third.job.lost = True
+    assert [third.state.jump() for _ in range(23)] == [0] * 23
     with pytest.raises(ConfigError, match=r"Give every iteration of tailbound\.torch\.batches the same"):
-        fourth.state.jump()
+        third.state.jump()
 
 
 def test_an_optimizer_that_evaluates_several_times_in_a_step_is_not_applied(rank: Callable[..., Rank]) -> None:

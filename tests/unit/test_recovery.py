@@ -355,7 +355,7 @@ def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: py
     from tailbound.torch import catch_up
     from tailbound.torch.finished import Layout
 
-    job = SimpleNamespace(lost=True, drain=lambda timeout: True)
+    job = SimpleNamespace(lost=True, behind=9, drain=lambda timeout: True)
     state: Any = lost(scaler=None, say=lambda *_: None)
     state.contributions = SimpleNamespace(forget=lambda: None)
     monkeypatch.setattr(Layout, "settled", True)

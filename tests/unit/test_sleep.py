@@ -30,6 +30,7 @@ class Sleeper:
             want_room=self.wanted.update, wait=self._wait, readable=lambda _: False, woken=NOW
         )
         self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False)} if ops else {}
+        self.thread._holding = SimpleNamespace(again=0)
         self.thread._silence, self.thread._wake, self.thread._awake = 0, -1, NOW
 
     def _wait(self, nanoseconds: int) -> int:

@@ -16,7 +16,7 @@ from tailbound.codec.balance import EVEN, EXPONENT_MOST, Ranges, ranges_of
 #: An op of every step: (bucket index, entries of the bucket, chunk).
 Key: TypeAlias = tuple[int, int, int]
 #: Of an op: the numbers of its key, its mode, the mark before, and how many ranges and groups follow.
-_OP = struct.Struct("<IQIBQII")
+_OP = struct.Struct("<IQIIQII")
 #: Digest of the table without exponents, and mark of an op without.
 NO_TABLE = 0
 #: Scales move by at most so many quarter powers of two.

@@ -276,7 +276,8 @@ def _settle_scales(job: Job, op: Op, *, heard: bool) -> None:
     lost = (fresh == EXPONENT_NONE) | (not heard)
     if lost.any():
         if op.switched:
-            job.exponents.pop(op.key, None)
+            for key in [key for key in job.exponents if key[:3] == op.key[:3]]:  # under older exponents, too
+                del job.exponents[key]
             return
         known = job.scales(op)
         if known is None:

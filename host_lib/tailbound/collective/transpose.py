@@ -428,15 +428,17 @@ class Transpose:
         full = self.job.flow.queue.full
         self._waiter.want_room(full | {0} if self.job.sender.deferred else full)  # single packets leave over the first
         end, asked = self._next_wake(again, now)
+        awaited = bool(self._ops) and not self._holding.again  # else no rank waits for this one
         while not self._waiter.wait(asked - now):
             now = self.job.now()
-            self.job.overtime.woke(now - asked, now - self._waiter.woken)
+            self.job.overtime.woke(now - asked, now - self._waiter.woken if awaited else 0)
             asked = self._look_out(now, end)
             if not asked:
                 return
             now = self.job.now()
             asked = max(asked, now)  # looking out and sending took its time, which no core was lacking for
-        self.job.overtime.held_up += self.job.now() - self._waiter.woken
+        if awaited:
+            self.job.overtime.held_up += self.job.now() - self._waiter.woken
         if self._waiter.readable(self._wake):
             os.eventfd_read(self._wake)
 

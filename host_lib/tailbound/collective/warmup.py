@@ -31,6 +31,7 @@ from tailbound.collective.tally import (
 )
 from tailbound.collective.timing import last_stamps
 from tailbound.transport.headers import Fields, add_flags, finalise, finalise_contributions
+from tailbound.transport.waiter import Waiter
 from tailbound.wire.jit import kept
 from tailbound.wire.schema import PacketType
 
@@ -48,6 +49,7 @@ def announce_compilation(rank: int) -> None:
 def warm_up(job: Job) -> None:
     """Runs one tiny op through the codec, the tallies and the headers; sends nothing and changes no map."""
     store, rank, scratch = job.store, job.rank, job.threads.scratch
+    Waiter([]).wait(0)
     shape = shape_for(store.width, store.width)
     placement = place(shape, OwnerMap(0, tuple(range(job.ranks)), job.sequence.map.rotate), job.world)
     b = Buffers(shape, placement, rank, job.ranks)

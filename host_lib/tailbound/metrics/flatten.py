@@ -135,7 +135,7 @@ def _rows(sheet: _Sheet, stats: Mapping[str, Any]) -> None:
         for peer, entry in peers.items():
             _ledger(sheet, entry, stage=stage, peer=peer)
     for name, value in stats.get("safeguard", {}).items():
-        sheet.gauge("smoothed_loss_ratio", value, "Smoothed loss that limits and rotation go by.", of=name)
+        sheet.gauge("smoothed_loss_ratio", value, "Smoothed loss that warnings and rotation go by.", of=name)
     for sender, reasons in stats.get("drops_by_sender", {}).items():
         for reason, packets in reasons.items():
             sheet.count("packets_refused", packets, _REASONS, sender=sender, reason=reason.lower())

@@ -312,7 +312,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
     """Raises a ``ConfigError`` for an option that is none, with the nearest one that is."""
     for name in options:
         if name not in OPTIONS:
-            close = difflib.get_close_matches(name, OPTIONS, 1)
+            close = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
             hint = f"did you mean {close[0]}=?" if close else "docs/settings.md has all options"
             raise ConfigError(f"{name}= is no option: {hint}")
 
@@ -370,8 +370,9 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     _told.update(found)
     said = []
     for name in sorted(found):
-        close = difflib.get_close_matches(name, names, 1, 0.85)  # the prefix alone makes all of them alike
-        hint = f"did you mean {close[0]}?" if close else "docs/settings.md has all settings"
+        bare = [other.removeprefix(PREFIX) for other in names]  # the prefix alone makes all of them alike
+        close = difflib.get_close_matches(name.removeprefix(PREFIX), bare, 1, 0.8)
+        hint = f"did you mean {PREFIX}{close[0]}?" if close else "docs/settings.md has all settings"
         said.append(f"{name} is no setting and does nothing: {hint}")
     return said
 

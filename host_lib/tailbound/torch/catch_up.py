@@ -64,7 +64,7 @@ class State(Protocol):
         """Logs ``text`` unless there were enough lines of ``kind`` lately."""
 
 
-#: Times running that a rank may be behind where iterations differ: a loop's last one often does, and soon is forgotten.
+#: Times running that a lost rank may find that iterations differ: a loop's last one often does, and soon is forgotten.
 _STUCK = 24
 #: What to do with the averages of a pass that optimizers follow: these, or (None) those whose turn it is; and whether
 #: no optimizer follows a later pass of the iteration.
@@ -88,24 +88,24 @@ def apply_finished(state: State, communicator: Communicator, act: Act) -> tuple[
                 skipped = number + 1 + take_state(state, communicator, time.monotonic() + _PATIENCE)
                 return applied, skipped + _finish(state, communicator, skipped, act)
         applied += 1
-    state.turns.stuck = state.turns.stuck + 1 if not iteration and communicator.behind > 0 else 0
-    if state.turns.stuck:
+    if not iteration and communicator.behind > 0:
         state.say(
             "no iteration",
             f"is {communicator.behind} backward passes behind, and cannot apply what the others have averaged: "
             "iterations differ in their passes, or an optimizer makes several in one step",
         )
-    if state.turns.stuck >= _STUCK:
-        refuse_unlike(state, communicator.behind)
     return applied, 0
 
 
-def refuse_unlike(state: State, behind: int) -> None:
-    """Ends a rank that cannot know which pass of an iteration the others are in: it would meet their other passes.
+def may_join(state: State, behind: int) -> bool:
+    """Whether a lost rank knows which pass of an iteration the others are in; else it would meet their other passes.
 
     Raises:
-        ConfigError: always.
+        ConfigError: it has not known that for long.
     """
+    state.turns.stuck = 0 if state.turns.passes else state.turns.stuck + 1
+    if state.turns.stuck < _STUCK:
+        return not state.turns.stuck
     raise ConfigError(
         f"rank {state.rank}: is {behind} backward passes behind and cannot join the others: iterations of this loop "
         "differ in their backward passes, or an optimizer makes several in one step. Give every iteration of "
@@ -205,13 +205,13 @@ def jump(state: State, communicator: Communicator, timeout: float) -> int:
         timeout: seconds until a state begins to come; it has time by its size then.
 
     Raises:
-        ConfigError: iterations differ in their passes.
+        ConfigError: iterations differ in their passes, and have for long.
     """
     until, moved = time.monotonic() + timeout, 0
     if not state.layout.settled:
         return 0
-    if not state.turns.passes:
-        refuse_unlike(state, communicator.behind)
+    if not may_join(state, communicator.behind):
+        return 0
     communicator.drain(2)
     for number in range(1, _JUMPS + 1):
         if not communicator.lost:

@@ -14,6 +14,7 @@ import torch
 
 from tailbound.collective.coder import HOST, Coder
 from tailbound.errors import ConfigError
+from tailbound.settings.table import DEVICE_CODEC
 from tailbound.torch.copied import CopyingCoder
 from tailbound.torch.device_codec.choose import triton_form
 from tailbound.torch.device_codec.form import Form
@@ -102,6 +103,7 @@ class Paths:
     """
 
     def __init__(self, *, host_as_device: bool = False, host_form: Form | None = None) -> None:
+        DEVICE_CODEC.read()  # a value that is none is refused before the first step
         self._host_as_device, self._host_form = host_as_device, host_form
         self._paths: dict[torch.device, BucketPath] = {}
         if host_as_device or torch.cuda.is_available():

@@ -450,8 +450,8 @@ class Recovery:
         """
         communicator, void = self.communicator, self.void
         assert communicator is not None
-        if not void.patient() and not self.turns.passes:
-            catch_up.refuse_unlike(self, self.behind)
+        if not void.patient() and not catch_up.may_join(self, self.behind):
+            return
         if void.patient():
             if not void.there(self.behind):
                 return

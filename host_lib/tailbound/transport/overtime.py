@@ -116,7 +116,7 @@ class Overtime:
         lacked: ns that the own thread has waited for a core in all, as the kernel counts it.
         lack: and between two turns of one of the last ops at most: so long it may leave a question open.
         answer: how long the slowest of the last answers took, ns.
-        held_up: ns that the own thread has waited for Python's interpreter lock (GIL) in all, after it woke up.
+        held_up: ns that the own thread has waited for Python's interpreter lock (GIL) in all, with ops on their way.
     """
 
     def __init__(self, now: int, floor: int = FLOOR) -> None:
