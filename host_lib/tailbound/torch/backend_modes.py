@@ -35,7 +35,7 @@ def bounded(group: dist.ProcessGroup | None = None) -> _Mode:
     """Within the context, sums and averages of floating-point tensors over ``group`` take bounded time, and are lossy.
 
     ``with bounded(): loss.backward()`` and then ``end_step()`` do so for DDP without a hook. The context counts when an
-    all-reduce is called, on all threads of this process, and must be the same on all ranks. Everything else stays exact:
+    all-reduce is called, on all threads of this process, and must be the same on all ranks. All else stays exact:
     other operations, integers, other collectives.
 
     Args:
