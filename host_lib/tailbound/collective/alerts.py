@@ -42,8 +42,9 @@ _MATTERS, _OF_A_STEP = 20 * MS, 8
 _LOOK_AT_LOSSES = 200 * MS
 #: A rank that could not send some packets so long ago (ns) explains that rows of its are lost.
 _EXPLAINED = 60_000 * MS
-#: A rank waits for the interpreter lock for a larger part of the time; below the other it is well.
-_HELD_UP, _FREE = 1 / 4, 1 / 8
+#: A rank waits for the interpreter lock for a larger part of the time; below the other it is well. A loop in Python
+#: makes it a tenth, and a call that keeps the lock for half of the time a sixth; without them it is a thousandth.
+_HELD_UP, _FREE = 1 / 16, 1 / 32
 #: How it is said again that something lasts.
 REMINDERS = Policy(30_000 * MS, 600_000 * MS)
 #: ns between two looks for peers that were never heard of, and for what is wrong with the program.
