@@ -14,8 +14,8 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 from rich.console import Console
 
+from tailbound.collective.waiter import Waiter
 from tailbound.transport import sockets
-from tailbound.transport.waiter import Waiter
 from tailbound.wire.check import check_packet
 from tailbound_lab.bench.experiment import Phase, conditions
 from tailbound_lab.bench.profile import COLUMNS, PARTS, split, summarize

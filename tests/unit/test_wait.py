@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tailbound.transport.waiter import Waiter
+from tailbound.collective.waiter import Waiter
 
 
 def test_a_short_wait_is_short_and_never_early() -> None:

@@ -39,6 +39,7 @@ from tailbound.collective.step import overtaken, stand_still, start_clock
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import forgive
 from tailbound.collective.view import View
+from tailbound.collective.waiter import Waiter
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.forks import keep_from_children
@@ -46,7 +47,6 @@ from tailbound.transport.agreement import Agreed
 from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import Steps, step_distance, step_of
-from tailbound.transport.waiter import Waiter
 from tailbound.wire.schema import Event, PacketType, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).

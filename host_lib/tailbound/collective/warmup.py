@@ -30,8 +30,8 @@ from tailbound.collective.tally import (
     write_expect,
 )
 from tailbound.collective.timing import last_stamps
+from tailbound.collective.waiter import Waiter
 from tailbound.transport.headers import Fields, add_flags, finalise, finalise_contributions
-from tailbound.transport.waiter import Waiter
 from tailbound.wire.jit import kept
 from tailbound.wire.schema import PacketType
 

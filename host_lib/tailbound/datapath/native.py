@@ -21,6 +21,9 @@ SUPPORTED = sys.platform == "linux" and sys.byteorder == "little" and struct.cal
 lock: Any = types.ExternalFunction("pthread_mutex_lock", types.int32(types.uintp))
 unlock: Any = types.ExternalFunction("pthread_mutex_unlock", types.int32(types.uintp))
 poll: Any = types.ExternalFunction("poll", types.int32(types.uintp, types.uint64, types.int32))
+ppoll: Any = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
+_Int: Any = types.CPointer(types.int32)  # type: ignore[no-untyped-call]
+errno_location: Any = types.ExternalFunction("__errno_location", _Int())
 recvmmsg: Any = types.ExternalFunction(
     "recvmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32, types.uintp)
 )

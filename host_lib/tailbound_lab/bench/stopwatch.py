@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 from numba.core.dispatcher import Dispatcher
 
+from tailbound.collective import waiter
 from tailbound.collective.communicator import Communicator
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import barrier, net, syscalls
-from tailbound.transport import sockets, waiter
+from tailbound.transport import sockets
 from tailbound.transport.cores import RunQueue
 
 COMPILED, CALLS = 0, 1

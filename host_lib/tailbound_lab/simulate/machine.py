@@ -176,7 +176,7 @@ class Wire:
 
 
 class Ready:
-    """For ``transport.waiter.Waiter``: whether anything is queued."""
+    """For ``collective.waiter.Waiter``: whether anything is queued."""
 
     def __init__(self, tables: Tables) -> None:
         self._state = tables.state

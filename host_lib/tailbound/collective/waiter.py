@@ -7,18 +7,13 @@ import os
 import select
 from collections.abc import Collection, Sequence
 from time import CLOCK_MONOTONIC
-from typing import Any
 
 import numpy as np
-from numba import types
 from numpy.typing import NDArray
 
+from tailbound.datapath.native import clock_gettime, errno_location, ppoll
 from tailbound.wire.jit import cached, njit
 
-_Int: Any = types.CPointer(types.int32)  # type: ignore[no-untyped-call]
-_ppoll: Any = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
-_errno: Any = types.ExternalFunction("__errno_location", _Int())
-_clock_gettime: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
 #: struct pollfd
 _POLLFD = np.dtype([("fd", np.int32), ("events", np.int16), ("revents", np.int16)])
 
@@ -27,9 +22,9 @@ _POLLFD = np.dtype([("fd", np.int32), ("events", np.int16), ("revents", np.int16
 @njit(nogil=True, cache=True)
 def _wait(polled: NDArray[np.uint64], time: NDArray[np.int64], woken: NDArray[np.int64]) -> int:
     """``ppoll``: returns descriptors that are ready, or -errno; ``woken`` gets the time before the GIL is awaited."""
-    ready = _ppoll(polled.ctypes.data, np.uint64(polled.size), time.ctypes.data, np.uintp(0))
-    found: int = ready if ready >= 0 else -_errno()[0]
-    _clock_gettime(CLOCK_MONOTONIC, woken.ctypes.data)
+    ready = ppoll(polled.ctypes.data, np.uint64(polled.size), time.ctypes.data, np.uintp(0))
+    found: int = ready if ready >= 0 else -errno_location()[0]
+    clock_gettime(CLOCK_MONOTONIC, woken.ctypes.data)
     return found
 
 
