@@ -13,7 +13,6 @@ from tailbound.codec import balance
 from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
 from tailbound.codec.encode import Encoded
-from tailbound.codec.hashing import STAGE_RESULT
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
@@ -79,23 +78,14 @@ class CopyingCoder(OnDevice):
         self._space.down.give(block, done)
         return found
 
-    def decode(
-        self,
-        received: Received,
-        shape: Shape,
-        coding: Coding,
-        out: torch.Tensor,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-        stage: int = STAGE_RESULT,
+    def _decode(
+        self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, scratch: Scratch, stage: int
     ) -> int:
-        """As ``codec.decode.decode``, but ``out`` is there only when the stream is."""
         stream = self._space.stream
         with stream.use(self._mark):
             block, values = self._memory(self._space.up, shape)
             try:
-                failed = decoding.decode(received, shape, coding, values.numpy(), scratch, groups=groups, stage=stage)
+                failed = decoding.decode(received, shape, coding, values.numpy(), scratch, stage=stage)
                 out.copy_(values.to(out.device, non_blocking=True))
             finally:
                 self._space.up.give(block, stream.event())

@@ -90,10 +90,10 @@ class OnDevice:
         scratch: Scratch,
         *,
         groups: tuple[int, int] | None = None,
-        stage: int = STAGE_RESULT,
     ) -> int:
         """As ``codec.decode.decode``, but ``out`` is there only when the stream is."""
-        raise NotImplementedError
+        _whole(shape, groups)
+        return self._decode(received, shape, coding, out, scratch, STAGE_RESULT)
 
     def write_residual(
         self,
@@ -113,9 +113,15 @@ class OnDevice:
         """
         _whole(shape, groups)
         mark_own(own, scales, shape, coding, (0, shape.groups))
-        self.decode(own, shape, coding, residual, scratch, stage=STAGE_CONTRIBUTION)
+        self._decode(own, shape, coding, residual, scratch, STAGE_CONTRIBUTION)
         with self._space.stream.use(self._mark):
             torch.sub(data, residual, out=residual)
+
+    def _decode(
+        self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, scratch: Scratch, stage: int
+    ) -> int:
+        """Decodes all groups; of ``stage`` are the codes."""
+        raise NotImplementedError
 
     def clear(self, average: torch.Tensor) -> None:
         """Makes the average zero."""
@@ -263,19 +269,9 @@ class DeviceCoder(OnDevice):
         op = self._ops.pop(coding.seed)
         self._space.down.give(op.block, op.done)
 
-    def decode(
-        self,
-        received: Received,
-        shape: Shape,
-        coding: Coding,
-        out: torch.Tensor,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-        stage: int = STAGE_RESULT,
+    def _decode(
+        self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, scratch: Scratch, stage: int
     ) -> int:
-        """As ``codec.decode.decode``, but ``out`` is there only when the stream is; ``scratch`` is not used."""
-        _whole(shape, groups)
         shape = shape.results if stage == STAGE_RESULT else shape
         stream, blocks, device = self._space.stream, self._space.up, out.device
         summed = received.counts is not None
