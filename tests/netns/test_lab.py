@@ -27,7 +27,6 @@ pytestmark = pytest.mark.needs("root", "netns")
 Make = Callable[..., Cluster]
 Datagrams = Callable[..., socket.socket]
 UDP_SEGMENT = 103
-ETH_HEADER = 14
 #: Ethernet, IPv4 and UDP around a datagram of 1472 bytes
 FULL_FRAME = 1514
 

@@ -288,6 +288,18 @@ def test_iterations_that_differ_are_not_applied(rank: Callable[..., Rank], caplo
         third.state.jump()
 
 
+def by_closure(one: Rank, optimizer: torch.optim.Optimizer) -> Callable[[int], None]:
+    """An iteration in which the optimizer makes the passes itself."""
+
+    def closure(i: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = one.loss(data(i))
+        loss.backward()
+        return loss
+
+    return lambda i: optimizer.step(lambda: closure(i))  # type: ignore[arg-type, return-value]
+
+
 def test_an_optimizer_that_evaluates_several_times_in_a_step_is_not_applied(rank: Callable[..., Rank]) -> None:
     """LBFGS: its step is made of all of its passes."""
     import torch
@@ -296,15 +308,9 @@ def test_an_optimizer_that_evaluates_several_times_in_a_step_is_not_applied(rank
     first, second = rank(told, keeps=True), rank(told, keeps=False)
 
     def loop(one: Rank) -> Callable[[int], None]:
-        optimizer = torch.optim.LBFGS(one.net.parameters(), 0.01, max_iter=2, tolerance_grad=0, tolerance_change=0)
-
-        def closure(i: int) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = one.loss(data(i))
-            loss.backward()
-            return loss
-
-        return lambda i: optimizer.step(lambda: closure(i))  # type: ignore[arg-type, return-value]
+        return by_closure(
+            one, torch.optim.LBFGS(one.net.parameters(), 0.01, max_iter=2, tolerance_grad=0, tolerance_change=0)
+        )
 
     train(first, loop(first), 8, {}, 2)
     assert train(second, loop(second), 8, {6: 4}, 2) == list(range(8))
@@ -319,15 +325,7 @@ def test_an_optimizer_that_asks_for_a_closure_and_evaluates_once_is_applied(rank
     first, second = rank(told, keeps=True), rank(told, keeps=False)
 
     def loop(one: Rank) -> Callable[[int], None]:
-        optimizer = torch.optim.LBFGS(one.net.parameters(), 0.01, max_iter=1)
-
-        def closure(i: int) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = one.loss(data(i))
-            loss.backward()
-            return loss
-
-        return lambda i: optimizer.step(lambda: closure(i))  # type: ignore[arg-type, return-value]
+        return by_closure(one, torch.optim.LBFGS(one.net.parameters(), 0.01, max_iter=1))
 
     train(first, loop(first), 10, {}, 1)
     assert train(second, loop(second), 10, {6: 2}, 1) == [0, 1, 2, 3, 4, 5, 8, 9]
