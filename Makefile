@@ -17,7 +17,7 @@ LABORATORY := host_lib/tailbound_lab
 OUT ?= out
 MINUTES ?= 10
 TEST_PROCESSES ?= 2
-C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch]))
+C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch] host_lib/core/*.[ch]))
 
 .PHONY: help setup packages demo test thorough soak mutants lint format generate wheel bench clean
 
@@ -39,7 +39,7 @@ packages:
 	if (($${#missing[@]} == 0)); then exit 0; fi; \
 	if ((EUID != 0)) || ! command -v apt-get >/dev/null; then \
 		echo "[1/3] System packages that are missing: $${missing[*]}" >&2; \
-		echo "      Without them there is no XDP. To install them (Debian's names):" >&2; \
+		echo "      Without gcc nothing runs, without the others there is no XDP. To install them (Debian's names):" >&2; \
 		echo "      sudo apt-get update && sudo apt-get install --no-install-recommends -y $${missing[*]}" >&2; \
 		exit 0; \
 	fi; \
@@ -99,9 +99,10 @@ generate: setup
 	$(BIN)/python -m tailbound.settings.page > docs/settings.md
 	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
 
-# Kernel programs are built into it, so that nodes need no compiler.
+# Kernel programs and the C library are built into it, so that nodes need no compiler.
 wheel: setup
 	$(BIN)/python -m tailbound.kernel.built
+	$(BIN)/python -m tailbound.datapath.core
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps -w dist .
 
 bench: setup

@@ -60,6 +60,9 @@
 #define TB_TAGGING_BARE 2
 #define TB_TAGGING_BARE_BEFORE 4
 
+/* Every map of a worker by name. */
+#define TB_WORKER_MAPS(MAP) MAP(control) MAP(peers) MAP(expect) MAP(expect_results) MAP(slots) MAP(sums) MAP(results) MAP(result_records) MAP(presence) MAP(ops) MAP(arrivals) MAP(peer_states) MAP(ledger) MAP(keys) MAP(slot_locks) MAP(result_locks) MAP(op_locks) MAP(peer_locks)
+
 /* Record of one summed row; written by the program only, under the slot's lock. */
 struct tb_slot {
 	__u32 cookie; /* tag, with op */

@@ -30,6 +30,7 @@ static __always_inline int tb_bare(const struct tb_control *control, const struc
 	return tagged & TB_TAGGING_BARE;
 }
 
+#ifndef TB_USER
 /* The same question of a frame as it comes, which may still have a VLAN's tag. It only chooses which program judges. */
 static __always_inline int tb_looks_bare(struct xdp_md *ctx, const struct tb_control *control,
 					 __u32 vlan)
@@ -43,5 +44,6 @@ static __always_inline int tb_looks_bare(struct xdp_md *ctx, const struct tb_con
 		data += 4;
 	return tb_bare(control, data + TB_HEAD_OFFSET);
 }
+#endif
 
 #endif /* TB_BARE_H */

@@ -18,6 +18,7 @@ static __always_inline __u64 tb_word(const void *p, int i)
 	return tb_le64(((const tb_u64 *)p)[i]);
 }
 
+#ifndef TB_USER
 /* Two words, one a lane; [q] is the end of the round. In assembly for the reason given in lanes.h. */
 #define TB_CHECK_WORDS(back0, back1)          \
 	"%[t] = *(u64 *)(%[q] - " back0 ")\n" \
@@ -28,6 +29,26 @@ static __always_inline __u64 tb_word(const void *p, int i)
 	"%[t] = le64 %[t]\n"                  \
 	"%[a1] += %[t]\n"                     \
 	"%[b1] += %[a1]\n"
+
+/* All whole rounds of a row; n counts those that are not there. */
+/* clang-format off */
+#define TB_CHECK_ROUNDS \
+	asm volatile("tb_round_%=:\n" \
+		     "if %[q] > %[end] goto tb_done_%=\n" \
+		     TB_CHECK_WORDS("64", "56") \
+		     TB_CHECK_WORDS("48", "40") \
+		     TB_CHECK_WORDS("32", "24") \
+		     TB_CHECK_WORDS("16", "8") \
+		     "%[q] += 64\n" \
+		     "%[n] += -1\n" \
+		     "if %[n] != 0 goto tb_round_%=\n" \
+		     "tb_done_%=:\n" \
+		     : [q] "+r"(q), [n] "+r"(n), [t] "=&r"(t), [a0] "+r"(a0), [b0] "+r"(b0), \
+		       [a1] "+r"(a1), [b1] "+r"(b1) \
+		     : [end] "r"(end) \
+		     : "memory")
+/* clang-format on */
+#endif
 
 #define TB_CHECK_PAIR(p, i)                \
 	do {                               \
@@ -78,22 +99,7 @@ static __always_inline __u64 tb_check(const struct tb_header *head, const void *
 	b3 += a3;
 	pairs++;
 
-	/* clang-format off */
-	asm volatile("tb_round_%=:\n"
-		     "if %[q] > %[end] goto tb_done_%=\n"
-		     TB_CHECK_WORDS("64", "56")
-		     TB_CHECK_WORDS("48", "40")
-		     TB_CHECK_WORDS("32", "24")
-		     TB_CHECK_WORDS("16", "8")
-		     "%[q] += 64\n"
-		     "%[n] += -1\n"
-		     "if %[n] != 0 goto tb_round_%=\n"
-		     "tb_done_%=:\n"
-		     : [q] "+r"(q), [n] "+r"(n), [t] "=&r"(t), [a0] "+r"(a0), [b0] "+r"(b0),
-		       [a1] "+r"(a1), [b1] "+r"(b1)
-		     : [end] "r"(end)
-		     : "memory");
-	/* clang-format on */
+	TB_CHECK_ROUNDS;
 	b0 += pairs * a0 + b2;
 	b1 += pairs * a1 + b3;
 	return tb_check_mix(a0 + a2, a1 + a3, b0, b1);

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Every include of the BPF sources, for two compilers: BCC (TB_BCC defined; kernel-internal headers, so
+ * Every include of the sources, for two compilers of BPF: BCC (TB_BCC defined; kernel-internal headers, so
  * only uapi/ ones, and never uapi/linux/in.h, which clashes with what BCC puts in front) and clang with
- * libbpf's headers. Also byte order, without asking either for its macros.
+ * libbpf's headers; and for the library of the udp datapath (TB_USER defined; host_lib/core). Also byte order, without
+ * asking any of them for its macros.
  */
 #ifndef TB_COMPAT_H
 #define TB_COMPAT_H
 
-#ifdef TB_BCC
+#if defined(TB_USER)
+#include "user.h"
+#elif defined(TB_BCC)
 #include <uapi/linux/bpf.h>
 #include <uapi/linux/if_ether.h>
 #include <uapi/linux/ip.h>

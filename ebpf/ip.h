@@ -4,6 +4,7 @@
  * whatever is of the other passes. All that knows of the difference is here.
  *
  * IPv6 has no checksum of its own and asks for one of UDP, which an answer that XDP sends gets here (RFC 8200, 8.1).
+ * Where a socket receives, the header is an address of either family (host_lib/core/datagram.h).
  */
 #ifndef TB_IP_H
 #define TB_IP_H
@@ -12,6 +13,14 @@
 
 #include "abi.h"
 
+/* The last two bits of an IP header's tos or traffic class (RFC 3168), and the one by which CE differs from ECT(0). */
+#define TB_ECN_MASK 3
+#define TB_ECN_CE 3
+#define TB_ECN_LAST 1
+
+#ifdef TB_USER
+#include "datagram.h"
+#else
 #ifdef TB_IPV6
 #define TB_IP_BYTES 40
 #define TB_IP_WORDS 4
@@ -21,11 +30,6 @@ typedef struct ipv6hdr tb_ip_header;
 #define TB_IP_WORDS 1
 typedef struct iphdr tb_ip_header;
 #endif
-
-/* The last two bits of an IP header's tos or traffic class (RFC 3168), and the one by which CE differs from ECT(0). */
-#define TB_ECN_MASK 3
-#define TB_ECN_CE 3
-#define TB_ECN_LAST 1
 
 /* A one's complement sum of up to 2^15 words of 32 bits as 16 bits; 0 only where all terms are. */
 static __always_inline __u16 tb_fold(__u64 sum)
@@ -404,5 +408,6 @@ static __always_inline void tb_ip_words(__be32 *words, __be32 address, const __b
 	words[0] = address;
 }
 #endif
+#endif /* TB_USER */
 
 #endif /* TB_IP_H */

@@ -23,6 +23,9 @@
 /* Codes in the whole rounds of a row that has a rest, at most. */
 #define TB_LANES_MOST (TB_WIDTH - TB_LANES_ROUND)
 
+#ifdef TB_USER
+#include "loops.h"
+#else
 /* clang-format off */
 /* What to do with a word of lanes in t: [s] is the row of sums, [k] the shift. */
 #define TB_LANES_STORE(at) "*(u64 *)(%[s] + " at ") = %[t]\n"
@@ -65,6 +68,7 @@
 		     : [end] "r"(end), [m] "r"(mask), [k] "r"(k) \
 		     : "memory")
 /* clang-format on */
+#endif
 
 /*
  * Codes in the whole rounds of a row; more than TB_LANES_MOST where the row is full.
@@ -144,7 +148,7 @@ static __always_inline void tb_lanes_add(__u64 *sums, const void *codes, const v
 static __always_inline void tb_codes_copy(__u64 *to, const void *codes, const void *end)
 {
 	__u64 whole = tb_lanes_whole(codes, end);
-	int i, j;
+	__u32 i, j;
 
 	if (whole <= TB_LANES_MOST) {
 		const void *rest = codes + whole;

@@ -16,6 +16,7 @@
 #define TB_HALVES_ROUND 32
 #define TB_HALVES_MOST (TB_WIDTH / 2 - TB_HALVES_ROUND)
 
+#ifndef TB_USER
 /* clang-format off */
 #define TB_HALVES_LANES(OP, back, shift, at) \
 	TB_LANES_LOAD(back) "%[t] >>= " shift "\n" "%[t] &= %[m]\n" OP(at)
@@ -42,6 +43,7 @@
 		     : [end] "r"(end), [m] "r"(mask) \
 		     : "memory")
 /* clang-format on */
+#endif
 
 /* The step that a row may have behind its whole rounds. */
 static __always_inline void tb_halves_rest(__u64 *sums, const void *codes, const void *end, int add)

@@ -20,6 +20,37 @@
 #define TB_FOREIGN 0x100 /* not ours: pass it, count nothing */
 #define TB_GO_ON 0x101 /* no verdict yet */
 
+/* kernel-2 to kernel-4, of a header that is there and has so many bytes behind it. */
+static __always_inline __u32 tb_form(const struct tb_header *head, __u32 length, __u32 width)
+{
+	if (length % TB_ROW_STEP || length > width)
+		return TB_VERDICT_BAD_LENGTH;
+	if (!length && (head->type == TB_TYPE_CONTRIBUTION || head->type == TB_TYPE_RESULT))
+		return TB_VERDICT_BAD_LENGTH;
+	if (head->version != TB_VERSION)
+		return TB_VERDICT_BAD_VERSION;
+	if (head->type < TB_TYPE_CONTRIBUTION || head->type > TB_TYPE_LAST)
+		return TB_VERDICT_BAD_TYPE;
+	return TB_GO_ON;
+}
+
+#ifdef TB_USER
+/* Of a datagram, which is for us. */
+static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __be32 address,
+				      const __be32 *prefix, __be32 group, __u32 width, __u32 *codes)
+{
+	__u64 length = (char *)ctx->data_end - (char *)ctx->data;
+
+	(void)port;
+	(void)address;
+	(void)prefix;
+	(void)group;
+	if (length < TB_HEADER_BYTES || length - TB_HEADER_BYTES > width)
+		return TB_VERDICT_BAD_LENGTH;
+	*codes = length - TB_HEADER_BYTES;
+	return tb_form(ctx->data, *codes, width);
+}
+#else
 /* Offsets in a frame of ours: Ethernet, IP without options, UDP, header, codes. */
 #define TB_IP_OFFSET 14
 #define TB_UDP_OFFSET (TB_IP_OFFSET + TB_IP_BYTES)
@@ -117,17 +148,9 @@ static __always_inline __u32 tb_parse(struct xdp_md *ctx, __u16 port, __be32 add
 	length = tb_be16(udp->len);
 	if (length + TB_UDP_OFFSET - TB_IP_OFFSET != total || data + TB_CODES_OFFSET > end)
 		return TB_VERDICT_BAD_LENGTH;
-	length -= TB_CODES_OFFSET - TB_UDP_OFFSET;
-	if (length % TB_ROW_STEP || length > width)
-		return TB_VERDICT_BAD_LENGTH;
-	if (!length && (head->type == TB_TYPE_CONTRIBUTION || head->type == TB_TYPE_RESULT))
-		return TB_VERDICT_BAD_LENGTH;
-	if (head->version != TB_VERSION)
-		return TB_VERDICT_BAD_VERSION;
-	if (head->type < TB_TYPE_CONTRIBUTION || head->type > TB_TYPE_LAST)
-		return TB_VERDICT_BAD_TYPE;
-	*codes = length;
-	return TB_GO_ON;
+	*codes = length - (TB_CODES_OFFSET - TB_UDP_OFFSET);
+	return tb_form(head, *codes, width);
 }
+#endif /* TB_USER */
 
 #endif /* TB_PARSE_H */

@@ -16,6 +16,7 @@
 #include "tag.h"
 #include "wire.h"
 
+#ifndef TB_USER
 /* clang-format off */
 #ifdef TB_TAGGED
 #define TB_PASS_MIX(a, b, code) TB_TAG_MIX(code)
@@ -91,6 +92,7 @@
 #else
 #define TB_PASS_LENGTHS (TB_WIDTH > 2048 ? 1 : 4)
 #endif
+#endif /* TB_USER */
 
 #define TB_PASS_ADD 0
 #define TB_PASS_STORE 1
@@ -103,6 +105,9 @@
  */
 static __always_inline __u64 tb_pass_rounds(const void *codes, const void *end)
 {
+#ifdef TB_USER
+	return (end - codes) / TB_LANES_ROUND;
+#else
 	__u64 n = TB_WIDTH / TB_LANES_ROUND;
 	int i;
 
@@ -111,6 +116,7 @@ static __always_inline __u64 tb_pass_rounds(const void *codes, const void *end)
 		if (n && codes + n * TB_LANES_ROUND <= end)
 			return n;
 	return 0;
+#endif
 }
 
 /*

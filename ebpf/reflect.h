@@ -14,12 +14,11 @@
 #include "proof.h"
 #include "parse.h"
 
-static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u32 marked,
-				       __u64 sum, const __u64 *key)
+#ifndef TB_USER
+/* Everything in front of the header; and what is made over all of the frame. */
+static __always_inline void tb_frame_turn(const struct tb_frame *f)
 {
 	__u16 *mac = (__u16 *)f->eth, half;
-	tb_u64 *words = (tb_u64 *)f->head;
-	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1), word2 = tb_word(words, 2);
 	__be16 port = f->udp->source;
 	int i;
 
@@ -33,6 +32,21 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u
 	tb_ip_turn(f->ip);
 	f->udp->source = f->udp->dest;
 	f->udp->dest = port;
+}
+
+static __always_inline void tb_frame_close(const struct tb_frame *f)
+{
+	tb_udp_checksum(f->ip, f->udp, 8 + TB_HEADER_BYTES + TB_ROW_STEP);
+}
+#endif
+
+static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u32 marked,
+				       __u64 sum, const __u64 *key)
+{
+	tb_u64 *words = (tb_u64 *)f->head;
+	__u64 word0 = tb_word(words, 0), word1 = tb_word(words, 1), word2 = tb_word(words, 2);
+
+	tb_frame_turn(f);
 	f->head->type = TB_TYPE_ECHO;
 	f->head->owner = f->head->sender;
 	f->head->sender = rank;
@@ -41,7 +55,7 @@ static __always_inline void tb_reflect(const struct tb_frame *f, __u32 rank, __u
 	sum = tb_proof_moved(sum, 1, word1, tb_word(words, 1), key);
 	sum = tb_proof_moved(sum, 2, word2, tb_word(words, 2), key);
 	f->head->check = tb_be64(tb_proof(sum, f->head, key));
-	tb_udp_checksum(f->ip, f->udp, 8 + TB_HEADER_BYTES + TB_ROW_STEP);
+	tb_frame_close(f);
 }
 
 #endif /* TB_REFLECT_H */

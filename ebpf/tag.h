@@ -94,6 +94,7 @@ static __always_inline __u64 tb_tag_head(const struct tb_header *head, __u64 len
 	return hash;
 }
 
+#ifndef TB_USER
 /* clang-format off */
 /* A word of codes in t into the hash; [k] is where the round's key begins. */
 #define TB_TAG_MIX(code) \
@@ -107,7 +108,29 @@ static __always_inline __u64 tb_tag_head(const struct tb_header *head, __u64 len
 	"%[t] = *(u64 *)(%[q] - " back ")\n" \
 	"%[t] = le64 %[t]\n" \
 	TB_TAG_MIX(code)
+/* All whole rounds of a row; n counts those that are not there. */
+#define TB_TAG_ROUNDS \
+	asm volatile("tb_round_%=:\n" \
+		     "if %[q] > %[end] goto tb_done_%=\n" \
+		     TB_TAG_WORD("64", "0") \
+		     TB_TAG_WORD("56", "8") \
+		     TB_TAG_WORD("48", "16") \
+		     TB_TAG_WORD("40", "24") \
+		     TB_TAG_WORD("32", "32") \
+		     TB_TAG_WORD("24", "40") \
+		     TB_TAG_WORD("16", "48") \
+		     TB_TAG_WORD("8", "56") \
+		     "%[q] += 64\n" \
+		     "%[k] += 64\n" \
+		     "%[n] += -1\n" \
+		     "if %[n] != 0 goto tb_round_%=\n" \
+		     "tb_done_%=:\n" \
+		     : [q] "+r"(q), [n] "+r"(n), [t] "=&r"(t), [u] "=&r"(u), [v] "=&r"(v), \
+		       [h] "+r"(h), [k] "+r"(k) \
+		     : [end] "r"(end) \
+		     : "memory")
 /* clang-format on */
+#endif
 
 /* The hash of a packet of whatever length: codes up to end, and the header. */
 static __always_inline __u64 tb_tag_hash(const struct tb_header *head, const void *codes,
@@ -134,27 +157,7 @@ static __always_inline __u64 tb_tag_hash(const struct tb_header *head, const voi
 		}
 	}
 
-	/* clang-format off */
-	asm volatile("tb_round_%=:\n"
-		     "if %[q] > %[end] goto tb_done_%=\n"
-		     TB_TAG_WORD("64", "0")
-		     TB_TAG_WORD("56", "8")
-		     TB_TAG_WORD("48", "16")
-		     TB_TAG_WORD("40", "24")
-		     TB_TAG_WORD("32", "32")
-		     TB_TAG_WORD("24", "40")
-		     TB_TAG_WORD("16", "48")
-		     TB_TAG_WORD("8", "56")
-		     "%[q] += 64\n"
-		     "%[k] += 64\n"
-		     "%[n] += -1\n"
-		     "if %[n] != 0 goto tb_round_%=\n"
-		     "tb_done_%=:\n"
-		     : [q] "+r"(q), [n] "+r"(n), [t] "=&r"(t), [u] "=&r"(u), [v] "=&r"(v),
-		       [h] "+r"(h), [k] "+r"(k)
-		     : [end] "r"(end)
-		     : "memory");
-	/* clang-format on */
+	TB_TAG_ROUNDS;
 	return h;
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * One packet, from frame to verdict: the rules of ebpf/ applied to the maps, in the order in which the
- * udp datapath applies them too. Where no rule before the row's own could tell, the check waits for it (tb_quiet).
+ * One packet, from frame to verdict: the rules of ebpf/ applied to the maps. The udp datapath compiles it for a process
+ * (host_lib/core): a frame is a datagram there, and maps are memory. Where no rule before the row's own could tell, the check waits for it (tb_quiet).
  *
  * Locks: one at a time, and nothing is looked up or called while one is held. Packet pointers are taken anew
  * from the context after each loop over the codes, so that the verifier does not carry the loop's exits on.
@@ -653,7 +653,7 @@ static __always_inline void tb_abandon(const struct tb_abandoned *abandoned, __u
 	}
 }
 
-#ifndef TB_TAGGED
+#if !defined(TB_TAGGED) && !defined(TB_USER)
 /*
  * auth-2: in a job with a key the program of tagged.bpf.c takes a packet in. This returns only for what carries a check
  * all the same (auth-7), and where there is no such program: then nothing is taken in (tb_judge). vlan: as in receive.h.

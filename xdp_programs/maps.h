@@ -5,13 +5,14 @@
  * descriptor in both, so that a compiled object is not bound to one process.
  *
  * Numbers that no loop depends on are relocations, too, so that one object does for every port and every size of ring.
- * Under BCC, which has no relocations, they are macros.
+ * Under BCC, which has no relocations, they are macros. In a process maps are memory (host_lib/core/user.h).
  */
 #ifndef TB_MAPS_H
 #define TB_MAPS_H
 
 #include "compat.h"
 
+#ifndef TB_USER
 #ifdef TB_BCC
 #define TB_MAP(name) ((void *)bpf_pseudo_fd(1, TB_FD_##name))
 #else
@@ -45,5 +46,6 @@ const char tb_signature[] SEC("tailbound") = TB_SIGNATURE;
 		__u32 tb_key = (index);                     \
 		bpf_map_lookup_elem(TB_MAP(name), &tb_key); \
 	})
+#endif
 
 #endif /* TB_MAPS_H */

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from interleave.invariants import Announcements, books_balance, nothing_lost, promises_kept, state_is_sound
 from interleave.scene import ACTIONS, SCENES, Action
-from interleave.tables import Explored, Ingest, verdict_of
+from interleave.tables import Explored, verdict_of
 from interleave.view import View
-from tailbound.datapath.ingest import ingest
+from tailbound.datapath.tables import Tables
 from tailbound.wire.schema import Verdict
 
 
@@ -39,11 +40,11 @@ class Step:
 class Walker:
     """Does one action after another in the real tables, and looks at every invariant.
 
-    ``take_in`` is another ``ingest`` than the datapath's.
+    ``make`` gives other tables than the product's.
     """
 
-    def __init__(self, take_in: Ingest = ingest, **control: int) -> None:
-        self.tables = Explored(take_in)
+    def __init__(self, make: Callable[[Any], Any] = Tables, **control: int) -> None:
+        self.tables = Explored(make)
         self.tables.control(**control)
         self.start = self.tables.take()
         self._array = {name: self.tables.layout.array(name) for name in self.tables.layout.words}

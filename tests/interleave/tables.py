@@ -1,4 +1,4 @@
-"""The udp datapath's real tables, with the part of them that an action may change taken out and put back as bytes."""
+"""The udp datapath's tables, with the part of them that an action may change taken out and put back as bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from numpy.typing import NDArray
 import cases
 from interleave.scene import CODES, RECORD, RESULT_ROW, SENDERS, SLOT, SUM_BYTES, Action
 from tailbound.datapath.store import allocate
-from tailbound.datapath.tables import EVENT_HEAD, EVENT_TAIL
+from tailbound.datapath.tables import EVENT_HEAD, EVENT_TAIL, Tables
 from tailbound.wire.schema import MAX_RANKS, Verdict
 from udp_world import World
 
-#: ``datapath.ingest.ingest``, or one that has been changed.
-Ingest = Callable[..., Any]
 #: The time of every packet: states differ by what happened, not by when.
 NOW = 1_000_000_000
 #: Hints that no rule reads and that only ever rise: left out of states, so that there are finitely many.
@@ -109,11 +107,12 @@ class Explored:
     All its arrays lie in one piece of memory, so that the words of a state are one gather and one scatter.
     """
 
-    def __init__(self, ingest: Ingest) -> None:
-        self._ingest = ingest
+    def __init__(self, make: Callable[[Any], Any] = Tables) -> None:
         self._memory = np.zeros(1 << 20, np.uint64)
         self._used = 0
-        self.world = World(allocated=allocate(cases.WIDTH, cases.SUM_ROWS, cases.RESULT_ROWS, make=self._make))
+        allocated = allocate(cases.WIDTH, cases.SUM_ROWS, cases.RESULT_ROWS, make=self._make)
+        self.world = World(allocated=allocated, make=make)
+        self.world.clock = NOW
         self.store = self.world.store
         arrays = self.world.tables.arrays
         self.layout = Layout(arrays)
@@ -132,7 +131,6 @@ class Explored:
         hints = arrays["ops"][RECORD : RECORD + 1]
         self._hints = [hints[name] for name in HINTS]
         self._ledger = arrays["ledger"]["verdict"].reshape(-1, 64)
-        self._echoes = np.zeros((1, 2), np.int64)
         self._buffers: dict[str, NDArray[np.uint8]] = {}
         self._clean()
         self.before = self._memory.copy()
@@ -175,8 +173,7 @@ class Explored:
         buffer = self._buffers.get(action.name)
         if buffer is None:
             buffer = self._buffers[action.name] = np.frombuffer(bytearray(action.packet), np.uint8)
-        source = self.world.sources[action.sender]
-        self._ingest(self.world.tables.context, buffer, len(action.packet), 0, source, NOW, False, self._echoes)
+        self.world.take_in(buffer, len(action.packet), action.sender)
         flat = self._ledger[: cases.RANKS]
         gained = tuple(
             (int(at) >> 6, int(at) & 63) for at in np.flatnonzero(flat) for _ in range(int(flat[at >> 6, at & 63]))

@@ -7,7 +7,6 @@ from functools import cached_property
 import cases
 from interleave.scene import CODES, OPS, RIGHT, SENDERS, A, Op
 from interleave.tables import Layout
-from tailbound.wire.expect import expected_of
 from tailbound.wire.schema import EXPONENT_NONE, OP_INDEX_BITS, OP_STEPS
 
 #: What only rises in the record of one op, and among a sender's marks.
@@ -81,7 +80,8 @@ class View:
 
     def wanted(self, op: Op) -> int:
         """The exponent that the host expects in contributions of ``op``, or ``EXPONENT_NONE``."""
-        return int(expected_of(int.from_bytes(self.part("expect", 8), "little"), op.label))
+        told = self.get("expect.valid") and self.get("expect.op") == op.label
+        return self.get("expect.exponent") if told else EXPONENT_NONE
 
     def window(self, op: Op) -> bool:
         """Whether the op's row lies in the window of sums."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import select
@@ -19,20 +18,19 @@ import pytest
 import cases
 from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
 from partials import partials
-from support import PATIENCE, await_that
+from support import await_that
 from tailbound.datapath.store import allocate
-from tailbound.datapath.tables import Tables
+from tailbound.datapath.tables import CONTROL_HEAD, EVENT_HEAD, KERNEL_DROPS, STOP, Tables
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError
 from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
+from tailbound.wire import schema
 from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
 RANKS = 3
-#: The C library, with the GIL dropped for a call, and without.
-_LIBC, _KEEPING_THE_GIL = ctypes.CDLL(None), ctypes.PyDLL(None)
 
 
 class Rank:
@@ -236,11 +234,14 @@ def test_a_full_receive_buffer_is_counted(ranks: list[Rank]) -> None:
     small.join([small.path.endpoint, ranks[1].path.endpoint])
     sender = Sender([ranks[1].path.socket], {0: small.path.endpoint})
     hold = cases.control_packet(PacketType.HOLD)
-    mutex = ctypes.c_void_p(small.path._tables.mutex.words.ctypes.data)
-    _LIBC.pthread_mutex_lock(mutex)  # the thread stands still, the socket fills
+    state = small.path._tables.state
+    state[STOP] = 1
+    os.eventfd_write(small.path._wake, 1)
+    small.path._thread.join()  # the socket fills
     for _ in range(500):
         sender.send(0, hold)
-    _LIBC.pthread_mutex_unlock(mutex)
+    state[STOP] = 0
+    small.path._thread = small.path._start()
     taken = small.await_control()
 
     def counted_drops() -> int:  # the count comes with the next packet that finds room
@@ -258,10 +259,11 @@ def test_a_full_receive_buffer_is_counted(ranks: list[Rank]) -> None:
 
 
 @pytest.mark.parametrize("of", ["seal", "fence", "put_key", "take_events", "take_controls"])
-def test_no_mutex_of_the_receiver_is_held_while_python_waits_for_the_gil(of: str) -> None:
-    """Another thread has the GIL and keeps it: to the receiver that was a mutex held for as long."""
+def test_no_call_drops_the_gil(of: str) -> None:
+    """Another thread may keep it: a mutex would be held, or a seal take, for as long."""
     tables = Tables(allocate(64, 64, 64))
-    key = np.ones(tables.context["key_words"][0], np.uint64)
+    key = np.ones(schema.key_bytes(64) // 8, np.uint64)
+    queued = {"take_events": EVENT_HEAD, "take_controls": CONTROL_HEAD}.get(of, KERNEL_DROPS)
     calls: dict[str, Callable[[], object]] = {
         "seal": lambda: tables.seal(7, 60, 8),
         "fence": tables.fence,
@@ -269,32 +271,26 @@ def test_no_mutex_of_the_receiver_is_held_while_python_waits_for_the_gil(of: str
         "take_events": tables.take_events,
         "take_controls": tables.take_controls,
     }
-    calls[of]()  # compiles
-    words = tables.queue_mutex.words if of.startswith("take") else tables.mutex.words
-    mutex, waits = ctypes.c_void_p(words.ctypes.data), words.view(np.int32)[:1]
-    begun, free, before = threading.Event(), list[bool](), sys.getswitchinterval()
+    go, ran, before = threading.Lock(), list[bool](), sys.getswitchinterval()
 
-    def keep_the_gil() -> None:
-        """Lets the call wait for the mutex, gives it that, and keeps the GIL for a tenth of a second."""
-        _LIBC.pthread_mutex_lock(mutex)
-        begun.set()
-        await_that(lambda: waits[0] == 2, "somebody waits for the mutex")  # glibc's word for it
-        sys.setswitchinterval(10.0)  # nobody gets the GIL who is not given it
-        _KEEPING_THE_GIL.pthread_mutex_unlock(mutex)
-        now = time.monotonic()
-        while time.monotonic() < now + 0.05:  # the call has time to take it
-            pass
-        while time.monotonic() < now + 0.1 and not free:
-            if waits[0] == 0:
-                free.append(True)
+    def wants_the_gil() -> None:
+        with go:
+            ran.append(True)
+
+    go.acquire()
+    waits = threading.Thread(target=wants_the_gil)
+    waits.start()
+    try:
+        sys.setswitchinterval(1000)  # without a request the GIL changes hands where it is dropped
+        go.release()
+        for _ in range(2000):
+            tables.state[queued] += 1
+            calls[of]()
+        assert not ran
+    finally:
         sys.setswitchinterval(before)
-
-    keeps = threading.Thread(target=keep_the_gil)
-    keeps.start()
-    assert begun.wait(PATIENCE)
-    calls[of]()
-    keeps.join()
-    assert free, "the mutex was held all the time"
+        waits.join()
+    assert ran
 
 
 def test_closing_twice_and_for_good() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import cases
 from kernel_world import PASS, TX, KernelWorld
+from tailbound.datapath.tables import Tables
 from tailbound.wire.schema import Verdict, op_slot
 from udp_world import World
 
@@ -13,9 +15,7 @@ from udp_world import World
 ACTIONS = {Verdict.CONTROL_PASSED: PASS, Verdict.REFLECTED: TX}
 
 
-def _replay(
-    world: KernelWorld | World, seal: Callable[[int, int, int], object], case: cases.Case, *, armed: bool
-) -> None:
+def _replay(world: KernelWorld | World, case: cases.Case, *, armed: bool) -> None:
     """All that a case has before its packet."""
     if armed:
         world.arm()
@@ -26,7 +26,7 @@ def _replay(
     for packet in case.before:
         world.take(packet)
     if case.sealed:
-        seal(*case.sealed)
+        world.seal(*case.sealed)
     for slot, (op, exponent) in case.told.items():
         world.store.expect[slot] = (op, exponent, 1)
     world.control(**case.control)
@@ -34,14 +34,16 @@ def _replay(
 
 def prepare(world: KernelWorld, case: cases.Case, *, armed: bool = False) -> None:
     """Brings the kernel's world to right before the case's packet."""
-    _replay(world, world.sealer.seal, case, armed=armed)
+    _replay(world, case, armed=armed)
     world.ring.drain()
 
 
-def udp_before(case: cases.Case, *, armed: bool = False, ipv6: bool = False) -> World:
+def udp_before(
+    case: cases.Case, *, armed: bool = False, ipv6: bool = False, make: Callable[[Any], Any] = Tables
+) -> World:
     """The udp datapath right before the case's packet, with the events of what came before."""
-    world = World(registered=case.registered, ipv6=ipv6)
-    _replay(world, world.tables.seal, case, armed=armed)
+    world = World(registered=case.registered, ipv6=ipv6, make=make)
+    _replay(world, case, armed=armed)
     return world
 
 

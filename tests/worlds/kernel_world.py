@@ -104,6 +104,14 @@ class KernelWorld:
             put_key(self.maps.fds["keys"], epoch, key)
         self.control(tagged=1)
 
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """As the host does."""
+        self.sealer.seal(op, seq, rows)
+
+    def events(self) -> list[tuple[int, int, int]]:
+        """Those that came since the last time: (kind, op, ns)."""
+        return self.ring.drain()
+
     def close(self) -> None:
         self.ring.close()
         if self.program >= 0:

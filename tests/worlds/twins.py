@@ -1,4 +1,4 @@
-"""The kernel program and the udp datapath side by side: what hostile packets do to both, packet by packet."""
+"""The kernel program, the udp datapath or the model, two side by side: what packets do to both, packet by packet."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Twins:
         counts: packets by verdict.
     """
 
-    def __init__(self, kernel: KernelWorld) -> None:
-        self.kernel, self.udp = kernel, World()
+    def __init__(self, kernel: KernelWorld | World, udp: World | None = None) -> None:
+        self.kernel, self.udp = kernel, udp or World()
         self.counts: Counter[Verdict] = Counter()
 
     def take(self, data: bytes, source: int | None = None) -> Verdict:
@@ -37,9 +37,11 @@ class Twins:
         mine, theirs = self.kernel.take(data, source), self.udp.take(data, source)
         assert mine == theirs, data.hex()
         assert self.kernel.abandoned == self.udp.abandoned, data.hex()
-        ours, others = self.kernel.ring.drain(), self.udp.tables.take_events()
+        ours, others = self.kernel.events(), self.udp.events()
         assert [event[:2] for event in ours] == [event[:2] for event in others], f"{mine}: {data.hex()}"
         self.udp.tables.take_controls()
+        if isinstance(self.kernel, World):
+            self.kernel.tables.take_controls()
         self.counts[mine[0]] += 1
         return mine[0]
 
@@ -61,9 +63,8 @@ class Twins:
         """Seals what the op before has, says what is expected, and moves windows, live set and owner map."""
         at, op = cases.SUM_BASE + 4 * moved, cases.OP + moved
         live = rng.randrange(1, 8) << 1
-        self.kernel.sealer.seal(op - 1, at - 4, 6)
-        self.udp.tables.seal(op - 1, at - 4, 6)
         for world in (self.kernel, self.udp):
+            world.seal(op - 1, at - 4, 6)
             world.store.expect[(at + 1) % cases.SUM_ROWS] = (op, 3, 1)
             world.control(
                 sum_base=at, result_base=cases.RESULT_BASE + 4 * moved, released=op - 1,
@@ -88,8 +89,8 @@ class Attack:
         counts: packets by kind and verdict.
     """
 
-    def __init__(self, kernel: KernelWorld) -> None:
-        self.twins = Twins(kernel)
+    def __init__(self, kernel: KernelWorld | World, udp: World | None = None) -> None:
+        self.twins = Twins(kernel, udp)
         for world in (kernel, self.twins.udp):
             world.arm()
         self.taken, self.to_come = genuine(range(8)), genuine(range(8, 16))

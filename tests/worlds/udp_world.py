@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import cases
-from tailbound.datapath.ingest import ingest
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import Tables
 from tailbound.wire.address import words_of
@@ -18,7 +18,7 @@ from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Verdict
 class World:
     """Tables in the state that ``cases`` begins with; ``clock`` advances by a microsecond a packet.
 
-    ``allocated`` are arrays in memory of the caller's.
+    ``allocated`` are arrays in memory of the caller's, ``make`` gives other tables over them.
     """
 
     def __init__(
@@ -29,8 +29,9 @@ class World:
         allocated: Any = None,
         *,
         ipv6: bool = False,
+        make: Callable[[Any], Any] = Tables,
     ) -> None:
-        self.tables = Tables(allocated or allocate(width, cases.SUM_ROWS, cases.RESULT_ROWS))
+        self.tables = make(allocated or allocate(width, cases.SUM_ROWS, cases.RESULT_ROWS))
         self.store = store_of(self.tables.arrays)
         places = [cases.ip_of(r, ipv6=ipv6) if r < 250 or ipv6 else f"198.19.0.{r - 249}" for r in range(ranks)]
         addresses = [words_of(place) for place in places]
@@ -42,7 +43,7 @@ class World:
                 self.store.peers[rank]["live"] = 1
         self.control(**cases.control_values(ranks))
         self.clock = 1_000_000_000
-        self.echoes = np.zeros((64, 2), np.int64)
+        self.echoes = np.zeros((64, 2), np.uint32)
         self.abandoned: tuple[int, ...] = ()
 
     def control(self, **values: Any) -> None:
@@ -56,15 +57,30 @@ class World:
             self.tables.put_key(epoch, key)
         self.control(tagged=1)
 
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """As the host does."""
+        self.tables.seal(op, seq, rows)
+
+    def events(self) -> list[tuple[int, int, int]]:
+        """Those that came since the last time: (kind, op, ns)."""
+        return self.tables.take_events()
+
     def feed(self, data: bytes, source: int, segment: int = 0, marked: bool = False) -> NDArray[np.uint8]:
         """One received buffer from rank ``source``; returns the buffer as it is afterwards, reflections in it."""
         buffer = np.zeros(max(8, -(-len(data) // 8) * 8), np.uint8)
         buffer[: len(data)] = np.frombuffer(data, np.uint8)
         self.clock += 1000
-        self.reflected = ingest(
-            self.tables.context, buffer, len(data), segment, self.sources[source], self.clock, marked, self.echoes
-        )
+        self.reflected = self.take_in(buffer, len(data), source, segment, marked)
         return buffer
+
+    def take_in(
+        self, buffer: NDArray[np.uint8], length: int, source: int, segment: int = 0, marked: bool = False
+    ) -> int:
+        """``length`` bytes of ``buffer`` from rank ``source`` at the time of ``clock``; how many probes came back."""
+        words, echoes = self.sources[source].ctypes.data, self.echoes
+        return self.tables.take_in(
+            buffer.ctypes.data, length, segment, words, self.clock, marked, echoes.ctypes.data, len(echoes)
+        )
 
     def take(self, data: bytes, source: int | None = None) -> tuple[Verdict, int]:
         """One packet (from the sender it names unless told otherwise): its verdict and its ledger row.

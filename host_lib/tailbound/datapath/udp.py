@@ -1,8 +1,8 @@
-"""The udp datapath: sockets and numba instead of XDP. No privileges; the same rules, verdicts and bits.
+"""The udp datapath: a socket and the C library instead of XDP. No privileges; the same rules, in the same sources.
 
-A thread receives super-packets (UDP GRO) and takes them in by ``ingest``, in one nogil call for the life of the socket.
+A thread receives super-packets (UDP GRO) and takes them in, in one call without the GIL for the life of the socket.
 Python would have to take the GIL back after every system call, and while a training loop holds it for its 5 ms a
-receive buffer of 208 KiB overflows. So waiting, receiving, ingest and waking Python all happen in there.
+receive buffer of 208 KiB overflows. So waiting, receiving, taking in and waking Python all happen in there.
 
 As in the kernel, a rank is known by its address, whatever source port it sends from. Several ranks may live on one
 address: packets name their sender, and each rank receives at a port of its own. The sender shares the socket: it is one
@@ -18,142 +18,24 @@ import os
 import socket
 import threading
 from collections.abc import Mapping, Sequence
-from select import POLLIN
-from time import CLOCK_MONOTONIC
-from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-from tailbound.datapath.ingest import ingest
-from tailbound.datapath.native import SUPPORTED, clock_gettime, lock, poll, recvmmsg, sendto, unlock, write
+from tailbound.datapath.native import SUPPORTED
 from tailbound.datapath.protocol import EventRecord
 from tailbound.datapath.store import allocate, store_of
-from tailbound.datapath.tables import (
-    CONTROL_HEAD,
-    CONTROLS_LOST,
-    EVENT_HEAD,
-    KERNEL_DROPS,
-    STATE_WORDS,
-    STOP,
-    Tables,
-    i64_row,
-)
+from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
-from tailbound.transport.sockets import SOCKADDR_BYTES, UdpSocket, buffer_of, reserve, with_option
+from tailbound.transport.sockets import UdpSocket, buffer_of, reserve, with_option
 from tailbound.wire.address import endpoint, family_of
-from tailbound.wire.jit import Scalar, cached, compiled
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
 _AMPLE_BUFFER = 2 << 20
 _GAP = 60_000  # ns between bursts; longer gaps lost no fewer, shorter ones more, and no gap was no faster
-#: Buffers of one ``recvmmsg``; each holds the largest GRO super-packet.
-_BATCH, _BUFFER_BYTES = 8, 65536
 #: ``<linux/udp.h>``, ``<asm-generic/socket.h>``
 UDP_GRO, _SO_RXQ_OVFL = 104, 40
-_GRO = np.uint64(17 | UDP_GRO << 32)  # cmsg level (SOL_UDP) and type as one word
-_OVERFLOW = np.uint64(1 | _SO_RXQ_OVFL << 32)  # SOL_SOCKET
-_TOS = np.uint64(socket.IPPROTO_IP | socket.IP_TOS << 32)
-_TCLASS = np.uint64(socket.IPPROTO_IPV6 | socket.IPV6_TCLASS << 32)
-_AF_INET6 = np.uint32(socket.AF_INET6)
-_FAMILY = np.uint32(0xFFFF)  # of the first word of an address of a socket
-_CE = np.uint64(3)  # the last two bits of a tos, congestion experienced
-_MSG_DONTWAIT = int(socket.MSG_DONTWAIT)
-_CONTROL_BYTES = 128
-_LOW = np.uint64(0xFFFFFFFF)
-
-
-@compiled
-def _options(s: NDArray[np.int64], control: NDArray[np.uint64], length: Scalar) -> tuple[Scalar, Scalar]:
-    """Reads the control messages of one receive: notes kernel drops, returns the GRO segment size or 0, and CE."""
-    segment: Scalar = 0
-    marked: Scalar = False
-    at: Scalar = 0
-    while at + 2 < length >> 3:
-        size = np.int64(control[at])
-        if size < 16:
-            break
-        if control[at + 1] == _GRO:
-            segment = np.int64(control[at + 2] & _LOW)
-        elif control[at + 1] == _OVERFLOW:
-            s[KERNEL_DROPS] = np.int64(control[at + 2] & _LOW)
-        elif control[at + 1] == _TOS or control[at + 1] == _TCLASS:
-            marked = control[at + 2] & _CE == _CE
-        at += (size + 7) >> 3
-    return segment, marked
-
-
-@cached
-@njit(nogil=True, cache=True, boundscheck=False)
-def _receive(
-    context: NDArray[Any],
-    fds: tuple[int, int, int, int],
-    messages: NDArray[np.uint64],
-    names: NDArray[np.uint32],
-    controls: NDArray[np.uint64],
-    buffers: NDArray[np.uint8],
-) -> None:
-    """Receives and takes in packets until ``state[STOP]`` is set and ``wake_fd`` becomes readable.
-
-    ``fds`` are the bound socket and three eventfds: ``wake_fd`` ends the wait, the other two are written when events or
-    control packets were queued. ``context`` is that of ``Tables``, the rest what ``_messages`` has made.
-    """
-    fd, wake_fd, event_fd, control_fd = fds
-    t = context[0]
-    s = i64_row(t.state, 0, STATE_WORDS)
-    batch = messages.shape[0]
-    waits = np.zeros((2, 2), np.int32)  # struct pollfd: fd, events | revents << 16
-    clock = np.zeros(2, np.int64)
-    echoes = np.zeros((64, 2), np.int64)
-    one = np.ones(1, np.uint64)
-    source = np.zeros(4, np.uint32)
-    while s[STOP] == 0:
-        for i in range(batch):
-            messages[i, 1] = np.uint64(SOCKADDR_BYTES)
-            messages[i, 5] = np.uint64(_CONTROL_BYTES)
-        n = recvmmsg(fd, messages.ctypes.data, np.uint32(batch), _MSG_DONTWAIT, np.uintp(0))
-        if n <= 0:
-            waits[0, 0], waits[0, 1] = fd, POLLIN
-            waits[1, 0], waits[1, 1] = wake_fd, POLLIN
-            poll(waits.ctypes.data, np.uint64(2), -1)
-            continue
-        events, passed = s[EVENT_HEAD], s[CONTROL_HEAD]
-        for i in range(n):
-            clock_gettime(CLOCK_MONOTONIC, clock.ctypes.data)
-            now = clock[0] * 1_000_000_000 + clock[1]
-            length = np.int64(messages[i, 7] & _LOW)
-            # the address alone: peers use several ports
-            first = 2 if names[i, 0] & _FAMILY == _AF_INET6 else -2
-            for k in range(4):
-                source[k] = names[i, first + k] if first + k > 0 else np.uint32(0)
-            lock(t.mutex)
-            segment, marked = _options(s, controls[i], np.int64(messages[i, 5]))
-            reflected = ingest(context, buffers[i], length, segment, source, now, marked, echoes)
-            unlock(t.mutex)
-            for k in range(reflected):
-                at = buffers[i].ctypes.data + echoes[k, 0]
-                sendto(fd, at, np.uint64(echoes[k, 1]), _MSG_DONTWAIT, names[i].ctypes.data, np.uint32(SOCKADDR_BYTES))
-        if s[EVENT_HEAD] != events:
-            write(event_fd, one.ctypes.data, np.uint64(8))
-        if s[CONTROL_HEAD] != passed:
-            write(control_fd, one.ctypes.data, np.uint64(8))
-
-
-def _messages(batch: int, size: int) -> tuple[NDArray[Any], ...]:
-    """Memory for ``recvmmsg``: (messages u64[batch, 8], iovecs u64[batch, 2], names u32[batch, 8], controls
-    u64[batch, 16], buffers u8[batch, size]), the pointers among them set. Lengths are set before every call.
-    """
-    messages_ = np.zeros((batch, 8), np.uint64)  # name, namelen, iov, iovlen, control, controllen, flags, msg_len
-    iovecs = np.zeros((batch, 2), np.uint64)
-    names = np.zeros((batch, SOCKADDR_BYTES // 4), np.uint32)  # sockaddr_in or sockaddr_in6
-    controls = np.zeros((batch, 16), np.uint64)
-    buffers = np.zeros((batch, size), np.uint8)
-    for i in range(batch):
-        messages_[i] = names[i].ctypes.data, 0, iovecs[i].ctypes.data, 1, controls[i].ctypes.data, 0, 0, 0
-        iovecs[i] = buffers[i].ctypes.data, size
-    return messages_, iovecs, names, controls, buffers
 
 
 def _bind(sock: socket.socket, address: str, ports: Sequence[int]) -> None:
@@ -189,7 +71,7 @@ class UdpDatapath:
 
     Raises:
         ConfigError: sizes that cannot be, or the port is taken, or the address is not this machine's.
-        CapabilityError: not a 64-bit little-endian Linux.
+        CapabilityError: not a 64-bit little-endian Linux, or no C library (``core.core``).
     """
 
     name = "udp"
@@ -219,17 +101,9 @@ class UdpDatapath:
         self._thread = self._start()
 
     def _start(self) -> threading.Thread:
-        """Starts the receiving thread, which keeps all memory that it works on alive."""
-        memory, iovecs, names, controls, buffers = _messages(_BATCH, _BUFFER_BYTES)
+        """Starts the receiving thread, which keeps the tables alive."""
         fds = (self.socket.fileno(), self._wake, self._events, self._controls)
-        arguments = (self._tables.context, fds, memory, names, controls, buffers)
-        self._tables.state[STOP] = 1
-        _receive(*arguments)  # compiles, or loads the cache, before any packet is due
-        self.fence()  # this, too; ``seal`` and ``put_key`` are called before the first packet
-        self._tables.state[STOP] = 0
-        thread = threading.Thread(
-            target=lambda *_kept: _receive(*arguments), args=(self._tables, iovecs), name="tailbound-udp", daemon=True
-        )
+        thread = threading.Thread(target=self._tables.receive, args=fds, name="tailbound-udp", daemon=True)
         thread.start()
         return thread
 

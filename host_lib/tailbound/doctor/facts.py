@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from tailbound.datapath import core
 from tailbound.errors import CapabilityError
 from tailbound.kernel import built, headers, syscalls
 from tailbound.kernel.compile import LIBBPF, bcc_path, clang_path
@@ -37,6 +38,7 @@ class Machine:
     rmem_max: int | None = None  #: net.core.rmem_max, bytes; None where it cannot be read
     objects: tuple[int, ...] = ()  #: payload widths (codes) whose program came with the package, built ahead
     objects_ipv6: tuple[int, ...] = ()  #: the same for IPv6
+    core: str | None = None  #: of udp's C library: its file, or a compiler.
 
 
 def machine() -> Machine:
@@ -58,6 +60,7 @@ def machine() -> Machine:
         rmem_max=int(_read(Path("/proc/sys/net/core/rmem_max")) or 0) or None,
         objects=built.widths(),
         objects_ipv6=built.widths(ipv6=True),
+        core=core.origin(),
     )
 
 

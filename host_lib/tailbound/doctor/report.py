@@ -168,6 +168,7 @@ def _machine_rows(machine: facts.Machine) -> Iterable[tuple[str, Any]]:
         "bpf(2)": machine.bpf_error or "allowed",
         "built ahead, codes a row": ", ".join(map(str, machine.objects)) or "none: programs are compiled here",
         "the same for IPv6": ", ".join(map(str, machine.objects_ipv6)) or "none",
+        "C library of udp": machine.core or "missing: apt-get install gcc libc6-dev",
         "BCC": machine.bcc,
         "kernel headers": machine.headers,
         "clang, libbpf": f"{_word(machine.clang)}, {_word(machine.libbpf)}",

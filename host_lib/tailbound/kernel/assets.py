@@ -8,7 +8,7 @@ from tailbound.errors import CapabilityError
 
 
 def assets(part: str) -> Path:
-    """Folder of sources: ``ebpf``, ``xdp_programs`` or ``p4``.
+    """Folder of sources: ``core``, ``ebpf``, ``xdp_programs`` or ``p4``.
 
     Raises:
         CapabilityError: the installation lacks it.

@@ -44,17 +44,22 @@ def key(parts: Iterable[str | bytes]) -> str:
     return digest.hexdigest()[:32]
 
 
-def get(name: str, make: Callable[[], bytes]) -> bytes:
-    """The cached bytes of ``name``, made and kept if they are not there."""
-    path = folder() / f"{name}.bpf"
-    if path.exists():
-        return path.read_bytes()
+def path(name: str, make: Callable[[], bytes], suffix: str = ".bpf") -> Path:
+    """The file of ``name``, made and kept if it is not there."""
+    kept = folder() / f"{name}{suffix}"
+    if kept.exists():
+        return kept
     with (folder() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if path.exists():
-            return path.read_bytes()
+        if kept.exists():
+            return kept
         data = make()
         with tempfile.NamedTemporaryFile(dir=folder(), delete=False) as out:
             out.write(data)
-        os.replace(out.name, path)
-        return data
+        os.replace(out.name, kept)
+        return kept
+
+
+def get(name: str, make: Callable[[], bytes]) -> bytes:
+    """The cached bytes of ``name``, made and kept if they are not there."""
+    return path(name, make).read_bytes()

@@ -73,6 +73,8 @@ def abi_header() -> str:
     body = "".join(f"#define {k} {v}\n" for k, v in numbers.items())
     body += "\n" + _enum("TB_VERDICT", schema.Verdict) + "\n" + _enum("TB_EVENT", schema.Event) + "\n"
     body += _enum("TB_TAGGING", schema.Tagging) + "\n"
+    body += "/* Every map of a worker by name. */\n"
+    body += f"#define TB_WORKER_MAPS(MAP) {' '.join(f'MAP({m.name})' for m in schema.WORKER_MAPS)}\n\n"
     body += "".join(_struct(s, _C) for s in schema.STRUCTS)
     return f"{_LICENSE}{_NOTE}#ifndef TB_ABI_H\n#define TB_ABI_H\n\n{body}#endif /* TB_ABI_H */\n"
 

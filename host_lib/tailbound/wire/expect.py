@@ -21,7 +21,6 @@ def _shift(name: str) -> np.uint64:
 
 
 _OP, _EXPONENT, _VALID = (_shift(name) for name in ("op", "exponent", "valid"))
-_LOW, _LABEL = np.uint64(0xFFFF), np.uint64(0xFFFFFFFF)
 
 
 @compiled
@@ -29,11 +28,3 @@ def expect_word(op: Scalar, exponent: Scalar) -> Scalar:
     """The word that says: contributions of ``op`` must carry ``exponent``; any, where that is ``EXPONENT_NONE``."""
     valid = np.uint64(exponent != EXPONENT_NONE)
     return np.uint64(op) << _OP | np.uint64(np.int64(exponent) & 0xFFFF) << _EXPONENT | valid << _VALID
-
-
-@compiled
-def expected_of(word: Scalar, op: Scalar) -> Scalar:
-    """The exponent that ``word`` says contributions of ``op`` must carry, or ``EXPONENT_NONE``."""
-    if (word >> _VALID) & _LOW == 0 or (word >> _OP) & _LABEL != np.uint64(op):
-        return np.int64(EXPONENT_NONE)
-    return np.int64(np.int16((word >> _EXPONENT) & _LOW))

@@ -26,6 +26,7 @@ _OLD = re.compile(r"\b(?:CLOCK[S]|CODE[C]|DESIG[N])(?:\.md)?\b(?!_)|\b[Rr]ules? 
 _SOURCES = {
     "host_lib/tailbound": (".py",),
     "host_lib/tailbound_lab": (".py",),
+    "host_lib/core": (".c", ".h"),
     "ebpf": (".h",),
     "xdp_programs": (".h", ".c"),
     "p4": (".p4", ".md"),

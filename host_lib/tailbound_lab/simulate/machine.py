@@ -11,7 +11,6 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.ingest import ingest
 from tailbound.datapath.protocol import EventRecord, Store
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
@@ -40,9 +39,15 @@ def address(rank: int) -> str:
 
 @cache
 def source(rank: int) -> NDArray[np.uint32]:
-    """``address`` as ``ingest`` takes it."""
+    """``address`` as ``Tables.take_in`` takes it."""
     words = words_of(address(rank))
     return np.array([*words.prefix, words.address], np.uint32)
+
+
+@cache
+def _place(of: int) -> int:
+    """Where its ``source`` lies."""
+    return source(of).ctypes.data
 
 
 @cache
@@ -77,19 +82,19 @@ class Datapath:
         self.endpoint = address(rank), PORT
         self.socket = cast(UdpSocket, wire)
         self.taken = 0
-        self._echoes = np.zeros((64, 2), np.int64)
+        self._echoes = np.zeros((64, 2), np.uint32)
         self._buffer = np.zeros(_LONGEST, np.uint8)
+        self._places = self._buffer.ctypes.data, self._echoes.ctypes.data
 
     def feed(self, burst: Burst, now: int) -> list[bytes]:
         """Takes in what has arrived; the echoes to send back."""
         buffer, size = self._buffer, len(burst.data)
         buffer[:size] = np.frombuffer(burst.data, np.uint8)
-        buffer[size : size + 8] = 0
         segment = burst.stride if size > burst.stride else 0
-        words = source(burst.source)
+        data, echoed = self._places
         # a prober knows an echo by a round trip unlike the last one to the nanosecond; here all could be alike
         now += self.taken % 61
-        count = ingest(self.tables.context, buffer, size, segment, words, now, burst.marked, self._echoes)
+        count = self.tables.take_in(data, size, segment, _place(burst.source), now, burst.marked, echoed, 64)
         self.taken += burst.count
         if not count:
             return []

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* What the library is made of, and what it exports (tailbound/datapath/core.py). */
+#ifndef TB_CORE_H
+#define TB_CORE_H
+
+#include "compat.h"
+
+#include "ip.h"
+
+/* For which processors a function is compiled; the best one is taken at loading. Sanitizers are not ready by then. */
+#if defined(__x86_64__) && !defined(TB_SANITIZED)
+#define TB_FOR_PROCESSORS __attribute__((target_clones("avx2", "default")))
+#else
+#define TB_FOR_PROCESSORS
+#endif
+
+#define TB_EXPORT __attribute__((visibility("default")))
+
+/* A reflected probe in a buffer. */
+struct tb_echo {
+	__u32 offset;
+	__u32 length;
+};
+
+/* A packet through the rules: XDP_PASS for Python, XDP_TX back to its sender, else XDP_DROP. */
+int tb_checked(struct xdp_md *ctx);
+int tb_tagged(struct xdp_md *ctx);
+
+/* maps are in the order of TB_WORKER_MAPS; they and state outlive the tables. NULL: no memory. */
+struct tb_tables *tb_open(const struct tb_map *maps, __u32 width, __u32 result_rows,
+			  struct tb_state *state);
+void tb_close(struct tb_tables *t);
+
+/*
+ * Takes in a received buffer: packets of segment bytes (0: one packet), the last perhaps shorter. The buffer is aligned
+ * to 8 bytes. now is CLOCK_MONOTONIC in ns. marked: all packets came with CE; GRO joins none that differ in that.
+ * Reflected probes are left in the buffer. Returns their number, at most room.
+ */
+int tb_take_in(struct tb_tables *t, __u8 *data, __u32 length, __u32 segment, const __be32 *source,
+	       __u64 now, int marked, struct tb_echo *echoes, int room);
+
+/* Receives and takes in until state->stop is set and wake_fd is readable; 0, or an errno. */
+int tb_udp(struct tb_tables *t, int fd, int wake_fd, int event_fd, int control_fd);
+
+/* Seals rows from seq on up to op; when it returns, nothing is added to them. */
+void tb_seal(struct tb_tables *t, __u32 op, __u32 seq, __u32 rows);
+
+/* A key of so many words comes in force in the place of that of two epochs before. */
+void tb_put_key(struct tb_tables *t, __u32 epoch, const __u64 *key, __u32 words);
+
+/* Returns when no buffer is in hand that was before. */
+void tb_fence(struct tb_tables *t);
+
+/* Takes the oldest of a queue, at most so many; how many. Packets lie apart by a header and a row. */
+int tb_take_events(struct tb_tables *t, struct tb_event *out, int most);
+int tb_take_controls(struct tb_tables *t, __u8 *out, __u32 *lengths, int most);
+
+#endif /* TB_CORE_H */

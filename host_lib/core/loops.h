@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The loops over codes in C, under the names that lanes.h, nibbles.h, check.h, tag.h and pass.h give their BPF assembly.
+ * They leave the variables of the functions around them as that does.
+ *
+ * A Fletcher sum is one chain of additions. Here it is eight, which become vectors: one for each word of a round. With A
+ * the sum of a place's words, and B the sum of A after each round, a lane has the sums of A and of 4 B - place * A.
+ */
+#ifndef TB_LOOPS_H
+#define TB_LOOPS_H
+
+#define TB_LANES_STORE 0
+#define TB_LANES_ADD 1
+#define TB_LANES_PLAIN 0
+#define TB_LANES_SHIFTED k
+
+static __always_inline void tb_put(__u64 *sum, __u64 lanes, int add)
+{
+	*sum = add ? *sum + lanes : lanes;
+}
+
+/* Eight words of codes into sixteen of sums. */
+static __always_inline void tb_round_lanes(__u64 *sums, const void *codes, int add, __u64 shift)
+{
+	int i;
+
+	for (i = 0; i < 8; i++) {
+		__u64 t = tb_le64(((const tb_u64 *)codes)[i]);
+
+		tb_put(&sums[2 * i], (t & TB_LANES_MASK) << shift, add);
+		tb_put(&sums[2 * i + 1], (t >> 8 & TB_LANES_MASK) << shift, add);
+	}
+}
+
+#define TB_LANES_ROUNDS(OP, SHIFT)                               \
+	do {                                                     \
+		(void)mask, (void)t, (void)u;                    \
+		for (; q <= end && n; q += 64, sums += 16, n--)  \
+			tb_round_lanes(sums, q - 64, OP, SHIFT); \
+	} while (0)
+
+/* Four words of codes of half a byte into sixteen of sums. */
+static __always_inline void tb_round_halves(__u64 *sums, const void *codes, int add, __u64 mask)
+{
+	int i;
+
+	for (i = 0; i < 4; i++) {
+		__u64 t = tb_le64(((const tb_u64 *)codes)[i]);
+
+		tb_put(&sums[4 * i], t & mask, add);
+		tb_put(&sums[4 * i + 1], t >> 8 & mask, add);
+		tb_put(&sums[4 * i + 2], t >> 4 & mask, add);
+		tb_put(&sums[4 * i + 3], t >> 12 & mask, add);
+	}
+}
+
+#define TB_HALVES_ROUNDS(OP)                                     \
+	do {                                                     \
+		(void)t, (void)u;                                \
+		for (; q <= end && n; q += 32, sums += 16, n--)  \
+			tb_round_halves(sums, q - 32, OP, mask); \
+	} while (0)
+
+struct tb_fletcher {
+	__u64 a[8];
+	__u64 b[8];
+};
+
+static __always_inline void tb_fletcher_round(struct tb_fletcher *f, const void *codes)
+{
+	int i;
+
+	for (i = 0; i < 8; i++) {
+		f->a[i] += tb_le64(((const tb_u64 *)codes)[i]);
+		f->b[i] += f->a[i];
+	}
+}
+
+static __always_inline void tb_fletcher_lane(const struct tb_fletcher *f, int lane, __u64 *a,
+					     __u64 *b)
+{
+	__u64 i;
+
+	for (i = 0; i < 4; i++) {
+		*a += f->a[2 * i + lane];
+		*b += 4 * f->b[2 * i + lane] - i * f->a[2 * i + lane];
+	}
+}
+
+/* a0, b0, a1 and b1 are 0 before. */
+#define TB_CHECK_ROUNDS                                \
+	do {                                           \
+		struct tb_fletcher f = {};             \
+                                                       \
+		(void)t;                               \
+		for (; q <= end && n; q += 64, n--)    \
+			tb_fletcher_round(&f, q - 64); \
+		tb_fletcher_lane(&f, 0, &a0, &b0);     \
+		tb_fletcher_lane(&f, 1, &a1, &b1);     \
+	} while (0)
+
+static __always_inline __u64 tb_tag_round(const void *codes, const __u64 *key)
+{
+	__u64 hash = 0;
+	int i;
+
+	for (i = 0; i < 8; i++) {
+		__u64 x = tb_le64(((const tb_u64 *)codes)[i]) + key[i];
+
+		hash += x * (x >> 32);
+	}
+	return hash;
+}
+
+#define TB_TAG_ROUNDS                                       \
+	do {                                                \
+		(void)t, (void)u, (void)v;                  \
+		for (; q <= end && n; q += 64, k += 8, n--) \
+			h += tb_tag_round(q - 64, k);       \
+	} while (0)
+
+/* Rows of all lengths are checked in the pass that takes them in. */
+#define TB_PASS_WIDTH 65536
+#define TB_PASS_COPY 2
+#define TB_PASS_NOTHING 3
+#define TB_PASS_SUM(OP) OP
+#define TB_PASS_CODES(COPY, ON) COPY
+
+static __always_inline __u64 *tb_pass_round(__u64 *to, const void *codes, int what)
+{
+	if (what == TB_PASS_NOTHING)
+		return to;
+	if (what == TB_PASS_COPY) {
+		__builtin_memcpy(to, codes, 64);
+		return to + 8;
+	}
+	tb_round_lanes(to, codes, what == TB_LANES_ADD, 0);
+	return to + 16;
+}
+
+#ifdef TB_TAGGED
+#define TB_PASS_ROUNDS(WHAT)                                 \
+	do {                                                 \
+		(void)mask, (void)u, (void)v;                \
+		for (; n; codes += 64, k += 8, n--) {        \
+			h += tb_tag_round(codes, k);         \
+			to = tb_pass_round(to, codes, WHAT); \
+		}                                            \
+	} while (0)
+#else
+#define TB_PASS_ROUNDS(WHAT)                                 \
+	do {                                                 \
+		struct tb_fletcher f = {};                   \
+                                                             \
+		(void)mask, (void)u;                         \
+		for (; n; codes += 64, n--) {                \
+			tb_fletcher_round(&f, codes);        \
+			to = tb_pass_round(to, codes, WHAT); \
+		}                                            \
+		tb_fletcher_lane(&f, 0, &a0, &b0);           \
+		tb_fletcher_lane(&f, 1, &a1, &b1);           \
+	} while (0)
+#endif
+
+#endif /* TB_LOOPS_H */

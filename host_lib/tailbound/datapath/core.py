@@ -1,0 +1,173 @@
+"""The C library of ``host_lib/core``: the kernel programs' own rules, for a process.
+
+    python -m tailbound.datapath.core [FOLDER]     # builds it for this architecture: part of `make wheel`
+
+It comes with a wheel, or is built where it is first needed, from the sources here. A library names its sources, and is
+taken only beside these.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from tailbound.errors import CapabilityError
+from tailbound.kernel import built, cache, objects
+from tailbound.kernel.assets import assets
+
+#: Folders of its sources.
+_PARTS = ("core", "ebpf", "xdp_programs")
+_OPTIONS = (
+    *("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-fno-strict-aliasing", "-fvisibility=hidden"),
+    *("-DTB_USER", "-Wall", "-Wextra", "-Wno-unknown-pragmas"),
+)
+#: Section of the library that has its signature, as text.
+_SECTION = "tailbound"
+_TIMEOUT_S = 120
+_P, _U32, _U64, _INT = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
+#: Results and arguments, as in ``core.h``.
+_FUNCTIONS = {
+    "tb_open": (_P, _P, _U32, _U32, _P),
+    "tb_close": (None, _P),
+    "tb_take_in": (_INT, _P, _P, _U32, _U32, _P, _U64, _INT, _P, _INT),
+    "tb_seal": (None, _P, _U32, _U32, _U32),
+    "tb_put_key": (None, _P, _U32, _P, _U32),
+    "tb_fence": (None, _P),
+    "tb_take_events": (_INT, _P, _P, _INT),
+    "tb_take_controls": (_INT, _P, _P, _P, _INT),
+    "tb_udp": (_INT, _P, _INT, _INT, _INT, _INT),
+}
+
+
+class Core(NamedTuple):
+    """The library, twice: ``fast`` keeps the GIL during a call, ``waits`` drops it."""
+
+    fast: ctypes.PyDLL
+    waits: ctypes.CDLL
+
+
+def compiler() -> str | None:
+    """The C compiler of this machine."""
+    return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+
+
+def folders() -> list[Path]:
+    """Where its sources are."""
+    return [assets(part) for part in _PARTS]
+
+
+def signature() -> str:
+    """What the sources are, as text: other ones have another."""
+    return cache.key(path.read_bytes() for folder in folders() for path in sorted(folder.glob("*.[ch]")))
+
+
+def command(cc: str, out: Path, where: Sequence[Path], more: Sequence[str] = ()) -> list[str]:
+    """What builds the library as ``out``, with ``more`` options, from folders of which the first has the C files."""
+    include = [f"-I{folder}" for folder in where]
+    files = [str(path) for path in sorted(where[0].glob("*.c"))]
+    return [cc, *_OPTIONS, f'-DTB_SIGNATURE="{signature()}"', *include, *more, *files, "-o", str(out)]
+
+
+def _compiled() -> bytes:
+    cc = compiler()
+    if cc is None:
+        raise CapabilityError(
+            "the C library of tailbound did not come with this installation, and there is no C compiler to build it: "
+            "apt-get install gcc libc6-dev, or install a wheel of `make wheel`"
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "core.so"
+        try:
+            done = subprocess.run(command(cc, out, folders()), capture_output=True, text=True, timeout=_TIMEOUT_S)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CapabilityError(f"{cc} could not be run: {error}: apt-get install gcc libc6-dev") from error
+        if done.returncode:
+            raise CapabilityError(
+                f"{cc} failed with {done.returncode}: apt-get install gcc libc6-dev, or install a wheel of "
+                f"`make wheel`; it said:\n{done.stderr[-4000:]}"
+            )
+        return out.read_bytes()
+
+
+def _name() -> str:
+    """The file of the library in a wheel."""
+    return f"core-{platform.machine()}.so"
+
+
+def _shipped() -> Path | None:
+    """The library that came with the package, if it is of the sources here."""
+    path = built.FOLDER / _name()
+    try:
+        return path if objects.section_text(path.read_bytes(), _SECTION) == signature() else None
+    except (OSError, ValueError):
+        return None
+
+
+def origin() -> str | None:
+    """Where the library comes from: the file in the package, or the compiler; None: neither is there."""
+    return str(_shipped() or compiler() or "") or None
+
+
+def find() -> Path:
+    """The library's file; it is built if it is not there.
+
+    Raises:
+        CapabilityError: there is none, and no compiler that can build it.
+    """
+    if path := _shipped():
+        return path
+    return cache.path(cache.key([platform.machine(), *_OPTIONS, signature()]), _compiled, ".so")
+
+
+def load(path: Path) -> Core:
+    """The functions of a library.
+
+    Raises:
+        OSError: it cannot be loaded here.
+    """
+    core = Core(ctypes.PyDLL(str(path)), ctypes.CDLL(str(path)))
+    for library in core:
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    return core
+
+
+@functools.cache
+def core() -> Core:
+    """The library of this process.
+
+    Raises:
+        CapabilityError: there is none, and none can be built or loaded.
+    """
+    path = find()
+    try:
+        return load(path)
+    except OSError as error:
+        raise CapabilityError(f"{path} cannot be loaded ({error}): remove it, and let gcc build another one") from error
+
+
+def main() -> int:
+    """Entry point: builds into the folder that is named, or into the package."""
+    path = (Path(sys.argv[1]) if len(sys.argv) > 1 else built.FOLDER) / _name()
+    try:
+        data = _compiled()
+    except CapabilityError as error:
+        print(f"tailbound: {error}", file=sys.stderr)
+        return 1
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    print(f"{path}, {len(data) / 1024:.0f} KiB")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
