@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyroute2 import IPRoute
 
 import cases
 import switch_cases
@@ -21,7 +20,7 @@ from loaders import loader as loader
 from switch_world import SwitchWorld
 from tailbound.errors import ConfigError
 from tailbound.kernel import compile as compile_
-from tailbound.kernel import net, pin
+from tailbound.kernel import pin
 from tailbound.kernel.assets import assets
 
 
@@ -73,15 +72,11 @@ def wires() -> Iterator[list[str]]:
 
 @pytest.fixture
 def wire(wires: list[str]) -> Iterator[list[str]]:
-    """The names of the two; the test begins in the first. What it pins is taken away, and the place for tc filters."""
+    """The names of the two; the test begins in the first. What it pins is taken away."""
     with veths.visit(wires[0]):
         yield wires
         veths.go(wires[0])
         pin.remove("tbx")
-        with IPRoute() as ip:
-            index = net.index_of("tbx")
-            if "clsact" in [qdisc.get_attr("TCA_KIND") for qdisc in ip.get_qdiscs(index)]:
-                ip.tc("del", "clsact", index)
 
 
 @pytest.fixture

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 import socket
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
@@ -18,19 +15,17 @@ import cases
 import veths
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import net, pin, syscalls, tc
-from tailbound.kernel.fanout import Fanout, _is_left_over
+from tailbound.kernel.fanout import Fanout
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 
-pytestmark = pytest.mark.needs("netns")
+pytestmark = pytest.mark.needs("netns", "tcx")
 
 OWN, THERE, PORT, SOURCE = "198.18.0.1", "198.18.0.2", 7400, 40000
 MACS = {rank: bytes((2, 0, 0, 0, 9, rank)) for rank in range(5)}
 PLACES = {1: "198.18.0.2", 2: "198.18.0.250", 3: "10.1.2.3", 4: "255.255.255.254"}
-WAYS = [pytest.param("tcx", marks=pytest.mark.needs("tcx")), "clsact"]
 #: return TC_ACT_SHOT
 SHOOT = bytes.fromhex("b700000002000000 9500000000000000")
-EGRESS = 0xFFFFFFF3
 
 
 def know_rank_2() -> None:
@@ -46,8 +41,8 @@ def attach(wire: list[str], loader: str) -> Iterator[Callable[..., Fanout]]:
     made: list[Fanout] = []
     know_rank_2()
 
-    def new(port: int = SOURCE, way: str = "auto", ports: int = 1, peers: int = 4) -> Fanout:
-        fanout = Fanout.attach("tbx", port, PORT, loader, way, ports, peers)
+    def new(port: int = SOURCE, ports: int = 1, peers: int = 4) -> Fanout:
+        fanout = Fanout.attach("tbx", port, PORT, loader, ports, peers)
         made.append(fanout)
         fanout.set_peers(0, PLACES)
         return fanout
@@ -271,8 +266,6 @@ def test_what_cannot_be_is_refused(attach: Callable[..., Fanout]) -> None:
     for ports in ((0, PORT), (SOURCE, 0)):
         with pytest.raises(ConfigError, match="UDP port 0"):
             Fanout.attach("tbx", *ports)
-    with pytest.raises(ConfigError, match="way"):
-        Fanout.attach("tbx", SOURCE, PORT, way="other")
 
 
 # -- attaching ----------------------------------------------------------------------------------------
@@ -299,38 +292,27 @@ def send(fanout: Fanout) -> bool:
         return send_by(out, fanout)
 
 
-def filters() -> list[str]:
-    """Names of the filters at the way out of ``tbx``."""
-    with IPRoute() as ip:
-        found = ip.get_filters(index=net.index_of("tbx"), parent=EGRESS)
-        return [f.get_attr("TCA_OPTIONS").get_attr("TCA_BPF_NAME") for f in found if f["handle"]]
+def test_attach_and_detach(attach: Callable[..., Fanout]) -> None:
+    fanout, counting = attach(), syscalls.count_run_time()
+    program = os.dup(fanout.program)
+    try:
+        assert syscalls.prog_info(program).name == "tb_fanout"
+        fanout.live({1})
+        with bound(SOURCE) as out:
+            assert send_by(out, fanout)
+            runs = syscalls.prog_info(program).runs
+            fanout.close()
+            fanout.close()
+            out.sendto(b"abcd", (PLACES[1], PORT))
+        assert syscalls.prog_info(program).runs == runs > 0
+    finally:
+        os.close(program)
+        os.close(counting)
 
 
-def qdiscs() -> list[str]:
-    with IPRoute() as ip:
-        return [q.get_attr("TCA_KIND") for q in ip.get_qdiscs(net.index_of("tbx"))]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_attach_and_detach(attach: Callable[..., Fanout], way: str) -> None:
-    before = qdiscs()
-    fanout = attach(way=way)
-    program = syscalls.prog_info(fanout.program)
-    assert program.name == "tb_fanout"
-    fanout.live({1})
-    assert send(fanout)
-    assert filters() == ([] if way == "tcx" else [f"tb_fanout {OWN}:{SOURCE}"])
-    fanout.close()
-    fanout.close()
-    assert filters() == []
-    assert qdiscs() == before
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_two_jobs_on_one_interface(attach: Callable[..., Fanout], way: str) -> None:
-    """Neither takes the other's filter for one that is left over: their sockets are bound."""
+def test_two_jobs_on_one_interface(attach: Callable[..., Fanout]) -> None:
     with bound(SOURCE) as one, bound(SOURCE + 1) as other:
-        first, second = attach(SOURCE, way), attach(SOURCE + 1, way)
+        first, second = attach(SOURCE), attach(SOURCE + 1)
         first.live({1})
         second.live({1})
         assert send_by(one, first)
@@ -343,9 +325,9 @@ def test_two_jobs_on_one_interface(attach: Callable[..., Fanout], way: str) -> N
 class Stranger:
     """Somebody else's program at the same place, without a compiler."""
 
-    def __init__(self, code: bytes, way: str) -> None:
+    def __init__(self, code: bytes) -> None:
         self.program = syscalls.prog_load(code, name="stranger", kind=syscalls.PROG_TYPE_TC)
-        self.attached = tc.attach(self.program, "tbx", "stranger", way)
+        self.attached = tc.TcxLink(self.program, "tbx")
 
     def close(self) -> None:
         self.attached.close()
@@ -354,23 +336,20 @@ class Stranger:
             self.program = -1
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout], way: str) -> None:
-    """Who is first sees a packet first (TCX: the oldest, clsact: the newest); what a stranger drops does not leave.
+def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout]) -> None:
+    """The oldest sees a packet first; what a stranger drops does not leave.
 
     Rules: kernel-23, kernel-25.
     """
-    older = attach(way=way)
-    stranger = Stranger(SHOOT, way)
+    older = attach()
+    stranger = Stranger(SHOOT)
     try:
-        for ours, first in ((older, way == "tcx"), (None, way == "clsact")):
-            fanout = ours or attach(way=way)
+        for ours, first in ((older, True), (None, False)):
+            fanout = ours or attach()
             fanout.live({1, 2})
             assert send(fanout) == first
             assert fanout.counts() == ({1: (0, 0, 1, 0, 1), 2: (1, 0, 0, 0, 0)} if first else {})
             fanout.close()
-        assert filters() == ([] if way == "tcx" else ["stranger"])
-        assert ("clsact" in qdiscs()) == (way == "clsact")
         assert left_by(stranger) == b"after"
     finally:
         stranger.close()
@@ -392,64 +371,22 @@ def left_by(stranger: Stranger) -> bytes:
         return data[42:]
 
 
-def test_a_leftover_filter_is_taken_away(attach: Callable[..., Fanout], wire: list[str]) -> None:
-    """A process that is killed cannot take its filter along; the next one does, whatever port its socket has got."""
-    before, port = qdiscs(), SOURCE + 5
-    code = (
-        "import sys; sys.path[:0] = sys.argv[1:]\n"
-        "from tailbound.kernel.fanout import Fanout\n"
-        f"fanout = Fanout.attach('tbx', {SOURCE}, {PORT}, way='clsact', peers=4)\n"
-        "print('there', flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    argv = [sys.executable, "-c", code, *[p for p in sys.path if p]]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"there\n"
-        process.send_signal(signal.SIGKILL)
-    assert filters() == [f"tb_fanout {OWN}:{SOURCE}"]
-    fanout = attach(port, way="clsact")
-    assert filters() == [f"tb_fanout {OWN}:{port}"]
-    fanout.live({1})
-    assert send(fanout)
-    fanout.close()
-    assert filters() == []
-    assert qdiscs() == before
-
-
-def test_left_over_is_what_has_the_own_address_and_a_port_that_nobody_has(wire: list[str]) -> None:
-    names = {
-        f"tb_fanout {OWN}:{SOURCE}": False,  # its owner lives
-        f"tb_fanout {OWN}:{SOURCE + 1}": True,
-        f"tb_fanout {THERE}:{SOURCE + 1}": False,
-        f"tb_fanout {OWN}:99999": False,
-        f"tb_fanout {OWN}:": False,
-        f"tb_worker {OWN}:{SOURCE + 1}": False,
-        "stranger": False,
-    }
-    with bound(SOURCE):
-        assert {name: _is_left_over(OWN, name) for name in names} == names
-    assert _is_left_over("::1", f"tb_fanout [::1]:{SOURCE}")
-
-
 def test_a_refusal_says_what_goes_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(syscalls, "link_create", refused)
     with pytest.raises(CapabilityError, match=r"tc egress of lo \(errno 22: .*Linux 6\.6.*; training works without"):
-        tc.attach(-1, "lo", "nobody's", "tcx")
+        tc.TcxLink(-1, "lo")
 
 
-@pytest.mark.needs("tcx")
 def test_the_interface_may_go_first(own_wire: list[str], loader: str) -> None:
-    fanouts = [Fanout.attach("tbx", SOURCE + i, PORT, loader, way, peers=4) for i, way in enumerate(("tcx", "clsact"))]
+    fanout = Fanout.attach("tbx", SOURCE, PORT, loader, peers=4)
     veths.delete("tbx")
-    for fanout in fanouts:
-        fanout.close()
+    fanout.close()
 
 
-@pytest.mark.needs("root", "tcx")
+@pytest.mark.needs("root")
 def test_pinned(wire: list[str], loader: str) -> None:
     """Pinned beside the worker's program, used by who may open the maps, gone with it."""
     from tailbound.datapath.xdp import XdpDatapath

@@ -25,7 +25,7 @@ from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import LabSpec
 from tailbound_lab.lab.topology import Link
 
-pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
+pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "tcx")
 
 SocketOf = Callable[..., socket.socket]
 WORKERS, OWN, PORT, SEGMENT = 5, 1, 7400, 1472
@@ -88,10 +88,10 @@ def own_lab() -> Iterator[Cluster]:
 
 @pytest.fixture
 def make_team(own_lab: Cluster, datagram_socket: SocketOf) -> Iterator[Callable[..., Team]]:
-    """``(way="auto", lab=...)`` -> a team in which every other worker is live."""
+    """``(lab=...)`` -> a team in which every other worker is live."""
     with contextlib.ExitStack() as stack:
 
-        def make(way: str = "auto", lab: Cluster = own_lab) -> Team:
+        def make(lab: Cluster = own_lab) -> Team:
             ranks = [rank for rank in range(WORKERS) if rank != OWN]
             peers = {rank: datagram_socket(lab, rank, port=PORT) for rank in ranks}
             for sock in peers.values():
@@ -99,10 +99,8 @@ def make_team(own_lab: Cluster, datagram_socket: SocketOf) -> Iterator[Callable[
             out, plain = (datagram_socket(lab, OWN) for _ in range(2))
             interface = lab.workers[OWN].interface
             places = {rank: (lab.workers[rank].address, PORT) for rank in ranks}
-            # the program of a small job, and once that of all jobs
-            most = 255 if way == "clsact" else WORKERS - 1
             attach = partial(Fanout.attach, address=lab.workers[OWN].address)
-            fanout = lab.run(OWN, attach, interface, out.getsockname()[1], PORT, "auto", way, 1, most)
+            fanout = lab.run(OWN, attach, interface, out.getsockname()[1], PORT, "auto", 1, WORKERS - 1)
             stack.callback(fanout.close)
             fanout.set_peers(OWN, {rank: address for rank, (address, _) in places.items()})
             fanout.live(ranks)
@@ -129,10 +127,9 @@ def finish(team: Team, checksums: str) -> None:
         namespaces.call(team.lab.topology.switch, ethtool.set_tx_checksum, data.port(rank), checksums != "switch")
 
 
-@pytest.mark.parametrize("way", ["auto", "clsact"])
-def test_every_peer_gets_every_segment(make_team: Callable[..., Team], way: str) -> None:
+def test_every_peer_gets_every_segment(make_team: Callable[..., Team]) -> None:
     """Bursts of many segments, with a short one at the end, of one, and single packets, odd and even."""
-    every_segment(make_team(way))
+    every_segment(make_team())
 
 
 def test_every_peer_gets_every_segment_over_ipv6(

@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +31,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel import load, maps, net, pin, tc
 from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
-from tailbound.wire.address import Words, endpoint, is_ipv6, words_of
+from tailbound.wire.address import Words, is_ipv6, words_of
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
@@ -65,7 +64,7 @@ class Fanout:
         port: int,
         ports: int = 1,
         program: int = -1,
-        link: tc.Attached | None = None,
+        link: tc.TcxLink | None = None,
         most: int = MAX_RANKS,
         *,
         address: str = "",
@@ -95,7 +94,6 @@ class Fanout:
         port: int,
         to: int,
         loader: str = "auto",
-        way: str = "auto",
         ports: int = 1,
         peers: int = MAX_RANKS - 1,
         *,
@@ -109,7 +107,6 @@ class Fanout:
             to: UDP port at which all peers receive.
             ports: how many ports there are from ``port`` on.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
-            way: ``auto``, ``tcx`` or ``clsact``.
             peers: how many there will be at most; a program for few of them is loaded sooner.
             address: of the interface, which the sockets are bound to; empty: its first of IPv4.
 
@@ -122,7 +119,7 @@ class Fanout:
                 raise ConfigError(f"UDP port {each}: choose one of 1..65535")
         most = next((size for size in FANOUT_COPIES if peers - 1 <= size), MAX_RANKS)
         address = address or net.address_of(interface)
-        made, program, link = _attach(interface, address, port, to, loader, way, most)
+        made, program, link = _attach(interface, to, loader, most, ipv6=is_ipv6(address))
         try:
             return cls(made, interface, port, ports, program, link, most, address=address)
         except BaseException:
@@ -136,12 +133,10 @@ class Fanout:
         Args: as for ``attach``.
 
         Raises:
-            ConfigError: no such interface, or it has no address of the family.
-            CapabilityError: compiler, privilege or kernel feature missing; only a TCX link (Linux 6.6) can be pinned.
+            ConfigError: no such interface.
+            CapabilityError: compiler, privilege or kernel feature missing.
         """
-        address = net.address_of(interface, ipv6=ipv6)  # of its family; jobs say their own
-        made, program, link = _attach(interface, address, 0, to, loader, "tcx", MAX_RANKS)
-        assert isinstance(link, tc.TcxLink)
+        made, program, link = _attach(interface, to, loader, MAX_RANKS, ipv6=ipv6)
         try:
             pin.add(interface, load.FANOUT, made.fds, link.fd, group)
         finally:
@@ -176,7 +171,8 @@ class Fanout:
         """See ``forks.Owner``."""
         if self._closed:
             return []
-        return [fd for fd in (*self.maps.fds.values(), self.program, getattr(self._link, "fd", -1)) if fd >= 0]
+        link = -1 if self._link is None else self._link.fd
+        return [fd for fd in (*self.maps.fds.values(), self.program, link) if fd >= 0]
 
     def set_peers(self, own: int, peers: Mapping[int, str]) -> None:
         """Says at which IP addresses ranks are; cloning stops until ``live`` is called again.
@@ -260,29 +256,19 @@ def _words(address: str) -> Words:
         raise ConfigError(f"{address!r} is no IP address: give one in numbers") from error
 
 
-def _attach(
-    interface: str, address: str, port: int, to: int, loader: str, way: str, most: int
-) -> tuple[Maps, int, tc.Attached]:
-    name, left_over = f"{load.FANOUT} {endpoint(address, port)}", partial(_is_left_over, address)
+def _attach(interface: str, to: int, loader: str, most: int, *, ipv6: bool) -> tuple[Maps, int, tc.TcxLink]:
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
-        defines = {"TB_MOST_COPIES": most, "TB_PORT": to} | load.of_family(ipv6=is_ipv6(address))
+        defines = {"TB_MOST_COPIES": most, "TB_PORT": to} | load.of_family(ipv6=ipv6)
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
-        return made, program, tc.attach(program, interface, name, way, left_over)
+        return made, program, tc.TcxLink(program, interface)
     except BaseException:
         _close(made, program, None)
         raise
 
 
-def _is_left_over(address: str, name: str) -> bool:
-    """Whether ``name`` is that of a filter of a job at ``address`` that has ended: nobody has its UDP port any more."""
-    start = f"{load.FANOUT} {endpoint(address, 0)}".removesuffix("0")
-    port = name.removeprefix(start)
-    return name.startswith(start) and port.isdecimal() and not net.is_taken(address, int(port))
-
-
-def _close(made: Maps, program: int, link: tc.Attached | None) -> None:
+def _close(made: Maps, program: int, link: tc.TcxLink | None) -> None:
     if link is not None:
         link.close()
     if program >= 0:
