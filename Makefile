@@ -1,7 +1,7 @@
 # make setup   .venv with the tailbound command, system packages from apt-packages.txt; nothing when all is there
 # make demo    train a real model over a lossy lab, beside Gloo
 # make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files, prose)
-# make thorough   make test, and what it leaves out: all of long series, pairs of faults over XDP, examples, benchmarks
+# make thorough   make test, and what it leaves out: all of long series, examples, benchmarks
 # make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.stage
 # make soak    tries at random for MINUTES=10: sequences of faults, hostile packets, training whose ranks come and go
 SHELL := /bin/bash

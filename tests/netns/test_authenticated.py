@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from lab_team import lab_team
@@ -28,25 +27,6 @@ def key_file(tmp_path: Path) -> str:
     path.write_bytes(bytes(range(32)))
     path.chmod(0o600)
     return str(path)
-
-
-def test_the_bits_of_a_job_without_a_key(tailbound_lab: Make, key_file: str) -> None:
-    """Bits of results depend on nothing of the key; the same programs serve one job after the other."""
-    lab, found = tailbound_lab(workers=RANKS), list[list[np.ndarray]]()
-    for more in ({"key_file": key_file}, {}):
-        with lab_team(lab, patient(width=0, ring_mib=8.0, fetch=10**9, **more), cookie=0xBEEF) as job:
-            numel = 100 * job[0].config.width + 13
-            outs = []
-            for op in range(3):
-                results = job.allreduce(gradients("U", RANKS, numel, seed=op))
-                assert all(outcome.delivered == outcome.expected for _, outcome in results)
-                outs.append(results[0][0])
-            found.append(outs)
-            assert {int(member.job.store.control["tagged"][0]) for member in job.communicators} == {int(bool(more))}
-            for member in job.communicators:
-                assert set(member.stats()["drops"]) <= STRAY
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_array_equal(one.view(np.uint32), other.view(np.uint32))
 
 
 def test_a_switch_that_has_no_key(tailbound_lab: Make, key_file: str, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from lab_team import lab_team
-from support import MS, MemoryStore, gradients, patient
+from support import MS, MemoryStore, patient
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import TransportError
 from tailbound.transport.config import Config
@@ -71,10 +70,3 @@ def test_a_path_that_takes_small_packets_only(tailbound_lab: Make, briefly: None
     for said in refusals(lab):
         assert "does not hear" not in said
         assert re.search(r"hears rank \d, but no packets of 1500 bytes .* MTU", said)
-
-
-def test_losses_fail_no_start(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=4, loss=0.1, seed=11)
-    with lab_team(lab, patient(width=0, ring_mib=8.0, quiet=50_000_000)) as job:
-        inputs = gradients("U", 4, 50_000, seed=1)
-        assert all(outcome.error is None for _, outcome in job.allreduce(inputs))

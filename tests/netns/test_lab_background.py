@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from support import await_that
-from tailbound.errors import CapabilityError, ConfigError
+from tailbound.errors import ConfigError
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.spec import Background, LabSpec, parse_background, parse_rate
+from tailbound_lab.lab.spec import Background, parse_background, parse_rate
 from tailbound_lab.lab.topology import Link
 from tailbound_lab.lab.traffic import Sender, schedule
 
@@ -74,11 +73,6 @@ def test_a_sender_that_was_held_up_does_not_catch_up() -> None:
     assert len(held.take(begin + length + 0.1)) == 0
 
 
-def test_it_needs_a_place(tailbound_lab: Make) -> None:
-    with pytest.raises(ConfigError, match="build it with"):
-        Cluster(LabSpec(2)).set_background(BACKGROUND)
-
-
 @pytest.mark.needs("root", "netns")
 def test_bursts_take_the_place_of_others_in_a_cable(
     tailbound_lab: Make, datagram_socket: Callable[..., socket.socket]
@@ -112,18 +106,6 @@ def test_bursts_take_the_place_of_others_in_a_cable(
 
 
 @pytest.mark.needs("root", "netns")
-def test_a_sender_that_died_is_told(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=2, background=BACKGROUND)
-    process = lab._background
-    assert process is not None
-    process.kill()
-    process.wait()
-    with pytest.raises(CapabilityError, match="ended by itself"):
-        lab.set_background(None)
-    lab.set_background(BACKGROUND)
-
-
-@pytest.mark.needs("root", "netns")
 @pytest.mark.parametrize("dies", [True, False])
 def test_a_sender_that_died_is_told_at_the_end_at_the_latest(
     tailbound_lab: Make, caplog: pytest.LogCaptureFixture, dies: bool
@@ -136,17 +118,3 @@ def test_a_sender_that_died_is_told_at_the_end_at_the_latest(
         process.wait()
     lab.close()
     assert ("the background's sender has ended by itself" in caplog.text) is dies
-
-
-@pytest.mark.needs("root", "netns")
-def test_bursts_fit_a_small_mtu(tailbound_lab: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """The kernel refuses to cut a burst into segments that do not: the sender ended at its first one."""
-    lab = tailbound_lab(workers=2, mtu=576, background=Background(200_000_000, 100.0, 1.0))
-
-    def sent() -> int:
-        here = {c.interface: c.tx_bytes for c in lab.drops() if c.namespace == lab.topology.background}
-        return min(here["data0"], here["plain0"])
-
-    await_that(lambda: sent() > 100_000, "bursts on both links")
-    lab.close()
-    assert "ended by itself" not in caplog.text

@@ -12,11 +12,10 @@ from collections.abc import Callable
 import pytest
 from click.testing import CliRunner
 
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, CapabilityError
 from tailbound_lab.lab import build, cluster, namespaces, owner
 from tailbound_lab.lab.cli import lab as lab_command
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.signals import ExitOnSignal
 from tailbound_lab.lab.spec import LabSpec
 
 pytestmark = pytest.mark.needs("root", "netns")
@@ -71,15 +70,6 @@ def test_a_signal_removes_everything(start_script: Start, number: signal.Signals
     assert_gone(pid, names)
 
 
-@pytest.mark.parametrize(("body", "status"), [("pass", 0), ("sys.exit(3)", 3), ("raise ValueError('broken')", 1)])
-def test_every_end_of_the_block_removes_everything(start_script: Start, body: str, status: int) -> None:
-    process = start_script(SCRIPT.format(body=f"sys.stdin.readline(); {body}"))
-    pid, names = wait_for_lab(process)
-    process.communicate("\n", timeout=30)
-    assert process.returncode == status
-    assert_gone(pid, names)
-
-
 def killed_lab(start_script: Start) -> tuple[int, int, list[str]]:
     process = start_script(SCRIPT.format(body=WAIT))
     pid, names = wait_for_lab(process)
@@ -97,12 +87,6 @@ def test_clean_removes_what_a_killed_owner_left_and_nothing_else(start_script: S
     assert_gone(pid, names)
     assert living.run(0, os.getpid) == os.getpid()
     assert f"tb-{owner_pid}-" not in CliRunner().invoke(lab_command, ["clean"]).output
-
-
-def test_the_next_lab_removes_what_a_killed_owner_left(start_script: Start, tailbound_lab: Make) -> None:
-    _, pid, names = killed_lab(start_script)
-    tailbound_lab(workers=1)
-    assert_gone(pid, names)
 
 
 def test_the_owner_of_a_reused_process_id_is_another() -> None:
@@ -128,18 +112,6 @@ def test_names_of_others_are_not_touched() -> None:
     finally:
         namespaces.remove(name)
     namespaces.remove(name)
-
-
-def test_who_is_started_while_others_are_killed_goes_too(tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A list of processes may lack the child of one of them; without the namespaces' names nobody would find it."""
-    lab = tailbound_lab(workers=1)
-    with lab.popen(0, ["sh", "-c", "sleep 1000 & echo $!; wait"], stdout=subprocess.PIPE, text=True) as parent:
-        child = int(parent.stdout.readline())
-        first, processes = [[parent.pid]], namespaces.processes
-        monkeypatch.setattr(namespaces, "processes", lambda names: first.pop() if first else processes(names))
-        killed = owner.remove_all(list(lab.topology.namespaces))
-    assert {parent.pid, child} <= set(killed)
-    assert not owner.is_alive(child)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, AttachError, OSError])
@@ -181,35 +153,6 @@ def test_interrupts_while_building_wait_for_the_piece_being_built(monkeypatch: p
     assert not any(namespaces.exists(name) for name in lab.topology.namespaces)
 
 
-def test_a_second_signal_does_not_break_off_what_the_first_one_has_begun() -> None:
-    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signals = ExitOnSignal()
-    signals.install()
-    try:
-        with pytest.raises(SystemExit):
-            signal.raise_signal(signal.SIGTERM)
-        signal.raise_signal(signal.SIGTERM)
-        signals.restore()
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    finally:
-        signals.restore()
-        signal.signal(signal.SIGTERM, before)
-
-
-def test_an_interrupt_while_removing_takes_effect_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    remove_all = owner.remove_all
-
-    def interrupted(names: list[str]) -> list[int]:
-        if names == list(lab.topology.namespaces):
-            signal.raise_signal(signal.SIGINT)
-        return remove_all(names)
-
-    lab = Cluster(2)
-    with pytest.raises(KeyboardInterrupt), lab:
-        monkeypatch.setattr(owner, "remove_all", interrupted)
-    assert not any(namespaces.exists(name) for name in lab.topology.namespaces)
-
-
 def test_a_forked_child_does_not_take_the_lab_away(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=1)
     child = os.fork()
@@ -218,28 +161,6 @@ def test_a_forked_child_does_not_take_the_lab_away(tailbound_lab: Make) -> None:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     assert namespaces.exists(lab.workers[0].namespace)
-
-
-def test_closing_twice_and_using_a_closed_lab(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=1)
-    lab.close()
-    lab.close()
-    with pytest.raises(OSError, match="No such file"):
-        lab.run(0, os.getpid)
-
-
-def test_a_lab_is_entered_once(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=1)
-    with pytest.raises(ConfigError, match="built already"), lab:
-        pytest.fail("the lab must not come up twice")
-    assert lab.run(0, os.getpid) == os.getpid()
-
-
-def test_signal_handlers_are_given_back() -> None:
-    before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)]
-    with Cluster(1):
-        assert signal.getsignal(signal.SIGTERM) is not before[0]
-    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP)] == before
 
 
 def test_without_root_the_error_says_so_and_why_there_is_no_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 
 import pytest
 
-from lab_team import lab_team
-from support import MemoryStore, gradients, patient
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import net
 from tailbound_lab.lab.cluster import Cluster
@@ -20,20 +18,6 @@ from tailbound_lab.lab.cluster import Cluster
 pytestmark = pytest.mark.needs("root", "netns")
 
 PATIENCE = 60.0
-
-
-def test_two_jobs_on_a_host_take_two_ports(tailbound_lab: Callable[..., Cluster]) -> None:
-    """As two registered models of a process do."""
-    lab, store = tailbound_lab(workers=2), MemoryStore()
-    settings = patient(port=5515, ring_mib=1.0)
-    with (
-        lab_team(lab, settings, datapath="udp", store=store, name="one") as one,
-        lab_team(lab, settings, datapath="udp", store=store, name="two") as two,
-    ):
-        for job, port in ((one, 5515), (two, 5516)):
-            assert {member.job.datapath.endpoint[1] for member in job.communicators} == {port}
-            for _, outcome in job.allreduce(gradients("U", 2, 5000, seed=1)):
-                assert outcome.delivered == outcome.expected
 
 
 TRAINER = """

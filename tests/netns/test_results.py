@@ -144,50 +144,6 @@ def test_multicast_that_stops_being_delivered_is_given_up(lab: Cluster, monkeypa
     ports(lab, [1], flood=True)
 
 
-def test_over_udp_every_peer_gets_its_own(lab: Cluster) -> None:
-    with lab_team(lab, patient(**WIDE, result="multicast"), datapath="udp") as job:
-        choices = chosen(job, "peers", "peers", "peers")
-        assert "udp" in choices[0]["reason"]
-        assert job[0].stats()["counters"]["result_fallbacks"] == 1
-        whole(job, 2)
-
-
-def test_without_tc_every_peer_gets_its_own(lab: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailbound.errors import CapabilityError
-    from tailbound.kernel.fanout import Fanout
-
-    def refuse(*_: object, **__: object) -> Fanout:
-        raise CapabilityError("tc egress takes no program")
-
-    monkeypatch.setattr(Fanout, "attach", refuse)
-    with lab_team(lab, patient(**WIDE, result="fanout")) as job:
-        choices = chosen(job, "peers", "peers", "peers")
-        assert "takes no program" in choices[0]["reason"]
-        whole(job, 2)
-
-
-def test_who_is_dead_gets_no_more_copies(tailbound_lab: Make) -> None:
-    """Cut off, a rank gets copies as long as its ring would have room for them, and then none."""
-    ranks, victim = 4, 2
-    lab = tailbound_lab(workers=ranks)
-    with lab_team(lab, hasty(**WIDE, result="fanout")) as job:
-        for op in range(3):
-            job.allreduce(gradients("U", ranks, NUMEL, seed=op))
-        lab.set_link(victim, up=False, link=Link.DATA)
-        others = [rank for rank in range(ranks) if rank != victim]
-
-        def live() -> list[list[int]]:
-            return [sorted(job[rank].stats()["choice"]["live"]) for rank in others]
-
-        wanted = [[p for p in others if p != rank] for rank in others]
-        for op in range(40):
-            job.allreduce(gradients("U", ranks, NUMEL, seed=op % 4), ranks=others)
-            if live() == wanted:
-                break
-        assert live() == wanted
-        lab.set_link(victim, up=True, link=Link.DATA)
-
-
 def test_a_burst_does_not_wait_for_the_host_of_a_lead_that_is_gone(tailbound_lab: Make) -> None:
     """Nobody answers for its address any more: what is sent to it waits for a neighbour, and no copy of it leaves.
 

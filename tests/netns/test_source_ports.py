@@ -81,16 +81,6 @@ def test_rows_come_from_several_ports(tailbound_lab: Make, settings: dict[str, A
             assert len({port for address, port in found if address == lab.workers[1].address}) == ports, kind
 
 
-def test_results_for_all_come_from_several_ports(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=3)
-    with passing(lab, 0) as sources:
-        assert run(lab, 3 * 64, result="fanout") == ["fanout"] * 3
-        found = sources()[PacketType.RESULT]
-        assert {address: sum(a == address for a, _ in found) for address, _ in found} == dict.fromkeys(
-            (worker.address for worker in lab.workers[1:]), 3
-        )
-
-
 def test_both_queues_of_a_receiver_have_work() -> None:
     """Queues are chosen by a hash over addresses and ports with a key of the machine's: 16 ports miss none of two."""
     with veths.pair("tbx", ("10.77.0.1", "10.77.0.2")) as (here, there):

@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from switch_cases import Job, contribution, result
-from tailbound.errors import ConfigError
-from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.wire.schema import Flag
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
@@ -99,20 +97,6 @@ def test_foreign_traffic_takes_the_bridge(team: Callable[..., Team], datagram_so
     here.sendto(three.packet(0), (three.lab.workers[1].address, three.job.port))
     assert three[1].socket.recvfrom(4096) == (three.packet(0), here.getsockname())
     assert three.verdicts() == {}
-
-
-def test_two_jobs_with_the_same_slots(team: Callable[..., Team]) -> None:
-    three = team(switch_rows=16)
-    ranks = tuple(RankSpec(w.address, w.mac, f"data{w.rank}") for w in three.lab.workers)
-    first = three.job.cookie
-    with pytest.raises(ConfigError, match=rf"slots 8..15 of job 0x0000004d overlap 0..15.*{first:#010x}"):
-        three.lab.switch.add(JobSpec(ranks, 77, rows=8, base=8))
-    with pytest.raises(ConfigError, match=rf"job {first:#010x} is in the switch already"):
-        three.lab.switch.add(JobSpec(ranks, first, rows=8))
-    with pytest.raises(ConfigError, match="no 32 free slots"):
-        three.lab.switch.add(JobSpec(ranks, 77, rows=32))
-    assert three.lab.switch.add(JobSpec(ranks, 77, rows=8)).base == 16
-    three.row(0)
 
 
 def test_another_run_needs_another_cookie(team: Callable[..., Team]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +11,9 @@ import pytest
 
 from fault_rows import contributors
 from lab_team import lab_team
-from support import MS, Team, exact_mean, gradients, hasty, nmse, patient
+from support import Team, exact_mean, gradients, hasty, nmse, patient
 from tailbound.settings.table import switch_of
-from tailbound.transport.backoff import Policy
-from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
 
@@ -29,12 +25,6 @@ def through(lab: Cluster, settings: dict[str, Any], **options: Any) -> Any:
     """A job whose rows go to the lab's switch."""
     where = switch_of(None, lab.switch.environment)
     return lab_team(lab, settings | {"switch": where}, cookie=lab.switch.entry.cookie, **options)
-
-
-def set_port(lab: Cluster, rank: int, state: str) -> None:
-    """A port of the switch goes down or up: unlike a blocked bridge port it stops what XDP forwards, too."""
-    argv = ["ip", "link", "set", Link.DATA.port(rank), state]
-    namespaces.call(lab.topology.switch, lambda: subprocess.run(argv, check=True), patient=True)
 
 
 def steady(job: Team, ops: int, numel: int = NUMEL) -> list[Any]:
@@ -84,17 +74,6 @@ def test_the_mean_and_its_bits_over_both_datapaths(tailbound_lab: Make) -> None:
         np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
-def test_losses_in_the_cables_are_made_good(tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    # a row's repeats are over soon, and a thread that does not run meanwhile would answer none of them
-    monkeypatch.setattr("tailbound.transport.flush.PATIENCE", 100 * MS)
-    lab = tailbound_lab(workers=3, switch=True, loss=0.02, seed=3)
-    with through(lab, patient(width=1408, ring_mib=16.0, quiet=5 * MS)) as job:
-        steady(job, 6)
-        counters = [member.stats()["counters"] for member in job.communicators]
-        assert sum(c.get("rows_sent_again", 0) for c in counters) > 0
-        assert sum(c.get("seal_deadline_hits", 0) for c in counters) == 0
-
-
 def test_a_switch_that_restarts_costs_a_bounded_time_and_no_wrong_sum(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=3, switch=True)
     with through(lab, hasty(width=1408, ring_mib=16.0, rotate=False)) as job:
@@ -110,50 +89,3 @@ def test_a_switch_that_restarts_costs_a_bounded_time_and_no_wrong_sum(tailbound_
             if op > 1 and all(set(rows) == {frozenset({0, 1, 2})} for rows in found):
                 return
         pytest.fail("never whole again")
-
-
-def test_a_port_that_is_down_leaves_out_one_worker_and_holds_up_nobody(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=3, switch=True)
-    with through(lab, hasty(width=1408, ring_mib=16.0)) as job:
-        settle(job)
-        set_port(lab, 2, "down")
-        for op in range(20):
-            inputs = gradients("U", 3, NUMEL, seed=op)
-            (one, its), (other, others), _ = job.allreduce(inputs)
-            if its.missed or others.missed:
-                continue
-            np.testing.assert_array_equal(one, other)
-            # nobody waits for it any more
-            if its.deadline_hits == others.deadline_hits == 0 and nmse(one, exact_mean(inputs[:2])) <= 5e-3:
-                break
-        else:
-            pytest.fail("it is still waited for")
-        set_port(lab, 2, "up")
-        for op in range(20):
-            inputs = gradients("U", 3, NUMEL, seed=op)
-            results = job.allreduce(inputs)
-            if all(nmse(out, exact_mean(inputs)) <= 5e-3 for out, _ in results):
-                return
-        pytest.fail("the worker does not come back")
-
-
-def test_a_job_that_the_switch_has_lost_goes_on_rank_to_rank_and_comes_back(
-    tailbound_lab: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tailbound.transport.switch.RESTS", Policy(1500 * MS))
-    lab = tailbound_lab(workers=3, switch=True)
-    with through(lab, hasty(width=1408, ring_mib=16.0)) as job:
-        settle(job)
-        assert lab.switch.remove(lab.switch.entry.cookie)
-        end = time.monotonic() + 60
-
-        def until(owners: tuple[int, ...]) -> None:
-            op, error = 0, 1.0
-            while job[0].job.sequence.map.owners != owners or error > 5e-3:
-                assert time.monotonic() < end, (job[0].job.sequence.map, error)
-                inputs = gradients("U", 3, NUMEL, seed=op)
-                error, op = nmse(job.allreduce(inputs)[0][0], exact_mean(inputs)), op + 1
-
-        until((0, 1, 2))
-        lab.switch.restart()
-        until((3,))

@@ -1,4 +1,4 @@
-"""Pairs of faults, each on a rank of its own, in virtual time: those of ``netns/test_faults_pairs.py``.
+"""Pairs of faults, each on a rank of its own, in virtual time.
 
 Nothing is rotated, so every row of a result stands for itself: it must be the mean over the healthy ranks and some of
 the troubled ones. ``SOON`` steps after it is known who is left, every row is averaged over all of them, if they are a
