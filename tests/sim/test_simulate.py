@@ -11,7 +11,6 @@ import pytest
 
 from tailbound import cli
 from tailbound.errors import ConfigError
-from tailbound_lab.lab.spec import Background
 from tailbound_lab.simulate.layouts import arrange
 from tailbound_lab.simulate.ports import Port, Switching
 from tailbound_lab.simulate.run import Wanted, bound, simulate
@@ -91,19 +90,6 @@ def test_the_mean_of_two_dimensions_is_that_of_all_ranks() -> None:
         team.close()
 
 
-def test_small_buffers_lose_rows_where_senders_meet_and_repair_gets_them_back() -> None:
-    """Foreign bursts fill ports with room for a dozen packets."""
-    small = Switching(rate=GBIT, buffer=16 << 10, mark=8 << 10, background=Background(9 * GBIT // 10, 2.0, 4.0))
-    wanted = Wanted(size=4 * ENTRIES, switching=small, steps=6, warm=3)
-    steps = steps_of(4, wanted)
-    assert sum(step.dropped.get("port", 0) for step in steps) > 0
-    assert sum(step.marks for step in steps) > 0
-    expected, delivered = (sum(getattr(step, name) for step in steps) for name in ("expected", "delivered"))
-    assert 0.98 * expected < delivered
-    large = steps_of(4, replace(wanted, switching=replace(small, buffer=1 << 20)))
-    assert not any(step.dropped for step in large)
-
-
 def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "rows.json"
     words = ["simulate", "-n", "2", "-n", "4", "--size", "64KiB", "--steps", "2", "--warm", "1", "--json", str(file)]
@@ -131,15 +117,3 @@ def test_wrong_arguments_are_said_before_anything_runs(
 ) -> None:
     assert cli.main(["simulate", *words]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_a_lower_floor_makes_a_lost_packet_cost_less() -> None:
-    """Flows of one packet, of which nothing shows the loss: it is asked for after 0.4 of the floor (clock-30)."""
-    lossy = Switching(rate=10 * GBIT, loss=0.002)
-    wanted = Wanted(size=ENTRIES, switching=lossy, steps=30, warm=24)
-    usual = steps_of(8, wanted)
-    low = steps_of(8, replace(wanted, settings={"floor": 500_000}))
-    assert sum(step.dropped.get("loss", 0) for step in low) > 0
-    assert max(step.slowest for step in usual) > 4e6
-    assert max(step.slowest for step in low) < 2e6
-    assert sum(step.delivered for step in low) > 0.999 * sum(step.expected for step in low)

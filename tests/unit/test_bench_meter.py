@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -57,28 +55,6 @@ def test_whose_turn_it_is_pays_for_other_threads_and_for_ops(clocks: Clocks) -> 
     assert meter.report() == []
 
 
-def test_a_real_thread_is_charged_beside_the_calling_one() -> None:
-    """Without a bound on time: both burn what they burn, by their own clocks."""
-    meter, burnt = Meter(kernel=False), []
-
-    def burn() -> None:
-        begin = time.thread_time()
-        while time.thread_time() - begin < 0.01:
-            pass
-        burnt.append(time.thread_time() - begin)
-
-    meter.turn("a")
-    with meter.op():
-        burn()
-        thread = threading.Thread(target=burn)
-        thread.start()
-        thread.join()
-    meter.turn()
-    ((name, own, kernel, ops),) = meter.report()
-    assert (name, kernel, ops) == ("a", 0.0, 1)
-    assert own >= 0.99 * sum(burnt)
-
-
 def test_an_op_costs_what_its_ranks_and_the_kernel_spent() -> None:
     entries = [["a", 0.2, 0.4, 4], ["a", 0.1, 0.0, 2], ["b", 9.0, 0.0, 1], ["c", 0.3, None, 3], ["d", 0.3, -0.01, 3]]
     found = per_op(entries, "a")
@@ -86,51 +62,6 @@ def test_an_op_costs_what_its_ranks_and_the_kernel_spent() -> None:
     assert per_op(entries, "c") == {"cpu_ms": pytest.approx(100), "kernel_ms": None}
     assert per_op(entries, "d") == {"cpu_ms": pytest.approx(100), "kernel_ms": 0.0}
     assert per_op(entries, "nobody") == {"cpu_ms": None, "kernel_ms": None}
-
-
-class Sender:
-    """Time in steps of 1 ms; of one that sends ``counted`` is in the thread's time, of others ``left``."""
-
-    def __init__(self, counted: float, left: float) -> None:
-        self.counted, self.left = counted, left
-        self.wall = self.accounted = 0.0
-
-    def __enter__(self) -> Sender:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def bind(self, address: tuple[str, int]) -> None:
-        pass
-
-    connect = bind
-
-    def getsockname(self) -> tuple[str, int]:
-        return "127.0.0.1", 1
-
-    def send(self, _: bytes) -> None:
-        self.wall += 1e-3
-        self.accounted += 1e-3 * self.counted
-
-    def perf_counter(self) -> float:
-        self.wall += 1e-3
-        self.accounted += 1e-3 * self.left
-        return self.wall
-
-
-@pytest.mark.parametrize(
-    ("counted", "left", "apart"), [(1.0, 1.0, False), (0.2, 1.0, True), (0.6, 0.6, False), (0.1, 0.7, True)]
-)
-def test_softirqs_are_apart_if_more_is_missing_of_sending_than_of_computing(
-    monkeypatch: pytest.MonkeyPatch, counted: float, left: float, apart: bool
-) -> None:
-    """A hypervisor may take a part of both."""
-    sender = Sender(counted, left)
-    monkeypatch.setattr(softirq, "time", sender)
-    monkeypatch.setattr(softirq, "_accounted", lambda: sender.accounted)
-    monkeypatch.setattr("socket.socket", lambda *_: sender)
-    assert softirq.softirqs_apart() is apart
 
 
 @pytest.fixture
@@ -174,18 +105,3 @@ def test_where_softirqs_are_apart_their_column_counts_which_has_ksoftirqd(
     share = KernelShare()
     assert share.seconds() == pytest.approx(0.5 + 4)
     share.close()
-
-
-def test_a_kernel_that_does_not_say_leaves_the_share_unknown(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(softirq, "softirqs_apart", lambda: False)
-    for name in ("runs", "usage"):
-        (machine / name).unlink()
-    meter = Meter(kernel=True)
-    meter.turn("a")
-    with meter.op():
-        pass
-    meter.turn()
-    ((_, _, kernel, ops),) = meter.report()
-    assert (kernel, ops) == (None, 1)
-    with pytest.raises(OSError, match="no kernel thread"):
-        helpers(machine / "14", apart=False)

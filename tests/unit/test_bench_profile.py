@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 import time
@@ -12,15 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
-from rich.console import Console
 
 from tailbound.collective.waiter import Waiter
 from tailbound.transport import sockets
 from tailbound.wire.check import check_packet
 from tailbound_lab.bench.experiment import Phase, conditions
-from tailbound_lab.bench.profile import COLUMNS, PARTS, split, summarize
+from tailbound_lab.bench.profile import PARTS, split, summarize
 from tailbound_lab.bench.stopwatch import Stopwatch
-from tailbound_lab.bench.table import table
 from tailbound_lab.lab.spec import LabSpec
 
 MS = 1_000_000
@@ -30,11 +27,6 @@ OP = {"wall": 100 * MS, "thread": 60 * MS, "codec": 20 * MS, "calls": 30 * MS, "
 
 def in_ms(parts: dict[str, float]) -> list[float]:
     return [parts[name] / MS for name in PARTS]
-
-
-def test_the_parts_of_an_op_add_up() -> None:
-    assert in_ms(split(OP, 10.0 * MS)) == [20, 20, 10, 12, 15, 23]
-    assert in_ms(split(OP, None)) == [20, 30, 0, 12, 15, 23]
 
 
 @pytest.mark.parametrize(
@@ -73,21 +65,6 @@ def test_rows_are_medians_and_say_what_these_are_short_of_the_op() -> None:
     assert list(first["functions"].items()) == [("b", {"ms": 2, "calls": 1}), ("a", {"ms": 1, "calls": 4})]
     for row in rows:
         assert sum(row[f"{name}_ms"] for name in PARTS) + row["rest_ms"] == pytest.approx(row["op_ms"])
-
-
-def test_without_a_count_of_the_program_it_is_in_the_system_calls() -> None:
-    (row,) = summarize(4096, phase([OP | {"program": None}]), SETTINGS | {"datapath": "udp"})
-    assert (row["xdp_program_ms"], row["system_calls_ms"]) == (None, 30)
-    assert row["rest_ms"] == pytest.approx(0)
-
-
-def test_the_table_fits_a_terminal() -> None:
-    rows = summarize(25 << 20, phase(*[[OP | {"wall": 12_345 * MS, "others": 2345 * MS}]] * 4), SETTINGS)
-    text = io.StringIO()
-    Console(file=text, width=80).print(table("", rows, COLUMNS))
-    assert "…" not in text.getvalue()
-    last = text.getvalue().rstrip().splitlines()[-1]
-    assert last.split() == ["3", "12345.00", "20.00", "18.00", "12.00", "12.00", "15.00", "12268.00", "0.00", "2345.00"]
 
 
 # -- stamps -------------------------------------------------------------------------------------------------------
@@ -130,22 +107,6 @@ def test_the_outermost_stamp_counts_and_other_threads_do_not(clocks: Clocks) -> 
     found = watch.read()
     assert (found.codec, found.calls) == (7, 50)
     assert watch.functions == {"outer": [7, 1], "inner": [50, 1]}
-
-
-def test_what_is_under_way_counts_as_far_as_it_is(clocks: Clocks) -> None:
-    watch = Stopwatch()
-    watch.here()
-    found = []
-
-    def long() -> None:
-        clocks.now += 5
-        found.append(watch.read())
-        clocks.now += 6
-
-    with pytest.raises(ZeroDivisionError):
-        watch.around(1, "fails", lambda: 1 / 0)()
-    watch.around(0, "long", long)()
-    assert [(reading.thread, reading.codec) for reading in [*found, watch.read()]] == [(5, 5), (11, 11)]
 
 
 @pytest.fixture

@@ -5,11 +5,9 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -76,19 +74,6 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_reports_orders_and_output(lab: Cluster) -> None:
-    text = io.StringIO()
-    with team(lab, text) as workers:
-        ready = dict(workers.gather("ready"))
-        assert {message["ranks"] for message in ready.values()} == {3}
-        workers.tell("what")
-        echoes = list(workers.gather("echo"))
-        assert sorted(m["rank"] for _, m in echoes) == sorted(r for r, _ in echoes) == [0, 1, 2]
-        workers.tell("go")
-        workers.finish()
-    assert sorted(text.getvalue().splitlines()) == [f"[{rank}] hello world" for rank in range(3)]
-
-
 @pytest.mark.parametrize(
     ("how", "rank", "words"),
     [
@@ -117,40 +102,12 @@ def test_nobody_is_left_behind(lab: Cluster) -> None:
     assert not any(alive(pid) for pid in pids)
 
 
-def test_silence_is_an_error(lab: Cluster) -> None:
-    with (
-        team(lab, io.StringIO(), silence=1) as workers,
-        pytest.raises(TransportError, match="said nothing for 1 s"),
-    ):
-        list(workers.gather("never"))
-
-
 def test_one_worker_has_nobody_to_average_with() -> None:
     with (
         pytest.raises(ConfigError, match="at least 2 workers"),
         opened(LabSpec(1), "auto", Console(file=io.StringIO())),
     ):
         pass
-
-
-def test_all_start_together_and_again(tmp_path: Path) -> None:
-    path = tmp_path / "line"
-    StartLine.create(path, 3)
-    starts: list[list[int]] = [[], [], []]
-
-    def rank(number: int) -> None:
-        line = StartLine(path, number, 3, timeout=20)
-        for _ in range(20):
-            starts[number].append(line.wait())
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert starts[0] == starts[1] == starts[2]
-    assert (np.diff(starts[0]) > 0).all()
-    assert len(starts[0]) == 20
 
 
 def test_who_did_not_come_to_the_start_is_named(tmp_path: Path) -> None:

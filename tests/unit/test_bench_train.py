@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tailbound import cli
-from tailbound.errors import CapabilityError, ConfigError
+from tailbound.errors import ConfigError
 from tailbound_lab.bench.cpu import busy_seconds
-from tailbound_lab.bench.table import table
-from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, VARIANTS, Scenario, parse_options, plan
-from tailbound_lab.bench.train_rows import COLUMNS, Record, Turns, row
+from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, Scenario, parse_options, plan
+from tailbound_lab.bench.train_rows import Record, Turns, row
 from tailbound_lab.lab.spec import LabSpec
-
-
-def test_all_scenarios_by_default_in_their_order() -> None:
-    assert plan() == list(SCENARIOS.values())
-    assert [s.name for s in plan(["accuracy", "compute"])] == ["compute", "accuracy"]
-    for scenario in plan():
-        assert "tailbound" in scenario.variants
-        assert scenario.rate in (None, 10**9)
-    assert SCENARIOS["accuracy"].losses == (0.0, 0.01, 0.05)
-    assert len(SCENARIOS["accuracy"].seeds) == 3
 
 
 def test_changes_are_for_all_scenarios_and_none_changes_nothing() -> None:
@@ -34,13 +20,6 @@ def test_changes_are_for_all_scenarios_and_none_changes_nothing() -> None:
     assert {(s.workers, s.rate, s.losses, s.variants) for s in chosen} == {(2, None, (0.02,), ("gloo",))}
     assert [s.seeds for s in chosen] == [s.seeds for s in SCENARIOS.values()]
     assert chosen[0].steps == SCENARIOS["compute"].steps
-
-
-def test_quick_is_shorter_but_what_is_asked_for_wins() -> None:
-    for quick, full in zip(plan(quick=True), plan(), strict=True):
-        assert quick.steps < full.steps
-        assert quick.seeds == (1,)
-    assert {s.steps for s in plan(quick=True, steps=3)} == {3}
 
 
 @pytest.mark.parametrize(
@@ -149,39 +128,12 @@ def test_a_row_has_what_was_asked_for() -> None:
     assert not row("gloo", record(), [THEIR_END] * 2, plan(["accuracy"])[0], 7, SETTINGS)["complete"]
 
 
-def test_a_variant_that_never_had_a_turn_has_a_row_without_times() -> None:
-    found = row("gloo", Record(), [THEIR_END], scenario(), 1, SETTINGS)
-    assert (found["steps_per_s"], found["step_p50_ms"], found["accuracy"], found["busy"]) == (0.0, None, None, None)
-    said = io.StringIO()
-    Console(file=said, width=100).print(table("", [found], COLUMNS))
-    assert "gloo" in said.getvalue()
-
-
 # -- the rest -----------------------------------------------------------------------------------------------------
 
 
 def test_the_machine_gets_busier(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("cpu  100 20 30 9999 50 6 4 77 0 0\ncpu0 1 2 3\n")
     assert busy_seconds(tmp_path / "stat") == pytest.approx(160 / 100)
-
-
-@pytest.mark.needs("matplotlib")
-def test_the_picture_has_a_line_for_every_scenario(tmp_path: Path) -> None:
-    from tailbound_lab.bench.train_plot import draw
-
-    rows = [
-        row(name, record(), [END, END], plan([one], workers=2, steps=3)[0], 1, SETTINGS | {"loss": loss})
-        for one in SCENARIOS
-        for name in VARIANTS
-        for loss in (0.0, 0.01)
-    ]
-    draw(rows, tmp_path / "train.png")
-    picture = (tmp_path / "train.png").read_bytes()
-    assert picture.startswith(b"\x89PNG")
-    width, height = struct.unpack(">2I", picture[16:24])
-    assert (width, height) == (1760, int(160 * (0.4 + 3 * 4.1)))
-    draw([], tmp_path / "nothing.png")
-    assert not (tmp_path / "nothing.png").exists()
 
 
 @pytest.mark.parametrize(
@@ -215,21 +167,3 @@ def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert (seen["json_file"], seen["plot"]) == (None, None)
     assert cli.main(["bench", "train", "--rate", "none"]) == 0
     assert LabSpec(4, rate=seen["scenarios"][0].rate).rate is None
-
-
-@pytest.mark.needs("torch")
-def test_ranks_share_devices_and_without_one_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from tailbound_lab.bench.course import device_of
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert device_of("cpu", 3) == "cpu"
-    with pytest.raises(CapabilityError, match="no CUDA device"):
-        device_of("cuda", 0)
-    taken: list[int] = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    assert [device_of("cuda", rank) for rank in range(4)] == ["cuda:0", "cuda:1"] * 2
-    assert taken == [0, 1, 0, 1]

@@ -10,7 +10,7 @@ import pytest
 from tailbound_lab.bench.train_rows import Record
 from tailbound_lab.demo import show
 from tailbound_lab.demo.ledger import balance
-from tailbound_lab.demo.run import drift, figures, grown, lossy_network
+from tailbound_lab.demo.run import figures, grown
 
 
 def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
@@ -43,18 +43,6 @@ def test_a_packet_too_many_or_too_few_shows(change: dict[str, int], difference: 
     assert not whole.balanced
 
 
-@pytest.mark.needs("torch")
-def test_drops_of_a_udp_socket_are_found_by_its_port() -> None:
-    from tailbound_lab.bench.course import udp_drops
-
-    head = "sl local_address rem_address st tx_queue rx_queue tr tm->when retrnsmt uid timeout inode ref pointer drops"
-    rest = "00000000:0000 07 00000000:00000000 00:00000000 00000000 0 0 19283 2 00000000"
-    table = f"  {head}\n 1081: 010012C6:1CF3 {rest} 17\n 1082: 0100007F:1CF4 {rest} 5\n"
-    assert udp_drops(table, 0x1CF3) == 17
-    assert udp_drops(table, 0x1CF4) == 5
-    assert udp_drops(table, 53) == 0
-
-
 def test_the_figures_of_a_training() -> None:
     record = Record([0.3, 0.2, 0.2], [0.3, 0.4, 0.6], [(0.0, 0.1), (0.1, 0.2), (0.4, 0.9), (0.5, 0.96), (0.6, 0.94)])
     found = figures(record)
@@ -83,18 +71,6 @@ def test_the_first_line_says_what_was_gained(change: dict[str, Any], words: str)
     assert show.headline(summary | change) == words
 
 
-@pytest.mark.parametrize(("bursts", "loss"), [(True, "1% of packets lost in bursts"), (False, "1% of packets lost")])
-def test_the_conditions_name_rate_loss_and_straggler(bursts: bool, loss: str) -> None:
-    spec = lossy_network(4, bursts=bursts)
-    assert show.describe(spec) == f"cables of 1 Gbit/s, {loss}, rank 3 computes 25 ms longer in every step"
-
-
-def test_drift_of_equal_replicas_is_nothing() -> None:
-    one = np.array([3.0, 4.0], np.float32)
-    assert drift([one, one.copy()]) == 0
-    assert drift([one * np.float32(0.5), one * np.float32(1.5)]) == pytest.approx(0.5)
-
-
 @pytest.mark.needs("sklearn", "torch")
 def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
     from tailbound_lab.bench import digits
@@ -107,29 +83,3 @@ def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
     again, other = digits.load(7), digits.load(8)
     assert (again.test_labels == data.test_labels).all()
     assert (other.test_labels != data.test_labels).any()
-
-
-@pytest.mark.needs("torch")
-def test_no_image_is_seen_twice_in_an_epoch() -> None:
-    from tailbound_lab.bench import digits
-
-    steps = list(digits.batches(1437, ranks=4, per_rank=16, epoch=3, seed=7))
-    assert len(steps) == 22
-    assert {step.shape for step in steps} == {(4, 16)}
-    seen = np.concatenate([step.ravel() for step in steps])
-    assert np.unique(seen).size == seen.size
-    other = next(digits.batches(1437, ranks=4, per_rank=16, epoch=4, seed=7))
-    assert (other != steps[0]).any()
-
-
-@pytest.mark.needs("torch")
-def test_the_model_fills_several_buckets_and_keeps_no_running_statistics() -> None:
-    import torch
-
-    from tailbound_lab.bench import digits
-
-    net = digits.model(7)
-    size = 4 * sum(p.numel() for p in net.parameters())
-    assert 8 << 20 <= size <= 16 << 20
-    assert not list(net.buffers())
-    assert all(torch.equal(a, b) for a, b in zip(net.parameters(), digits.model(7).parameters(), strict=True))

@@ -8,17 +8,7 @@ from typing import Any
 import pytest
 
 from tailbound_lab.lab import inject
-from tailbound_lab.lab.faults import Fault, FaultCounts
-
-
-def test_counts_are_a_sentence() -> None:
-    counts = FaultCounts(
-        sent=20_000, seen=39_900, lost=200, duplicated=3, corrupted=2, passed=9, reordered=1, lost_other=7
-    )
-    assert (
-        str(counts) == "of 20000 packets 200 lost (1.00 %), 7 of them not UDP; 3 duplicated, 2 corrupted, 1 reordered"
-    )
-    assert str(FaultCounts()) == "of 0 packets 0 lost; 0 duplicated, 0 corrupted, 0 reordered"
+from tailbound_lab.lab.faults import Fault
 
 
 def test_a_packet_between_two_workers_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:

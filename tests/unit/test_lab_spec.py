@@ -106,20 +106,6 @@ def test_a_spec_that_cannot_be_is_refused(settings: dict[str, object], named: st
         LabSpec(**{"workers": 4, **settings})  # type: ignore[arg-type]
 
 
-def test_what_needs_cables_and_wire_size() -> None:
-    def shape(**settings: object) -> tuple[bool, bool]:
-        spec = LabSpec(workers=2, **settings)  # type: ignore[arg-type]
-        return spec.has_cables, spec.wire_size
-
-    assert shape() == (False, False)
-    assert shape(wire=True) == (False, True)
-    assert shape(rate=10**9) == (True, False)
-    assert shape(cables=True) == (True, True)
-    assert shape(burst=Burst(0.0)) == (False, False)
-    for fault in ({"loss": 0.1}, {"burst": Burst(0.1)}, {"duplicate": 0.1}, {"corrupt": 0.1}):
-        assert shape(**fault) == (True, True)
-
-
 def test_every_address_is_its_own_and_in_the_benchmark_range() -> None:
     topology = describe("tb-1-2-3", 256, cables=True)
     addresses = [w.address_on(link) for w in topology.workers for link in Link]
@@ -132,16 +118,6 @@ def test_every_address_is_its_own_and_in_the_benchmark_range() -> None:
     assert len(set(macs)) == 512
     assert all(int(mac[:2], 16) & 3 == 2 for mac in macs), "locally administered, unicast"
     assert len(set(topology.namespaces)) == 1 + 256 + 256
-
-
-def test_interface_names_fit_the_kernel() -> None:
-    names = [link.port(255) for link in Link] + [n for link in Link for n in (link.worker_port, link.switch_port)]
-    assert all(len(name) < 16 for name in names)
-
-
-def test_the_far_end_is_the_cable_or_the_switch() -> None:
-    assert describe("p", 2, cables=False).far_end(1, Link.PLAIN) == ("p-s", "plain1")
-    assert describe("p", 2, cables=True).far_end(1, Link.PLAIN) == ("p-c1", "plain-worker")
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import os
 import signal
 import threading
 
 import pytest
-from rich.console import Console
 
-from tailbound_lab.lab.output import LineSplitter, Streams
+from tailbound_lab.lab.output import LineSplitter
 from tailbound_lab.lab.spec import Straggler
 from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, step_delay
 
@@ -42,20 +39,6 @@ def test_a_freezer_stops_and_continues_in_turn_and_leaves_the_group_running() ->
     assert freezer.stops == len(sent) // 2
 
 
-def test_a_freezer_ends_with_its_group() -> None:
-    gone = threading.Event()
-
-    def missing(group: int, number: int) -> None:
-        gone.set()
-        raise ProcessLookupError
-
-    freezer = Freezer(77, Straggler(0, 0.5, 1.0), seed=1, signal_group=missing)
-    freezer.start()
-    assert gone.wait(20)
-    freezer.close()
-    assert freezer.stops == 0
-
-
 def test_running_times_follow_the_seed_and_the_mean() -> None:
     def times(seed: int, n: int) -> list[float]:
         freezer = Freezer(1, Straggler(0, 40, 200), seed)
@@ -75,23 +58,3 @@ def test_lines_come_whole_whatever_the_pieces() -> None:
     broken = LineSplitter()
     assert broken.feed(b"\xff\xfe\n") == ["\N{REPLACEMENT CHARACTER}" * 2]
     assert broken.finish() == []
-
-
-def test_every_line_has_its_rank_in_front() -> None:
-    out, err = io.StringIO(), io.StringIO()
-    streams = Streams(11, Console(file=out, width=20), Console(file=err, width=20))
-    ends = []
-    for rank, error in ((3, False), (10, True)):
-        read, write = os.pipe()
-        streams.add(rank, os.fdopen(read, "rb"), error=error)
-        ends.append(write)
-    long = "[bold]not markup[/bold] " + "x" * 60
-    os.write(ends[0], f"{long}\nno end".encode())
-    os.write(ends[1], b"oops\n")
-    for end in ends:
-        os.close(end)
-    while streams.open:
-        streams.pump(1.0)
-    streams.close()
-    assert out.getvalue() == f"[ 3] {long}\n[ 3] no end\n"
-    assert err.getvalue() == "[10] oops\n"

@@ -6,7 +6,6 @@ import os
 import re
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from support import MS, Team, Trouble, gradients, patient, team
 from tailbound.errors import ConfigError
 from tailbound.metrics.flatten import LEFT_OUT, Metric, flatten
-from tailbound.metrics.tensorboard import tag_of, write
+from tailbound.metrics.tensorboard import write
 from tailbound.wire.schema import PacketType
 
 NUMEL = 8 * 64 * 256
@@ -204,23 +203,3 @@ def test_tags_group_by_name_and_leave_out_what_the_folder_says(stats: dict[str, 
         ("tailbound/peer_rtt_seconds/peer=0", pytest.approx(stats["status"]["peers"]["0"]["rtt_us"] / 1e6), 7),
         ("tailbound/peer_rtt_seconds/peer=2", pytest.approx(stats["status"]["peers"]["2"]["rtt_us"] / 1e6), 7),
     ]
-
-
-@pytest.mark.needs("torch", "tensorboard")
-@pytest.mark.filterwarnings("default::DeprecationWarning")  # of tensorboard's own imports
-def test_an_event_file_gives_back_what_was_written(stats: dict[str, Any], tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from torch.utils.tensorboard import SummaryWriter
-
-    with SummaryWriter(str(tmp_path)) as writer:
-        written = write(writer, stats, 100)
-        write(writer, {**stats, "delivered": 0.5}, 200)
-    read = EventAccumulator(str(tmp_path)).Reload()
-    metrics = flatten(stats)
-    assert set(read.Tags()["scalars"]) == {tag_of(m) for m in metrics}
-    assert written == len(metrics)
-    for metric in metrics:
-        first = read.Scalars(tag_of(metric))[0]
-        assert first.step == 100
-        assert first.value == pytest.approx(metric.value, rel=1e-6)  # stored as float32
-    assert [e.value for e in read.Scalars("tailbound/delivered_ratio")][1] == 0.5

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import pytest
 
-from support import await_that
 from tailbound import cli
 from tailbound.kernel import cache, ethtool, net, pin
 from tailbound.switch.p4 import kept
@@ -131,20 +130,6 @@ def test_a_switch_comes_up_takes_jobs_and_goes_down(run: Run, tmp_path: Path) ->
         os.kill(pid, 0)
 
 
-@pytest.mark.usefixtures("tools")
-def test_there_is_one_switch_and_one_that_has_ended_is_said_to_have(run: Run, tmp_path: Path) -> None:
-    run(*UP)
-    assert "a P4 switch is up already at 198.18.252.1 on lo" in run(*UP).error
-    assert "a P4 switch is up" in run("up", "lo", "--address", "198.18.252.1").error
-    (folder,) = (tmp_path / "run").iterdir()
-    pid = json.loads((folder / "switch.json").read_text())["pid"]
-    os.kill(pid, 9)
-    await_that(lambda: os.waitpid(pid, os.WNOHANG)[0], "the end of the switch")
-    for words in (("status",), JOB):
-        assert f"the P4 switch (process {pid}) has ended" in run(*words).error
-    assert run("down").out == "the switch is down\n"
-
-
 @pytest.mark.parametrize("lacking", ["p4c-bm2-ss", "simple_switch", "simple_switch_CLI"])
 def test_a_tool_that_is_missing_is_named_before_anything_is_changed(
     run: Run, tools: Path, tmp_path: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
@@ -158,9 +143,3 @@ def test_a_tool_that_is_missing_is_named_before_anything_is_changed(
     assert f"{lacking} is not on PATH" in said.error
     assert touched == []
     assert not any((tmp_path / "run").iterdir())
-
-
-def test_options_of_the_other_kind_are_refused(run: Run) -> None:
-    assert "--mtu: for an XDP switch only" in run(*UP, "--mtu", "1500").error
-    said = run("up", "lo", "--address", "198.18.252.1", "--thrift-port", "9000")
-    assert (said.status, "--thrift-port: for a P4 switch (--p4) only" in said.error) == (2, True)

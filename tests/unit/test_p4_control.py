@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import cache
 from tailbound.kernel.assets import assets
 from tailbound.kernel.switch import Entry, Member
-from tailbound.switch.p4 import commands, runtime, tools
-from tailbound.switch.p4.box import open_p4
+from tailbound.switch.p4 import commands, runtime
 from tailbound.switch.p4.compile import Sizes, compile_switch
 from tailbound.wire.schema import SWITCH_JOBS, VERDICTS
 
@@ -79,15 +78,6 @@ def test_a_job_as_commands() -> None:
     )
 
 
-def test_ports_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="each once"):
-        open_p4(["a", "a"], "198.18.252.1", mac="02:7b:00:02:00:00")
-    with pytest.raises(ConfigError, match="nowhere is no port of this switch; choose one of: lo"):
-        open_p4(["lo"], "198.18.252.1", mac="02:7b:00:02:00:00", stations={"02:00:00:00:00:01": "nowhere"})
-    with pytest.raises(ConfigError, match="no interface 'no-such-if'"):
-        open_p4(["no-such-if"], "198.18.252.1", mac="02:7b:00:02:00:00")
-
-
 def script(folder: Path, name: str, text: str) -> None:
     path = folder / name
     path.write_text(f"#!/bin/sh\n{text}\n")
@@ -144,25 +134,3 @@ def test_a_conversation(fake: Path) -> None:
             session.run("gone")
     finally:
         session.close()
-
-
-def _cli(folder: Path, text: str) -> str:
-    """A command line like bmv2's, a Python script, where the first ``python3`` on PATH lacks thrift."""
-    script(folder, "python3", "echo \"ModuleNotFoundError: No module named 'thrift'\" >&2; exit 1")
-    path = folder / "simple_switch_CLI"
-    path.write_text(f"#!/usr/bin/env python3\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
-
-
-def test_within_a_virtual_environment_the_command_line_gets_debians_python(fake: Path) -> None:
-    path = _cli(fake, "print('usage')")
-    assert tools.runtime_command() == ("/usr/bin/python3", path)
-
-
-def test_a_python_without_thrift_is_said(fake: Path) -> None:
-    _cli(fake, "import no_thrift_here")
-    with pytest.raises(
-        CapabilityError, match=r"'no_thrift_here'\): it needs Python's thrift, apt-get install python3-"
-    ):
-        runtime.Runtime(9090)

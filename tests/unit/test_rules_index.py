@@ -11,35 +11,6 @@ from tailbound.wire import rules_index
 # Names of rules here are put together, so that they are no citations of this file.
 _CLOCK, _CODEC = "clock", "codec"
 
-_PAGE = f"""\
-### {_CLOCK}-1
-
-**First.** It holds.
-
-### {_CLOCK}-2
-
-**The second
-one**, too.
-
-### {_CLOCK}-2a
-
-**A part.** And this.
-"""
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    """A repository with three rules, a file of code and a file of tests."""
-    for name, text in {
-        "docs/rules.md": _PAGE,
-        "host_lib/tailbound/a.py": f'"""Does it ({_CLOCK}-1 to {_CLOCK}-2)."""\n',
-        "tests/unit/test_a.py": f'"""Of {_CLOCK}-1."""\n\n\n@mark\ndef test_a() -> None:\n'
-        f'    """{_CLOCK}-1, {_CLOCK}-2a."""\n\n\ndef helper() -> None:\n    """See {_CLOCK}-2."""\n',
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
-
 
 def test_every_rule_has_a_test(repository: Path) -> None:
     rules = rules_index.rules(repository)
@@ -61,20 +32,6 @@ def test_every_rule_is_read(repository: Path) -> None:
     headings = [line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")]
     assert headings == list(rules_index.rules(repository))
     assert all(part.count("*Why: ") == 1 for part in text.split("\n### ")[1:])
-
-
-def test_what_is_cited(small: Path) -> None:
-    rules = rules_index.rules(small)
-    assert rules == {f"{_CLOCK}-1": "First", f"{_CLOCK}-2": "The second one", f"{_CLOCK}-2a": "A part"}
-    assert {(one.rule, one.test) for one in rules_index.citations(small) if one.tests} == {
-        (f"{_CLOCK}-1", ""),
-        (f"{_CLOCK}-1", "test_a"),
-        (f"{_CLOCK}-2a", "test_a"),
-    }  # not the second: a helper is no test
-    lines = rules_index.page(small).splitlines()[-3:]
-    assert lines[0] == f"- [{_CLOCK}-1](rules.md#{_CLOCK}-1): `a.py`; tests `unit/test_a.py`"
-    assert lines[1] == f"- [{_CLOCK}-2](rules.md#{_CLOCK}-2): `a.py`; tests "
-    assert lines[2] == f"- [{_CLOCK}-2a](rules.md#{_CLOCK}-2a): ; tests `unit/test_a.py`"
 
 
 @pytest.mark.parametrize(

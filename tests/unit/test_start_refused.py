@@ -21,7 +21,7 @@ from tailbound.transport.sockets import UdpSocket
 
 #: Level, number and name of some that a UDP socket of a job is asked for.
 OPTIONS = [
-    (0, 10, "IP_MTU_DISCOVER"), (1, 40, "SO_RXQ_OVFL"), (17, 104, "UDP_GRO"), (1, 32, ""), (1, 8, "SO_RCVBUF"),
+    (17, 104, "UDP_GRO"), (1, 8, "SO_RCVBUF"),
 ]  # fmt: skip
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 from tailbound.observe.events import LogEvent
@@ -78,13 +76,3 @@ def test_memory_is_bounded_and_the_newest_are_kept() -> None:
     assert {e["name"] for e in of_kind(trace.chrome(), "X") if e["cat"] == "op"} == {
         f"op 0.{i}" for i in range(92, 100)
     }
-
-
-def test_traces_are_written_whole(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        trace = Trace(rank)
-        trace.add(rank, 64, spans(5000))
-        trace.write(tmp_path / "deep" / f"{rank}.json")
-        loaded = json.loads((tmp_path / "deep" / f"{rank}.json").read_text())
-        assert {e["pid"] for e in loaded["traceEvents"]} == {rank}
-    assert {p.name for p in tmp_path.rglob("*") if p.is_file()} == {"0.json", "1.json"}
