@@ -19,60 +19,6 @@ from tailbound_lab.lab.spec import LabSpec
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
 
-# One process does it all, since its mount namespace takes the pins with it whatever happens.
-STORY = """
-import json, os, sys
-from tailbound import cli
-from tailbound.datapath.xdp import XdpDatapath
-from tailbound.kernel import net, pin, syscalls
-from tailbound.kernel.fanout import Fanout
-from tailbound.wire.tag import key_of
-
-name = sys.argv[1]
-told = {}
-told["attach"] = cli.main(["attach", name, "--ring", "1", "--workers", "4", "--group", "nogroup", "--port", "7411"])
-told["again"] = cli.main(["attach", name])
-pid = os.fork()
-if pid == 0:
-    status = 1
-    try:
-        os.setgroups([])
-        os.setgid(65534)
-        os.setuid(65534)
-        path = XdpDatapath.open(name)
-        path.store.control["rank"][0] = 3
-        assert not path.store.sums.flags.writeable and not path.store.slots.flags.writeable
-        assert path.endpoint[1] == 7411 and path.store.width == 1408
-        path.reset(1)
-        path.put_key(3, key_of(bytes(80 + 1408), 3))
-        for flags in (0, 1 << 3):  # to read and write, to read
-            try:
-                syscalls.obj_get(str(pin._pins(name) / "keys"), flags)
-            except PermissionError:
-                continue
-            raise AssertionError("keys can be read")
-        path.close()
-        fanout = Fanout.open(name, 40000)
-        fanout.set_peers(3, {0: "198.18.0.9"})
-        fanout.live({0})
-        assert fanout.lead == 0 and not fanout.maps.arrays["fanout_counts"].flags.writeable
-        fanout.close()
-        assert cli.main(["detach", name]) == 1 and XdpDatapath.is_attached(name)
-        status = 0
-    finally:
-        os._exit(status)
-told["trainer"] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-path = XdpDatapath.open(name)
-told["rank"] = int(path.store.control["rank"][0])
-path.close()
-told["still"] = net.xdp_on(name) is not None
-told["detach"] = cli.main(["detach", name])
-told["gone"] = net.xdp_on(name) is None
-told["detach_again"] = cli.main(["detach", name])
-told["after"] = cli.main(["attach", name, "--ring", "1"])
-told["end"] = cli.main(["detach", name])
-print(json.dumps(told))
-"""
 
 REFUSED = """
 import json, sys
@@ -104,23 +50,6 @@ def tell(lab: Cluster) -> Callable[[str], tuple[Any, str]]:
         return json.loads(out.splitlines()[-1]), err
 
     return run
-
-
-def test_attach_train_detach(tell: Callable[[str], tuple[Any, str]]) -> None:
-    told, errors = tell(STORY)
-    assert told == {
-        "attach": 0,
-        "again": 1,
-        "trainer": 0,
-        "rank": 3,
-        "still": True,
-        "detach": 0,
-        "gone": True,
-        "detach_again": 0,
-        "after": 0,
-        "end": 0,
-    }
-    assert "already carries Tailbound's tb_worker" in errors
 
 
 def test_what_cannot_be_attached_is_said_in_one_line(tell: Callable[[str], tuple[Any, str]]) -> None:

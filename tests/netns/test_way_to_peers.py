@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyroute2 import IPRoute
 
 from lab_team import all_said, served_store
-from tailbound.doctor.interfaces import leads_to_peers
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
@@ -160,69 +158,3 @@ def test_an_attached_program_that_may_not_be_used_is_an_error_with_what_to_type(
     assert kind == "CapabilityError"
     assert "usermod -aG daemon $USER" in why
     assert why.endswith("TAILBOUND_DATAPATH=udp")
-
-
-DOCTOR = """
-import json, os, sys
-from tailbound.doctor import examine
-
-told = {}
-for case, environment in json.loads(sys.argv[1]).items():
-    for name in ("TAILBOUND_INTERFACE", "MASTER_ADDR"):
-        os.environ[name] = environment.get(name, "")
-    verdict = examine().verdict
-    told[case] = [verdict.interface, verdict.judged, *verdict.reasons]
-print(json.dumps(told))
-"""
-
-
-def test_doctor_judges_the_interface_that_a_job_would_use(tailbound_lab: Callable[..., Cluster]) -> None:
-    """Two interfaces are up, neither has a program, and there is no default route: the environment tells which."""
-    lab = tailbound_lab(workers=2)
-    peer = lab.workers[1]
-    cases = {
-        "data": {"MASTER_ADDR": peer.address},
-        "plain": {"MASTER_ADDR": peer.plain_address},
-        "own": {"MASTER_ADDR": lab.workers[0].plain_address},  # of rank 0 itself
-        "named": {"MASTER_ADDR": peer.plain_address, "TAILBOUND_INTERFACE": "data0"},
-        "loopback": {"MASTER_ADDR": "127.0.0.1"},
-        "unknown": {"MASTER_ADDR": "no-such-host.invalid"},
-        "nothing": {},
-    }
-    argv = [sys.executable, "-c", DOCTOR, json.dumps(cases)]
-    process = lab.popen(0, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 0, out + err
-    told: dict[str, list[Any]] = json.loads(out)
-    assert told["data"][:2] == ["data0", f"it is the way to MASTER_ADDR={peer.address}"]
-    assert told["plain"][:2] == ["plain0", f"it is the way to MASTER_ADDR={peer.plain_address}"]
-    assert told["own"][0] == "plain0"
-    assert told["named"][:2] == ["data0", "TAILBOUND_INTERFACE names it"]
-    for case, why in (
-        ("loopback", "MASTER_ADDR=127.0.0.1 is this host, and no other network can be reached"),
-        ("unknown", "MASTER_ADDR=no-such-host.invalid is no name that this host knows"),
-        ("nothing", "is not known"),
-    ):
-        interface, judged, reason, *_ = told[case]
-        assert interface is None
-        assert reason == judged
-        assert why in reason
-        assert "TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR=HOST" in reason
-
-
-def test_a_host_that_is_its_own_master_and_has_a_way_out(
-    tailbound_lab: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Debian's /etc/hosts has 127.0.1.1 for a host's own name; doctor said that it leads nowhere."""
-    lab = tailbound_lab(workers=2)
-
-    def way_out() -> None:
-        with IPRoute() as route:
-            route.route("add", dst="default", gateway=lab.workers[1].address)
-
-    lab.run(0, way_out)
-    monkeypatch.delenv("TAILBOUND_INTERFACE", raising=False)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.1.1")
-    judged, told = lab.run(0, leads_to_peers)
-    assert judged == "data0"
-    assert "is this host" in told

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import pytest
 
-from sim.neighbours import Tcp, share
-from tailbound_lab.simulate.fabric import S
-from tailbound_lab.simulate.ports import Network, Switching
+from sim.neighbours import share
+from tailbound_lab.simulate.ports import Switching
 from tailbound_lab.simulate.world import World
 
 MARKING = Switching(rate=100_000_000, buffer=64 << 10, mark=16 << 10)
@@ -23,16 +21,6 @@ def test_a_flow_of_tcp_and_a_job_leave_each_other_half() -> None:
     assert beside.tcp[0] >= 0.25
     assert beside.ops[0] >= 0.45 * alone.ops[0]
     assert beside.dropped <= 0.001 * beside.packets
-
-
-@pytest.mark.thorough
-def test_incast_of_ranks_out_of_step_loses_next_to_nothing() -> None:
-    settings = {"apart": 10_000_000, "warm": 0.5, "seconds": 1.0}
-    marked = share(16, 4 * SIZE, MARKING, **settings)
-    blind = share(16, 4 * SIZE, replace(MARKING, mark=0), known=False, **settings)
-    assert marked.dropped <= 0.001 * marked.packets
-    assert blind.dropped > 10 * marked.dropped
-    assert marked.delivered >= 0.999 * marked.expected
 
 
 def test_two_jobs_get_equal_parts() -> None:
@@ -54,24 +42,3 @@ def test_many_ranks_that_wait_for_a_core_ask_each_other_little(monkeypatch: pyte
     rows = beside.kinds["contribution"] + beside.kinds["result"]
     questions = beside.kinds["ready"] + beside.kinds["repair"]  # of either half; GONE answers
     assert 0 < questions < 0.25 * rows
-
-
-@pytest.mark.parametrize("multicast", [False, True])
-def test_results_may_leave_once_for_all(multicast: bool) -> None:
-    got = share(3, 64 << 10, MARKING, warm=0.05, seconds=0.1, multicast=multicast)
-    assert got.delivered == got.expected > 0
-    assert got.kinds["result"] == pytest.approx(got.kinds["contribution"], rel=0.2)
-
-
-@pytest.mark.parametrize(("switching", "waits"), [(MARKING, False), (replace(MARKING, buffer=4 << 10, mark=0), True)])
-def test_flows_of_tcp_share_a_queue_that_marks_and_wait_for_their_timers_at_a_shallow_one(
-    switching: Switching, waits: bool
-) -> None:
-    network = Network([[0, 1]], 1, switching)
-    flows = [Tcp(network, 0, ecn=True) for _ in range(2)]
-    begin = network.now
-    network.run(lambda: network.now >= begin + S, 2 * S)
-    shares = [flow.delivered / (switching.rate / 8) for flow in flows]
-    assert any(flow.timeouts for flow in flows) == waits
-    assert waits or shares == pytest.approx([0.5, 0.5], abs=0.1)
-    assert all(shares)

@@ -7,8 +7,6 @@ import pytest
 from tailbound.transport.overtime import Extension
 from tailbound.transport.stage import Quiet, majority, stage_start
 
-MS = 1_000_000
-
 
 @pytest.mark.parametrize(("live", "need"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4), (7, 4), (8, 5)])
 def test_majority(live: int, need: int) -> None:
@@ -16,38 +14,27 @@ def test_majority(live: int, need: int) -> None:
     assert majority(live) == need
 
 
-def start(**seen: int | bool) -> int:
-    settings = {"heard_fewer": 0, "heard_need": 0, "alone": False, "launched": 0, "start_max": 1000 * MS}
-    return stage_start(**(settings | seen))
-
-
-def test_nothing_has_happened() -> None:
-    assert start() == 0
-    assert start(alone=True) == 0
-
-
-def test_one_short_of_a_majority_waits_for_the_own_launch() -> None:
-    assert start(heard_fewer=5 * MS) == 0
-    assert start(heard_fewer=5 * MS, launched=9 * MS) == 9 * MS
-    assert start(heard_fewer=12 * MS, launched=9 * MS) == 12 * MS
-
-
-def test_a_majority_of_peers_starts_it_without_the_own_launch() -> None:
+@pytest.mark.parametrize(
+    ("fewer", "need", "alone", "launched", "start"),
+    [
+        (0, 0, False, 0, 0),
+        (0, 0, True, 0, 0),
+        (0, 0, True, 3, 3),  # alone, the own launch is the majority
+        (5, 0, False, 0, 0),  # one short of a majority
+        (5, 0, False, 9, 9),
+        (12, 0, False, 9, 12),
+        (5, 7, False, 0, 7),  # a majority of peers, without the own launch
+        (5, 7, False, 6, 6),
+        (5, 7, False, 30, 7),
+        (0, 0, False, 3, 1003),  # at the latest
+        (2000, 0, False, 3, 1003),
+        (0, 2000, False, 3, 1003),
+    ],
+)
+def test_what_starts_a_clock(fewer: int, need: int, alone: bool, launched: int, start: int) -> None:
     """Rule: clock-3."""
-    assert start(heard_fewer=5 * MS, heard_need=7 * MS) == 7 * MS
-    assert start(heard_fewer=5 * MS, heard_need=7 * MS, launched=6 * MS) == 6 * MS
-    assert start(heard_fewer=5 * MS, heard_need=7 * MS, launched=30 * MS) == 7 * MS
-
-
-def test_alone_the_own_launch_is_the_majority() -> None:
-    assert start(alone=True, launched=3 * MS) == 3 * MS
-
-
-def test_at_the_latest_start_max_after_the_own_launch() -> None:
-    """Rule: clock-3."""
-    assert start(launched=3 * MS) == 1003 * MS
-    assert start(launched=3 * MS, heard_fewer=2000 * MS) == 1003 * MS
-    assert start(launched=3 * MS, heard_need=2000 * MS) == 1003 * MS
+    heard = {"heard_fewer": fewer, "heard_need": need}
+    assert stage_start(**heard, alone=alone, launched=launched, start_max=1000) == start
 
 
 def test_a_deadline_without_progress_is_kept() -> None:
@@ -116,28 +103,6 @@ def test_a_deadline_moves_on_by_a_tenth_while_rows_come() -> None:
     assert not clock.expired(1110, 3, 1)
     assert clock.due == 1120
     assert clock.expired(1120, 3, 1)
-
-
-def test_a_deadline_never_passes_its_limit() -> None:
-    """Rule: clock-7c."""
-    clock = Extension()
-    clock.begin(1000, 100, 250)
-    now, progress = 1090, 0
-    while not clock.expired(now, progress, 1):
-        assert now <= 1250
-        now, progress = clock.next_look(now), progress + 1
-    assert now == 1250
-    late = Extension()
-    late.begin(1000, 100, 250)
-    late.expired(1090, 1, 1)
-    assert late.expired(1250, 2, 1)
-
-
-def test_a_deadline_that_nobody_looked_at_in_time_is_over() -> None:
-    """Nothing is known of the last tenth, so there is no reason to wait on."""
-    clock = Extension()
-    clock.begin(1000, 100, 5000)
-    assert clock.expired(4000, 9, 1)
 
 
 def test_quiet_begins_anew_with_every_packet_and_counts_only_when_all_have_finished() -> None:

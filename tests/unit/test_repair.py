@@ -198,15 +198,6 @@ def test_nobody_waits_for_a_few_rows_whatever_part_of_a_list_they_are() -> None:
     assert (rank, places.tolist()) == (1, [0, 1])
 
 
-def test_ranks_of_which_much_is_missing_are_asked_at_different_times() -> None:
-    many = {rank: list(range(26)) for rank in range(1, 9)}
-    first: dict[int, int] = {}
-    for now, rank, _ in Owners(many, most=26 * 8).run(10**12):
-        first.setdefault(rank, now)
-    assert first.keys() == many.keys()
-    assert len(set(first.values())) == len(many)
-
-
 def test_cold_ops_ask_for_all_and_more_often() -> None:
     """Rule: clock-26."""
     assert asked_most(1000, cold=False) == 250
@@ -341,15 +332,6 @@ def test_the_newest_op_is_answered_first_across_the_wrap() -> None:
         order.append(request.label)
         requests.done(request, 1)
     assert order == [2, 1, 0xFFFFFFFF, 0xFFFFFFFD]
-
-
-def test_the_newest_op_is_the_newest_wherever_labels_are() -> None:
-    requests = Requests()
-    for label in (1 << 31, (1 << 31) + 3, (1 << 31) + 1):
-        requests.add(_request(label))
-    request = requests.newest()
-    assert request is not None
-    assert request.label == (1 << 31) + 3
 
 
 def test_a_request_again_adds_to_the_first() -> None:

@@ -61,14 +61,6 @@ def test_without_a_clock_it_waits_for_arrivals() -> None:
     assert decide(Half(), Extension(), Quiet(), 5 * MS, MS, 0, None) == Decision(None, 0)
 
 
-def test_what_is_asked_for_is_said_whether_the_stage_is_over_or_not() -> None:
-    clock, quiet = clocks()
-    half = Half(repairing=70 * MS, asks=("rows of 1", "rows of 2"))
-    assert decide(half, clock, quiet, 60 * MS, MS, 0, None) == Decision(None, 70 * MS, half.asks)
-    assert decide(half, clock, quiet, 95 * MS, MS, 0, None).requests == half.asks
-    assert decide(half, clock, quiet, 100 * MS, MS, 0, None) == Decision("deadline", 0, half.asks)
-
-
 def test_all_finished_and_quiet() -> None:
     """Rules: clock-7b, clock-12."""
     clock, quiet = clocks()
@@ -148,21 +140,6 @@ def test_who_lives_is_waited_for_as_long_as_there_is_time_saved_up() -> None:
     spent.begin(1, 19 * MS, 500 * MS)
     overtime.charge(spent, 20 * MS + 2 * FIRST)  # far more was waited than was saved up
     assert until(Half(), overtime, words=True) == 100 * MS
-
-
-def test_who_says_nothing_is_waited_for_half_a_deadline_after_its_last_word() -> None:
-    """Rule: clock-29."""
-    assert until(Half(word=95 * MS), Overtime(95 * MS), words=False) == pytest.approx(120 * MS, abs=6 * MS)
-    assert until(Half(word=60 * MS), Overtime(95 * MS), words=False) == 100 * MS
-    assert until(Half(), Overtime(95 * MS), words=False) == 100 * MS
-
-
-def test_where_answers_take_long_a_silence_may_be_long_too() -> None:
-    """Rule: clock-29."""
-    overtime = Overtime(95 * MS)
-    overtime.asked(1, 10 * MS, 0)
-    overtime.spoke(1, 70 * MS)
-    assert until(Half(word=60 * MS), overtime, words=False) == pytest.approx(185 * MS, abs=6 * MS)
 
 
 def test_rows_that_are_asked_for_are_waited_for_past_the_deadline() -> None:
