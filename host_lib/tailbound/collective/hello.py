@@ -187,13 +187,16 @@ class _Talk:
         """Sends what is due, and takes what has come, waiting for it until ``until`` (ns) at most.
 
         What comes meanwhile is taken after each peer: the tries of many ranks would overflow the socket's buffer.
+        A turn that hears the last peer in this way ends at once, since no packet may come that ends its wait.
         """
-        job = self._job
+        job, before = self._job, self.hello.complete
         for peer in self.hello.turn(job.now()):
             self._trials.ask(peer, FIRST)
             if number := self._trials.refused[peer]:
                 self._unsent[peer] = os.strerror(number)
             self._read()
+        if self.hello.complete and not before:
+            return
         look = min(self.hello.look or until, until)
         if self._poll.poll(max(0, look - job.now()) / MS):
             self._read()
