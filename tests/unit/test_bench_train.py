@@ -16,29 +16,29 @@ from tailbound_lab.lab.spec import LabSpec
 
 
 def test_changes_are_for_all_scenarios_and_none_changes_nothing() -> None:
-    chosen = plan(workers=2, rate=0, losses=(0.02,), seeds=None, variants=("gloo",))
+    chosen = plan(["tails-gpt", "accuracy"], workers=2, rate=0, tails=(None,), losses=(0.02,), variants=("gloo",))
     assert {(s.workers, s.rate, s.losses, s.variants) for s in chosen} == {(2, None, (0.02,), ("gloo",))}
-    assert [s.seeds for s in chosen] == [s.seeds for s in SCENARIOS.values()]
-    assert chosen[0].steps == SCENARIOS["compute"].steps
+    assert [s.steps for s in chosen] == [SCENARIOS[name].steps for name in ("tails-gpt", "accuracy")]
+    assert plan(seeds=None) == plan()
 
 
 @pytest.mark.parametrize(
-    ("names", "changes", "words"),
+    ("changes", "words"),
     [
-        ([], {"workers": 1}, "at least 2 workers"),
-        ([], {"workers": 100, "batch": 100}, f"{IMAGES} images"),
-        ([], {"losses": (1.5,)}, "loss 1.5"),
-        ([], {"rate": 5}, "rate 5"),
+        ({"workers": 1}, "at least 2 workers"),
+        ({"workers": 100, "batch": 100}, f"{IMAGES} images"),
+        ({"losses": (1.5,)}, "loss 1.5"),
+        ({"rate": 5}, "rate 5"),
     ],
 )
-def test_what_cannot_be_is_refused(names: list[str], changes: dict[str, Any], words: str) -> None:
+def test_what_cannot_be_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        plan(names, **changes)
+        plan(**changes)
 
 
 def test_tcp_is_trained_at_the_first_loss_only() -> None:
-    (scenario,) = plan(["accuracy"], variants=("tailbound", "gloo", "none"))
-    assert scenario.variants_at(0.0) == ("none", "gloo", "tailbound")
+    (scenario,) = plan(["accuracy"], variants=("tailbound", "gloo"))
+    assert scenario.variants_at(0.0) == ("gloo", "tailbound")
     assert scenario.variants_at(0.05) == ("tailbound",)
     (scenario,) = plan(["accuracy"], losses=(0.05,))
     assert scenario.variants_at(0.05) == ("gloo", "fp16", "powersgd", "tailbound")
@@ -56,8 +56,8 @@ def test_options_are_values_or_words() -> None:
 # -- records and rows ---------------------------------------------------------------------------------------------
 
 
-def report(steps: list[list[float]], **values: Any) -> dict[str, Any]:
-    found = {"steps": steps, "wall": sum(map(sum, steps)), "busy": 0.4, "losses": [2.0] * len(steps), "accuracy": None}
+def report(steps: list[float], **values: Any) -> dict[str, Any]:
+    found = {"steps": steps, "wall": sum(steps), "busy": 0.4, "losses": [2.0] * len(steps), "accuracy": None}
     return found | values
 
 
@@ -65,8 +65,8 @@ def record() -> Record:
     """Two ranks, a look before anything, three steps in two turns."""
     found = Record()
     found.add([report([], accuracy=0.1), report([], accuracy=0.2)])
-    found.add([report([[0.1, 0.2, 0.1], [0.1, 0.1, 0.0]]), report([[0.1, 0.3, 0.1], [0.0, 0.1, 0.0]])])
-    found.add([report([[0.1, 0.2, 0.0]], accuracy=0.96), report([[0.1, 0.1, 0.0]], wall=0.5, accuracy=0.97)])
+    found.add([report([0.4, 0.2]), report([0.5, 0.1])])
+    found.add([report([0.3], accuracy=0.96), report([0.2], wall=0.5, accuracy=0.97)])
     return found
 
 
@@ -77,7 +77,6 @@ def test_a_record_has_the_time_of_the_last_rank_and_the_accuracy_of_the_worst_re
     assert found.ends == pytest.approx([0.5, 0.6, 0.9])
     assert found.points[1][0] == pytest.approx(0.9)
     assert found.wall == pytest.approx(0.6 + 0.5)
-    assert found.parts["backward"] == pytest.approx([0.25, 0.1, 0.15])
     assert found.busy == pytest.approx(1.2)
 
 
@@ -92,12 +91,12 @@ THEIR_END = {"gradient_bytes": 8, "spent": END["spent"]}
 
 
 def scenario(**changes: Any) -> Scenario:
-    return plan(["communication"], workers=2, steps=3, **changes)[0]
+    return plan(workers=2, steps=3, **changes)[0]
 
 
 def test_a_turn_counts_when_all_ranks_have_reported_it() -> None:
     turns = Turns(("gloo", "tailbound"), 2)
-    turn = {"kind": "turn", "name": "gloo", "number": 0} | report([[0.1, 0.2, 0.0]], accuracy=0.5)
+    turn = {"kind": "turn", "name": "gloo", "number": 0} | report([0.3], accuracy=0.5)
     assert turns.add(1, turn) is None
     assert turns.add(0, {"kind": "begun"}) is None
     assert turns.add(0, turn) == "gloo"
@@ -117,15 +116,13 @@ def test_a_row_has_what_was_asked_for() -> None:
     assert found["busy"] == pytest.approx(1.2 / 1.1 / 2)
     assert found["step_loss"] == [2.0, 2.0, 2.0]
     assert found["step_end_ms"] == pytest.approx([500, 600, 900])
-    assert found["backward_ms"] == pytest.approx(500 / 3)
     assert (found["cpu_ms"], found["kernel_ms"]) == (pytest.approx(400), pytest.approx(100))
     theirs = row("gloo", record(), [THEIR_END] * 2, scenario(), 7, SETTINGS)
     assert (theirs["datapath"], theirs["delivered"], theirs["deadline_hits"]) == ("tcp", 1.0, 0)
     assert (theirs["cpu_ms"], theirs["kernel_ms"]) == (pytest.approx(200), None)
-    assert row("none", record(), [THEIR_END] * 2, scenario(), 7, SETTINGS)["datapath"] is None
     cut = row("gloo", record(), [THEIR_END] * 2, scenario(seconds=1.0, batch=5), 7, SETTINGS)
     assert cut["complete"]
-    assert not row("gloo", record(), [THEIR_END] * 2, plan(["accuracy"])[0], 7, SETTINGS)["complete"]
+    assert not row("gloo", record(), [THEIR_END] * 2, plan()[0], 7, SETTINGS)["complete"]
 
 
 # -- the rest -----------------------------------------------------------------------------------------------------

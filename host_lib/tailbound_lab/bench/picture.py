@@ -16,11 +16,10 @@ INK, FAINT, GREY = "#1f2937", "#9ca3af", "#4b5563"
 #: By variant, colour and name.
 COLOURS = {
     "tailbound": "#0f766e", "gloo": "#c2410c", "fp16": "#7c3aed", "powersgd": "#2563eb", "quantised": "#a21caf",
-    "none": "#6b7280", "noop": "#a3a3a3",
 }  # fmt: skip
 LABELS = {
     "tailbound": "Tailbound", "gloo": "Gloo float32", "fp16": "Gloo fp16", "powersgd": "PowerSGD rank 4",
-    "none": "no communication", "noop": "DDP, no communication", "quantised": "8-bit codes over TCP",
+    "quantised": "8-bit codes over TCP",
 }  # fmt: skip
 _STYLES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1, 1.5)))
 _TICKS = [a * 10**b for b in range(5) for a in (1, 2, 5)]

@@ -1,9 +1,8 @@
 """``tailbound bench train``: the same training with every way to average, in turns of a few steps in one lab.
 
-Scenarios (``train_plan``): ``compute``, where backward takes longer than communication, against steps that do not
-communicate; ``communication``, where 101 MB of gradients cross cables of 1 Gbit/s; ``accuracy``, the demo's model after
-equal steps under losses; ``tails-gpt`` and ``tails-conv``, time to the loss of plain DDP (``to_loss``) under foreign
-bursts. All variants train in the same processes on the same batches from the same weights.
+Scenarios (``train_plan``): ``accuracy``, the demo's model after equal steps under losses; ``tails-gpt`` and
+``tails-conv``, time to the loss of plain DDP (``to_loss``) under foreign bursts. All variants train in the same
+processes on the same batches from the same weights.
 """
 
 from __future__ import annotations

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tailbound.errors import ConfigError
 from tailbound_lab.lab.spec import LabSpec
 
-#: In the order in which they have their first turn (``variants``).
-VARIANTS = ("none", "noop", "gloo", "fp16", "powersgd", "quantised", "tailbound")
-#: Who is trained unless others are asked for.
-USUAL = tuple(name for name in VARIANTS if name != "quantised")
-#: Those whose averages TCP carries: the same to the bit whatever is lost, only later.
-OVER_TCP = ("gloo", "fp16", "powersgd", "quantised")
+#: In the order in which they have their first turn (``variants``). TCP carries the averages of all but the last.
+VARIANTS = ("gloo", "fp16", "powersgd", "quantised", "tailbound")
 #: Images of the digits that are trained on.
 IMAGES = 1437
 #: Steps that change nothing before those that count, Tailbound's and the others'. DDP makes its buckets anew after the
@@ -29,18 +24,17 @@ class Scenario:
     """Trainings of one model in one network.
 
     Attributes:
-        name: of ``SCENARIOS`` or ``TAILED``.
+        name: of ``SCENARIOS``.
         model: of ``tailbound_lab.bench.nets.NETS``.
         batch: images or pieces of text a rank and step.
         steps: of every variant, with every seed.
         turn: steps in a row of one variant.
         look: turns between looks at the accuracy.
-        losses: probabilities with which packets are lost; each gets a lab of its own.
-        seeds: of data, weights and losses.
-        variants: who is trained.
         learning_rate, momentum: of SGD; no momentum (None): of AdamW.
-        powersgd_share: share of the steps before PowerSGD compresses (torch advises a tenth for accuracy).
         rate: of every link in bit/s; None: as fast as the machine.
+        losses: probabilities with which packets are lost; each gets a lab of its own.
+        variants: who is trained.
+        seeds: of data, weights and losses.
         workers: ranks.
         seconds: of training after which a variant stops, with every seed.
         data: ``digits`` or ``text``.
@@ -55,13 +49,12 @@ class Scenario:
     steps: int
     turn: int
     look: int
-    losses: tuple[float, ...]
-    seeds: tuple[int, ...]
-    variants: tuple[str, ...]
     learning_rate: float
     momentum: float | None
-    powersgd_share: float
-    rate: int | None
+    rate: int | None = 10**9
+    losses: tuple[float, ...] = (0.0,)
+    variants: tuple[str, ...] = VARIANTS
+    seeds: tuple[int, ...] = (1, 2, 3)
     workers: int = 4
     seconds: float = 600.0
     data: str = "digits"
@@ -90,64 +83,41 @@ class Scenario:
 
 
 SCENARIOS = {
-    "compute": Scenario(
-        "compute", "deep", batch=32, steps=24, turn=3, look=8, losses=(0.0,), seeds=(1,), variants=USUAL,
-        learning_rate=0.01, momentum=0.9, powersgd_share=0.0, rate=10**9,
-    ),
-    "communication": Scenario(
-        "communication", "wide", batch=4, steps=60, turn=4, look=3, losses=(0.0,), seeds=(1,),
-        variants=tuple(v for v in USUAL if v != "noop"),
-        learning_rate=0.01, momentum=0.0, powersgd_share=0.0, rate=10**9,
-    ),
     "accuracy": Scenario(
         "accuracy", "digits", batch=16, steps=8 * (IMAGES // 64), turn=11, look=1, losses=(0.0, 0.01, 0.05),
-        seeds=(1, 2, 3), variants=("gloo", "fp16", "powersgd", "tailbound"),
-        learning_rate=0.01, momentum=0.9, powersgd_share=0.1, rate=None,
+        variants=("gloo", "fp16", "powersgd", "tailbound"), learning_rate=0.01, momentum=0.9, rate=None,
     ),
-}  # fmt: skip
-_RACERS = ("gloo", "fp16", "powersgd", "quantised", "tailbound")
-#: Time to a loss under foreign bursts; only where asked for, since they take longer than all others together.
-TAILED = {
     "tails-gpt": Scenario(
-        "tails-gpt", "gpt", batch=2, steps=100, turn=4, look=100, losses=(0.0,), seeds=(1, 2, 3), variants=_RACERS,
-        learning_rate=5e-4, momentum=None, powersgd_share=0.1, rate=10**9, data="text", tails=(1.5, 3.0),
+        "tails-gpt", "gpt", batch=2, steps=100, turn=4, look=100, learning_rate=5e-4, momentum=None, data="text",
+        tails=(1.5, 3.0),
     ),
     "tails-conv": Scenario(
-        "tails-conv", "digits", batch=16, steps=6 * (IMAGES // 64), turn=11, look=1, losses=(0.0,), seeds=(1, 2, 3),
-        variants=_RACERS, learning_rate=0.01, momentum=0.9, powersgd_share=0.1, rate=10**9, tails=(1.5, 3.0),
+        "tails-conv", "digits", batch=16, steps=6 * (IMAGES // 64), turn=11, look=1, learning_rate=0.01, momentum=0.9,
+        tails=(1.5, 3.0),
     ),
 }  # fmt: skip
-#: Most steps of a quick run.
-_QUICK_STEPS = {
-    "compute": 6, "communication": 8, "accuracy": 2 * (IMAGES // 64), "tails-gpt": 12, "tails-conv": IMAGES // 64,
-}  # fmt: skip
+#: Of its steps a quick run does one in so many.
+_QUICK = 8
 
 
-def plan(names: Iterable[str] = (), *, quick: bool = False, **changes: Any) -> list[Scenario]:
-    """The scenarios to run, in their order.
+def plan(names: Iterable[str] = ("accuracy",), *, quick: bool = False, **changes: Any) -> list[Scenario]:
+    """The scenarios to run.
 
     Args:
-        names: of ``SCENARIOS`` and ``TAILED``; none: all of ``SCENARIOS``.
+        names: of ``SCENARIOS``.
         quick: fewer steps, one seed.
         **changes: fields of ``Scenario`` for all of them; None: as they are; a ``rate`` of 0: as fast as the machine.
 
     Raises:
         ConfigError: what cannot be.
     """
-    known = SCENARIOS | TAILED
-    wanted = set(names) or set(SCENARIOS)
     given = {name: value for name, value in changes.items() if value is not None}
     if given.get("rate") == 0:
         given["rate"] = None
-    chosen = []
-    for scenario in known.values():
-        if scenario.name not in wanted:
-            continue
-        if quick:
-            few = min(scenario.steps, _QUICK_STEPS[scenario.name])
-            scenario = dataclasses.replace(scenario, steps=few, seeds=scenario.seeds[:1], calibration=10.0)
-        chosen.append(dataclasses.replace(scenario, **given))
-    return chosen
+    chosen = [SCENARIOS[name] for name in names]
+    if quick:
+        chosen = [replace(one, steps=one.steps // _QUICK, seeds=(1,), calibration=10.0) for one in chosen]
+    return [replace(one, **given) for one in chosen]
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, Any]:

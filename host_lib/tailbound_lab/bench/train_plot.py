@@ -37,10 +37,10 @@ def _label(row: Mapping[str, Any], losses: Sequence[float]) -> str:
 
 
 def _accuracy(rows: Sequence[Mapping[str, Any]], losses: Sequence[float]) -> Panel:
-    """Accuracy over seconds of training; every seed is a line. A model that is learned alone says nothing here."""
+    """Accuracy over seconds of training; every seed is a line."""
     panel = Panel(title(rows[0]) if rows else "", "seconds of training", "test accuracy, worst replica (%)", top=102)
     for row in rows:
-        if row["name"] not in ("none", "noop") and len(row["curve"]["accuracy"]) > 1:
+        if len(row["curve"]["accuracy"]) > 1:
             percent = [100 * accuracy for accuracy in row["curve"]["accuracy"]]
             style = losses.index(row["loss"])
             panel.lines.append(Line(row["name"], row["curve"]["seconds"], percent, _label(row, losses), style))

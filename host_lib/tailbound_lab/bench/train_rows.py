@@ -11,16 +11,13 @@ from typing import Any
 from tailbound_lab.bench.figures import percentile, slowest
 from tailbound_lab.bench.meter import per_op
 from tailbound_lab.bench.table import Columns
-from tailbound_lab.bench.train_plan import OVER_TCP, Scenario
+from tailbound_lab.bench.train_plan import Scenario
 
 #: Accuracy whose time is told.
 TARGET = 0.95
-#: Parts of a step as workers report them.
-PARTS = ("forward", "backward", "update")
 COLUMNS: Columns = {
     "name": ("\nwho", ""), "steps": ("\n n", "d"), "steps_per_s": ("steps\n/s", ".2f"),
-    "step_p50_ms": ("p50\nms", ".0f"), "step_p99_ms": ("p99\nms", ".0f"), "forward_ms": ("fwd\nms", ".0f"),
-    "backward_ms": ("bwd\nms", ".0f"), "update_ms": ("opt\nms", ".0f"), "cpu_ms": ("CPU\nms", ".0f"),
+    "step_p50_ms": ("p50\nms", ".0f"), "step_p99_ms": ("p99\nms", ".0f"), "cpu_ms": ("CPU\nms", ".0f"),
     "busy": ("busy\n", ".0%"), "accuracy": ("accuracy\n", ".2%"), "delivered": ("arrived\n%", "%"),
     "deadline_hits": ("late\n", "d"),
 }  # fmt: skip
@@ -40,7 +37,6 @@ class Record:
         points: (seconds of training, accuracy of the worst replica) at every look, the first before any step.
         wall: seconds of its turns, from the common start to the end of the last rank.
         busy: seconds of processor time of the whole machine in these.
-        parts: seconds of every step's parts, the mean of the ranks.
         losses: of every step's batch, the mean of the ranks.
     """
 
@@ -49,19 +45,15 @@ class Record:
     points: list[tuple[float, float]] = field(default_factory=list)
     wall: float = 0.0
     busy: float = 0.0
-    parts: dict[str, list[float]] = field(default_factory=lambda: {part: [] for part in PARTS})
     losses: list[float] = field(default_factory=list)
 
     def add(self, reports: Sequence[Mapping[str, Any]]) -> None:
-        """Takes in one turn as every rank reported it: ``steps`` (seconds of each part), ``losses``, ``wall`` ..."""
+        """Takes in one turn as every rank reported it: ``steps`` (seconds), ``losses``, ``wall`` ..."""
         begin = self.seconds
         self.wall += max(report["wall"] for report in reports)
         self.busy += reports[0]["busy"]
-        for number in range(len(reports[0]["steps"])):
-            for at, part in enumerate(PARTS):
-                self.parts[part].append(fmean(report["steps"][number][at] for report in reports))
         self.losses += [fmean(losses) for losses in zip(*(report["losses"] for report in reports), strict=True)]
-        times = [[sum(step) for step in report["steps"]] for report in reports]
+        times = [report["steps"] for report in reports]
         self.iterations += slowest(times)
         self.ends += [begin + max(at) for at in zip(*map(accumulate, times), strict=True)]
         if all(report["accuracy"] is not None for report in reports):
@@ -145,7 +137,6 @@ def row(
         "step_p50_ms": percentile(ms, 50) if ms else None,
         "step_p99_ms": percentile(ms, 99) if ms else None,
         "step_max_ms": max(ms) if ms else None,
-        **{f"{part}_ms": 1e3 * fmean(times) if times else None for part, times in record.parts.items()},
         **per_op((entry for end in ends for entry in end["spent"]), name),
         "busy": record.busy / record.wall / settings["cpus"] if done else None,
         "batch": scenario.batch,
@@ -153,19 +144,12 @@ def row(
         "gradient_bytes": ends[0]["gradient_bytes"],
         "delivered": sum(end["delivered"] for end in ends) / expected if expected else 1.0,
         "deadline_hits": sum(end["deadline_hits"] for end in ends) if ours else 0,
-        "datapath": _path(name, ends),
+        "datapath": "+".join(sorted({end["datapath"] for end in ends})) if ours else "tcp",
         "curve": {"seconds": [s for s, _ in points], "accuracy": [a for _, a in points]},
         "step_ms": ms,
         "step_end_ms": [1e3 * seconds for seconds in record.ends],
         "step_loss": record.losses,
     }  # fmt: skip
-
-
-def _path(name: str, ends: Sequence[Mapping[str, Any]]) -> str | None:
-    """What carried the averages of a variant; None where nothing did."""
-    if name == "tailbound":
-        return "+".join(sorted({end["datapath"] for end in ends}))
-    return "tcp" if name in OVER_TCP else None
 
 
 def title(first: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,19 +21,6 @@ MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
 
 #: Puts a variant under a model: what to call for the forward pass, and Tailbound's state if it has one.
 Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, TailboundState | None]]
-
-
-class StepTime(NamedTuple):
-    """Seconds of one step: forward pass and loss, backward pass with its communication, optimizer."""
-
-    forward: float
-    backward: float
-    update: float
-
-    @property
-    def whole(self) -> float:
-        """Their sum."""
-        return self.forward + self.backward + self.update
 
 
 def optimizer_of(net: nn.Module, rate: float, momentum: float | None) -> torch.optim.Optimizer:
@@ -53,7 +39,7 @@ class Trainee:
         rate: learning rate.
         momentum: of SGD; None: AdamW (Loshchilov and Hutter, 2019) with torch's own settings.
         delay: seconds that this rank computes longer in every step.
-        device: that it trains on. A step ends when that is through; forward and backward are over when they are queued.
+        device: that it trains on. A step ends when that is through.
 
     Attributes:
         loss: of this rank's batch in the last step, before it.
@@ -69,21 +55,19 @@ class Trainee:
         self._loss = nn.CrossEntropyLoss()
         self.loss = math.nan
 
-    def step(self, images: torch.Tensor, labels: torch.Tensor) -> StepTime:
-        """One training step; its times."""
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> float:
+        """One training step; its seconds."""
         images, labels = images.to(self._device), labels.to(self._device)
         begin = time.perf_counter()
         self._optimizer.zero_grad(set_to_none=True)
         loss = self._loss(self._model(images), labels)
         if self._delay:
             time.sleep(self._delay)
-        forward = time.perf_counter()
         loss.backward()
-        backward = time.perf_counter()
         self._optimizer.step()
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-        taken = StepTime(forward - begin, backward - forward, time.perf_counter() - backward)
+        taken = time.perf_counter() - begin
         self.loss = loss.item()
         return taken
 

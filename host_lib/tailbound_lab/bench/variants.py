@@ -1,7 +1,6 @@
 """Ways to keep the replicas of a training together, for one that compares them: what each puts under a model.
 
-``none``: nothing, each rank alone (no step with communication can be shorter). ``noop``: DDP without communication,
-what DDP itself costs. ``gloo``: plain DDP in float32. ``fp16``: torch's ``fp16_compress_hook``. ``powersgd``: torch's
+``gloo``: plain DDP in float32. ``fp16``: torch's ``fp16_compress_hook``. ``powersgd``: torch's
 ``powerSGD_hook`` of rank 4 (Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
 Optimization", NeurIPS 2019). ``quantised``: our codes over TCP. ``tailbound``: ours.
 """
@@ -13,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -48,15 +46,11 @@ def wrap(
         ConfigError: an invalid option.
         CapabilityError, AttachError, LayoutError, TransportError: Tailbound cannot take part.
     """
-    if name == "none":
-        return net, None
     # nothing to broadcast, which would take its time over lossy links
     model = DistributedDataParallel(net, init_sync=False, bucket_cap_mb=bucket_mib)
     if name == "tailbound":
         return model, register(model, optimizer=optimizer, **(options or {}))
-    if name == "noop":
-        model.register_comm_hook(None, noop_hook)
-    elif name == "fp16":
+    if name == "fp16":
         model.register_comm_hook(None, fp16_compress_hook)
     elif name == "powersgd":
         register_powersgd(model, powersgd_start)
