@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import threading
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -84,10 +83,9 @@ def test_the_table_fits_a_terminal_and_shows_every_row(columns: table.Columns) -
 
 
 @pytest.mark.parametrize("wrong", [{"iters": 0}, {"sizes": ()}, {"sizes": (4,)}])
-@pytest.mark.parametrize("benchmark", [allreduce, profile])
-def test_what_cannot_be_measured_is_refused(benchmark: ModuleType, wrong: dict[str, Any]) -> None:
+def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="at least one"):
-        benchmark.run(LabSpec(2), **wrong)
+        allreduce.run(LabSpec(2), **wrong)
 
 
 def test_a_start_line_ends_for_all_in_the_same_round(tmp_path: Path) -> None:

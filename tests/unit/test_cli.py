@@ -22,7 +22,6 @@ from tailbound_lab import cli as laboratory
         ["bench", "allreduce"],
         ["bench", "codec"],
         ["bench", "kernel"],
-        ["bench", "profile"],
         ["bench", "tail"],
         ["bench", "train"],
         ["demo"],

@@ -17,7 +17,7 @@ from tailbound.errors import CapabilityError
 _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD, _OBJ_PIN, _OBJ_GET = 0, 1, 2, 3, 5, 6, 7
 _TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
-_UPDATE_BATCH, _LINK_CREATE, _LINK_UPDATE, _ENABLE_STATS, _LINK_DETACH = 26, 28, 29, 32, 34
+_UPDATE_BATCH, _LINK_CREATE, _LINK_UPDATE, _LINK_DETACH = 26, 28, 29, 34
 
 MAP_TYPE_ARRAY, MAP_TYPE_PROG_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_RINGBUF = 2, 3, 12, 14, 27
 F_LOCK, F_NUMA_NODE, F_MMAPABLE, _F_LIVE_FRAMES = 4, 4, 1 << 10, 1 << 1
@@ -192,14 +192,6 @@ def prog_by_id(id_: int) -> int:
     return _bpf(_PROG_BY_ID, struct.pack("=III", id_, 0, 0))[0]
 
 
-def count_run_time() -> int:
-    """Lets the kernel count the run time of all programs until the descriptor that this returns is closed.
-
-    ``kernel.bpf_stats_enabled`` stays as it is, and nothing is left switched on by who is killed.
-    """
-    return _bpf(_ENABLE_STATS, struct.pack("=I", 0))[0]
-
-
 def _info(fd: int, size: int) -> bytes:
     info = ctypes.create_string_buffer(size)
     _bpf(_INFO_BY_FD, struct.pack("=IIQ", fd, size, _address(info)))
@@ -232,23 +224,19 @@ class ProgInfo:
     id: int
     name: str
     jited_bytes: int
-    run_ns: int  #: time of its runs, as long as somebody wants that counted (``count_run_time``)
-    runs: int  #: how many these were
     verified_insns: int  #: instructions the verifier looked at; a million is the most
 
 
 def prog_info(fd: int) -> ProgInfo:
     """Describes a program.
 
-    Layout of struct bpf_prog_info: type, id, tag[8], jited, xlated, ..., name at 64, run time at 192, runs at 200.
+    Layout of struct bpf_prog_info: type, id, tag[8], jited, xlated, ..., name at 64.
     """
     raw = _info(fd, 224)
     return ProgInfo(
         id=struct.unpack_from("=I", raw, 4)[0],
         jited_bytes=struct.unpack_from("=I", raw, 16)[0],
         name=raw[64:80].split(b"\0")[0].decode(),
-        run_ns=struct.unpack_from("=Q", raw, 192)[0],
-        runs=struct.unpack_from("=Q", raw, 200)[0],
         verified_insns=struct.unpack_from("=I", raw, 216)[0],
     )
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from tailbound.errors import TailboundError
 
-#: Tailbound; the two that average over TCP: Gloo, and our codes.
-OURS, GLOO, QUANTISED = "tailbound", "gloo", "quantised"
+#: Tailbound, also with stamps around the parts of an op; the two that average over TCP: Gloo, and our codes.
+OURS, STAMPED, GLOO, QUANTISED = "tailbound", "stamped", "gloo", "quantised"
 #: Number of the pipe on which a worker reports.
 REPORT_FD = "TAILBOUND_BENCH_REPORT"
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tailbound.errors import ConfigError
-from tailbound_lab.bench.channel import GLOO, QUANTISED
+from tailbound_lab.bench.channel import GLOO, QUANTISED, STAMPED
 from tailbound_lab.bench.table import show
 from tailbound_lab.bench.train_plan import SCENARIOS, VARIANTS
 from tailbound_lab.lab.cli import spec_from_options, spec_options
@@ -39,15 +38,14 @@ class _Size(_IntegerType):
 
 
 SIZE = _Size()
-F = TypeVar("F", bound=Callable[..., Any])
 
 _JSON = click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the rows to this file, too."
 )
 _QUICK = click.option("--quick", is_flag=True, help="Fewer repetitions.")
 _VS = click.option(
-    "--vs", type=click.Choice([GLOO, QUANTISED, "none"]), multiple=True, default=(GLOO,),
-    help="Who takes turns with Tailbound, one or more; quantised: our codes over TCP.",
+    "--vs", type=click.Choice([GLOO, QUANTISED, STAMPED, "none"]), multiple=True, default=(GLOO,),
+    help="Who takes turns with Tailbound, one or more; quantised: our codes over TCP; stamped: parts of an op.",
 )  # fmt: skip
 _IN_LAB = "auto", "xdp", "udp"
 
@@ -57,23 +55,6 @@ def _datapath(*more: str) -> Any:
         "--datapath", type=click.Choice([*_IN_LAB, *more]), default="auto",
         help="How we receive" + ("; switch: the lab's switch sums." if more else "."),
     )  # fmt: skip
-
-
-def _all_reduces(sizes: tuple[str, ...], iters: int, *more: str) -> Callable[[F], F]:
-    """The options of a benchmark of all-reduces in a lab; ``more`` than the usual datapaths."""
-
-    def add(command: F) -> F:
-        for option in (
-            _JSON,
-            _datapath(*more),
-            click.option("--iters", type=click.IntRange(1), default=iters, help="All-reduces of each size."),
-            click.option("--size", "sizes", type=SIZE, multiple=True, default=sizes, help="Bytes of float32."),
-            spec_options,
-        ):
-            command = option(command)
-        return command
-
-    return add
 
 
 @click.group(context_settings={"show_default": True})
@@ -109,7 +90,11 @@ def codec(threads: int, quick: bool, json_file: Path | None) -> None:
 
 
 @bench.command()
-@_all_reduces(("25MiB", "1MiB"), 50, "switch")
+@spec_options
+@click.option("--size", "sizes", type=SIZE, multiple=True, default=("25MiB", "1MiB"), help="Bytes of float32.")
+@click.option("--iters", type=click.IntRange(1), default=50, help="All-reduces of each size.")
+@_datapath("switch")
+@_JSON
 @_VS
 @click.option("--known", is_flag=True, help="Ranks are told --rate; a virtual link calls itself faster.")
 def allreduce(vs: tuple[str, ...], **options: Any) -> None:
@@ -118,15 +103,6 @@ def allreduce(vs: tuple[str, ...], **options: Any) -> None:
 
     spec = spec_from_options(options)
     run(spec, vs=[name for name in vs if name != "none"], **options)
-
-
-@bench.command()
-@_all_reduces(("1MiB", "25MiB"), 30)
-def profile(**options: Any) -> None:
-    """What an all-reduce spends its time on: codec, system calls, XDP program, interpreter, waiting."""
-    from tailbound_lab.bench.profile import run
-
-    run(spec_from_options(options), **options)
 
 
 @bench.command()

@@ -11,24 +11,27 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
 from tailbound.collective.communicator import Communicator
 from tailbound.settings.table import BALANCE, BITS, PORT, RESULT
 from tailbound.transport.config import Config
-from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, Channel, order_of, serve
+from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, STAMPED, Channel, order_of, serve
 from tailbound_lab.bench.figures import nmse
 from tailbound_lab.bench.link import link_bytes
 from tailbound_lab.bench.meter import Meter
+from tailbound_lab.bench.quantised import Quantised
 from tailbound_lab.bench.start import StartLine
-from tailbound_lab.bench.stopwatch import STAMPED, Stopwatch
+from tailbound_lab.bench.stopwatch import Stopwatch
 
 _REPORT_SECONDS = 0.1
 
@@ -50,8 +53,7 @@ class Contest:
     """One rank of one job.
 
     Args:
-        job: of ``Experiment``: ``names`` (who averages), ``datapath``, ``settings`` (of ``Config``), ``counted`` (time
-            of the XDP program is).
+        job: of ``Experiment``: ``names`` (who averages), ``datapath``, ``settings`` (of ``Config``).
         channel: to who gives orders.
         ours: of this job.
         line: where its ranks meet.
@@ -69,10 +71,6 @@ class Contest:
         self._entries: list[tuple[str, float]] = []
         self._told = 0.0
         self._errors: dict[str, list[float]] = {}
-
-    def ready(self) -> dict[str, Any]:
-        """Return what is known before the first phase."""
-        return {"datapath": self._ours.datapath}
 
     def phase(
         self,
@@ -101,7 +99,7 @@ class Contest:
         ours.drain()
         self._meter.forget()
         self._errors = {name: [] for name in names}
-        watch.forget()
+        watch.ops.clear()
         before, carried, self._told = totals(ours), link_bytes(), time.monotonic()
         if period:
             self._paced(names[0], rounds, period)
@@ -121,7 +119,6 @@ class Contest:
             # D1 and D2 for the largest ops of late (clock-4 and clock-11)
             "deadlines_ms": [stage(learned.largest) / 1e6 for stage in (learned.stage_one, learned.stage_two)],
             "stamps": watch.ops,
-            "functions": watch.functions,
         }
 
     def _meeting(self, names: list[str], rounds: int, seconds: float, late: float, compare: int) -> None:
@@ -171,13 +168,6 @@ class Contest:
         self._data = gradient(size, self.rank)
         self._out, self._buffer = np.zeros_like(self._data), np.zeros_like(self._data)
         self._exact: NDArray[np.float64] | None = None
-        names = self._job.get("names", [OURS])
-        self._run = {OURS: self._tailbound, STAMPED: partial(self._watch.op, self._tailbound)}
-        if not {GLOO, QUANTISED} & set(names):
-            return
-        import torch
-        import torch.distributed as dist
-
         tensor, world = torch.from_numpy(self._buffer), dist.group.WORLD
         assert world is not None
 
@@ -185,10 +175,8 @@ class Contest:
             dist.all_reduce(tensor)
             tensor.mul_(1 / self.ranks)
 
-        self._run[GLOO] = gloo
-        if QUANTISED in names:
-            from tailbound_lab.bench.quantised import Quantised
-
+        self._run = {OURS: self._tailbound, STAMPED: partial(self._watch.op, self._tailbound), GLOO: gloo}
+        if QUANTISED in self._job["names"]:
             self._run[QUANTISED] = partial(Quantised(tensor.numel(), world).mean, tensor)
 
     def _error(self, mean: NDArray[np.float32]) -> float:
@@ -214,42 +202,8 @@ class Contest:
 
 
 @contextmanager
-def joined(job: dict[str, Any], channel: Channel) -> Iterator[Contest]:
-    """Join the other ranks: by Gloo's process group where anybody averages over it, else by a store alone."""
-    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    with ExitStack() as stack:
-        store = stack.enter_context(_group() if set(job.get("names", [OURS])) - {OURS} else _store(rank, ranks))
-        config = Config(
-            rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read(), balance=BALANCE.read(),
-            **job.get("settings", {}),
-        )  # fmt: skip
-        watch = Stopwatch()
-        ours = stack.enter_context(Communicator(store, config, datapath=job["datapath"], on_thread=watch.here))
-        if job.get("counted"):
-            watch.count(ours)
-            stack.callback(watch.close)
-        line = StartLine(Path(job["folder"], "start"), rank, ranks)
-        yield Contest(job, channel, ours, line, watch)
-        ours.meet("measured")
-
-
-@contextmanager
-def _store(rank: int, ranks: int) -> Iterator[Any]:
-    """Make a store of ranks that need no process group."""
-    from torch._C._distributed_c10d import TCPStore
-
-    yield TCPStore(
-        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, rank == 0, timedelta(seconds=300),
-        wait_for_workers=False,
-    )  # fmt: skip
-
-
-@contextmanager
-def _group() -> Iterator[Any]:
+def group() -> Iterator[Any]:
     """Make Gloo's process group of all ranks; yield its store."""
-    import torch
-    import torch.distributed as dist
-
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=300))
     yield dist.distributed_c10d._get_default_store()
@@ -258,9 +212,16 @@ def _group() -> Iterator[Any]:
 
 def work(job: dict[str, Any], channel: Channel) -> None:
     """Do all of this rank."""
-    with joined(job, channel) as contest:
-        channel.report("ready", **contest.ready())
-        channel.obey(contest.phase)
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    config = Config(
+        rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read(), balance=BALANCE.read(),
+        **job.get("settings", {}),
+    )  # fmt: skip
+    watch, line = Stopwatch(), StartLine(Path(job["folder"], "start"), rank, ranks)
+    with group() as store, Communicator(store, config, datapath=job["datapath"], on_thread=watch.here) as ours:
+        channel.report("ready", datapath=ours.datapath)
+        channel.obey(Contest(job, channel, ours, line, watch).phase)
+        ours.meet("measured")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from tailbound.errors import CapabilityError, TransportError
 from tailbound.torch import TailboundState
 from tailbound_lab.bench import digits
 from tailbound_lab.bench.channel import OURS, Channel, order_of, serve
-from tailbound_lab.bench.contest import totals
+from tailbound_lab.bench.contest import group, totals
 from tailbound_lab.bench.cpu import busy_seconds
 from tailbound_lab.bench.gpt import GPT, LARGE
 from tailbound_lab.bench.meter import Meter
@@ -218,24 +215,15 @@ def udp_drops(table: str, port: int) -> int:
     return total
 
 
-@contextmanager
-def joined(job: dict[str, Any], channel: Channel) -> Iterator[Course]:
-    """Join the other ranks."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=300))
-    course = Course(job, channel)
-    try:
-        yield course
-    finally:
-        course.close()
-    dist.destroy_process_group()
-
-
 def work(job: dict[str, Any], channel: Channel) -> None:
     """Do all of this rank."""
-    with joined(job, channel) as course:
-        channel.report("ready")
-        channel.obey(course.phase)
+    with group():
+        course = Course(job, channel)
+        try:
+            channel.report("ready")
+            channel.obey(course.phase)
+        finally:
+            course.close()
 
 
 if __name__ == "__main__":

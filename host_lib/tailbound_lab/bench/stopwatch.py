@@ -1,8 +1,7 @@
 """Where the transport thread's processor time goes: stamps around compiled code and system calls.
 
-They are put in the place of the functions while a profile measures, and taken out again: the engine knows nothing of
-them. All times are processor time of the thread (CLOCK_THREAD_CPUTIME_ID), so that waiting, for packets or for a
-processor, is in none of them.
+They are put in the place of the functions while an op is measured, and taken out again: the engine knows nothing of
+them. A system call that sends over veth has the receiver's XDP program in it.
 """
 
 from __future__ import annotations
@@ -12,20 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from numba.core.dispatcher import Dispatcher
 
 from tailbound.collective import waiter
-from tailbound.collective.communicator import Communicator
-from tailbound.datapath.xdp import XdpDatapath
-from tailbound.kernel import barrier, net, syscalls
+from tailbound.kernel import barrier, syscalls
 from tailbound.transport import sockets
 from tailbound.transport.cores import RunQueue
 
 COMPILED, CALLS = 0, 1
-#: Tailbound with stamps, as experiments call it.
-STAMPED = "stamped"
 #: System calls of the transport: where they are looked up, and under which name.
 _CALLS: tuple[tuple[Any, str], ...] = (
     (sockets.UdpSocket, "send_many"),
@@ -40,80 +35,42 @@ _CALLS: tuple[tuple[Any, str], ...] = (
 )
 
 
-class Reading(NamedTuple):
-    """The clocks at one moment, ns: ``begin`` is read first and ``end`` last.
+class Stopwatch:
+    """Of one process, whose transport thread calls ``here`` at its start.
 
     Attributes:
-        thread: processor time of the transport thread; in it ``codec`` and ``calls``.
-        own: of the thread that reads.
-        process: of all threads.
+        ops: ms of each op by part: ``codec`` and ``system_calls`` are processor time of the transport thread,
+            ``interpreter`` is what that and the calling thread spent besides, ``no_processor`` the time for which the
+            transport thread could run and had none.
     """
-
-    begin: int
-    thread: int
-    codec: int
-    calls: int
-    own: int
-    process: int
-    end: int
-
-
-class Stopwatch:
-    """Of one process, whose transport thread calls ``here`` at its start."""
 
     def __init__(self) -> None:
         self._thread = self._clock = 0
         self._run_queue: RunQueue | None = None
-        # replaced as one, since another thread reads it: ns in codec and in calls, what it is in now, and since when
-        self._state: tuple[int, int, int | None, int] = (0, 0, None, 0)
-        self._program = -1
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop all that was kept: ``functions``, ns and calls by name, and ``ops``, ns of each clock of each op."""
-        self.functions: dict[str, list[int]] = {}
-        self.ops: list[dict[str, int | None]] = []
+        self._within = False
+        self.spent = [0, 0]  # ns in compiled code, and in system calls
+        self.ops: list[dict[str, float]] = []
 
     def here(self) -> None:
         """The calling thread is the one to watch."""
         self._thread, self._run_queue = threading.get_ident(), RunQueue()
         self._clock = time.pthread_getcpuclockid(self._thread)
 
-    def count(self, ours: Communicator) -> None:
-        """Look at the time of the XDP program on this rank's interface, too, if there is one."""
-        datapath = ours.job.datapath
-        if isinstance(datapath, XdpDatapath) and (there := net.xdp_below(datapath.interface)) is not None:
-            self._program = syscalls.prog_by_id(there.prog_id)
-
-    def close(self) -> None:
-        """Close what ``count`` has opened."""
-        if self._program >= 0:
-            os.close(self._program)
-
     def op(self, average: Callable[[], None]) -> None:
-        """Do one op with stamps, and keep what it took of each clock."""
+        """Do one op with stamps, and keep its parts."""
         with self.installed():
-            waited, run = self.waited(), self._run_ns()
-            begin = self.read()
+            begin = self._read()
             average()
-            end = self.read()
-            waited, run_now = self.waited() - waited, self._run_ns()
-        thread, own = end.thread - begin.thread, end.own - begin.own
-        self.ops.append(
-            {
-                "wall": end.end - begin.begin,
-                "thread": thread,
-                "codec": end.codec - begin.codec,
-                "calls": end.calls - begin.calls,
-                "own": own,
-                "others": max(0, end.process - begin.process - thread - own),
-                "waited": waited,
-                "program": None if run is None or run_now is None else run_now - run,
-            }
-        )
+            found = [(end - start) / 1e6 for start, end in zip(begin, self._read(), strict=True)]
+        thread, codec, calls, waited = found
+        parts = {"codec": codec, "system_calls": calls, "interpreter": thread - codec - calls, "no_processor": waited}
+        self.ops.append(parts)
 
-    def _run_ns(self) -> int | None:
-        return None if self._program < 0 else syscalls.prog_info(self._program).run_ns
+    def _read(self) -> tuple[int, ...]:
+        """Processor time of both threads, in compiled code and in calls of one; time without a processor; ns."""
+        both = time.clock_gettime_ns(self._clock) + time.thread_time_ns()
+        waited = self._run_queue.waited() if self._run_queue is not None else None
+        return both, *self.spent, waited or 0
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -121,12 +78,12 @@ class Stopwatch:
         inherited = Dispatcher.__call__
 
         def compiled(dispatcher: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._timed(COMPILED, dispatcher.__name__, inherited, dispatcher, *args, **kwargs)
+            return self._timed(COMPILED, inherited, dispatcher, *args, **kwargs)
 
         before = [(place, name, place.__dict__.get(name)) for place, name in _CALLS]
         Dispatcher.__call__ = compiled  # type: ignore[method-assign,assignment]
         for place, name in _CALLS:
-            setattr(place, name, self.around(CALLS, name, getattr(place, name)))
+            setattr(place, name, self.around(CALLS, getattr(place, name)))
         try:
             yield
         finally:
@@ -137,40 +94,20 @@ class Stopwatch:
                 else:
                     setattr(place, name, own)
 
-    def around(self, part: int, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def around(self, part: int, function: Callable[..., Any]) -> Callable[..., Any]:
         """``function`` between two stamps."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self._timed(part, name, function, *args, **kwargs)
+            return self._timed(part, function, *args, **kwargs)
 
         return call
 
-    def _timed(self, part: int, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        codec, calls, within, _ = self._state
-        if within is not None or threading.get_ident() != self._thread:  # the outermost counts
+    def _timed(self, part: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._within or threading.get_ident() != self._thread:  # the outermost counts
             return function(*args, **kwargs)
-        begin = time.thread_time_ns()
-        self._state = codec, calls, part, begin
+        self._within, begin = True, time.thread_time_ns()
         try:
             return function(*args, **kwargs)
         finally:
-            spent = time.thread_time_ns() - begin
-            self._state = codec + spent * (part == COMPILED), calls + spent * (part == CALLS), None, 0
-            known = self.functions.setdefault(name, [0, 0])
-            known[0] += spent
-            known[1] += 1
-
-    def read(self) -> Reading:
-        """All clocks; may be called by any thread of the process."""
-        begin = time.perf_counter_ns()
-        thread = time.clock_gettime_ns(self._clock)
-        codec, calls, within, since = self._state
-        if within is not None:  # what it is in now has begun before
-            under_way = max(0, thread - since)
-            codec, calls = codec + under_way * (within == COMPILED), calls + under_way * (within == CALLS)
-        own, process = time.thread_time_ns(), time.process_time_ns()
-        return Reading(begin, thread, codec, calls, own, process, time.perf_counter_ns())
-
-    def waited(self) -> int:
-        """ns that the transport thread was ready to run and had no processor; 0 where the kernel does not count."""
-        return (self._run_queue.waited() or 0) if self._run_queue is not None else 0
+            self.spent[part] += time.thread_time_ns() - begin
+            self._within = False
