@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+from itertools import islice, repeat
 
 import pytest
 
 from tailbound_lab.lab.output import LineSplitter
 from tailbound_lab.lab.spec import Straggler
-from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, step_delay
+from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, run_times, step_delay
 
 
 def test_only_the_named_rank_sleeps_and_only_if_it_is_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,18 +32,29 @@ def test_a_freezer_stops_and_continues_in_turn_and_leaves_the_group_running() ->
         if len(sent) >= 6:
             enough.set()
 
-    freezer = Freezer(77, Straggler(0, 0.5, 1.0), seed=1, signal_group=note)
-    freezer.start()
+    freezer = Freezer(77, 0.0005, repeat(0.0005), signal_group=note)
     assert enough.wait(20)
     freezer.close()
     assert sent == [signal.SIGSTOP, signal.SIGCONT] * (len(sent) // 2)
-    assert freezer.stops == len(sent) // 2
+
+
+def test_a_group_that_is_stopped_goes_on_when_the_freezer_is_closed() -> None:
+    sent: list[int] = []
+    stopped = threading.Event()
+
+    def note(_: int, number: int) -> None:
+        sent.append(number)
+        stopped.set()
+
+    freezer = Freezer(77, 1000.0, [0.0], signal_group=note)
+    assert stopped.wait(20)
+    freezer.close()
+    assert sent == [signal.SIGSTOP, signal.SIGCONT]
 
 
 def test_running_times_follow_the_seed_and_the_mean() -> None:
     def times(seed: int, n: int) -> list[float]:
-        freezer = Freezer(1, Straggler(0, 40, 200), seed)
-        return [freezer.run_time() for _ in range(n)]
+        return list(islice(run_times(Straggler(0, 40, 200), seed), n))
 
     assert times(1, 50) == times(1, 50) != times(2, 50)
     assert sum(times(3, 4000)) / 4000 == pytest.approx(0.160, rel=0.05)

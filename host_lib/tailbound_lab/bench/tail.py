@@ -24,7 +24,7 @@ from tailbound_lab.bench.team import Team
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.faults import Fault
 from tailbound_lab.lab.spec import Background, Burst, LabSpec
-from tailbound_lab.lab.timeline import Timeline
+from tailbound_lab.lab.straggler import Freezer
 
 _TAILS = {"tail1.5": 1.5, "tail3": 3.0}
 _FAULTS = {"loss0.1": Fault(loss=0.001), "loss1": Fault(loss=0.01), "burst1": Fault(burst=Burst(0.01))}
@@ -193,8 +193,7 @@ class Bench:
         with ExitStack() as stack:
 
             def stop(team: Team) -> None:
-                timeline = Timeline().stop(_STOP_AT, team.processes[victim], seconds=_STOP_SECONDS)
-                stack.enter_context(timeline)
+                stack.callback(Freezer(team.processes[victim].pid, _STOP_SECONDS, [_STOP_AT]).close)
 
             return self._phase([name], rounds=rounds, period=period, at_start=stop)
 

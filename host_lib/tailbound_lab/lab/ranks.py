@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.output import Streams
-from tailbound_lab.lab.straggler import Freezer
+from tailbound_lab.lab.straggler import Freezer, run_times
 
 __all__ = ["Ranks"]
 
@@ -53,8 +53,8 @@ class Ranks:
         self.streams.add(rank, process.stderr, error=True)
         straggler = spec.straggler
         if rank == spec.workers - 1 and straggler is not None and straggler.every_ms is not None:
-            self._freezer = Freezer(self.processes[straggler.rank].pid, straggler, spec.seed)
-            self._freezer.start()
+            slow = self.processes[straggler.rank].pid
+            self._freezer = Freezer(slow, straggler.ms / 1000, run_times(straggler, spec.seed))
 
     def close(self) -> None:
         """Kill what still runs, and wait for it; may be called twice."""
