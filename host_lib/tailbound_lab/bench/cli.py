@@ -79,14 +79,13 @@ def kernel(loader: str, rows: str, quick: bool, json_file: Path | None) -> None:
 
 
 @bench.command()
-@click.option("--threads", type=click.IntRange(1), default=1, help="Threads of a rank, in turn with one thread.")
 @_QUICK
 @_JSON
-def codec(threads: int, quick: bool, json_file: Path | None) -> None:
-    """Milliseconds that encoding, averaging and decoding take, by one thread and by more."""
+def codec(quick: bool, json_file: Path | None) -> None:
+    """Milliseconds that encoding, averaging and decoding take."""
     from tailbound_lab.bench.codec import run
 
-    show("Codec", run(json_file, threads, quick=quick))
+    show("Codec", run(json_file, quick=quick))
 
 
 @bench.command()
