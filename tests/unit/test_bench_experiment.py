@@ -11,10 +11,11 @@ import pytest
 from rich.console import Console
 
 from tailbound.errors import ConfigError
-from tailbound_lab.bench import allreduce, profile, table, tail
+from tailbound_lab.bench import allreduce, table, tail
+from tailbound_lab.bench.channel import order_of
 from tailbound_lab.bench.experiment import Phase, conditions, rows_of
 from tailbound_lab.bench.start import StartLine
-from tailbound_lab.lab.spec import Burst, LabSpec
+from tailbound_lab.lab.spec import Burst, LabSpec, Straggler
 
 ABOUT = conditions(LabSpec(2, burst=Burst(0.01, 8), wire=True)) | {"datapath": "xdp"}
 
@@ -34,6 +35,10 @@ def phase() -> Phase:
     times = {"tailbound": [[0.1, 0.3], [0.2, 0.1]], "gloo": [[0.5], [0.7]]}
     first = report(0, {"delivered": 99, "deadline_hits": 2})
     return Phase(times, [first, report(1, deadlines_ms=[70.0, 8.0])], [("gloo", 20.0)])
+
+
+def test_names_take_turns() -> None:
+    assert [order_of(["a", "b"], i) for i in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
 
 
 def test_an_iteration_takes_as_long_as_its_slowest_rank_and_stuck_ones_count() -> None:
@@ -68,6 +73,27 @@ def test_rows_are_made_of_the_slowest_ranks_and_of_counts_of_all() -> None:
     assert (alone["name"], alone["cpu_ms"], alone["delivered"]) == ("tailbound", None, None)
 
 
+def test_a_row_with_stamps_has_the_medians_of_all_ranks() -> None:
+    ops = [{"codec": codec, "interpreter": 2.0} for codec in (1.0, 3.0)]
+    reports = [report(rank, stamps=ops[: rank + 1]) for rank in range(2)]
+    _, row = rows_of(Phase({name: [[0.1], [0.2]] for name in ("tailbound", "stamped")}, reports), 8, ABOUT)
+    assert (row["codec_ms"], row["interpreter_ms"], row["datapath"], row["delivered"]) == (1.0, 2.0, "xdp", 1.0)
+
+
+def test_what_was_not_reported_is_not_known() -> None:
+    """An all-reduce of Gloo did not end, and nobody reported the phase."""
+    times = {"tailbound": [[0.1, 0.3], [0.2, 0.1]], "gloo": [[0.5], [0.7]]}
+    rows = rows_of(Phase(times, [], [("gloo", 20.0)]), 1 << 20, {"env": "loss0.1"} | ABOUT)
+    counted = ("delivered", "deadline_hits", "deadline_1_ms", "deadline_2_ms", "nmse", "cpu_ms")
+    assert {rows[0][name] for name in counted} == {None}
+    assert (rows[1]["delivered"], rows[1]["deadline_hits"]) == (1.0, 0)
+    text = io.StringIO()
+    console = Console(file=text, width=80)
+    table.show("loss0.1", rows, tail.COLUMNS, console)
+    lines = [" ".join(line.split()) for line in text.getvalue().splitlines()]
+    assert "tailbound 2 200.0 250.0 300.0 300.0 1.50 - - - 0 -" in lines
+
+
 @pytest.mark.parametrize("columns", [allreduce.COLUMNS, tail.COLUMNS])
 def test_the_table_fits_a_terminal_and_shows_every_row(columns: table.Columns) -> None:
     """Also when TCP has waited for its timer, over and over, in the largest of sizes."""
@@ -80,6 +106,11 @@ def test_the_table_fits_a_terminal_and_shows_every_row(columns: table.Columns) -
     lines = [line.split() for line in text.getvalue().splitlines()]
     assert sum("tailbound" in line for line in lines) == 2
     assert sum(line.count("54989") for line in lines) == 4 + (columns is tail.COLUMNS)
+
+
+def test_a_straggler_that_computes_in_steps_is_refused_where_there_are_none() -> None:
+    with pytest.raises(ConfigError, match="give RANK:MS:EVERY, such as 1:40:160"):
+        allreduce.run(LabSpec(2, straggler=Straggler(1, 40.0, None)))
 
 
 @pytest.mark.parametrize("wrong", [{"iters": 0}, {"sizes": ()}, {"sizes": (4,)}])

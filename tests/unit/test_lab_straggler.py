@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import os
 import signal
 import threading
 from itertools import islice, repeat
 
 import pytest
+from rich.console import Console
 
-from tailbound_lab.lab.output import LineSplitter
+from tailbound_lab.lab.output import LineSplitter, Streams
 from tailbound_lab.lab.spec import Straggler
 from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, run_times, step_delay
 
@@ -52,6 +55,18 @@ def test_a_group_that_is_stopped_goes_on_when_the_freezer_is_closed() -> None:
     assert sent == [signal.SIGSTOP, signal.SIGCONT]
 
 
+def test_a_freezer_ends_with_its_group() -> None:
+    gone = threading.Event()
+
+    def missing(group: int, number: int) -> None:
+        gone.set()
+        raise ProcessLookupError
+
+    freezer = Freezer(77, 1000.0, [0.0], signal_group=missing)
+    assert gone.wait(20)
+    freezer.close()
+
+
 def test_running_times_follow_the_seed_and_the_mean() -> None:
     def times(seed: int, n: int) -> list[float]:
         return list(islice(run_times(Straggler(0, 40, 200), seed), n))
@@ -70,3 +85,23 @@ def test_lines_come_whole_whatever_the_pieces() -> None:
     broken = LineSplitter()
     assert broken.feed(b"\xff\xfe\n") == ["\N{REPLACEMENT CHARACTER}" * 2]
     assert broken.finish() == []
+
+
+def test_every_line_has_its_rank_in_front() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    streams = Streams(11, Console(file=out, width=20), Console(file=err, width=20))
+    ends = []
+    for rank, error in ((3, False), (10, True)):
+        read, write = os.pipe()
+        streams.add(rank, os.fdopen(read, "rb"), error=error)
+        ends.append(write)
+    long = "[bold]not markup[/bold] " + "x" * 60
+    os.write(ends[0], f"{long}\nno end".encode())
+    os.write(ends[1], b"oops\n")
+    for end in ends:
+        os.close(end)
+    while streams.open:
+        streams.pump(1.0)
+    streams.close()
+    assert out.getvalue() == f"[ 3] {long}\n[ 3] no end\n"
+    assert err.getvalue() == "[10] oops\n"
