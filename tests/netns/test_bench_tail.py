@@ -44,7 +44,7 @@ def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], mon
     by = {(row["env"], row["name"]): row for row in rows}
     if "stopped" in envs:  # it holds Gloo for what is left of its second, whenever the iteration began
         assert by["stopped", "gloo"]["max_ms"] > 500
-        assert by["late", "gloo"]["p50_ms"] > 250  # it waits, and so do the others
+        assert by["late", "gloo"]["p50_ms"] > 200  # it waits for most of the quarter of a second that the rank is late
     else:
         assert by["tail1.5", "gloo"]["background"] == by["tail1.5", "tailbound"]["background"]
         assert by["loss1", "gloo"]["wire"]
