@@ -30,10 +30,9 @@ def _gradients(bits: Bits, steps: range, **options: Any) -> list[float]:
 
 
 def any_bits(rank: int) -> dict[str, list[float]]:
-    """The average at every number of bits, with and without error feedback; and with 16 bits in the first two steps."""
+    """The average at every number of bits, with and without error feedback."""
     return {
         "16": _gradients(16, range(4)),
-        "fine": _gradients(8, range(4), fine_steps=2, balance=True, error_feedback=True),
         "8": _gradients(8, range(4), error_feedback=True),
         "4,8": _gradients((4, 8), range(4), error_feedback=False),
     }

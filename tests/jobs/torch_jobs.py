@@ -80,7 +80,6 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "balance": (False, True),
     "bits": (8, (4, 8)),
     "error_feedback": (False, True),
-    "fine_steps": (0, 20),
     "hadamard": (True, "off"),
     "multicast_group": ("239.1.2.3", "239.1.2.4"),
     "result": ("peers", "multicast"),

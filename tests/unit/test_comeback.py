@@ -265,7 +265,7 @@ def test_the_end_of_a_process_before_says_nothing_of_the_one_that_has_come_back(
 
 def test_a_bucket_of_more_entries_than_an_op_may_have_is_known_to_who_comes_back() -> None:
     """DDP puts a whole model into the first bucket: above 2^31 entries nobody could come back to such a job."""
-    config = SimpleNamespace(switch=None, fine_steps=0, bits=8, ranks=4)
+    config = SimpleNamespace(switch=None, bits=8, ranks=4)
     own = Communicator.__new__(Communicator)
     own.config, own._row_width, own._rows_most = cast(Any, config), 1408, 8192
     for numel in (2_000_000_000, 7_000_000_000):

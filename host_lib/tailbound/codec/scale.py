@@ -88,21 +88,6 @@ def warm_exponents(row_exponents: NDArray[np.int16], groups: int) -> NDArray[np.
     return largest
 
 
-def regrouped(of_groups: NDArray[np.int16], sizes: tuple[int, int], numel: int) -> NDArray[np.int16]:
-    """What groups of another size take over from those of an op: the largest of all that they share entries with.
-
-    Args:
-        of_groups: i16[G]; EXPONENT_NONE is less than any other.
-        sizes: entries of a group, before and after.
-        numel: of the op.
-    """
-    before, after = sizes
-    begins = np.arange(0, numel, after)
-    first, last = begins // before, (np.minimum(begins + after, numel) - 1) // before
-    found = [of_groups[a : b + 1].max() for a, b in zip(first, last, strict=True)]
-    return np.array(found, np.int16)
-
-
 @compiled
 def next_exponent(e: Any, need: Any, headroom: Any, cap: Any) -> int:
     """e of a group for the key's next op, from what the largest need in this op was (codec-10).

@@ -19,7 +19,6 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache, partial
-from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, cast
@@ -58,7 +57,7 @@ from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.sockets import prepare_rows
-from tailbound.transport.steps import STEP_MASK, Young, step_of
+from tailbound.transport.steps import STEP_MASK, step_of
 from tailbound.wire.address import words_of
 from tailbound.wire.bits import Bits, bits_numbered, number_of
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
@@ -227,8 +226,8 @@ class Communicator:
         rings = [results // 2, sums * config.ranks // 2]
         if config.switch is not None:
             rings.append(config.switch.rows // 2)
-        finer = self._number(needs_fit, *rings)
-        share_most, outside = sums / (finer * self._rows_most), self.part == Part.OUTSIDE
+        self._number(needs_fit, *rings)
+        share_most, outside = sums / self._rows_most, self.part == Part.OUTSIDE
         self._engine = Transpose(
             self.job, on_thread, early, int(timeout * 1e9), share_most=share_most, outside=outside
         ).start()
@@ -252,21 +251,11 @@ class Communicator:
         if error is not None:
             rendezvous.tell_failed(self._store, self._prefix, self.config.rank, error)
 
-    def _number(self, *rows: int) -> int:
-        """Begins to number what is launched; an op has at most ``rows``, and as many entries with codes of any bits.
-
-        Returns:
-            How many times as many rows an op may have as one of ``config.bits``.
-        """
-        config = self.config
-        self._fine = Young(config.first_step, config.fine_steps)
-        finer = 1
-        if config.fine_steps:
-            finer = row_entries(self._row_width, config.bits) // row_entries(self._row_width, 16)
-        self._rows_most = min(MAX_OP_ROWS, *(most // finer for most in rows))
+    def _number(self, *rows: int) -> None:
+        """Begins to number what is launched; an op has at most ``rows``."""
+        self._rows_most = min(MAX_OP_ROWS, *rows)
         self._lock = threading.Lock()
-        self._step, self._launched = config.first_step, 0  # the present one, and its ops
-        return finer
+        self._step, self._launched = self.config.first_step, 0  # the present one, and its ops
 
     def _meet(
         self, path: Datapath, training: Training, timeout: float, before: list[str] | None, master: bytes | None
@@ -383,16 +372,16 @@ class Communicator:
             if residual is not None:
                 _check(residual, "residual", numel)
         config, width = self.config, self._row_width
-        later = bits or config.bits
-        chunks, bits = self._cut(numel, later), 16 if self._fine.at(self._step) else later
+        bits = bits or config.bits
+        chunks = self._cut(numel, bits)
         check_bits(bits, switched=config.switch is not None)
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype
         mode = (2 if config.rotate == "auto" else int(config.rotate)) | number_of(bits) << 2 | scaled << 7
         mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
         if coder.ahead:
-            for size, each in product({hi - lo for lo, hi in chunks}, {bits, later}):  # none compiles behind fine steps
-                coder.warm_up(data, out, shape_for(size, width, each), self._codings())
+            for size in {hi - lo for lo, hi in chunks}:
+                coder.warm_up(data, out, shape_for(size, width, bits), self._codings())
         with self._lock:
             if self._launched + len(chunks) > MAX_STEP_OPS:
                 raise ConfigError(
@@ -441,9 +430,6 @@ class Communicator:
         return Rings(rows, store.result_rows, store.results.nbytes + store.sums.nbytes)
 
     def _cut(self, numel: int, bits: Bits) -> list[tuple[int, int]]:
-        config = self.config
-        # ops are the same in all steps, so that they carry on scales and exponents
-        bits = config.bits if config.fine_steps else bits
         return cut(numel, row_entries(self._row_width, bits), self._rows_most)
 
     def _groups(self, key: Scales) -> int:

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from tailbound.codec.balance_table import Tables
 from tailbound.codec.exponents import moved
 from tailbound.codec.owners import OwnerMap
-from tailbound.codec.scale import regrouped, shift_cap_of
+from tailbound.codec.scale import shift_cap_of
 from tailbound.codec.scratch import readonly
-from tailbound.codec.shape import Shape, shape_for
 from tailbound.collective.op import Op, Pending
 from tailbound.collective.repair import Repairs
 from tailbound.datapath.protocol import Store
@@ -30,7 +29,6 @@ from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.steps import Steps, step_distance
 from tailbound.wire import schema
-from tailbound.wire.bits import with_bits
 from tailbound.wire.schema import OP_INDEX_BITS, Tagging, Verdict, op_slot
 
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
@@ -212,37 +210,17 @@ class Known(Session):
     def scales(self, op: Op) -> NDArray[np.int16] | None:
         """Scales by which ``op`` is coded, i16[G]: of the op before, or what new exponents make of them (codec-18).
 
-        Codes of 8 bits take those of 16 where there are no others. None: nothing is known, so that scales have to be
-        agreed on.
+        None: nothing is known, so that scales have to be agreed on.
         """
-        shape, mode = op.place.layout.shape, op.plain[3]
-        known = self._scales(op, mode, shape)
-        if known is not None or (shape.bits, shape.results.bits) != (8, 8):
-            return known
-        return self._scales(op, *self._fine(op))
-
-    def _fine(self, op: Op) -> tuple[int, Shape]:
-        """Mode and shape that ``op`` would have with codes of 16 bits."""
-        shape, mode = op.place.layout.shape, op.plain[3]
-        return with_bits(mode, 16), shape_for(shape.numel, shape.width, 16)
-
-    def _scales(self, op: Op, mode: int, shape: Shape) -> NDArray[np.int16] | None:
-        """Scales for ``op`` from those of ``mode`` and ``shape``."""
-        plain, balance, own = op.plain[:3], op.place.placement.owner_map.balance, op.place.layout.shape
+        shape, plain, mode = op.place.layout.shape, op.plain[:3], op.plain[3]
         known = self.exponents.get((*plain, mode | op.balance << 24))
-        entry = self.tables.entry(balance, plain, own.numel) if known is None and op.balance else None
-        if entry is not None:
-            moves = entry.moves
-            if entry.mode != mode:
-                fine_mode, fine = self._fine(op)
-                if entry.mode != fine_mode or len(moves) != fine.groups:
-                    return None
-                moves = regrouped(moves, (fine.group_entries, shape.group_entries), own.numel)
+        if known is None and op.balance:
+            entry = self.tables.entry(op.place.placement.owner_map.balance, plain, shape.numel)
+            if entry is None or entry.mode != mode:
+                return None
             known = self.exponents.get((*plain, mode | entry.before << 24))
-            known = moved(known, moves) if known is not None and len(known) == len(moves) else None
-        if known is None or len(known) != shape.groups:
-            return None
-        return known if shape is own else regrouped(known, (shape.group_entries, own.group_entries), own.numel)
+            known = moved(known, entry.moves) if known is not None and len(known) == len(entry.moves) else None
+        return known if known is not None and len(known) == shape.groups else None
 
     @property
     def row_bytes(self) -> int:

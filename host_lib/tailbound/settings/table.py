@@ -187,9 +187,6 @@ class Options(TypedDict, total=False):
     bits: Annotated[Bits, _option(
         BITS_KIND, 8, "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
     )]
-    fine_steps: Annotated[int, _option(
-        integer(0), 0, "the first so many steps have codes of 16 bits ([options](torch/options.md))",
-    )]
     error_feedback: Annotated[bool | None, _option(
         on_off(), None, "what rounding and clipping kept back comes with the next gradient",
         otherwise="with contributions of 4 bits",

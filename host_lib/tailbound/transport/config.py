@@ -101,7 +101,7 @@ class Config:
         suspect_after: stages missed by a rank before it is suspected (clock-14).
         strict, fetch, hold_max: clock-34, clock-35 and clock-16.
         repair: ask for results that are missing once their owner has finished (clock-23).
-        share_rows, balance, fine_steps: clock-22, codec-18 and codec-12.
+        share_rows, balance: clock-22 and codec-18.
         rate: bytes per second of this rank's link; 0: what its driver says.
         switch: the aggregating switch that owns the rows; None: ranks own them.
         authenticate: ``workers`` leaves out what goes to and comes from the switch (auth-7).
@@ -141,7 +141,6 @@ class Config:
     authenticate: Authenticate = "auto"
     key_file: str = ""
     bits: Bits = 8
-    fine_steps: int = 0
     first_step: int = 0
 
     def __post_init__(self) -> None:
@@ -183,8 +182,6 @@ class Config:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
         if self.strict < 0:
             raise ConfigError(f"strict is {self.strict} ns: give 0 or more; 0 waits for no row past its deadline")
-        if self.fine_steps < 0 or (self.fine_steps and self.switch is not None):
-            raise ConfigError(f"{self.fine_steps} steps of 16 bits: give 0 or more, and none where a switch sums")
         if self.fetch < 0:
             raise ConfigError(f"fetch is {self.fetch} ns: give 0 or more; 0 fetches nothing")
         for name in ("deadline_1", "deadline_2", "quiet"):
@@ -232,7 +229,6 @@ class Config:
             "authenticate": self.authenticated,
             "balance": "on" if self.balance else "off",
             "bits": bits_text(self.bits),
-            "fine_steps": str(self.fine_steps),
             "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
             "result": "multicast" if self.result == "multicast" else "any but multicast",
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",

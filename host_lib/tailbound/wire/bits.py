@@ -54,11 +54,6 @@ def number_of(bits: Bits) -> int:
     return up | down
 
 
-def with_bits(mode: int, bits: Bits) -> int:
-    """The number of a codec mode, with other ``bits``: theirs are those above the two of rotation."""
-    return mode & ~(31 << 2) | number_of(bits) << 2
-
-
 _BY_NUMBER = {number_of(bits): bits for bits in BITS}
 
 
