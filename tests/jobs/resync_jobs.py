@@ -28,7 +28,6 @@ SETTINGS: dict[str, Any] = {
     "timeout": 60.0,
     # what is kept for a rank that stands still is refused by it where maps change meanwhile
     "share_rows": False,
-    "balance": False,
 }
 
 

@@ -77,7 +77,6 @@ def pair(dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[tuple[D
 
 #: Options that are compared before the first step (``docs/torch/hook.md``), with what two ranks give that differ.
 DIFFERING: dict[str, tuple[Any, Any]] = {
-    "balance": (False, True),
     "bits": (8, (4, 8)),
     "error_feedback": (False, True),
     "hadamard": (True, "off"),

@@ -16,7 +16,6 @@ from support import Trouble, exact_mean, gradients, hasty, nmse, patient
 from tailbound.codec.owners import place, table
 from tailbound.codec.shape import shape_for
 from tailbound.collective.alerts import Unheard
-from tailbound.collective.balancing import Balancing
 from tailbound.collective.transpose import Transpose
 from tailbound.transport.agreement import Content, Kind, Message
 from tailbound.transport.steps import STEP_MASK
@@ -71,29 +70,6 @@ def until(job: SimTeam, late: dict[int, int], done: Callable[[], bool], most: in
             return
         right(job, seed, late)
     pytest.fail(f"not within {most} steps: {[weights(job, r) for r in range(len(job))]}")
-
-
-def test_exponents_stay_as_they_are_for_whom_results_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernel would refuse rows under a map that it has not heard of. Rule: codec-18."""
-    monkeypatch.setattr(Balancing, "look", lambda *_: 77)  # of a table that nobody has, so that none is settled
-    with sim_team(3, patient(**GIVEN | {"balance": True})) as job:
-        agreement, peers = job[0]._engine.maps.agreement, job[0].job
-
-        def proposed(steps: int, ranks: list[int]) -> bool:
-            found = False
-            for seed in range(steps):
-                step(job, seed, ranks)
-                found |= agreement._proposal is not None
-            return found
-
-        assert proposed(4, [0, 1, 2])
-        proposed(4, [0, 1])
-        assert peers.membership.suspects == {2}
-        assert not proposed(20, [0, 1])
-        assert not peers.beyond(2)
-        proposed(50, [0, 1])
-        assert peers.beyond(2)
-        assert proposed(20, [0, 1])
 
 
 @pytest.mark.parametrize(("ranks", "late"), [(3, [0]), (4, [2]), (4, [0, 3])])

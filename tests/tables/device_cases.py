@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from tailbound.codec import decode as host_decode
 from tailbound.codec import encode as host
-from tailbound.codec.balance import EVEN, Ranges, ranges_of
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Packets, Received, Scales
@@ -95,14 +94,6 @@ def gaussian(numel: int, seed: int = 0, size: float = 1.0) -> NDArray[np.float32
     return (np.random.default_rng(seed).standard_normal(numel) * size).astype(np.float32)
 
 
-def uneven(numel: int, seed: int = 0) -> Ranges:
-    """Ranges of all sizes, from one entry to whole groups, with exponents of all sizes; of one entry, one range."""
-    rng = np.random.default_rng(seed)
-    ends = np.unique(np.append(np.cumsum(10 ** rng.uniform(0, 5.5, 60)).astype(np.int64), numel))
-    ends = ends[(ends > 0) & (ends <= numel)]
-    return ranges_of(ends, rng.choice([0, 0, 1, 2, 5, 9, 24], len(ends)))
-
-
 def begun(by: Any, x: Any, shape: Shape, coding: Coding) -> None:
     """A device has done what comes before coding; on the host there is nothing."""
     if hasattr(by, "begin"):
@@ -131,13 +122,13 @@ class Outputs:
 
 
 def encoded(
-    by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN,
+    by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True,
     key: NDArray[np.uint64] = NO_KEY,
 ) -> Outputs:  # fmt: skip
     out = Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
     scales = Scales(exponents, out.need, out.shift)
-    coding = Coding(SEED, RANK, CAP, rotate=rotate, ranks=3, ranges=ranges, key=key)
+    coding = Coding(SEED, RANK, CAP, rotate=rotate, ranks=3, key=key)
     begun(by, x, shape, coding)
     while (done := by.encode(x, shape, coding, packets, scales, SCRATCH)) is None:
         settle(by, coding)
@@ -145,8 +136,8 @@ def encoded(
     return out
 
 
-def measured(by: Any, x: Any, shape: Shape, rotate: bool = True, ranges: Ranges = EVEN) -> NDArray[np.int16]:
-    need = finite_need(by, x, shape, Coding(SEED, rotate=rotate, ranges=ranges))
+def measured(by: Any, x: Any, shape: Shape, rotate: bool = True) -> NDArray[np.int16]:
+    need = finite_need(by, x, shape, Coding(SEED, rotate=rotate))
     assert need is not None
     return need
 
@@ -159,7 +150,7 @@ def finite_need(by: Any, x: Any, shape: Shape, coding: Coding) -> NDArray[np.int
 
 
 def check(
-    tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True, ranges: Ranges = EVEN,
+    tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True,
     form: Any = None, key: NDArray[np.uint64] = NO_KEY,
 ) -> Outputs:  # fmt: skip
     """Both coders leave the same bytes everywhere: codes, checks or tags, needs, shifts, and what is left alone.
@@ -169,9 +160,8 @@ def check(
         key: of the job; empty: it has none.
     """
     x, by = tensor.float().cpu().numpy(), coder(str(tensor.device), form)
-    how = rotate, ranges
-    assert np.array_equal(measured(by, tensor, shape, *how), measured(host, x, shape, *how))
-    theirs, ours = encoded(host, x, shape, exponents, *how, key), encoded(by, tensor, shape, exponents, *how, key)
+    assert np.array_equal(measured(by, tensor, shape, rotate), measured(host, x, shape, rotate))
+    theirs, ours = encoded(host, x, shape, exponents, rotate, key), encoded(by, tensor, shape, exponents, rotate, key)
     assert ours.done == theirs.done
     for mine, other in zip(ours.arrays(), theirs.arrays(), strict=True):
         assert np.array_equal(mine, other)
@@ -206,20 +196,18 @@ class Results:
         self.source[gone] = MISSING
         self.scale[gone] = np.nan
 
-    def decoded(self, by: Any, out: Any, rotate: bool, ranges: Ranges = EVEN) -> int:
+    def decoded(self, by: Any, out: Any, rotate: bool) -> int:
         received = Received(self.ring, self.own, self.source, self.scale, self.counts)
-        return int(by.decode(received, self.whole, Coding(SEED, rotate=rotate, ranges=ranges), out, SCRATCH))
+        return int(by.decode(received, self.whole, Coding(SEED, rotate=rotate), out, SCRATCH))
 
-    def check(
-        self, rotate: bool = True, device: str = "cpu", ranges: Ranges = EVEN, form: Any = None
-    ) -> NDArray[np.float32]:
+    def check(self, rotate: bool = True, device: str = "cpu", form: Any = None) -> NDArray[np.float32]:
         """Both coders give the same bits, the signs of zeros included, and count the same groups as failed."""
         import torch
 
         numel = self.shape.numel
         theirs, ours = np.full(numel, np.nan, np.float32), torch.full((numel,), torch.nan, device=device)
         by = coder(device, form)
-        assert self.decoded(by, ours, rotate, ranges) == self.decoded(host_decode, theirs, rotate, ranges)
+        assert self.decoded(by, ours, rotate) == self.decoded(host_decode, theirs, rotate)
         by._space.stream.join()
         assert np.array_equal(ours.cpu().numpy().view(np.uint32), theirs.view(np.uint32))
         return theirs

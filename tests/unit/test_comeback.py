@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
-from tailbound.codec.balance_table import NO_TABLE, Entry, Table, decode_table, digest_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.comeback import Entrance, Life, Part, decode, encode, find_part
 from tailbound.collective.communicator import Communicator, Training
@@ -50,27 +48,14 @@ def groups(key: Scales) -> int:
 def test_an_entrance_comes_back() -> None:
     found = decode(encode(ENTRANCE, 3), 3, groups)
     assert (found.position, found.agreed, found.cookie) == (ENTRANCE.position, MAPS, 0xC0)
-    assert found.tables == ()
     assert {key: known.tolist() for key, known in found.exponents.items()} == {KEY: [-3, 7]}
-
-
-def test_an_entrance_has_the_exponents_that_its_maps_name() -> None:
-    """Rule: codec-18."""
-    entry = Entry(np.array([9]), np.array([2], np.uint8), NO_TABLE, 33, np.array([-8], np.int16))
-    table = Table({(0, 9, 0): entry}).encode()
-    maps = (MAPS[0], Agreed(256, 9, Content((2, 0, 1), balance=digest_of(table))))
-    position = replace(ENTRANCE.position, balance=digest_of(table), rotate=True)
-    found = decode(encode(Entrance(position, maps, {}, 0xC0, (table,)), 3), 3, groups)
-    assert (found.position, found.agreed, found.tables) == (position, maps, (table,))
-    with pytest.raises(TransportError, match="exponents are missing"):
-        decode(encode(Entrance(position, maps, {}, 0xC0, ()), 3), 3, groups)
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
         ("position", {}), ("maps", ""), ("exponents", [[1, 2]]), ("exponents", 3),
-        ("cookie", None), ("tables", 3), ("tables", ["x"]),
+        ("cookie", None),
         ("exponents", [[*KEY, [1]]]), ("exponents", [[*KEY, [1, 2, 3]]]), ("exponents", [[*KEY, [[1, 2]]]]),
         ("exponents", [[*KEY, [1, 1 << 15]]]), ("exponents", [[*KEY, [1, 1e400]]]),
         ("exponents", [[1, *KEY[1:], [1, 2]]]),
@@ -88,7 +73,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["step", "owners", "x"]), inner),
     max_leaves=12,
 )
-FIELDS = ["position", "maps", "exponents", "cookie", "tables"]
+FIELDS = ["position", "maps", "exponents", "cookie"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.lists(st.lists(JSON, min_size=5, max_size=5), max_size=2))
@@ -276,10 +261,3 @@ def test_a_bucket_of_more_entries_than_an_op_may_have_is_known_to_who_comes_back
         assert decode(encode(entrance, 4), 4, own._groups).exponents.keys() == scales.keys()
     with pytest.raises(ValueError, match="no bucket has"):
         own._groups((0, 1 << 44, 0, 1 | 8 << 2))
-
-
-def test_a_table_of_exponents_names_a_bucket_of_any_size() -> None:
-    """A bucket of 2^32 entries ended the transport thread of the rank that led."""
-    entry = Entry(np.array([100]), np.zeros(1, np.uint8), 0, 3, np.zeros(1, np.int16))
-    key = (0, 5_000_000_000, 0)
-    assert decode_table(Table({key: entry}).encode()).ops.keys() == {key}

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from device_cases import slow_stream, workspace
 from support import PATIENCE, Reference, Team, exact_mean, gradients, nmse, patient, team
-from tailbound.codec.balance_table import NO_TABLE
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
@@ -93,17 +92,6 @@ def test_what_is_not_read_by_a_coder_is_refused() -> None:
             job[0].launch(0, np.zeros((3, 2), np.float32), array, last=True, done=print)
 
 
-def test_exponents_of_a_device_are_those_of_the_host() -> None:
-    """Rule: codec-18."""
-    sizes = np.repeat(np.array([1.0, 1e-3], np.float32), [30_000, 7_000])
-    with team(2, patient(balance=True)) as job:
-        for seed in range(4):
-            inputs = [x * sizes for x in gradients("U", 2, len(sizes), seed=seed)]
-            (a, first), (b, second) = allreduce(job, inputs, {0}, starts=(0, 30_000))
-            assert first.error is second.error is None
-            np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
-
-
 def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
     """The transport thread takes its turns, ops behind are begun meanwhile, and bits are those of any other rank."""
     import torch
@@ -141,50 +129,6 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
             assert all(one[index].result(PATIENCE).missed == 0 for one in done)
             np.testing.assert_array_equal(outs[0][index].view(np.uint32), outs[1][index].view(np.uint32))
     assert not any(event.waited for event in stream.events)
-
-
-def test_exponents_are_agreed_on_by_averages_on_a_device() -> None:
-    """Rule: codec-18. The leader measures averages, which nobody has begun to code."""
-    sizes = np.repeat(np.array([1.0, 1e-3], np.float32), [30_000, 7_000])
-    with team(2, patient(balance=True)) as job:
-        settled = {NO_TABLE}
-        for seed in range(24):
-            inputs = [x * sizes for x in gradients("U", 2, len(sizes), seed=seed)]
-            (a, first), (b, second) = allreduce(job, inputs, {0}, starts=(0, 30_000))
-            assert first.error is None
-            assert second.error is None
-            np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
-            settled = {c.job.sequence.map.balance for c in job.communicators}
-            error = nmse(a[30_000:], exact_mean(inputs)[30_000:])
-            if NO_TABLE not in settled and error < 0.02:
-                break
-        assert len(settled) == 1
-        assert NO_TABLE not in settled
-        assert error < 0.02  # noise without
-        assert not any(c.job.events.counts["learning_failed"] for c in job.communicators)
-
-
-def test_an_average_that_cannot_be_looked_at_costs_no_future() -> None:
-    import torch
-
-    from tailbound.torch.device_coder import DeviceCoder
-
-    class Broken(DeviceCoder):
-        def powers(self, *_: Any) -> NDArray[np.float64]:
-            raise RuntimeError("the device is gone")
-
-    with team(2, patient(balance=True)) as job:
-
-        def one(communicator: Communicator) -> Outcome:
-            done: Future[Outcome] = Future()
-            x, handling = torch.ones(1000), Handling(coder=Broken(workspace(), None))
-            communicator.launch(0, x, torch.zeros(1000), last=True, done=done.set_result, handling=handling)
-            return done.result(PATIENCE)
-
-        for _ in range(3):
-            assert all(outcome.error is None for outcome in job.each(one))
-        assert [c.job.events.counts["learning_failed"] for c in job.communicators][1] == 0
-        assert job[0].job.events.counts["learning_failed"] >= 1
 
 
 def test_a_transport_that_fails_hands_the_bucket_back() -> None:

@@ -21,7 +21,6 @@ from device_cases import (
     slow_stream,
 )  # fmt: skip
 from tailbound.codec import encode as host
-from tailbound.codec.balance import ranges_of
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.shape import shape_for
@@ -151,18 +150,15 @@ def test_what_chooses_exponents_and_keeps_residuals_is_warmed_up_too() -> None:
 
         def __getattr__(self, what: str) -> Any:
             def note(x: Any, shape: Any, coding: Any, *more: Any) -> Any:
-                seen.add((what, (more[-1] if what == "decode" else x).dtype, shape.bits, len(coding.ranges.ends) > 0))
+                seen.add((what, (more[-1] if what == "decode" else x).dtype, shape.bits))
                 return getattr(PLAIN, what)(x, shape, coding, *more)
 
             return note
 
     coder = DeviceCoder(Workspace(slow_stream(), Form()), None)
     x, out = torch.zeros(50_000), torch.zeros(50_000, dtype=torch.bfloat16)
-    codings = [Coding(0), Coding(0, ranges=ranges_of([1], [1]))]
-    coder.warm_up(x, out, shape_for(50_000, 1408, (4, 8)), codings)
-    for ranges in (False, True):
-        assert {("largest", torch.float32, 4, ranges), ("largest", torch.bfloat16, 4, ranges)} <= seen
-        assert {("decode", torch.bfloat16, 8, ranges), ("decode", torch.float32, 4, ranges)} <= seen
+    coder.warm_up(x, out, shape_for(50_000, 1408, (4, 8)), [Coding(0)])
+    assert {("largest", torch.float32, 4), ("decode", torch.bfloat16, 8), ("decode", torch.float32, 4)} <= seen
 
 
 def test_where_triton_fails_the_error_says_what_to_do() -> None:

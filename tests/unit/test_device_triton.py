@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from device_cases import Results, check, coder, finite_need, gaussian, measured, uneven
+from device_cases import Results, check, coder, finite_need, gaussian, measured
 from tailbound.codec import encode as host
-from tailbound.codec.balance import EVEN
 from tailbound.codec.decode import MISSING
 from tailbound.codec.records import Coding
 from tailbound.codec.scale import cold_exponents
@@ -41,8 +40,8 @@ def triton_form() -> Any:
     return TRITON
 
 
-def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool, ranges: Any = EVEN) -> NDArray[np.int16]:
-    return cold_exponents(measured(host, x, shape, rotate, ranges)[None], 2)
+def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool) -> NDArray[np.int16]:
+    return cold_exponents(measured(host, x, shape, rotate)[None], 2)
 
 
 def test_the_shapes_are_what_they_are_named_after() -> None:
@@ -93,24 +92,12 @@ def test_codes_of_other_bits_are_those_of_the_host(name: str, bits: Bits) -> Non
 
     numel, width = SHAPES[name]
     form, shape = triton_form(), shape_for(numel // 2 if bits == 16 else numel * 2, width, bits)
-    x, ranges = gaussian(shape.numel, 7, 1e-2), uneven(shape.numel) if name == "3 groups" else EVEN
-    exponents = cold_exponents(measured(host, x, shape, True, ranges)[None], 0)
+    x = gaussian(shape.numel, 7, 1e-2)
+    exponents = cold_exponents(measured(host, x, shape, True)[None], 0)
     exponents[1:] -= np.int16(31 if bits == 16 else 4)
-    out = check(torch.from_numpy(x).to(DEVICE), shape, exponents, True, ranges, form=form)
+    out = check(torch.from_numpy(x).to(DEVICE), shape, exponents, True, form=form)
     assert (out.done.clipped > 0) == (shape.groups > 1)
     assert Results(shape, 3, 0.1).check(device=DEVICE, form=form).any()
-
-
-@pytest.mark.parametrize("rotate", [True, False])
-def test_exponents_of_tensors_are_taken_off_and_put_on(rotate: bool) -> None:
-    """Rule: codec-18."""
-    import torch
-
-    form, shape = triton_form(), shape_for(*SHAPES["3 groups"])
-    x, ranges = gaussian(shape.numel, 1), uneven(shape.numel)
-    exponents = exponents_for(x, shape, rotate, ranges)
-    check(torch.from_numpy(x).to(DEVICE), shape, exponents, rotate, ranges, form=form)
-    Results(shape, 4, 0.1).check(rotate, DEVICE, ranges, form=form)
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64"])

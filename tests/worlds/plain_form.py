@@ -52,14 +52,13 @@ class _Plain:
             y = reference.transform(y) * of_groups[:, None, None]
             y = y * reference.signs(shape, coding.seed).reshape(y.shape)
             y[of_groups == 0] = 0
-        values = y.reshape(-1)[: shape.numel] * reference.by_entry(coding.ranges.up, coding.ranges, shape.numel)
-        out.copy_(torch.from_numpy(values))
+        out.copy_(torch.from_numpy(y.reshape(-1)[: shape.numel]))
 
 
 def _rotated(x: torch.Tensor, shape: Shape, coding: Coding) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Values less the exponents of their ranges, f32[numel], and once rotated, f32[G, R, V]."""
+    """Values, f32[numel], and once rotated, f32[G, R, V]."""
     with np.errstate(over="ignore", invalid="ignore"):
-        values = x.float().cpu().numpy() * reference.by_entry(coding.ranges.down, coding.ranges, shape.numel)
+        values = x.float().cpu().numpy()
         return values, reference.rotated(values, shape, coding.seed, coding.rotate)
 
 

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.balance import EVEN, Ranges
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, step_of
 from tailbound.codec.planes import REACH, zero_of
 from tailbound.codec.scale import NEED_LEAST
@@ -60,15 +59,6 @@ def rotated(x: NDArray[np.float32], shape: Shape, seed: int, rotate: bool = True
         rows = rows * signs(shape, seed)
     grouped = rows.reshape(shape.groups, shape.group_rows, shape.entries)
     return transform(grouped) if rotate else grouped
-
-
-def by_entry(factors: NDArray[np.float32], ranges: Ranges, numel: int) -> NDArray[np.float32]:
-    """What each of ``numel`` entries is multiplied by; ``factors``: ``ranges.down`` or ``ranges.up``."""
-    if not len(ranges.ends):
-        return np.ones(numel, np.float32)
-    at = np.searchsorted(ranges.ends, np.arange(numel), side="right")
-    out: NDArray[np.float32] = factors[np.minimum(at, len(factors) - 1)]
-    return out
 
 
 def needs(x: NDArray[np.float32], y: NDArray[np.float32], root: float, shape: Shape) -> NDArray[np.int16]:
@@ -201,10 +191,9 @@ class Coded(NamedTuple):
 
 def encode(
     x: NDArray[np.float32], shape: Shape, seed: int, rank: int, cap: int, exponents: NDArray[np.int16],
-    rotate: bool = True, ranks: int = 1, ranges: Ranges = EVEN,
+    rotate: bool = True, ranks: int = 1,
 ) -> Coded:  # fmt: skip
-    """What ``codec.encode.encode`` makes of finite ``x``, in row order; values are those before ``ranges.up``."""
-    x = x * by_entry(ranges.down, ranges, x.size)
+    """What ``codec.encode.encode`` makes of finite ``x``, in row order."""
     root, bits = float(np.sqrt(shape.group_rows)) if rotate else 1.0, shape.bits
     y = rotated(x, shape, seed, rotate)
     need = needs(x, y, root, shape)
@@ -288,17 +277,17 @@ def mean(sums: NDArray[np.uint8], row: Row, seed: int, ranks: int, bits: int = 8
 
 def decode(
     payload: NDArray[np.uint8], scale: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int,
-    rotate: bool = True, ranges: Ranges = EVEN, rank: Rank | None = None,
+    rotate: bool = True, rank: Rank | None = None,
 ) -> NDArray[np.float32]:  # fmt: skip
     """Rows of results, or of contributions of ``rank`` (u8[T, B], f32[T], bool[T], row order) as f32[numel]."""
     bits = shape.bits
     codes, zero = unpack(payload, bits), zero_of(bits)
     if bits < 16:
         values = valued(codes, scale, present, seed, zero, rank)
-        return restored(values, present, shape, seed, rotate, ranges)
+        return restored(values, present, shape, seed, rotate)
     factors = np.where(present, (scale.astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
     values = (codes - zero).astype(np.float32) * factors[:, None]
-    return restored(values, present, shape, seed, rotate, ranges)
+    return restored(values, present, shape, seed, rotate)
 
 
 def valued(
@@ -324,13 +313,12 @@ def decode_sums(
     shape: Shape,
     seed: int,
     rotate: bool = True,
-    ranges: Ranges = EVEN,
 ) -> NDArray[np.float32]:
     """A switch's sums (u16[T, V] in code order, contributors u16[T], f32[T], bool[T]) as f32[numel]."""
     divisor = 127 * np.where(present, counts, 1).astype(np.float64)
     factors = np.where(present, (scale.astype(np.float64) / divisor).astype(np.float32), _F(0))
     distance = sums.astype(np.int32) - 128 * counts.astype(np.int32)[:, None]
-    return restored(distance.astype(np.float32) * factors[:, None], present, shape, seed, rotate, ranges)
+    return restored(distance.astype(np.float32) * factors[:, None], present, shape, seed, rotate)
 
 
 def restored(
@@ -339,7 +327,6 @@ def restored(
     shape: Shape,
     seed: int,
     rotate: bool,
-    ranges: Ranges = EVEN,
 ) -> NDArray[np.float32]:
     """Rotated values f32[T, V] as f32[numel]; those of rows that are not present (bool[T]) are set to zero."""
     values[~present] = 0
@@ -349,5 +336,5 @@ def restored(
         factor = np.where(received > 0, np.sqrt(shape.group_rows) / np.maximum(received, 1), 0).astype(np.float32)
         y = transform(y) * factor[:, None, None]
         y = y * signs(shape, seed).reshape(y.shape)
-    out: NDArray[np.float32] = y.reshape(-1)[: shape.numel] * by_entry(ranges.up, ranges, shape.numel)
+    out: NDArray[np.float32] = y.reshape(-1)[: shape.numel]
     return out

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tailbound.codec import balance, halves, kernels, planes, sums
-from tailbound.codec.balance import Ranges
+from tailbound.codec import halves, kernels, planes, sums
 from tailbound.codec.halves import Floats, entries
 from tailbound.codec.hashing import (
     STAGE_CONTRIBUTION,
@@ -51,7 +50,6 @@ class _Form(NamedTuple):
     rounding: np.uint32
     step: np.uint32  #: of the rank that made the codes, in their rounding offsets
     rotate: bool
-    ranges: Ranges
 
 
 def own_source(place: int) -> int:
@@ -192,15 +190,10 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
             for r in range(0, rows, 8):
                 begin, into = first + r * codes, at + r * codes
                 index = np.uint32(seed + np.uint32(begin))
-                even = balance.powers_up(factor, begin, codes, form.ranges, memory.powers)
-                if whole and stream and even:
-                    kernels.restore_stream(work, r * pitch, pitch, memory.powers, index, target, into, codes)
+                if whole and stream:
+                    kernels.restore_stream(work, r * pitch, pitch, factor, index, target, into, codes)
                 else:
-                    kernels.restore(work, r * pitch, pitch, memory.powers, index, target, into, codes)
-                if not even:
-                    balance.scale_met(target, into, begin, codes, form.ranges)
-        else:
-            balance.scale(target, at, first, size, form.ranges.ends, form.ranges.up)
+                    kernels.restore(work, r * pitch, pitch, factor, index, target, into, codes)
         if not whole:
             halves.write(padded, last - first, out, first, memory.row)
     return failed
@@ -220,7 +213,7 @@ def decode(
 
     Args:
         shape: of the op; with ``stage`` of results, ``shape.results`` are looked at.
-        coding: its seed, its ranges, and whether groups are rotated; of contributions the rank, too.
+        coding: its seed, and whether groups are rotated; of contributions the rank, too.
         out: [numel], of a type of ``codec.halves``, written, C-contiguous. Missing rows count as zero, and each group
             is multiplied by R / received; a group of which nothing came is zero. Where groups are not rotated missing
             entries are zero and nothing is corrected.
@@ -247,7 +240,7 @@ def decode(
     rows = Received(readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts)
     seed, rounding = np.uint32(coding.seed), np.uint32(rounding_seed(coding.seed, stage))
     step = np.uint32(step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0)
-    form = _Form(shape.group_rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate, coding.ranges)
+    form = _Form(shape.group_rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate)
     failed = _decode(rows, lo, hi, form, scratch.memory, values)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")

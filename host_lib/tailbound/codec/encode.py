@@ -16,12 +16,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import balance, halves, hashing, kernels, planes
-from tailbound.codec.balance import Ranges, overflow_of
+from tailbound.codec import halves, hashing, kernels, planes
 from tailbound.codec.halves import Entries, Floats, entries
 from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns
 from tailbound.codec.records import Coding, Packets, Scales
-from tailbound.codec.scale import need_of, root_of, scale_of, shift_of
+from tailbound.codec.scale import OVERFLOW_BITS, need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
@@ -40,8 +39,6 @@ class _Form(NamedTuple):
     step: np.uint32  #: of the rank, in its rounding offsets
     rotate: bool
     shift_cap: int
-    overflow: np.uint32  #: bits of a value that is not finite
-    ranges: Ranges
     key: NDArray[np.uint64]  #: of the check or tag
 
 
@@ -57,17 +54,12 @@ def _source(x, first, size, form, memory):  # type: ignore[no-untyped-def]
     """Where a group is as float32: (array, offset).
 
     A copy in cache where its entries are of another type, or the bucket ends within it: then filled up with zeros.
-    So, too, where it takes its exponents off first: rotation does that on the way, but what is not rotated has none,
-    and codes of 4 bits ask for sums of squares before.
     """
     left = min(size, halves.count(x) - first)
-    scaled = form.ranges.ends.shape[0] > 0 and (form.bits == 4 or not form.rotate)
-    if left == size and x.whole.shape[0] > 0 and not scaled:
+    if left == size and x.whole.shape[0] > 0:
         return x.whole, first
     halves.read(x, first, left, memory.group, memory.row)
     memory.group[left:size] = np.float32(0.0)
-    if scaled:
-        balance.scale(memory.group, np.int64(0), first, size, form.ranges.ends, form.ranges.down)
     return memory.group, np.int64(0)
 
 
@@ -83,19 +75,18 @@ def _ahead(x, at, size, columns):  # type: ignore[no-untyped-def]
 
 @compiled
 def _spread(source, at, first, form, memory):  # type: ignore[no-untyped-def]
-    """First pass over the group from entry ``first`` on: exponents, signs, butterflies between rows 8, 16, 32 apart."""
-    rows, codes, work, addresses, powers = form.rows, form.codes, memory.work, memory.addresses, memory.powers
+    """First pass over the group from entry ``first`` on: signs, butterflies between rows 8, 16, 32 apart."""
+    rows, codes, work = form.rows, form.codes, memory.work
     pitch = codes + PITCH_EXTRA
-    balance.point(source, at, first, rows, codes, form.ranges, form.bits != 4, memory)
     index = np.uint32(form.seed + np.uint32(first))
     for i in range(8):
         base = np.uint32(index + np.uint32(i * codes))
         if rows == 64:
-            kernels.spread8(addresses, powers, i, codes, base, work, i * pitch, pitch)
+            kernels.spread8(source, at + i * codes, codes, base, work, i * pitch, pitch)
         elif rows == 32:
-            kernels.spread4(addresses, powers, i, codes, base, work, i * pitch, pitch)
+            kernels.spread4(source, at + i * codes, codes, base, work, i * pitch, pitch)
         else:
-            kernels.spread2(addresses, powers, i, codes, base, work, i * pitch, pitch)
+            kernels.spread2(source, at + i * codes, codes, base, work, i * pitch, pitch)
 
 
 @compiled
@@ -132,7 +123,7 @@ def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
             else:
                 bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, none, keys, targets, ahead)
             most = max(most, bits)
-        if most >= form.overflow:
+        if most >= OVERFLOW_BITS:
             return False
         need[g] = need_of(planes.reach(normalised(most, rows, form.rotate), form.bits, source, at, size))
     return True
@@ -218,7 +209,7 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
                 planes.settle_near(memory.work, rows, codes, pitch)
         factor = np.float32(span / (scale_of(e) * root))
         bits = _finish(x, source, at, g, form, factor, packets, memory)
-        if bits >= form.overflow:
+        if bits >= OVERFLOW_BITS:
             return False, clipped
         want = need_of(planes.reach(normalised(bits, rows, form.rotate), form.bits, source, at, size))
         scales.need[g] = want
@@ -237,11 +228,7 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
 def _form(shape: Shape, coding: Coding) -> _Form:
     seed, rounding = np.uint32(coding.seed), np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
     step, cap = np.uint32(hashing.step_of(coding.rank, coding.ranks)), coding.shift_cap if shape.bits > 4 else 0
-    rows, ranges = shape.group_rows, coding.ranges
-    overflow = overflow_of(ranges)
-    return _Form(
-        rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate, cap, overflow, ranges, coding.key
-    )
+    return _Form(shape.group_rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate, cap, coding.key)
 
 
 def _entries(x: Floats, shape: Shape, scratch: Scratch) -> Entries:
@@ -263,7 +250,7 @@ def measure(
 
     Args:
         x: [numel], of a type of ``codec.halves``, C-contiguous.
-        coding: its seed, its ranges, and whether groups are rotated.
+        coding: its seed, and whether groups are rotated.
         need: i16[G], written: ceil(4 log2 max|y|) a group, EXPONENT_NONE where all is zero.
         groups: only the groups of this half-open range.
 

@@ -57,27 +57,20 @@ def _row_index(e: Emit, index: Any, row: int, stride: Any, column: Any) -> Any:
 
 def _spread_rows(rows: int) -> Any:
     @_kernel
-    def spread(
-        typing: Any, sources: Any, powers: Any, first: Any, columns: Any, index: Any, work: Any, into: Any, pitch: Any
-    ) -> Any:
-        """Rows at the addresses ``sources[first + 8 p]``, times powers, times signs, P-way butterflies, to ``work``.
-
-        To rows ``into + 8 p pitch``. ``powers`` f32: by row, as ``sources``.
-        """
-        signature = types.void(sources, powers, _INDEX, _INDEX, _WORD, work, _INDEX, _INDEX)
+    def spread(typing: Any, x: Any, first: Any, columns: Any, index: Any, work: Any, into: Any, pitch: Any) -> Any:
+        """Rows of ``x`` at ``first + 8 p columns``, times signs, P-way butterflies, to rows ``into + 8 p pitch``."""
+        signature = types.void(x, _INDEX, _INDEX, _WORD, work, _INDEX, _INDEX)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
-            source_at, power_at = e.address(sig.args[0], args[0], args[2]), e.address(sig.args[1], args[1], args[2])
-            sources = [e.load(e.step(source_at, I64(8 * p), 8), I64, 8) for p in range(rows)]
-            powers = [e.splat(e.load(e.step(power_at, I64(8 * p), 4), F32, 4)) for p in range(rows)]
-            target = e.address(sig.args[5], args[5], args[6])
-            stride8, pitch8 = builder.mul(args[3], I64(8)), builder.mul(args[7], I64(8))
-            with e.columns(args[3]) as column:
+            source, target = e.address(sig.args[0], args[0], args[1]), e.address(sig.args[4], args[4], args[5])
+            stride8, pitch8 = builder.mul(args[2], I64(8)), builder.mul(args[6], I64(8))
+            with e.columns(args[2]) as column:
                 values = []
                 for p in range(rows):
-                    value = builder.fmul(e.load(e.step(sources[p], column, 4), VF32, 4), powers[p])
-                    values.append(_flip(e, value, _signs(e, _row_index(e, args[4], p, stride8, column))))
+                    at = builder.add(builder.mul(stride8, I64(p)), column)
+                    value = e.load(e.step(source, at, 4), VF32, 4)
+                    values.append(_flip(e, value, _signs(e, _row_index(e, args[3], p, stride8, column))))
                 for p, value in enumerate(e.hadamard(values)):
                     at = builder.add(builder.mul(pitch8, I64(p)), column)
                     e.store(value, e.step(target, at, 4), 4)
@@ -227,17 +220,15 @@ expand1, expand2, expand4, expand8 = _expand_rows(1), _expand_rows(2), _expand_r
 def _restore_rows(stream: bool) -> Any:
     @_kernel
     def restore(
-        typing: Any, work: Any, first: Any, pitch: Any, factors: Any, index: Any, x: Any, into: Any, stride: Any
+        typing: Any, work: Any, first: Any, pitch: Any, factor: Any, index: Any, x: Any, into: Any, stride: Any
     ) -> Any:
-        """8 neighbouring rows of ``work``: butterflies, times ``factors`` f32[8], times signs, to rows of ``x``."""
-        signature = types.void(work, _INDEX, _INDEX, factors, _WORD, x, _INDEX, _INDEX)
+        """8 neighbouring rows of ``work``: butterflies, times ``factor``, times signs, to rows of ``x``."""
+        signature = types.void(work, _INDEX, _INDEX, _FLOAT, _WORD, x, _INDEX, _INDEX)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
-            target = e.address(sig.args[5], args[5], args[6])
-            factor_at = e.address(sig.args[3], args[3])
-            factors = [e.splat(e.load(e.step(factor_at, I64(row), 4), F32, 4)) for row in range(8)]
+            target, factor = e.address(sig.args[5], args[5], args[6]), e.splat(args[3])
             with e.columns(args[7]) as column:
                 values = []
                 for row in range(8):
@@ -245,7 +236,7 @@ def _restore_rows(stream: bool) -> Any:
                     values.append(e.load(e.step(source, at, 4), VF32, 4))
                 for row, value in enumerate(e.hadamard(values)):
                     signs = _signs(e, _row_index(e, args[4], row, args[7], column))
-                    value = _flip(e, builder.fmul(value, factors[row]), signs)
+                    value = _flip(e, builder.fmul(value, factor), signs)
                     at = builder.add(builder.mul(args[7], I64(row)), column)
                     e.store(value, e.step(target, at, 4), 4 * LANES if stream else 4, stream)
             return context.get_dummy_value()

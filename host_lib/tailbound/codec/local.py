@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.balance import EVEN, Ranges
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
@@ -63,7 +62,6 @@ class LocalJob:
         self.cookie = cookie
         self.headroom = headroom_of(world_size, self.shape.bits)
         self.scratch = Scratch(width)
-        self.ranges = EVEN
         self.exponents: NDArray[np.int16] | None = None
         shape, ranks = self.shape, world_size
         self.row_groups = self.placement.row_at // shape.group_rows
@@ -75,11 +73,7 @@ class LocalJob:
     def coding(self, op: int, rank: int) -> Coding:
         """How ``rank`` codes ``op``."""
         seed, cap = seed_of(self.cookie, op), shift_cap_of(self.world_size)
-        return Coding(seed, rank, cap, self.headroom, self.rotate, self.world_size, self.ranges)
-
-    def balance(self, ranges: Ranges) -> None:
-        """From the next op on entries have the exponents of ``ranges``; that op is a cold one."""
-        self.ranges, self.exponents = ranges, None
+        return Coding(seed, rank, cap, self.headroom, self.rotate, self.world_size)
 
     def packets_of(self, rank: int) -> Packets:
         """Memory of a rank's contributions."""

@@ -30,8 +30,8 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class OwnerMap:
-    """A table of owners with its id; ``rotate``: Hadamard on; ``balance``: digest of the exponents (codec-18);
-    ``turns``: keys that came before their time (auth-8).
+    """A table of owners with its id; ``rotate``: Hadamard on; ``turns``: keys that came before their
+    time (auth-8).
 
     ``owners`` holds at least one entry; a rank owns rows in proportion to how often it is named.
     """
@@ -39,7 +39,6 @@ class OwnerMap:
     id: int
     owners: tuple[int, ...]
     rotate: bool = True
-    balance: int = 0
     turns: int = 0
 
     @cached_property

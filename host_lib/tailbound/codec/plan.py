@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import hashing, planes
-from tailbound.codec.balance import overflow_of
 from tailbound.codec.encode import normalised
 from tailbound.codec.hashing import row_key
 from tailbound.codec.records import Coding, Scales
-from tailbound.codec.scale import need_of, root_of, scale_of, shift_of
+from tailbound.codec.scale import OVERFLOW_BITS, need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
@@ -47,11 +46,11 @@ _NO_SQUARES = readonly(np.zeros(0))
 
 
 @compiled
-def _plan(bits, squares, size, span, overflow, rows, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
+def _plan(bits, squares, size, span, rows, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
     beyond = 0
     root = root_of(rows) if rotate else 1.0
     for g in range(bits.shape[0]):
-        if bits[g] >= overflow:
+        if bits[g] >= OVERFLOW_BITS:
             return -1
         most = normalised(bits[g], rows, rotate)
         if squares.shape[0] > 0:
@@ -92,7 +91,7 @@ def plan(
     """
     rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
     keyed = rounding, np.uint32(hashing.step_of(coding.rank, coding.ranks))
-    rows, overflow = shape.group_rows, overflow_of(coding.ranges)
+    rows = shape.group_rows
     size, span, cap = rows * shape.entries, planes.zero_of(shape.bits) - 1, coding.shift_cap if shape.bits > 4 else 0
-    beyond = _plan(readonly(bits), readonly(squares), size, span, overflow, rows, coding.rotate, cap, keyed, scales, by)
+    beyond = _plan(readonly(bits), readonly(squares), size, span, rows, coding.rotate, cap, keyed, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.balance import EVEN, Ranges
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound.wire.tag import NO_KEY
 
@@ -25,7 +24,6 @@ class Coding(NamedTuple):
         headroom: h, what the next scale leaves above the largest need (``scale.headroom_of``).
         rotate: whether groups are rotated; without it y is x.
         ranks: N of the job, live or not: the rounding offsets of the ranks are an N-th of a code apart.
-        ranges: exponents of the entries, the same on all ranks.
         key: what packets are tagged with (``wire.tag``); empty: they carry the check.
     """
 
@@ -35,7 +33,6 @@ class Coding(NamedTuple):
     headroom: int = 0
     rotate: bool = True
     ranks: int = 1
-    ranges: Ranges = EVEN
     key: NDArray[np.uint64] = NO_KEY
 
 

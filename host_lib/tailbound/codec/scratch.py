@@ -28,7 +28,6 @@ class Memory(NamedTuple):
         codes: u8[128 * width], codes of 4 bits that are still, or again, a byte each.
         factors, addresses, zeros, keys: f32[64], i64[64], i32[64] and u32[8], what is known of the rows at hand.
         readings: u32[64, 4], how the codes of the rows at hand are read (``codec.decode``).
-        powers: f32[64], what the rows at hand are multiplied by on their way in or out (``codec.balance``).
         columns, columns_out: u16[2 width], parts of the columns in rounding offsets, of contributions and of results.
         exact: i32[2 width], sums of one row less their offsets.
         lanes: u32[16], what is known of each lane of a vector.
@@ -44,7 +43,6 @@ class Memory(NamedTuple):
     zeros: NDArray[np.int32]
     keys: NDArray[np.uint32]
     readings: NDArray[np.uint32]
-    powers: NDArray[np.float32]
     columns: NDArray[np.uint16]
     columns_out: NDArray[np.uint16]
     exact: NDArray[np.int32]
@@ -73,7 +71,6 @@ class Scratch:
             zeros=np.zeros(GROUP_ROWS, np.int32),
             keys=np.zeros(8, np.uint32),
             readings=np.zeros((GROUP_ROWS, 4), np.uint32),
-            powers=np.zeros(GROUP_ROWS, np.float32),
             columns=np.zeros(2 * width, np.uint16),
             columns_out=np.zeros(2 * width, np.uint16),
             exact=np.zeros(2 * width, np.int32),

@@ -57,11 +57,6 @@ class Shape:
         """V: entries a row, as many as there are codes."""
         return self.codes * 8 // self.bits
 
-    @property
-    def group_entries(self) -> int:
-        """R * V."""
-        return self.group_rows * self.entries
-
     @cached_property
     def rows(self) -> int:
         """T = G * R."""

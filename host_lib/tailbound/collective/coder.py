@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec import balance, feedback
 from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
+from tailbound.codec import feedback
 from tailbound.codec.encode import Encoded
 from tailbound.codec.halves import convert
 from tailbound.codec.records import Coding, Packets, Received, Scales
@@ -29,7 +29,7 @@ Values: TypeAlias = Any
 class Coder(Protocol):
     """Codes the ops of one launch; called in the transport thread.
 
-    Nothing here waits for a device but ``powers`` and ``needs``. All that is on the host is finished when a function
+    Nothing here waits for a device. All that is on the host is finished when a function
     returns. An ``average`` on a device may still be under way: whoever hands it on sees to what has to be waited for.
     """
 
@@ -43,7 +43,7 @@ class Coder(Protocol):
         """Compiles what such an op takes, which may last seconds; in the thread that launches it.
 
         Args:
-            codings: one of each kind that there may be: rotated or not, with ranges or without.
+            codings: one of each kind that there may be: rotated or not.
         """
 
     def begin(self, x: Values, shape: Shape, coding: Coding) -> Callable[[], bool]:
@@ -104,17 +104,6 @@ class Coder(Protocol):
     ) -> None:
         """As ``codec.feedback.write_residual``."""
 
-    def powers(self, average: Values, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-        """As ``codec.balance.powers``."""
-
-    def needs(
-        self, average: Values, shape: Shape, codings: Sequence[Coding], scratch: Scratch
-    ) -> NDArray[np.int16] | None:
-        """What scales the groups of an average would need, coded by each of ``codings``: i16[len(codings), G].
-
-        None: not all of it is finite. ``measure`` is for what ``begin`` was called with, this for any average.
-        """
-
     def clear(self, average: Values) -> None:
         """Makes the average zero."""
 
@@ -141,14 +130,6 @@ class HostCoder:
     encode = staticmethod(encoding.encode)
     decode = staticmethod(decoding.decode)
     write_residual = staticmethod(feedback.write_residual)
-    powers = staticmethod(balance.powers)
-
-    @staticmethod
-    def needs(average: Values, shape: Shape, codings: Sequence[Coding], scratch: Scratch) -> NDArray[np.int16] | None:
-        """As ``Coder.needs``."""
-        found = np.empty((len(codings), shape.groups), np.int16)
-        finite = [encoding.measure(average, shape, c, need, scratch) for c, need in zip(codings, found, strict=True)]
-        return found if all(finite) else None
 
     @staticmethod
     def clear(average: Values) -> None:

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.balance_table import NO_TABLE, digest_of
 from tailbound.collective import jump
 from tailbound.collective.job import log
 from tailbound.collective.transpose import Scales, Transpose
@@ -68,14 +67,12 @@ class Entrance:
         agreed: the newest owner maps, oldest first.
         exponents: scales that the next op of a key carries on (``Known.exponents``), i16[groups].
         cookie: of the job.
-        tables: exponents of tensors, encoded (``codec.balance_table``): those that the maps name.
     """
 
     position: Position
     agreed: tuple[Agreed, ...]
     exponents: dict[Scales, NDArray[np.int16]]
     cookie: int
-    tables: tuple[bytes, ...] = ()
 
 
 def entrance(engine: Transpose) -> Entrance:
@@ -83,9 +80,7 @@ def entrance(engine: Transpose) -> Entrance:
     job = engine.job
     exponents = {key: known.copy() for key, known in job.exponents.items()}
     agreed = tuple(engine.maps.agreement.agreed)
-    tables = (job.tables.encoded(digest) for digest in sorted({each.content.balance for each in agreed}))
-    found = tuple(table for table in tables if table is not None)
-    return Entrance(job.sequence.entrance(), agreed, exponents, job.cookie, found)
+    return Entrance(job.sequence.entrance(), agreed, exponents, job.cookie)
 
 
 def encode(found: Entrance, ranks: int) -> bytes:
@@ -95,7 +90,6 @@ def encode(found: Entrance, ranks: int) -> bytes:
         "maps": base64.b64encode(encode_map(Message(Kind.SETTLED, 0, found.agreed), ranks)).decode(),
         "exponents": [[*key, known.tolist()] for key, known in found.exponents.items()],
         "cookie": found.cookie,
-        "tables": [base64.b64encode(each).decode() for each in found.tables],
     }
     return json.dumps(told).encode()
 
@@ -120,12 +114,8 @@ def decode(data: bytes, ranks: int, groups: Callable[[Scales], int]) -> Entrance
             exponents[key] = np.array(scales, np.int16)
             if exponents[key].shape != (groups(key),):
                 raise ValueError(f"scales of bucket {key[0]} are not one for each of its groups")
-        tables = tuple(base64.b64decode(each) for each in told["tables"])
-        known = {NO_TABLE, *map(digest_of, tables)}
         position = jump.decode(json.dumps(told["position"]).encode(), ranks)
-        if not {position.balance, *(each.content.balance for each in message.maps)} <= known:
-            raise ValueError("exponents are missing")
-        return Entrance(position, message.maps, exponents, int(told["cookie"]), tables)
+        return Entrance(position, message.maps, exponents, int(told["cookie"]))
     except jump.NOISE as error:
         raise TransportError(
             f"the answer is no entrance ({error}): run the same version of Tailbound on all ranks"

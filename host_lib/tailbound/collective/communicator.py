@@ -28,13 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailbound
-from tailbound.codec.balance import EVEN, ranges_of
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import GROUP_ROWS, Shape, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
-from tailbound.collective import balancing, comeback, deaths, fetch, jump, report
+from tailbound.collective import comeback, deaths, fetch, jump, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.comeback import Part
@@ -82,7 +81,7 @@ class Handling(NamedTuple):
         bits: of a code, or of contributions' and of results'; 0: ``config.bits``. Other bits than in the last step make
             the op a cold one: ranks agree on scales first.
         scaled: ``data`` is a gradient without its loss scale; a cold op as with other bits.
-        starts: where the tensors in the bucket begin, rising; empty: it is looked at in blocks (``codec.exponents``).
+        starts: where the tensors in the bucket begin, rising; empty: they are not known.
         parts: names what is in ``data`` and in which order, part of the layout tag: ranks that differ are refused.
     """
 
@@ -231,8 +230,6 @@ class Communicator:
         self._engine = Transpose(
             self.job, on_thread, early, int(timeout * 1e9), share_most=share_most, outside=outside
         ).start()
-        self._engine.maps.fetch = balancing.Fetcher(self.reliable.pull, self._engine.call, self.job.tables)
-        balancing.serve(self.reliable, self.job.tables)
         jump.serve(self.reliable, self._engine)
         fetch.serve(self.reliable, self._engine)
         self.job.fetch = fetch.over(self.reliable, self._engine)
@@ -363,7 +360,7 @@ class Communicator:
             ConfigError: arrays of another type, shape or size, or more ops in a step than ``MAX_STEP_OPS``.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
-        dtype, coder, residual, bits, scaled, starts, parts = handling
+        dtype, coder, residual, bits, scaled, _, parts = handling
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
             half = _HALVES.get(dtype)
@@ -404,16 +401,13 @@ class Communicator:
                         contribute,
                         coder,
                         residual[lo:hi] if residual is not None else None,
-                        starts,
-                        lo,
                     )
                 )
 
     def _codings(self) -> list[Coding]:
         """One of each kind that this job's ops may have."""
         rotations = (True, False) if self.config.rotate == "auto" else (self.config.rotate,)
-        ranges = (EVEN, ranges_of([1], [1])) if self.config.balance else (EVEN,)
-        return [Coding(0, rotate=rotate, ranges=each) for rotate in rotations for each in ranges]
+        return [Coding(0, rotate=rotate) for rotate in rotations]
 
     def ops(self, numel: int) -> int:
         """Into how many ops a bucket of ``numel`` entries is cut, with codes of ``config.bits``.
@@ -512,7 +506,7 @@ class Communicator:
                 f"rank {self.config.rank} came back into a run of the job that has ended, all other ranks have begun "
                 "anew since: start this rank again"
             )
-        engine.ask(lambda: engine.enter(found.position, found.agreed, found.exponents, found.tables))
+        engine.ask(lambda: engine.enter(found.position, found.agreed, found.exponents))
         self._step = found.position.step
         here = comeback.ask_all(engine, self.reliable, found.position.step)
         self.part = Part.INSIDE

@@ -94,11 +94,10 @@ def coding_of(job: Job, op: Op) -> Coding:
     """How this rank codes ``op``."""
     if op.coding is not None:
         return op.coding
-    shape, balance = op.place.layout.shape, op.place.placement.owner_map.balance
-    headroom, ranges = headroom_of(job.ranks, shape.bits), job.tables.ranges(balance, op.key[:3], shape.numel)
+    headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
     seed, cap = seed_of(job.cookie, op.label), of(op).shift_cap(job)
     key = NO_KEY if op.switched else job.key_of(op.place)  # a switch has none (auth-7)
-    op.coding = Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, ranges, key)
+    op.coding = Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, key)
     return op.coding
 
 

@@ -148,7 +148,7 @@ class FlowControl:
         job, own = self._job, op.place.placement.shares[self._job.rank]
         through = [p for p in job.records.all_contributed(job.membership.live, op.label) if p not in op.abstainers]
         asked = op.first.asked
-        if asked and job.repairs.warming(op.plain):
+        if asked and job.repairs.warming(op.key):
             asked = {}
         lost = sum(
             [

@@ -1,8 +1,8 @@
 """Where a lost rank joins the others: asked of one of them over the reliable path, never of all (clock-20).
 
 A rank that was away for longer than the ring lasts cannot count the rows it has missed. A donor tells it where the next
-step begins, in labels and in everybody's rings, and which owner map holds there, with its exponents. Old
-scales stay until the first results bring those of the others.
+step begins, in labels and in everybody's rings, and which owner map holds there. Old scales stay until the first
+results bring those of the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from tailbound.collective import balancing
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
 from tailbound.transport.reliable import Refusal, Reliable
@@ -58,12 +57,10 @@ def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
     for donor in donors:
         try:
             to = decode(bytes(pull(donor, REQUEST, b"", _DONOR, _ANSWER_MOST)), job.world)
-            known = job.tables.knows(to.balance)
-            tables = () if known else (balancing.fetch(pull, donor, to.balance),)
         except (TransportError, ValueError) as error:
             reasons.append(str(error))
             continue
-        return engine.ask(partial(engine.jump, to, tables))
+        return engine.ask(partial(engine.jump, to))
     raise TransportError(
         f"rank {job.rank}: nobody said where to join: {'; '.join(reasons) or 'no live rank is left'}. Restart this rank"
     )
@@ -85,14 +82,14 @@ def decode(data: bytes, ranks: int) -> Position:
         sums, owners = [int(s) for s in found["sum_seqs"]], [int(o) for o in found["owners"]]
         numbers = [int(found[name]) for name in ("step", "result_seq", "map_id")]
         right = len(sums) == ranks and 1 <= len(owners) <= 16 * MAX_RANKS
-        balance, turns = int(found["balance"]), int(found["turns"])
-        right = right and 0 <= balance < 1 << 64 and 0 <= turns < 1 << 16
+        turns = int(found["turns"])
+        right = right and 0 <= turns < 1 << 16
         right = right and all(0 <= n < 1 << 32 for n in [*numbers, *sums]) and all(0 <= o < ranks for o in owners)
         step, result_seq, map_id = numbers
         if not right or step > STEP_MASK:
             raise ValueError("numbers out of range")
         rotate = bool(found["rotate"])
-        return Position(step, result_seq, tuple(sums), map_id, tuple(owners), rotate, balance, turns)
+        return Position(step, result_seq, tuple(sums), map_id, tuple(owners), rotate, turns)
     except NOISE as error:
         raise TransportError(
             f"the answer is no position ({error}): run the same version of Tailbound on all ranks"

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.balance_table import Tables
-from tailbound.codec.exponents import moved
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import shift_cap_of
 from tailbound.codec.scratch import readonly
@@ -185,8 +183,6 @@ class Known(Session):
         self.repairs = Repairs(self.ranks, config.floor)
         #: scales that the next op of a key carries on
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
-        #: exponents of tensors, by the digest that an owner map has
-        self.tables = Tables()
         #: how long the switch takes to answer
         self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
         #: own ops in a row that were sealed without the own rows
@@ -208,19 +204,9 @@ class Known(Session):
         self._spoke = [0] * self.world  # when a word of each rank was last read, ns
 
     def scales(self, op: Op) -> NDArray[np.int16] | None:
-        """Scales by which ``op`` is coded, i16[G]: of the op before, or what new exponents make of them (codec-18).
-
-        None: nothing is known, so that scales have to be agreed on.
-        """
-        shape, plain, mode = op.place.layout.shape, op.plain[:3], op.plain[3]
-        known = self.exponents.get((*plain, mode | op.balance << 24))
-        if known is None and op.balance:
-            entry = self.tables.entry(op.place.placement.owner_map.balance, plain, shape.numel)
-            if entry is None or entry.mode != mode:
-                return None
-            known = self.exponents.get((*plain, mode | entry.before << 24))
-            known = moved(known, entry.moves) if known is not None and len(known) == len(entry.moves) else None
-        return known if known is not None and len(known) == shape.groups else None
+        """Scales of the op before, by which ``op`` is coded, i16[G]; None: ranks have to agree on scales first."""
+        known = self.exponents.get(op.key)
+        return known if known is not None and len(known) == op.place.layout.shape.groups else None
 
     @property
     def row_bytes(self) -> int:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tailbound.collective.accounting import Accounts
 from tailbound.collective.alerts import Alerts
-from tailbound.collective.balancing import Balancing
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.window import Window
@@ -89,11 +88,8 @@ class Maps:
         self._turn_asked = 0  # turns of keys that another rank has asked for
         self._outside = outside
         self.fallback = Fallback(job.config.suspect_after)
-        self.balancing = Balancing(job)
         #: seals all slots of the own sums for ops up to a label
         self.seal_all: Callable[[int], None] = lambda label: None
-        #: begins to get tables of exponents from a rank, by their digests
-        self.fetch: Callable[[int, set[int]], None] | None = None
 
     def adopt(self, agreed: Sequence[Agreed], step: int, window: Window) -> None:
         """Goes on with another rank's maps from ``step``, where the sequence has jumped to; no ops are in flight."""
@@ -114,9 +110,6 @@ class Maps:
             self._turn_asked = message.ref
         elif message.kind == Kind.SPEEDS:
             self._told[sender] = self._steps, {r: v / 255 for r, v in enumerate(message.speeds) if v}
-        elif missing := {m.content.balance for m in message.maps if not job.tables.knows(m.content.balance)}:
-            if self.fetch is not None:  # it is told again, by then they are there
-                self.fetch(sender, missing)
         else:
             self._foresee(max((each.content.turns for each in message.maps), default=0))  # before it is acknowledged
             self.agreement.take(message, sender, self._alive(), job.now())
@@ -172,7 +165,7 @@ class Maps:
                 config, keyed = job.config, job.keys is not None
                 if job.keys is not None:
                     self._alerts.look_for_forged(step, job.keys.epoch, now)
-                if config.share_rows or config.rotate == "auto" or job.switch is not None or config.balance or keyed:
+                if config.share_rows or config.rotate == "auto" or job.switch is not None or keyed:
                     self._wish(step, lateness, now)
             self._show(ops)
         if self._misplaced:
@@ -227,22 +220,13 @@ class Maps:
         rotate = self._accounts.rotation.wanted if config.rotate == "auto" else config.rotate
         alive = self._alive()
         self.agreement.among(alive)
-        self.balancing.leads = min(alive, default=job.rank) > job.rank or not alive
-        if self.balancing.leads:
-            balance = present.balance
-            if self._stands_still():
-                self.agreement.withdraw(now)
-            elif config.balance:
-                balance = self.balancing.look(present.balance, step)
-                if balance == present.balance:  # a table that it has given up is known to nobody here any more
-                    self.agreement.withdraw(now)
-            content = Content(weights, bool(rotate), balance, self._turns(present.turns, now))
+        if min(alive, default=job.rank) >= job.rank:
+            content = Content(weights, bool(rotate), self._turns(present.turns, now))
             if job.steps.in_step and self.agreement.propose(content, step, now):
                 self._foresee(content.turns)
                 job.events.emit(
-                    "map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step,
-                    exponents=f"{balance:016x}",
-                )  # fmt: skip
+                    "map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step
+                )
             return
         if self._tried() and self._alerts.forgeries.ask(now, WORDS_APART):
             self._send(min(alive), Message(Kind.TURN, present.turns + 1))
@@ -270,11 +254,6 @@ class Maps:
     def _foresee(self, turns: int) -> None:
         if self._job.keys is not None:
             self._job.keys.foresee(turns)
-
-    def _stands_still(self) -> bool:
-        """Whether a suspect may go on with what is kept for it: results under another map its kernel would refuse."""
-        here, suspects = self._job.membership.here, self._job.membership.suspects
-        return bool(suspects) and any(p in suspects and not self._job.beyond(p) for p in here)
 
     def _lateness_of_all(self) -> dict[int, int]:
         """Lateness in ns by rank, as each has told it; not of suspects, whom nobody waits for."""
@@ -320,13 +299,12 @@ class Maps:
         self._show(ops)
         used = [op.place.placement.owner_map for op in ops.values()]
         window.pool.forget({each.owner_map.owners for each in agreed} | {each.owners for each in used})
-        self._keep_tables({each.balance for each in used})
         job.counters["maps_settled"] += 1
         newest = agreed[-1]
         self._foresee(newest.content.turns)
         job.events.emit(
             "map_settled", level=logging.INFO, id=newest.id, since=newest.since, weights=list(newest.content.weights),
-            rotate=newest.content.rotate, exponents=f"{newest.content.balance:016x}",
+            rotate=newest.content.rotate,
         )  # fmt: skip
 
     def _age(self, step: int) -> None:
@@ -340,19 +318,6 @@ class Maps:
         if step_distance(step, newest.since) > 0 and not newest.content.weights[job.rank]:
             # nothing is summed here: what slots say of ops that are long over must not become older either
             self.seal_all(op_label(step, 0) - 1 & 0xFFFFFFFF)
-
-    def _keep_tables(self, used: set[int]) -> None:
-        """Forgets tables of exponents that no map has any more, and their scales; ``used``: of ops in flight."""
-        job, agreed = self._job, self.agreement.agreed
-        kept = (
-            {each.content.balance for each in agreed} | used | {job.sequence.map.balance}
-        )  # a rank jumps ahead of maps
-        self.balancing.settled(agreed[-1].content.balance)
-        job.tables.keep(kept)
-        for key in [key for key in job.exponents if key[3] >> 24 not in job.tables.marks(kept, key[:3])]:
-            del job.exponents[key]
-        before = agreed[-2].content.balance if len(agreed) > 1 else 0
-        job.counters["exponents_settled"] += before != agreed[-1].content.balance
 
     def _show(self, ops: Mapping[int, Op]) -> None:
         """Tells the kernel the maps before and after the next change (the last one, if none is to come).

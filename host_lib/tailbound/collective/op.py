@@ -100,9 +100,6 @@ class Launch:
     coder: Coder = HOST
     #: f32[numel], written when the own rows are coded: what they leave unsaid of ``data`` (``codec.feedback``)
     residual: Values | None = None
-    #: where the tensors of its bucket begin, and where in the bucket ``data`` does (``codec.exponents``)
-    starts: tuple[int, ...] = ()
-    first: int = 0
 
 
 class Sending(IntEnum):
@@ -170,8 +167,6 @@ class Op:
     spans: Spans = field(default_factory=Spans)
     #: scales are still to be agreed on
     cold: bool = False
-    #: mark of its exponents (``codec.balance_table``)
-    balance: int = 0
     #: the scales that ranks need, by rank; who has heard this rank's; and who knows scales, so that it has told none
     needs: dict[int, NDArray[np.int16]] = field(default_factory=dict)
     heard_by: set[int] = field(default_factory=set)
@@ -212,9 +207,7 @@ class Op:
     slot: int = field(init=False)
     #: ... whether it is rotated: the owner map says so, so that all ranks agree (codec-12) ...
     rotate: bool = field(init=False)
-    #: ... which op of every step it is, coded in which mode ...
-    plain: tuple[int, int, int, int] = field(init=False)
-    #: ... whose scales it carries on: those of this op, by the same exponents ...
+    #: ... which op of every step it is, coded in which mode: the one whose scales it carries on ...
     key: tuple[int, int, int, int] = field(init=False)
     #: ... and the bytes of its largest flow: one rank's contributions to one owner, headers included
     flow_bytes: int = field(init=False)
@@ -225,7 +218,7 @@ class Op:
         self.slot = op_slot(place.label)
         bucket, numel, chunk, mode = place.layout.key
         mode = mode & ~3 | self.rotate  # "auto" is asked for; the map has decided
-        self.plain, self.key = (bucket, numel, chunk, mode), (bucket, numel, chunk, mode | self.balance << 24)
+        self.key = bucket, numel, chunk, mode
         self.flow_bytes = max(place.placement.shares) * (place.layout.shape.codes + HEADER_BYTES)
 
     @property

@@ -27,7 +27,7 @@ def settle_contributions(job: Job, view: View) -> None:
 
 def settle_results(job: Job, op: Op) -> None:
     """Counts, when the results have been gathered for the last time, what repair has brought."""
-    job.repairs.finished(op.plain)
+    job.repairs.finished(op.key)
     second = op.second.repair
     if second is not None:
         for owner, places in second.asked.items():

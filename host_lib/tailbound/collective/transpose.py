@@ -225,27 +225,21 @@ class Transpose:
         """
         return self.job.sequence.position()
 
-    def jump(self, to: Position, tables: Iterable[bytes] = ()) -> int:
+    def jump(self, to: Position) -> int:
         """Leaves everything before ``to`` behind; for ``call``, with nothing launched. Returns the steps skipped.
 
         Args:
             to: where to go on.
-            tables: exponents of tensors that it names and that were not known here.
 
         Raises:
-            TransportError: ops are in flight, or the exponents have been forgotten meanwhile.
-            ValueError: one of ``tables`` is none.
+            TransportError: ops are in flight.
         """
         job = self.job
         if self._in_flight:
             raise TransportError(f"rank {job.rank}: call jump() between two steps, not with ops in flight")
-        for data in tables:
-            job.tables.add(data)
         skipped = step_distance(to.step, step_of(job.sequence.upcoming))
         if skipped <= 0:
             return 0
-        if not job.tables.knows(to.balance):
-            raise TransportError(f"rank {job.rank}: the exponents of that step are not known here: call jump() again")
         self._window.jump(to)
         job.membership.woke(to.step)
         job.counters["jumps"] += 1
@@ -257,14 +251,11 @@ class Transpose:
         to: Position,
         agreed: Sequence[Agreed],
         exponents: Mapping[Scales, NDArray[np.int16]],
-        tables: Iterable[bytes] = (),
     ) -> None:
         """Takes part from ``to`` on, as a new process (``comeback``); for ``call``, with nothing launched."""
         job = self.job
         if self._in_flight:
             raise TransportError(f"rank {job.rank}: a rank enters between two steps: call it with no ops in flight")
-        for data in tables:
-            job.tables.add(data)
         self._window.jump(to)
         self.maps.adopt(agreed, to.step, self._window)
         job.exponents.update(exponents)
@@ -607,7 +598,7 @@ class Transpose:
         for other in self._ops.values():
             if other is op:
                 break
-            if not other.finished and other.plain[:3] == op.plain[:3]:  # with other exponents or bits, too
+            if not other.finished and other.key[:3] == op.key[:3]:  # with other bits, too
                 return False, False, False
             sent = other.encoded
             begun = begun and (sent or other.begun > 0)
@@ -667,7 +658,7 @@ class Transpose:
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
         job.overtime.ended()
-        for entry in (job.accounts.delivered, self.maps.observe, self.maps.balancing.observe):
+        for entry in (job.accounts.delivered, self.maps.observe):
             self._note(op, entry)
         try:
             launch.done(outcome)

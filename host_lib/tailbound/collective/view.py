@@ -152,7 +152,7 @@ class View:
     def round(self, rows: int) -> Round:
         """A repair that may ask for a part of ``rows``."""
         known, op = self.known, self.op
-        cold = op.cold or known.repairs.warming(op.plain)
+        cold = op.cold or known.repairs.warming(op.key)
         seed = seed_of(known.cookie, op.label) ^ known.rank
         longest = patience(known.deadlines.stage_two(op.flow_bytes), known.config.floor)
         strict = known.config.strict > 0

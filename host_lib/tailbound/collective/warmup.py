@@ -9,7 +9,6 @@ import os
 
 import numpy as np
 
-from tailbound.codec.balance import powers
 from tailbound.codec.decode import decode
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.mean import mean_rows
@@ -83,5 +82,4 @@ def warm_up(job: Job) -> None:
     gather_flags(job.records.results, source, 1)
     read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
     job.flow.queue.warm_up()
-    powers(data, shape, np.array([shape.numel]))
     decode(Received(store.results, results.packets, source, b.row_scale), shape, coding, data, scratch)

@@ -124,8 +124,7 @@ class Window:
     def _open(self, place: Place) -> Op:
         job, shape, owner_map = self._job, place.layout.shape, place.placement.owner_map
         op = Op(place, self.pool.take(shape, place.placement), switched=job.switched(owner_map),
-                probe=TailProbe(job.config.floor),
-                balance=job.tables.mark(owner_map.balance, place.layout.key[:3], shape.numel))  # fmt: skip
+                probe=TailProbe(job.config.floor))  # fmt: skip
         self.ops[place.label] = op
         self.running.add(op)
         return op

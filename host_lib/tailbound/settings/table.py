@@ -179,11 +179,6 @@ class Options(TypedDict, total=False):
     share_rows: Annotated[bool, _option(
         on_off(), True, "stragglers and slow links own fewer rows or none, by agreement",
     )]
-    balance: Annotated[bool, _option(
-        on_off(), False,
-        "small tensors keep their precision beside large ones: powers of two by tensor, by agreement "
-        "([options](torch/options.md))",
-    )]
     bits: Annotated[Bits, _option(
         BITS_KIND, 8, "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
     )]
@@ -239,7 +234,7 @@ def _options() -> dict[str, Setting]:
 
 #: Options of a job, by name.
 OPTIONS = _options()
-PORT, RESULT, BITS, BALANCE = (OPTIONS[name] for name in ("port", "result", "bits", "balance"))
+PORT, RESULT, BITS = (OPTIONS[name] for name in ("port", "result", "bits"))
 #: Port of rank 0's metrics on a host; local rank k takes the k-th after it.
 PROMETHEUS_PORT = Setting(
     "TAILBOUND_PROMETHEUS_PORT", integer(0, 65535),

@@ -9,14 +9,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tailbound.codec import balance
 from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
 from tailbound.codec.encode import Encoded
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape
-from tailbound.collective.coder import HOST
 from tailbound.torch.device_coder import OnDevice
 from tailbound.torch.staging import Block, Blocks
 
@@ -32,7 +30,7 @@ class _Copied(NamedTuple):
 class CopyingCoder(OnDevice):
     """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type.
 
-    Nothing here waits for the device but ``powers`` and ``needs``.
+    Nothing here waits for the device.
     """
 
     def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, codings: Sequence[Coding]) -> None:
@@ -90,21 +88,6 @@ class CopyingCoder(OnDevice):
             finally:
                 self._space.up.give(block, stream.event())
         return failed
-
-    def powers(self, average: torch.Tensor, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-        """As ``codec.balance.powers``; waits for the device."""
-        return balance.powers(self._on_host(average), shape, ends)
-
-    def needs(
-        self, average: torch.Tensor, shape: Shape, codings: Sequence[Coding], scratch: Scratch
-    ) -> NDArray[np.int16] | None:
-        """As ``Coder.needs``; waits for the device."""
-        return HOST.needs(self._on_host(average), shape, codings, scratch)
-
-    def _on_host(self, average: torch.Tensor) -> NDArray[np.float32]:
-        with self._space.stream.use(self._mark):
-            found: NDArray[np.float32] = average.float().cpu().numpy()
-            return found
 
     @staticmethod
     def _memory(blocks: Blocks, shape: Shape) -> tuple[Block, torch.Tensor]:

@@ -24,7 +24,6 @@ from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.errors import ConfigError
 from tailbound.settings.table import DEVICE_CODEC
-from tailbound.torch.device_codec.balance import powers
 from tailbound.torch.device_codec.form import By, Form, Largest, Rows
 from tailbound.torch.staging import Block, Blocks
 from tailbound.torch.streams import Stream
@@ -137,7 +136,7 @@ class OnDevice:
 class DeviceCoder(OnDevice):
     """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type, coded there.
 
-    Nothing here waits for the device but ``powers`` and ``needs``.
+    Nothing here waits for the device.
     """
 
     @property
@@ -151,14 +150,13 @@ class DeviceCoder(OnDevice):
         Raises:
             ConfigError: Triton cannot (it needs a C compiler, say).
         """
-        space, balanced = self._space, any(len(coding.ranges.ends) for coding in codings)
+        space = self._space
         for coding in codings:
-            how = shape.group_rows, shape.bits, coding.rotate, len(coding.ranges.ends) > 0
-            kind = x.dtype, out.dtype, balanced, *how
+            kind = x.dtype, out.dtype, shape.group_rows, shape.bits, coding.rotate
             if kind in space.warm:
                 continue
             try:
-                self._rehearse(x, out, shape, coding, balanced=balanced)
+                self._rehearse(x, out, shape, coding)
             except Exception as error:
                 raise ConfigError(
                     f"Triton's kernels fail on {x.device}: {error}. Give Triton what it needs (a C compiler, say), or "
@@ -166,15 +164,14 @@ class DeviceCoder(OnDevice):
                 ) from error
             space.warm.add(kind)
 
-    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding, *, balanced: bool) -> None:
+    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding) -> None:
         space, device, rows = self._space, x.device, shape.group_rows
         entries = ROW_STEP * 8 // shape.bits
         small = Shape(rows * entries, WIDTH_STEP, rows, 1, ROW_STEP, shape.bits)
         with space.stream.use():
             zeros, by_group = torch.zeros(small.numel, dtype=x.dtype, device=device), torch.zeros(1, device=device)
             by_row, keys = (torch.zeros(rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
-            for dtype in {x.dtype, out.dtype} if balanced else {x.dtype}:  # exponents are chosen from averages
-                self._form.largest(zeros.to(dtype), small, coding)
+            self._form.largest(zeros, small, coding)
             self._form.encode(zeros, small, coding, By(by_group, by_group, keys))
             told = {(small.results, out.dtype)}
             if x.dtype == torch.float32:  # it may have error feedback, which asks what contributions say
@@ -294,22 +291,6 @@ class DeviceCoder(OnDevice):
             finally:
                 blocks.give(block, stream.event())
         return failed
-
-    def powers(self, average: torch.Tensor, shape: Shape, ends: NDArray[np.int64]) -> NDArray[np.float64]:
-        """As ``codec.balance.powers``, of all entries; waits for the device."""
-        with self._space.stream.use(self._mark):
-            return powers(average, ends).double().cpu().numpy()
-
-    def needs(
-        self, average: torch.Tensor, shape: Shape, codings: Sequence[Coding], scratch: Scratch
-    ) -> NDArray[np.int16] | None:
-        """As ``Coder.needs``; waits for the device, ``scratch`` is not used."""
-        form, found = self._form, np.empty((len(codings), shape.groups), np.int16)
-        with self._space.stream.use(self._mark):
-            there = [form.largest(average, shape, coding) for coding in codings]
-            largest = [Largest(*(None if part is None else part.cpu() for part in each)) for each in there]  # type: ignore[arg-type]
-        finite = [_need(each, shape, c, need) for each, c, need in zip(largest, codings, found, strict=True)]
-        return found if all(finite) else None
 
 
 def _whole(shape: Shape, groups: tuple[int, int] | None) -> None:

@@ -158,7 +158,7 @@ class Layout:
         self._buckets[index] = made
 
     def starts(self, index: int, numel: int) -> tuple[int, ...]:
-        """Where the tensors of a bucket begin, as far as has been noted: for the choice of exponents (codec-18)."""
+        """Where the tensors of a bucket begin, as far as has been noted."""
         known = self._buckets.get(index)
         return known.starts if known is not None and known.numel == numel else ()
 

@@ -38,7 +38,7 @@ _PATIENCE = 20 * MS
 _LAPSE = 300 * MS
 _PROPOSALS = Policy(_LAPSE, 5_000 * MS)
 
-_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIBHQ")
+_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIBH")
 
 
 class Kind(enum.IntEnum):
@@ -53,13 +53,11 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Content:
-    """What is agreed on: weights of the owners by rank (0..255, not all 0), whether ops are rotated, and by which
-    exponents entries are divided before: ``balance`` is the digest of their table (codec-18), 0: by none; and how many
+    """What is agreed on: weights of the owners by rank (0..255, not all 0), whether ops are rotated, and how many
     ``turns`` of keys came before their time (auth-8)."""
 
     weights: tuple[int, ...]
     rotate: bool = True
-    balance: int = 0
     turns: int = 0
 
 
@@ -75,7 +73,7 @@ class Agreed:
     def owner_map(self) -> OwnerMap:
         """As the codec takes it."""
         content = self.content
-        return OwnerMap(self.id, table(content.weights), content.rotate, content.balance, content.turns)
+        return OwnerMap(self.id, table(content.weights), content.rotate, content.turns)
 
 
 class Message(NamedTuple):
@@ -92,7 +90,7 @@ def encode_map(message: Message, ranks: int) -> bytes:
     parts = [_HEAD.pack(message.kind, len(message.maps), ranks, message.ref)]
     for each in message.maps:
         content = each.content
-        entry = _ENTRY.pack(each.id, each.since, content.rotate, content.turns & 0xFFFF, content.balance)
+        entry = _ENTRY.pack(each.id, each.since, content.rotate, content.turns & 0xFFFF)
         parts += [entry, bytes(content.weights)]
     return b"".join([*parts, bytes(message.speeds)])
 
@@ -111,11 +109,11 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
         end = at + _ENTRY.size + ranks
         if end > len(body):
             return None
-        ident, since, rotate, turns, balance = _ENTRY.unpack_from(body, at)
+        ident, since, rotate, turns = _ENTRY.unpack_from(body, at)
         weights = tuple(body[at + _ENTRY.size : end])
         if not any(weights) or rotate > 1 or since > STEP_MASK or ident & 0xFF >= ranks:
             return None
-        maps.append(Agreed(ident, since, Content(weights, bool(rotate), balance, turns)))
+        maps.append(Agreed(ident, since, Content(weights, bool(rotate), turns)))
         at = end
     if any(
         serial_distance(b.id, a.id) <= 0 or step_distance(b.since, a.since) <= 0 for a, b in itertools.pairwise(maps)
@@ -222,11 +220,6 @@ class Agreement:
         if self._live not in (None, there):
             self._proposal = self._lapsed = None
         self._live = there
-
-    def withdraw(self, now: int) -> None:
-        """Takes back a proposal of other exponents than the present ones, if it is not settled yet."""
-        if self._proposal is not None and self._proposal.content.balance != self.agreed[-1].content.balance:
-            self._give_up(now)
 
     def take(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
         """Takes a message of another rank; ``live``: peers that this rank takes for alive. ``agreed`` may change."""

@@ -101,7 +101,7 @@ class Config:
         suspect_after: stages missed by a rank before it is suspected (clock-14).
         strict, fetch, hold_max: clock-34, clock-35 and clock-16.
         repair: ask for results that are missing once their owner has finished (clock-23).
-        share_rows, balance: clock-22 and codec-18.
+        share_rows: clock-22.
         rate: bytes per second of this rank's link; 0: what its driver says.
         switch: the aggregating switch that owns the rows; None: ranks own them.
         authenticate: ``workers`` leaves out what goes to and comes from the switch (auth-7).
@@ -130,7 +130,6 @@ class Config:
     repair: bool = True
     safeguard: Limits = field(default_factory=Limits)
     share_rows: bool = True
-    balance: bool = False
     result: AskedResult = "auto"
     group: str = ""
     source_ports: int = 0
@@ -227,7 +226,6 @@ class Config:
         """
         return {
             "authenticate": self.authenticated,
-            "balance": "on" if self.balance else "off",
             "bits": bits_text(self.bits),
             "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
             "result": "multicast" if self.result == "multicast" else "any but multicast",

@@ -41,18 +41,6 @@ def step_distance(a: int, b: int) -> int:
     return ((a - b + _HALF) & STEP_MASK) - _HALF
 
 
-class Young:
-    """The first ``steps`` steps of a job, which has them once: numbers of steps wrap."""
-
-    def __init__(self, first: int, steps: int) -> None:
-        self._first, self._steps, self._over = first, steps, steps <= 0
-
-    def at(self, step: int) -> bool:
-        """Whether ``step``, which is none before those that were asked for, is one of them."""
-        self._over = self._over or not 0 <= step_distance(step, self._first) < self._steps
-        return not self._over
-
-
 class Steps(NamedTuple):
     """The own next op beside the newest one that a live peer has named.
 

@@ -27,7 +27,7 @@ from tailbound.codec.shape import shape_for
 from tailbound.wire.bits import Bits, bits_text, bits_told
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES
-from tailbound_lab.bench.gradients import LAYERS, balance, draw, exact_mean, worst_tensor
+from tailbound_lab.bench.gradients import LAYERS, draw, exact_mean, worst_tensor
 from tailbound_lab.bench.table import save
 
 RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
@@ -45,22 +45,21 @@ class _Case(NamedTuple):
     bits: Bits = 8
     ranks: int = RANKS
     correlation: float = 0.0
-    balance: bool = False
 
     @property
     def name(self) -> str:
         usual = (self.bits, self.ranks, self.correlation) == (8, RANKS, 0.0)
         how = "" if usual else f"{bits_text(self.bits)} bits, {self.ranks} ranks, correlation {self.correlation:g}, "
-        rotation = ("balanced" if self.balance else "rotated") if self.rotate else "plain"
+        rotation = "rotated" if self.rotate else "plain"
         return f"{rotation}, {how}{self.loss:.0%} of results lost"
 
 
-_ROTATED = (
+_CASES = (
     *(_Case(True, loss) for loss in (0.0, 0.01)),
     *(_Case(bits=b, ranks=n, correlation=c) for b in (8, (4, 8)) for n, c in ((4, 0.5), (16, 0.0), (16, 0.5))),
     _Case(bits=(4, 8)),
+    *(_Case(False, loss) for loss in (0.0, 0.01)),
 )
-_CASES = (*_ROTATED, *(each._replace(balance=True) for each in _ROTATED), *(_Case(False, loss) for loss in (0.0, 0.01)))
 
 
 def run(json_path: Path | None = None, *, quick: bool = False, megabytes: float = 26.2144) -> list[dict[str, Any]]:
@@ -146,7 +145,7 @@ def errors() -> list[dict[str, Any]]:
     error of the worst tensor says how much (codec-16).
 
     Returns:
-        Rows ``name, bits, ranks, correlation, balance, bytes, ms, gbps, nmse, worst_tensor, worst_tensor_nmse``;
+        Rows ``name, bits, ranks, correlation, bytes, ms, gbps, nmse, worst_tensor, worst_nmse``;
         ``ms`` for all ranks.
     """
     rows = []
@@ -154,8 +153,6 @@ def errors() -> list[dict[str, Any]]:
         rng = np.random.default_rng(7)
         gradients = draw(LAYERS, case.ranks, case.correlation, rng)
         job = LocalJob(case.ranks, gradients[0].size, WIDTH, rotate=case.rotate, bits=case.bits)
-        if case.balance:
-            balance(job, gradients, LAYERS)
         lost = rng.random((case.ranks, job.shape.rows)) < case.loss
         start = time.perf_counter()
         value = job.step(OP, gradients, lost_results=lost, receivers=[0]).outputs[0]
@@ -164,8 +161,8 @@ def errors() -> list[dict[str, Any]]:
         rows.append(
             {
                 "name": case.name, "bits": bits_told(case.bits), "ranks": case.ranks, "correlation": case.correlation,
-                "balance": case.balance, "bytes": nbytes, "ms": seconds * 1e3, "gbps": nbytes / seconds / 1e9,
-                "nmse": nmse(value, gradients), "worst_tensor": worst, "worst_tensor_nmse": error,
+                "bytes": nbytes, "ms": seconds * 1e3, "gbps": nbytes / seconds / 1e9,
+                "nmse": nmse(value, gradients), "worst_tensor": worst, "worst_nmse": error,
             }
         )  # fmt: skip
     return rows

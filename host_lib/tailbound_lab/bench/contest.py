@@ -23,7 +23,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from tailbound.collective.communicator import Communicator
-from tailbound.settings.table import BALANCE, BITS, PORT, RESULT
+from tailbound.settings.table import BITS, PORT, RESULT
 from tailbound.transport.config import Config
 from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, STAMPED, Channel, order_of, serve
 from tailbound_lab.bench.figures import nmse
@@ -214,7 +214,7 @@ def work(job: dict[str, Any], channel: Channel) -> None:
     """Do all of this rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     config = Config(
-        rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read(), balance=BALANCE.read(),
+        rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read(),
         **job.get("settings", {}),
     )  # fmt: skip
     watch, line = Stopwatch(), StartLine(Path(job["folder"], "start"), rank, ranks)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.balance import powers, ranges_of
-from tailbound.codec.exponents import ends_of, rounded, sizes_of, wanted
-from tailbound.codec.local import LocalJob
 from tailbound_lab.bench.figures import nmse
 
 #: (name, entries, standard deviation of an entry) of each tensor, in order.
@@ -46,13 +42,6 @@ def draw(
 def exact_mean(gradients: Sequence[NDArray[np.float32]]) -> NDArray[np.float64]:
     """The mean of f32[n] by rank, in float64."""
     return np.asarray(np.mean(gradients, axis=0, dtype=np.float64))
-
-
-def balance(job: LocalJob, gradients: Sequence[NDArray[np.float32]], layers: Layers) -> None:
-    """Gives ``job`` the exponents that the leader of a job chooses from an average by tensor (codec-18)."""
-    ends = ends_of([0, *itertools.accumulate(n for _, n, _ in layers)], 0, job.shape.numel)
-    average: NDArray[np.float32] = np.mean(np.stack(gradients), axis=0, dtype=np.float32)
-    job.balance(ranges_of(ends, rounded(wanted(sizes_of(powers(average, job.shape, ends)), ends))))
 
 
 def _one(layers: Layers, rng: np.random.Generator) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ that is lost asks another engine, not the reliable path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -181,7 +181,7 @@ class Rank:
             self.done(done, out)
 
         try:
-            self.submit(bucket, data, out, done, last=last, bits=world.bits_of(step), starts=world.starts)
+            self.submit(bucket, data, out, done, last=last, bits=world.bits_of(step))
         except TailboundError as error:  # its training ends
             world.failed(self.rank, error)
             self.dead = True
@@ -196,7 +196,6 @@ class Rank:
         *,
         last: bool = True,
         bits: Bits = 8,
-        starts: tuple[int, ...] = (),
     ) -> None:
         """Launches an all-reduce; ``done`` is called at its end.
 
@@ -207,7 +206,6 @@ class Rank:
             done: gets what became of it.
             last: of its step.
             bits: of a code.
-            starts: where tensors begin in it, rising; empty: it is one.
 
         Raises:
             TailboundError: the engine takes no more.
@@ -229,7 +227,7 @@ class Rank:
 
         layout = Layout((bucket, numel, 0, mode), shape, tag, last)
         contribute = not self._behind
-        self.engine.launch(Launch(layout, data, out, over, launched, contribute=contribute, starts=starts))
+        self.engine.launch(Launch(layout, data, out, over, launched, contribute=contribute))
         self.poke()
 
     def done(self, done: Done, out: NDArray[np.float32]) -> None:
@@ -340,14 +338,7 @@ class World:
         job.activate([words_of(address(r)) for r in range(job.world)], words_of(address(rank)))
         node.engine = self.engine(job)
         node.engine.begin()
-        node.engine.maps.fetch = lambda peer, digests: self._fetch(node, peer, digests)
         return node
-
-    def _fetch(self, node: Rank, peer: int, digests: Iterable[int]) -> None:
-        """In place of the reliable path: tables of exponents (codec-18) come at once."""
-        for data in map(self.nodes[peer].engine.job.tables.encoded, digests):
-            if data is not None:
-                node.engine.job.tables.add(data)
 
     def _keys(self, config: Config) -> KeyRing | None:
         """Those of a job that has some: made of a secret that is none, and of shorter epochs than in earnest."""

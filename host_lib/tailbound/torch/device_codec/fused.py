@@ -10,7 +10,6 @@ from tailbound.codec.hashing import COLUMN, STAGE_CONTRIBUTION, mix, rounding_se
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import Shape
 from tailbound.torch.device_codec import triton_kernels
-from tailbound.torch.device_codec.balance import by_entry
 from tailbound.torch.device_codec.form import By, Form, Largest, Rows
 
 #: Columns of a program, and its warps: one column a thread, so that all rows of it are in one thread's registers.
@@ -25,29 +24,24 @@ class _Fused:
     def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Largest:
         bits = torch.zeros(shape.groups, dtype=torch.int32, device=x.device)
         squares = torch.empty(_grid(shape), dtype=torch.float64, device=x.device) if shape.bits == 4 else None
-        powers = by_entry(coding.ranges.down, coding.ranges, shape.numel, x.device)
         place = shape.numel, shape.entries, signed(coding.seed)
         triton_kernels.largest[_grid(shape)](
-            x, _any(powers, x), bits, _any(squares, x), *place, **_how(shape, coding), SQUARES=squares is not None
+            x, bits, _any(squares, x), *place, **_how(shape, coding), SQUARES=squares is not None
         )
         return Largest(bits, None if squares is None else squares.sum(1))
 
     def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
         codes = torch.empty((shape.rows, shape.codes), dtype=torch.uint8, device=x.device)
         beyond = torch.zeros(1, dtype=torch.int64, device=x.device)
-        powers = by_entry(coding.ranges.down, coding.ranges, shape.numel, x.device)
         place = shape.numel, shape.entries, signed(coding.seed), _columns(coding, STAGE_CONTRIBUTION)
-        triton_kernels.encode[_grid(shape)](
-            x, _any(powers, x), *by, codes, beyond, *place, **_how(shape, coding), BITS=shape.bits
-        )  # fmt: skip
+        triton_kernels.encode[_grid(shape)](x, *by, codes, beyond, *place, **_how(shape, coding), BITS=shape.bits)
         return codes, beyond
 
     def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
-        powers = by_entry(coding.ranges.up, coding.ranges, shape.numel, out.device)
         place = shape.numel, shape.entries, signed(coding.seed), _columns(coding, rows.stage)
         triton_kernels.decode[_grid(shape)](
-            rows.codes, rows.factors, rows.offsets, rows.offsets, rows.group_factors, _any(powers, rows.factors), out,
-            *place, **_how(shape, coding), SUMMED=rows.summed, BITS=shape.bits,
+            rows.codes, rows.factors, rows.offsets, rows.offsets, rows.group_factors, out, *place,
+            **_how(shape, coding), SUMMED=rows.summed, BITS=shape.bits,
         )  # fmt: skip
 
 
@@ -61,8 +55,7 @@ def _grid(shape: Shape) -> tuple[int, int]:
 
 
 def _how(shape: Shape, coding: Coding) -> dict[str, Any]:
-    powers = len(coding.ranges.ends) > 0
-    return {"ROWS": shape.group_rows, "BLOCK": BLOCK, "ROTATE": coding.rotate, "POWERS": powers, **OPTIONS}
+    return {"ROWS": shape.group_rows, "BLOCK": BLOCK, "ROTATE": coding.rotate, **OPTIONS}
 
 
 def _columns(coding: Coding, stage: int) -> int:

@@ -81,22 +81,15 @@ def _places(codes, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-
 
 
 @triton.jit
-def _values(x, powers, numel, at, there, POWERS: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Entries ``at`` of ``x``, times their powers, as f32; zeros behind the end and where not ``there``.
-
-    Source: codec-4, codec-18.
-    """
-    given = there & (at < numel)
-    values = tl.load(x + at, mask=given, other=0.0).to(tl.float32)
-    if POWERS:
-        values = values * tl.load(powers + at, mask=given, other=1.0)
-    return values
+def _values(x, numel, at, there):  # type: ignore[no-untyped-def]
+    """Entries ``at`` of ``x`` as f32; zeros behind the end and where not ``there``."""
+    return tl.load(x + at, mask=there & (at < numel), other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["numel", "seed"])
 def largest(  # type: ignore[no-untyped-def]
-    x, powers, out, squares, numel, codes, seed,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr, SQUARES: tl.constexpr,
+    x, out, squares, numel, codes, seed,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
     """Bits of the largest absolute value of each group: i32[G], zeros before.
 
@@ -104,7 +97,7 @@ def largest(  # type: ignore[no-untyped-def]
     """
     group, _, column, at = _places(codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
-    values = _values(x, powers, numel, at, there, POWERS)
+    values = _values(x, numel, at, there)
     if SQUARES:
         wide = values.to(tl.float64)
         total = tl.sum(tl.sum(wide * wide, 0), 0)
@@ -117,8 +110,8 @@ def largest(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["numel", "seed", "first"])
 def encode(  # type: ignore[no-untyped-def]
-    x, powers, factors, limits, keys, out, beyond, numel, codes, seed, first,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr, BITS: tl.constexpr,
+    x, factors, limits, keys, out, beyond, numel, codes, seed, first,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Codes u8[T, V] to ``out``, and how many entries are above the limits of their groups added to ``beyond`` i64[1].
 
@@ -128,7 +121,7 @@ def encode(  # type: ignore[no-untyped-def]
     """
     group, row, column, at = _places(codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
-    values = _values(x, powers, numel, at, there, POWERS)
+    values = _values(x, numel, at, there)
     if ROTATE:
         values = _transform(_flip(values, at, seed), ROWS, BLOCK)
     above = there & (tl.abs(values) > tl.load(limits + group))
@@ -158,8 +151,8 @@ def encode(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["numel", "seed", "first"])
 def decode(  # type: ignore[no-untyped-def]
-    rows, factors, keys, zeros, group_factors, powers, out, numel, codes, seed, first,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, POWERS: tl.constexpr, SUMMED: tl.constexpr,
+    rows, factors, keys, zeros, group_factors, out, numel, codes, seed, first,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, SUMMED: tl.constexpr,
     BITS: tl.constexpr,
 ):  # fmt: skip
     """Averages to ``out`` (any float type, [numel]) from codes u8[T, V], or a switch's sums u8[T, 2 V] if ``SUMMED``.
@@ -197,9 +190,6 @@ def decode(  # type: ignore[no-untyped-def]
         group_factor = tl.load(group_factors + group)
         values = _flip(_transform(values, ROWS, BLOCK) * group_factor, at, seed)
         values = tl.where(group_factor == 0.0, 0.0, values)  # and not minus zero
-    given = there & (at < numel)
-    if POWERS:
-        values = values * tl.load(powers + at, mask=given, other=1.0)
     if out.dtype.element_ty == tl.bfloat16:
         values = _to_bfloat16(values)
-    tl.store(out + at, values.to(out.dtype.element_ty), mask=given)
+    tl.store(out + at, values.to(out.dtype.element_ty), mask=there & (at < numel))
