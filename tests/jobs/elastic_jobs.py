@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from register_jobs import said
 from resync_jobs import state_digest
-from tailbound.torch import elastic, entrance, register
+from tailbound.torch import elastic, register
 from torch_jobs import PATIENT, model
 
 #: Deadlines are learned, as in any job.
@@ -43,7 +43,6 @@ def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
         ``seen``: by step, what the rank had before it; ``first``: what it began with; ``digest`` and ``synchronised``
         at the end.
     """
-    entrance._PIECE = 256  # so that ``also`` takes several
     torch.manual_seed(rank)
     frozen = nn.Linear(32, 32).requires_grad_(False)
     net = DDP(nn.Sequential(frozen, model(rank)), process_group=elastic.alone(), bucket_cap_mb=0.05)

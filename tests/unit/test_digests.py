@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tailbound.torch.meeting import holds_most
+from tailbound.torch.standing import most_held
 
 pytestmark = pytest.mark.needs("torch")
 
 
 def differs(held: dict[int, bytes], rank: int, step: int, ranks: int) -> bool:
-    return held[holds_most(held, step, ranks)] != held[rank]
+    return held[most_held(held, step, ranks)] != held[rank]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tailbound.collective.comeback import Part
-from tailbound.errors import ConfigError
+from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.transport.reliable import Refusal
 
 if TYPE_CHECKING:
@@ -53,24 +54,26 @@ class Reliable:
         return bytearray(b"".join(self.other.handlers[name](request)))
 
 
-def make(rank: int, part: Part, state: Any, slice_bytes: int = 8) -> tuple[Entrance, Reliable]:
+def make(rank: int, part: Part) -> tuple[Entrance, Reliable, Any]:
     import torch
 
-    from tailbound.torch.entrance import Entrance
+    from tailbound.torch.entrance import Entrance, buckets
+    from tailbound.torch.standing import Standing
 
     reliable = Reliable()
-    replica = SimpleNamespace(
-        parameters=[], slices=2, trained=2, describe=lambda: b"", size=lambda _: slice_bytes, copy=lambda _: []
-    )
-    resync = SimpleNamespace(replica=replica, sound=True, lineage=1, moment=SimpleNamespace(step=4))
+    bucket = SimpleNamespace(index=0, numel=1, dtype=torch.float32, last=True, parts="")
+    layout: Any = SimpleNamespace(step=lambda: [bucket])
+    own = Standing(1, form=buckets(layout))
+    resync = SimpleNamespace(
+        moment=SimpleNamespace(step=4), giving=set(), given=0, transfer=lambda: 0.0, counters=Counter(),
+        standings=lambda ranks: dict.fromkeys(ranks, own),
+    )  # fmt: skip
     communicator = SimpleNamespace(
         reliable=reliable, config=SimpleNamespace(rank=rank), part=part, job=SimpleNamespace(peers=[1 - rank]),
-        step=5, hold=lambda _: None, entrance=lambda: b"",
+        step=5, hold=lambda _: None, entrance=lambda: b"", enter=lambda _: {0},
     )  # fmt: skip
-    bucket = SimpleNamespace(index=0, numel=1, dtype=torch.float32, last=True, parts="")
-    layout = SimpleNamespace(step=lambda: [bucket])
-    made: Any = Entrance(communicator, resync, layout, {"thing": Kept(state)}, lambda: None)  # type: ignore[arg-type]
-    return made, reliable
+    made: Any = Entrance(communicator, resync, layout)  # type: ignore[arg-type]
+    return made, reliable, resync
 
 
 def _admitted(donor: Entrance) -> threading.Thread:
@@ -88,13 +91,19 @@ def _admitted(donor: Entrance) -> threading.Thread:
 
 def test_who_can_never_be_let_in_hears_so_at_once() -> None:
     from tailbound.torch.entrance import _SILENCE
+    from tailbound.torch.resync import NEVER
 
-    donor, path = make(0, Part.INSIDE, lambda: None)  # cannot be saved any more
-    guest, asking = make(1, Part.OUTSIDE, 3)
+    donor, path, _ = make(0, Part.INSIDE)
+    guest, asking, resync = make(1, Part.OUTSIDE)
     asking.other = path
+
+    def take(*_: Any) -> int:
+        raise Refusal(f"{NEVER}: the state of also['thing']")
+
+    resync.take = take
     begun = time.monotonic()
     thread = _admitted(donor)
-    with pytest.raises(ConfigError, match=r"cannot let it in.*also\['thing'\]"):
+    with pytest.raises(ConfigError, match=r"cannot give its state: .*also\['thing'\]"):
         guest.enter(60)
     thread.join(_SILENCE / 2)  # the donor does not wait for it, either
     assert not thread.is_alive()
@@ -105,7 +114,7 @@ def test_who_can_never_be_let_in_hears_so_at_once() -> None:
 def test_another_failure_is_not_for_good_and_forgets_the_guest() -> None:
     from tailbound.torch.entrance import _ASK, _SILENCE
 
-    donor, path = make(0, Part.INSIDE, 3)
+    donor, path, _ = make(0, Part.INSIDE)
     donor._communicator.entrance = lambda: 1 // 0  # type: ignore[assignment, method-assign, return-value]
     thread = _admitted(donor)
     with pytest.raises(Refusal, match="ZeroDivisionError"):
@@ -118,18 +127,17 @@ def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.M
     from tailbound.torch import entrance
 
     monkeypatch.setattr(entrance, "_TURN", 0.2)
-    guest, asking = make(2, Part.OUTSIDE, 3)
+    guest, asking, _ = make(2, Part.OUTSIDE)
     guest._communicator.job.peers = [0, 1]  # type: ignore[misc]
-    _, path = make(0, Part.INSIDE, 3)
     asked: list[int] = []
 
-    def pull(rank: int, name: str, request: bytes, *_: object) -> bytearray:
+    def pull(rank: int, name: str, *_: object) -> bytearray:
         if name == "enter":
             asked.append(rank)
             if rank == 0:
                 raise Refusal("no step has ended here yet")
             raise ConfigError("rank 1 was asked")
-        return bytearray(b"".join(path.handlers[name](request)))
+        return bytearray()
 
     monkeypatch.setattr(asking, "pull", pull)
     with pytest.raises(ConfigError, match="rank 1 was asked"):
@@ -137,77 +145,37 @@ def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.M
     assert asked.count(0) > 1
 
 
-def test_a_donor_waits_as_long_as_a_slice_takes() -> None:
-    from tailbound.torch.entrance import _PART
-    from tailbound.torch.resync import RATE
+def test_buckets_of_other_ranks_are_waited_for_and_other_ones_are_refused() -> None:
+    from tailbound.torch.standing import Standing
 
-    size = int(100 * RATE)
-    donor, path = make(0, Part.INSIDE, 3, size)
-    with donor._changed:
+    guest, _, resync = make(1, Part.OUTSIDE)
+    resync.standings = lambda _: {0: Standing(1, form=b"x" * 16)}
+    assert [guest.enter(60) for _ in range(3)] == [False] * 3
+    with pytest.raises(LayoutError, match="other buckets here than on rank 0, after 4 steps"):
+        guest.enter(60)
+    resync.standings = lambda _: {0: Standing(1)}
+    with pytest.raises(TransportError, match="their buckets have not settled"):
+        guest.enter(0)
+
+
+def test_a_donor_waits_while_its_state_is_on_the_way_and_then_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.torch import entrance
+
+    monkeypatch.setattr(entrance, "_SILENCE", 0.2)
+    monkeypatch.setattr(entrance, "_PEER", 0.0)
+    donor, _, resync = make(0, Part.INSIDE)
+    for given, least in ((0, 0.0), (1e8, 1.0)):  # a second to load
         donor._guests.add(1)
-        donor._open = True
-    path.handlers["entry"](_PART.pack(1, 0, b""))
-    assert donor._until > time.monotonic() + size / RATE
-
-
-@pytest.fixture
-def _slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """1000 bytes of a state may take a second."""
-    monkeypatch.setattr("tailbound.torch.entrance.RATE", 1000.0)
-
-
-@pytest.mark.usefixtures("_slow")
-def test_a_donor_waits_as_long_as_what_also_names_takes() -> None:
-    """The attempt was given up while it was encoded, and began anew for ever."""
-    from tailbound.torch.entrance import _ASK, _PART, _SILENCE
-
-    donor, path = make(0, Part.INSIDE, "x" * 100_000)
-    waits: list[float] = []
-
-    def left() -> float:
-        """How long it waits from now on; it begins anew."""
-        seconds, donor._until = donor._until - time.monotonic(), 0.0
-        return seconds
-
-    def state_dict(thing: Any = donor._also["thing"]) -> dict[str, Any]:
-        waits.append(left())
-        return {"kept": thing.kept}
-
-    donor._also["thing"] = SimpleNamespace(state_dict=state_dict)  # type: ignore[assignment, unused-ignore]
-    donor._open = True
-    path.handlers["enter"](_ASK.pack(1, 0))
-    assert waits[0] > 100, "it encodes"
-    left()
-    path.handlers["also"](_ASK.pack(1, 0))
-    assert left() > 100, "the guest decodes"
-    path.handlers["entry"](_PART.pack(1, 0, b""))
-    assert left() < 2 * _SILENCE
-    path.handlers["entry"](_PART.pack(1, 1, b""))
-    assert left() > 100, "the guest loads"
-
-
-@pytest.mark.usefixtures("_slow")
-def test_a_guest_waits_as_long_as_its_donor_encodes_what_it_holds_by_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The donor's may have grown since ``register``."""
-    donor, path = make(0, Part.INSIDE, "x")
-    guest, asking = make(1, Part.OUTSIDE, "x")
-    waits: list[float] = []
-
-    def pull(rank: int, name: str, request: bytes, timeout: float, *_: object) -> bytearray:
-        if name == "enter":
-            waits.append(timeout)
-            raise ConfigError("asked")
-        return bytearray(b"".join(path.handlers[name](request)))
-
-    monkeypatch.setattr(asking, "pull", pull)
-    for kept in ("x", "x" * 100_000):
-        donor._also["thing"].kept = kept  # type: ignore[attr-defined]
-        donor._tell_also()
-        donor._told = b""
-        with pytest.raises(ConfigError, match="asked"):
-            guest.enter(60)
-    assert waits[0] < 50
-    assert waits[1] > 100
+        resync.giving, resync.given = {1}, given
+        thread = threading.Thread(target=lambda: donor.admit(held=False), daemon=True)
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+        resync.giving = set()
+        begun = time.monotonic()
+        thread.join(10)
+        assert not thread.is_alive()
+        assert time.monotonic() - begun >= least
 
 
 def test_states_come_back_by_name_and_in_host_memory() -> None:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from support import await_that
@@ -59,11 +58,23 @@ class World:
         return self.ranks[rank]
 
     def run(self, steps: int, only: set[int] | None = None, passes: int = 1) -> None:
-        """All live ranks take ``steps`` steps; after the last one of every ``passes`` slices may be taken."""
+        """All live ranks take ``steps`` steps, and hear all answers; after every ``passes`` a state may be taken."""
         for _ in range(steps):
             self.step += 1
             self.still = self.step % passes == passes - 1
-            list(self._threads.map(self._one, sorted(self.live if only is None else only), timeout=PATIENCE))
+            list(self.each(self._one, self.live if only is None else only))
+            list(self.each(self.heard))
+
+    def each(self, what: Callable[[int], Any], ranks: Iterable[int] | None = None) -> Iterator[Any]:
+        """``what`` of all ranks at once."""
+        return self._threads.map(what, range(len(self.ranks)) if ranks is None else sorted(ranks), timeout=PATIENCE)
+
+    def heard(self, rank: int) -> None:
+        """What ``rank`` asks in the background is answered."""
+        if not self.paths[rank]._over.is_set():
+            over = threading.Event()
+            self.ranks[rank]._tasks.put(over.set)
+            assert over.wait(PATIENCE)
 
     def _one(self, rank: int) -> None:
         self.ranks[rank].moment.disturb()
@@ -101,6 +112,13 @@ class World:
         self._threads.shutdown()
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow this machine is."""
+    monkeypatch.setattr("tailbound.torch.resync._LEAST_WAIT", float(PATIENCE))
+    monkeypatch.setattr("tailbound.torch.standing._SAY", float(PATIENCE))
+
+
 @contextmanager
 def world(ranks: int, entries: int = 4 * SLICE, **settings: Any) -> Iterator[World]:
     made = World(ranks, entries, **settings)
@@ -110,91 +128,159 @@ def world(ranks: int, entries: int = 4 * SLICE, **settings: Any) -> Iterator[Wor
         made.close()
 
 
-def test_ranks_that_miss_nothing_say_nothing() -> None:
+#: Steps from a lost result to the end of its repair: the rank asks, chooses, and takes.
+REPAIRED = 3
+
+
+def test_ranks_that_miss_nothing_take_nothing() -> None:
     with world(3, period=8) as w:
         w.run(8)
-        assert w.counts("slices_given") == w.counts("slices_equal") == [0, 0, 0]
+        assert w.counts("states_given") == [0, 0, 0]
         assert all(one.sound for one in w.ranks)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_one_damaged_rank_takes_a_slice_a_step_from_a_sound_one(ranks: int) -> None:
-    """Where it differs; the rest is compared by its digest."""
+@pytest.mark.parametrize("mixes", [0.0, 0.1])
+def test_a_damaged_rank_takes_the_slices_that_differ_from_a_sound_one(ranks: int, mixes: float) -> None:
+    """All after one step: an optimizer that mixes entries carried stale ones into what had been taken before."""
     with world(ranks) as w:
         assert w[0].replica.slices == 4
-        w.run(5)  # the turn is at slice 1
+        w.run(5)
         w.damage(1, 0.5, slice(0, SLICE))  # the first one only
-        w.run(4)  # from the second boundary on
+        w.run(REPAIRED - 1)
         assert not w[1].sound
         assert w[1].about_to_take
+        w.mixes = mixes  # all of them differ from now on
         w.run(1)
         assert w.equal()
         assert [one.sound for one in w.ranks] == [True] * ranks
-        assert w.counts("slices_taken") == [int(rank == 1) for rank in range(ranks)]
-        assert w[1].counters["slices_equal"] == 3 + 4  # and all of them once more, after the last step
-        assert w[1].counters["bytes_taken"] == 4 * SLICE
+        assert w.counts("slices_taken") == [(4 if mixes else 1) * (rank == 1) for rank in range(ranks)]
         assert not w[1].about_to_take
 
 
-@pytest.mark.parametrize("passes", [2, 8])
-def test_with_several_averages_per_optimizer_step_all_slices_are_taken(passes: int) -> None:
-    """By the number of the step the same few slices came up again and again, and the rank never got sound."""
-    with world(2) as w:
-        w.run(passes)
-        w.damage(1, 0.5)
-        w.run(4 * passes, passes=passes)
-        assert w[1].sound
-        assert w.equal()
-        assert w.counts("slices_taken") == [0, 4]
-
-
-def a_slice_a_step(w: World) -> None:
-    """There is time for no more, in any turn."""
-    for one in w.ranks:
-        one._refresh = lambda step, donor, one=one: one._take_slice(step, donor, PATIENCE)
-
-
-def test_a_rank_whose_optimizer_mixes_entries_is_sound_only_when_it_is_equal() -> None:
-    """As LAMB and Muon do: what was stale went into slices that had been taken before, in a rank that was sound."""
-    with world(2) as w:
-        w.run(2)
-        w.mixes = 0.1
-        w.damage(1, 0.5)
-        for _ in range(8):
-            w.run(1)
-            assert w.equal() or not w[1].sound
-        assert w[1].sound
-        assert w[1].counters["whole_taken"] == 0  # there was time to take all slices after one step
-
-
 @pytest.mark.parametrize("mixes", [0.0, 0.1])
-def test_after_a_turn_of_slices_all_of_them_are_compared_and_then_all_is_taken_at_once(mixes: float) -> None:
+def test_a_large_state_is_taken_in_parts_and_at_last_at_once(mixes: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once takes longer than the ring lasts; in parts it is never equal where an optimizer mixes entries."""
+    monkeypatch.setattr("tailbound.torch.resync.RATE", 1.0)
+    monkeypatch.setattr("tailbound.torch.resync._PARTS_MOST", 5)
     with world(2) as w:
-        a_slice_a_step(w)
         w.run(2)
         w.mixes = mixes
         w.damage(1, 0.5)
-        w.run(1 + 4)
+        takes = 0
+        while not w[1].sound:
+            w[1]._rate = 0.0
+            w.run(1)
+            takes = w[1].counters["states_taken"]
+            assert w[1].counters["slices_taken"] == takes if not w[1].sound else w.equal()
+        assert takes == (6 if mixes else 4)
+
+
+def test_a_state_is_taken_where_the_optimizer_has_stepped() -> None:
+    """Gradients may be averaged several times for one step of the optimizer."""
+    with world(2) as w:
+        w.run(4, passes=4)
+        w.damage(1, 0.5)
+        w.run(3, passes=4)
         assert not w[1].sound
-        w.run(3)
-        assert not w[1].sound
-        w.run(1)
+        w.run(1, passes=4)
         assert w[1].sound
         assert w.equal()
-        assert w[1].counters["whole_taken"] == w[1].counters["slices_in_vain"] == bool(mixes)
 
 
-def test_a_result_that_is_lost_begins_a_first_turn_again() -> None:
-    with world(2) as w:
-        a_slice_a_step(w)
+def test_a_giver_that_is_damaged_meanwhile_gives_nothing() -> None:
+    with world(3) as w:
+        w.run(4)
+        w.damage(1, 0.5)
+        w.run(REPAIRED - 1)
+        w.damage(donor := w[1]._donor, 0.25)
+        w.run(1)
+        assert w[1].counters["takes_failed"] == 1
+        w.run(2 * REPAIRED)
+        assert all(one.sound for one in w.ranks)
+        assert w.equal()
+        assert w[donor].counters["states_taken"] == 1
+
+
+def test_a_state_of_two_lineages_is_taken_from_the_one_that_most_follow() -> None:
+    with world(4) as w:
         w.run(2)
-        w.mixes = 0.1
-        w.damage(1, 0.5)
-        w.run(1 + 4 + 3)
-        w.damage(1, 0.5)
-        w.run(7)
-        assert not w[1].sound
-        assert w[1].counters["whole_taken"] == 0
+        w.damage(3, 0.5)
+        w[0]._sound_again(_later(w, 0))
+        w.run(REPAIRED)
+        assert w[3].lineage == w[1].lineage == w[2].lineage
+
+
+def _later(w: World, rank: int) -> int:
+    from tailbound.torch.resync import _led
+
+    return _led(w.step + 2, rank)
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-6])
+def test_a_rank_spends_a_share_of_its_time_on_taking(share: float) -> None:
+    """At most; with none it waits for ``synchronise``."""
+    with world(2, share=share) as w:
+        for _ in range(2):
+            w.run(1)
+            w.damage(1, 0.5)
+            w.run(2 * REPAIRED)
+        assert w[1].counters["states_taken"] == bool(share)
+        assert not w.equal()
+        assert synchronise(w) == [True] * 2
+        assert w.equal()
+
+
+class Scaler:
+    """Of a loss."""
+
+    epoch: Any = (0, 1, 2.0, 2.0, 1)
+    taken: Any = None
+
+    def take_over(self, told: Any, step: int) -> None:
+        self.taken = told, step
+
+
+def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
+    import torch
+
+    from tailbound.torch.replica import Replica
+
+    with world(2) as w:
+        for one, net in zip(w.ranks, w.models, strict=True):
+            net.frozen = torch.nn.Parameter(torch.ones(4 * SLICE), requires_grad=False)
+            one.replica = Replica(net, 2)
+        w.run(2)
+        for change, sent in ((0.0, 4), (0.25, 8)):
+            w[1].moment.disturb()
+            w.models[0].frozen.data += change
+            w[1].moment.settle(w.step)
+            w.damage(1, 0.5)
+            before = w[1].counters["slices_taken"]
+            assert w[1].adopt_any(w.step, PATIENCE) == w.step
+            assert w[1].counters["slices_taken"] - before == sent
+            assert w.equal()
+            assert torch.equal(w.models[0].frozen, w.models[1].frozen)
+        w.models[1].frozen.data -= 0.5
+        assert synchronise(w) == [True] * 2
+        assert torch.equal(w.models[0].frozen, w.models[1].frozen)
+
+
+def test_running_statistics_are_no_difference_until_all_meet() -> None:
+    import torch
+
+    from tailbound.torch.replica import Replica
+
+    with world(2) as w:
+        for rank, (one, net) in enumerate(zip(w.ranks, w.models, strict=True)):
+            net.register_buffer("mean", torch.full((3,), float(rank)))
+            one.replica = Replica(net, 2)
+        w.run(2)
+        w[1].note_missing(1)
+        w.run(REPAIRED)
+        assert w[1].sound
+        assert w[1].counters["slices_taken"] == 0
+        assert w.models[1].mean.tolist() == [1.0] * 3
 
 
 class Kept:
@@ -219,47 +305,24 @@ def test_what_is_named_also_comes_with_a_whole_state() -> None:
         also = [Kept(7), Kept(3)]
         for one, each in zip(w.ranks, also, strict=True):
             one._also = {"scheduler": each}
+        scalers = [Scaler(), Scaler()]
+        for one, scaler in zip(w.ranks, scalers, strict=True):
+            one._scaler = lambda scaler=scaler: scaler
         w.damage(1, 0.5)
         assert w[1].adopt_any(1, PATIENCE) == 1
         assert also[1].kept == 7
+        assert scalers[1].taken == (Scaler.epoch, 2)
         assert w.equal()
         also[0].kept = lambda: None  # cannot be given
-        assert w[1]._adopt(0, 1, PATIENCE) is None
+        assert w[1].adopt_any(1, 0.3) is None
         w[0]._also = {}
         with pytest.raises(LayoutError, match=r"also=\['scheduler'\] on some ranks only"):
             w[1].adopt_any(1, PATIENCE)
 
 
-def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
-    import torch
-
-    from tailbound.torch.replica import Replica
-
-    with world(2) as w:
-        for one, net in zip(w.ranks, w.models, strict=True):
-            net.frozen = torch.nn.Parameter(torch.ones(4 * SLICE), requires_grad=False)
-            one.replica = one._digests._replica = Replica(net, 2)
-        w.run(2)
-        for change, sent in ((0.0, 4), (0.25, 8)):
-            w[1].moment.disturb()
-            w.models[0].frozen.data += change
-            w[1].moment.settle(w.step)
-            w.damage(1, 0.5)
-            before = w[1].counters["bytes_taken"]
-            assert w[1].adopt_any(w.step, PATIENCE) == w.step
-            assert (w[1].counters["bytes_taken"] - before) // (4 * SLICE) == sent
-            assert w.equal()
-            assert torch.equal(w.models[0].frozen, w.models[1].frozen)
-        w.models[1].frozen.data -= 0.5
-        assert synchronise(w) == [True] * 2
-        assert torch.equal(w.models[0].frozen, w.models[1].frozen)
-
-
 def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
     """The log said memory errors, slices were taken, and the rank was sound again."""
     import torch
-
-    from tailbound.torch.digests import Check
 
     with world(3) as w:
         optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
@@ -270,13 +333,11 @@ def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFi
         for one, optimizer in zip(w.ranks, optimizers, strict=True):
             one.replica.note_rates(optimizer)
         w.run(1)
-        checks = [Check(2, 1, (rank + 1) % 3, PATIENCE) for rank in range(3)]
-        for rank, found in enumerate(w._threads.map(lambda rank: w[rank]._digests.compare(checks[rank]), range(3))):
-            w[rank]._compared(checks[rank], found)
+        list(w.each(lambda rank: w[rank]._compare_slice(2, 1, (rank + 1) % 3)))
         assert "this rank differs from the others after step 2, without a lost result: their learning" in caplog.text
         assert "memory errors" not in caplog.text
         assert [one.sound for one in w.ranks] == [True, True, False]
-        w.run(3)
+        w.run(REPAIRED)
         assert w[2].counters["whole_taken"] == 1
         assert optimizers[2].param_groups[0]["lr"] == 0.1
         assert w[2].sound
@@ -287,7 +348,7 @@ def test_ranks_that_are_damaged_at_once_take_from_the_one_that_is_not() -> None:
         w.run(2)
         for rank in (0, 2):
             w.damage(rank, 0.1 * (rank + 1))
-        w.run(8)  # some are asked that are not sound
+        w.run(2 * REPAIRED)
         assert w.equal()
         assert all(one.sound for one in w.ranks)
         assert w.counts("slices_taken") == [4, 0, 4]
@@ -320,34 +381,6 @@ def test_who_hears_nobody_does_not_lead() -> None:
         assert not any(one.sound for one in w.ranks)
 
 
-def test_slices_of_two_states_do_not_make_a_replica() -> None:
-    """Two parts of a job that could not hear each other have each their own reference."""
-    with world(4) as w:
-        w.run(2)
-        for rank in range(4):
-            w.damage(rank, 0.1 * (rank + 1))
-        w.views = {0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}}
-        w.run(3)
-        assert w.counts("led") == [1, 0, 1, 0]
-        assert not w[1].sound
-        w.views[1] = {1, 2}  # it goes on with another one
-        w.run(3)
-        assert not w[1].sound
-        w.run(3)
-        assert w[1].sound
-        assert bool((w.models[1].weight == w.models[2].weight).all())
-        assert w[1].lineage == w[2].lineage != w[0].lineage
-
-
-def compare_lineages(w: World, steps: int) -> None:
-    """Steps, after each of which all answers are waited for."""
-    for _ in range(steps):
-        w.run(1)
-        for one in w.ranks:
-            if one._lineages.asking is not None:
-                one._lineages.asking.result(PATIENCE)
-
-
 @pytest.mark.parametrize(
     ("ranks", "damaged", "yielding"),
     [(4, {1, 2, 3}, {0}), (5, {0, 1}, {0, 1}), (4, {0, 1}, {2, 3})],
@@ -365,7 +398,7 @@ def test_of_two_lineages_that_meet_again_one_gives_way(ranks: int, damaged: set[
         assert all(one.sound for one in w.ranks)
         assert not w.equal()
         w.views = {}
-        compare_lineages(w, 16)
+        w.run(16)
         assert w.equal()
         assert all(one.sound for one in w.ranks)
         assert len({one.lineage for one in w.ranks}) == 1
@@ -382,7 +415,7 @@ def test_who_was_stopped_learns_of_the_other_lineage_by_the_others_question() ->
             w.damage(rank, 0.1 * (rank + 1))
         w.run(8)
         w.live = {0, 1, 2}
-        compare_lineages(w, 40)
+        w.run(40)
         assert w.equal()
         assert all(one.sound for one in w.ranks)
         assert w.counts("gave_way") == [0, 0, 1]
@@ -394,7 +427,7 @@ def test_who_misses_a_synchronise_learns_of_the_new_lineage_without_digests() ->
         said = w._threads.map(lambda rank: w[rank].synchronise(0.4), (0, 1))
         assert not any(said)
         assert w[0].lineage == w[1].lineage != w[2].lineage
-        compare_lineages(w, 8)
+        w.run(8)
         assert len({one.lineage for one in w.ranks}) == 1
         assert all(one.sound for one in w.ranks)
         assert w.counts("gave_way") == [0, 0, 1]
@@ -411,16 +444,15 @@ def test_a_later_lineage_is_larger_and_has_room_on_the_wire() -> None:
 
 def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptureFixture) -> None:
     """The ranks do not know of each other's absence; with a digest they learn that they follow two states."""
-    from tailbound.torch.digests import Check
     from tailbound.torch.resync import _led
 
     with world(3) as w:
         w.damage(2, 0.1)
         w[2]._sound_again(_led(4, 2))
         w.run(3)
-        checks = [Check(2, 1, (rank + 1) % 3, PATIENCE) for rank in range(3)]
-        assert list(w._threads.map(lambda rank: w[rank]._digests.compare(checks[rank]), range(3))) == [[], [], []]
-        compare_lineages(w, 16)
+        list(w.each(lambda rank: w[rank]._compare_slice(2, 1, (rank + 1) % 3)))
+        assert all(one.sound for one in w.ranks)
+        w.run(16)
         assert w.equal()
         assert w.counts("gave_way") == [0, 0, 1]
         assert "those of rank(s) [0, 1] hold for all" in caplog.text
@@ -428,69 +460,21 @@ def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptur
 
 
 def test_lineages_are_compared_alike_by_all_and_not_while_they_change() -> None:
-    from tailbound.torch.lineages import gives_way
     from tailbound.torch.resync import _led
+    from tailbound.torch.standing import prevailing
 
-    held = {0: 9, 1: 9, 2: 1, 3: 1, 4: 5}
-    assert [gives_way(held, rank) for rank in held] == [False, False, True, True, True]
+    assert prevailing({0: 9, 1: 9, 2: 1, 3: 1, 4: 5}) == 9
+    assert prevailing({0: 9, 1: 1, 2: 1}) == 1
     with world(3) as w:
         w.run(2)
         w[2]._sound_again(_led(4, 2))
         w[0]._meeting = True
-        w[2]._lineages.doubt([0, 1])
-        compare_lineages(w, 3)
+        w[2].doubt([0, 1])
+        w.run(3)
         assert w.counts("gave_way") == [0, 0, 0]
         w[0]._meeting = False
-        compare_lineages(w, 3)
+        w.run(3)
         assert w.counts("gave_way") == [0, 0, 1]
-
-
-def test_damage_meanwhile_makes_all_slices_stale_again() -> None:
-    with world(2) as w:
-        w.run(4)
-        w.damage(1, 0.5)
-        w.run(3)
-        w.damage(1, 0.25)
-        w.run(2)  # four have been taken
-        assert not w[1].sound
-        w.run(2)
-        assert w[1].sound
-        assert w.equal()
-
-
-def test_a_giver_that_is_damaged_meanwhile_makes_nobody_sound() -> None:
-    with world(2) as w:
-        w.run(4)
-        w.damage(1, 0.5)
-        w.run(3)
-        w.damage(0, 0.25)
-        w.run(1)
-        assert not w[0].sound
-        assert not w[1].sound
-        w.run(8)
-        assert w[0].sound
-        assert w[1].sound
-        assert w.equal()
-
-
-def test_who_stays_unsound_for_two_turns_of_slices_warns_once(caplog: pytest.LogCaptureFixture) -> None:
-    with world(2, share=1e-9) as w:
-        w.run(2)
-        w.damage(1, 0.5)
-        w.run(8, only={1})  # the first boundary chooses whom to ask
-        assert "resync_share" not in caplog.text
-        w.run(20, only={1})
-        assert caplog.text.count("of 8 slices that it asked for none came within 2.0 ms") == 1
-        assert caplog.text.count("give a larger resync_share") == 1
-
-
-def test_who_is_to_take_none_takes_none() -> None:
-    with world(2, share=0.0) as w:
-        w.damage(1, 0.5)
-        w.run(6)
-        assert not w.equal()
-        assert synchronise(w) == [True] * 2
-        assert w.equal()
 
 
 def synchronise(w: World, timeout: float = PATIENCE, ranks: Sequence[int] = ()) -> list[bool]:
@@ -522,7 +506,7 @@ def test_all_that_synchronise_have_the_running_statistics_of_rank_0() -> None:
     with world(3) as w:
         for rank, (one, net) in enumerate(zip(w.ranks, w.models, strict=True)):
             net.register_buffer("mean", torch.full((3,), float(rank)))
-            one.replica = one._digests._replica = Replica(net, 3)
+            one.replica = Replica(net, 3)
         for _ in range(3):
             w.run(1)
             for rank, net in enumerate(w.models):
@@ -618,43 +602,37 @@ def test_sound_ranks_are_compared_too(caplog: pytest.LogCaptureFixture) -> None:
         assert "of rank(s) [2] are not those of rank" in caplog.text
 
 
-def test_who_loses_a_result_in_the_step_that_is_compared_compares_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A check is planned before its step; neither rank is to take the loss for a fault of memory (clock-33)."""
-    from tailbound.torch.digests import Check
-    from tailbound.transport.reliable import Refusal
+def test_a_slice_is_compared_by_sound_ranks_that_stand_after_the_same_step() -> None:
+    """A rank that lost a result in that step must not take the loss for a fault of memory (clock-33)."""
+    from tailbound.errors import TransportError
 
-    monkeypatch.setattr("tailbound.torch.digests._WAIT", 0.5)
     with world(2) as w:
         w.run(2)
-        both = list(w._threads.map(lambda rank: w[rank]._digests.compare(Check(1, 1, 1 - rank, PATIENCE)), range(2)))
-        assert both == [[], []]
-        w.damage(1, 0.5)
+        list(w.each(lambda rank: w[rank]._compare_slice(1, 1, 1 - rank)))
+        assert w.counts("digests_compared") == [1, 1]
         w.run(1)
-        with pytest.raises(Refusal, match="lost before the end of step 2"):
-            w[1]._digests.compare(Check(2, 2, 0, PATIENCE))
-        with pytest.raises(Refusal, match="compares nothing"):
-            w[0]._digests.compare(Check(2, 2, 1, PATIENCE))
+        w.damage(1, 0.5)
+        w[1].moment.settle(2)
+        w[1]._compare_slice(2, 2, 0)
+        with pytest.raises(TransportError, match="compares nothing"):
+            w[0]._compare_slice(2, 2, 1)
         assert w[0].sound
+        with pytest.raises(TransportError, match="past"):
+            w[0]._compare_slice(1, 2, 1)
+        assert w.counts("digests_unlike") == [0, 0]
 
 
-def test_who_is_not_to_compare_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    for compare in (True, False):
-        with world(2, period=4, compare=compare) as w:
-            asked: list[Any] = []
-            monkeypatch.setattr(w[0]._digests, "ask", asked.append)
-            w.run(8)
-            assert [check.step for check in asked] == ([*range(1, 9)] if compare else [])
-
-
-def test_other_digests_are_warned_of_once_a_window(caplog: pytest.LogCaptureFixture) -> None:
-    from tailbound.torch.digests import Check
-
-    with world(2) as w:
-        for step in (4, 5, 7, 8):
-            w[0]._compared(Check(step, step % 4, 1, PATIENCE), None)
-        assert [caplog.text.count(f"after step {step} ") for step in (4, 5, 7, 8)] == [1, 0, 0, 1]
-        assert w[0].counters["digests_unlike"] == 4
-        assert not w[0].sound
+@pytest.mark.parametrize("compare", [True, False])
+def test_a_difference_that_no_lost_result_explains_is_named_once_a_window(
+    compare: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with world(4, period=4, share=0.0, compare=compare) as w:
+        w.run(4)
+        w.models[2].weight.data += 0.5
+        w.run(4)
+        assert [one.sound for one in w.ranks] == [True, True, not compare, True]
+        assert caplog.text.count("rank 2: this rank differs from the others after step 4 in slice 0 of 4") == compare
+        assert caplog.text.count("rank 1: rank(s) [2] differ") <= 1
 
 
 def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
@@ -693,18 +671,19 @@ def test_other_plain_values_are_taken_with_the_whole_state() -> None:
 
 def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeting() -> None:
     """Nor does one that is still in the first one get standings of the second."""
-    from tailbound.torch.meeting import _ASK, _HEAD, _HERE, _NOT_YET, Meetings, Standing
+    from tailbound.torch.standing import _ASK, _HEAD, _HERE, _NOT_YET, _ROUND, _WELL, Standing, Standings
 
     served: list[Callable[[bytes], Sequence[bytes]]] = []
     path: Any = SimpleNamespace(serve=lambda _, handler: served.append(handler), before_close=lambda _: None)
     moment: Any = SimpleNamespace(step=2)
-    meetings = Meetings(path, 0, lambda: {1, 2}, moment)
+    meetings = Standings(path, 0, lambda: {1, 2}, moment, lambda: Standing(1))
 
     def ask(number: int, asker: int, which: int) -> tuple[int, int, int]:
-        what, well, meeting, *_ = _HEAD.unpack_from(served[0](_ASK.pack(2, number, asker, 0, which))[0])
-        return what, well >> 1, meeting
+        request = _ASK.pack(asker, 1, _ROUND, 2, number, 0, which)
+        what, meeting, _, flags, *_ = _HEAD.unpack_from(served[0](request)[0])
+        return what, bool(flags & _WELL), meeting
 
-    same = Standing(True, bytes(16), bytes(16), ())
+    same = Standing(1)
     meetings.publish(2, 0, same)
     assert [ask(0, 1, 0), ask(0, 2, 0)] == [(_HERE, 0, 1)] * 2
     meetings.publish(2, 1, same._replace(well=True))
@@ -721,14 +700,14 @@ def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> N
     with world(3) as w:
         w.run(3)
         w.damage(1, 0.5)
-        through, gather = threading.Barrier(3), w[2]._meetings.gather
+        through, gather = threading.Barrier(3), w[2]._standings.gather
 
         def slow(*arguments: Any) -> Any:  # the others are through and about to close before rank 2 asks anybody
             if arguments[1] == 2:  # it has published its verdict: in the second round all were equal
                 through.wait(PATIENCE)
             return gather(*arguments)
 
-        w[2]._meetings.gather = slow
+        w[2]._standings.gather = slow
 
         def leave(rank: int) -> bool:
             well: bool = w[rank].synchronise(PATIENCE)
@@ -748,29 +727,37 @@ def test_nobody_gives_a_state_of_another_step() -> None:
         w.damage(1, 0.5)
         w.run(1, only={0})
         assert not w[1].adopt_any(3, 0.3)
-        assert w[1]._adopt(0, 1, PATIENCE) is None
-        assert w[1].counters["whole_failed"] == 2
+        assert w[1]._try(0, 1, PATIENCE) is None
+        assert w[1].counters["takes_failed"] == 2
         assert not w.equal()
         assert w[1].adopt_any(1, PATIENCE) == 2  # the present one is later and will do
         assert w.equal()
-
-
-def all_say_sound(w: World, sound: set[int]) -> None:
-    """However slow this machine is."""
-    for one in w.ranks:
-        one._lineages.ask = lambda live: {rank: int(rank in sound) for rank in live}
 
 
 def test_ranks_that_are_lost_together_begin_with_different_donors() -> None:
     """All took the whole state of the same one."""
     with world(6) as w:
         asked: list[list[int]] = [[] for _ in w.ranks]
-        all_say_sound(w, {0, 1, 2})
         for rank in (3, 4, 5):
-            w[rank]._adopt = lambda donor, *_, rank=rank, **__: asked[rank].append(donor)
+            w[rank].unsound()
+
+        def refuse(asker: int, donor: int) -> int:
+            asked[asker].append(donor)
+            raise Unreachable("it does not give it")
+
+        for rank in (3, 4, 5):
+            w[rank].take = lambda donor, *_, rank=rank: refuse(rank, donor)
             assert w[rank].adopt_any(1, PATIENCE) is None
         assert [each[:3] for each in asked[3:]] == [[1, 2, 0], [2, 0, 1], [0, 1, 2]]
         assert [sorted(each[3:]) for each in asked[3:]] == [[4, 5], [3, 5], [3, 4]]
+
+
+def whole(w: World, step: int, wait: int = 0) -> bytes:
+    """The question of a lost rank."""
+    from tailbound.torch.resync import _ASK, Wanted
+
+    slices = w[0].replica.slices
+    return _ASK.pack(step, Wanted.LATER | Wanted.WHOLE, wait, 0, w[0].replica.layouts()) + bytes(16 * slices)
 
 
 @pytest.mark.parametrize("donors", [{0}, {0, 2}])
@@ -784,8 +771,7 @@ def test_a_rank_gives_its_whole_state_to_one_lost_rank_at_a_time(
         w.run(2)
         w.damage(1, 0.5)
         w.live = donors | {1}
-        all_say_sound(w, donors)
-        first = w[0]._answer_whole(1, 1, bytes(16))  # on its way to another rank
+        first = w[0]._answer(whole(w, 1))  # on its way to another rank
         pauses: list[float] = []
 
         def pause(seconds: float) -> None:
@@ -796,11 +782,11 @@ def test_a_rank_gives_its_whole_state_to_one_lost_rank_at_a_time(
         monkeypatch.setattr(resync, "time", SimpleNamespace(monotonic=time.monotonic, sleep=pause))
         assert w[1].adopt_any(1, PATIENCE) == 1
         assert len(pauses) == (3 if donors == {0} else 0)
-        assert w.counts("whole_given") == ([2, 0, 0] if donors == {0} else [1, 0, 1])
-        assert w[1].counters["whole_failed"] == 0
+        assert w.counts("states_given") == ([2, 0, 0] if donors == {0} else [1, 0, 1])
+        assert w[1].counters["takes_failed"] == 0
         assert w.equal()
         if donors == {0}:
-            await_that(lambda: not w[0]._giving.locked(), "its state has been sent")
+            await_that(lambda: not w[0].giving, "its state has been sent")
 
 
 def test_synchronising_takes_a_whole_state_while_it_goes_to_a_lost_rank() -> None:
@@ -808,22 +794,20 @@ def test_synchronising_takes_a_whole_state_while_it_goes_to_a_lost_rank() -> Non
     with world(2) as w:
         w.run(2)
         w.damage(1, 0.5)
-        w[0]._answer_whole(1, 1, bytes(16))
-        assert w[1]._adopt(0, 1, PATIENCE, bounded=True) == 1
+        w[0]._answer(whole(w, 1))
+        assert synchronise(w) == [True] * 2
 
 
-def test_who_could_not_give_its_state_may_give_it_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailbound.torch import resync
+def test_who_could_not_give_its_state_may_give_it_later() -> None:
     from tailbound.transport.reliable import Refusal
 
-    monkeypatch.setattr(resync, "_PATIENCE", 0.0)
     with world(2) as w:
         w.run(1)
         w[0].moment.disturb()
         with pytest.raises(Refusal, match="has not ended"):
-            w[0]._answer_whole(0, 1, bytes(16))
+            w[0]._answer(whole(w, 0))
         w[0].moment.settle(0)
-        assert w[0]._answer_whole(0, 1, bytes(16))
+        assert w[0]._answer(whole(w, 0))
 
 
 def test_a_whole_state_has_room_and_time_by_what_is_held_here() -> None:
@@ -847,7 +831,7 @@ def test_a_lost_rank_gives_a_whole_state_time_by_its_size_and_synchronising_does
         pull, asked = w.paths[1].pull, list[tuple[int, float]]()
 
         def noted(rank: int, name: str, request: bytes, timeout: float, *limits: Any) -> bytearray:
-            if name == "whole":
+            if name == "state":
                 asked.append(limits)
             return pull(rank, name, request, timeout, *limits)
 
@@ -855,28 +839,20 @@ def test_a_lost_rank_gives_a_whole_state_time_by_its_size_and_synchronising_does
         if lost:
             assert w[1].adopt_any(1, PATIENCE) == 1
         else:
-            w[1]._take_all(0, 1, w[1].standing()._replace(form=bytes(16)), w[0].standing(), time.monotonic() + PATIENCE)
+            assert synchronise(w) == [True] * 2
         assert asked == [(1 << 34, 10e6 if lost else 0.0)]
         assert w.equal()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_requests_that_make_no_sense_are_refused(seed: int) -> None:
-    from tailbound.torch.resync import _ASK, _SLICE
+def test_requests_that_make_no_sense_are_refused() -> None:
+    from tailbound.torch.resync import _ASK
     from tailbound.transport.reliable import Refusal
 
-    rng = np.random.default_rng(seed)
     with world(2, entries=1000) as w:
         w.run(1)
-        for name, size in (("slice", _SLICE.size), ("whole", _ASK.size)):
-            noise = rng.integers(0, 256, int(rng.integers(0, 60)), np.uint8).tobytes()
-            if len(noise) == size:
-                noise += b"x"
-            with pytest.raises(Refusal, match=f"a request of {len(noise)} bytes"):
-                w.paths[1].pull(0, name, noise, PATIENCE)
-        ask = _SLICE.pack(0, 2, 0, 0, b"", b"")
-        with pytest.raises(Refusal, match="there are 2 slices here"):
-            w.paths[1].pull(0, "slice", ask, PATIENCE)
+        for size in (0, _ASK.size, _ASK.size + 3 * 16):
+            with pytest.raises(Refusal, match=f"a request of {size} bytes for a state of 2 slices"):
+                w.paths[1].pull(0, "state", bytes(size), PATIENCE)
         w[0].moment.disturb()
         with pytest.raises(Refusal, match="step 0 is past"):
-            w.paths[1].pull(0, "slice", _SLICE.pack(0, 0, 0, 0, b"", b""), PATIENCE)
+            w[1].take(0, 0, PATIENCE)

@@ -189,7 +189,7 @@ class Options(TypedDict, total=False):
     resync_period: Annotated[int, _option(integer(0), 200, "steps between two comparisons of digests; 0: none")]
     resync_share: Annotated[float, _option(
         number(0, inclusive=True), 0.05,
-        "share of a step that a rank that missed results waits for a slice of another's state; 0: it takes none",
+        "share of its time in which a rank that missed results takes another's state; 0: it takes none by itself",
     )]
     result: Annotated[AskedResult, _option(
         choice(*choose.RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",

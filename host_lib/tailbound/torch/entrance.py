@@ -2,17 +2,12 @@
 
 The new process first makes a step or two by itself: DDP makes its buckets anew after the first, compilers compile, and
 what its optimizers keep takes shape. When its buckets are those of the others it asks one of them, its *donor*. The
-donor stops at the end of a step, and holds, so that the others wait for it as for a rank that evaluates; the new one
-takes the state slice by slice, has all ranks take it in again, and both go on with the same step.
-
-What is taken: parameters, persistent buffers and what optimizers keep, with the settings of their groups
-(``replica``); the loss scale; and the ``state_dict`` of whatever ``register`` was given as ``also``. Frozen parameters
-and large buffers are sent where they differ.
+donor stops at the end of a step, and holds, so that the others wait for it as for a rank that evaluates. The new rank
+takes its whole state (``resync``), has all ranks take it in again, and both go on with the same step.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -20,35 +15,27 @@ import struct
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, LayoutError, TransportError
-from tailbound.torch.also import Stateful, decode, encode, load
 from tailbound.torch.finished import Layout
-from tailbound.torch.resync import RATE, Resync
-from tailbound.torch.scaler import GradScaler
+from tailbound.torch.replica import DIGEST
+from tailbound.torch.resync import LOADED, NEVER, Resync, Wanted
 from tailbound.transport.reliable import Refusal
-from tailbound.transport.requests import AT_ONCE, ask_each, of_form
+from tailbound.transport.requests import AT_ONCE, of_form
 from tailbound.transport.steps import STEP_MASK
 
 log = logging.getLogger("tailbound")
 
-#: Requests on the reliable path: who could be a donor, to be let in, a slice, a piece of ``also``, and that it is over.
-_ABOUT, _ENTER, _SLICE, _ALSO, _ENTERED = "about", "enter", "entry", "also", "entered"
+#: Requests on the reliable path: to be let in, and that it is over.
+_ENTER, _ENTERED = "enter", "entered"
 _ASK = struct.Struct("!HI")
-#: Asks for a slice: rank, which, digest of what the asker holds.
-_PART = struct.Struct("!HI32s")
-#: Of an answer to who asks to be let in: come in (step, lineage, and lengths), or never, with a text.
-_COME, _NEVER = 1, 0
-_HEAD = struct.Struct("!BIQIIQ")
-#: Bytes of ``also`` that go in one answer.
-_PIECE = 1 << 24
+#: The answer begins with the step; where it ends in the rings follows.
+_STEP = struct.Struct("!I")
 #: Steps that a new process makes by itself at most: DDP settles its buckets in one, or two with ``static_graph``.
 _ALONE_MOST = 4
-#: Seconds: for a peer to say what it holds, and for a donor to hear of who takes its state, per request of a slice.
+#: Seconds for a peer to answer, and those that a donor waits for a rank besides what its state takes.
 _PEER, _SILENCE = 3.0, 10.0
 #: Seconds between two questions to be let in.
 _AGAIN = 0.05
@@ -58,15 +45,6 @@ _POLL = 2000
 _TURN = 10.0
 
 
-class _About(NamedTuple):
-    """What a rank says before anything is taken."""
-
-    rank: int
-    sound: bool
-    buckets: str
-    also: int  # bytes, as far as is known
-
-
 class Entrance:
     """Both sides: a live rank lets others in, a rank outside enters.
 
@@ -74,37 +52,19 @@ class Entrance:
         communicator: of the job.
         resync: of the replica.
         layout: of DDP's buckets.
-        also: what else has a state, by name.
-        scaler: gives the scaler, if there is one.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        resync: Resync,
-        layout: Layout,
-        also: Mapping[str, Stateful],
-        scaler: Callable[[], GradScaler | None],
-    ) -> None:
+    def __init__(self, communicator: Communicator, resync: Resync, layout: Layout) -> None:
         self._communicator, self._resync, self._layout = communicator, resync, layout
-        self._also, self._scaler = dict(also), scaler
         self._rank = communicator.config.rank
         self._changed = threading.Condition()
         self._guests: set[int] = set()
         self._open = self._over = False
-        self._until = 0.0  # monotonic seconds: so long a guest may be silent
-        self._telling, self._told = threading.Lock(), b""
-        self._also_bytes = 0  # of what is told of ``also``, at most until now: encoding and loading it takes time
-        with contextlib.suppress(ConfigError):  # who asks for it is told so
-            self._also_bytes = len(encode(self._also))
         #: steps that this process has made by itself
         self.alone = 0
         self.counters: Counter[str] = Counter()
         reliable = communicator.reliable
-        reliable.serve(_ABOUT, self._answer_about)
         reliable.serve(_ENTER, of_form(_ASK, self._answer_enter))
-        reliable.serve(_SLICE, of_form(_PART, self._answer_slice))
-        reliable.serve(_ALSO, of_form(_ASK, self._answer_also))
         reliable.serve(_ENTERED, of_form(_ASK, self._answer_entered))
         reliable.before_close(self._close)
 
@@ -112,9 +72,6 @@ class Entrance:
     def outside(self) -> bool:
         """Whether this process is new in a job under way, and has not entered yet."""
         return self._communicator.part == Part.OUTSIDE
-
-    def _peers(self) -> list[int]:
-        return self._communicator.job.peers
 
     # -- a live rank, in the training thread and in those of the reliable path
 
@@ -126,13 +83,13 @@ class Entrance:
         begun = time.monotonic()
         self._communicator.hold(True)
         try:
-            with self._telling:  # what was told of an earlier step
-                self._told = b""
             with self._changed:
-                self._open, self._until = True, time.monotonic() + _SILENCE
+                self._open, until = True, begun + self._patience
                 self._changed.notify_all()
-                while self._guests and not self._over and (left := self._until - time.monotonic()) > 0:
-                    self._changed.wait(left)
+                while self._guests and not self._over and time.monotonic() < until:
+                    self._changed.wait(_AGAIN)
+                    if self._resync.giving:  # on the way, for as long as TCP moves
+                        until = time.monotonic() + self._patience
                 self._open = False
                 self._guests.clear()
         finally:
@@ -140,14 +97,13 @@ class Entrance:
         self.counters["admitted"] += 1
         log.info("rank %d: held for %.2f s while its state was taken", self._rank, time.monotonic() - begun)
 
-    def _answer_about(self, _: bytes) -> list[bytes]:
-        if self._communicator.part != Part.INSIDE:
-            raise Refusal("this rank is not in the job itself yet")
-        about = {"sound": self._resync.sound, "buckets": self._buckets()}
-        return [json.dumps(about | {"also": self._also_bytes}).encode()]
+    @property
+    def _patience(self) -> float:
+        """Seconds that a guest may be silent: it loads what has come, and asks all ranks to take it in."""
+        asks = 2 * _PEER * -(-len(self._communicator.job.peers) // AT_ONCE)
+        return _SILENCE + self._resync.given / LOADED + asks
 
-    def _answer_enter(self, rank: int, milliseconds: int) -> list[bytes | memoryview]:
-        resync = self._resync
+    def _answer_enter(self, rank: int, milliseconds: int) -> list[bytes]:
         with self._changed:
             self._guests.add(rank)
             if not self._changed.wait_for(lambda: self._open or self._over, min(milliseconds, _POLL) / 1000):
@@ -155,48 +111,14 @@ class Entrance:
                 raise Refusal("no step has ended here yet")
             if self._over:
                 raise Refusal("this rank is closing")
-            self._allow(_silence(self._also_bytes))  # it is encoded now
         try:
-            step = resync.moment.step
-            where, told = self._communicator.entrance(), resync.replica.describe()
+            step, where = self._resync.moment.step, self._communicator.entrance()
             if step is None or self._communicator.step != step + 1 & STEP_MASK:
                 raise Refusal("no step has ended here yet")
-            also = self._tell_also()
-        except ConfigError as error:  # asking again does not help
-            self._forget(rank)
-            log.warning("rank %d: rank %d cannot be let in: %s", self._rank, rank, error)
-            return [bytes([_NEVER]), str(error).encode()]
         except Exception as error:
             self._forget(rank)
             raise Refusal(f"{type(error).__name__}: {error}") from error
-        with self._changed:
-            self._allow(_SILENCE)
-        return [_HEAD.pack(_COME, step, resync.lineage, len(where), len(told), len(also)), where, told]
-
-    def _answer_slice(self, rank: int, which: int, held: bytes) -> list[memoryview]:
-        replica = self._resync.replica
-        if which >= replica.slices:
-            raise Refusal(f"there are {replica.slices} slices here, not {which + 1}")
-        with self._changed:
-            self._must_wait_for(rank)
-            last = which == replica.slices - 1  # then the guest loads ``also``, and asks all ranks to take it in
-            asks = 2 * _PEER * -(-len(self._peers()) // AT_ONCE)
-            self._allow(_silence(replica.size(which) + last * self._also_bytes) + last * asks)
-        equal = which >= replica.trained and replica.digest(which) == held  # trained parameters hardly ever are
-        return [] if equal else replica.copy(which)
-
-    def _answer_also(self, rank: int, piece: int) -> list[memoryview]:
-        with self._changed:
-            self._must_wait_for(rank)
-            self._allow(_silence(max(_PIECE, self._also_bytes)))  # after the last one the guest decodes them
-        return [memoryview(self._tell_also())[piece * _PIECE : (piece + 1) * _PIECE]]
-
-    def _must_wait_for(self, rank: int) -> None:
-        if rank not in self._guests or not self._open:
-            raise Refusal("this rank waits no longer")
-
-    def _allow(self, seconds: float) -> None:
-        self._until = max(self._until, time.monotonic() + seconds)
+        return [_STEP.pack(step), where]
 
     def _answer_entered(self, rank: int, _: int) -> list[bytes]:
         self._forget(rank)
@@ -211,22 +133,6 @@ class Entrance:
         with self._changed:
             self._over = True
             self._changed.notify_all()
-
-    def _tell_also(self) -> bytes:
-        """What ``also`` holds after this step, the same bytes for all who ask."""
-        with self._telling:
-            if not self._told:
-                scaler = self._scaler()
-                self._told = encode(self._also, scaler.epoch if scaler is not None else None)
-                self._also_bytes = max(self._also_bytes, len(self._told))
-            return self._told
-
-    # -- what is compared before
-
-    def _buckets(self) -> str:
-        """Digest of what DDP's buckets are made of; empty while they are not known."""
-        told = [[b.index, b.numel, str(b.dtype), b.last, b.parts] for b in self._layout.step()]
-        return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest() if told else ""
 
     # -- a rank outside, in the training thread
 
@@ -244,14 +150,16 @@ class Entrance:
         self.alone += 1
         until, reason = time.monotonic() + timeout, "no rank of the job is inside it"
         while True:
-            donors, own, alike = self._donors(), self._buckets(), []
-            if any(not donor.buckets for donor in donors):
+            own, found = buckets(self._layout), self._resync.standings(self._communicator.job.peers)
+            donors = sorted(found, key=lambda rank: not found[rank].sound)
+            alike = [rank for rank in donors if found[rank].form == own]
+            if any(not any(found[rank].form) for rank in donors):
                 reason = "their buckets have not settled"
-            elif donors and not (alike := [donor for donor in donors if donor.buckets == own]):
+            elif donors and not alike:
                 if self.alone < _ALONE_MOST:
                     return False
                 raise LayoutError(
-                    f"rank {self._rank}: DDP has made other buckets here than on rank {donors[0].rank}, after "
+                    f"rank {self._rank}: DDP has made other buckets here than on rank {donors[0]}, after "
                     f"{self.alone} steps: give DistributedDataParallel the same options on every rank, and use "
                     "parameters in the same order on every rank: DDP fills buckets as gradients become ready"
                 )
@@ -261,6 +169,8 @@ class Entrance:
                         self._take(donor, until)
                     except TransportError as error:
                         reason = str(error)
+                        if NEVER in reason:  # asking again does not help
+                            raise ConfigError(f"rank {self._rank}: {reason}; then restart it") from error
                         log.info("rank %d: not inside yet: %s", self._rank, error)
                     else:
                         return True
@@ -271,88 +181,49 @@ class Entrance:
                 )
             self._pause()
 
-    def _donors(self) -> list[_About]:
-        """Who could give its state, sound ranks first."""
-
-        def ask(rank: int) -> _About | None:
-            try:
-                return _About(rank, **json.loads(self._communicator.reliable.pull(rank, _ABOUT, b"", _PEER, 1 << 12)))
-            except (ValueError, TypeError):  # of another version
-                return None
-
-        return sorted(ask_each(self._peers(), ask, "tailbound-about").values(), key=lambda about: not about.sound)
-
-    def _take(self, donor: _About, until: float) -> None:
+    def _take(self, donor: int, until: float) -> None:
         """Takes over what ``donor`` holds and goes on with its next step.
 
         Raises:
             TransportError: it did not come to the end of a step, or not all of it came.
         """
-        pull, rank = self._communicator.reliable.pull, donor.rank
         begun = time.monotonic()
         try:
-            body = self._ask_in(rank, min(until, begun + _TURN), donor.also)
-            _, step, lineage, *sizes, length = _HEAD.unpack_from(body)
-            where, description = (bytes(body[at : at + size]) for at, size in zip(_starts(sizes), sizes, strict=True))
+            body = self._ask_in(donor, min(until, begun + _TURN))
+            (step,) = _STEP.unpack_from(body)
             stopped = time.monotonic()
-            states, scale = decode(self._pull_also(rank, length))
-            replica = self._resync.replica
-
-            def pull_slice(which: int) -> bytearray:
-                held = replica.digest(which) if which >= replica.trained else b""
-                return pull(rank, _SLICE, _PART.pack(self._rank, which, held), _silence(replica.size(which)))
-
-            self._resync.take_over(step, description, pull_slice, lineage)
-            load(self._also, states)
-            if (scaler := self._scaler()) is not None and scale is not None:
-                scaler.take_over(scale, step + 1 & STEP_MASK)
-            here = self._communicator.enter(where)
+            self._resync.take(donor, step, _SILENCE + self._resync.transfer(), Wanted.WHOLE | Wanted.BUFFERS)
+            here = self._communicator.enter(bytes(body[_STEP.size :]))
             self._communicator.hold(True)  # until its first step with the others is launched: it may look for its data
         finally:
-            self._tell_over(rank, _ASK.pack(self._rank, 0))
+            self._tell_over(donor)
         log.info(
             "rank %d: has come back before step %d with the state of rank %d (%.1f MB in %.2f s, after %.2f s for the "
             "end of its step); ranks %s know of it",
             self._rank,
             step + 1 & STEP_MASK,
-            rank,
+            donor,
             self._resync.counters["bytes_taken"] / 1e6,
             time.monotonic() - stopped,
             stopped - begun,
             sorted(here),
         )
 
-    def _ask_in(self, rank: int, until: float, also: int) -> bytearray:
-        ask, patience = _ASK.pack(self._rank, _POLL), _POLL / 1000 + _silence(also)
+    def _ask_in(self, rank: int, until: float) -> bytearray:
+        ask = _ASK.pack(self._rank, _POLL)
         while True:
             try:
-                body = self._communicator.reliable.pull(rank, _ENTER, ask, patience)
+                return self._communicator.reliable.pull(rank, _ENTER, ask, _POLL / 1000 + _PEER)
             except Refusal:
                 if time.monotonic() >= until:
                     raise
                 self._pause()
-                continue
-            if body[0] == _NEVER:
-                raise ConfigError(
-                    f"rank {self._rank}: rank {rank} cannot let it in: {body[1:].decode()}; then restart it"
-                )
-            return body
 
-    def _tell_over(self, rank: int, me: bytes) -> None:
+    def _tell_over(self, rank: int) -> None:
         try:
-            self._communicator.reliable.pull(rank, _ENTERED, me, _PEER, 0)
+            self._communicator.reliable.pull(rank, _ENTERED, _ASK.pack(self._rank, 0), _PEER, 0)
         except TransportError as error:  # it goes on by itself after a while
             log.info("rank %d: %s", self._rank, error)
-
-    def _pull_also(self, rank: int, size: int) -> bytearray:
-        body = bytearray()
-        while len(body) < size:
-            piece = _ASK.pack(self._rank, len(body) // _PIECE)
-            got = self._communicator.reliable.pull(rank, _ALSO, piece, _silence(_PIECE), _PIECE)
-            if not got:
-                raise TransportError(f"rank {rank} has {len(body)} bytes of also instead of {size}: ask it again")
-            body += got
-        return body
 
     def _pause(self) -> None:
         """Between two questions."""
@@ -361,11 +232,7 @@ class Entrance:
                 raise TransportError(f"rank {self._rank}: is closing before it has come back: restart it")
 
 
-def _starts(sizes: list[int]) -> list[int]:
-    """Where parts of ``sizes`` bytes begin that follow a head."""
-    return [_HEAD.size + sum(sizes[:number]) for number in range(len(sizes))]
-
-
-def _silence(size: int) -> float:
-    """Seconds that an answer of ``size`` bytes may take, and each of encoding, decoding and loading them."""
-    return _SILENCE + size / RATE
+def buckets(layout: Layout) -> bytes:
+    """Digest of what DDP's buckets are made of; zeros while they are not known."""
+    told = [[b.index, b.numel, str(b.dtype), b.last, b.parts] for b in layout.step()]
+    return hashlib.blake2b(json.dumps(told).encode(), digest_size=DIGEST).digest() if told else bytes(DIGEST)

@@ -369,7 +369,7 @@ class NodeState(TailboundState):
             told, slices = changes
             if told is not None:
                 replica.arrange(told[0])
-                resync.take_also(told[1])
+                resync.take_also(told[1], resync.moment.step or 0)
             for which, data in slices:
                 replica.write(which, memoryview(data))
             replica.freeze()

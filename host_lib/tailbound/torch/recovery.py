@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import catch_up
 from tailbound.torch.also import Stateful
 from tailbound.torch.collectives import refuse_optimizer
-from tailbound.torch.entrance import Entrance
+from tailbound.torch.entrance import Entrance, buckets
 from tailbound.torch.finished import Layout
 from tailbound.torch.memory import Bucket, Memory
 from tailbound.torch.options.contribution import Contributions
 from tailbound.torch.overflow import OverflowNotes
 from tailbound.torch.paths import Paths
-from tailbound.torch.replica import Replica
+from tailbound.torch.replica import DIGEST, Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler, adopt, at_work
 from tailbound.torch.turns import Turn, Turns
@@ -175,6 +176,7 @@ class Recovery:
             raise ConfigError("the optimizer steps none of the model's parameters: give register the one that does")
         self._tell_of_ring(self.communicator, self._entries(replica))
         communicator, job, (period, share) = self.communicator, self.communicator.job, self._resync_settings
+        itself = weakref.ref(self)
         self.resync = Resync(
             self.communicator.reliable,
             replica,
@@ -187,6 +189,8 @@ class Recovery:
             also=also,
             closed=lambda: job.membership.gone,
             inside=lambda: not communicator.elastic or communicator.part != Part.OUTSIDE,
+            buckets=partial(buckets, self.layout) if communicator.elastic else lambda: bytes(DIGEST),
+            scaler=lambda: held.scaler if (held := itself()) is not None else None,
         )
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
         self._handles.append(ddp_model.register_forward_pre_hook(ForwardHook(self._before_forward), prepend=True))
@@ -202,7 +206,7 @@ class Recovery:
         if optimizer is not None:
             self._look_at(optimizer)
         if self.communicator.elastic:
-            self.entrance = Entrance(self.communicator, self.resync, self.layout, also or {}, lambda: self.scaler)
+            self.entrance = Entrance(self.communicator, self.resync, self.layout)
         _attached.add(self)
         if not self.outside:
             self._prepare(True)

@@ -268,10 +268,9 @@ class Replica:
         """16 bytes over layout and contents of a slice, with or without the model's buffers."""
         return digest_of(self.layout(which), self.digest(which, buffers=buffers))
 
-    def rest(self) -> bytes:
-        """16 bytes over all slices that are not of trained parameters; zeros where there are none."""
-        found = [self.digest(which) for which in range(self.trained, self.slices)]
-        return digest_of(*found) if found else bytes(DIGEST)
+    def layouts(self) -> bytes:
+        """16 bytes over the layouts of all slices."""
+        return digest_of(*map(self.layout, range(self.slices)))
 
     def copy(self, which: int) -> list[memoryview]:
         """A slice, copied."""

@@ -239,7 +239,7 @@ class TailboundState(Recovery):
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``), of zero for one rank.
 
         ``replica`` tells of re-synchronisation: whether this replica is sound (has missed no result since it was last
-        equal to the others), how many of its slices may differ, and what was taken and given. ``device_codec``: what
+        equal to the others), its number of slices, and what was taken and given. ``device_codec``: what
         codes buckets on devices, by device, ``triton`` or ``host``.
         """
         stats = self.communicator.stats() if self.communicator is not None else report.alone()
