@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,22 +42,25 @@ def test_what_a_state_keeps() -> None:
     """Owed batches belong to one rank of one world; everything else to the job."""
     from tailbound.errors import ConfigError
     from tailbound.torch.recovery import Recovery
-    from tailbound.torch.saved import restore, save
+    from tailbound.torch.state import TailboundState
 
-    def state(rank: int, ranks: int) -> Recovery:
-        return Recovery(rank, ranks, (200, 0.01, 0.05))
+    def state(rank: int, ranks: int, **counters: int) -> Any:
+        made: Any = TailboundState.__new__(TailboundState)  # without a job, which opens sockets
+        Recovery.__init__(made, rank, ranks, (200, 0.05))
+        made.communicator = SimpleNamespace(job=SimpleNamespace(counters=counters))
+        return made
 
-    one = state(1, 3)
+    one = state(1, 3, ops=7, anything=3)
     one.owed_batches = 4
-    saved = save(one, {"ops": 7, "anything": 3})
+    saved = one.state_dict()
     assert saved["history"][0]["ops"] == 7
     assert "anything" not in saved["history"][0]
     for rank, ranks, owed in ((1, 3, 4), (0, 3, 0), (1, 2, 0)):
-        other = state(rank, ranks)
-        restore(other, saved)
+        other = state(rank, ranks, ops=5)
+        other.load_state_dict(saved)
         assert other.owed_batches == owed
-        assert save(other, {"ops": 5})["history"][0] == saved["history"][0]
-        assert [run["ops"] for run in save(other, {"ops": 5})["history"]] == [7, 5]
+        assert other.state_dict()["history"][0] == saved["history"][0]
+        assert [run["ops"] for run in other.state_dict()["history"]] == [7, 5]
     for wrong in ({}, {"format": 1}, saved | {"history": 3}, saved | {"format": 99}):
         with pytest.raises(ConfigError):
-            restore(state(0, 3), wrong)
+            state(0, 3).load_state_dict(wrong)

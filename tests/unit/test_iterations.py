@@ -71,8 +71,8 @@ class Rank:
         from torch.nn.parallel import DistributedDataParallel
 
         from tailbound.torch.complaints import Complaints
+        from tailbound.torch.contribution import Contributions
         from tailbound.torch.hook import allreduce_hook
-        from tailbound.torch.options.contribution import Contributions
         from tailbound.torch.paths import Paths
         from tailbound.torch.recovery import Recovery
         from tailbound.torch.state import TailboundState
@@ -219,7 +219,10 @@ def _told(one: Rank, steps: int, away: dict[int, int], passes: int) -> Iterator[
 def test_whole_iterations_are_applied(
     rank: Callable[..., Rank], loop: Callable[[Rank], Callable[[int], None]], passes: int
 ) -> None:
-    """Each pass was one step of the optimizer and one batch: the rank never met the others' passes again (B1, B6)."""
+    """Each pass was one step of the optimizer and one batch: the rank never met the others' passes again (B1, B6).
+
+    States: in step to behind, behind to in step.
+    """
     told: dict[tuple[int, int], Any] = {}
     first, second = rank(told, keeps=True), rank(told, keeps=False)
     train(first, loop(first), 20, {}, passes)

@@ -33,7 +33,7 @@ def _step(kept: Any, x: torch.Tensor, *, residual: float | None = None, factor: 
 
 def test_a_residual_is_added_to_the_next_gradient() -> None:
     """From the third step on: before, the same number of entries may mean other parameters."""
-    from tailbound.torch.options.contribution import Contributions
+    from tailbound.torch.contribution import Contributions
 
     kept = Contributions(True)
     assert _step(kept, _value(1), residual=100).tolist() == [1] * 4
@@ -49,7 +49,7 @@ def test_a_residual_is_added_to_the_next_gradient() -> None:
 def test_a_gradient_of_another_type_is_contributed_in_float32() -> None:
     import torch
 
-    from tailbound.torch.options.contribution import Contributions
+    from tailbound.torch.contribution import Contributions
 
     for feedback in (False, True):
         kept = Contributions(feedback)
@@ -63,8 +63,8 @@ def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
     """And its average is decoded over it, in its own type: nothing is allocated."""
     import torch
 
+    from tailbound.torch.contribution import Contributions
     from tailbound.torch.memory import Memory
-    from tailbound.torch.options.contribution import Contributions
     from tailbound.torch.paths import Paths
 
     dtype = getattr(torch, kind)
@@ -86,7 +86,7 @@ def test_what_is_kept_has_no_loss_scale(kind: str) -> None:
     """Gradients of 1 under scales of 4 and 8."""
     import torch
 
-    from tailbound.torch.options.contribution import Contributions
+    from tailbound.torch.contribution import Contributions
 
     kept = Contributions(True)
     scaled = {scale: _value(scale).to(getattr(torch, kind)) for scale in (4, 8)}

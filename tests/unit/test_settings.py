@@ -25,7 +25,7 @@ NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}
 @pytest.mark.needs("torch")
 def test_every_option_is_an_argument_with_a_line_in_the_docstring() -> None:
     from tailbound.torch import TailboundState, register
-    from tailbound.torch.backend_options import BackendOptions
+    from tailbound.torch.backend import BackendOptions
 
     for takes in (register, TailboundState.__init__, BackendOptions.__init__):
         assert get_type_hints(takes)[list(inspect.signature(takes).parameters)[-1]] == Unpack[Options]

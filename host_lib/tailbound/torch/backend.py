@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -24,13 +24,35 @@ from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 
 from tailbound.autoload import BACKEND
 from tailbound.errors import ConfigError
+from tailbound.settings.table import Options, refuse_unknown
 from tailbound.torch.backend_bounded import Bounded, can_be_bounded
-from tailbound.torch.backend_options import BackendOptions
 from tailbound.torch.elastic import COLLECTIVES, Elastic, ElasticProcessGroup
 from tailbound.torch.state import TailboundState
 
 #: Seconds in which Gloo's threads have dropped the tensors of operations that are over.
 _DROPPED = 1.0
+
+
+class BackendOptions:
+    """Options of a process group of the backend ``tailbound``.
+
+    Args:
+        bounded: average floating-point all-reduces of this group in bounded time, except within ``exact()``. Otherwise
+            only within ``bounded()``.
+        **transport: options of ``TailboundState``, for the group's own job: ``interface``, ``deadline_ms``, ... Those
+            about a model's replica have no effect.
+
+    Raises:
+        ConfigError: an option that is none.
+    """
+
+    def __init__(self, *, bounded: bool = False, **transport: Unpack[Options]) -> None:
+        refuse_unknown(transport)
+        self.bounded, self.transport = bool(bounded), {**transport}
+
+    def __repr__(self) -> str:
+        given = "".join(f", {name}={value!r}" for name, value in self.transport.items())
+        return f"BackendOptions(bounded={self.bounded}{given})"
 
 
 class TailboundProcessGroup(dist.ProcessGroup):

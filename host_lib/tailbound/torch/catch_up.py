@@ -6,64 +6,26 @@ import inspect
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
-from tailbound.torch.finished import Bucket, Layout, gradients
-from tailbound.torch.memory import Bucket as BucketMemory
+from tailbound.torch.finished import Bucket, gradients
 from tailbound.torch.memory import Memory
-from tailbound.torch.options.contribution import Contributions
-from tailbound.torch.paths import Paths
-from tailbound.torch.resync import Resync
-from tailbound.torch.scaler import GradScaler
-from tailbound.torch.turns import Turn, Turns
+from tailbound.torch.turns import Turn
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
-from tailbound.wire.bits import Bits
+
+#: A ``Recovery``, whose module imports this one.
+Recovery: TypeAlias = Any
 
 #: A rank that is lost again while it takes the others' state jumps so often. The last time it takes none, since that
 #: takes longer than its ring lasts: it is not lost then, and takes a slice a step.
 _JUMPS = 3
 #: Seconds until another's state begins to come, where averages are gone; it has time by its size then.
 _PATIENCE = 10.0
-
-
-class State(Protocol):
-    """What of a ``TailboundState``, whose module imports this one, is used here."""
-
-    rank: int
-    bits: Bits
-    loss_scale: float
-    ended: int | None
-    abstaining: bool
-    resync: Resync | None
-    scaler: GradScaler | None
-    layout: Layout
-    contributions: Contributions
-    paths: Paths
-    turns: Turns
-
-    def memory_of(
-        self, index: int, numel: int, dtype: torch.dtype, device: torch.device, memory: Memory | None
-    ) -> BucketMemory:
-        """Memory of a bucket on ``device``, out of ``memory``."""
-
-    def end_step(self, *, still: bool) -> None:
-        """Between two steps."""
-
-    def forget(self) -> None:
-        """Drops what is kept for the next step."""
-
-    def applied(self, outcome: Outcome, last: bool) -> None:
-        """An average is handed out to be applied."""
-
-    def say(self, kind: str, text: str) -> None:
-        """Logs ``text`` unless there were enough lines of ``kind`` lately."""
-
-
 #: Times running that a lost rank may find that iterations differ: a loop's last one often does, and soon is forgotten.
 _STUCK = 24
 #: What to do with the averages of a pass that optimizers follow: these, or (None) those whose turn it is; and whether
@@ -71,7 +33,7 @@ _STUCK = 24
 Act: TypeAlias = "Callable[[Turn | None, bool], object]"
 
 
-def apply_finished(state: State, communicator: Communicator, act: Act) -> tuple[int, int]:
+def apply_finished(state: Recovery, communicator: Communicator, act: Act) -> tuple[int, int]:
     """Applies finished iterations by ``act`` while this rank is behind by whole ones.
 
     Where the averages are gone (the owner map changed while this rank was away, say), it takes another rank's state.
@@ -97,7 +59,7 @@ def apply_finished(state: State, communicator: Communicator, act: Act) -> tuple[
     return applied, 0
 
 
-def may_join(state: State, behind: int) -> bool:
+def may_join(state: Recovery, behind: int) -> bool:
     """Whether a lost rank knows which pass of an iteration the others are in; else it would meet their other passes.
 
     Raises:
@@ -115,7 +77,7 @@ def may_join(state: State, behind: int) -> bool:
 
 
 def _apply(
-    state: State, communicator: Communicator, iteration: Sequence[Turn | None], number: int, act: Act, memory: Memory
+    state: Recovery, communicator: Communicator, iteration: Sequence[Turn | None], number: int, act: Act, memory: Memory
 ) -> bool:
     """Applies the averages of the next pass, ``number`` of ``iteration``.
 
@@ -148,7 +110,7 @@ def _apply(
     return True
 
 
-def _finish(state: State, communicator: Communicator, moved: int, act: Act) -> int:
+def _finish(state: Recovery, communicator: Communicator, moved: int, act: Act) -> int:
     """Goes on to where the program is in its iteration, after a move by so many passes; returns how many these were."""
     iteration, memory, more = state.turns.iteration(), Memory(), 0
     while iteration and state.layout.ready and (moved + more) % len(iteration):
@@ -162,7 +124,7 @@ def _others(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[torch.Tenso
     return (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
 
 
-def step_optimizers(state: State, optimizer: torch.optim.Optimizer | None = None, turn: Turn | None = None) -> None:
+def step_optimizers(state: Recovery, optimizer: torch.optim.Optimizer | None = None, turn: Turn | None = None) -> None:
     """``step()`` of ``optimizer``, or of those of the model of ``turn``, or whose turn it is (``Turns``).
 
     Averages have the loss scale, so a gradient scaler takes it off them first, if there is one.
@@ -198,7 +160,7 @@ def _steps_another(optimizer: torch.optim.Optimizer, known: Sequence[torch.optim
     return isinstance(inner, torch.optim.Optimizer) and not any(optimizer is one for one in known)
 
 
-def jump(state: State, communicator: Communicator, timeout: float) -> int:
+def jump(state: Recovery, communicator: Communicator, timeout: float) -> int:
     """Joins the others at their next step and takes their state; returns how many steps this rank has moved on.
 
     Args:
@@ -240,7 +202,7 @@ def jump(state: State, communicator: Communicator, timeout: float) -> int:
     return moved
 
 
-def take_state(state: State, communicator: Communicator, until: float, more: int = 0) -> int:
+def take_state(state: Recovery, communicator: Communicator, until: float, more: int = 0) -> int:
     """Takes the state of another rank as it is ``more`` steps after the one before the next one here, or later.
 
     In the latter case the steps in between are taken part in, without rows, and their averages dropped.
@@ -269,7 +231,7 @@ def take_state(state: State, communicator: Communicator, until: float, more: int
 
 
 def _collect(
-    state: State, communicator: Communicator, buckets: Sequence[Bucket], memory: Memory
+    state: Recovery, communicator: Communicator, buckets: Sequence[Bucket], memory: Memory
 ) -> tuple[list[torch.Tensor], list[Outcome]]:
     """The averages of the next step, in ``memory``, without a contribution of this rank; and what became of its ops."""
     over: queue.SimpleQueue[Outcome] = queue.SimpleQueue()

@@ -22,15 +22,14 @@ from tailbound.errors import ConfigError, TransportError
 from tailbound.torch import catch_up
 from tailbound.torch.also import Stateful
 from tailbound.torch.collectives import refuse_optimizer
+from tailbound.torch.contribution import Contributions
 from tailbound.torch.entrance import Entrance, buckets
 from tailbound.torch.finished import Layout
 from tailbound.torch.memory import Bucket, Memory
-from tailbound.torch.options.contribution import Contributions
-from tailbound.torch.overflow import OverflowNotes
 from tailbound.torch.paths import Paths
 from tailbound.torch.replica import DIGEST, Replica
 from tailbound.torch.resync import Resync
-from tailbound.torch.scaler import GradScaler, adopt, at_work
+from tailbound.torch.scaler import GradScaler, OverflowNotes, adopt, at_work
 from tailbound.torch.turns import Turn, Turns
 from tailbound.torch.void import Void
 from tailbound.transport.steps import STEP_MASK

@@ -26,10 +26,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
+from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.loss_scale import Epoch, LossScale
 from tailbound.transport.steps import step_of
@@ -49,6 +50,37 @@ _WAIT = 0.25
 _ATTEMPT, _PAUSE, _GIVE_UP = 2.0, 0.1, 60.0
 #: Threads that tell, at most.
 _TELLERS = 8
+
+
+class Overflow(NamedTuple):
+    """``own``: a gradient of this rank had Inf or NaN. ``void``: no rank had a part of a gradient."""
+
+    own: bool = False
+    void: bool = False
+
+
+class OverflowNotes:
+    """Of the step under way; noted by the transport thread, taken by the training thread at the step's end."""
+
+    def __init__(self) -> None:
+        #: what the step says so far
+        self.so_far = Overflow()
+        self._lock = threading.Lock()
+
+    def note(self, outcome: Outcome) -> None:
+        """Takes in what became of a bucket."""
+        self.share(outcome.abstained, outcome.void)
+
+    def share(self, own: bool, void: bool) -> None:
+        """Takes in what those say, too, who average other parts of the same gradient."""
+        with self._lock:
+            self.so_far = Overflow(self.so_far.own or own, self.so_far.void or void)
+
+    def take(self) -> Overflow:
+        """What the step says, and begins the next one."""
+        with self._lock:
+            taken, self.so_far = self.so_far, Overflow()
+            return taken
 
 
 class GradScaler(torch.amp.GradScaler):

@@ -16,11 +16,11 @@ from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import Options, config_fields, described, filled, switch_of
-from tailbound.torch import interfaces, saved
+from tailbound.torch import interfaces
 from tailbound.torch.complaints import Complaints
+from tailbound.torch.contribution import Contributions
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.memory import Bucket, Memory, check
-from tailbound.torch.options.contribution import Contributions
 from tailbound.torch.paths import Paths
 from tailbound.torch.recovery import Recovery
 from tailbound.transport.config import DEADLINE_MOST, MS, Config
@@ -29,6 +29,9 @@ from tailbound.wire.bits import Bits, as_bits, both_ways
 
 log = logging.getLogger("tailbound")
 
+#: Of the layout of ``state_dict``, and counters of a run that it keeps (``stats()["counters"]``).
+FORMAT = 1
+_KEPT = ("ops", "ops_incomplete", "ops_late", "rows_expected", "rows_delivered", "abstained", "steps_applied")
 #: Jobs made so far by members of a group: all of them agree on the number, other processes need not.
 _jobs: Counter[str] = Counter()
 
@@ -253,11 +256,15 @@ class TailboundState(Recovery):
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """What is worth a checkpoint, in plain types (``torch.load(weights_only=True)``; see ``saved``).
+        """What is worth a checkpoint, in plain types (``torch.load(weights_only=True)``): data to skip, and counters.
 
-        One rank's is enough for all. The loss scale is in the scaler's own ``state_dict``.
+        One rank's is enough for all. The loss scale is in the scaler's own ``state_dict``. Scales of the codec,
+        deadlines and owner maps belong to one network and one set of ranks, and are learned anew in a few steps.
         """
-        return saved.save(self, self.communicator.job.counters if self.communicator is not None else {})
+        counters = self.communicator.job.counters if self.communicator is not None else {}
+        run = {"ranks": self.ranks} | {name: int(counters.get(name, 0)) for name in _KEPT}
+        owed, history = self.owed_batches, [*self.history, run]
+        return {"format": FORMAT, "rank": self.rank, "ranks": self.ranks, "owed_batches": owed, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Goes on from ``state_dict()`` of an earlier run, also of another rank or world size; before the first step.
@@ -265,7 +272,18 @@ class TailboundState(Recovery):
         Raises:
             ConfigError: it is no such state, or one of a newer version.
         """
-        saved.restore(self, state_dict)
+        try:
+            known, rank, ranks = (int(state_dict[name]) for name in ("format", "rank", "ranks"))
+            owed, history = int(state_dict["owed_batches"]), [dict(run) for run in state_dict["history"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"this is no state of Tailbound ({error!r}): give what state_dict() returned") from error
+        if known > FORMAT:
+            raise ConfigError(
+                f"this state has format {known}, of a newer version (known: {FORMAT}): install that version"
+            )
+        self.history = history
+        if (rank, ranks) == (self.rank, self.ranks):  # another world has another part of the data for each rank
+            self.owed_batches = owed
 
     def close(self, *, farewell: bool = True) -> None:
         """Ends the transport thread and releases the datapath; may be called twice.
