@@ -22,6 +22,7 @@ from hook_jobs import Words
 from plain_form import PLAIN
 from register_jobs import said
 from scaler_jobs import Step, train
+from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import TransportError
 from tailbound.torch import GradScaler, batches, node_shards, node_state, register
@@ -406,12 +407,12 @@ def failing(rank: int, how: str) -> dict[str, Any]:
             told, done = done, lambda outcome: told(dataclasses.replace(outcome, error=error))
         launch(index, *values, done=done, **options)
 
-    def is_lost() -> bool:
+    def is_lost(_: object) -> bool:
         if rank == 3 and steps == 2 and how == "lost":
             raise TransportError("the job of rank 3 fails")
         return False
 
-    state.communicator.launch, state._is_lost = failing_launch, is_lost
+    state.communicator.launch, Communicator.lost = failing_launch, property(is_lost)
     for step in range(8):
         if failure := failed(ours, optimizer, rank, step):
             try:

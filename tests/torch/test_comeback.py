@@ -36,7 +36,10 @@ def counts() -> tuple[Any, Any]:
 
 
 def test_ranks_that_are_killed_come_back_one_after_the_other(tmp_path: Path, counts: tuple[Any, Any]) -> None:
-    """Also rank 0. The others go on, and wait for the dead one in few steps; who comes back holds the same bits."""
+    """Also rank 0. The others go on, and wait for the dead one in few steps; who comes back holds the same bits.
+
+    States: outside to in step.
+    """
     import elastic_jobs
     from processes import Job
 

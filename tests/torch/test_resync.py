@@ -74,6 +74,7 @@ def test_a_lost_rank_jumps_and_takes_the_state_of_another(
     """What it missed is gone; a step may go through the ring twelve times, and packets get lost.
 
     Rules: clock-20, clock-21.
+    States: lost to in step.
     """
     back = run_stopped("resync_jobs.stopped", 3, 2, ring_mib, missed, steps, mtu, loss)[2]
     assert back["held"] < 0.1 or not mtu

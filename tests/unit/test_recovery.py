@@ -62,7 +62,10 @@ def test_steps_whose_averages_were_gone_are_told_by_the_next_jump(monkeypatch: p
 
 
 def test_a_half_made_step_is_not_given_as_that_after_it() -> None:
-    """``hold`` and ``boundary`` leave it open; ``synchronise`` compares it, and leaves it open then."""
+    """``hold`` and ``boundary`` leave it open; ``synchronise`` compares it, and leaves it open then.
+
+    States: partial to whole.
+    """
     from tailbound.torch.moment import Moment
     from tailbound.transport.reliable import Refusal
 
@@ -116,7 +119,7 @@ def alone() -> Iterator[Any]:
     made: Any = Recovery(0, 2, (0, 0.0))
     made.communicator = SimpleNamespace(
         reliable=path, job=SimpleNamespace(peers=[1], membership=membership, steps=SimpleNamespace(own=0)),
-        rings=lambda entries: (1, 2, 0), hold=lambda on: None, lost=False, elastic=False,
+        rings=lambda entries: (1, 2, 0), hold=lambda on: None, lost=False, behind=0, elastic=False,
     )  # fmt: skip
     torch.manual_seed(0)
     made.net = torch.nn.Linear(4, 1)
@@ -287,6 +290,7 @@ def test_applied_steps_go_through_the_scaler(monkeypatch: pytest.MonkeyPatch, gi
     scaler = torch.amp.GradScaler("cpu", 65536.0)
     scaler.scale(torch.ones(1))
     one = lost(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])), scaler=scaler)
+    one.communicator.lost = False
     monkeypatch.setattr(one, "end_step", lambda still: None)
     monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda _one, _job, act: (1, act(None, True) or 0))
     named = (optimizer,) if given else ()

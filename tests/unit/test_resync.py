@@ -142,7 +142,10 @@ def test_ranks_that_miss_nothing_take_nothing() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("mixes", [0.0, 0.1])
 def test_a_damaged_rank_takes_the_slices_that_differ_from_a_sound_one(ranks: int, mixes: float) -> None:
-    """All after one step: an optimizer that mixes entries carried stale ones into what had been taken before."""
+    """All after one step: an optimizer that mixes entries carried stale ones into what had been taken before.
+
+    States: sound to unsound, unsound to sound.
+    """
     with world(ranks) as w:
         assert w[0].replica.slices == 4
         w.run(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 import time
@@ -55,6 +56,16 @@ _WITHOUT = 16
 _PLACE = 10.0
 #: In place of a step that has ended: one that a rank outside made by itself, or that was void.
 _BY_ITSELF = -1
+
+
+class Place(enum.Enum):
+    """Where a rank is in the job, between two of its steps (``docs/torch/cluster.md`` has the transitions)."""
+
+    IN_STEP = enum.auto()  #: no live rank is known to be further
+    BEHIND = enum.auto()  #: others have finished steps whose averages are here
+    LOST = enum.auto()  #: others have finished steps whose averages are gone
+    VOID = enum.auto()  #: it was lost, and its iterations count for nothing until its program is where the others are
+    OUTSIDE = enum.auto()  #: its process is new in a job under way, and makes steps by itself
 
 
 class Recovery:
@@ -215,6 +226,19 @@ class Recovery:
         if self.communicator is not None and on != self._preparing:
             self._preparing = on
             self._hold(on)
+
+    @property
+    def place(self) -> Place:
+        """Where this rank is."""
+        if self.communicator is None:
+            return Place.IN_STEP
+        if self.outside:
+            return Place.OUTSIDE
+        if self.void.on:
+            return Place.VOID
+        if self.communicator.lost:
+            return Place.LOST
+        return Place.BEHIND if self.communicator.behind else Place.IN_STEP
 
     @property
     def outside(self) -> bool:
@@ -389,33 +413,20 @@ class Recovery:
         Raises:
             TransportError: it could not for ``_LOST_MOST`` steps running.
         """
-        if self.communicator is None or self.outside or not self._is_lost():
+        if self.place is not Place.LOST:
             self._lost_for = 0
-            return
-        behind = self.behind
-        if not self.together and not self._joined and self.resync is not None and not self.skips:
-            self._make_void(behind)
+        elif self.together or self._joined or self.resync is None or self.skips:  # ``batches`` jumps
+            self._count_lost()
+        else:
             log.warning(
                 "rank %d: is %d steps behind, more than its ring holds. Its iterations are void until its program is "
                 "where the others are: tailbound.torch.batches skips them; with hold() the others wait",
                 self.rank,
-                behind,
+                self.behind,
             )
-            return
-        if not self.together and not self._joined and self.resync is not None:
-            self._jumped += catch_up.jump(self, self.communicator, _REJOIN)
-            if not self._is_lost():
-                self._lost_for = 0
-                log.warning(
-                    "rank %d: has joined the others where they are; its data are %d steps behind theirs: "
-                    "tailbound.torch.batches skips as many",
-                    self.rank,
-                    self.turns.iterations(self._jumped),
-                )
-                return
-        self._count_lost(behind)
+            self._make_void(self.behind)
 
-    def _count_lost(self, behind: int) -> None:
+    def _count_lost(self) -> None:
         """One more step that this rank could not join the others after.
 
         Raises:
@@ -424,8 +435,8 @@ class Recovery:
         self._lost_for += 1
         if self._lost_for >= _LOST_MOST:
             raise TransportError(
-                f"rank {self.rank}: is {behind} steps behind, more than its ring holds, and cannot join the others: "
-                f"{self._lost_for} steps running had zeros for gradients. Restart this rank's processes from a "
+                f"rank {self.rank}: is {self.behind} steps behind, more than its ring holds, and cannot join the "
+                f"others: {self._lost_for} steps running had zeros for gradients. Restart this rank's processes from a "
                 "checkpoint. A larger ring_mib bridges longer stops; tailbound.torch.batches skips missed steps"
             )
 
@@ -459,26 +470,26 @@ class Recovery:
             if not void.there(self.behind):
                 return
             moved = 0
-            if self._is_lost():
+            if communicator.lost:
                 communicator.drain(2)
                 try:
                     moved = communicator.jump()
                 except TransportError as error:
                     self.say("jump failed", str(error))
-                    self._count_lost(self.behind)
+                    self._count_lost()
                     return
             more = max(0, -void.lag - moved)
             moved += catch_up.take_state(self, communicator, time.monotonic() + _PLACE, more)
-        elif self._is_lost():
+        elif communicator.lost:
             moved = catch_up.jump(self, communicator, _REJOIN)
         else:
             moved = catch_up.take_state(self, communicator, time.monotonic() + _REJOIN)
         void.moved(moved)
         self.turns.split()
-        if self._is_lost() or (void.on and void.patient()) or not void.whole(self.turns.passes):
+        if communicator.lost or (void.on and void.patient()) or not void.whole(self.turns.passes):
             void.on = True
-            if self._is_lost() and not moved:
-                self._count_lost(self.behind)
+            if communicator.lost and not moved:
+                self._count_lost()
             return
         void.on, self._lost_for = False, 0
         if self.scaler is not None:
@@ -556,12 +567,12 @@ class Recovery:
             The log says who was compared.
         """
         half_made, ended = self._half_made, self.ended
-        if half_made and (self.outside or self.void.on):
+        if half_made and self.place in (Place.OUTSIDE, Place.VOID):
             return False
         self.end_step(still=True)
         if self.resync is None or self.communicator is None:
             return True
-        if self.outside or self.void.on:
+        if self.place in (Place.OUTSIDE, Place.VOID):
             return False
         if self.resync.moment.step is None:  # as all have begun
             self.resync.moment.settle(self.communicator.step - 1 & STEP_MASK)
@@ -615,10 +626,6 @@ class Recovery:
         """Steps that the others have finished and this rank has not (clock-20)."""
         return self.communicator.behind if self.communicator is not None else 0
 
-    def _is_lost(self) -> bool:
-        """Whether this rank is further behind than its ring holds, so that only ``jump`` helps."""
-        return self.communicator is not None and self.communicator.lost
-
     def between_iterations(self) -> bool:
         """Whether the last pass is through, for whoever takes the next batch: no optimizer is still to step.
 
@@ -665,9 +672,10 @@ class Recovery:
             self._refuse_early("apply_finished")
             return 0
         self.end_step(still=True)
-        if self.outside:
+        if not self.outside:
+            self.turns.split()
+        if self.place is not Place.BEHIND:
             return 0
-        self.turns.split()
 
         def act(turn: Turn | None, last: bool) -> None:
             if step is not None and last:
@@ -680,7 +688,7 @@ class Recovery:
         return applied
 
     def _refuse_early(self, what: str) -> None:
-        if self.behind or self._is_lost():
+        if self.place in (Place.BEHIND, Place.LOST):
             raise ConfigError(
                 f"rank {self.rank}: {what}() between backward() and optimizer.step(), {self.behind} steps behind: the "
                 "averages of the last step would be lost. Move the call behind optimizer.step(); where the program "
@@ -708,7 +716,7 @@ class Recovery:
         """
         self._may_skip()
         self.skips = not self.void.on
-        if self.communicator is not None and not self.outside and self.communicator.lost and not self.void.on:
+        if self.communicator is not None and self.place is Place.LOST:
             if self._half_made:
                 self._refuse_early("jump")
             self.end_step(still=True)
