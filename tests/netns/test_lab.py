@@ -139,7 +139,7 @@ def test_super_frames_stay_whole_only_without_wire(
         send_burst(sender, (lab.workers[1].address_on(link), 5000), 40)
         for _ in range(40):
             assert len(receiver.recv(65536)) == 1472
-        arrived = counters_of(lab, (lab.workers[1].namespace, lab.workers[1].interface_on(link)))
+        arrived = counters_of(lab, (lab.workers[1].namespace, link.interface))
         frames = arrived.rx_packets
         assert frames == (40 if wire else 1)
         for namespace, interface in [lab.topology.far_end(rank, link) for rank in range(2)]:

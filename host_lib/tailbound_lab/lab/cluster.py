@@ -95,7 +95,7 @@ class Cluster:
         with contextlib.suppress(CapabilityError):  # by the host: each worker has a mount namespace of its own
             pin.mount()
         try:
-            queues = self.spec.queues or os.cpu_count() or 1
+            queues = os.cpu_count() or 1
             wire = self.spec.wire_size
             build.build(self.topology, mtu=self.spec.mtu, queues=queues, flood=self.spec.flood, wire=wire)
             if wire:
@@ -176,7 +176,7 @@ class Cluster:
             "TORCHELASTIC_RUN_ID": self.workers[0].namespace.rpartition("-")[0],
             "TORCHELASTIC_RESTART_COUNT": "0",
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            "GLOO_SOCKET_IFNAME": worker.plain_interface,
+            "GLOO_SOCKET_IFNAME": Link.PLAIN.interface,
             "OMP_NUM_THREADS": "1",
             "TAILBOUND_INTERFACE": worker.interface,
             "TAILBOUND_PORT": str(self.spec.port),
@@ -370,9 +370,7 @@ class Cluster:
             self._cut_super_frames()
         for worker in self.workers:
             for link in LINKS:
-                namespaces.call(
-                    worker.namespace, ethtool.set_features, worker.interface_on(link), True, ethtool.GRO, patient=True
-                )
+                namespaces.call(worker.namespace, ethtool.set_features, link.interface, True, ethtool.GRO, patient=True)
 
     def _wire_places(self) -> list[tuple[str, str]]:
         """Where the program goes that passes everything."""
@@ -380,12 +378,12 @@ class Cluster:
         places = [place for link in links for place in self.topology.inner_ends(link)]
         if self.topology.cables and not self.spec.has_fault_programs:
             places += [end for w in self.workers for link in LINKS for end in self.topology.cable_ends(w.rank, link)]
-        return places + [(worker.namespace, worker.plain_interface) for worker in self.workers]
+        return places + [(worker.namespace, Link.PLAIN.interface) for worker in self.workers]
 
     def _cut_super_frames(self) -> None:
         """Without XDP: before they leave a worker, or the switch's ports, for those of the background."""
         for worker in self.workers:
-            interfaces = [worker.interface_on(link) for link in LINKS]
+            interfaces = [link.interface for link in LINKS]
             namespaces.call(worker.namespace, build.send_single_frames, interfaces, patient=True)
         ports = [link.port(worker.rank) for worker in self.workers for link in LINKS]
         namespaces.call(self.topology.switch, build.send_single_frames, ports, patient=True)
@@ -394,5 +392,4 @@ class Cluster:
         """Let the workers' stacks compute checksums; see ``Fault.needs_checksums``."""
         for worker in self.workers:
             for link in links:
-                interface = worker.interface_on(link)
-                namespaces.call(worker.namespace, ethtool.set_tx_checksum, interface, False, patient=True)
+                namespaces.call(worker.namespace, ethtool.set_tx_checksum, link.interface, False, patient=True)

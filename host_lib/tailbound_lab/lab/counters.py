@@ -7,11 +7,9 @@ Counts are of frames: a super-frame that is dropped whole counts once, so balanc
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pyroute2 import IPRoute
-
-from tailbound.kernel import ethtool
 
 __all__ = ["InterfaceCounters", "read"]
 
@@ -27,8 +25,6 @@ class InterfaceCounters:
         rx_dropped: frames it could not take.
         tx_dropped: frames the other end of the veth could not take; a full ring shows here.
         qdisc: frames dropped by its queue (tbf).
-        xdp_drops: frames its own XDP program dropped: what that program's ledger or fault counters explain.
-        driver: the driver's own counters, as ``ethtool -S`` names them.
     """
 
     namespace: str
@@ -40,8 +36,6 @@ class InterfaceCounters:
     rx_dropped: int
     tx_dropped: int
     qdisc: int
-    xdp_drops: int
-    driver: dict[str, int] = field(repr=False)
 
     @property
     def lost(self) -> int:
@@ -59,26 +53,11 @@ def read(namespace: str) -> list[InterfaceCounters]:
                 continue
             name = link.get_attr("IFLA_IFNAME")
             stats = link.get_attr("IFLA_STATS64")
-            driver = ethtool.statistics(name)
             qdisc = sum(
                 q.get_attr("TCA_STATS2").get_attr("TCA_STATS_QUEUE")["drops"]
                 for q in ip.get_qdiscs(link["index"])
                 if q.get_attr("TCA_KIND") not in ("mq", "clsact")  # its children's once more; lost on purpose
             )
-            by_program = [n for key, n in driver.items() if key.startswith("rx_queue_") and key.endswith("_xdp_drops")]
-            found.append(
-                InterfaceCounters(
-                    namespace=namespace,
-                    interface=name,
-                    rx_packets=stats["rx_packets"],
-                    tx_packets=stats["tx_packets"],
-                    rx_bytes=stats["rx_bytes"],
-                    tx_bytes=stats["tx_bytes"],
-                    rx_dropped=stats["rx_dropped"],
-                    tx_dropped=stats["tx_dropped"],
-                    qdisc=qdisc,
-                    xdp_drops=sum(by_program),
-                    driver=driver,
-                )
-            )
+            names = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_dropped", "tx_dropped")
+            found.append(InterfaceCounters(namespace, name, qdisc=qdisc, **{each: stats[each] for each in names}))
     return found

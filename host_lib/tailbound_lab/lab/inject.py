@@ -88,14 +88,13 @@ class Injector:
             settings = replace(settings, rate=rate, queue=self._queue[0], mark=self._queue[1])
         end.program.set(settings)
 
-    def counts(self, rank: int | None = None, link: Link | None = None, way: Way | None = None) -> FaultCounts:
-        """Sum over one worker's cable or all, one link or both, one direction or both, from building on."""
+    def counts(self, rank: int | None = None, link: Link | None = None) -> FaultCounts:
+        """Sum over one worker's cable or all, one link or both, from building on."""
         total = FaultCounts()
         for end in self._select(rank, link):
-            if way is None or end.number == way.value:
-                counts = end.program.counts()
-                sent = counts["seen"] if end.number == Way.FROM_WORKER.value else 0
-                total += FaultCounts(**counts, sent=sent)
+            counts = end.program.counts()
+            sent = counts["seen"] if end.number == Way.FROM_WORKER.value else 0
+            total += FaultCounts(**counts, sent=sent)
         return total
 
     def close(self) -> None:

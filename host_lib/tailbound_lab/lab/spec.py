@@ -162,11 +162,6 @@ class Background:
                 f"background bursts of {self.on_ms:g} ms every {self.off_ms:g} ms: give 0 < ON <= 10000 and OFF >= 1"
             )
 
-    @property
-    def duty(self) -> float:
-        """Share of the time in which there is a burst towards one worker."""
-        return self.on_ms / (self.on_ms + self.off_ms)
-
     def __str__(self) -> str:
         return f"{self.rate / 1e6:g}mbit:{self.on_ms:g}:{self.off_ms:g}"
 
@@ -212,7 +207,6 @@ class LabSpec:
         flood: the switch knows no addresses and floods every frame to every worker.
         cables: build cables with idle fault programs where nothing asks for them, so that rate and
             faults can be set later. Implies wire size.
-        queues: receive and send queues of every interface; None: as many as CPUs.
         port: UDP port of the job (``TAILBOUND_PORT``).
         switch: the switch sums for the job of all workers (``TAILBOUND_SWITCH``). Implies wire size.
         switch_rows: slots of that job, a power of two.
@@ -234,7 +228,6 @@ class LabSpec:
     mtu: int = DEFAULT_MTU
     flood: bool = False
     cables: bool = False
-    queues: int | None = None
     port: int = DEFAULT_PORT
     reorder: float = 0.0
     background: Background | None = None
@@ -260,8 +253,6 @@ class LabSpec:
             raise ConfigError("ecn marks packets that wait in a queue of known size: give queue, too")
         if not 576 <= self.mtu <= 9000:
             raise ConfigError(f"MTU {self.mtu} is outside 576..9000")
-        if self.queues is not None and not 1 <= self.queues <= 1024:
-            raise ConfigError(f"queues {self.queues} is outside 1..1024")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is outside 1..65535")
         if self.switch and (

@@ -107,24 +107,26 @@ LINKS = (Link.DATA, Link.PLAIN)
 
 @dataclass(frozen=True)
 class Worker:
-    """One worker: its namespace and its two interfaces."""
+    """One worker: its namespace, and its addresses on both links."""
 
     rank: int
     namespace: str
-    interface: str
     address: str
-    mac: str
-    plain_interface: str
     plain_address: str
-    plain_mac: str
+
+    @property
+    def interface(self) -> str:
+        """On the data link."""
+        return Link.DATA.interface
+
+    @property
+    def mac(self) -> str:
+        """On the data link."""
+        return Link.DATA.mac(self.rank)
 
     def address_on(self, link: Link) -> str:
         """IP address on ``link``."""
         return self.address if link is Link.DATA else self.plain_address
-
-    def interface_on(self, link: Link) -> str:
-        """Interface on ``link``."""
-        return self.interface if link is Link.DATA else self.plain_interface
 
 
 @dataclass(frozen=True)
@@ -192,16 +194,7 @@ def describe(prefix: str, workers: int, *, cables: bool, background: bool = Fals
     """
     return Topology(
         workers=tuple(
-            Worker(
-                rank=rank,
-                namespace=f"{prefix}-w{rank}",
-                interface=Link.DATA.interface,
-                address=Link.DATA.address(rank, ipv6=ipv6),
-                mac=Link.DATA.mac(rank),
-                plain_interface=Link.PLAIN.interface,
-                plain_address=Link.PLAIN.address(rank),
-                plain_mac=Link.PLAIN.mac(rank),
-            )
+            Worker(rank, f"{prefix}-w{rank}", Link.DATA.address(rank, ipv6=ipv6), Link.PLAIN.address(rank))
             for rank in range(workers)
         ),
         cables=tuple(Cable(rank, f"{prefix}-c{rank}") for rank in range(workers)) if cables else (),
