@@ -289,7 +289,7 @@ class World(UncheckedWorld):
         node = self.alive[0]
         job, agreement = node.engine.job, node.engine.maps.agreement
         owners = job.weights(weights, switched=False)
-        content = Content(owners, agreement.agreed[-1].content.rotate)
+        content = Content(owners)
         node.poke()
         return agreement.propose(content, step_of(job.sequence.upcoming), self.fabric.clock + node.ahead)
 

@@ -142,7 +142,7 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
                     send(peer, message)
 
             maps._send = pick  # type: ignore[method-assign]
-        wanted = propose(job, Content((1, 0, 2), rotate=False))
+        wanted = propose(job, Content((1, 0, 2)))
         for seed in range(20):
             if {c.job.sequence.map.id for c in job.communicators[:2]} == {wanted}:
                 break
@@ -167,21 +167,6 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
             step(job, seed)
         assert weights(job, 2) == (1, 0, 2)
         right(job, 9)
-
-
-def test_the_rotation_goes_and_comes_by_agreement() -> None:
-    """Rule: codec-12."""
-    with sim_team(3, patient(**GIVEN)) as job:
-        for i, rotate in enumerate((True, False, True)):
-            if i:
-                propose(job, Content((1, 1, 1), rotate))
-            until(
-                job, {}, lambda rotate=rotate: all(c.job.sequence.map.rotate == rotate for c in job.communicators), 20
-            )
-            for j in range(3):
-                right(job, 10 * i + j)
-            assert [c.job.sequence.map.rotate for c in job.communicators] == [rotate] * 3
-        assert all("WRONG_MAP" not in c.stats()["drops"] for c in job.communicators)
 
 
 def test_many_maps_one_after_the_other_cost_no_row_and_no_memory() -> None:

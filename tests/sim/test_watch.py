@@ -1,4 +1,4 @@
-"""Jobs in virtual time: the books are those of what was lost on purpose, safeguards bind all ranks, rotation goes."""
+"""Jobs in virtual time: the books are those of what was lost on purpose, safeguards bind all ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 from sim.team import SimTeam, sim_team
 from support import Trouble, balanced, exact_mean, gradients, nmse, patient
 from tailbound.errors import TransportError
-from tailbound.transport import safeguard
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS
@@ -103,31 +102,3 @@ def test_beyond_the_last_limit_every_rank_stops() -> None:
         for member in job.communicators:
             with pytest.raises(TransportError, match="more contributions were lost"):
                 member.allreduce(np.ones(NUMEL, np.float32))
-
-
-def test_the_rotation_goes_when_it_is_calm_and_comes_with_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the same op on all ranks: the bits stay equal across both switches."""
-    monkeypatch.setattr(safeguard, "CALM_OPS", 6)
-    ranks, numel = 3, 2 * 64 * WIDTH
-    with sim_team(ranks, patient(**PLAIN, rotate="auto")) as job:
-
-        def rotating() -> list[bool]:
-            return [member.stats()["status"]["map"]["rotate"] for member in job.communicators]
-
-        def until(state: bool, most: int) -> None:
-            for op in range(most):
-                inputs = gradients("U", ranks, numel, seed=op)
-                results = job.allreduce(inputs)
-                job.go(20 * MS)
-                if not any(o.delivered < o.expected for _, o in results):
-                    assert nmse(results[0][0], exact_mean(inputs)) < 2e-3
-                    for out, _ in results:
-                        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
-                if rotating() == [state] * ranks:
-                    return
-            pytest.fail(f"the rotation did not become {state}")
-
-        assert rotating() == [True] * ranks
-        until(False, 20)
-        job[2].trouble(Trouble(2, loss=0.2, types=frozenset({PacketType.CONTRIBUTION})))
-        until(True, 20)

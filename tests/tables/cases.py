@@ -619,7 +619,7 @@ _SUMS = [
 #: kernel-17.
 _RESULTS = [
     Case("a result", result(), Verdict.RESULT_TAKEN, events=(_E.OPENED,)),
-    Case("flags of a result are kept", result(flags=Flag.SKIP | Flag.LOSSY), Verdict.RESULT_TAKEN, events=(_E.OPENED,)),
+    Case("flags of a result are kept", result(flags=Flag.SKIP | Flag.STOP), Verdict.RESULT_TAKEN, events=(_E.OPENED,)),
     Case("the same result again", result(), Verdict.DUPLICATE_RESULT, before=(result(),)),
     Case("a result again on request", result(flags=Flag.REPEAT), Verdict.DUPLICATE_REPAIR_RESULT, before=(result(),)),
     Case("a result on request, the first to come", result(flags=Flag.REPEAT), Verdict.RESULT_TAKEN),

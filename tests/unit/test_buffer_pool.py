@@ -12,7 +12,7 @@ from tailbound.transport.sequence import Layout, Sequence
 
 def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:
     """DDP's first step is one bucket with everything; from the second on there are the smaller ones."""
-    pool, sequence = BufferPool(rank=0, ranks=2, ring=256), Sequence(2, OwnerMap(0, (0, 1), True))
+    pool, sequence = BufferPool(rank=0, ranks=2, ring=256), Sequence(2, OwnerMap(0, (0, 1)))
 
     def held(numel: int) -> weakref.ref[object]:
         layout = Layout((0, numel, 0, 1), shape_for(numel, 64, 8), numel, True)

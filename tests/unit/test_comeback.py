@@ -32,10 +32,10 @@ from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sequence import Position
 from tailbound.wire.schema import op_label
 
-MAPS = (Agreed(0, 0, Content((1, 1, 1))), Agreed(256, 9, Content((2, 0, 1), rotate=False)))
+MAPS = (Agreed(0, 0, Content((1, 1, 1))), Agreed(256, 9, Content((2, 0, 1))))
 KEY = (0, 1000, 0, 34)
 SCALES = {KEY: np.array([-3, 7], np.int16)}
-ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), 256, (0, 0, 2), rotate=False), MAPS, SCALES, 0xC0)
+ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), 256, (0, 0, 2)), MAPS, SCALES, 0xC0)
 
 
 def groups(key: Scales) -> int:
@@ -256,7 +256,7 @@ def test_a_bucket_of_more_entries_than_an_op_may_have_is_known_to_who_comes_back
     for numel in (2_000_000_000, 7_000_000_000):
         ((lo, hi), *_) = own._cut(numel, 8)
         scales = {(0, numel, 0, 1 | 8 << 2): np.zeros(shape_for(hi - lo, 1408, 8).groups, np.int16)}
-        position = Position(9, 0, (0,) * 4, 0, (0, 1, 2, 3), rotate=True)
+        position = Position(9, 0, (0,) * 4, 0, (0, 1, 2, 3))
         entrance = Entrance(position, (Agreed(0, 0, Content((1,) * 4)),), scales, 7)
         assert decode(encode(entrance, 4), 4, own._groups).exponents.keys() == scales.keys()
     with pytest.raises(ValueError, match="no bucket has"):

@@ -30,7 +30,7 @@ RIGHT = {"layout": 7, "owner": 1, "count": 3, "row": 2, "map_id": 256}
 )  # fmt: skip
 def test_only_rows_that_the_kernel_would_take_are_taken(wrong: dict[str, int], rows: list[int]) -> None:
     shape = shape_for(64 * 64, 64)
-    place, _ = Sequence(3, OwnerMap(256, (0, 1, 2), True)).assign(Layout((0, 64 * 64, 0, 1), shape, 7, True))
+    place, _ = Sequence(3, OwnerMap(256, (0, 1, 2))).assign(Layout((0, 64 * 64, 0, 1), shape, 7, True))
     fetch = Fetch("deadline", 0, 1, {1: np.array([2, 4])})
     head = packets.header(**{"type": PacketType.RESULT, "op": place.label, **RIGHT, **wrong})
     fetch.arrived(place, 1, np.asarray(head).tobytes() + bytes(shape.codes))
@@ -41,7 +41,7 @@ def test_only_rows_that_the_kernel_would_take_are_taken(wrong: dict[str, int], r
 def test_what_owners_say_of_an_op_counts_in_rows_that_were_fetched_too() -> None:
     """A rank that had lost all rows of an owner applied an op that this owner had told all to skip."""
     shape = shape_for(64 * 64, 64)
-    place, _ = Sequence(3, OwnerMap(256, (0, 1, 2), True)).assign(Layout((0, 64 * 64, 0, 1), shape, 7, True))
+    place, _ = Sequence(3, OwnerMap(256, (0, 1, 2))).assign(Layout((0, 64 * 64, 0, 1), shape, 7, True))
     fetch = Fetch("deadline", 0, 1, {1: np.array([2])})
     head = packets.header(type=PacketType.RESULT, op=place.label, flags=int(Flag.SKIP), **RIGHT)
     fetch.arrived(place, 1, np.asarray(head).tobytes() + bytes(shape.codes))
@@ -84,7 +84,7 @@ def test_who_does_not_answer_is_asked_a_second_time_where_little_is_asked_for(ro
         command()
 
     shape, released, path = shape_for(64 * 64, 64), threading.Event(), Path()
-    place, _ = Sequence(3, OwnerMap(256, (0, 1, 2), True)).assign(Layout((0, 64 * 64, 0, 1), shape, 7, True))
+    place, _ = Sequence(3, OwnerMap(256, (0, 1, 2))).assign(Layout((0, 64 * 64, 0, 1), shape, 7, True))
     op = SimpleNamespace(place=place, finished=False, fetch=Fetch("deadline", 0, 1, {1: np.arange(rows)}))
     job = SimpleNamespace(ranks=3, rank=0, config=SimpleNamespace(fetch=1))
     ask = fetch.over(path, SimpleNamespace(job=job, call=call))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from tailbound.collective.jump import decode, encode
 from tailbound.errors import TransportError
 from tailbound.transport.sequence import Position
 
-POSITION = Position(7, 1 << 31, (1, 2, 0xFFFFFFFF), 257, (2, 0, 2), rotate=False)
+POSITION = Position(7, 1 << 31, (1, 2, 0xFFFFFFFF), 257, (2, 0, 2))
 
 
 def test_a_position_comes_back() -> None:

@@ -59,7 +59,6 @@ def test_metrics_are_the_numbers_of_stats(stats: dict[str, Any]) -> None:
     )
     assert one(metrics, "tailbound_counter_total", counter="ops") == 4
     assert one(metrics, "tailbound_events_total", event="results_by") == 1
-    assert one(metrics, "tailbound_rotating") == 1
     for peer in ("0", "2"):
         assert one(metrics, "tailbound_sent_bytes_total", peer=peer) == stats["sent"][peer]["bytes"] > 0
         assert one(metrics, "tailbound_peer_suspect", peer=peer, stage="results") == 0

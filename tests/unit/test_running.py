@@ -38,7 +38,7 @@ class Rank:
             deadlines=SimpleNamespace(quiet=MS, start_max=400 * MS),
         )  # fmt: skip
         self.running = Running(self.known)
-        self._sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2), True), 5)
+        self._sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2)), 5)
         self.ops: list[Op] = []
 
     def op(self, *, launched: bool = True) -> Op:

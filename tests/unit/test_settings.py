@@ -70,7 +70,6 @@ def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path)
         ("ring_mib", "1.5", 1.5),
         ("deadline_ms", "20, 40", (20.0, 40.0)),
         ("deadline_ms", "learned", None),
-        ("hadamard", "auto", "auto"),
         ("hadamard", "0", False),
         ("share_rows", "Yes", True),
         ("safeguard", "skip=never, stop=0.5", Limits(skip=None, stop=0.5)),
@@ -101,7 +100,7 @@ def test_what_may_be_given(name: str, text: str, value: Any) -> None:
         ("deadline_ms", "20", "two numbers of milliseconds"),
         ("deadline_ms", "20,0", "two numbers"),
         ("deadline_ms", "20,nan", "two numbers"),
-        ("hadamard", "maybe", "one of on, off, auto"),
+        ("hadamard", "maybe", "one of on, off"),
         ("share_rows", "auto", "one of on, off"),
         ("safeguard", "warn=0.5", "NAME=VALUE,... of skip, stop"),
         ("safeguard", "skip", "NAME=VALUE"),
@@ -133,13 +132,13 @@ def test_arguments_take_the_spellings_of_variables() -> None:
     assert spelled(hadamard="off", share_rows="no", bits="4,8", deadline_ms="20,40", multicast_group="") == (
         False, False, (4, 8), (20.0, 40.0), "",
     )  # fmt: skip
-    assert spelled(hadamard="AUTO", share_rows="on") == ("auto", True, 8, None, "")
+    assert spelled(hadamard="ON", share_rows="on") == (True, True, 8, None, "")
     for text in ("4,8", "4, 8", "(4, 8)"):
         assert spelled(bits=text)[2] == (4, 8)
     with pytest.raises(ConfigError, match="bits= is '8,4': give one of 16 or 8 or 4,8"):
         spelled(bits="8,4")
     assert spelled(hadamard=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "")
-    with pytest.raises(ConfigError, match="hadamard= is 'maybe': give one of on, off, auto"):
+    with pytest.raises(ConfigError, match="hadamard= is 'maybe': give one of on, off"):
         spelled(hadamard="maybe")
     with pytest.raises(ConfigError, match="bit= is no option: did you mean bits="):
         spelled(bit=8)

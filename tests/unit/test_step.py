@@ -128,9 +128,9 @@ class Told:
 def op() -> Op:
     """An op of three ranks that rank 0 has launched at 1 ms."""
     shape = shape_for(ENTRIES, 64)
-    sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2), True))
+    sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2)))
     placed, _ = sequence.assign(Layout((0, ENTRIES, 0, 1), shape, 7, True))
-    made = Op(placed, Buffers(shape, place(shape, OwnerMap(0, (0, 1, 2), True), RANKS), 0, RANKS))
+    made = Op(placed, Buffers(shape, place(shape, OwnerMap(0, (0, 1, 2)), RANKS), 0, RANKS))
     data = np.zeros(ENTRIES, np.float32)
     made.launch = Launch(placed.layout, data, data, lambda outcome: None, MS)
     made.admitted, made.sending = MS, Sending.LAUNCHED

@@ -30,15 +30,13 @@ Places = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class OwnerMap:
-    """A table of owners with its id; ``rotate``: Hadamard on; ``turns``: keys that came before their
-    time (auth-8).
+    """A table of owners with its id; ``turns``: keys that came before their time (auth-8).
 
     ``owners`` holds at least one entry; a rank owns rows in proportion to how often it is named.
     """
 
     id: int
     owners: tuple[int, ...]
-    rotate: bool = True
     turns: int = 0
 
     @cached_property

@@ -11,13 +11,13 @@ from tailbound.collective.tally import gather_flags
 from tailbound.errors import TransportError
 from tailbound.observe.ledger import Ledger, Recent
 from tailbound.observe.trace import Trace
-from tailbound.transport.safeguard import Action, Rotation, Safeguard
+from tailbound.transport.safeguard import Action, Safeguard
 from tailbound.wire.schema import Flag, Stage, Verdict
 
 #: Ops running of which less than half has come from a rank that has sent all, until it is told so.
 _COMPLAIN = 2
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
-_SKIP, _STOP, _LOSSY = int(Flag.SKIP), int(Flag.STOP), int(Flag.LOSSY)
+_SKIP, _STOP = int(Flag.SKIP), int(Flag.STOP)
 
 
 class Accounts:
@@ -31,7 +31,6 @@ class Accounts:
         ledger: rows by peer and what became of them.
         contributions: judges contributions to the own rows; its verdict binds all ranks.
         results: judges the results of others; its verdict is this rank's alone, so it only warns.
-        rotation: whether losses make it worth while.
         latency: from launch to the end of decode, ns.
         flow_bytes: of one rank's contributions to this one, in the last op.
         trace: the timeline of the last ops.
@@ -43,7 +42,6 @@ class Accounts:
         self._short = {(stage, peer): 0 for stage in Stage for peer in job.peers}  # ops running, see _COMPLAIN
         self.ledger = Ledger(job.world)
         self.contributions, self.results = Safeguard(limits, job.ranks), Safeguard(limits, job.ranks)
-        self.rotation = Rotation(job.config.rotate)
         self.latency = Recent()
         self.flow_bytes = 0
         self.trace = Trace(job.rank)
@@ -73,8 +71,6 @@ class Accounts:
             op.flags |= _SKIP
         if found.action == Action.STOP:
             op.flags |= _STOP
-        if self.rotation.lossy:
-            op.flags |= _LOSSY
         if found.action:
             self._say(op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
 
@@ -108,9 +104,6 @@ class Accounts:
         flags = int(gather_flags(job.records.results, op.buffers.source, op.label)) | op.flags
         if op.fetch is not None:  # what came over the reliable path is in no record
             flags |= op.fetch.flags
-        self.rotation.observe(
-            op.outcome.expected, op.outcome.delivered, rotating=op.rotate, others=bool(flags & _LOSSY)
-        )
         found = self.results.judge(expected, taken)
         if found.action:
             self._say(op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")

@@ -374,7 +374,7 @@ class Communicator:
         check_bits(bits, switched=config.switch is not None)
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype
-        mode = (2 if config.rotate == "auto" else int(config.rotate)) | number_of(bits) << 2 | scaled << 7
+        mode = int(config.rotate) | number_of(bits) << 2 | scaled << 7
         mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
         if coder.ahead:
             for size in {hi - lo for lo, hi in chunks}:
@@ -406,8 +406,7 @@ class Communicator:
 
     def _codings(self) -> list[Coding]:
         """One of each kind that this job's ops may have."""
-        rotations = (True, False) if self.config.rotate == "auto" else (self.config.rotate,)
-        return [Coding(0, rotate=rotate) for rotate in rotations]
+        return [Coding(0, rotate=self.config.rotate)]
 
     def ops(self, numel: int) -> int:
         """Into how many ops a bucket of ``numel`` entries is cut, with codes of ``config.bits``.

@@ -97,7 +97,7 @@ def coding_of(job: Job, op: Op) -> Coding:
     headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
     seed, cap = seed_of(job.cookie, op.label), of(op).shift_cap(job)
     key = NO_KEY if op.switched else job.key_of(op.place)  # a switch has none (auth-7)
-    op.coding = Coding(seed, job.rank, cap, headroom, op.rotate, job.ranks, key)
+    op.coding = Coding(seed, job.rank, cap, headroom, job.config.rotate, job.ranks, key)
     return op.coding
 
 

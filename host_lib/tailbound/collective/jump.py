@@ -88,8 +88,7 @@ def decode(data: bytes, ranks: int) -> Position:
         step, result_seq, map_id = numbers
         if not right or step > STEP_MASK:
             raise ValueError("numbers out of range")
-        rotate = bool(found["rotate"])
-        return Position(step, result_seq, tuple(sums), map_id, tuple(owners), rotate, turns)
+        return Position(step, result_seq, tuple(sums), map_id, tuple(owners), turns)
     except NOISE as error:
         raise TransportError(
             f"the answer is no position ({error}): run the same version of Tailbound on all ranks"

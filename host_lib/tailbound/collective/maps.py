@@ -58,7 +58,7 @@ class Maps:
 
     Args:
         job: of the rank.
-        accounts: losses, and whether rotation is wanted.
+        accounts: losses.
         queue: tells whether flows wait for each other.
         share_most: a larger share of the rows no rank is to own, since there is no room for more.
         outside: this rank has come back and not entered yet (``comeback``).
@@ -66,7 +66,7 @@ class Maps:
 
     def __init__(self, job: Speaker, accounts: Accounts, queue: SendQueue, share_most: float, *, outside: bool) -> None:
         self._job, self._accounts, self._queue = job, accounts, queue
-        first = Content(job.weights((1,) * job.ranks, switched=True), job.sequence.map.rotate)
+        first = Content(job.weights((1,) * job.ranks, switched=True))
         self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
         self.shares = Shares(job.ranks, share_most)
         states = job.records.peer_states  # columns: a field of a record takes five times as long to read
@@ -165,7 +165,7 @@ class Maps:
                 config, keyed = job.config, job.keys is not None
                 if job.keys is not None:
                     self._alerts.look_for_forged(step, job.keys.epoch, now)
-                if config.share_rows or config.rotate == "auto" or job.switch is not None or keyed:
+                if config.share_rows or job.switch is not None or keyed:
                     self._wish(step, lateness, now)
             self._show(ops)
         if self._misplaced:
@@ -217,16 +217,13 @@ class Maps:
             ranks = weights if config.share_rows else (1,) * job.ranks
             wanted = self.fallback.observe(job.silent_ops, job.switched(self._in_force), now)
             weights = job.weights(ranks, switched=wanted)
-        rotate = self._accounts.rotation.wanted if config.rotate == "auto" else config.rotate
         alive = self._alive()
         self.agreement.among(alive)
         if min(alive, default=job.rank) >= job.rank:
-            content = Content(weights, bool(rotate), self._turns(present.turns, now))
+            content = Content(weights, self._turns(present.turns, now))
             if job.steps.in_step and self.agreement.propose(content, step, now):
                 self._foresee(content.turns)
-                job.events.emit(
-                    "map_proposed", level=logging.INFO, weights=list(weights), rotate=bool(rotate), step=step
-                )
+                job.events.emit("map_proposed", level=logging.INFO, weights=list(weights), step=step)
             return
         if self._tried() and self._alerts.forgeries.ask(now, WORDS_APART):
             self._send(min(alive), Message(Kind.TURN, present.turns + 1))
@@ -303,8 +300,7 @@ class Maps:
         newest = agreed[-1]
         self._foresee(newest.content.turns)
         job.events.emit(
-            "map_settled", level=logging.INFO, id=newest.id, since=newest.since, weights=list(newest.content.weights),
-            rotate=newest.content.rotate,
+            "map_settled", level=logging.INFO, id=newest.id, since=newest.since, weights=list(newest.content.weights)
         )  # fmt: skip
 
     def _age(self, step: int) -> None:

@@ -183,7 +183,7 @@ class Op:
     #: ranks that have said that they bring no rows, and those that said that they come too late to
     abstainers: set[int] = field(default_factory=set)
     stayed_out: set[int] = field(default_factory=set)
-    #: flags of the own results (``Flag.SKIP``, ``STOP``, ``LOSSY``)
+    #: flags of the own results (``Flag.SKIP``, ``STOP``)
     flags: int = 0
     #: how it is coded, once that was asked for
     coding: Coding | None = None
@@ -205,8 +205,6 @@ class Op:
     #: what follows from its place, and is asked for many times: its label, and where its record is ...
     label: int = field(init=False)
     slot: int = field(init=False)
-    #: ... whether it is rotated: the owner map says so, so that all ranks agree (codec-12) ...
-    rotate: bool = field(init=False)
     #: ... which op of every step it is, coded in which mode: the one whose scales it carries on ...
     key: tuple[int, int, int, int] = field(init=False)
     #: ... and the bytes of its largest flow: one rank's contributions to one owner, headers included
@@ -214,11 +212,9 @@ class Op:
 
     def __post_init__(self) -> None:
         place = self.place
-        self.label, self.rotate = place.label, place.placement.owner_map.rotate
+        self.label = place.label
         self.slot = op_slot(place.label)
-        bucket, numel, chunk, mode = place.layout.key
-        mode = mode & ~3 | self.rotate  # "auto" is asked for; the map has decided
-        self.key = bucket, numel, chunk, mode
+        self.key = place.layout.key
         self.flow_bytes = max(place.placement.shares) * (place.layout.shape.codes + HEADER_BYTES)
 
     @property

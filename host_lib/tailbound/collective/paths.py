@@ -1,8 +1,8 @@
 """Whether rows still reach the peers, where small packets do: segmentation offload that breaks, an MTU that shrinks.
 
-Where most rows of a sender do not come, op after op, although it has sent them, the receiver says so: a HELLO with the
-flag LOSSY. The sender then tries its way (``trials``), as before the first op. Where single packets arrive and bursts
-do not, it sends one by one, and tries again later. Where small packets arrive and those as wide as a row do not, rows
+Where most rows of a sender do not come, op after op, although it has sent them, the receiver sends a HELLO with the
+flag COMPLAINT. The sender then tries its way (``trials``), as before the first op. Where single packets arrive and
+bursts do not, it sends one by one, and tries again later. Where small packets arrive and those as wide as a row do not, rows
 of this job cannot pass any more, so that all ranks end with an error.
 
 A rank also says what its own system refuses to send, and tells the peers that it does (flag ABSTAIN).
@@ -92,7 +92,7 @@ class Paths:
         peer, flags, now = int(head["sender"]), int(head["flags"]), self._job.now()
         if flags & Flag.STOP:
             self._end(f"rank {peer} says that {self._narrow(int(head['count']))}")
-        elif flags & Flag.LOSSY:
+        elif flags & Flag.COMPLAINT:
             self._begin(peer, now)
         elif flags & Flag.ABSTAIN:
             self._job.cannot_send[peer] = now
@@ -115,7 +115,7 @@ class Paths:
             due = self._complaints[peer] = Backoff(_COMPLAINTS)
         if now >= due.due:
             due.ask(now)
-            self._tell(peer, Flag.LOSSY)
+            self._tell(peer, Flag.COMPLAINT)
             self._job.counters["complaints"] += 1
             if now >= self._asked.get(peer, -_TOLD) + _TOLD:
                 self._asked[peer] = now

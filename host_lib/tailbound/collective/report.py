@@ -64,7 +64,6 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "safeguard": {
             "contributions": job.accounts.contributions.smoothed,
             "results": job.accounts.results.smoothed,
-            "rotation": job.accounts.rotation.loss,
         },
         "traffic": job.flow.snapshot(),
         "choice": job.channels.snapshot(),
@@ -92,7 +91,7 @@ def alone() -> dict[str, Any]:
         "suspects": [],
         "dead": [],
         "gone": [],
-        "safeguard": {"contributions": 0.0, "results": 0.0, "rotation": 0.0},
+        "safeguard": {"contributions": 0.0, "results": 0.0},
         "events": [],
     }
 
@@ -159,7 +158,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "marked": {"came": flow["marked"], "there": flow["marked_there"]},
         "queued": flow["queued"],
         "stale": flow["stale"],
-        "map": {"id": owner_map.id, "owners": list(owner_map.owners), "rotate": owner_map.rotate},
+        "map": {"id": owner_map.id, "owners": list(owner_map.owners)},
         "behind": job.steps.behind,
         "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),
         "drops": _drops(counts.sum(axis=0)),

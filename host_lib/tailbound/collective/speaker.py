@@ -81,7 +81,7 @@ class Speaker(Known):
         self._stamps = Stamps()
         self.sender = sender
         owners = tuple(range(self.ranks)) if self.switch is None else (self.switch,)
-        self.sequence = Sequence(self.world, OwnerMap(0, owners, config.rotate is not False), config.first_step)
+        self.sequence = Sequence(self.world, OwnerMap(0, owners), config.first_step)
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before, before)
         #: the newest ops that this rank said it has nothing for; peers that missed the word ask

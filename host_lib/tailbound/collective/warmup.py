@@ -50,11 +50,11 @@ def warm_up(job: Job) -> None:
     store, rank, scratch = job.store, job.rank, job.threads.scratch
     Waiter([]).wait(0)
     shape = shape_for(store.width, store.width)
-    placement = place(shape, OwnerMap(0, tuple(range(job.ranks)), job.sequence.map.rotate), job.world)
+    placement = place(shape, OwnerMap(0, tuple(range(job.ranks))), job.world)
     b = Buffers(shape, placement, rank, job.ranks)
     (memory, _, partials), results, source = b.contributions, b.results, b.source
     data = np.zeros(shape.numel, np.float32)
-    coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.sequence.map.rotate, job.ranks)
+    coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.config.rotate, job.ranks)
     measure(data, shape, coding, b.scales.need, scratch)
     encode(data, shape, coding, b.contributions, b.scales, scratch)
     head, fields = job.header(PacketType.CONTRIBUTION, 0, 0), Fields(b.scales.exponents[b.group])

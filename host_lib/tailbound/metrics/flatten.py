@@ -121,7 +121,6 @@ def _ops(sheet: _Sheet, status: Mapping[str, Any]) -> None:
     sheet.gauge("steps_behind", status.get("behind"), "Steps that the newest rank is ahead of this one.")
     owner_map = status.get("map", {})
     sheet.gauge("map_id", owner_map.get("id"), "Owner map in use.")
-    sheet.gauge("rotating", owner_map.get("rotate"), "1 while gradients are rotated.")
     owners = owner_map.get("owners", [])
     for owner in sorted(set(owners)):
         share = owners.count(owner) / len(owners)
@@ -135,7 +134,7 @@ def _rows(sheet: _Sheet, stats: Mapping[str, Any]) -> None:
         for peer, entry in peers.items():
             _ledger(sheet, entry, stage=stage, peer=peer)
     for name, value in stats.get("safeguard", {}).items():
-        sheet.gauge("smoothed_loss_ratio", value, "Smoothed loss that warnings and rotation go by.", of=name)
+        sheet.gauge("smoothed_loss_ratio", value, "Smoothed loss that warnings go by.", of=name)
     for sender, reasons in stats.get("drops_by_sender", {}).items():
         for reason, packets in reasons.items():
             sheet.count("packets_refused", packets, _REASONS, sender=sender, reason=reason.lower())

@@ -49,16 +49,16 @@ def choice(*values: str | int) -> Kind:
     return Kind(f"one of {', '.join(named)}", parse)
 
 
-def on_off(*more: str) -> Kind:
-    """A switch, or one of ``more`` words."""
+def on_off() -> Kind:
+    """A switch."""
 
-    def parse(text: str) -> bool | str:
+    def parse(text: str) -> bool:
         word = text.lower()
-        if word not in (*_YES, *_NO, *more):
+        if word not in (*_YES, *_NO):
             raise ValueError(text)
-        return word if word in more else word in _YES
+        return word in _YES
 
-    return Kind(f"one of {', '.join(('on', 'off', *more))}", parse)
+    return Kind("one of on, off", parse)
 
 
 def words(what: str) -> Kind:

@@ -147,7 +147,7 @@ class Options(TypedDict, total=False):
         DEADLINES, None, "longest waits for contributions and, after them, for results, ms", otherwise="learned",
     )]
     hadamard: Annotated[bool | Literal["auto"], _option(
-        on_off("auto"), True, "rotate, so that losses are spread thinly; `auto`: while there are any", field="rotate",
+        on_off(), True, "rotate, so that losses are spread thinly", field="rotate",
     )]
     safeguard: Annotated[Limits | None, _option(
         LIMITS, None, "fractions of an op's rows lost beyond which to skip it, or to stop",

@@ -72,9 +72,7 @@ def _deadlines(now: Status, _: Status | None) -> str:
 def _map(now: Status, _: Status | None) -> tuple[str, str]:
     owner_map = now["map"]
     owns = int(now["rank"]) in owner_map["owners"]
-    return f"{int(owner_map['id'])}{'' if owns else ' owns 0'}{' H' if owner_map['rotate'] else ''}", (
-        "" if owns else "yellow"
-    )
+    return f"{int(owner_map['id'])}{'' if owns else ' owns 0'}", ("" if owns else "yellow")
 
 
 def _delivered(now: Status, _: Status | None) -> tuple[str, str]:
@@ -123,7 +121,7 @@ COLUMNS = (
     Column("rtt us", "right", "longest round trip to a peer", _of_peers("rtt_us", max)),
     Column("incast", "right", "peers whose packets this rank takes at once",
            lambda now, _: str(int(now["incast"]["own"]))),
-    Column("map", "left", "number of the owner map; H: rows are rotated; owns 0: sums no rows", _map),
+    Column("map", "left", "number of the owner map; owns 0: sums no rows", _map),
     Column("delivered", "right", "share of expected rows that came in time", _delivered),
     Column("missing", "right", f"rows expected and not taken: the sum of {', '.join(MISSING)}",
            lambda now, _: str(rows(now, "expected") - rows(now, "taken"))),

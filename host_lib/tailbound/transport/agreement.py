@@ -38,7 +38,7 @@ _PATIENCE = 20 * MS
 _LAPSE = 300 * MS
 _PROPOSALS = Policy(_LAPSE, 5_000 * MS)
 
-_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIBH")
+_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIH")
 
 
 class Kind(enum.IntEnum):
@@ -53,11 +53,10 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class Content:
-    """What is agreed on: weights of the owners by rank (0..255, not all 0), whether ops are rotated, and how many
-    ``turns`` of keys came before their time (auth-8)."""
+    """What is agreed on: weights of the owners by rank (0..255, not all 0), and how many ``turns`` of keys came before
+    their time (auth-8)."""
 
     weights: tuple[int, ...]
-    rotate: bool = True
     turns: int = 0
 
 
@@ -73,7 +72,7 @@ class Agreed:
     def owner_map(self) -> OwnerMap:
         """As the codec takes it."""
         content = self.content
-        return OwnerMap(self.id, table(content.weights), content.rotate, content.turns)
+        return OwnerMap(self.id, table(content.weights), content.turns)
 
 
 class Message(NamedTuple):
@@ -90,7 +89,7 @@ def encode_map(message: Message, ranks: int) -> bytes:
     parts = [_HEAD.pack(message.kind, len(message.maps), ranks, message.ref)]
     for each in message.maps:
         content = each.content
-        entry = _ENTRY.pack(each.id, each.since, content.rotate, content.turns & 0xFFFF)
+        entry = _ENTRY.pack(each.id, each.since, content.turns & 0xFFFF)
         parts += [entry, bytes(content.weights)]
     return b"".join([*parts, bytes(message.speeds)])
 
@@ -109,11 +108,11 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
         end = at + _ENTRY.size + ranks
         if end > len(body):
             return None
-        ident, since, rotate, turns = _ENTRY.unpack_from(body, at)
+        ident, since, turns = _ENTRY.unpack_from(body, at)
         weights = tuple(body[at + _ENTRY.size : end])
-        if not any(weights) or rotate > 1 or since > STEP_MASK or ident & 0xFF >= ranks:
+        if not any(weights) or since > STEP_MASK or ident & 0xFF >= ranks:
             return None
-        maps.append(Agreed(ident, since, Content(weights, bool(rotate), turns)))
+        maps.append(Agreed(ident, since, Content(weights, turns)))
         at = end
     if any(
         serial_distance(b.id, a.id) <= 0 or step_distance(b.since, a.since) <= 0 for a, b in itertools.pairwise(maps)

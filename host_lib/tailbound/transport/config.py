@@ -126,7 +126,7 @@ class Config:
     self_late_after: int = 3
     suspect_after: int = 3
     hold_max: int = 60_000 * MS
-    rotate: bool | Literal["auto"] = True
+    rotate: bool = True
     repair: bool = True
     safeguard: Limits = field(default_factory=Limits)
     share_rows: bool = True
@@ -169,8 +169,6 @@ class Config:
                 'without the switch, or give authenticate="workers" (TAILBOUND_AUTHENTICATE=workers), which leaves the '
                 "packets to and from the switch unchecked and all others not (docs/security.md)"
             )
-        if self.rotate not in (True, False, "auto"):
-            raise ConfigError(f"rotate is {self.rotate!r}: give True, False or 'auto'")
         if not 0 <= self.source_ports <= SOURCE_PORTS_MOST:
             raise ConfigError(f"{self.source_ports} source ports: give 0..{SOURCE_PORTS_MOST}")
         if self.rate < 0:
@@ -227,7 +225,7 @@ class Config:
         return {
             "authenticate": self.authenticated,
             "bits": bits_text(self.bits),
-            "hadamard": "auto" if self.rotate == "auto" else "on" if self.rotate else "off",
+            "hadamard": "on" if self.rotate else "off",
             "result": "multicast" if self.result == "multicast" else "any but multicast",
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "safeguard": self.safeguard.text(),

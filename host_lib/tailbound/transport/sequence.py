@@ -63,7 +63,6 @@ class Position:
     sum_seqs: tuple[int, ...]
     map_id: int
     owners: tuple[int, ...]
-    rotate: bool
     turns: int = 0
 
 
@@ -81,7 +80,7 @@ def _advance(sums: tuple[int, ...], placement: Placement) -> tuple[int, ...]:
 
 
 def _position(step: int, result_seq: int, sums: tuple[int, ...], by: OwnerMap) -> Position:
-    return Position(step, result_seq, sums, by.id, by.owners, by.rotate, by.turns)
+    return Position(step, result_seq, sums, by.id, by.owners, by.turns)
 
 
 class Sequence:
@@ -236,7 +235,7 @@ class Sequence:
         self.adrift = False
         self._moved()
         if self.map.id != to.map_id:  # else it is known already, and so is what is to follow
-            self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.rotate, to.turns))]
+            self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.turns))]
 
     def predict(self) -> Place | None:
         """The op after the last one placed, if the layout has been the same for two steps; it stays to be launched."""

@@ -79,7 +79,7 @@ class Flag(enum.IntFlag):
     LATE = 8
     SKIP = 16  #: result: its owner summed too little of this op, nobody is to apply it
     STOP = 32  #: result: beyond the limit at which training is to stop
-    LOSSY = 64  #: result: its owner measures losses that the rotation is needed for
+    COMPLAINT = 64  #: hello: the receiver's bursts do not arrive here
     FIRST_HALF = 128  #: repair, gone: contributions are meant, not results
     SUMS = 256  #: result of a switch: u16 sums of the codes, big-endian, in code order
     SWITCHED = 512  #: result of a switch: mean codes, in the contributions' scale
