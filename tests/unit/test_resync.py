@@ -164,7 +164,6 @@ def test_a_damaged_rank_takes_the_slices_that_differ_from_a_sound_one(ranks: int
 @pytest.mark.parametrize("mixes", [0.0, 0.1])
 def test_a_large_state_is_taken_in_parts_and_at_last_at_once(mixes: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once takes longer than the ring lasts; in parts it is never equal where an optimizer mixes entries."""
-    monkeypatch.setattr("tailbound.torch.resync.RATE", 1.0)
     monkeypatch.setattr("tailbound.torch.resync._PARTS_MOST", 5)
     with world(2) as w:
         w.run(2)
@@ -172,7 +171,7 @@ def test_a_large_state_is_taken_in_parts_and_at_last_at_once(mixes: float, monke
         w.damage(1, 0.5)
         takes = 0
         while not w[1].sound:
-            w[1]._rate = 0.0
+            w[1]._most = 1
             w.run(1)
             takes = w[1].counters["states_taken"]
             assert w[1].counters["slices_taken"] == takes if not w[1].sound else w.equal()

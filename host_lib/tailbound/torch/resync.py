@@ -68,6 +68,8 @@ _PATIENCE, _PATIENT_STEPS = 5.0, 4
 _LEAST_WAIT = 0.05
 #: Takes in a row that left a rank unsound, after which it takes all slices at once: its optimizer mixes entries.
 _PARTS_MOST = 16
+#: Bytes of slices that a rank takes at first: twice as many after each take within a step, else half as many.
+_PART = 1 << 20
 #: The words of a rank that is giving its state to a lost one, and seconds after which it is asked again.
 _BUSY, _AGAIN = "gives its state to another rank", 0.05
 #: The words of a rank that can never give its state.
@@ -162,7 +164,7 @@ class Resync:
         self._lineage = _FIRST  # while sound
         self._donor = -1  # the rank whose state is taken at the next boundary
         self._next = 0.0  # monotonic seconds: before that none is taken
-        self._rate = RATE  # of the last transfer, bytes a second
+        self._most = _PART  # bytes of slices that come within a step, as far as is known
         self._parts = 0  # takes in a row that left this rank unsound
         self._heard: dict[int, Standing] | None = None  # what all live ranks said when this one was unsound
         self._seen: set[int] | None = None  # peers that were live at the last boundary
@@ -224,11 +226,11 @@ class Resync:
 
     def _repair(self, donor: int, step: int, seconds: float) -> None:
         """Takes what differs, or as much of it as comes in a step: more would make this rank late again."""
-        begun, before = time.monotonic(), self.counters["bytes_taken"]
-        most = 0 if self._parts >= _PARTS_MOST else max(1, int(self._rate * seconds))
-        if self._try(donor, step, seconds, most=most) is not None:
+        begun, in_time = time.monotonic(), seconds + self._size() / _COPIED
+        if self._try(donor, step, seconds, most=0 if self._parts >= _PARTS_MOST else self._most) is not None:
             self._parts = 0 if self.sound else self._parts + 1
-            self._rate = max(RATE, (self.counters["bytes_taken"] - before) / (time.monotonic() - begun))
+            within = time.monotonic() - begun < in_time
+            self._most = 2 * self._most if within else max(_PART, self._most // 2)
 
     def tell_also(self) -> bytes:
         """The states that go with the whole one, and the loss scale.

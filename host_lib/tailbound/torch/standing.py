@@ -181,7 +181,7 @@ class Standings:
         """
         what, _, standing = self._pull(rank, _SLICE, step, which, _SLICE_WAIT)
         if what != _HERE:
-            raise TransportError(f"rank {rank} compares nothing in step {step}")
+            raise Refusal(f"rank {rank} compares nothing in step {step}")
         return standing
 
     def publish(self, step: int, number: int, standing: Standing) -> None:
