@@ -288,7 +288,7 @@ def refusals(rank: int) -> None:
     refused("is on meta", lambda: fsdp.register(unmade, mesh["replicate"], **PATIENT))
     with fsdp.register(plain, mesh["replicate"], **PATIENT) as state:
         refused("leave out tailbound.torch.batches", lambda: next(batches([1], state)))
-        refused("leave out tailbound.torch.batches", state.apply_finished)
+        refused("leave out tailbound.torch.batches", state.catch_up)
         refused("a job of its own, with a loss scale of its own", lambda: GradScaler(state))
         stock, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(plain.parameters(), 0.1)
         data, target = batch(rank, 0)

@@ -303,7 +303,7 @@ def refusals(rank: int) -> None:
     with register(net, **PATIENT) as state:
         assert isinstance(state, NodeState)
         assert "leave out tailbound.torch.batches" in said(lambda: next(batches([1], state)))
-        assert "leave out tailbound.torch.batches" in said(state.apply_finished)
+        assert "leave out tailbound.torch.batches" in said(state.catch_up)
         refusal = said(lambda: joined(net, rank))
         assert refusal.startswith(f"rank {rank}: the ranks of a host make every forward pass together"), refusal
         assert len(dist.distributed_c10d._world.pg_map) == kept + 3

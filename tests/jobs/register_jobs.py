@@ -96,7 +96,7 @@ def collectives(rank: int) -> None:
             refusal = said(lambda state=state: next(batches([1], state)))
             assert "no rank can skip a step alone" in refusal, refusal
             assert words in refusal, refusal
-            assert said(state.apply_finished) == said(state.jump) == refusal
+            assert said(state.catch_up) == refusal
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         state = register(DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **plain), **PATIENT)

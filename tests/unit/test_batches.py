@@ -19,7 +19,6 @@ class Away:
 
         self.applied, self.jumps = applied or {}, jumps or {}
         self.gone = gone  #: the step whose averages are gone when it is to be applied
-        self.untold = 0
         self.owed_batches = 0
         self.turns = Turns()
         self.early = set[int]()  #: steps before which a batch is asked for too early
@@ -28,22 +27,20 @@ class Away:
     def between_iterations(self) -> bool:
         return self.step not in self.early
 
-    def jump(self) -> int:
-        skipped = self.jumps.pop(self.step, 0)
+    def catch_up(self, step: Any = None) -> tuple[int, int]:
+        skipped, done = self.jumps.pop(self.step, 0), 0
         self.step += skipped
-        skipped, self.untold = skipped + self.untold, 0
-        return skipped
-
-    def apply_finished(self, *, step: Any = None) -> int:
-        done = self.applied.pop(self.step, 0)
+        if not skipped:
+            done = self.applied.pop(self.step, 0)
         for _ in range(done):
             if step is not None:
                 step()
         self.step += done
         if self.step == self.gone:
-            self.gone, self.untold = None, 1
+            self.gone = None
             self.step += 1
-        return done
+            skipped += 1
+        return done, skipped
 
 
 def run(state: Away, epochs: list[range], **options: Any) -> list[list[int]]:

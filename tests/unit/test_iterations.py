@@ -286,9 +286,9 @@ def test_iterations_that_differ_are_not_applied(rank: Callable[..., Rank], caplo
     assert "iterations differ in their passes" in caplog.text
     train(third, loop(third), 12, {}, 2)
     third.job.lost = True
-    assert [third.state.jump() for _ in range(23)] == [0] * 23
+    assert [third.state.catch_up() for _ in range(23)] == [(0, 0)] * 23
     with pytest.raises(ConfigError, match=r"Give every iteration of tailbound\.torch\.batches the same"):
-        third.state.jump()
+        third.state.catch_up()
 
 
 def by_closure(one: Rank, optimizer: torch.optim.Optimizer) -> Callable[[int], None]:
@@ -336,7 +336,7 @@ def test_an_optimizer_that_asks_for_a_closure_and_evaluates_once_is_applied(rank
 
 
 def test_a_loop_of_its_own_applies_whole_iterations_too(rank: Callable[..., Rank]) -> None:
-    """What ends with a step of the optimizer is one, where ``apply_finished`` is called now and then."""
+    """What ends with a step of the optimizer is one, where ``catch_up`` is called now and then."""
     told: dict[tuple[int, int], Any] = {}
     first, second = rank(told, keeps=True), rank(told, keeps=False)
     train(first, sam(first), 12, {}, 2)
@@ -344,7 +344,7 @@ def test_a_loop_of_its_own_applies_whole_iterations_too(rank: Callable[..., Rank
     while i < 12:
         if i == 7:
             second.job.newest = second.job.step + 7
-            i += second.state.apply_finished()
+            i += second.state.catch_up()[0]
             assert i == 10
         iterate(i)
         i += 1
@@ -375,13 +375,11 @@ def test_a_pending_step_is_not_overtaken(rank: Callable[..., Rank]) -> None:
     for i in range(4):
         iterate(i)
     one.loss(data(5)).backward()
-    assert one.state.apply_finished() == 0  # there is nothing to do
+    assert one.state.catch_up() == (0, 0)  # there is nothing to do
     one.job.newest = one.job.step + 1
-    with pytest.raises(ConfigError, match=r"apply_finished\(\) between backward\(\) and optimizer.step\(\), 1 steps"):
-        one.state.apply_finished()
-    one.job.lost = True
-    with pytest.raises(ConfigError, match=r"jump\(\) between backward\(\) and optimizer.step\(\)"):
-        one.state.jump()
+    for one.job.lost in (False, True):
+        with pytest.raises(ConfigError, match=r"catch_up\(\) between backward\(\) and optimizer.step\(\), 1 steps"):
+            one.state.catch_up()
 
 
 def test_a_batch_that_is_asked_for_before_the_step_is_refused(rank: Callable[..., Rank]) -> None:
@@ -518,7 +516,7 @@ def test_no_rank_skips_a_step_within_join(rank: Callable[..., Rank]) -> None:
     with pytest.raises(ConfigError, match=r"DDP's join\(\)"):
         next(source)
     one.state._before_forward(one.net)
-    assert one.state.apply_finished() == 0
+    assert one.state.catch_up() == (0, 0)
 
 
 def test_one_state_is_not_taken_for_two_models(rank: Callable[..., Rank]) -> None:
@@ -631,5 +629,5 @@ def test_a_rank_that_jumps_without_a_state_goes_on_in_its_own_pass(
     monkeypatch.setattr(second.job, "drain", lambda timeout: True, raising=False)
     monkeypatch.setattr(catch_up, "take_state", lambda *_: 0)
     second.job.lost = True
-    assert second.state.jump() == (moved + 1) // 2
+    assert second.state.catch_up() == (0, (moved + 1) // 2)
     assert second.job.step == 12 + moved + moved % 2

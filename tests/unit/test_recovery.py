@@ -50,15 +50,14 @@ def test_a_rank_that_catches_up_is_forgiven() -> None:
         one.communicator.lost = True
 
 
-def test_steps_whose_averages_were_gone_are_told_by_the_next_jump(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They count as skipped, not as applied, so that a scheduler is moved on by as many."""
-    one = lost(resync=object())
+def test_steps_whose_averages_were_gone_are_skipped_and_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a scheduler is moved on by as many. Those of the entrance are told once."""
+    one = lost(resync=object(), _jumped=4)
     one.communicator.lost = False
     monkeypatch.setattr(one, "end_step", lambda still: None)
     monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda *_: (2, 3))
-    assert one.apply_finished() == 2
-    assert one.jump() == 3
-    assert one.jump() == 0
+    assert one.catch_up() == (2, 7)
+    assert one.catch_up() == (2, 3)
 
 
 def test_a_half_made_step_is_not_given_as_that_after_it() -> None:
@@ -280,22 +279,19 @@ def test_nobody_takes_weights_that_are_swapped_for_an_evaluation(alone: Any, mon
         assert readable(alone) == 4
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_applied_steps_go_through_the_scaler(monkeypatch: pytest.MonkeyPatch, given: bool) -> None:
-    """Averages have the loss scale: an optimizer that was named stepped 65536 times too far."""
+def test_applied_steps_go_through_the_scaler() -> None:
+    """Averages have the loss scale."""
     import torch
+
+    from tailbound.torch.catch_up import step_optimizers
 
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 1.0)
     scaler = torch.amp.GradScaler("cpu", 65536.0)
     scaler.scale(torch.ones(1))
     one = lost(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])), scaler=scaler)
-    one.communicator.lost = False
-    monkeypatch.setattr(one, "end_step", lambda still: None)
-    monkeypatch.setattr("tailbound.torch.catch_up.apply_finished", lambda _one, _job, act: (1, act(None, True) or 0))
-    named = (optimizer,) if given else ()
     weight.grad = torch.full((1,), 65536.0)
-    assert one.apply_finished(*named) == 1
+    step_optimizers(one)
     assert weight.tolist() == [-1]
 
 
@@ -327,31 +323,6 @@ def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
         assert alone.net.bias.item() == before - 0.5
     finally:
         made.detach()
-
-
-def test_a_wrapper_steps_what_is_in_it_through_the_scaler_itself() -> None:
-    """As Accelerate's and Lightning's do: gradients were divided by the scale twice."""
-    import torch
-
-    from tailbound.torch.catch_up import step_optimizers
-
-    weight = torch.nn.Parameter(torch.zeros(1))
-    inner = torch.optim.SGD([weight], 1.0)
-    scaler = torch.amp.GradScaler("cpu", 1024.0)
-    scaler.scale(torch.ones(1))
-
-    class Wrapper(torch.optim.Optimizer):
-        def __init__(self) -> None:
-            self.optimizer, self.param_groups = inner, inner.param_groups
-
-        def step(self, closure: Any = None) -> None:
-            scaler.step(self.optimizer)
-            scaler.update()
-
-    weight.grad = torch.full((1,), 1024.0)
-    one = lost(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[inner])), scaler=scaler)
-    step_optimizers(one, Wrapper())
-    assert weight.tolist() == [-1.0]
 
 
 def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: pytest.MonkeyPatch) -> None:

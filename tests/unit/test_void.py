@@ -139,11 +139,11 @@ def test_a_program_that_does_not_get_there_goes_on_and_lags(
 
 def test_a_program_that_skips_by_itself_makes_no_void_step(lost: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailbound.torch.catch_up.jump", lambda _state, job, _timeout: job.jump())
-    assert lost.jump() == 7
+    assert lost.catch_up() == (0, 7)
     lost.communicator.newest = 20
     lost._new_step = True
     assert not iteration(lost)
-    assert lost.jump() == 13
+    assert lost.catch_up() == (0, 13)
 
 
 @pytest.mark.parametrize("patient", [True, False])

@@ -289,7 +289,7 @@ class Maps:
         if knew and job.sequence.adrift:
             said = (
                 f"step {self._step}: owner maps changed more than {REMEMBERED} steps ago, or several times, before "
-                "this rank heard of it: where rows go is not known. Use tailbound.torch.batches, or call state.jump()"
+                "this rank heard of it: where rows go is not known. Use tailbound.torch.batches, or state.catch_up()"
             )
             job.events.emit("map_too_late", reason=said)
         self._misplaced = True

@@ -22,10 +22,10 @@ def batches(
 ) -> Iterator[T]:
     """Yields the batches of ``loader``, those left out that belong to steps the others have finished without this rank.
 
-    Before every iteration of the loop, a rank that is behind applies the finished ones (``state.apply_finished``); one
-    that is so far behind that their averages are gone joins the others at their next one and takes their state
-    (``state.jump``, clock-20). Either way as many batches are skipped, so that all ranks stay at the same place in the
-    data. An iteration may have several backward passes and steps; how many is learned from the first ones.
+    Before every iteration of the loop, a rank that is behind applies the finished ones; one that is so far behind that
+    their averages are gone joins the others at their next one and takes their state (``state.catch_up``, clock-20).
+    Either way as many batches are skipped, so that all ranks stay at the same place in the data. An iteration may have
+    several backward passes and steps; how many is learned from the first ones.
 
     Args:
         loader: this rank's batches.
@@ -52,8 +52,10 @@ def batches(
         if place == 0:
             others.look()
             if not state.owed_batches and state.between_iterations():
-                moved = _jump(state, on_skip) + state.apply_finished(step=step)
-                state.owed_batches = per_step * (moved + _jump(state, on_skip))  # averages may have been gone
+                applied, skipped = state.catch_up(step)
+                state.owed_batches = per_step * (applied + skipped)
+                if skipped and on_skip is not None:
+                    on_skip(skipped)
             if state.owed_batches:
                 state.owed_batches -= 1
                 continue
@@ -71,14 +73,6 @@ def batches(
                     f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
                     f"would skip too few. Give tailbound.torch.batches(..., per_step={apart * per_step})"
                 )
-
-
-def _jump(state: TailboundState, on_skip: Callable[[int], object] | None) -> int:
-    """Iterations that this rank has skipped, told to ``on_skip``."""
-    skipped = state.jump()
-    if skipped and on_skip is not None:
-        on_skip(skipped)
-    return skipped
 
 
 class _Others:

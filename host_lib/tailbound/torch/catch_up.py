@@ -124,25 +124,24 @@ def _others(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[torch.Tenso
     return (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
 
 
-def step_optimizers(state: Recovery, optimizer: torch.optim.Optimizer | None = None, turn: Turn | None = None) -> None:
-    """``step()`` of ``optimizer``, or of those of the model of ``turn``, or whose turn it is (``Turns``).
+def step_optimizers(state: Recovery, turn: Turn | None = None) -> None:
+    """``step()`` of the model's optimizers of ``turn``, or of those whose turn it is (``Turns``).
 
     Averages have the loss scale, so a gradient scaler takes it off them first, if there is one.
 
     Raises:
         ConfigError: none is known.
     """
-    known = state.resync.replica.optimizers if state.resync is not None else []
-    due = [optimizer] if optimizer is not None else state.turns.due(known, turn)
+    due = state.turns.due(state.resync.replica.optimizers if state.resync is not None else [], turn)
     if not due:
-        raise ConfigError("no optimizer is known: pass optimizer= to register or to apply_finished")
-    if state.scaler is None or (optimizer is not None and _steps_another(optimizer, known)):
-        for one in due:
-            _step(one)
-        return
+        raise ConfigError("no optimizer is known: pass optimizer= to register")
     for one in due:
-        state.scaler.step(one)
-    state.scaler.update()
+        if state.scaler is None:
+            _step(one)
+        else:
+            state.scaler.step(one)
+    if state.scaler is not None:
+        state.scaler.update()
 
 
 def _step(optimizer: torch.optim.Optimizer) -> None:
@@ -152,12 +151,6 @@ def _step(optimizer: torch.optim.Optimizer) -> None:
         optimizer.step(lambda: 0.0)
     else:
         optimizer.step()
-
-
-def _steps_another(optimizer: torch.optim.Optimizer, known: Sequence[torch.optim.Optimizer]) -> bool:
-    """Whether it is a wrapper (Lightning's, Accelerate's), which itself steps the one in it through the scaler."""
-    inner = getattr(optimizer, "optimizer", None)
-    return isinstance(inner, torch.optim.Optimizer) and not any(optimizer is one for one in known)
 
 
 def jump(state: Recovery, communicator: Communicator, timeout: float) -> int:
@@ -195,7 +188,7 @@ def jump(state: Recovery, communicator: Communicator, timeout: float) -> int:
         else:
             state.say("no state", "is lost again by when another's state has come; abstains until it has it, in slices")
     if moved:
-        moved += _finish(state, communicator, moved, lambda turn, _: step_optimizers(state, turn=turn))
+        moved += _finish(state, communicator, moved, lambda turn, _: step_optimizers(state, turn))
         if state.scaler is not None:
             state.scaler.catch_up()
         state.say("jumped", f"was away for too long and has skipped {moved} steps")

@@ -122,10 +122,10 @@ class Recovery:
         self._within = 0  # contexts of ``hold``
         self._lost_for = 0  # steps running
         self._new_step = False  # one has ended since it was looked whether this rank is lost
-        self._jumped = 0  # passes skipped before a forward pass or by ``apply_finished``, which ``jump`` is to tell
+        self._jumped = 0  # passes skipped before a forward pass, which ``catch_up`` is to tell
         self._asked_at: int | None = None  # the step that was half made when a batch was asked for
         self._asked_early = False  # and its optimizer has stepped only then
-        #: the program follows the job, by ``batches`` or by ``jump`` and ``apply_finished``
+        #: the program follows the job, by ``batches`` or ``catch_up``
         self.skips = False
         #: where the program's loop is, if it does not
         self.void = Void()
@@ -641,93 +641,60 @@ class Recovery:
         self._asked_at = self.ended if self._half_made else None
         return self._asked_at is None
 
-    def apply_finished(
-        self, optimizer: torch.optim.Optimizer | None = None, *, step: Callable[[], object] | None = None
-    ) -> int:
-        """Applies the iterations that the others have finished, without computing them; between two of them.
+    def catch_up(self, step: Callable[[], object] | None = None) -> tuple[int, int]:
+        """Between two iterations: applies those that the others have finished, without computing them.
 
         An iteration is what the training loop makes of one step of its data: one backward pass, as a rule, and the
-        optimizer's step. One of several passes is learned from the last ones, and applied as a whole.
+        optimizer's step. One of several passes is learned from the last ones, and applied as a whole. Where the
+        averages are gone, this rank joins the others at their next step and takes another rank's state.
 
         Args:
-            optimizer: default: those that step the model's parameters; where they take turns, those whose turn it is.
-                Either way they step through the gradient scaler, if there is one.
-            step: called once for each iteration when the averages are in ``.grad``, instead of its last
+            step: called once for each applied iteration when the averages are in ``.grad``, instead of its last
                 ``optimizer.step()``: whatever the training loop does between ``backward`` and the next iteration
-                (clipping, the scheduler).
+                (clipping, the scheduler). Default: ``step()`` of the optimizers whose turn it is, through the gradient
+                scaler if there is one.
 
         Returns:
-            How many iterations were applied; ``.grad`` is what it was before. Where averages were gone, this rank has
-            taken another's state instead, and ``jump`` tells how many iterations it skipped by that.
+            How many iterations were applied, and how many were skipped since the last call.
 
         Raises:
             ConfigError: no optimizer is known, it is still to step, or no rank can skip a step alone (``together``).
             TailboundError: see ``allreduce_hook``.
         """
-        self._may_skip()
+        if why := self.together or (_JOINED if self._joined else ""):
+            raise ConfigError(f"no rank can skip a step alone: {why}")
         self.skips = not self.void.on
         if self.communicator is None:
-            return 0
+            return 0, 0
         if self._half_made:
-            self._refuse_early("apply_finished")
-            return 0
+            if self.place in (Place.BEHIND, Place.LOST):
+                raise ConfigError(
+                    f"rank {self.rank}: catch_up() between backward() and optimizer.step(), {self.behind} steps "
+                    "behind: the averages of the last step would be lost. Move the call behind optimizer.step(); where "
+                    "the program leaves a step out, behind the next one"
+                )
+            return 0, 0
         self.end_step(still=True)
+        applied, (skipped, self._jumped) = 0, (self._jumped, 0)
         if not self.outside:
             self.turns.split()
-        if self.place is not Place.BEHIND:
-            return 0
+        if self.place is Place.LOST:
+            skipped += catch_up.jump(self, self.communicator, _REJOIN)
 
         def act(turn: Turn | None, last: bool) -> None:
             if step is not None and last:
                 step()
             else:
-                catch_up.step_optimizers(self, optimizer, turn)
+                catch_up.step_optimizers(self, turn)
 
-        applied, skipped = catch_up.apply_finished(self, self.communicator, act)
-        self._jumped += skipped
-        return applied
-
-    def _refuse_early(self, what: str) -> None:
-        if self.place in (Place.BEHIND, Place.LOST):
-            raise ConfigError(
-                f"rank {self.rank}: {what}() between backward() and optimizer.step(), {self.behind} steps behind: the "
-                "averages of the last step would be lost. Move the call behind optimizer.step(); where the program "
-                "leaves a step out, behind the next one"
-            )
+        if self.place is Place.BEHIND:
+            applied, more = catch_up.apply_finished(self, self.communicator, act)
+            skipped += more
+        return applied, self.turns.iterations(skipped)
 
     def forget(self) -> None:
         """Drops what is kept for the next step: the parameters are others now."""
         self.contributions.forget()
-
-    def jump(self, timeout: float = 30.0) -> int:
-        """If this rank is lost (``communicator.lost``), joins the others at their next step and takes their state.
-
-        Until the state is there, the rank takes part without contributing. To be called between two steps.
-
-        Args:
-            timeout: seconds until a state begins to come; all of it may take longer, by its size.
-
-        Returns:
-            How many iterations were skipped since the last call: here, before a forward pass or by
-            ``apply_finished``.
-
-        Raises:
-            ConfigError: the optimizer is still to step, or no rank can skip a step alone (``together``).
-        """
-        self._may_skip()
-        self.skips = not self.void.on
-        if self.communicator is not None and self.place is Place.LOST:
-            if self._half_made:
-                self._refuse_early("jump")
-            self.end_step(still=True)
-            self.turns.split()
-            self._jumped += catch_up.jump(self, self.communicator, timeout)
-        skipped, self._jumped = self._jumped, 0
-        return self.turns.iterations(skipped)
-
-    def _may_skip(self) -> None:
-        if why := self.together or (_JOINED if self._joined else ""):
-            raise ConfigError(f"no rank can skip a step alone: {why}")
 
 
 def attached() -> list[Recovery]:
