@@ -22,7 +22,7 @@ from tailbound.torch.memory import check
 from tailbound.torch.node import Node
 from tailbound.torch.node_hold import Holds
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
-from tailbound.torch.recovery import ForwardHook, joined
+from tailbound.torch.recovery import WeakHook, joined
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.state import TailboundState
@@ -262,7 +262,7 @@ class NodeState(TailboundState):
         """As in ``TailboundState``; from then on a forward pass within DDP's ``join()`` is refused."""
         super().attach(ddp_model, optimizer, also)
         if self.resync is not None:
-            self._handles.append(ddp_model.register_forward_pre_hook(ForwardHook(self._refuse_join), prepend=True))
+            self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._refuse_join), prepend=True))
 
     def ran_out(self) -> None:
         """What DDP's ``join()`` does for a rank without data is refused, where neighbours wait at boundaries.

@@ -203,12 +203,12 @@ class Recovery:
             scaler=lambda: held.scaler if (held := itself()) is not None else None,
         )
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
-        self._handles.append(ddp_model.register_forward_pre_hook(ForwardHook(self._before_forward), prepend=True))
+        self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._before_forward), prepend=True))
         if getattr(ddp_model, "static_graph", False):
             self.layout.follow(replica.parameters, _used_by(ddp_model))
         for step_hook in (
-            register_optimizer_step_pre_hook(_held_weakly(self._before_step)),
-            register_optimizer_step_post_hook(_held_weakly(self._after_step)),
+            register_optimizer_step_pre_hook(WeakHook(self._before_step)),
+            register_optimizer_step_post_hook(WeakHook(self._after_step)),
         ):
             self._handles.append(step_hook)
             self._endings.insert(0, step_hook.remove)
@@ -294,24 +294,15 @@ class Recovery:
     def _tell_of_ring(self, communicator: Communicator, entries: int) -> None:
         """Says what the rings take, how many steps of ``entries`` parameters they hold, and what that allows."""
         rows, held, taken = communicator.rings(entries)
-        behind = held // rows - 1
-        if behind > 0:
-            allows = (
-                f"who misses up to {behind} of them applies what the others have averaged, who misses more takes "
-                "another's state"
-            )
-        else:
-            allows = (
-                "who misses one takes another's state (a larger ring_mib lets it apply what the others have averaged)"
-            )
         log.log(
             logging.INFO if rows <= held else logging.WARNING,
-            "rank %d: the rings take %d MiB of memory and hold %.1f steps of this model (%.1f M parameters): %s",
+            "rank %d: the rings take %d MiB of memory and hold %.1f steps of this model (%.1f M parameters): a rank "
+            "that misses at most %d applies the others' averages, one that misses more takes another's state",
             self.rank,
             taken >> 20,
             held / rows,
             entries / 1e6,
-            allows,
+            max(0, held // rows - 1),
         )
 
     @torch.compiler.disable
@@ -504,7 +495,7 @@ class Recovery:
         else:
             log.info("rank %d: goes on with the others before step %d", self.rank, communicator.step)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self.resync is not None and self.resync.replica.adopt(optimizer):
             refuse_optimizer(optimizer)
             self._look_at(optimizer)
@@ -529,7 +520,7 @@ class Recovery:
                 beside,
             )
 
-    def _after_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The step is made only now: a closure may have averaged in it, before the update."""
         if self.resync is not None and any(optimizer is known for known in self.resync.replica.optimizers):
             self._stepping.discard(id(optimizer))
@@ -702,8 +693,8 @@ def attached() -> list[Recovery]:
     return list(_attached)
 
 
-class ForwardHook:
-    """A hook of a model, which does not keep the object of ``method``. In a copy of the model it does nothing."""
+class WeakHook:
+    """A hook that does not keep the object of ``method``. In a copy of a model it does nothing."""
 
     def __init__(self, method: Callable[..., None] | None = None) -> None:
         self._held = weakref.WeakMethod(method) if method is not None else None
@@ -715,7 +706,7 @@ class ForwardHook:
             found(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ForwardHook, ()
+        return WeakHook, ()
 
 
 def joined(ddp_model: torch.nn.Module | None) -> bool:
@@ -732,18 +723,6 @@ def _used_by(ddp_model: torch.nn.Module) -> Callable[[], torch.Tensor | None]:
         return found.reducer._get_local_used_map() if isinstance(found, DistributedDataParallel) else None
 
     return used
-
-
-def _held_weakly(method: Callable[[torch.optim.Optimizer], None]) -> Callable[..., None]:
-    """A hook for all optimizers of the process, which does not keep the object of ``method``."""
-    held = weakref.WeakMethod(method)
-
-    def hook(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if (found := held()) is not None:
-            found(optimizer)
-
-    apart: Callable[..., None] = torch.compiler.disable(hook)  # type: ignore[no-untyped-call]
-    return apart
 
 
 def _end_aside(endings: list[Callable[[], object]]) -> None:
