@@ -23,14 +23,13 @@ from triton.compiler import ASTSource
 
 FLOATS, INTEGERS = "*fp32", "*i32"
 POINTERS = {
-    "largest": {"x": FLOATS, "powers": FLOATS, "out": INTEGERS, "squares": "*fp64"},
+    "largest": {"x": FLOATS, "out": INTEGERS, "squares": "*fp64"},
     "encode": {
-        "x": FLOATS, "powers": FLOATS, "factors": FLOATS, "limits": FLOATS, "keys": INTEGERS, "out": "*u8",
-        "beyond": "*i64",
+        "x": FLOATS, "factors": FLOATS, "limits": FLOATS, "keys": INTEGERS, "out": "*u8", "beyond": "*i64",
     },
     "decode": {
         "rows": "*u8", "factors": FLOATS, "keys": INTEGERS, "zeros": INTEGERS, "group_factors": FLOATS,
-        "powers": FLOATS, "out": FLOATS,
+        "out": FLOATS,
     },
 }  # fmt: skip
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -52,7 +51,7 @@ def counts(kernels: Any, name: str, rows: int, block: int, options: dict[str, An
 
     ``encode4`` is ``encode`` for codes of 4 bits, and so on; without a number they are of 8.
     """
-    constants = {"ROWS": rows, "BLOCK": block, "ROTATE": True, "POWERS": True}
+    constants = {"ROWS": rows, "BLOCK": block, "ROTATE": True}
     name, bits = (plain := name.rstrip("0123456789")), int(name.removeprefix(plain) or 8)
     words = [word for word in ("numel", "codes", "seed", "first") if word != "first" or name != "largest"]
     signature = POINTERS[name] | dict.fromkeys(words, "i32")
