@@ -163,7 +163,7 @@ def test_a_rank_dies(ranks: int) -> None:
     nobody_else_was_suspected(case, gone)
 
 
-@ranks(2, 4)
+@ranks(4)
 def test_a_link_at_a_twentieth_of_its_rate_and_back(ranks: int) -> None:
     """Six steps of four buckets each way, twelve of two; rows of the slow rank may be left out, the others' not."""
     slow, down, up = ranks - 1, SETTLED + 1, SETTLED + 13
@@ -242,7 +242,7 @@ def test_of_two_ranks_one_comes_back_at_any_point_of_a_step(phase: int) -> None:
     assert case.bad_steps(100, 109) == []
 
 
-@ranks(2, 4)
+@ranks(4)
 def test_one_rank_skips_a_bucket_once(ranks: int) -> None:
     """The tags disagree from that op on, and both ranks are named: rows are refused, never summed as something else."""
     skipper = ranks - 1

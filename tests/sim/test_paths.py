@@ -85,7 +85,7 @@ def test_bursts_are_tried_again_and_used_when_they_arrive() -> None:
         assert (counts["bursts_lost"], counts["bursts_again"]) == (2, 2)  # a line a peer
 
 
-@pytest.mark.parametrize("narrow", [{1}, {0, 1, 2}])
+@pytest.mark.parametrize("narrow", [{1}])
 def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(narrow: set[int], caplog: pytest.LogCaptureFixture) -> None:
     with sim_team(RANKS, LEARNED) as job:
         errors_of(job, 10)
@@ -128,7 +128,7 @@ def test_a_path_that_takes_some_wide_packets_has_its_mtu() -> None:
         assert not any(member._engine._error for member in job.communicators)
 
 
-@pytest.mark.parametrize("loss", [0.05, 0.2])
+@pytest.mark.parametrize("loss", [0.2])
 def test_losses_are_taken_for_neither(loss: float) -> None:
     with sim_team(RANKS, LEARNED) as job:
         job.trouble(lambda: Trouble(3, loss=loss))

@@ -51,7 +51,7 @@ def test_with_losses_every_row_arrives_and_the_mean_is_the_one_without() -> None
             np.testing.assert_array_equal(out, theirs[0])
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(3))
 def test_scales_are_agreed_on_although_words_are_lost(seed: int) -> None:
     """Half of what ranks tell of their scales is lost. Who has not heard one that has settled asks it until it has: on
     other scales its rows would be refused. Rules: clock-34, clock-26.

@@ -63,7 +63,11 @@ class Training:
 
 @pytest.mark.parametrize(
     ("ranks", "steps", "spread"),
-    [(4, 4, 2 * MS), (4, 5, 60 * MS), pytest.param(8, 6, 2 * MS, marks=pytest.mark.thorough)],
+    [
+        (4, 4, 2 * MS),
+        pytest.param(4, 5, 60 * MS, marks=pytest.mark.thorough),
+        pytest.param(8, 6, 2 * MS, marks=pytest.mark.thorough),
+    ],
     ids=["four ranks", "four that drift apart", "eight ranks"],
 )
 def test_what_waits_in_own_queues_slows_nobody_down(ranks: int, steps: int, spread: int) -> None:

@@ -2,8 +2,8 @@
 
 Where most rows of a sender do not come, op after op, although it has sent them, the receiver sends a HELLO with the
 flag COMPLAINT. The sender then tries its way (``trials``), as before the first op. Where single packets arrive and
-bursts do not, it sends one by one, and tries again later. Where small packets arrive and those as wide as a row do not, rows
-of this job cannot pass any more, so that all ranks end with an error.
+bursts do not, it sends one by one, and tries again later. Where small packets arrive and those as wide as a row do
+not, rows of this job cannot pass any more, so that all ranks end with an error.
 
 A rank also says what its own system refuses to send, and tells the peers that it does (flag ABSTAIN).
 """
