@@ -1,4 +1,4 @@
-"""``tailbound bench tail`` in a lab, briefly: every environment gives its rows, and Gloo may hang."""
+"""``tailbound bench tail`` in a lab, briefly: every environment gives its rows."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ def test_every_environment_gives_rows(tmp_path: Path, envs: tuple[str, ...], mon
         assert row["min_ms"] <= row["mean_ms"] <= row["max_ms"]
         assert row["bytes"] == 1 << 18
         assert row["workers"] == 2
-        if not row["stuck"]:  # a kernel may not tell its share
-            assert row["cpu_ms"] > (row["kernel_ms"] or 0) >= 0
+        assert row["cpu_ms"] > (row["kernel_ms"] or 0) >= 0  # a kernel may not tell its share
         if row["name"] == "tailbound":
             assert row["datapath"] == "xdp"
-            assert row["delivered"] is None or row["delivered"] > 0.5  # None: an op of Gloo never ended
+            assert row["delivered"] > 0.5
     by = {(row["env"], row["name"]): row for row in rows}
     if "stopped" in envs:  # it holds Gloo for what is left of its second, whenever the iteration began
         assert by["stopped", "gloo"]["max_ms"] > 500

@@ -26,7 +26,7 @@ WARM_UP, _COMPARED = 5, 8
 #: Columns of rows of all-reduces.
 COLUMNS: Columns = {
     "bytes": ("\nsize B", "d"), "name": ("\nwho", ""), "p50_ms": ("p50\nms", "ms"), "p99_ms": ("p99\nms", "ms"),
-    "max_ms": ("max\nms", "ms"), "cpu_ms": ("CPU\nms", "ms"), "busbw_gbps": ("busbw\nGB/s", ".2f"),
+    "max_ms": ("max\nms", "ms"), "cpu_ms": ("CPU\nms", "ms"),
     "delivered": ("arrived\n%", "%"), "deadline_hits": ("late\n", "d"), "nmse": ("\nNMSE", ".1e"),
     "ratio_p50": ("p50\nratio", ".2f"),
 }  # fmt: skip
@@ -45,7 +45,6 @@ def run(
     iters: int = 50,
     vs: Sequence[str] = (GLOO,),
     datapath: str = "auto",
-    known: bool = False,
     json_file: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
@@ -67,8 +66,7 @@ def run(
         if path == "switch":
             lab.switch.renew()  # a cookie serves one run of the workers
         names = [OURS, *dict.fromkeys(vs)]
-        job = {"names": names, "datapath": path, "settings": {"rate": (spec.rate or 0) / 8 if known else 0.0}}
-        with Experiment(lab, job, console) as experiment:
+        with Experiment(lab, {"names": names, "datapath": path}, console) as experiment:
             about["datapath"] = experiment.datapath
             for size in (size - size % 4 for size in sizes):
                 console.print(f"{size} B: {iters} iterations", highlight=False)

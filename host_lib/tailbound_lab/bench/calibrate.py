@@ -16,7 +16,7 @@ RATE_SHARE = 0.9
 #: Bursts in one measurement; fewer where they would hit more of Gloo's iterations than this, and move its P50.
 _BURSTS, _MOST_HIT = 12, 0.25
 #: How near the ratio has to come, relative.
-TOLERANCE = 0.1
+TOLERANCE = 0.05
 _LONGEST_MS = 10_000.0
 
 
@@ -47,11 +47,6 @@ def corrected(background: Background, ratio: float, target: float) -> Background
     return Background(background.rate, on, background.off_ms)
 
 
-def near(ratio: float, target: float) -> bool:
-    """Whether a measured ratio is the one asked for."""
-    return abs(ratio / target - 1) <= TOLERANCE
-
-
 def search(
     target: float, first: Background, measure: Callable[[Background], Sequence[float]], probes: int = 4
 ) -> tuple[Background, list[tuple[float, float]]]:
@@ -74,7 +69,7 @@ def search(
         tried.append((background.on_ms, ratio))
         if abs(ratio - target) < error:
             best, error = background, abs(ratio - target)
-        if abs(ratio / target - 1) <= TOLERANCE / 2:
+        if abs(ratio / target - 1) <= TOLERANCE:
             break
         background = corrected(background, ratio, target)
     return best, tried

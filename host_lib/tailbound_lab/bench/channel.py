@@ -1,4 +1,4 @@
-"""The words between a worker process and the process that started it: lines of JSON over two pipes."""
+"""The words between a worker process and the process that started it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
 from typing import Any
 
 from tailbound.errors import TailboundError
 
 #: Tailbound, also with stamps around the parts of an op; the two that average over TCP: Gloo, and our codes.
 OURS, STAMPED, GLOO, QUANTISED = "tailbound", "stamped", "gloo", "quantised"
-#: Number of the pipe on which a worker reports.
-REPORT_FD = "TAILBOUND_BENCH_REPORT"
+#: Variable with the number of a worker's end of the connection.
+END_FD = "TAILBOUND_BENCH_END"
+#: The last order.
+END = "end"
 
 
 def order_of(names: Sequence[str], round_number: int) -> list[str]:
@@ -24,23 +27,22 @@ def order_of(names: Sequence[str], round_number: int) -> list[str]:
 
 
 class Channel:
-    """A worker's end. Reports go out at once, orders come in on standard input."""
+    """A worker's end."""
 
     def __init__(self) -> None:
-        self._out = os.fdopen(int(os.environ[REPORT_FD]), "w", buffering=1)
+        self._end = Connection(int(os.environ[END_FD]))
 
     def report(self, kind: str, **values: Any) -> None:
         """Send one message; values of plain types."""
-        self._out.write(json.dumps({"kind": kind, **values}) + "\n")
-
-    def order(self) -> str:
-        """Wait for the next order; empty when the other side has gone."""
-        return sys.stdin.readline().strip()
+        self._end.send({"kind": kind, **values})
 
     def obey(self, phase: Callable[..., dict[str, Any]]) -> None:
-        """Do phase after phase with the arguments that are ordered, and report each, until the order ``end``."""
-        while (order := self.order()) and order != "end":
-            self.report("phase", **phase(**json.loads(order)))
+        """Do phase after phase with the arguments that are ordered, and report each, until the order ``END``."""
+        try:
+            while (order := self._end.recv()) != END:
+                self.report("phase", **phase(**order))
+        except EOFError:
+            return  # the other side has gone
 
 
 def serve(work: Callable[[dict[str, Any], Channel], None]) -> int:

@@ -95,7 +95,6 @@ def codec(quick: bool, json_file: Path | None) -> None:
 @_datapath("switch")
 @_JSON
 @_VS
-@click.option("--known", is_flag=True, help="Ranks are told --rate; a virtual link calls itself faster.")
 def allreduce(vs: tuple[str, ...], **options: Any) -> None:
     """All-reduces of worker processes in a lab, in turn with Gloo's or with our codes over TCP."""
     from tailbound_lab.bench.allreduce import run
@@ -141,9 +140,7 @@ def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, 
 @click.option("--seed", "first_seed", type=click.IntRange(0), default=1, help="The first of them.")
 @click.option("--steps", type=click.IntRange(1), help="Of every variant.")
 @click.option("--batch", type=click.IntRange(1), help="Images, or pieces of text, a worker and step.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0, min_open=True), help="Of training, after which a variant stops."
-)
+@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Of training, after which no turn begins.")
 @click.option(
     "--variants", "--variant", type=click.Choice(VARIANTS), multiple=True,
     help="Only these; more than one allowed.", show_default=False,

@@ -33,8 +33,6 @@ from tailbound_lab.bench.quantised import Quantised
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.bench.stopwatch import Stopwatch
 
-_REPORT_SECONDS = 0.1
-
 
 def gradient(size: int, seed: int) -> NDArray[np.float32]:
     """Return Gaussian data of ``size`` bytes, the same for the same seed."""
@@ -53,7 +51,7 @@ class Contest:
     """One rank of one job.
 
     Args:
-        job: of ``Experiment``: ``names`` (who averages), ``datapath``, ``settings`` (of ``Config``).
+        job: of ``Experiment``: ``names`` (who averages) and ``datapath``.
         channel: to who gives orders.
         ours: of this job.
         line: where its ranks meet.
@@ -68,8 +66,7 @@ class Contest:
         self.rank, self.ranks = ours.config.rank, ours.config.ranks
         self._meter = Meter(kernel=self.rank == 0)
         self._run: dict[str, Callable[[], None]] = {}
-        self._entries: list[tuple[str, float]] = []
-        self._told = 0.0
+        self._times: dict[str, list[float]] = {}
         self._errors: dict[str, list[float]] = {}
 
     def phase(
@@ -98,26 +95,23 @@ class Contest:
         ours, watch = self._ours, self._watch
         ours.drain()
         self._meter.forget()
-        self._errors = {name: [] for name in names}
+        self._times, self._errors = {name: [] for name in names}, {name: [] for name in names}
         watch.ops.clear()
-        before, carried, self._told = totals(ours), link_bytes(), time.monotonic()
+        before, carried = totals(ours), link_bytes()
         if period:
             self._paced(names[0], rounds, period)
         else:
             self._meeting(names, rounds, seconds, late, compare)
-        self._flush()
         ours.drain()
         self._meter.turn()
         link, counts = link_bytes(), totals(ours)
         counted: dict[str, float | None] = {name: counts[name] - before[name] for name in before}
         counted["link_bytes"] = None if link is None or carried is None else link - carried
-        learned = ours.job.deadlines
         return {
+            "times": self._times,
             "counted": counted,
             "nmse": self._errors,
             "spent": self._meter.report(),
-            # D1 and D2 for the largest ops of late (clock-4 and clock-11)
-            "deadlines_ms": [stage(learned.largest) / 1e6 for stage in (learned.stage_one, learned.stage_two)],
             "stamps": watch.ops,
         }
 
@@ -128,14 +122,12 @@ class Contest:
             if self._line.over:
                 return
             for name in order_of(names, number):
-                if name in (GLOO, QUANTISED):  # it may not come back, and what was before it must be known
-                    self._flush()
                 self._buffer[:] = self._data
                 self._line.wait(meanwhile=partial(self._meter.turn, name))
                 taken = self._timed(name, late if self.rank == self.ranks - 1 else 0.0)
                 if compare and number % compare == 0:
                     self._errors[name].append(self._error(self._buffer if name in (GLOO, QUANTISED) else self._out))
-                self._add(name, taken)
+                self._times[name].append(taken)
             number += 1
 
     def _paced(self, name: str, rounds: int, period: float) -> None:
@@ -144,7 +136,7 @@ class Contest:
         for number in range(rounds):
             time.sleep(max(0.0, begin + number * period - time.monotonic()))
             self._buffer[:] = self._data
-            self._add(name, self._timed(name))
+            self._times[name].append(self._timed(name))
 
     def _timed(self, name: str, late: float = 0.0) -> float:
         """Do one all-reduce ``late`` seconds from now; return seconds from now to this rank's result."""
@@ -188,18 +180,6 @@ class Contest:
             self._exact /= self.ranks
         return nmse(mean, self._exact)
 
-    def _add(self, name: str, seconds: float) -> None:
-        """Keep one iteration; it goes out with those of the last tenth of a second."""
-        self._entries.append((name, seconds))
-        if time.monotonic() - self._told > _REPORT_SECONDS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._entries:
-            self._channel.report("times", times=self._entries)
-            self._entries = []
-        self._told = time.monotonic()
-
 
 @contextmanager
 def group() -> Iterator[Any]:
@@ -214,8 +194,7 @@ def work(job: dict[str, Any], channel: Channel) -> None:
     """Do all of this rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     config = Config(
-        rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read(),
-        **job.get("settings", {}),
+        rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read()
     )  # fmt: skip
     watch, line = Stopwatch(), StartLine(Path(job["folder"], "start"), rank, ranks)
     with group() as store, Communicator(store, config, datapath=job["datapath"], on_thread=watch.here) as ours:

@@ -28,6 +28,8 @@ from tailbound_lab.bench.trainee import Trainee
 from tailbound_lab.bench.variants import wrap
 from tailbound_lab.lab.straggler import step_delay
 
+#: Seconds for which ranks wait for each other, as long as the slowest one looks at its accuracy.
+_MEET_SECONDS = 170.0
 #: Share of the steps before PowerSGD compresses, as torch advises for accuracy.
 _POWERSGD_SHARE = 0.1
 
@@ -37,14 +39,14 @@ class Course:
 
     Args:
         job: of ``Experiment``: the fields of a ``Scenario`` that say what is trained, ``options`` of ``register``,
-            ``bucket_mib``, ``data_folder``, and ``together``: the time is over for all variants at once.
+            ``bucket_mib`` and ``data_folder``.
         channel: to who gives orders.
     """
 
     def __init__(self, job: dict[str, Any], channel: Channel) -> None:
         self._job, self._channel = job, channel
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self._line = StartLine(Path(job["folder"], "start"), self.rank, self.ranks, timeout=job["silence"] - 30)
+        self._line = StartLine(Path(job["folder"], "start"), self.rank, self.ranks, timeout=_MEET_SECONDS)
         self._meter = Meter(kernel=self.rank == 0)
         self._trainees: dict[str, Trainee] = {}
         self._state: TailboundState | None = None
@@ -81,23 +83,22 @@ class Course:
         return {"gradient_bytes": size} | self.stats()
 
     def run(self) -> dict[str, Any]:
-        """Take turns until all steps are done; rank 0 sees to it that a variant out of time stops on all ranks."""
+        """Take turns until all steps are done, or the time is over before a round: rank 0 says so, to all ranks."""
         steps, turn, look = self._steps(), self._job["turn"], self._job["look"]
-        names, gone = list(self._trainees), set[str]()
+        names = list(self._trainees)
         for name in names:
             self._report(name, -1, {"steps": [], "wall": 0.0, "busy": 0.0, "losses": []}, look=True)
         for number, first in enumerate(range(0, len(steps), turn)):
-            at_end = first + turn >= len(steps)
-            for name in order_of(names, number):
-                if name in gone:
-                    continue
-                self._line.wait(last=self._is_late(name, number), meanwhile=partial(self._meter.turn, name))
+            at_end, order = first + turn >= len(steps), order_of(names, number)
+            for name in order:
+                late = number > 0 and name == order[0] and sum(self._spent.values()) > self._job["seconds"]
+                self._line.wait(last=late, meanwhile=partial(self._meter.turn, name))
                 if self._line.over:
-                    self._meter.turn()
-                    gone |= set(names) if self._job.get("together") else {name}
-                    continue
+                    break
                 taken = self._turn(name, steps[first : first + turn])
                 self._report(name, number, taken, look=at_end or (number + 1) % look == 0)
+            if self._line.over:
+                break
         self._line.wait(meanwhile=self._meter.turn)
         counted: dict[str, Any] = {"cpu_seconds": time.process_time(), "spent": self._meter.report()}
         if self._communicator is not None:
@@ -108,13 +109,6 @@ class Course:
             counted["datapath"] = self._communicator.datapath
             self._communicator.meet("trained")
         return counted
-
-    def _is_late(self, name: str, number: int) -> bool:
-        """Whether the time of a variant is over; of all together, before a turn that each has."""
-        if not self._job.get("together"):
-            return self._spent[name] > float(self._job["seconds"])
-        first: bool = name == order_of(list(self._trainees), number)[0]
-        return first and number > 0 and sum(self._spent.values()) > float(self._job["seconds"])
 
     def stats(self) -> dict[str, Any]:
         """Return what Tailbound has counted, and datagrams for which its socket had no room."""

@@ -1,16 +1,18 @@
-"""One experiment: workers that prepare once and then do phase after phase as they are told, and the rows made of that.
-
-Gloo has no deadline: under loss a rank may wait for TCP's retransmission timer for minutes. The iterations before
-count, the one that did not end counts with the time that was waited for it, and new workers go on.
-"""
+"""One experiment: workers that prepare once and then do phases as they are told, and the rows made of that."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import sys
 import tempfile
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,19 +22,21 @@ from rich.console import Console
 from tailbound.errors import CapabilityError, ConfigError, TransportError
 from tailbound.prepare import Preparation
 from tailbound_lab.bench import figures
-from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, STAMPED, order_of
+from tailbound_lab.bench.channel import END, END_FD, OURS, STAMPED
 from tailbound_lab.bench.meter import per_op
 from tailbound_lab.bench.start import StartLine
-from tailbound_lab.bench.team import Team
 from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.ranks import Ranks
 from tailbound_lab.lab.spec import LabSpec
 
 #: All-reduces before those that count: scales, deadlines (clock-26), caches.
 WARM_UP = 25
 #: Workers of all-reduces, and of trainings.
 CONTEST, COURSE = "tailbound_lab.bench.contest", "tailbound_lab.bench.course"
-#: Seconds without a report after which workers are given up.
-SILENCE = 200.0
+_POLL_SECONDS = 0.05
+#: After the first sign of failure: time for the rank that failed first to say so itself.
+_CONFESS_SECONDS = 0.5
+_GOODBYE_SECONDS = 10.0
 
 
 @dataclass
@@ -41,13 +45,11 @@ class Phase:
 
     Attributes:
         times: by name, by rank, seconds of each iteration; as many for every rank.
-        reports: by rank, what was counted (only of phases that ended).
-        stuck: names of those whose iteration did not end, with the seconds that were waited.
+        reports: by rank, what was counted.
     """
 
     times: dict[str, list[list[float]]] = field(default_factory=dict)
     reports: list[dict[str, Any]] = field(default_factory=list)
-    stuck: list[tuple[str, float]] = field(default_factory=list)
 
     def add(self, other: Phase) -> None:
         """Add another phase of the same ranks."""
@@ -56,96 +58,79 @@ class Phase:
             for rank, times in enumerate(by_rank):
                 mine[rank] += times
         self.reports += other.reports
-        self.stuck += other.stuck
 
     def slowest(self, name: str, without: int | None = None) -> list[float]:
-        """Return iteration times of ``name``: the slowest rank's, ``without`` one of them; stuck ones at the end."""
-        chosen = [times for rank, times in enumerate(self.times.get(name, [])) if rank != without]
-        return figures.slowest(chosen) + [seconds for stuck, seconds in self.stuck if stuck == name]
+        """Return iteration times of ``name``: the slowest rank's, ``without`` one of them."""
+        return figures.slowest([times for rank, times in enumerate(self.times.get(name, [])) if rank != without])
 
     def counted(self, what: str, without: int | None = None) -> float | None:
-        """Return the sum of a count over ranks and phases; None where no phase was reported, or a rank cannot say."""
+        """Return the sum of a count over ranks and phases; None where a rank cannot say."""
         values = [report["counted"][what] for report in self.reports if report["rank"] != without]
-        return None if not values or None in values else sum(values)
+        return None if None in values else sum(values)
 
 
 class Experiment:
-    """The workers of one lab.
+    """Workers of one lab, a process a rank, ready when the ``with`` block begins and killed at its end.
 
     Args:
         lab: where they run, built.
-        job: handed to every worker, plain types; ``rest`` of ``Team`` goes there.
-        console: for what workers print.
-        worker: module of the workers.
-        patience: seconds without a report after which an iteration over TCP counts as stuck.
-        warm: the phase that new workers do before any other; empty: none.
-        rest: of ``Team``.
+        job: handed to every worker, plain types.
+        console: what the workers print comes out here, with the rank in front.
+        worker: their module, whose main calls ``channel.serve``.
+        env: variables on top of the lab's own.
 
     Attributes:
-        job: what the next workers are handed.
+        folder: files that workers share.
         ready: what each rank reported when it was prepared.
+
+    Raises:
+        TransportError: a worker failed; also of every phase.
     """
 
     def __init__(
-        self,
-        lab: Cluster,
-        job: Mapping[str, Any],
-        console: Console,
-        *,
-        worker: str = CONTEST,
-        patience: float = SILENCE,
-        warm: Mapping[str, Any] | None = None,
-        **rest: Any,
-    ) -> None:
-        self._lab, self._console, self._patience = lab, console, patience
-        self._worker, self._warm, self._rest = worker, warm, rest
+        self, lab: Cluster, job: Mapping[str, Any], console: Console, *, worker: str = CONTEST,
+        env: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
+        self._lab, self._worker, self._env = lab, worker, dict(env or {})
         self._folder = tempfile.TemporaryDirectory(prefix="tailbound-bench-")
-        self.job: dict[str, Any] = {"folder": self._folder.name, "silence": patience} | dict(job)
-        self._team: Team | None = None
+        self.folder = Path(self._folder.name)
+        self._job = {"folder": self._folder.name} | dict(job)
+        self._ranks = Ranks(lab, console, console)
+        self._ends: dict[Connection, int] = {}
+        self._messages: deque[tuple[int, dict[str, Any]]] = deque()
+        self._errors: list[tuple[int, int, str]] = []
         self.ready: list[dict[str, Any]] = []
 
     def __enter__(self) -> Experiment:
+        try:
+            StartLine.create(self.folder / "start", self._lab.spec.workers)
+            for rank in range(self._lab.spec.workers):
+                self._start(rank)
+            self.ready = self._gather("ready")
+        except BaseException:
+            self._close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if self._team is not None and kind is None:
-                self._team.tell("end")
-                self._team.finish()
+            if kind is None:
+                self._tell(END)
+                self._pump(_GOODBYE_SECONDS, lambda: all(one.poll() is not None for one in self._ranks.processes))
+                self._check(ended_is_wrong=False)
         finally:
-            self.drop()
-            self._folder.cleanup()
-
-    @property
-    def folder(self) -> Path:
-        """Files that workers share."""
-        return Path(self._folder.name)
+            self._close()
 
     @property
     def datapath(self) -> str:
-        """How ranks receive; prepares the workers if need be."""
-        self.prepare()
+        """How ranks receive."""
         return "+".join(sorted({str(one["datapath"]) for one in self.ready}))
-
-    def prepare(self) -> Team:
-        """Start the workers if there are none, wait until all are ready, and warm them up."""
-        if self._team is not None:
-            return self._team
-        team = Team(self._lab, self._worker, self.job, self._console, silence=SILENCE, **self._rest)
-        StartLine.create(self.folder / "start", team.ranks)
-        self._team = team
-        team.__enter__()
-        found = {rank: message for rank, message in team.gather("ready") if message["kind"] == "ready"}
-        self.ready = [found[rank] for rank in range(team.ranks)]
-        if self._warm:
-            self.phase(**self._warm)
-        return team
 
     def phase(
         self,
         *,
         on: Callable[[int, dict[str, Any]], object] | None = None,
-        at_start: Callable[[Team], None] | None = None,
+        at_start: Callable[[Ranks], None] | None = None,
         **what: Any,
     ) -> Phase:
         """Do one phase.
@@ -154,46 +139,92 @@ class Experiment:
             on: called with the rank and each message that is no part of the result.
             at_start: called once all ranks have begun a paced phase.
             what: of the worker's ``phase``.
-
-        Raises:
-            TransportError: a worker failed, or said nothing for too long, and not in an all-reduce over TCP.
         """
-        team = self.prepare()
-        team.tell(json.dumps(what))
-        entries: list[list[tuple[str, float]]] = [[] for _ in range(team.ranks)]
-        out, reports, begun = Phase(), dict[int, dict[str, Any]](), 0
-        try:
-            while len(reports) < team.ranks:
-                rank, message = team.next(self._patience)
-                if message["kind"] == "phase":
-                    reports[rank] = message | {"rank": rank}
-                elif message["kind"] == "times":
-                    entries[rank] += [(name, seconds) for name, seconds in message["times"]]
-                elif message["kind"] == "begun":
-                    begun += 1
-                    if begun == team.ranks and at_start is not None:
-                        at_start(team)
-                if on is not None:
-                    on(rank, message)
-        except TransportError as error:
-            names, done = what.get("names", [OURS]), min(len(each) for each in entries)
-            name = order_of(names, done // len(names))[done % len(names)]
-            if name not in (GLOO, QUANTISED):
-                raise
-            self._console.print(f"an all-reduce of {name} did not end: {error}", highlight=False, soft_wrap=True)
-            out.stuck.append((name, self._patience))
-            self.drop()
-        least = min(len(each) for each in entries)
-        for name in what.get("names", []):
-            out.times[name] = [[s for n, s in each[:least] if n == name] for each in entries]
-        out.reports = [reports[rank] for rank in sorted(reports)]
-        return out
+        self._tell(what)
+        begun: set[int] = set()
 
-    def drop(self) -> None:
-        """End the present workers; the next phase has new ones."""
-        if self._team is not None:
-            self._team.close()
-            self._team = None
+        def note(rank: int, message: dict[str, Any]) -> None:
+            if message["kind"] == "begun" and at_start is not None:
+                begun.add(rank)
+                if len(begun) == len(self._ranks.processes):
+                    at_start(self._ranks)
+            if on is not None:
+                on(rank, message)
+
+        reports = self._gather("phase", note)
+        return Phase({name: [one["times"][name] for one in reports] for name in what.get("names", [])}, reports)
+
+    def _start(self, rank: int) -> None:
+        here, there = socket.socketpair()
+        self._ends[Connection(here.detach())] = rank
+        argv = [sys.executable, "-m", self._worker, json.dumps(self._job)]
+        with there:
+            self._ranks.start(argv, {**self._env, END_FD: str(there.fileno())}, pass_fds=(there.fileno(),))
+
+    def _tell(self, order: Any) -> None:
+        """Gives an order to every rank."""
+        for end in self._ends:
+            with contextlib.suppress(OSError):  # that it has ended is found out and told by ``_check``
+                end.send(order)
+
+    def _gather(
+        self, kind: str, on: Callable[[int, dict[str, Any]], object] = lambda rank, message: None
+    ) -> list[dict[str, Any]]:
+        """The message of one kind that each rank sends; ``on`` gets all others."""
+        found: dict[int, dict[str, Any]] = {}
+        while len(found) < len(self._ranks.processes):
+            while not self._messages:
+                self._pump(_POLL_SECONDS, lambda: bool(self._messages))
+                self._check(ended_is_wrong=True)
+            rank, message = self._messages.popleft()
+            if message["kind"] == kind:
+                found[rank] = message | {"rank": rank}
+            else:
+                on(rank, message)
+        return [found[rank] for rank in sorted(found)]
+
+    def _pump(self, seconds: float, over: Callable[[], bool] = lambda: False) -> None:
+        """Takes in what workers say and print."""
+        end = time.monotonic() + seconds
+        while not over() and time.monotonic() < end:
+            for one in wait(list(self._ends), _POLL_SECONDS) if self._ends else ():
+                self._take(one)
+            self._ranks.streams.pump(0 if self._ends else _POLL_SECONDS)
+
+    def _take(self, end: Any) -> None:
+        rank = self._ends[end]
+        try:
+            message = end.recv()
+        except (EOFError, OSError):
+            end.close()
+            del self._ends[end]
+            return
+        if message["kind"] == "error":
+            self._errors.append((message["at"], rank, message["text"]))
+        else:
+            self._messages.append((rank, message))
+
+    def _check(self, *, ended_is_wrong: bool) -> None:
+        """Raises for the rank that failed first; the others' errors are mostly its echo."""
+        ended = {rank: code for rank, one in enumerate(self._ranks.processes) if (code := one.poll()) is not None}
+        bad = {rank: code for rank, code in ended.items() if code != 0 or ended_is_wrong}
+        if not self._errors and (self._messages or not bad):
+            return
+        self._pump(_CONFESS_SECONDS)
+        if self._errors:
+            _, rank, text = min(self._errors)
+            raise TransportError(f"rank {rank} failed: {text}; see its output above")
+        if self._messages:
+            return  # its last words were on their way
+        rank, code = min(bad.items())
+        how = f"was killed by signal {-code}" if code < 0 else f"ended too early with status {code}"
+        raise TransportError(f"rank {rank} {how}; see its output above")
+
+    def _close(self) -> None:
+        self._ranks.close()
+        for end in self._ends:
+            end.close()
+        self._folder.cleanup()
 
 
 @contextmanager
@@ -254,9 +285,6 @@ def conditions(spec: LabSpec) -> dict[str, Any]:
 def rows_of(phase: Phase, size: int, about: Mapping[str, Any], without: int | None = None) -> list[dict[str, Any]]:
     """Return a row for each of those who took turns in a phase, Tailbound's first.
 
-    What Tailbound's ranks count is None where no phase was reported: an all-reduce that did not end takes the counts of
-    its phase with it.
-
     Args:
         phase: of any number of ranks.
         size: bytes of an all-reduce.
@@ -272,7 +300,6 @@ def rows_of(phase: Phase, size: int, about: Mapping[str, Any], without: int | No
         p50, p99 = (figures.percentile(times, percent) for percent in (50, 99))
         expected, delivered = (phase.counted(what, without) for what in ("expected", "delivered"))
         errors = [error for r in phase.reports if r["rank"] != without for error in r["nmse"].get(name, ())]
-        deadlines = [r["deadlines_ms"] for r in phase.reports if r["rank"] != without] if ours else []
         link = phase.counted("link_bytes") if ours else None
         row = {
             "name": name,
@@ -285,13 +312,8 @@ def rows_of(phase: Phase, size: int, about: Mapping[str, Any], without: int | No
             "max_ms": max(times) * 1e3,
             "min_ms": min(times) * 1e3,
             "tail": p99 / p50,
-            "stuck": sum(stuck == name for stuck, _ in phase.stuck),
-            "algbw_gbps": figures.algbw(size, p50),
-            "busbw_gbps": figures.busbw(size, p50, ranks),
             "delivered": 1.0 if not ours else (delivered or 0) / expected if expected else None,
             "deadline_hits": phase.counted("deadline_hits", without) if ours else 0,
-            "deadline_1_ms": max((one for one, _ in deadlines), default=None),
-            "deadline_2_ms": max((two for _, two in deadlines), default=None),
             "link_bytes_per_op": None if link is None else link / ranks / len(times),
             "nmse": sum(errors) / len(errors) if errors else None,
             **per_op((entry for report in phase.reports for entry in report["spent"]), name),

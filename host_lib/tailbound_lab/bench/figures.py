@@ -1,7 +1,4 @@
-"""Figures of collectives as nccl-tests has them; pure functions.
-
-GB are 10**9 bytes; the time of an iteration is the maximum over ranks; percentiles by nearest rank.
-"""
+"""Figures of collectives; the time of an iteration is the maximum over ranks, percentiles are by nearest rank."""
 
 from __future__ import annotations
 
@@ -32,16 +29,6 @@ def slowest(by_rank: Sequence[Sequence[float]]) -> list[float]:
         ValueError: the ranks have different numbers of iterations.
     """
     return [max(times) for times in zip(*by_rank, strict=True)]
-
-
-def algbw(size: int, seconds: float) -> float:
-    """GB/s of an all-reduce of ``size`` bytes, as a program sees it."""
-    return size / seconds / 1e9
-
-
-def busbw(size: int, seconds: float, ranks: int) -> float:
-    """GB/s that a link has to carry at least: ``algbw * 2 (n - 1) / n``."""
-    return algbw(size, seconds) * 2 * (ranks - 1) / ranks
 
 
 def nmse(value: NDArray[np.float32], exact: NDArray[np.float64]) -> float:

@@ -20,9 +20,9 @@ from tailbound.errors import ConfigError
 from tailbound_lab.bench import calibrate, figures, table
 from tailbound_lab.bench.channel import GLOO, OURS
 from tailbound_lab.bench.experiment import WARM_UP, Experiment, Phase, conditions, opened, rows_of
-from tailbound_lab.bench.team import Team
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.faults import Fault
+from tailbound_lab.lab.ranks import Ranks
 from tailbound_lab.lab.spec import Background, Burst, LabSpec
 from tailbound_lab.lab.straggler import Freezer
 
@@ -32,7 +32,7 @@ ENVS = ("calm", *_TAILS, "stopped", "late", *_FAULTS)
 COLUMNS: table.Columns = {
     "name": ("who\n", ""), "iters": ("n\n", "d"), "p50_ms": ("p50\nms", "ms"), "mean_ms": ("mean\nms", "ms"),
     "p99_ms": ("p99\nms", "ms"), "max_ms": ("max\nms", "ms"), "tail": ("p99/\np50", ".2f"), "cpu_ms": ("CPU\nms", "ms"),
-    "delivered": ("arrived\n%", "%"), "deadline_hits": ("late\n", "d"), "stuck": ("stuck\n", "d"),
+    "delivered": ("arrived\n%", "%"), "deadline_hits": ("late\n", "d"),
     "nmse": ("\nNMSE", ".1e"),
 }  # fmt: skip
 #: A lab is built with a namespace for the background only if it has one; this one is replaced before anything runs.
@@ -43,8 +43,6 @@ _LATE_SECONDS = 0.25
 _ENOUGH = 120
 #: Rounds whose results are compared with the exact mean: every so many, since comparing takes as long as averaging.
 _COMPARED_EVERY = 10
-#: Seconds without a report after which an iteration over TCP counts as stuck.
-_PATIENCE = 20.0
 
 
 def run(
@@ -137,7 +135,7 @@ class Bench:
         return self._experiment.phase(names=list(names), size=self._size, **what)
 
     def _measure(self, seconds: float, **what: Any) -> Phase:
-        """All in turn; if one gets stuck, or leaves time for few of ours, ours go on alone."""
+        """All in turn; if they leave time for few of ours, ours go on alone."""
         whole = self._phase(self._names, seconds=seconds, compare=_COMPARED_EVERY, **what)
         if (few := _ENOUGH - len(whole.slowest(OURS))) > 0:
             whole.add(self._phase([OURS], seconds=seconds / 2, rounds=few, compare=_COMPARED_EVERY, **what))
@@ -148,24 +146,12 @@ class Bench:
         return rows_of(phase, self._size, about, without)
 
     def _tail(self, env: str, seconds: float) -> list[dict[str, Any]]:
-        """Calibrate on Gloo alone, then measure all; once more with a correction, if Gloo's ratio is not the target."""
-        target = _TAILS[env]
-        background, tried = self.calibrated(target, seconds)
-        attempts: list[tuple[float, Background, Phase]] = []
-        while True:
-            self.lab.set_background(background)
-            phase = self._measure(seconds)
-            ratio = calibrate.tail(phase.slowest(GLOO))
-            attempts.append((abs(ratio - target), background, phase))
-            if calibrate.near(ratio, target) or len(attempts) == 2:
-                break
-            self._console.print(
-                f"{env}: Gloo's ratio came to {ratio:.2f}; once more with other bursts", highlight=False
-            )
-            background = calibrate.corrected(background, ratio, target)
+        """Calibrate on Gloo alone, then measure all."""
+        background, tried = self.calibrated(_TAILS[env], seconds)
+        self.lab.set_background(background)
+        phase = self._measure(seconds)
         self.lab.set_background(None)
-        _, background, phase = min(attempts, key=lambda attempt: attempt[0])
-        about = {"target": target, "background": str(background), "probes": [list(each) for each in tried]}
+        about = {"target": _TAILS[env], "background": str(background), "probes": [list(each) for each in tried]}
         return self._rows(env, phase, conditions(self.lab.spec) | about)
 
     def _stopped(self, seconds: float) -> list[dict[str, Any]]:
@@ -192,8 +178,8 @@ class Bench:
     def _stopped_once(self, name: str, rounds: int, period: float, victim: int) -> Phase:
         with ExitStack() as stack:
 
-            def stop(team: Team) -> None:
-                stack.callback(Freezer(team.processes[victim].pid, _STOP_SECONDS, [_STOP_AT]).close)
+            def stop(ranks: Ranks) -> None:
+                stack.callback(Freezer(ranks.processes[victim].pid, _STOP_SECONDS, [_STOP_AT]).close)
 
             return self._phase([name], rounds=rounds, period=period, at_start=stop)
 
@@ -204,7 +190,6 @@ def in_lab(spec: LabSpec, names: Sequence[str], size: int, datapath: str, consol
     with opened(spec, datapath, console) as (lab, _, path):
         if spec.background is not None:
             lab.set_background(None)
-        job = {"names": list(names), "datapath": path}
-        warm = {"names": [OURS], "rounds": WARM_UP, "size": size}
-        with Experiment(lab, job, console, patience=_PATIENCE, warm=warm) as experiment:
+        with Experiment(lab, {"names": list(names), "datapath": path}, console) as experiment:
+            experiment.phase(names=[OURS], rounds=WARM_UP, size=size)
             yield Bench(lab, experiment, names, size, console)

@@ -36,7 +36,7 @@ class Scenario:
         variants: who is trained.
         seeds: of data, weights and losses.
         workers: ranks.
-        seconds: of training after which a variant stops, with every seed.
+        seconds: of training, all variants together, after which no new round of turns begins; with every seed.
         data: ``digits`` or ``text``.
         tails: P99/P50 that foreign bursts give Gloo's all-reduces of 25 MiB; None: there are no bursts.
         calibration: seconds for which the bursts of a tail are measured; three times as long at most.
@@ -56,7 +56,7 @@ class Scenario:
     variants: tuple[str, ...] = VARIANTS
     seeds: tuple[int, ...] = (1, 2, 3)
     workers: int = 4
-    seconds: float = 600.0
+    seconds: float = 3600.0
     data: str = "digits"
     tails: tuple[float | None, ...] = (None,)
     calibration: float = 60.0

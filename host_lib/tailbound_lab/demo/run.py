@@ -42,7 +42,7 @@ _BATCH = 16
 #: would be one loss to the cable and several to the ledgers.
 _TRAINING: dict[str, Any] = {
     "model": "digits", "data": "digits", "variants": ["gloo", "tailbound"], "batch": _BATCH, "turn": 11, "look": 1,
-    "learning_rate": 0.01, "momentum": 0.9, "device": "cpu", "together": True,
+    "learning_rate": 0.01, "momentum": 0.9, "device": "cpu",
     "bucket_mib": digits.BUCKET_MIB, "options": {"share_rows": False, "result": "fanout"},
 }  # fmt: skip
 #: Lines of the workers' output that are shown when one fails.

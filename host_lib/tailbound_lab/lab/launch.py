@@ -79,7 +79,7 @@ def launch(
     out, err = out or Console(), err or Console(stderr=True)
     with Ranks(lab, out, err) as ranks:
         for _ in range(lab.spec.workers):
-            ranks.start(command, {**_UNBUFFERED, **(env or {})}, stdin=subprocess.DEVNULL)
+            ranks.start(command, {**_UNBUFFERED, **(env or {})})
         try:
             first = _wait(ranks, keep_going, err)
         except (KeyboardInterrupt, SystemExit) as error:

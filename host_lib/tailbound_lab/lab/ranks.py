@@ -45,7 +45,8 @@ class Ranks:
     def start(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> None:
         """Start the next rank; the last one starts the stops of a straggler. ``options`` are those of ``Popen``."""
         spec, rank = self._lab.spec, len(self.processes)
-        process = self._lab.popen(rank, argv, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        process = self._lab.popen(rank, argv, env, **pipes, **options)
         self.processes.append(process)
         assert process.stdout is not None
         assert process.stderr is not None
@@ -67,7 +68,4 @@ class Ranks:
                     os.killpg(process.pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    process.stdin.close()
         self.streams.close()

@@ -1,43 +1,46 @@
-"""Worker processes of a benchmark: reports, orders, the rank that failed first, nobody left behind."""
+"""Worker processes of an experiment: reports, orders, the rank that failed first, and no process left behind."""
 
 from __future__ import annotations
 
 import io
 import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from tailbound.errors import ConfigError, TransportError
-from tailbound_lab.bench import team as module
-from tailbound_lab.bench.experiment import opened
+from tailbound_lab.bench import experiment as module
+from tailbound_lab.bench.experiment import Experiment, opened
 from tailbound_lab.bench.start import StartLine
-from tailbound_lab.bench.team import Team
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import LabSpec
 
 WORKER = """
-import os, sys, time
+import os, sys
 from tailbound_lab.bench.channel import serve
 from tailbound.errors import ConfigError
 
 def work(job, channel):
     rank = int(os.environ["RANK"])
     print(f"hello {job['word']}", flush=True)
-    channel.report("ready", pid=os.getpid(), ranks=int(os.environ["WORLD_SIZE"]))
+    channel.report("ready", pid=os.getpid(), datapath="none")
     if rank == job.get("raises"):
         raise ConfigError("no such thing")
     if rank == job.get("dies"):
         os.kill(os.getpid(), 9)
     if rank == job.get("ends"):
         return
-    while order := channel.order():
-        if order == "go":
-            return
-        channel.report("echo", order=order, rank=rank)
+
+    def phase(names, word):
+        channel.report("begun")
+        return {"times": {name: [1.0 * rank] for name in names}, "word": word}
+
+    channel.obey(phase)
 
 if __name__ == "__main__":
     sys.exit(serve(work))
@@ -56,14 +59,15 @@ class Here:
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    (tmp_path / "bench_team_worker.py").write_text(WORKER)
+    (tmp_path / "bench_worker.py").write_text(WORKER)
     package = Path(module.__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(package)]))
     return cast(Cluster, Here())
 
 
-def team(lab: Cluster, text: io.StringIO, silence: float = 30, **job: object) -> Team:
-    return Team(lab, "bench_team_worker", {"word": "world", **job}, Console(file=text, width=200), silence=silence)
+def experiment(lab: Cluster, text: io.StringIO, **job: object) -> Experiment:
+    console = Console(file=text, width=200)
+    return Experiment(lab, {"word": "world", **job}, console, worker="bench_worker")
 
 
 def alive(pid: int) -> bool:
@@ -72,6 +76,25 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_reports_orders_and_output(lab: Cluster) -> None:
+    text = io.StringIO()
+    heard, started = list[tuple[int, str]](), list[int]()
+    with experiment(lab, text) as workers:
+        assert [message["rank"] for message in workers.ready] == [0, 1, 2]
+        assert workers.datapath == "none"
+        for _ in range(2):
+            found = workers.phase(
+                names=["a"], word="what", on=lambda rank, message: heard.append((rank, message["kind"])),
+                at_start=lambda ranks: started.append(len(ranks.processes)),
+            )  # fmt: skip
+        assert found.times == {"a": [[0.0], [1.0], [2.0]]}
+        assert [(report["rank"], report["word"]) for report in found.reports] == [(rank, "what") for rank in range(3)]
+    assert sorted(heard) == [(rank, "begun") for rank in range(3) for _ in range(2)]
+    assert started == [3, 3]
+    assert sorted(text.getvalue().splitlines()) == [f"[{rank}] hello world" for rank in range(3)]
+    assert not workers.folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -83,16 +106,16 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_the_rank_that_failed_first_is_named(lab: Cluster, how: str, rank: int, words: str) -> None:
-    with team(lab, io.StringIO(), **{how: rank}) as workers, pytest.raises(TransportError, match=words):
-        list(workers.gather("never"))
+    with pytest.raises(TransportError, match=words), experiment(lab, io.StringIO(), **{how: rank}) as workers:
+        workers.phase(names=[], word="")
 
 
 def test_nobody_is_left_behind(lab: Cluster) -> None:
     pids: list[int] = []
 
     def interrupted() -> None:
-        with team(lab, io.StringIO()) as workers:
-            pids.extend(message["pid"] for _, message in workers.gather("ready"))
+        with experiment(lab, io.StringIO()) as workers:
+            pids.extend(message["pid"] for message in workers.ready)
             assert all(alive(pid) for pid in pids)
             raise KeyboardInterrupt
 
@@ -108,6 +131,26 @@ def test_one_worker_has_nobody_to_average_with() -> None:
         opened(LabSpec(1), "auto", Console(file=io.StringIO())),
     ):
         pass
+
+
+def test_all_start_together_and_again(tmp_path: Path) -> None:
+    path = tmp_path / "line"
+    StartLine.create(path, 3)
+    starts: list[list[int]] = [[], [], []]
+
+    def rank(number: int) -> None:
+        line = StartLine(path, number, 3, timeout=20)
+        for _ in range(20):
+            starts[number].append(line.wait())
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert starts[0] == starts[1] == starts[2]
+    assert (np.diff(starts[0]) > 0).all()
+    assert len(starts[0]) == 20
 
 
 def test_who_did_not_come_to_the_start_is_named(tmp_path: Path) -> None:
