@@ -12,8 +12,6 @@ from tailbound.doctor.facts import has_capability
 from tailbound.observe import status
 from tailbound_lab.lab import user_namespace
 
-__all__ = ["builds_a_lab", "demo", "enter_user_namespace"]
-
 #: Verbs of ``bench`` that need no network, or that need XDP, which user namespaces lack.
 _NOT_IN_USER_NAMESPACES = {"kernel", "codec"}
 

@@ -14,9 +14,6 @@ from tailbound_lab.bench.train_plan import SCENARIOS, VARIANTS
 from tailbound_lab.lab.cli import spec_from_options, spec_options
 from tailbound_lab.lab.spec import parse_probability, parse_rate, parse_size
 
-__all__ = ["SIZE", "bench"]
-
-
 if TYPE_CHECKING:
     _IntegerType = click.ParamType[int]
 else:

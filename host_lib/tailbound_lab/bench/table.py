@@ -11,8 +11,6 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["Columns", "save", "show", "table"]
-
 Row = Mapping[str, Any]
 #: By key of a row, heading and format of its column: of ``format``, ``ms`` (as many digits as a time needs), ``%`` (of
 #: a share, without the sign); empty: as a value of its type is written.

@@ -22,8 +22,6 @@ from tailbound.wire.address import is_ipv6
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.topology import IPV6_NETWORK, LINKS, Link, Topology, Worker
 
-__all__ = ["DISABLED", "FORWARDING", "RateLimit", "build", "send_single_frames", "set_port_state", "set_rate"]
-
 #: States of the kernel's bridge, of the five of spanning tree.
 DISABLED, FORWARDING = 0, 3
 _AF_BRIDGE = 7

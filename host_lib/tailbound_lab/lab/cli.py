@@ -26,8 +26,6 @@ from tailbound_lab.lab.spec import (
     parse_straggler,
 )
 
-__all__ = ["lab", "spec_from_options", "spec_options"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 

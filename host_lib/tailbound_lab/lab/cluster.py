@@ -40,8 +40,6 @@ from tailbound_lab.lab.spec import Background, LabSpec
 from tailbound_lab.lab.summing import SummingSwitch
 from tailbound_lab.lab.topology import LINKS, Link, Topology, Worker, describe
 
-__all__ = ["Cluster"]
-
 T = TypeVar("T")
 log = logging.getLogger("tailbound")
 

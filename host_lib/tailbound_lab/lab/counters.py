@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from pyroute2 import IPRoute
 
-__all__ = ["InterfaceCounters", "read"]
-
 
 @dataclass(frozen=True)
 class InterfaceCounters:

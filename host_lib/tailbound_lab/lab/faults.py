@@ -19,8 +19,6 @@ from tailbound.errors import ConfigError
 from tailbound.kernel.faults import FaultSettings
 from tailbound_lab.lab.spec import Burst, LabSpec
 
-__all__ = ["Fault", "FaultCounts", "Way", "end_settings", "seed_of"]
-
 _MASK = (1 << 64) - 1
 
 

@@ -11,8 +11,6 @@ from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.faults import Fault, FaultCounts, Way, end_settings
 from tailbound_lab.lab.topology import LINKS, Link, Topology
 
-__all__ = ["Injector"]
-
 
 class _End(NamedTuple):
     """One fault program and what tells it from the others."""

@@ -20,8 +20,6 @@ from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.ranks import Ranks
 from tailbound_lab.lab.signals import held
 
-__all__ = ["Outcome", "launch"]
-
 #: How often ended processes are looked for while nobody writes.
 _POLL_SECONDS = 0.05
 #: Python holds back what it writes to a pipe, and lines would come long after they were printed.

@@ -20,8 +20,6 @@ from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.faults import Fault, FaultCounts, Way, end_settings
 from tailbound_lab.lab.topology import LINKS, Cable, Link, Topology
 
-__all__ = ["LossFilters"]
-
 #: Parents of filters at a clsact, for what enters and for what leaves (linux/pkt_sched.h).
 _PARENTS = 0xFFFFFFF2, 0xFFFFFFF3
 _RTM_NEWTFILTER, _FLAGS, _NLMSG_ERROR = 44, 0x1 | 0x4 | 0x400, 2  # request, answer, create

@@ -19,8 +19,6 @@ from tailbound.errors import CapabilityError
 from tailbound_lab.lab import enter
 from tailbound_lab.lab.signals import held
 
-__all__ = ["RUN_DIRECTORY", "call", "create", "exists", "names", "path", "processes", "remove", "write_sysctl"]
-
 T = TypeVar("T")
 
 RUN_DIRECTORY = Path("/run/netns")

@@ -10,8 +10,6 @@ from typing import IO
 from rich.console import Console
 from rich.text import Text
 
-__all__ = ["LineSplitter", "Streams"]
-
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
 _CHUNK = 65536
 

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from tailbound_lab.lab import namespaces
 
-__all__ = ["PREFIX", "Owned", "is_alive", "new_prefix", "owned", "reap", "remove_all"]
-
 PREFIX = "tb-"
 _NAME = re.compile(r"tb-(\d+)-([0-9a-z]+)-(\d+)-(?:[sb]|[cw]\d+)")
 _count = itertools.count()

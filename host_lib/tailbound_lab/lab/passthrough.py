@@ -15,8 +15,6 @@ from tailbound.kernel import syscalls
 from tailbound.kernel.attach import attach
 from tailbound_lab.lab import namespaces
 
-__all__ = ["PassThrough", "load"]
-
 _XDP_PASS = 2
 #: r0 = XDP_PASS; exit
 _PROGRAM = struct.pack("=BBhi", 0xB7, 0, 0, _XDP_PASS) + struct.pack("=BBhi", 0x95, 0, 0, 0)

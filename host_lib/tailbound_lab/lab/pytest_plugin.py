@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from tailbound_lab.lab.cluster import Cluster
     from tailbound_lab.lab.spec import LabSpec
 
-__all__ = ["tailbound_lab"]
-
 
 @pytest.fixture
 def tailbound_lab() -> Iterator[Callable[..., Cluster]]:

@@ -15,8 +15,6 @@ from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.output import Streams
 from tailbound_lab.lab.straggler import Freezer, run_times
 
-__all__ = ["Ranks"]
-
 
 class Ranks:
     """Processes of a lab; a context manager that kills what still runs.

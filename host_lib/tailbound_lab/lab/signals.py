@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["ExitOnSignal", "held"]
-
 #: They end a process without a word to Python; SIGINT is a KeyboardInterrupt already.
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 

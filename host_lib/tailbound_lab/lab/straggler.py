@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tailbound_lab.lab.spec import Straggler, parse_straggler
 
-__all__ = ["ENVIRONMENT", "Freezer", "run_times", "step_delay"]
-
 #: Set in every worker: ``RANK:MS:EVERY`` with EVERY in milliseconds or ``step``.
 ENVIRONMENT = "TAILBOUND_LAB_STRAGGLER"
 

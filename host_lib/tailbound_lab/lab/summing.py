@@ -18,8 +18,6 @@ from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.spec import LabSpec
 from tailbound_lab.lab.topology import Link, Topology
 
-__all__ = ["SummingSwitch"]
-
 
 class SummingSwitch:
     """Attached until closed, or until its owner dies.

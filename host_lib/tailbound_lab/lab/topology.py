@@ -21,9 +21,6 @@ from dataclasses import dataclass
 
 from tailbound.wire.address import is_ipv6
 
-__all__ = ["LINKS", "Cable", "Link", "Topology", "Worker", "describe"]
-
-
 #: Of the data link of a lab with IPv6: unique local addresses (RFC 4193).
 IPV6_NETWORK = ipaddress.IPv6Network("fd7b::/64")
 

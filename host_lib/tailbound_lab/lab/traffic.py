@@ -29,8 +29,6 @@ from tailbound_lab.lab import enter, namespaces
 from tailbound_lab.lab.spec import Background
 from tailbound_lab.lab.topology import LINKS, Topology
 
-__all__ = ["Sender", "schedule", "start", "stop"]
-
 #: RFC 863; nobody listens anyway.
 _PORT = 9
 #: Bytes of a datagram, where the lab's MTU has room for them.

@@ -18,8 +18,6 @@ import stat
 import sys
 from pathlib import Path
 
-__all__ = ["REFUSED", "owned", "restart"]
-
 #: Why there is no user namespace, for the message of a lab that cannot be built.
 REFUSED = "TAILBOUND_LAB_REFUSED"
 

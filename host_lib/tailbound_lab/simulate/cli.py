@@ -10,8 +10,6 @@ import click
 from tailbound_lab.bench.cli import SIZE
 from tailbound_lab.simulate.layouts import LAYOUTS
 
-__all__ = ["simulate"]
-
 
 @click.command(context_settings={"show_default": True})
 @click.option("--ranks", "-n", type=click.IntRange(2, 4096), multiple=True, default=(16,), help="One or more of these.")
