@@ -13,14 +13,11 @@ time; there it is the column of softirqs in /proc/stat.
 
 from __future__ import annotations
 
+import gzip
 import os
-import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tailbound.transport.cores import RunQueue
 from tailbound_lab.bench.cpu import IDLE, IOWAIT, SOFTIRQ, STAT, STEAL, seconds
 
 #: Kernel threads that do softirqs.
@@ -30,44 +27,18 @@ _STAT = STAT
 #: all, without that.
 _RUNS, _RAN = Path("/proc/schedstat"), 7
 _USAGE = Path("/sys/fs/cgroup/cpuacct/cpuacct.usage")
-#: ``softirqs_apart``: tries, seconds of each, and the share of time that must be missing in the best one.
-_TRIES, _TRY, _MISSING = 5, 0.005, 0.1
+_CONFIG, _ACCOUNTED = Path("/proc/config.gz"), b"CONFIG_IRQ_TIME_ACCOUNTING=y"
 
 
 def softirqs_apart() -> bool:
     """Whether this kernel keeps softirqs out of the time of the thread that they interrupt.
 
-    A thread that sends to itself takes in what it sends in softirqs. If they are not in its time, more is missing of it
-    than of the time of a thread that only computes, of which a hypervisor may take some as well.
-
     Raises:
-        OSError: nothing can be sent to oneself here.
+        OSError: its configuration cannot be read here.
     """
-    sending, computing = [], []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind(("127.0.0.1", 0))
-        sock.connect(sock.getsockname())
-        for _ in range(_TRIES):
-            sending.append(_missing(lambda: sock.send(b"")))
-            computing.append(_missing(lambda: None))
-    return min(sending) - min(computing) > _MISSING
-
-
-def _missing(work: Callable[[], Any]) -> float:
-    """Share of the time in which this thread worked, or waited for a processor, that it is not charged for."""
-    begin, accounted = time.perf_counter(), _accounted()
-    while time.perf_counter() - begin < _TRY:
-        work()
-    accounted = _accounted() - accounted
-    return 1 - accounted / (time.perf_counter() - begin)
-
-
-def _accounted() -> float:
-    """Seconds that this thread has run, or waited for a processor."""
-    queue = RunQueue()
-    waited = queue.waited() or 0
-    queue.close()
-    return time.thread_time() + waited / 1e9
+    if _CONFIG.exists():
+        return _ACCOUNTED in gzip.decompress(_CONFIG.read_bytes())
+    return _ACCOUNTED in Path(f"/boot/config-{os.uname().release}").read_bytes()
 
 
 class KernelShare:
