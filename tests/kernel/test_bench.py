@@ -7,10 +7,10 @@ from pathlib import Path
 
 from tailbound_lab.bench import kernel
 
-MUST = {"store", "add", "add-shifted", "refused", "result", "contended", "reflect"}
+MUST = {"store", "add", "add-shifted", "refused", "result", "reflect"}
 MUST |= {"again", "again-tagged", "refused-tagged", "corrupt", "forged"}
 #: Rows in which every packet is summed.
-SUMMING = ("store", "contended", "add", "again")
+SUMMING = ("store", "add", "again")
 
 
 def test_rows(loader: str, tmp_path: Path) -> None:

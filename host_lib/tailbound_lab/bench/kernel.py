@@ -8,8 +8,7 @@ kernel's own loop (row ``foreign`` shows both). ``summed`` is read from the ledg
 from __future__ import annotations
 
 import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,7 +43,6 @@ class Case:
     codes: int = WIDTH
     shift: int = 0
     ranks: int = MAX_RANKS
-    cpus: int = 1
     port: int = PORT
     tagged: bool = False  #: a job with a key
     forged: bool = False  #: its tag or check is wrong
@@ -60,7 +58,6 @@ CASES = (
     Case("add-shifted", PacketType.CONTRIBUTION, _RANK, _SUMMED, shift=1, ranks=128),
     Case("refused", PacketType.CONTRIBUTION, _NOT, (Verdict.DUPLICATE,)),
     Case("result", PacketType.RESULT, _ROW, (Verdict.RESULT_TAKEN,)),
-    Case("contended", PacketType.CONTRIBUTION, _FORGET, _SUMMED, cpus=2),
     Case("reflect", PacketType.PROBE, _NOT, (Verdict.REFLECTED,), codes=16),
     # by the same rank again and again, since the turntable has no key
     Case("again", PacketType.CONTRIBUTION, _FORGET, _SUMMED),
@@ -111,46 +108,36 @@ class Bench:
         self._op += 1 << schema.OP_INDEX_BITS  # far from where the last case ended
         self.maps.arrays["control"]["released"] = self._op - 1
         self.maps.arrays["control"]["tagged"] = case.tagged
-        frames = [self._frame(case, sender) for sender in (0, 64)[: case.cpus]]
+        data = self._frame(case)
         if case.turn in (_NOT, _FORGET) and case.type is PacketType.CONTRIBUTION and not case.forged:
-            for data in frames:  # the first is stored, or makes the others duplicates
-                syscalls.run_xdp(self.program, data, 1)
+            syscalls.run_xdp(self.program, data, 1)  # the first is stored, or makes the others duplicates
         before = self.counted()
-        durations: list[int] = []
-        threads = [
-            threading.Thread(target=self._repeat, args=(cpu, data, repeats, durations))
-            for cpu, data in zip(_cpus(), frames, strict=False)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        duration = syscalls.run_xdp(self.program, data, repeats).duration_ns
         after = self.counted() - before
-        total = repeats * len(threads)
         seen = int(sum(after[v] for v in case.verdicts))
-        if (case.verdicts and seen != total) or len(durations) != len(threads):
+        if case.verdicts and seen != repeats:
             named = {Verdict(i).name: int(n) for i, n in enumerate(after) if n}
             raise TailboundError(
-                f"bench {case.name} ({self.loader}): {seen} of {total} packets counted; {named}; run it again"
+                f"bench {case.name} ({self.loader}): {seen} of {repeats} packets counted; {named}; run it again"
             )
         return {
             "name": case.name,
             "loader": self.loader,
             "codes": case.codes,
             "rows": self.rows,
-            "ns_per_packet": float(np.mean(durations)),
+            "ns_per_packet": float(duration),
             "summed": int(after[Verdict.STORED] + after[Verdict.ADDED]),
-            "repeats": total,
+            "repeats": repeats,
         }
 
-    def _frame(self, case: Case, sender: int) -> bytes:
+    def _frame(self, case: Case) -> bytes:
         own = case.ranks - 1
         head = header(
             type=case.type,
             cookie=_COOKIE,
             op=self._op,
-            sender=sender,
-            owner=sender if case.type is PacketType.RESULT else own,
+            sender=0,
+            owner=0 if case.type is PacketType.RESULT else own,
             rows=schema.MAX_RANKS,
             shift=case.shift,
             contributed=self._op - 1,
@@ -161,14 +148,6 @@ class Bench:
         if case.forged:
             data = data[:-1] + bytes([data[-1] ^ 1])
         return frame(data, _PEER, _OWN, case.turn, case.port)
-
-    def _repeat(self, cpu: int, data: bytes, repeats: int, durations: list[int]) -> None:
-        os.sched_setaffinity(0, {cpu})
-        durations.append(syscalls.run_xdp(self.program, data, repeats).duration_ns)
-
-
-def _cpus() -> Iterator[int]:
-    yield from sorted(os.sched_getaffinity(0))
 
 
 def run(
@@ -196,13 +175,7 @@ def run(
             benches.append(Bench(loader, rows))
             stack.callback(benches[-1].close)
         for _ in range(passes):
-            measured = [
-                bench.run(case, repeats)
-                for case in CASES
-                if case.cpus <= len(os.sched_getaffinity(0))
-                for bench in benches
-            ]
-            for row in measured:
+            for row in [bench.run(case, repeats) for case in CASES for bench in benches]:
                 found.setdefault((row["name"], row["loader"]), []).append(row)
     out = []
     for passed in found.values():
