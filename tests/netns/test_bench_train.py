@@ -25,7 +25,9 @@ def test_ours_and_gloo_train_in_turn_until_the_time_is_over(tmp_path: Path) -> N
         ["accuracy"], workers=2, batch=32, steps=6, turn=2, losses=(0.0,), seeds=(1,), seconds=1e-6,
         variants=("gloo", "tailbound"),
     )  # fmt: skip
-    rows = run(chosen, datapath="xdp", json_file=file, console=Console(file=said, width=120))
+    rows = run(
+        chosen, datapath="xdp", json_file=file, plot=tmp_path / "train.png", console=Console(file=said, width=120)
+    )
     assert json.loads(file.read_text()) == rows
     assert [(row["name"], row["steps"], row["complete"]) for row in rows] == [
         ("gloo", 2, False), ("tailbound", 2, False),
@@ -64,4 +66,23 @@ def test_all_variants_train_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for name in ("fp16", "tailbound"):
         assert abs(by[name]["accuracy"] - by["gloo"]["accuracy"]) < 0.1
     assert "accuracy: 2 workers" in said.getvalue()
-    assert (tmp_path / "out" / "train.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.thorough
+@pytest.mark.needs("root", "netns")
+def test_a_gpt_trains_under_bursts_and_times_to_gloos_loss_are_told(tmp_path: Path) -> None:
+    said, file = io.StringIO(), tmp_path / "tails.json"
+    chosen = plan(
+        ["tails-gpt"], workers=2, steps=6, turn=3, seeds=(1,), tails=(2.0,), calibration=4.0,
+        variants=("gloo", "tailbound"),
+    )  # fmt: skip
+    rows = run(chosen, datapath="udp", json_file=file, console=Console(file=said, width=120))
+    assert json.loads(file.read_text()) == rows
+    assert [(row["name"], row["tail"], row["complete"]) for row in rows] == [
+        ("gloo", 2.0, True), ("tailbound", 2.0, True),
+    ]  # fmt: skip
+    gloo, ours = rows
+    assert gloo["background"] == ours["background"] is not None
+    assert ours["step_loss"][0] == pytest.approx(gloo["step_loss"][0], rel=1e-5)  # the same weights and text
+    assert ours["step_loss"][-1] < ours["step_loss"][0]
+    assert "time to Gloo's loss" in said.getvalue()

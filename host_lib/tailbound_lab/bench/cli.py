@@ -145,7 +145,7 @@ def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, 
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Train on CUDA devices.  [default: cpu]")
 @_datapath()
 @click.option("--option", "options", metavar="NAME=VALUE", multiple=True, help="Of tailbound.torch.register.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="The picture; default beside the JSON.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw losses or accuracies, too.")
 @_QUICK
 @_JSON
 def train(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 
 from tailbound.errors import CapabilityError
 
@@ -95,21 +94,13 @@ def draw(panels: Sequence[Sequence[Panel]], path: Path, headline: str = "", word
     figure.savefig(path)
 
 
-def where(plot: Path | None, json_file: Path | None, console: Console) -> Path | None:
-    """Return ``plot``, or a place beside ``json_file``; None: nowhere. Found out before minutes of measuring.
+def check() -> None:
+    """Find out before minutes of measuring whether a picture can be drawn.
 
     Raises:
-        CapabilityError: it is asked for and cannot be drawn.
+        CapabilityError: matplotlib is missing.
     """
-    try:
-        _figure(1, 1)
-    except CapabilityError as error:
-        if plot is not None:
-            raise
-        if json_file is not None:
-            console.print(f"no picture beside the JSON file: {error}", highlight=False, soft_wrap=True)
-        return None
-    return plot or (json_file.with_suffix(".png") if json_file is not None else None)
+    _figure(1, 1)
 
 
 def _figure(width: float, height: float) -> Any:

@@ -60,7 +60,8 @@ def run(
         from tailbound_lab.bench.trainee import MALLOC
     except ModuleNotFoundError as error:
         raise CapabilityError(f"training needs {error.name}: pip install 'tailbound-lab[demo]'") from error
-    plot = picture.where(plot, json_file, console)
+    if plot is not None:
+        picture.check()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
         console.print("preparing: the data, and machine code that is not in the cache yet", highlight=False)

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
 
+from tailbound_lab.bench import table
 from tailbound_lab.bench.picture import Line, Panel, draw, shares
 from tailbound_lab.bench.train_rows import TARGET, Record
 from tailbound_lab.lab.spec import LabSpec
@@ -53,10 +52,7 @@ def results(console: Console, summary: dict[str, Any], out: Path) -> None:
     """The table at the end."""
     console.print()
     console.print(headline(summary), style="bold", highlight=False, soft_wrap=True)
-    table = Table(box=SIMPLE_HEAD)
-    table.add_column(f"{summary['steps']} steps of the same training")
-    table.add_column(f"Tailbound ({summary['datapath']})", justify="right")
-    table.add_column("Gloo (tcp)", justify="right")
+    rows: list[tuple[str, ...]] = []
     for words, name, form in (
         ("accuracy, worst replica, mean of the last looks", "settled_accuracy", "{:.1%}"),
         ("accuracy, worst replica, last look", "accuracy", "{:.1%}"),
@@ -68,19 +64,21 @@ def results(console: Console, summary: dict[str, Any], out: Path) -> None:
         ("drift of replicas", "replica_drift", "{:.1e}"),
     ):
         values = (summary[name], summary[f"gloo_{name}"])
-        table.add_row(words, *("never" if value is None else form.format(value) for value in values))
-    table.add_section()
+        rows.append((words, *("never" if value is None else form.format(value) for value in values)))
     ledger = summary["ledger"]
-    table.add_row("rows delivered", f"{summary['delivered']:.3%}", "100%")
-    table.add_row("rows summed in the kernel", f"{summary['rows_summed_in_kernel']:,}", "")
-    table.add_row("deadline hits", f"{summary['deadline_hits']:,}", "")
-    table.add_row("packets sent", f"{ledger['sent']:,}", "")
-    table.add_row("lost on the cables", f"{ledger['lost_on_purpose']:,}", "")
-    for reason, count in summary["drops"].items():
-        table.add_row(f"dropped: {reason.lower().replace('_', ' ')}", f"{count:,}", "")
+    counts = {
+        "rows summed in the kernel": summary["rows_summed_in_kernel"],
+        "deadline hits": summary["deadline_hits"],
+        "packets sent": ledger["sent"],
+        "lost on the cables": ledger["lost_on_purpose"],
+        **{f"dropped: {reason.lower().replace('_', ' ')}": count for reason, count in summary["drops"].items()},
+    }
+    rows.append(("rows delivered", f"{summary['delivered']:.3%}", "100%"))
+    rows += [(words, f"{count:,}", "") for words, count in counts.items()]
     balanced = "yes" if summary["ledger_balanced"] else f"no, {ledger['difference']:+,} packets"
-    table.add_row("every packet accounted for", balanced, "")
-    console.print(table)
+    rows.append(("every packet accounted for", balanced, ""))
+    heads = f"{summary['steps']} steps of the same training", f"Tailbound ({summary['datapath']})", "Gloo (tcp)"
+    table.show("", [dict(zip(heads, row, strict=True)) for row in rows], console=console)
     if summary["stopped_by_time"]:
         console.print("The time was over before all epochs were: both made the same steps.", style="yellow")
     console.print(f"{out / 'demo.png'}, {out / 'summary.json'}", highlight=False, soft_wrap=True)

@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tailbound_lab.lab import namespaces
@@ -53,19 +54,14 @@ def new_prefix() -> str:
     return f"{PREFIX}{pid}-{_start_time(pid)}-{next(_count)}"
 
 
+@dataclass
 class Owned:
-    """One lab found on this machine.
+    """One lab found on this machine: the prefix of its namespaces, its owner, whether that runs, its namespaces."""
 
-    Attributes:
-        prefix: of its namespaces.
-        pid: of its owner.
-        alive: whether the owner still runs.
-        namespaces: names.
-    """
-
-    def __init__(self, prefix: str, pid: int, alive: bool) -> None:
-        self.prefix, self.pid, self.alive = prefix, pid, alive
-        self.namespaces: list[str] = []
+    prefix: str
+    pid: int
+    alive: bool
+    namespaces: list[str] = field(default_factory=list)
 
 
 def owned() -> list[Owned]:
