@@ -11,7 +11,7 @@ transpose schedule, NSDI'25 section 3.2, per burst instead of per round).
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from numba import njit
@@ -37,11 +37,6 @@ def burst_packets(stride: int) -> int:
     if not 0 < stride <= MAX_BYTES:
         raise ConfigError(f"packets of {stride} bytes: give 1..{MAX_BYTES}, as a UDP payload has")
     return min(MAX_SEGMENTS, MAX_BYTES // stride)
-
-
-def stagger(rank: int, ranks: int) -> Iterator[int]:
-    """The other ranks, beginning with the one after ``rank``: ``rank + 1, rank + 2, ...`` modulo ``ranks``."""
-    return ((rank + d) % ranks for d in range(1, ranks))
 
 
 #: Columns of a flow: address of its first packet; packets that have left, packets in all; rank, or the number of a
