@@ -50,13 +50,10 @@ def corrected(background: Background, ratio: float, target: float) -> Background
 def search(
     target: float, first: Background, measure: Callable[[Background], Sequence[float]], probes: int = 4
 ) -> tuple[Background, list[tuple[float, float]]]:
-    """Background with which Gloo's tail is ``target``, after at most ``probes`` probes.
+    """Background with which Gloo's P99/P50 is ``target``, after at most ``probes`` probes from ``first`` on.
 
     Args:
-        target: P99/P50.
-        first: where to begin.
         measure: times of Gloo's iterations under a background.
-        probes: most measurements.
 
     Returns:
         The background, and (burst length in ms, ratio) of every probe. What came nearest, if none came near enough.

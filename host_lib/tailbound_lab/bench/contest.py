@@ -52,9 +52,6 @@ class Contest:
 
     Args:
         job: of ``Experiment``: ``names`` (who averages) and ``datapath``.
-        channel: to who gives orders.
-        ours: of this job.
-        line: where its ranks meet.
         watch: of the transport thread, for who is stamped.
     """
 

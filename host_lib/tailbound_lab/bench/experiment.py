@@ -229,15 +229,7 @@ class Experiment:
 
 @contextmanager
 def opened(spec: LabSpec, datapath: str, console: Console) -> Iterator[tuple[Cluster, dict[str, Any], str]]:
-    """Compile, then build a lab.
-
-    Args:
-        spec: of the lab.
-        datapath: that is asked for.
-        console: for what is done.
-
-    Yields:
-        The lab, ``conditions`` for rows, and the datapath that workers are to take.
+    """Compile, then build a lab; yields it, ``conditions`` for rows, and the datapath that workers are to take.
 
     Raises:
         ConfigError: a straggler that computes longer in each step, which all-reduces alone do not have; one worker.
@@ -286,7 +278,6 @@ def rows_of(phase: Phase, size: int, about: Mapping[str, Any], without: int | No
     """Return a row for each of those who took turns in a phase, Tailbound's first.
 
     Args:
-        phase: of any number of ranks.
         size: bytes of an all-reduce.
         about: the conditions; ``datapath`` is Tailbound's.
         without: a rank that does not count.

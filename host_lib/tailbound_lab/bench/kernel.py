@@ -155,9 +155,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Measures every case with every loader, in several interleaved passes, since neighbours make noise.
 
-    Args:
-        rows: of the rings, a power of two; with as many as a job has, rows are out of the caches when they are turned
-            to again.
+    With as many ``rows`` as a job has, a power of two, rows are out of the caches when they are turned to again.
 
     Returns:
         Rows with ``name, loader, codes, rows, ns_per_packet, ns_median, summed, repeats``: the best pass, and the

@@ -22,10 +22,7 @@ _POLL_SECONDS = 50e-6
 class StartLine:
     """Ranks that call ``wait`` return from it at the same time, as well as a machine can wake them.
 
-    Args:
-        path: a file that all ranks share; made by ``create``.
-        rank, ranks: this rank and how many there are.
-        timeout: seconds to wait for the others.
+    ``path`` is a file that all ranks share, made by ``create``; ``timeout`` is in seconds.
     """
 
     def __init__(self, path: Path, rank: int, ranks: int, timeout: float = 120.0) -> None:

@@ -70,15 +70,7 @@ class Record:
 
 
 class Turns:
-    """Trainings of several variants in turn, as ranks report them.
-
-    Args:
-        names: of the variants.
-        ranks: how many report each turn.
-
-    Attributes:
-        records: by variant.
-    """
+    """Trainings of several variants in turn, as ``ranks`` report them; ``records`` has them by variant."""
 
     def __init__(self, names: Iterable[str], ranks: int) -> None:
         self.records = {name: Record() for name in names}
@@ -110,11 +102,7 @@ def row(
     """The row of one variant with one seed.
 
     Args:
-        name: of the variant.
-        record: its training.
         ends: every rank's reports of ``Course.begin`` and ``Course.run``.
-        scenario: what was asked for.
-        seed: of data and weights.
         settings: of the network (``loss``, ``rate``, ``cpus`` ...).
     """
     ms = [1e3 * seconds for seconds in record.iterations]

@@ -32,9 +32,6 @@ def wrap(
     """Puts the variant ``name`` under ``net``, which has the same weights on all ranks already.
 
     Args:
-        name: of ``train_plan.VARIANTS``.
-        net: the model.
-        optimizer: that steps it.
         bucket_mib: size of DDP's buckets; None: DDP's own default.
         powersgd_start: steps before PowerSGD compresses.
         options: of ``TailboundState``.

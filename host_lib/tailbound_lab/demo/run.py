@@ -87,15 +87,7 @@ def run(
 ) -> dict[str, Any]:
     """Trains, prints a table, writes ``demo.png`` and ``summary.json`` into ``out``; returns the summary.
 
-    The workers' own output goes to ``workers.log`` there.
-
-    Args:
-        out: folder, made if need be.
-        quick: a shorter training.
-        datapath: ``auto``, ``xdp`` or ``udp``.
-        workers: ranks.
-        length: of the training, instead of what ``quick`` says.
-        console: where progress and the table go.
+    The workers' own output goes to ``workers.log`` there. ``length``: instead of what ``quick`` says.
 
     Raises:
         CapabilityError: the lab or ``xdp`` cannot be had here, or an extra is missing.

@@ -33,11 +33,7 @@ def describe(spec: LabSpec) -> str:
 
 
 def headline(summary: Mapping[str, Any]) -> str:
-    """The gain or loss in a line: mean time of a step, and settled accuracy of the worst replica.
-
-    Args:
-        summary: the content of ``summary.json``.
-    """
+    """The gain or loss in a line: mean time of a step, and settled accuracy of the worst replica."""
     ours, theirs = summary["settled_accuracy"], summary["gloo_settled_accuracy"]
     both = f"{ours:.1%} against {theirs:.1%}"
     right = f"equal accuracy ({both})" if abs(ours - theirs) <= _EQUAL else f"an accuracy of {both}"

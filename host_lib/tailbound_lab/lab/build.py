@@ -1,8 +1,6 @@
 """Make a topology real: one function per kind of namespace, each run inside the namespace it builds.
 
-Every function opens its own netlink socket in the thread that ``namespaces.call`` gives it, so no
-interface ever exists in the machine's own namespace, not even for a moment: a veth pair is created with
-its peer already in the other namespace.
+No interface ever exists in the machine's own namespace: a veth pair is created with its peer already in the other one.
 """
 
 from __future__ import annotations
@@ -260,12 +258,7 @@ def set_port_state(interface: str, state: int) -> None:
 def build(topology: Topology, *, mtu: int, queues: int, flood: bool, wire: bool) -> None:
     """Make every namespace and interface of ``topology``; returns when all ports forward.
 
-    Args:
-        topology: what to make.
-        mtu: of every interface, in bytes.
-        queues: receive and send queues of every veth.
-        flood: the switch floods every frame.
-        wire: XDP will be put on all inner ends, so every end needs a queue.
+    ``wire``: XDP will be put on all inner ends, so every end needs a queue.
 
     Raises:
         CapabilityError: not root, or the kernel lacks veth or bridge.

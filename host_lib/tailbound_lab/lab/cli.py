@@ -126,12 +126,11 @@ def run(command: tuple[str, ...], keep_going: bool, **options: Any) -> None:
 
 
 @lab.command()
-@click.option("--all", "everything", is_flag=True, help="Labs of living owners too.")
-def clean(everything: bool) -> None:
+def clean() -> None:
     """Remove what labs left behind whose owner was killed."""
     removed = 0
     for found in owner.owned():
-        if found.alive and not everything:
+        if found.alive:
             click.echo(f"{found.prefix}: in use by process {found.pid}, left alone")
             continue
         killed = owner.remove_all(found.namespaces)

@@ -200,12 +200,7 @@ class Cluster:
     ) -> subprocess.Popen[Any]:
         """Start a command in the worker's namespace, in a process group of its own, with a ``/sys`` to match.
 
-        Args:
-            rank: which worker.
-            argv: the command.
-            env: variables on top of this process's and ``environment(rank)``.
-            options: of ``subprocess.Popen``.
-
+        ``env``: variables on top of this process's and ``environment(rank)``; ``options`` are of ``subprocess.Popen``.
         The command dies with this process where it is started from the main thread (the kernel ties it to
         the thread), and with the lab in any case.
         """
@@ -373,7 +368,7 @@ class Cluster:
     def _wire_places(self) -> list[tuple[str, str]]:
         """Where the program goes that passes everything."""
         links = [link for link in LINKS if not (self.spec.switch and link is Link.DATA)]  # there, the switch's own is
-        places = [place for link in links for place in self.topology.inner_ends(link)]
+        places = [(self.topology.switch, link.port(worker.rank)) for link in links for worker in self.workers]
         if self.topology.cables and not self.spec.has_fault_programs:
             places += [end for w in self.workers for link in LINKS for end in self.topology.cable_ends(w.rank, link)]
         return places + [(worker.namespace, Link.PLAIN.interface) for worker in self.workers]

@@ -46,30 +46,18 @@ def enter_network(path: str) -> None:
 
 
 def new_network() -> None:
-    """Move the calling thread into a new network namespace.
-
-    Raises:
-        OSError: the privilege (CAP_SYS_ADMIN) is missing or the limit of namespaces is reached.
-    """
+    """Move the calling thread into a new network namespace; OSError as ``enter_network``."""
     _check(_libc.unshare(CLONE_NEWNET), "cannot make a network namespace")
 
 
 def mount(source: str, target: str, kind: str, flags: int) -> None:
-    """mount(2).
-
-    Raises:
-        OSError: with the errno of the call.
-    """
+    """mount(2), whose errno an OSError has."""
     result = _libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), None)
     _check(result, f"cannot mount {source} on {target}")
 
 
 def unmount(target: str, flags: int) -> None:
-    """umount2(2).
-
-    Raises:
-        OSError: with the errno of the call.
-    """
+    """umount2(2), whose errno an OSError has."""
     _check(_libc.umount2(target.encode(), flags), f"cannot unmount {target}")
 
 
@@ -78,10 +66,7 @@ def private_mounts(hosts: str = "") -> None:
 
     What was mounted below ``/sys`` (bpffs, cgroups, tracefs) is carried over: a program in the lab
     needs them and would not find them under the new mount. Unmounts outside still arrive here
-    (slave propagation), so that namespaces can be removed while a command runs.
-
-    Raises:
-        OSError: the privilege (CAP_SYS_ADMIN) is missing.
+    (slave propagation), so that namespaces can be removed while a command runs. OSError as ``enter_network``.
     """
     _check(_libc.unshare(CLONE_NEWNS), "cannot make a mount namespace")
     mount("none", "/", "none", MS_SLAVE | MS_REC)

@@ -25,7 +25,6 @@ class Injector:
     """Fault programs on all cables of a built topology, until closed.
 
     Args:
-        topology: with cables.
         fault: what they do at first.
         seed: of all their generators.
         queue: bytes that wait before every worker's link at most, and above how many of them packets are marked (0:

@@ -117,9 +117,6 @@ def call(name: str, function: Callable[..., T], *arguments: Any, patient: bool =
     Sockets and BPF links made by it belong to the namespace and may be used from any thread afterwards.
 
     Args:
-        name: a bound namespace.
-        function: what to call.
-        arguments: its arguments.
         patient: an interrupt of the waiting thread is raised only after the function returned.
         sysfs: give the thread a ``/sys`` of this namespace too (a few milliseconds).
 

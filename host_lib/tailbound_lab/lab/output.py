@@ -38,13 +38,7 @@ def _last_version(line: str) -> str:
 
 
 class Streams:
-    """Reads pipes and writes their lines to two consoles.
-
-    Args:
-        ranks: how many, for the width of the prefix.
-        out: for standard output.
-        err: for standard error.
-    """
+    """Reads pipes and writes their lines to two consoles; ``ranks`` is how many there are, for the prefix's width."""
 
     def __init__(self, ranks: int, out: Console, err: Console) -> None:
         self._width = len(str(ranks - 1))

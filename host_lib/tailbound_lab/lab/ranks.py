@@ -17,15 +17,10 @@ from tailbound_lab.lab.straggler import Freezer, run_times
 
 
 class Ranks:
-    """Processes of a lab; a context manager that kills what still runs.
+    """Processes of a lab, by rank; a context manager that kills what still runs.
 
-    Args:
-        lab: entered.
-        out, err: where lines of their standard output and standard error go, with the rank in front.
-
-    Attributes:
-        processes: by rank.
-        streams: their output; to be pumped.
+    Lines of their standard output and standard error go to ``out`` and ``err``, with the rank in front, whenever
+    ``streams`` is pumped.
     """
 
     def __init__(self, lab: Cluster, out: Console, err: Console) -> None:

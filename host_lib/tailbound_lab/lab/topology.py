@@ -1,16 +1,7 @@
-"""The shape of a lab: names, addresses, MACs. Pure; ``build`` makes it real.
+"""The shape of a lab: names, addresses, MACs. Pure; ``build`` makes it real, and docs/lab.md draws it.
 
-::
-
-    worker namespace          cable namespace (one per worker)       switch namespace
-    data0   198.18.0.R+1  ==  data-worker  [data bridge]  data-switch  ==  dataR   [data bridge]
-    plain0  198.19.0.R+1  ==  plain-worker [plain bridge] plain-switch ==  plainR  [plain bridge]
-
-``==`` is a veth pair. Where neither rate nor faults are asked for there is no cable and the worker's
-veth ends at the switch. The data link is the one whose worker end may carry Tailbound's XDP program;
-the plain link is for peers that are measured against it. Workers of a lab with IPv6 have fd7b::R+1 on the data
-link, and no address of IPv4 there. 198.18.0.0/15 is kept for benchmarks (RFC 2544,
-RFC 6890), and no namespace of a lab has a link or a route to anything else.
+Where neither rate nor faults are asked for there is no cable and the worker's veth ends at the switch. 198.18.0.0/15 is
+kept for benchmarks (RFC 2544, RFC 6890), and no namespace of a lab has a link or a route to anything else.
 """
 
 from __future__ import annotations
@@ -136,10 +127,7 @@ class Cable:
 
 @dataclass(frozen=True)
 class Topology:
-    """All of a lab's namespaces. ``cables`` is empty where workers are joined to the switch directly.
-
-    ``background`` is the namespace of the foreign traffic, where there is one.
-    """
+    """All of a lab's namespaces. ``cables`` is empty where workers are joined to the switch directly."""
 
     workers: tuple[Worker, ...]
     cables: tuple[Cable, ...]
@@ -174,21 +162,9 @@ class Topology:
         """(namespace, interface) of both ends of a cable: towards the worker, towards the switch."""
         return [(self.cables[rank].namespace, port) for port in (link.worker_port, link.switch_port)]
 
-    def inner_ends(self, link: Link) -> list[tuple[str, str]]:
-        """Every interface outside the workers and the cables: the switch's ports."""
-        return [(self.switch, link.port(worker.rank)) for worker in self.workers]
-
 
 def describe(prefix: str, workers: int, *, cables: bool, background: bool = False, ipv6: bool = False) -> Topology:
-    """The topology of a lab whose namespaces begin with ``prefix``.
-
-    Args:
-        prefix: unique among the labs of this machine.
-        workers: how many, 1..256.
-        cables: with cable namespaces.
-        background: with a namespace for foreign traffic.
-        ipv6: workers have addresses of IPv6 on the data link.
-    """
+    """The topology of a lab of 1..256 workers whose namespaces begin with ``prefix``, which no other lab here has."""
     return Topology(
         workers=tuple(
             Worker(rank, f"{prefix}-w{rank}", Link.DATA.address(rank, ipv6=ipv6), Link.PLAIN.address(rank))

@@ -45,12 +45,9 @@ class Arrangement:
 
 
 def arrange(layout: str, ranks: int, entries: int) -> Arrangement:
-    """Return the arrangement of ``ranks`` that reduce ``entries`` of float32.
+    """Return the arrangement of ``ranks`` that reduce a bucket of ``entries`` of float32.
 
-    Args:
-        layout: of ``LAYOUTS``; groups of ``2d`` have the divisor of ``ranks`` that is nearest to the root.
-        ranks: how many.
-        entries: of a bucket.
+    Groups of ``2d`` have the divisor of ``ranks`` that is nearest to the root.
 
     Raises:
         ConfigError: that many ranks cannot be arranged so.

@@ -61,12 +61,7 @@ def _rank_of(host: str) -> int:
 class Datapath:
     """The udp datapath's tables without its socket and thread (``datapath.protocol.Datapath``).
 
-    Args:
-        rank: whose.
-        width: entries of a row.
-        rows: of the ring of sums.
-        result_rows: of the ring of results.
-        wire: what it sends by.
+    ``rows`` and ``result_rows`` are those of the rings of sums and results, ``width`` entries each.
     """
 
     name = "udp"

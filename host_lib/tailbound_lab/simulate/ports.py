@@ -47,13 +47,7 @@ class Switching:
 
 
 class Port:
-    """A queue before a link.
-
-    Args:
-        rate: bytes per second.
-        buffer: bytes that wait before it at most.
-        mark: see ``Switching``.
-        credit: see ``Switching``.
+    """A queue before a link of ``rate`` bytes per second; the other arguments are those of ``Switching``.
 
     Attributes:
         most: largest backlog there was, bytes.

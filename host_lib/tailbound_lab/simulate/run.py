@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 
 from tailbound.errors import ConfigError
 from tailbound.transport.config import FLOOR
@@ -82,23 +81,17 @@ def bound(arrangement: Arrangement, rate: int) -> float:
     return max(codes.values()) * 8 / rate
 
 
-def simulate(ranks: int, wanted: Wanted, told: Callable[[], None] = lambda: None) -> tuple[Team, list[Step]]:
-    """Run the steps of ``ranks``; return the team, closed, and the steps that count. ``told`` after every step."""
+def simulate(ranks: int, wanted: Wanted) -> tuple[Team, list[Step]]:
+    """Run the steps of ``ranks``; return the team, closed, and the steps that count."""
     settings = {**wanted.settings, **({"strict": 30 * S} if wanted.wait else {})}
     team = Team(wanted.arrangement(ranks), wanted.switching, wanted.seed, **settings)
-
-    def step() -> Step:
-        done = team.step()
-        told()
-        return done
-
     try:
-        calm = [step().slowest / S for _ in range(wanted.warm)]
+        calm = [team.step().slowest / S for _ in range(wanted.warm)]
         if wanted.tail > 1:
             usual = percentile(calm[len(calm) // 2 :], 50)
             team.network.begin_bursts(bursts(wanted.tail, usual, team.network.hosts, wanted.switching.rate))
         team.late = int(wanted.late * S)
-        return team, [step() for _ in range(wanted.steps)]
+        return team, [team.step() for _ in range(wanted.steps)]
     finally:
         team.close()
 
@@ -151,18 +144,17 @@ def run(
         wanted.arrangement(number)
     rows: list[dict[str, Any]] = []
     _save(rows, json_file)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        for number in ranks:
-            task, began = progress.add_task(f"{number} ranks", total=wanted.warm + wanted.steps), time.perf_counter()
-            team, steps = simulate(number, wanted, lambda task=task: progress.advance(task))  # type: ignore[misc]
-            rows.append(summarise(number, wanted, steps))
-            rows[-1]["about"] |= {
-                "background": str(team.network.switching.background or ""),
-                "largest_backlog": max(port.most for port in team.network.last_hops),
-                "wall_s": time.perf_counter() - began,
-            }
-            _save(rows, json_file)
-            progress.remove_task(task)
+    for number in ranks:
+        console.print(f"{number} ranks: {wanted.warm} + {wanted.steps} steps", highlight=False)
+        began = time.perf_counter()
+        team, steps = simulate(number, wanted)
+        rows.append(summarise(number, wanted, steps))
+        rows[-1]["about"] |= {
+            "background": str(team.network.switching.background or ""),
+            "largest_backlog": max(port.most for port in team.network.last_hops),
+            "wall_s": time.perf_counter() - began,
+        }
+        _save(rows, json_file)
     rate, buffer = wanted.switching.rate / 1e9, wanted.switching.buffer / 1024
     title = f"{wanted.size / 1024:g} KiB of float32, {rate:g} Gbit/s, {buffer:g} KiB a port, tail {wanted.tail:g}"
     show(title, rows, COLUMNS, console)

@@ -59,13 +59,7 @@ class Step:
 
 
 class Team:
-    """Ranks in an arrangement.
-
-    Args:
-        arrangement: who is in which jobs.
-        switching: of the network.
-        seed: of everything.
-        settings: of ``transport.config.Config``.
+    """Ranks in an arrangement; ``settings`` are of ``transport.config.Config``.
 
     Attributes:
         late: ns by which the last rank begins every step later than the others.
