@@ -61,13 +61,13 @@ def test_a_small_gpt_learns_does_not_look_ahead_and_is_left_alone_while_frozen()
     import torch
 
     from tailbound_lab.bench import text
-    from tailbound_lab.bench.gpt import GPT, LARGE, Size
+    from tailbound_lab.bench.gpt import GPT
     from tailbound_lab.bench.trainee import Trainee
 
     torch.set_num_threads(1)
     data = text.load(1)
     inputs, labels = torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels)
-    small = GPT(Size(4, 4, 64), 1)
+    small = GPT(1, layers=4, heads=4, width=64)
     assert not list(small.buffers())
     trainee = Trainee(small, lambda net, _: (net, None), rate=3e-3, momentum=None)
     ahead = inputs[:1].clone()

@@ -20,7 +20,7 @@ from tailbound_lab.bench import digits
 from tailbound_lab.bench.channel import OURS, Channel, order_of, serve
 from tailbound_lab.bench.contest import group, totals
 from tailbound_lab.bench.cpu import busy_seconds
-from tailbound_lab.bench.gpt import GPT, LARGE
+from tailbound_lab.bench.gpt import GPT
 from tailbound_lab.bench.meter import Meter
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.bench.train_plan import WARMUP_OURS, WARMUP_THEIRS
@@ -145,7 +145,7 @@ class Course:
         options = {"datapath": job["datapath"], **job["options"]}
         bucket = job.get("bucket_mib")
         return Trainee(
-            digits.model(self._seed) if job["model"] == "digits" else GPT(LARGE, self._seed),
+            digits.model(self._seed) if job["model"] == "digits" else GPT(self._seed),
             lambda net, optimizer: wrap(name, net, optimizer, bucket_mib=bucket, powersgd_start=start, options=options),
             rate=job["learning_rate"],
             momentum=job["momentum"],

@@ -89,12 +89,7 @@ def model(seed: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(_HIDDEN, 10),
     )
-    return initialised(net)
-
-
-def initialised(net: nn.Sequential) -> nn.Sequential:
-    """``net`` with weights for layers of ReLU (He et al., "Delving deep into rectifiers", 2015) and no biases."""
-    for layer in net:
+    for layer in net:  # as for layers of ReLU (He et al., "Delving deep into rectifiers", 2015)
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
             assert layer.bias is not None

@@ -25,7 +25,7 @@ class Scenario:
 
     Attributes:
         name: of ``SCENARIOS``.
-        model: of ``tailbound_lab.bench.nets.NETS``.
+        model: ``digits`` or ``gpt``.
         batch: images or pieces of text a rank and step.
         steps: of every variant, with every seed.
         turn: steps in a row of one variant.
