@@ -19,16 +19,36 @@ static __always_inline void tb_put(__u64 *sum, __u64 lanes, int add)
 	*sum = add ? *sum + lanes : lanes;
 }
 
+/* Four words at once; a compiler without such vectors makes four of it. */
+typedef __u64 tb_four __attribute__((vector_size(32)));
+
+static __always_inline tb_four tb_load(const void *from)
+{
+	tb_four v;
+
+	__builtin_memcpy(&v, from, sizeof(v));
+	return v;
+}
+
+static __always_inline void tb_put_four(__u64 *sums, tb_four lanes, int add)
+{
+	if (add)
+		lanes += tb_load(sums);
+	__builtin_memcpy(sums, &lanes, sizeof(lanes));
+}
+
 /* Eight words of codes into sixteen of sums. */
 static __always_inline void tb_round_lanes(__u64 *sums, const void *codes, int add, __u64 shift)
 {
 	int i;
 
-	for (i = 0; i < 8; i++) {
-		__u64 t = tb_le64(((const tb_u64 *)codes)[i]);
+	for (i = 0; i < 2; i++) {
+		tb_four t = tb_load(codes + 32 * i);
+		tb_four even = (t & TB_LANES_MASK) << shift;
+		tb_four odd = (t >> 8 & TB_LANES_MASK) << shift;
 
-		tb_put(&sums[2 * i], (t & TB_LANES_MASK) << shift, add);
-		tb_put(&sums[2 * i + 1], (t >> 8 & TB_LANES_MASK) << shift, add);
+		tb_put_four(sums + 8 * i, __builtin_shufflevector(even, odd, 0, 4, 1, 5), add);
+		tb_put_four(sums + 8 * i + 4, __builtin_shufflevector(even, odd, 2, 6, 3, 7), add);
 	}
 }
 
@@ -62,18 +82,16 @@ static __always_inline void tb_round_halves(__u64 *sums, const void *codes, int 
 	} while (0)
 
 struct tb_fletcher {
-	__u64 a[8];
-	__u64 b[8];
+	tb_four a[2];
+	tb_four b[2];
 };
 
 static __always_inline void tb_fletcher_round(struct tb_fletcher *f, const void *codes)
 {
-	int i;
-
-	for (i = 0; i < 8; i++) {
-		f->a[i] += tb_le64(((const tb_u64 *)codes)[i]);
-		f->b[i] += f->a[i];
-	}
+	f->a[0] += tb_load(codes);
+	f->b[0] += f->a[0];
+	f->a[1] += tb_load(codes + 32);
+	f->b[1] += f->a[1];
 }
 
 static __always_inline void tb_fletcher_lane(const struct tb_fletcher *f, int lane, __u64 *a,
@@ -82,8 +100,10 @@ static __always_inline void tb_fletcher_lane(const struct tb_fletcher *f, int la
 	__u64 i;
 
 	for (i = 0; i < 4; i++) {
-		*a += f->a[2 * i + lane];
-		*b += 4 * f->b[2 * i + lane] - i * f->a[2 * i + lane];
+		__u64 sum = f->a[i >> 1][2 * (i & 1) + lane];
+
+		*a += sum;
+		*b += 4 * f->b[i >> 1][2 * (i & 1) + lane] - i * sum;
 	}
 }
 

@@ -27,7 +27,7 @@ from tailbound.kernel.assets import assets
 _PARTS = ("core", "ebpf", "xdp_programs")
 _OPTIONS = (
     *("-O3", "-std=gnu11", "-shared", "-fPIC", "-pthread", "-fno-strict-aliasing", "-fvisibility=hidden"),
-    *("-DTB_USER", "-Wall", "-Wextra", "-Wno-unknown-pragmas"),
+    *("-DTB_USER", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Wno-psabi"),
 )
 #: Section of the library that has its signature, as text.
 _SECTION = "tailbound"
