@@ -26,6 +26,7 @@ from tailbound.errors import ConfigError
 from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
+from tailbound.transport.sockets import room_of
 from tailbound.wire import schema
 from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
@@ -343,3 +344,8 @@ def test_an_address_of_another_host() -> None:
 def test_sizes_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match="use a power of two"):
         UdpDatapath("127.0.0.1", 0, WIDTH, 63, 64)
+
+
+def test_no_longer_queue_stands_behind_a_slow_link_than_with_xdp(ranks: list[Rank]) -> None:
+    """With four times as much, echoes waited behind rows, and senders slowed down for a queue of their own."""
+    assert ranks[0].path.socket.room() <= 2 * room_of(1)  # the kernel doubles what is asked for

@@ -28,7 +28,7 @@ from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
-from tailbound.transport.sockets import UdpSocket, buffer_of, reserve, with_option
+from tailbound.transport.sockets import UdpSocket, buffer_of, reserve, room_of, with_option
 from tailbound.wire.address import endpoint, family_of
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
@@ -115,7 +115,7 @@ class UdpDatapath:
             sock.close()
             raise
         reserve(sock, socket.SO_RCVBUF, receive_buffer)
-        reserve(sock, socket.SO_SNDBUF, 4 << 20)
+        reserve(sock, socket.SO_SNDBUF, room_of(1))
         lack = "packets lost in full socket buffers are not counted"
         with_option(sock, (socket.SOL_SOCKET, _SO_RXQ_OVFL), 1, "SO_RXQ_OVFL", lack)
         lack = "marks of routers (ECN) are not seen, so senders slow down by losses alone"
