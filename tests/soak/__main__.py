@@ -14,7 +14,7 @@ import sys
 
 from soak.part import STRIDE, Part
 
-PARTS = ("machine", "packets", "flood", "training")
+PARTS = ("machine", "packets", "sanitized", "flood", "training")
 
 
 def main() -> int:

@@ -1,0 +1,111 @@
+"""Part: the C library under AddressSanitizer and UndefinedBehaviorSanitizer, beside the model in plain Python.
+
+Each seed is a process of its own: a wrong access ends it. ``python -m soak.sanitized LIBRARY SEED COUNT`` repeats one,
+in an environment of ``environment``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache, partial
+from pathlib import Path
+
+from hostile import damaged, hostile, plain
+from kernel_world import HEADERS
+from reference_worker import ReferenceTables
+from soak.part import Tell
+from tailbound.datapath import core
+from tailbound.datapath.tables import Tables
+from tailbound.wire.schema import HEADER_BYTES
+from twins import Attack, Twins
+from udp_world import World
+
+#: Packets of one seed, of each sort.
+COUNT = 2000
+_OPTIONS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DTB_SANITIZED", "-O1", "-g")
+
+
+@cache
+def _runtime() -> str:
+    """The sanitizer's library, which has to be there before Python's allocator; empty: none."""
+    said = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True).stdout.strip()
+    return said if os.path.isabs(said) else ""
+
+
+def lacking() -> str:
+    """Why this part cannot run here, or nothing."""
+    try:
+        return "" if _runtime() else "gcc has no AddressSanitizer"
+    except OSError:
+        return "no gcc"
+
+
+def environment() -> Mapping[str, str]:
+    """Of a process that loads the library."""
+    options = "detect_leaks=0:abort_on_error=1"
+    path = os.pathsep.join(sys.path)
+    return os.environ | {"LD_PRELOAD": _runtime(), "ASAN_OPTIONS": options, "PYTHONPATH": path}
+
+
+def build(folder: Path) -> Path:
+    """The library with both sanitizers."""
+    out = folder / "sanitized.so"
+    subprocess.run(core.command("gcc", out, core.folders(), _OPTIONS), check=True)
+    return out
+
+
+def tried(library: Path, seed: int, count: int = COUNT) -> str:
+    """One seed; what goes wrong, or nothing."""
+    command = [sys.executable, "-m", "soak.sanitized", str(library), str(seed), str(count)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    return f"seed {seed}:\n{done.stderr[-8000:]}" if done.returncode else ""
+
+
+def work(number: int, seed: int, until: float, tell: Tell) -> None:
+    """Seed after seed until ``until`` (monotonic)."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = build(Path(folder))
+        while time.monotonic() < until:
+            if found := tried(library, seed):
+                tell("found", found)
+            tell("packets", 3 * COUNT)
+            seed += 1
+
+
+def said(counts: Counter[str]) -> str:
+    """How far it is."""
+    return f"{counts['packets']:,} packets"
+
+
+def _buffers(world: World, rng: random.Random, count: int) -> None:
+    """Received buffers of packets that do not fit together, cut anywhere, in segments of any size."""
+    for _ in range(count):
+        data = b"".join(rng.choice((hostile, plain))(rng) for _ in range(rng.randrange(1, 5)))
+        if rng.random() < 0.5:
+            data = damaged(rng, [bytes(HEADERS) + data])[HEADERS:]
+        segment = rng.choice((0, HEADER_BYTES, HEADER_BYTES + 128, rng.randrange(1, 2000)))
+        world.feed(data[: rng.choice((len(data), rng.randrange(len(data) + 1)))], rng.randrange(1, 4), segment)
+        if rng.random() < 0.01:
+            world.tables.take_controls()
+            world.tables.take_events()
+
+
+def main() -> None:
+    library, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    make, rng = partial(Tables, library=core.load(library)), random.Random(seed)
+    Twins(World(make=make), World(make=ReferenceTables)).live(rng, count)
+    attack = Attack(World(make=make), World(make=ReferenceTables))
+    attack.send(rng, count)
+    attack.end()
+    _buffers(World(make=make), rng, count)
+
+
+if __name__ == "__main__":
+    main()
