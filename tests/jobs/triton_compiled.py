@@ -32,6 +32,7 @@ POINTERS = {
         "out": FLOATS,
     },
 }  # fmt: skip
+LAYOUT = {"groups": "*i32", "first_rows": "*i64", "first_entries": "*i64"}
 HOPPER = GPUTarget("cuda", 90, 32)
 NVDISASM = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
 
@@ -53,8 +54,8 @@ def counts(kernels: Any, name: str, rows: int, block: int, options: dict[str, An
     """
     constants = {"ROWS": rows, "BLOCK": block, "ROTATE": True}
     name, bits = (plain := name.rstrip("0123456789")), int(name.removeprefix(plain) or 8)
-    words = [word for word in ("numel", "codes", "seed", "first") if word != "first" or name != "largest"]
-    signature = POINTERS[name] | dict.fromkeys(words, "i32")
+    words = [word for word in ("codes", "seed", "first") if word != "first" or name != "largest"]
+    signature = POINTERS[name] | LAYOUT | dict.fromkeys(words, "i32")
     constants |= {"SQUARES": bits == 4} if name == "largest" else {"BITS": bits}
     if name == "decode":
         constants["SUMMED"] = False

@@ -29,13 +29,12 @@ def test_rows_that_are_lost_make_zeros_beside_them_a_little_wrong_under_rotation
 
 
 def test_the_worst_tensor_is_told_beside_the_error_of_all() -> None:
-    """An embedding of small gradients is mostly noise, which the error of all layers does not show."""
+    """No tensor is much worse than all together, however small it is beside its neighbours (codec-16)."""
     rows = {row["name"]: row for row in errors()}
     assert {row["worst_tensor"] for row in rows.values()} <= {name for name, _, _ in LAYERS}
-    for name in ("rotated, 0% of results lost", "rotated, 1% of results lost"):
-        assert rows[name]["worst_tensor"] == "embedding"
-        assert 0.4 < rows[name]["worst_nmse"] < 0.8
-        assert rows[name]["nmse"] < 0.02
+    for name in ("rotated", "plain"):
+        row = rows[f"{name}, 0% of results lost"]
+        assert row["nmse"] < row["worst_nmse"] < 1e-3
 
 
 def test_errors_are_told_by_bits_ranks_and_correlation() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import reference
-from device_cases import SEED, SIZES, Results
+from device_cases import SEED, Results, shapes_of
 from tailbound.codec import decode as host_decode
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.shape import shape_for
@@ -21,8 +21,8 @@ from tailbound.codec.shape import shape_for
 @pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])
 def test_decode_equals_the_reference(summed: bool, rotate: bool) -> None:
     """Rows of the ring, own ones and missing ones."""
-    for numel in SIZES:
-        shape = shape_for(numel, 704)
+    for shape in shapes_of(704):
+        numel = shape.numel
         results = Results(shape, numel, 0.1, summed=summed)
         present, scale = results.source != MISSING, np.nan_to_num(results.scale)
         out = np.full(numel, np.nan, np.float32)

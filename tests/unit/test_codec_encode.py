@@ -24,10 +24,17 @@ from tailbound.wire.check import check_packet, final
 from tailbound.wire.schema import EXPONENT_NONE
 
 
-@given(st.integers(1, 200000), st.integers(1, 22), st.integers(-20, 20), st.booleans(), st.integers(0, 100))
-@settings(max_examples=30)
-def test_any_shape_and_scale_equals_the_reference(numel: int, width: int, power: int, rotate: bool, off: int) -> None:
-    shape, x = shape_for(numel, 64 * width), gaussian(numel, off, 10.0**power)
+@given(
+    st.lists(st.integers(1, 50_000) | st.integers(1, 2000), min_size=1, max_size=9), st.booleans(), st.integers(1, 22),
+    st.integers(-20, 20), st.booleans(), st.integers(0, 100),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_any_shape_and_scale_equals_the_reference(
+    sizes: list[int], known: bool, width: int, power: int, rotate: bool, off: int
+) -> None:
+    """Of an op whose tensors are known, or not."""
+    numel = sum(sizes)
+    shape, x = shape_for(numel, 64 * width, 8, tuple(sizes) if known else ()), gaussian(numel, off, 10.0**power)
     exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
     exponents[::2] -= np.int16(off % 37)
     out = encoded(host, x, shape, exponents, rotate)

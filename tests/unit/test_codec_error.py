@@ -299,3 +299,18 @@ def test_loss_correction_beats_none() -> None:
     step = job.step(0, gradients, lost_results=lose("lost_results", 0.3)(job, 0)["lost_results"], receivers=[0])
     exact = np.mean(gradients, axis=0)
     assert float(step.outputs[0] @ exact / (exact @ exact)) == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_tensor_keeps_its_precision_beside_one_a_thousand_times_larger() -> None:
+    """In the first op, too; in groups of the large one it is noise. Rules: codec-16, codec-17."""
+    tensors = (256 * 256, 64, 64 * 256, 256, 10)
+    sizes = np.repeat(np.array([1.0, 1e-3, 1e-3, 1.0, 1e-3], np.float32), tensors)
+    ends = np.cumsum(tensors)
+    job, flat = (LocalJob(4, sum(tensors), tensors=known) for known in (tensors, ()))
+    for op in range(5):
+        gradients = [x * sizes for x in KINDS["U"](4, op, sum(tensors))]
+        exact = np.mean([x.astype(np.float64) for x in gradients], axis=0)
+        values, noise = (each.step(op, gradients, receivers=[0]).outputs[0] for each in (job, flat))
+        for part in map(slice, ends - tensors, ends):
+            assert nmse(values[part], [exact[part]]) < 2e-3  # type: ignore[list-item]
+        assert nmse(noise[65536:65600], [exact[65536:65600]]) > 1  # type: ignore[list-item]

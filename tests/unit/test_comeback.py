@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
-from tailbound.codec.shape import shape_for
 from tailbound.collective.comeback import Entrance, Life, Part, decode, encode, find_part
 from tailbound.collective.communicator import Communicator, Training
 from tailbound.collective.transpose import Scales
@@ -38,15 +37,14 @@ SCALES = {KEY: np.array([-3, 7], np.int16)}
 ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), 256, (0, 0, 2)), MAPS, SCALES, 0xC0)
 
 
-def groups(key: Scales) -> int:
+def check(key: Scales, groups: int) -> None:
     """The job has one bucket, of one op with two groups."""
-    if key != KEY:
+    if key != KEY or groups != 2:
         raise ValueError("no such op")
-    return 2
 
 
 def test_an_entrance_comes_back() -> None:
-    found = decode(encode(ENTRANCE, 3), 3, groups)
+    found = decode(encode(ENTRANCE, 3), 3, check)
     assert (found.position, found.agreed, found.cookie) == (ENTRANCE.position, MAPS, 0xC0)
     assert {key: known.tolist() for key, known in found.exponents.items()} == {KEY: [-3, 7]}
 
@@ -65,7 +63,7 @@ def test_noise_is_no_entrance(name: str, value: object) -> None:
     told = json.loads(encode(ENTRANCE, 3)) | {name: value}
     for data in (b"", b"{}", b"[" * 100_000, json.dumps(told).encode(), encode(ENTRANCE, 3)[:-9]):
         with pytest.raises(TransportError, match="is no"):
-            decode(data, 3, groups)
+            decode(data, 3, check)
 
 
 JSON = st.recursive(
@@ -82,7 +80,7 @@ def test_any_value_in_an_entrance_is_taken_or_refused_in_words(other: dict[str, 
     for told in (other, {"exponents": scales}, {"exponents": [[*KEY, *each[:1]] for each in scales]}):
         data = json.dumps(json.loads(encode(ENTRANCE, 3)) | told).encode()
         try:
-            found = decode(data, 3, groups)
+            found = decode(data, 3, check)
         except TransportError:
             continue
         assert all(known.shape == (2,) for known in found.exponents.values())
@@ -248,16 +246,16 @@ def test_the_end_of_a_process_before_says_nothing_of_the_one_that_has_come_back(
     assert said.empty()
 
 
-def test_a_bucket_of_more_entries_than_an_op_may_have_is_known_to_who_comes_back() -> None:
-    """DDP puts a whole model into the first bucket: above 2^31 entries nobody could come back to such a job."""
+def test_scales_that_no_op_can_have_are_refused() -> None:
     config = SimpleNamespace(switch=None, bits=8, ranks=4)
     own = Communicator.__new__(Communicator)
-    own.config, own._row_width, own._rows_most = cast(Any, config), 1408, 8192
-    for numel in (2_000_000_000, 7_000_000_000):
-        ((lo, hi), *_) = own._cut(numel, 8)
-        scales = {(0, numel, 0, 1 | 8 << 2): np.zeros(shape_for(hi - lo, 1408, 8).groups, np.int16)}
-        position = Position(9, 0, (0,) * 4, 0, (0, 1, 2, 3))
-        entrance = Entrance(position, (Agreed(0, 0, Content((1,) * 4)),), scales, 7)
-        assert decode(encode(entrance, 4), 4, own._groups).exponents.keys() == scales.keys()
-    with pytest.raises(ValueError, match="no bucket has"):
-        own._groups((0, 1 << 44, 0, 1 | 8 << 2))
+    own.config, own._groups_most = cast(Any, config), 688
+    own._check_key((0, 7_000_000_000, 3, 1 | 8 << 2), 688)
+    for key, groups in (
+        ((0, 9, 0, 1 | 8 << 2), 689),
+        ((0, 9, 0, 1 | 8 << 2), 0),
+        ((0, 9, 1 << 20, 1 | 8 << 2), 1),
+        ((0, 0, 0, 33), 1),
+    ):
+        with pytest.raises(ValueError, match="no op is chunk"):
+            own._check_key(key, groups)

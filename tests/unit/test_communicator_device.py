@@ -49,11 +49,15 @@ def allreduce(
     return job.each(one)
 
 
+@pytest.mark.parametrize("tensors", [(), (60 * 256 + 5, 3, 256 * 260 - 5, 69)], ids=["flat", "tensors"])
 @pytest.mark.parametrize(("ranks", "keyed"), [({0, 1, 2}, False), ({1}, True)], ids=["all", "one, with a key"])
-def test_the_bits_are_those_of_the_reference(ranks: set[int], keyed: bool, tmp_path: Path) -> None:
+def test_the_bits_are_those_of_the_reference(
+    ranks: set[int], keyed: bool, tensors: tuple[int, ...], tmp_path: Path
+) -> None:
     """Cold, warm, and with scales that jump; it cannot be told from the result who coded how."""
-    cookie, width, numel = 0xC0FFEE, 256, 20 * 256 * 16 + 77
-    expected, more = Reference(3, width, cookie), {}
+    cookie, width, numel = 0xC0FFEE, 256, sum(tensors) or 20 * 256 * 16 + 77
+    expected, more = Reference(3, width, cookie, tensors), {}
+    starts = tuple(np.cumsum((0, *tensors[:-1])).tolist()) if tensors else ()
     if keyed:
         file = tmp_path / "key"
         file.touch(0o600)
@@ -62,7 +66,7 @@ def test_the_bits_are_those_of_the_reference(ranks: set[int], keyed: bool, tmp_p
     with team(3, patient(width=width, **more), cookie=cookie) as job:
         for op, factor in enumerate([1.0, 1.0, 10.0, 0.01, 1.0]):
             inputs = [(factor * x).astype(np.float32) for x in gradients("U", 3, numel, seed=op)]
-            results = allreduce(job, inputs, ranks)
+            results = allreduce(job, inputs, ranks, starts=starts)
             wanted = expected.allreduce(inputs, op_label(op, 0))
             for out, outcome in results:
                 assert outcome.delivered == outcome.expected

@@ -118,19 +118,27 @@ def test_an_op_of_a_new_kind_is_warmed_up_once_by_who_launches_it() -> None:
 
         def __getattr__(self, what: str) -> Any:
             def note(x: Any, shape: Any, coding: Any, *more: Any) -> Any:
-                seen.append((what, (more[-1] if what == "decode" else x).dtype, shape.group_rows, coding.rotate))
+                seen.append(
+                    (
+                        what,
+                        (more[-1] if what == "decode" else x).dtype,
+                        np.diff(shape.layout.rows).tolist(),
+                        coding.rotate,
+                    )
+                )
                 return getattr(PLAIN, what)(x, shape, coding, *more)
 
             return note
 
     coder = DeviceCoder(Workspace(slow_stream(), Form()), None)
-    x, out, shape = torch.zeros(50_000, dtype=torch.float16), torch.zeros(50_000), shape_for(50_000, 1408)
-    for _ in range(2):
+    x, out = torch.zeros(50_000, dtype=torch.float16), torch.zeros(50_000)
+    ops = [shape_for(50_000, 1408), shape_for(50_000, 1408, 8, (49_000, 1000)), shape_for(50_000, 1408)]
+    for shape in ops:
         coder.warm_up(x, out, shape, [Coding(0), Coding(0, rotate=False)])
-    rows = shape.group_rows
     half, whole = torch.float16, torch.float32
     assert seen == [
         (what, kind, rows, rotate)
+        for rows in ([64], [1, 2, 32])
         for rotate in (True, False)
         for what, kind in (("largest", half), ("encode", half), ("decode", whole))
     ]

@@ -30,8 +30,12 @@ from tailbound.wire.tag import key_of
 pytestmark = pytest.mark.needs("torch", "triton")
 
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda:0"
-#: Entries and width: groups of 16, 32 and 64 rows, one block of columns and a begun second one, several groups.
-SHAPES = {"16 rows": (1000, 64), "32 rows": (30 * 64, 64), "64 rows": (64 * 144 - 5, 192), "3 groups": (9000, 64)}
+#: Entries, width, bits and tensors: groups of 16, 32 and 64 rows, one block of columns and a begun second one, several
+#: groups; tensors have groups of every size.
+SHAPES: dict[str, tuple[Any, ...]] = {
+    "16 rows": (1000, 64), "32 rows": (30 * 64, 64), "64 rows": (64 * 144 - 5, 192), "3 groups": (9000, 64),
+    "tensors": (64 * 200, 64, 8, (127 * 64 - 9, 64 * 72 + 9, 50, 14)),
+}  # fmt: skip
 
 
 def triton_form() -> Any:
@@ -46,8 +50,8 @@ def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool) -> NDArray
 
 def test_the_shapes_are_what_they_are_named_after() -> None:
     shapes = {name: shape_for(*given) for name, given in SHAPES.items()}
-    assert [shape.group_rows for shape in shapes.values()] == [16, 32, 64, 64]
-    assert [shape.groups for shape in shapes.values()] == [1, 1, 1, 3]
+    assert [shape.group_rows for shape in shapes.values()] == [16, 32, 64, 64, 64]
+    assert [shape.groups for shape in shapes.values()] == [1, 1, 1, 3, 12]
     assert shapes["64 rows"].codes == 144
 
 
@@ -90,8 +94,10 @@ def test_codes_of_other_bits_are_those_of_the_host(name: str, bits: Bits) -> Non
     """Packets and averages; a begun second block of columns; scales that shift or clip. Rule: codec-12."""
     import torch
 
-    numel, width = SHAPES[name]
-    form, shape = triton_form(), shape_for(numel // 2 if bits == 16 else numel * 2, width, bits)
+    numel, width, *rest = SHAPES[name]
+    tensors = rest[1] if rest else ()
+    numel = numel if tensors else numel // 2 if bits == 16 else numel * 2
+    form, shape = triton_form(), shape_for(numel, width, bits, tensors)
     x = gaussian(shape.numel, 7, 1e-2)
     exponents = cold_exponents(measured(host, x, shape, True)[None], 0)
     exponents[1:] -= np.int16(31 if bits == 16 else 4)
@@ -163,11 +169,12 @@ def compiled(tmp_path: Path, *asked: tuple[str, int, bool]) -> list[dict[str, in
     return found
 
 
-#: Butterflies of 16 rows in four stages, and of 64 in six; encoding adds an offset to each value.
+#: Butterflies of 16 rows in four stages, of 64 in six, and so on; encoding adds an offset to each value.
 KERNELS = [("largest", 16, 64), ("encode", 16, 80), ("decode", 16, 64),
            ("largest", 64, 384), ("encode", 64, 448), ("decode", 64, 384),
            ("encode4", 16, 80), ("decode4", 16, 64), ("encode4", 64, 448), ("decode4", 64, 384),
-           ("encode16", 16, 80), ("decode16", 16, 64), ("encode16", 64, 448), ("decode16", 64, 384)]  # fmt: skip
+           ("encode16", 16, 80), ("decode16", 16, 64), ("encode16", 64, 448), ("decode16", 64, 384),
+           ("encode", 4, 12), ("decode", 4, 8), ("encode4", 2, 4), ("decode16", 8, 24)]  # fmt: skip
 
 
 @pytest.mark.parametrize("kernels", [KERNELS[1:3], pytest.param(KERNELS, marks=pytest.mark.thorough)], ids=len)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailbound.codec import shape
-from tailbound.codec.shape import Shape, layout_tag, shape_for
+from tailbound.codec.shape import Shape, cut_tensors, group_sizes, layout_tag, shape_for
 from tailbound.errors import ConfigError
 
 WIDTHS = st.integers(1, 140).map(lambda i: 64 * i)
@@ -53,6 +54,56 @@ def test_rule_one_holds_for_any_size(numel: int, width: int) -> None:
     assert 0 <= padding(shape) < 16 * shape.rows
 
 
+SIZES = st.lists(st.integers(1, 200_000) | st.integers(1, 2000), min_size=1, max_size=80).map(tuple)
+
+
+@given(SIZES, WIDTHS)
+def test_tensors_begin_rows_and_fill_groups_of_powers_of_two(tensors: tuple[int, ...], width: int) -> None:
+    shape = shape_for(sum(tensors), width, 8, tensors)
+    rows, entries = np.diff(shape.layout.rows), np.diff(shape.layout.entries)
+    assert set(rows.tolist()) <= {1, 2, 4, 8, 16, 32, 64}
+    assert np.array_equal(shape.layout.of, np.repeat(np.arange(shape.groups), rows))
+    assert (entries > (rows - 1) * shape.entries).all(), "less than a row is padding"
+    assert (entries <= rows * shape.entries).all()
+    assert sum(shape.runs) == shape.numel
+    assert set(np.cumsum(shape.runs)) <= set(np.cumsum(tensors)) & set(shape.layout.entries.tolist())
+    assert shape.rows == sum(-(-run // shape.entries) for run in shape.runs)
+    assert shape.results.layout.entries.tolist() == shape.layout.entries.tolist()
+
+
+def test_a_small_tensor_has_a_row_of_its_own_unless_that_costs_too_many() -> None:
+    few, many = (64 * 1408, *[100] * 60), (64 * 1408, *[100] * 80)
+    assert shape_for(sum(few), 1408, 8, few).runs == few
+    packed = shape_for(sum(many), 1408, 8, many)
+    assert packed.runs == (64 * 1408, *[1400] * 5, 1000)
+    assert packed.rows == 70
+
+
+def test_groups_of_a_tensor_are_the_largest_that_fit() -> None:
+    assert group_sizes(64 * 2 + 32 + 8 + 1) == [64, 64, 32, 8, 1]
+    assert group_sizes(1) == [1]
+
+
+def test_rows_are_shortened_where_all_are_short() -> None:
+    assert shape_for(10, 1408, 8, (10,)).codes == 16
+    assert (shape_for(110, 1408, 8, (10, 100)).codes, shape_for(110, 1408, 8, (10, 100)).rows) == (112, 2)
+    assert shape_for(1409, 1408, 8, (1409,)).codes == 720
+
+
+@given(SIZES, st.integers(1, 300), st.integers(1, 20))
+def test_ops_of_a_bucket_have_no_more_rows_and_groups_than_they_may(
+    tensors: tuple[int, ...], rows: int, groups: int
+) -> None:
+    ops = list(cut_tensors(tensors, 1408, rows, groups))
+    assert sum(map(sum, ops)) == sum(tensors)
+    ends = {int(end) for end in np.cumsum([part for op in ops for part in op])}
+    assert set(np.cumsum(tensors).tolist()) <= ends
+    for op in ops:
+        counts = [-(-part // 1408) for part in op]
+        assert sum(counts) <= rows
+        assert sum(len(group_sizes(count)) for count in counts) <= groups
+
+
 @pytest.mark.parametrize("numel", [0, -1, (1 << 31) + 1])
 def test_bad_numel_is_refused(numel: int) -> None:
     with pytest.raises(ConfigError, match="entries"):
@@ -66,9 +117,11 @@ def test_bad_width_is_refused(width: int) -> None:
 
 
 def test_layout_tag_tells_every_field_apart() -> None:
-    others = [TAG | {key: "bfloat16" if key == "dtype" else int(value) + 1} for key, value in TAG.items()]
+    others = [TAG | {"runs": (999, 1)}] + [
+        TAG | {key: "bfloat16" if key == "dtype" else int(value) + 1} for key, value in TAG.items()
+    ]
     tags = {layout_tag(**fields) for fields in [TAG, *others]}  # type: ignore[arg-type]
-    assert len(tags) == 1 + len(TAG)
+    assert len(tags) == 2 + len(TAG)
     assert all(0 <= tag < 1 << 16 for tag in tags)
 
 

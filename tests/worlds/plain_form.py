@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,21 +21,21 @@ class _Plain:
 
     def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Largest:
         values, y = _rotated(x, shape, coding)
-        bits = (y.view(np.int32) & 0x7FFFFFFF).max(axis=(1, 2))
+        of_rows, first = (y.view(np.int32) & 0x7FFFFFFF).max(axis=1), shape.layout.rows[:-1]
+        bits = np.maximum.reduceat(of_rows, first)
         if shape.bits != 4:
             return Largest(_there(bits, x))
-        padded = np.zeros(shape.rows * shape.entries)
-        padded[: values.size] = values
-        return Largest(_there(bits, x), _there(np.square(padded).reshape(shape.groups, -1).sum(axis=1), x))
+        squares = np.square(reference.in_rows(values, shape), dtype=np.float64).sum(axis=1)
+        return Largest(_there(bits, x), _there(np.add.reduceat(squares, first), x))
 
     def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
         _, y = _rotated(x, shape, coding)
         factors, limits, keys = (part.cpu().numpy() for part in by)
-        beyond = np.count_nonzero(np.abs(y) > limits[:, None, None])
+        of = shape.layout.of
+        beyond = np.count_nonzero(np.abs(y) > limits[of, None])
         parts = reference.columns(shape.entries, coding.seed, STAGE_CONTRIBUTION)
         u = reference.with_zero((parts + keys[:, None]) % 65536, shape.bits)
-        codes = reference.code(y * factors[:, None, None] + u.reshape(y.shape), shape.bits)
-        payload = reference.pack(codes.reshape(shape.rows, -1), shape.bits)
+        payload = reference.pack(reference.code(y * factors[of, None] + u, shape.bits), shape.bits)
         return _there(payload, x), torch.tensor([beyond], device=x.device)
 
     def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
@@ -47,16 +49,20 @@ class _Plain:
             taken = np.where(offsets[:, None] >= 0, 32767 - (offsets[:, None] - parts) % 65536, 0)
             fixed = 65536 * (reference.unpack(octets, shape.bits) - zero_of(shape.bits)) - taken
             factors = factors * np.float32(2.0**-16)
-        y = (fixed.astype(np.float32) * factors[:, None]).reshape(shape.groups, shape.group_rows, -1)
-        if coding.rotate:
-            y = reference.transform(y) * of_groups[:, None, None]
-            y = y * reference.signs(shape, coding.seed).reshape(y.shape)
-            y[of_groups == 0] = 0
-        out.copy_(torch.from_numpy(y.reshape(-1)[: shape.numel]))
+        y = fixed.astype(np.float32) * factors[:, None]
+        by_sign, values = reference.signs(shape, coding.seed), np.zeros(shape.numel, np.float32)
+        groups = zip(reference.by_group(shape), itertools.pairwise(shape.layout.entries.tolist()), strict=True)
+        for g, (part, (first, end)) in enumerate(groups):
+            value = y[part]
+            if reference.turned(part, coding.rotate):
+                value = reference.transform(value) * of_groups[g] * by_sign[part]
+                value[:] = value if of_groups[g] else 0
+            values[first:end] = value.reshape(-1)[: end - first]
+        out.copy_(torch.from_numpy(values))
 
 
 def _rotated(x: torch.Tensor, shape: Shape, coding: Coding) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Values, f32[numel], and once rotated, f32[G, R, V]."""
+    """Values, f32[numel], and once rotated, f32[T, V]."""
     with np.errstate(over="ignore", invalid="ignore"):
         values = x.float().cpu().numpy()
         return values, reference.rotated(values, shape, coding.seed, coding.rotate)

@@ -1,11 +1,12 @@
 """The codec in plain numpy: the definition that the compiled passes are tested with, bit by bit, for codes of any bits.
 
 The same order of float32 operations, hence the same bits; only the sum of a check and all counting are in integers.
-Rows are in row order here (row k = g * R + r), not in packet order.
+Rows are in row order here, not in packet order.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,39 +41,61 @@ def signs(shape: Shape, seed: int) -> NDArray[np.float32]:
 
 
 def transform(y: NDArray[np.float32]) -> NDArray[np.float32]:
-    """H_R along the middle axis of f32[G, R, V], not normalised, stages in the order 8, 16, 32, 1, 2, 4."""
-    groups, rows, codes = y.shape
+    """H_R along the first axis of f32[R, V], not normalised, stages in the order 8, 16, 32, 1, 2, 4."""
+    rows, codes = y.shape
     for step in (8, 16, 32, 1, 2, 4):
         if step < rows:
-            pairs = y.reshape(groups, rows // (2 * step), 2, step, codes)
-            a, b = pairs[:, :, 0], pairs[:, :, 1]
-            y = np.stack((a + b, a - b), axis=2).reshape(groups, rows, codes)
+            pairs = y.reshape(rows // (2 * step), 2, step, codes)
+            a, b = pairs[:, 0], pairs[:, 1]
+            y = np.stack((a + b, a - b), axis=1).reshape(rows, codes)
     return y
 
 
+def by_group(shape: Shape) -> list[slice]:
+    """The rows of each group."""
+    rows: list[int] = shape.layout.rows.tolist()
+    return [slice(first, end) for first, end in itertools.pairwise(rows)]
+
+
+def turned(rows: slice, rotate: bool) -> bool:
+    """Whether a group is rotated: one of a single row never is."""
+    return rotate and rows.stop - rows.start > 1
+
+
+def root_of(rows: slice, rotate: bool) -> float:
+    """What the values of a group are divided by."""
+    return float(np.sqrt(rows.stop - rows.start)) if turned(rows, rotate) else 1.0
+
+
+def in_rows(x: NDArray[np.float32], shape: Shape) -> NDArray[np.float32]:
+    """Entries in their rows, f32[T, V], zeros where a group has none."""
+    padded = np.zeros((shape.rows, shape.entries), np.float32)
+    for rows, (first, end) in zip(by_group(shape), itertools.pairwise(shape.layout.entries.tolist()), strict=True):
+        padded[rows].reshape(-1)[: end - first] = x[first:end]
+    return padded
+
+
 def rotated(x: NDArray[np.float32], shape: Shape, seed: int, rotate: bool = True) -> NDArray[np.float32]:
-    """H_R (s * x), not normalised, f32[G, R, V]; x itself without ``rotate``."""
-    padded = np.zeros(shape.rows * shape.entries, np.float32)
-    padded[: x.size] = x
-    rows = padded.reshape(shape.rows, shape.entries)
-    if rotate:
-        rows = rows * signs(shape, seed)
-    grouped = rows.reshape(shape.groups, shape.group_rows, shape.entries)
-    return transform(grouped) if rotate else grouped
+    """H_R (s * x), not normalised, f32[T, V]; x itself without ``rotate`` and in groups of one row."""
+    y, by_sign = in_rows(x, shape), signs(shape, seed)
+    for rows in by_group(shape):
+        if turned(rows, rotate):
+            y[rows] = transform(y[rows] * by_sign[rows])
+    return y
 
 
-def needs(x: NDArray[np.float32], y: NDArray[np.float32], root: float, shape: Shape) -> NDArray[np.int16]:
-    """ceil(4 log2 max|y / root|) a group, by comparison with float32 quarter powers: i16[G].
+def needs(x: NDArray[np.float32], y: NDArray[np.float32], shape: Shape, rotate: bool) -> NDArray[np.int16]:
+    """ceil(4 log2 max|y|) a group, normalised, by comparison with float32 quarter powers: i16[G].
 
-    At 4 bits of what codes are to reach, by the root mean square of ``x``.
+    At 4 bits of what codes are to reach, by the root mean square of ``x`` over the columns that it has.
     """
-    reach = np.float32(np.abs(y).max(axis=(1, 2)).astype(np.float64) / root)
+    groups, squares = by_group(shape), np.square(in_rows(x, shape), dtype=np.float64)
+    reach = np.array([np.abs(y[rows]).max().astype(np.float64) / root_of(rows, rotate) for rows in groups], np.float32)
     if shape.bits == 4:
-        padded = np.zeros(shape.rows * shape.entries)
-        padded[: x.size] = x
-        sigma = np.sqrt(np.square(padded).reshape(shape.groups, -1).mean(axis=1))
-        reach = np.minimum(reach.astype(np.float64), REACH * sigma).astype(np.float32)
-    out = np.full(y.shape[0], EXPONENT_NONE, np.int16)
+        there = np.minimum(np.diff(shape.layout.entries), shape.entries)
+        means = [squares[rows].sum() / ((rows.stop - rows.start) * n) for rows, n in zip(groups, there, strict=True)]
+        reach = np.minimum(reach.astype(np.float64), REACH * np.sqrt(means)).astype(np.float32)
+    out = np.full(shape.groups, EXPONENT_NONE, np.int16)
     for g, normal in enumerate(reach):
         if normal > 0:
             fraction, power = np.frexp(normal)
@@ -194,23 +217,23 @@ def encode(
     rotate: bool = True, ranks: int = 1,
 ) -> Coded:  # fmt: skip
     """What ``codec.encode.encode`` makes of finite ``x``, in row order."""
-    root, bits = float(np.sqrt(shape.group_rows)) if rotate else 1.0, shape.bits
-    y = rotated(x, shape, seed, rotate)
-    need = needs(x, y, root, shape)
+    bits, y = shape.bits, rotated(x, shape, seed, rotate)
+    need = needs(x, y, shape, rotate)
     step = step_of(rank, ranks)
-    u = with_zero(offsets(np.arange(shape.rows), shape.entries, seed, STAGE_CONTRIBUTION, step), bits).reshape(y.shape)
+    u = with_zero(offsets(np.arange(shape.rows), shape.entries, seed, STAGE_CONTRIBUTION, step), bits)
     codes = np.zeros(y.shape, np.int64)
     values = np.zeros(y.shape)
     shift = np.zeros(shape.groups, np.uint8)
     span, clipped = zero_of(bits) - 1, 0
-    for g, e in enumerate(exponents.tolist()):
+    for g, (rows, e) in enumerate(zip(by_group(shape), exponents.tolist(), strict=True)):
+        root = root_of(rows, rotate)
         shift[g] = min(max(-(-(int(need[g]) - e) // 4), 0), cap if bits > 4 else 0)
         scale = scale_of(e + 4 * int(shift[g])) * root
         if need[g] > e + 4 * int(shift[g]):
-            clipped += int(np.count_nonzero(np.abs(y[g]) > _F(scale)))
-        codes[g] = code(y[g] * _F(span / scale) + u[g], bits)
-        values[g] = (codes[g] - zero_of(bits)) * (scale / root / span)
-    return Coded(pack(codes.reshape(shape.rows, -1), bits), need, shift, clipped, values.reshape(shape.rows, -1))
+            clipped += int(np.count_nonzero(np.abs(y[rows]) > _F(scale)))
+        codes[rows] = code(y[rows] * _F(span / scale) + u[rows], bits)
+        values[rows] = (codes[rows] - zero_of(bits)) * (scale / root / span)
+    return Coded(pack(codes, bits), need, shift, clipped, values)
 
 
 class Mean(NamedTuple):
@@ -330,11 +353,11 @@ def restored(
 ) -> NDArray[np.float32]:
     """Rotated values f32[T, V] as f32[numel]; those of rows that are not present (bool[T]) are set to zero."""
     values[~present] = 0
-    y = values.reshape(shape.groups, shape.group_rows, shape.entries)
-    if rotate:
-        received = present.reshape(shape.groups, shape.group_rows).sum(axis=1)
-        factor = np.where(received > 0, np.sqrt(shape.group_rows) / np.maximum(received, 1), 0).astype(np.float32)
-        y = transform(y) * factor[:, None, None]
-        y = y * signs(shape, seed).reshape(y.shape)
-    out: NDArray[np.float32] = y.reshape(-1)[: shape.numel]
+    by_sign, out = signs(shape, seed), np.zeros(shape.numel, np.float32)
+    for rows, (first, end) in zip(by_group(shape), itertools.pairwise(shape.layout.entries.tolist()), strict=True):
+        y, received = values[rows], int(present[rows].sum())
+        if turned(rows, rotate):
+            factor = _F(np.sqrt(rows.stop - rows.start) / received) if received else _F(0)
+            y = transform(y) * factor * by_sign[rows] if received else np.zeros_like(y)
+        out[first:end] = y.reshape(-1)[: end - first]
     return out

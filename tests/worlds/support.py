@@ -337,11 +337,12 @@ class Reference:
     ranks: int
     width: int
     cookie: int
+    tensors: tuple[int, ...] = ()
     exponents: NDArray[np.int16] | None = None
 
     def allreduce(self, inputs: Sequence[NDArray[np.float32]], label: int) -> NDArray[np.float32]:
         """The average of ``inputs`` (f32[n] by rank; all finite) in the op ``label``; keeps the next scales."""
-        shape = shape_for(inputs[0].size, self.width)
+        shape = shape_for(inputs[0].size, self.width, 8, self.tensors)
         seed, headroom, cap = seed_of(self.cookie, label), headroom_of(self.ranks), shift_cap_of(self.ranks)
         if self.exponents is None:
             any_scale = np.zeros(shape.groups, np.int16)
@@ -355,12 +356,13 @@ class Reference:
         scale = np.zeros(shape.rows, np.float32)
         need = np.max([c.need for c in coded], axis=0)
         for k in range(shape.rows):
-            g = k // shape.group_rows
+            g = int(shape.layout.of[k])
             payloads, shifts = np.stack([c.payload[k] for c in coded]), np.stack([c.shift[g] for c in coded])
             sums = reference.sums_of(payloads, shifts, 8)
             units = sum(1 << int(c.shift[g]) for c in coded)
             row = reference.Row(k, int(e[g]), units, range(self.ranks))
-            codes[k], scale[k] = reference.mean(sums, row, seed, self.ranks)
+            rotate = reference.turned(reference.by_group(shape)[g], rotate=True)
+            codes[k], scale[k] = reference.mean(sums, row, seed, self.ranks, rotate=rotate)
         fits = need.astype(np.int32) + headroom
         rises = np.maximum(np.minimum(fits, e + 4), fits - 4 * (cap - 2)) if cap > 2 else fits  # codec-10
         self.exponents = np.where(need == EXPONENT_NONE, e, rises).astype(np.int16)

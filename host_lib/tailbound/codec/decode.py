@@ -30,7 +30,7 @@ from tailbound.codec.hashing import (
 from tailbound.codec.records import Coding, Received
 from tailbound.codec.scale import SPAN, ZERO, root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
-from tailbound.codec.shape import Shape
+from tailbound.codec.shape import Groups, Shape
 from tailbound.codec.simd import LANES
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import HEADER_BYTES
@@ -43,7 +43,7 @@ _NO_COUNTS = np.zeros(0, np.uint16)
 class _Form(NamedTuple):
     """Of an op, for the compiled pass."""
 
-    rows: int  #: of a group
+    layout: Groups
     codes: int  #: of a row
     bits: int  #: of a code
     seed: np.uint32
@@ -81,31 +81,52 @@ def _read_as(reading, scale, span, row, form):  # type: ignore[no-untyped-def]
 @compiled
 def _expand(addresses, readings, columns, rows, codes, work, pitch):  # type: ignore[no-untyped-def]
     """First pass: codes to values, and the butterflies between rows 8, 16 and 32 apart."""
-    for i in range(8):
+    for i in range(min(rows, 8)):
         if rows == 64:
             kernels.expand8(addresses, readings, columns, i, codes, work, i * pitch, pitch)
         elif rows == 32:
             kernels.expand4(addresses, readings, columns, i, codes, work, i * pitch, pitch)
-        else:
+        elif rows == 16:
             kernels.expand2(addresses, readings, columns, i, codes, work, i * pitch, pitch)
+        else:
+            kernels.expand1(addresses, readings, columns, i, codes, work, i * pitch, pitch)
 
 
 @compiled
 def _expand_sums(addresses, factors, zeros, rows, codes, work, pitch):  # type: ignore[no-untyped-def]
     """The same from sums."""
-    for i in range(8):
+    for i in range(min(rows, 8)):
         if rows == 64:
             sums.expand8(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
         elif rows == 32:
             sums.expand4(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
-        else:
+        elif rows == 16:
             sums.expand2(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
+        else:
+            sums.expand1(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
 
 
 @compiled
-def _unfold(results, first, form, memory, out, at, apart):  # type: ignore[no-untyped-def]
+def _restore(memory, codes, rows, factor, index, target, at, stream):  # type: ignore[no-untyped-def]
+    """Second pass: butterflies between neighbours, the group's factor and signs, to ``target`` from ``at`` on."""
+    work, pitch = memory.work, codes + PITCH_EXTRA
+    if rows == 2:
+        kernels.restore2(work, 0, pitch, factor, index, target, at, codes)
+    elif rows == 4:
+        kernels.restore4(work, 0, pitch, factor, index, target, at, codes)
+    else:
+        for r in range(0, rows, 8):
+            signs, into = np.uint32(index + np.uint32(r * codes)), at + r * codes
+            if stream:
+                kernels.restore_stream(work, r * pitch, pitch, factor, signs, target, into, codes)
+            else:
+                kernels.restore8(work, r * pitch, pitch, factor, signs, target, into, codes)
+
+
+@compiled
+def _unfold(results, first, rows, form, memory, out, at, apart):  # type: ignore[no-untyped-def]
     """Codes of 16 bits of a group's rows to values, ``apart`` in ``out``; a missing row is zero."""
-    for r in range(form.rows):
+    for r in range(rows):
         where = results.source[first + r]
         begin = at + r * apart
         if where == MISSING:
@@ -121,24 +142,23 @@ def _unfold(results, first, form, memory, out, at, apart):  # type: ignore[no-un
 @compiled
 def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     ring, own, source, scale, counts = results
-    rows, codes, seed, rotate = form.rows, form.codes, form.seed, form.rotate
+    codes, seed = form.codes, form.seed
     work, padded, factors, addresses, zeros = memory.work, memory.group, memory.factors, memory.addresses, memory.zeros
     readings, columns = memory.readings, memory.columns
     span = SPAN if form.bits == 8 else planes.zero_of(form.bits) - 1
     failed = 0
     pitch = codes + PITCH_EXTRA
-    size = rows * codes
     ring_at = np.int64(ring.ctypes.data)
     own_at = np.int64(own.ctypes.data) + HEADER_BYTES
     codes_at = np.int64(memory.codes.ctypes.data)
-    # around the caches only by whole lines: half ones would be written to memory twice
-    stream = LANES == 16 and halves.address(out, np.int64(0))[0] % 64 == 0
     summed = counts.shape[0] > 0
     write_columns(form.rounding, columns[:codes])
     for g in range(lo, hi):
-        received = 0
+        received, row = 0, form.layout.rows[g]
+        rows = form.layout.rows[g + 1] - row
+        turn, size = form.rotate and rows > 1, rows * codes
         for r in range(rows):
-            k = g * rows + r
+            k = row + r
             at = source[k]
             addresses[r] = np.int64(memory.blank.ctypes.data)
             factors[r] = np.float32(0.0)
@@ -162,8 +182,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
             if summed:
                 factors[r] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
                 zeros[r] = ZERO * np.int32(counts[k])
-        first = np.int64(g) * size
-        last = min(first + size, halves.count(out))
+        first, last = form.layout.entries[g], form.layout.entries[g + 1]
         if received == 0:
             failed += 1
             halves.clear(out, first, last)
@@ -171,11 +190,11 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
         whole = last - first == size and out.whole.shape[0] > 0  # else by way of float32 in cache
         target, at = (out.whole, first) if whole else (padded, np.int64(0))
         if form.bits == 16:
-            apart, values, begin = (pitch, work, np.int64(0)) if rotate else (codes, target, at)
-            _unfold(results, g * rows, form, memory, values, begin, apart)
-            if rotate:
+            apart, values, begin = (pitch, work, np.int64(0)) if turn else (codes, target, at)
+            _unfold(results, row, rows, form, memory, values, begin, apart)
+            if turn:
                 planes.settle_far(work, rows, codes, pitch)
-        elif not rotate:
+        elif not turn:
             for r in range(rows):
                 if summed:
                     sums.expand1(addresses, factors, zeros, r, codes, target, at + r * codes, 0)
@@ -185,15 +204,11 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
             _expand_sums(addresses, factors, zeros, rows, codes, work, pitch)
         else:
             _expand(addresses, readings, columns, rows, codes, work, pitch)
-        if rotate:
-            factor = np.float32(root_of(rows) / received)
-            for r in range(0, rows, 8):
-                begin, into = first + r * codes, at + r * codes
-                index = np.uint32(seed + np.uint32(begin))
-                if whole and stream:
-                    kernels.restore_stream(work, r * pitch, pitch, factor, index, target, into, codes)
-                else:
-                    kernels.restore(work, r * pitch, pitch, factor, index, target, into, codes)
+        if turn:
+            factor, index = np.float32(root_of(rows) / received), np.uint32(seed + np.uint32(row * codes))
+            # around the caches only by whole lines: half ones would be written to memory twice
+            stream = LANES == 16 and whole and halves.address(out, first)[0] % 64 == 0
+            _restore(memory, codes, rows, factor, index, target, at, stream)
         if not whole:
             halves.write(padded, last - first, out, first, memory.row)
     return failed
@@ -240,7 +255,7 @@ def decode(
     rows = Received(readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts)
     seed, rounding = np.uint32(coding.seed), np.uint32(rounding_seed(coding.seed, stage))
     step = np.uint32(step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0)
-    form = _Form(shape.group_rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate)
+    form = _Form(shape.layout, shape.entries, shape.bits, seed, rounding, step, coding.rotate)
     failed = _decode(rows, lo, hi, form, scratch.memory, values)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")

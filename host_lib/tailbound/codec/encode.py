@@ -22,7 +22,7 @@ from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import OVERFLOW_BITS, need_of, root_of, scale_of, shift_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
-from tailbound.codec.shape import Shape
+from tailbound.codec.shape import Groups, Shape
 from tailbound.wire.jit import compiled
 from tailbound.wire.proof import absorb
 from tailbound.wire.schema import HEADER_BYTES
@@ -31,7 +31,7 @@ from tailbound.wire.schema import HEADER_BYTES
 class _Form(NamedTuple):
     """Of an op, for the compiled passes."""
 
-    rows: int  #: of a group
+    layout: Groups
     codes: int  #: of a row
     bits: int  #: of a code
     seed: np.uint32
@@ -50,12 +50,11 @@ class Encoded(NamedTuple):
 
 
 @compiled
-def _source(x, first, size, form, memory):  # type: ignore[no-untyped-def]
-    """Where a group is as float32: (array, offset).
+def _source(x, first, left, size, memory):  # type: ignore[no-untyped-def]
+    """Where a group with ``left`` entries is as float32: (array, offset).
 
-    A copy in cache where its entries are of another type, or the bucket ends within it: then filled up with zeros.
+    A copy in cache where its entries are of another type, or fewer than ``size``: then filled up with zeros.
     """
-    left = min(size, halves.count(x) - first)
     if left == size and x.whole.shape[0] > 0:
         return x.whole, first
     halves.read(x, first, left, memory.group, memory.row)
@@ -74,19 +73,21 @@ def _ahead(x, at, size, columns):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _spread(source, at, first, form, memory):  # type: ignore[no-untyped-def]
-    """First pass over the group from entry ``first`` on: signs, butterflies between rows 8, 16, 32 apart."""
-    rows, codes, work = form.rows, form.codes, memory.work
+def _spread(source, at, row, rows, form, memory):  # type: ignore[no-untyped-def]
+    """First pass over the group from ``row`` of the op on: signs, butterflies between rows 8, 16, 32 apart."""
+    codes, work = form.codes, memory.work
     pitch = codes + PITCH_EXTRA
-    index = np.uint32(form.seed + np.uint32(first))
-    for i in range(8):
+    index = np.uint32(form.seed + np.uint32(row * codes))
+    for i in range(min(rows, 8)):
         base = np.uint32(index + np.uint32(i * codes))
         if rows == 64:
             kernels.spread8(source, at + i * codes, codes, base, work, i * pitch, pitch)
         elif rows == 32:
             kernels.spread4(source, at + i * codes, codes, base, work, i * pitch, pitch)
-        else:
+        elif rows == 16:
             kernels.spread2(source, at + i * codes, codes, base, work, i * pitch, pitch)
+        else:
+            kernels.spread1(source, at + i * codes, codes, base, work, i * pitch, pitch)
 
 
 @compiled
@@ -104,29 +105,78 @@ def normalised(bits, rows, rotate):  # type: ignore[no-untyped-def]
 
 
 @compiled
+def _group(form, g):  # type: ignore[no-untyped-def]
+    """First row and rows of a group, first entry and entries of it, and whether it is rotated."""
+    row, first = form.layout.rows[g], form.layout.entries[g]
+    rows = form.layout.rows[g + 1] - row
+    return row, rows, first, form.layout.entries[g + 1] - first, form.rotate and rows > 1
+
+
+@compiled
+def _at_once(rows, turn):  # type: ignore[no-untyped-def]
+    """Rows of a group that a kernel takes at once."""
+    if rows >= 8:
+        return 8
+    return rows if turn else 1
+
+
+@compiled
 def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
-    rows, codes, work = form.rows, form.codes, memory.work
-    keys, targets = memory.keys, memory.addresses
+    codes, work, keys, targets = form.codes, memory.work, memory.keys, memory.addresses
     pitch = codes + PITCH_EXTRA
-    size = rows * codes
     none = np.float32(0.0)
     for g in range(lo, hi):
-        first = np.int64(g) * size
-        source, at = _source(x, first, size, form, memory)
-        if form.rotate:
-            _spread(source, at, first, form, memory)
+        row, rows, first, entries, turn = _group(form, g)
+        size = rows * codes
+        source, at = _source(x, first, entries, size, memory)
+        if turn:
+            _spread(source, at, row, rows, form, memory)
         most = np.uint32(0)
-        for r in range(0, rows, 8):
+        for r in range(0, rows, _at_once(rows, turn)):
             ahead = _ahead(x, first + r * codes, size, memory.columns)
-            if form.rotate:
-                bits = kernels.measure_turned(work, r * pitch, pitch, codes, none, none, keys, targets, ahead)
+            if not turn:
+                begin = at + r * codes
+                if rows >= 8:
+                    bits = kernels.measure_plain8(source, begin, codes, codes, none, none, keys, targets, ahead)
+                else:
+                    bits = kernels.measure_plain1(source, begin, codes, codes, none, none, keys, targets, ahead)
+            elif rows >= 8:
+                bits = kernels.measure_turned8(work, r * pitch, pitch, codes, none, none, keys, targets, ahead)
+            elif rows == 4:
+                bits = kernels.measure_turned4(work, 0, pitch, codes, none, none, keys, targets, ahead)
             else:
-                bits = kernels.measure_plain(source, at + r * codes, codes, codes, none, none, keys, targets, ahead)
+                bits = kernels.measure_turned2(work, 0, pitch, codes, none, none, keys, targets, ahead)
             most = max(most, bits)
         if most >= OVERFLOW_BITS:
             return False
-        need[g] = need_of(planes.reach(normalised(most, rows, form.rotate), form.bits, source, at, size))
+        need[g] = need_of(planes.reach(normalised(most, rows, turn), form.bits, source, at, rows, codes, entries))
     return True
+
+
+@compiled
+def _quantise(values, first, apart, rows, turn, form, factor, packets, row, ahead, memory):  # type: ignore[no-untyped-def]
+    """Codes of the rows that a kernel takes at once, from ``row`` on. Returns the bits of the largest value."""
+    codes, keys, targets, out, position = form.codes, memory.keys, memory.addresses, packets.memory, packets.position
+    span = np.float32(_span(form.bits))
+    if form.bits == 16:  # settled already
+        most = np.uint32(0)
+        for i in range(_at_once(rows, turn)):
+            begin = first + i * apart
+            bits = kernels.measure_plain1(values, begin, apart, codes, factor, span, keys, targets, ahead)
+            target = out[position[row + i], HEADER_BYTES : HEADER_BYTES + 2 * codes]
+            parts = memory.columns[:codes]
+            planes.write_row16(values[begin : begin + codes], factor, keys[i], parts, memory.row[:codes], target)
+            most = max(most, bits)
+        return most
+    if not turn:
+        if rows >= 8:
+            return kernels.finish_plain8(values, first, apart, codes, factor, span, keys, targets, ahead)
+        return kernels.finish_plain1(values, first, apart, codes, factor, span, keys, targets, ahead)
+    if rows >= 8:
+        return kernels.finish_turned8(values, first, apart, codes, factor, span, keys, targets, ahead)
+    if rows == 4:
+        return kernels.finish_turned4(values, first, apart, codes, factor, span, keys, targets, ahead)
+    return kernels.finish_turned2(values, first, apart, codes, factor, span, keys, targets, ahead)
 
 
 @compiled
@@ -135,83 +185,73 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
 
     With codes of 16 bits the work memory is settled already.
     """
-    rows, codes, work, keys, targets = form.rows, form.codes, memory.work, memory.keys, memory.addresses
-    span = np.float32(_span(form.bits))
+    row, rows, first, _, turn = _group(form, g)
+    codes, work, keys, targets = form.codes, memory.work, memory.keys, memory.addresses
     pitch = codes + PITCH_EXTRA
     out, position = packets.memory, packets.position
     payload = out.shape[1] - HEADER_BYTES
     base = np.int64(out.ctypes.data) + HEADER_BYTES
     most = np.uint32(0)
-    for r in range(0, rows, 8):
-        k = g * rows + r
-        ahead = _ahead(x, np.int64(k) * codes, rows * codes, memory.columns)
-        for i in range(8):
+    step = _at_once(rows, turn)
+    for r in range(0, rows, step):
+        k = row + r
+        ahead = _ahead(x, first + r * codes, rows * codes, memory.columns)
+        for i in range(step):
             targets[i] = base + np.int64(position[k + i]) * out.shape[1]
             if form.bits == 4:
                 targets[i] = np.int64(memory.codes.ctypes.data) + i * codes
             keys[i] = np.uint32(row_key(form.rounding, k + i) + form.step)
-        if form.bits == 16:
-            values, first, apart = (work, r * pitch, pitch) if form.rotate else (source, at + r * codes, codes)
-            bits = kernels.measure_plain(values, first, apart, codes, factor, span, keys, targets, ahead)
-            for i in range(8):
-                target = out[position[k + i], HEADER_BYTES : HEADER_BYTES + 2 * codes]
-                begin = first + i * apart
-                row, parts = values[begin : begin + codes], memory.columns[:codes]
-                planes.write_row16(row, factor, keys[i], parts, memory.row[:codes], target)
-        elif form.rotate:
-            bits = kernels.finish_turned(work, r * pitch, pitch, codes, factor, span, keys, targets, ahead)
+        if turn:
+            bits = _quantise(work, r * pitch, pitch, rows, turn, form, factor, packets, k, ahead, memory)
         else:
-            bits = kernels.finish_plain(source, at + r * codes, codes, codes, factor, span, keys, targets, ahead)
+            bits = _quantise(source, at + r * codes, codes, rows, turn, form, factor, packets, k, ahead, memory)
         most = max(most, bits)
-        for i in range(8):
-            row = position[k + i]
+        for i in range(step):
+            place = position[k + i]
             if form.bits == 4:
                 made = memory.codes[i * codes : (i + 1) * codes]
-                planes.pack(made, out[row, HEADER_BYTES : HEADER_BYTES + codes // 2])
-            state = packets.partials[row]
+                planes.pack(made, out[place, HEADER_BYTES : HEADER_BYTES + codes // 2])
+            state = packets.partials[place]
             state[:] = 0
-            absorb(out[row, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state, form.key)
+            absorb(out[place, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state, form.key)
     return most
 
 
 @compiled
-def _count_beyond(source, at, form, limit, work):  # type: ignore[no-untyped-def]
+def _count_beyond(source, at, rows, turn, form, limit, work):  # type: ignore[no-untyped-def]
     """Entries of the group whose absolute value is above ``limit``; settles ``work`` in place, so it comes last."""
     beyond, codes = 0, form.codes
     pitch = codes + PITCH_EXTRA
-    for r in range(0, form.rows, 8):
-        if form.rotate and form.bits < 16:
-            kernels.settle(work, r * pitch, pitch, codes)
-        for i in range(r, r + 8):
-            row = work[i * pitch : i * pitch + codes] if form.rotate else source[at + i * codes : at + (i + 1) * codes]
-            for value in row:
-                beyond += abs(value) > limit
+    if turn and form.bits < 16:
+        planes.settle_near(work, rows, codes, pitch)
+    for i in range(rows):
+        row = work[i * pitch : i * pitch + codes] if turn else source[at + i * codes : at + (i + 1) * codes]
+        for value in row:
+            beyond += abs(value) > limit
     return beyond
 
 
 @compiled
 def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untyped-def]
-    clipped = 0
-    rows, codes = form.rows, form.codes
+    clipped, codes = 0, form.codes
     span = _span(form.bits)
     pitch = codes + PITCH_EXTRA
-    size = rows * codes
-    root = root_of(rows) if form.rotate else 1.0
     write_columns(form.rounding, memory.columns[:codes])
     for g in range(lo, hi):
-        first = np.int64(g) * size
+        row, rows, first, entries, turn = _group(form, g)
+        root = root_of(rows) if turn else 1.0
         e = np.int64(scales.exponents[g])
         scales.shift[g] = 0
-        source, at = _source(x, first, size, form, memory)
-        if form.rotate:
-            _spread(source, at, first, form, memory)
+        source, at = _source(x, first, entries, rows * codes, memory)
+        if turn:
+            _spread(source, at, row, rows, form, memory)
             if form.bits == 16:
                 planes.settle_near(memory.work, rows, codes, pitch)
         factor = np.float32(span / (scale_of(e) * root))
         bits = _finish(x, source, at, g, form, factor, packets, memory)
         if bits >= OVERFLOW_BITS:
             return False, clipped
-        want = need_of(planes.reach(normalised(bits, rows, form.rotate), form.bits, source, at, size))
+        want = need_of(planes.reach(normalised(bits, rows, turn), form.bits, source, at, rows, codes, entries))
         scales.need[g] = want
         if want <= e:
             continue
@@ -221,14 +261,14 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
         if k > 0:
             _finish(x, source, at, g, form, np.float32(span / scale), packets, memory)
         if want > e + 4 * k:
-            clipped += _count_beyond(source, at, form, np.float32(scale), memory.work)
+            clipped += _count_beyond(source, at, rows, turn, form, np.float32(scale), memory.work)
     return True, clipped
 
 
 def _form(shape: Shape, coding: Coding) -> _Form:
     seed, rounding = np.uint32(coding.seed), np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
     step, cap = np.uint32(hashing.step_of(coding.rank, coding.ranks)), coding.shift_cap if shape.bits > 4 else 0
-    return _Form(shape.group_rows, shape.entries, shape.bits, seed, rounding, step, coding.rotate, cap, coding.key)
+    return _Form(shape.layout, shape.entries, shape.bits, seed, rounding, step, coding.rotate, cap, coding.key)
 
 
 def _entries(x: Floats, shape: Shape, scratch: Scratch) -> Entries:

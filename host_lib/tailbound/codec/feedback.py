@@ -44,13 +44,14 @@ def _zeros(payload, bits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _mark(own, shift, rows, codes, bits, lo, hi):  # type: ignore[no-untyped-def]
-    """Makes the scales of rows ``lo`` to ``hi`` negative whose offsets the owner will take off.
+def _mark(own, shift, layout, codes, bits, lo, hi):  # type: ignore[no-untyped-def]
+    """Makes the scales of rows of groups ``lo`` to ``hi`` negative whose offsets the owner will take off.
 
     That is what the owner would do if all ranks had these codes (``codec.mean``): what others have is not known here.
     """
-    for k in range(lo, hi):
-        if shift[k // rows] == 0:
+    for k in range(layout.rows[lo], layout.rows[hi]):
+        g = layout.of[k]
+        if shift[g] == 0 and layout.rows[g + 1] - layout.rows[g] > 1:
             zeros = _zeros(own.own[-own.source[k] - 2, HEADER_BYTES : HEADER_BYTES + codes], bits)
             if 2 * zeros <= codes * 8 // bits:
                 own.scale[k] = -own.scale[k]
@@ -82,17 +83,16 @@ def write_residual(
     lo, hi = groups or (0, shape.groups)
     mark_own(own, scales, shape, coding, (lo, hi))
     decode(own, shape, coding, residual, scratch, groups=(lo, hi), stage=STAGE_CONTRIBUTION)
-    size = shape.group_rows * shape.entries
-    entries = slice(lo * size, hi * size)
+    entries = slice(shape.layout.entries[lo], shape.layout.entries[hi])
     np.subtract(data[entries], residual[entries], out=residual[entries])
 
 
 def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding, groups: tuple[int, int]) -> None:
     """Writes what the own rows of ``groups`` mean: their scales."""
     lo, hi = groups
-    part = slice(lo, hi)
-    told = scales.exponents[part] + 4 * scales.shift[part].astype(np.int16)
-    own.scale.reshape(shape.groups, shape.group_rows)[part] = scales_of(told)[:, None]
-    rows, codes, bits = shape.group_rows, shape.codes, shape.bits
-    if coding.rotate and bits < 16:
-        _mark(own._replace(counts=_NO_COUNTS), scales.shift, rows, codes, bits, lo * rows, hi * rows)
+    layout, part = shape.layout, slice(lo, hi)
+    told = scales_of(scales.exponents[part] + 4 * scales.shift[part].astype(np.int16))
+    rows = slice(layout.rows[lo], layout.rows[hi])
+    own.scale[rows] = told[layout.of[rows] - lo]
+    if coding.rotate and shape.bits < 16:
+        _mark(own._replace(counts=_NO_COUNTS), scales.shift, layout, shape.codes, shape.bits, lo, hi)

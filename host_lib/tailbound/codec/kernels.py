@@ -1,11 +1,12 @@
 """The codec's inner loops: each sweeps over the columns of a few rows at once.
 
-R = 8 P rows are transformed in two passes: P rows at distance 8 (P = 2, 4 or 8), then 8 neighbouring rows. Between the
+R = 8 P rows are transformed in two passes: P rows at distance 8 (P = 1, 2, 4 or 8), then 8 neighbouring rows, or all of
+a group of 2 or 4. Between the
 passes a group lies in ``work``, which fits a second-level cache; the first pass reads from the bucket (or from result
 rows), the second writes packets (or the bucket), so that a group is never stored in between.
 
 All offsets and strides count elements; ``index`` is the hash index of the first element. Widths are multiples of 16.
-Stages have the distances 8, 16, 32, then 1, 2, 4; the reference does the same.
+Stages have the distances 8, 16, 32, then 1, 2, 4, those below R; the reference does the same.
 """
 
 from __future__ import annotations
@@ -81,10 +82,10 @@ def _spread_rows(rows: int) -> Any:
     return spread
 
 
-spread2, spread4, spread8 = _spread_rows(2), _spread_rows(4), _spread_rows(8)
+spread1, spread2, spread4, spread8 = (_spread_rows(rows) for rows in (1, 2, 4, 8))
 
 
-def _finish_rows(turn: bool, quantise: bool) -> Any:
+def _finish_rows(rows: int, turn: bool, quantise: bool) -> Any:
     @_kernel
     def finish(
         typing: Any,
@@ -98,11 +99,11 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
         targets: Any,
         ahead: Any,
     ) -> Any:
-        """8 neighbouring rows of ``work``: butterflies, largest bits (returned), codes to the addresses ``targets``.
+        """Neighbouring rows of ``work``: butterflies, largest bits (returned), codes to the addresses ``targets``.
 
         Codes are 128 - ``span`` to 128 + ``span``.
         ``keys`` u32[8]: the parts of the rows in their rounding offsets. ``ahead``: an address and the bytes of an
-        entry, 8 rows of entries from there on are prefetched meanwhile; the address of the columns' parts.
+        entry, as many rows of entries from there on are prefetched meanwhile; the address of the columns' parts.
         """
         signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, _FLOAT, keys, targets, _PLACES)
 
@@ -114,13 +115,13 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
             ahead, width, parts = (builder.extract_value(args[8], i) for i in range(3))
             if quantise:
                 key_at = e.address(sig.args[6], args[6])
-                keys = [e.splat(builder.trunc(e.load(e.step(key_at, I64(i), 4), I32, 4), I16)) for i in range(8)]
+                keys = [e.splat(builder.trunc(e.load(e.step(key_at, I64(i), 4), I32, 4), I16)) for i in range(rows)]
                 target_at = e.address(sig.args[7], args[7])
-                targets = [e.load(e.step(target_at, I64(i), 8), I64, 8) for i in range(8)]
+                targets = [e.load(e.step(target_at, I64(i), 8), I64, 8) for i in range(rows)]
                 scale, below, above = e.splat(args[4]), *_bounds(e, args[5])
             with e.columns(args[3]) as column:
                 values = []
-                for row in range(8):
+                for row in range(rows):
                     at = builder.add(builder.mul(args[2], I64(row)), column)
                     values.append(e.load(e.step(source, at, 4), VF32, 4))
                     coming = builder.add(builder.mul(args[3], I64(row)), column)
@@ -134,7 +135,7 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
                 builder.store(largest, most)
                 if quantise:
                     part = e.load(e.step(parts, column, 2), VI16, 2)
-                    for row in range(8):
+                    for row in range(rows):
                         offset = _offset(e, part, keys[row])
                         code = e.clamp(builder.fadd(builder.fmul(values[row], scale), offset), below, above)
                         out = builder.trunc(builder.fptosi(code, VI32), VI8)
@@ -146,8 +147,10 @@ def _finish_rows(turn: bool, quantise: bool) -> Any:
     return finish
 
 
-finish_turned, finish_plain = _finish_rows(True, True), _finish_rows(False, True)
-measure_turned, measure_plain = _finish_rows(True, False), _finish_rows(False, False)
+finish_turned2, finish_turned4, finish_turned8 = (_finish_rows(rows, True, True) for rows in (2, 4, 8))
+finish_plain1, finish_plain8 = (_finish_rows(rows, False, True) for rows in (1, 8))
+measure_turned2, measure_turned4, measure_turned8 = (_finish_rows(rows, True, False) for rows in (2, 4, 8))
+measure_plain1, measure_plain8 = (_finish_rows(rows, False, False) for rows in (1, 8))
 
 
 def _settle_rows(rows: int) -> Any:
@@ -170,7 +173,7 @@ def _settle_rows(rows: int) -> Any:
     return settle
 
 
-settle2, settle4, settle = _settle_rows(2), _settle_rows(4), _settle_rows(8)
+settle2, settle4, settle8 = _settle_rows(2), _settle_rows(4), _settle_rows(8)
 
 
 def _expand_rows(rows: int) -> Any:
@@ -217,12 +220,12 @@ def _expand_rows(rows: int) -> Any:
 expand1, expand2, expand4, expand8 = _expand_rows(1), _expand_rows(2), _expand_rows(4), _expand_rows(8)
 
 
-def _restore_rows(stream: bool) -> Any:
+def _restore_rows(rows: int, stream: bool) -> Any:
     @_kernel
     def restore(
         typing: Any, work: Any, first: Any, pitch: Any, factor: Any, index: Any, x: Any, into: Any, stride: Any
     ) -> Any:
-        """8 neighbouring rows of ``work``: butterflies, times ``factor``, times signs, to rows of ``x``."""
+        """Neighbouring rows of ``work``: butterflies, times ``factor``, times signs, to rows of ``x``."""
         signature = types.void(work, _INDEX, _INDEX, _FLOAT, _WORD, x, _INDEX, _INDEX)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
@@ -231,7 +234,7 @@ def _restore_rows(stream: bool) -> Any:
             target, factor = e.address(sig.args[5], args[5], args[6]), e.splat(args[3])
             with e.columns(args[7]) as column:
                 values = []
-                for row in range(8):
+                for row in range(rows):
                     at = builder.add(builder.mul(args[2], I64(row)), column)
                     values.append(e.load(e.step(source, at, 4), VF32, 4))
                 for row, value in enumerate(e.hadamard(values)):
@@ -246,7 +249,8 @@ def _restore_rows(stream: bool) -> Any:
     return restore
 
 
-restore, restore_stream = _restore_rows(False), _restore_rows(True)
+restore2, restore4, restore8 = (_restore_rows(rows, False) for rows in (2, 4, 8))
+restore_stream = _restore_rows(8, True)
 
 
 def _count(e: Emit, here: Any, found: Any) -> None:

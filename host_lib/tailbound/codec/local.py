@@ -46,17 +46,17 @@ class Step:
 
 
 class LocalJob:
-    """``world_size`` ranks that average buckets of ``numel`` entries; scales are carried from op to op as on the wire.
+    """``world_size`` ranks that average buckets of ``numel`` entries, those of ``tensors``. Scales are carried on.
 
     ``exponents`` i16[world_size, G] is what each rank uses next, None before the first op.
     """
 
     def __init__(
         self, world_size: int, numel: int, width: int = 1408, *, rotate: bool = True, cookie: int = 1,
-        owners: Sequence[int] | None = None, bits: Bits = 8,
+        owners: Sequence[int] | None = None, bits: Bits = 8, tensors: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.world_size = world_size
-        self.shape = shape_for(numel, width, bits)
+        self.shape = shape_for(numel, width, bits, tensors)
         self.placement = place(self.shape, OwnerMap(1, tuple(owners or range(world_size))), world_size)
         self.rotate = rotate
         self.cookie = cookie
@@ -64,7 +64,7 @@ class LocalJob:
         self.scratch = Scratch(width)
         self.exponents: NDArray[np.int16] | None = None
         shape, ranks = self.shape, world_size
-        self.row_groups = self.placement.row_at // shape.group_rows
+        self.row_groups = shape.layout.of[self.placement.row_at]
         self.packets = np.zeros((ranks, shape.rows, HEADER_BYTES + shape.codes), np.uint8)
         self.partials = np.zeros((shape.rows, 4), np.uint64)  # of the rank that was coded last
         self.need = np.zeros((ranks, shape.groups), np.int16)
@@ -186,7 +186,7 @@ class LocalJob:
                 here &= ~lost_results[rank][place_of.row_at] | (place_of.owner[place_of.row_at] == rank)
             row_exponents = np.full(shape.rows, EXPONENT_NONE, np.int16)
             row_exponents[place_of.row_at[here]] = out.exponent_next[here]
-            fresh = warm_exponents(row_exponents, shape.groups)
+            fresh = warm_exponents(row_exponents, shape.layout.rows)
             self.exponents[rank] = np.where(fresh == EXPONENT_NONE, self.exponents[rank], fresh)
             if receivers is not None and rank not in receivers:
                 continue

@@ -33,7 +33,7 @@ from tailbound.codec.hashing import row_key, write_lanes
 from tailbound.codec.records import Coding, Own, Results, Sums
 from tailbound.codec.scale import SPAN, ZERO, next_exponent, scale_of
 from tailbound.codec.scratch import Scratch, readonly
-from tailbound.codec.shape import GROUP_ROWS, Shape
+from tailbound.codec.shape import GROUP_ROWS, Groups, Shape
 from tailbound.codec.simd import LANES
 from tailbound.codec.threads import Threads
 from tailbound.wire.jit import compiled
@@ -44,7 +44,7 @@ from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 class _Form(NamedTuple):
     """Of an op, for the compiled pass."""
 
-    group_rows: int
+    layout: Groups
     codes: int  #: bytes of a row of contributions
     entries: int  #: of a row
     bits: int  #: of a contribution's code
@@ -76,13 +76,13 @@ class Means(NamedTuple):
 
 
 @compiled
-def _needs(sums, own, group_rows):  # type: ignore[no-untyped-def]
+def _needs(sums, own, group_of):  # type: ignore[no-untyped-def]
     """Largest need over the owner's rows of each group, own included; EXPONENT_NONE where nobody had anything."""
     slots, most, mask = sums.slots, own.most, sums.rows.shape[0] - 1
     for k in own.rows:
-        most[k // group_rows] = EXPONENT_NONE
+        most[group_of[k]] = EXPONENT_NONE
     for i in range(own.rows.shape[0]):
-        g = own.rows[i] // group_rows
+        g = group_of[own.rows[i]]
         if own.present and own.scales.need[g] > most[g]:
             most[g] = own.scales.need[g]
         at = (sums.seq0 + i) & mask
@@ -144,14 +144,14 @@ def _take_off(row, zero, entries, k, members, form, memory):  # type: ignore[no-
 
 
 @compiled
-def _rounded(row, zero, k, members, zeros, form, memory, target):  # type: ignore[no-untyped-def]
+def _rounded(row, zero, k, members, zeros, subtract, form, memory, target):  # type: ignore[no-untyped-def]
     """Codes a row of sums of 8 or 4 bits; returns its largest one in units of 2^-16, and whether offsets are left.
 
-    ``zeros``: the most in one of ``memory.lanes``.
+    ``zeros``: the most in one of ``memory.lanes``. ``subtract``: offsets may be taken off.
     """
     entries = np.int64(form.entries)
     even, odd = _zeros(memory.lanes, zeros, entries)
-    known = form.subtract and zero == planes.zero_of(form.bits) * members[0]  # nobody is shifted
+    known = subtract and zero == planes.zero_of(form.bits) * members[0]  # nobody is shifted
     of_even, of_odd = known and 2 * odd <= entries // 2, known and 2 * even <= entries // 2
     for lane in range(LANES):
         memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane) else of_odd) else 0
@@ -163,7 +163,7 @@ def _rounded(row, zero, k, members, zeros, form, memory, target):  # type: ignor
     else:
         at = np.int64(target.ctypes.data)
         kernels.requantise(memory.exact, factor, np.float32(SPAN), key, columns, entries, at)
-    return most, form.subtract and 2 * (even + odd) <= entries
+    return most, subtract and 2 * (even + odd) <= entries
 
 
 @compiled
@@ -173,7 +173,7 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
     mask = sums.rows.shape[0] - 1
     rows = kernel = own_only = missing = mismatched = 0
     contributions = np.int64(0)
-    _needs(sums, own, form.group_rows)
+    _needs(sums, own, form.layout.of)
     entries, columns_out = form.entries, memory.columns_out
     write_lanes(form.contributed, memory.columns[:entries])
     write_lanes(form.rounding, columns_out[:entries])
@@ -181,7 +181,7 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
     own_at = np.int64(own.packets.ctypes.data) + HEADER_BYTES
     for i in range(lo, hi):
         k = own.rows[i]
-        g = k // form.group_rows
+        g = form.layout.of[k]
         at = (sums.seq0 + i) & mask
         e = np.int64(sums.expected[g])
         if e == EXPONENT_NONE and own.present:
@@ -232,7 +232,8 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
             most = np.int64(planes.requantise16(row, units, entries, row_key(form.rounding, k), columns_out, target))
         else:
             members = n, _bitmap(slots[at], peers), with_own
-            most, left = _rounded(row, zero, k, members, zeros, form, memory, target)
+            turned = form.subtract and form.layout.rows[g + 1] - form.layout.rows[g] > 1
+            most, left = _rounded(row, zero, k, members, zeros, turned, form, memory, target)
             unit = 2.0**-16
         scale = np.float32(np.float64(most) * (scale_of(e) / span) / np.float64(n) * unit)
         out.scale[i] = -scale if left and most > 0 else scale
@@ -289,7 +290,7 @@ def mean_rows(
     )
     own = Own(readonly(own.rows.view(np.int32)), own.packets, own.present, own.scales, own.most)
     form = _Form(
-        shape.group_rows, codes, shape.entries, shape.bits, coding.headroom,
+        shape.layout, codes, shape.entries, shape.bits, coding.headroom,
         0 if shape.bits == 4 else coding.shift_cap, contributed, rounding, coding.rank, coding.ranks,
         hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16, coding.key,
     )  # fmt: skip

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.shape import Shape
+from tailbound.codec.shape import GROUP_ROWS, Shape
 from tailbound.errors import ConfigError
 from tailbound.wire.schema import MAX_RANKS
 
@@ -100,7 +100,7 @@ class Placement:
 
     def groups_of(self, owner: int) -> NDArray[np.int32]:
         """Group of each row of ``owner``, in place order: i32[counts[owner]]."""
-        groups: NDArray[np.int32] = self.rows_of(owner) // np.int32(self.shape.group_rows)
+        groups: NDArray[np.int32] = self.shape.layout.of[self.rows_of(owner)]
         return groups
 
 
@@ -122,7 +122,15 @@ def first_place(placement: Placement, owner: int, sender: int, ranks: int) -> in
     table = placement.owner_map.owners
     turns = placement.shape.group_rows // len(table)
     turn = turns * ((sender - owner) % ranks - 1) // (ranks - 1)
-    return turn * placement.shape.groups * table.count(owner)
+    before = turn * len(table) * GROUP_ROWS // placement.shape.group_rows
+    return int(np.searchsorted(_turns(placement.shape)[placement.rows_of(owner)], before))
+
+
+def _turns(shape: Shape) -> NDArray[np.int64]:
+    """When each row is sent, i64[T] of 0..63: its place in its group, as if each group had 64 rows."""
+    rows, of = shape.layout.rows, shape.layout.of
+    found: NDArray[np.int64] = (np.arange(shape.rows) - rows[of]) * GROUP_ROWS // np.diff(rows)[of]
+    return found
 
 
 @lru_cache(maxsize=256)
@@ -144,7 +152,7 @@ def place(shape: Shape, owner_map: OwnerMap, world_size: int) -> Placement:
 def _deal(shape: Shape, owners: tuple[int, ...], world_size: int) -> tuple[NDArray[Any], ...]:
     """The arrays of a placement; maps that differ in their ids alone share them."""
     owner = np.resize(np.array(owners, np.uint8), shape.rows)
-    by_place = np.arange(shape.rows, dtype=np.int32).reshape(shape.groups, shape.group_rows).T.ravel()
+    by_place = np.argsort(_turns(shape), kind="stable").astype(np.int32)
     row_at = by_place[np.argsort(owner[by_place], kind="stable")]
     counts = np.bincount(owner, minlength=world_size).astype(np.int64)
     starts = np.cumsum(counts) - counts

@@ -46,15 +46,17 @@ _NO_SQUARES = readonly(np.zeros(0))
 
 
 @compiled
-def _plan(bits, squares, size, span, rows, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
+def _plan(bits, squares, codes, span, layout, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
     beyond = 0
-    root = root_of(rows) if rotate else 1.0
     for g in range(bits.shape[0]):
+        rows, entries = layout.rows[g + 1] - layout.rows[g], layout.entries[g + 1] - layout.entries[g]
+        turn = rotate and rows > 1
+        root = root_of(rows) if turn else 1.0
         if bits[g] >= OVERFLOW_BITS:
             return -1
-        most = normalised(bits[g], rows, rotate)
+        most = normalised(bits[g], rows, turn)
         if squares.shape[0] > 0:
-            most = planes.within(most, squares[g], size)
+            most = planes.within(most, squares[g], planes.spread_over(rows, codes, entries))
         want = need_of(most)
         e = np.int64(scales.exponents[g])
         scales.need[g] = want
@@ -91,7 +93,7 @@ def plan(
     """
     rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
     keyed = rounding, np.uint32(hashing.step_of(coding.rank, coding.ranks))
-    rows = shape.group_rows
-    size, span, cap = rows * shape.entries, planes.zero_of(shape.bits) - 1, coding.shift_cap if shape.bits > 4 else 0
-    beyond = _plan(readonly(bits), readonly(squares), size, span, rows, coding.rotate, cap, keyed, scales, by)
+    span, cap = planes.zero_of(shape.bits) - 1, coding.shift_cap if shape.bits > 4 else 0
+    of_groups = readonly(bits), readonly(squares)
+    beyond = _plan(*of_groups, shape.entries, span, shape.layout, coding.rotate, cap, keyed, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

@@ -85,14 +85,20 @@ def within(most, total, size):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def reach(most, bits, source, at, size):  # type: ignore[no-untyped-def]
+def reach(most, bits, source, at, rows, codes, entries):  # type: ignore[no-untyped-def]
     """Bits of the value that a group's codes are to reach, from those of its largest one.
 
-    ``source`` from ``at`` on holds the ``size`` entries before rotation, which changes no sum of squares.
+    ``source`` from ``at`` on holds the ``rows`` of ``codes`` before rotation, which changes no sum of squares.
     """
     if bits != 4 or most == 0:
         return most
-    return within(most, energy(source, at, size), size)
+    return within(most, energy(source, at, rows * codes), spread_over(rows, codes, entries))
+
+
+@compiled
+def spread_over(rows, codes, entries):  # type: ignore[no-untyped-def]
+    """Rotated values of a group that are not zero: rotation fills all rows of the columns that its entries have."""
+    return rows * min(codes, entries)
 
 
 @compiled
@@ -160,18 +166,23 @@ def settle_far(work, rows, entries, pitch):  # type: ignore[no-untyped-def]
     """Butterflies between rows 8, 16 and 32 apart, in place."""
     for i in range(8):
         if rows == 64:
-            kernels.settle(work, i * pitch, 8 * pitch, entries)
+            kernels.settle8(work, i * pitch, 8 * pitch, entries)
         elif rows == 32:
             kernels.settle4(work, i * pitch, 8 * pitch, entries)
-        else:
+        elif rows == 16:
             kernels.settle2(work, i * pitch, 8 * pitch, entries)
 
 
 @compiled
 def settle_near(work, rows, entries, pitch):  # type: ignore[no-untyped-def]
     """Butterflies between rows 1, 2 and 4 apart, in place."""
-    for r in range(0, rows, 8):
-        kernels.settle(work, r * pitch, pitch, entries)
+    if rows == 2:
+        kernels.settle2(work, 0, pitch, entries)
+    elif rows == 4:
+        kernels.settle4(work, 0, pitch, entries)
+    else:
+        for r in range(0, rows, 8):
+            kernels.settle8(work, r * pitch, pitch, entries)
 
 
 @compiled

@@ -74,17 +74,17 @@ def cold_exponents(needs: NDArray[np.int16], headroom: int) -> NDArray[np.int16]
     return exponents
 
 
-def warm_exponents(row_exponents: NDArray[np.int16], groups: int) -> NDArray[np.int16]:
+def warm_exponents(row_exponents: NDArray[np.int16], rows: NDArray[np.int64]) -> NDArray[np.int16]:
     """e of each group from the results received in the key's previous op: the largest of its rows.
 
     Args:
         row_exponents: i16[T], next exponent by row k, own rows included; EXPONENT_NONE where nothing was received.
-        groups: G.
+        rows: i64[G + 1], where groups begin (``shape.Groups``).
 
     Returns:
         i16[G]; EXPONENT_NONE for a group of which nothing was received.
     """
-    largest: NDArray[np.int16] = row_exponents.reshape(groups, -1).max(axis=1)
+    largest: NDArray[np.int16] = np.maximum.reduceat(row_exponents, rows[:-1])
     return largest
 
 

@@ -67,7 +67,7 @@ class Unpacked(NamedTuple):
         factors: f32[T], what a distance from zero means; 0 where the row is missing.
         zeros: i32[T], of sums: the sum that means zero.
         keys: i32[T], what a column's part in a rounding offset is subtracted from; -1 where no offset is.
-        group_factors: f32[G], sqrt(R) / received; 0 where nothing was received.
+        group_factors: f32[G], sqrt(R) / received; 0 where nothing was received. Not of groups of one row.
     """
 
     codes: NDArray[np.uint8]
@@ -78,7 +78,7 @@ class Unpacked(NamedTuple):
 
 
 @compiled
-def _unpack(received, rows, root, blank, span, keyed, out):  # type: ignore[no-untyped-def]
+def _unpack(received, layout, blank, span, keyed, out):  # type: ignore[no-untyped-def]
     """``blank``: a row of zeros; ``keyed``: (whether offsets may be taken off, their seed, the step of a rank)."""
     ring, own, source, scale, counts = received
     dithered, rounding, step = keyed
@@ -90,7 +90,8 @@ def _unpack(received, rows, root, blank, span, keyed, out):  # type: ignore[no-u
         at = source[k]
         if at >= ring.shape[0] or -at - 2 >= own.shape[0]:
             return -1
-        if k % rows == 0:
+        g = layout.of[k]
+        if k == layout.rows[g]:
             here = 0
         out.keys[k] = -1
         if at == MISSING:
@@ -109,9 +110,10 @@ def _unpack(received, rows, root, blank, span, keyed, out):  # type: ignore[no-u
             row = ring[at] if at >= 0 else own[-at - 2, HEADER_BYTES:]
             for i in range(width):
                 out.codes[k, i] = row[i]
-        if k % rows == rows - 1:
+        if k == layout.rows[g + 1] - 1:
             failed += here == 0
-            out.group_factors[k // rows] = np.float32(root / here) if here else np.float32(0.0)
+            root = root_of(layout.rows[g + 1] - layout.rows[g])
+            out.group_factors[g] = np.float32(root / here) if here else np.float32(0.0)
     return failed
 
 
@@ -155,7 +157,7 @@ def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stag
     step = step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0
     keyed = shape.bits < 16, np.uint32(rounding_seed(coding.seed, stage)), np.uint32(step)
     span = zero_of(shape.bits) - 1
-    failed = _unpack(rows, shape.group_rows, root_of(shape.group_rows), blank, span, keyed, out)
+    failed = _unpack(rows, shape.layout, blank, span, keyed, out)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
     return int(failed)

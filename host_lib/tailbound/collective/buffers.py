@@ -50,7 +50,7 @@ class Buffers:
         )
         self.scales = Scales(np.zeros(groups, np.int16), np.zeros(groups, np.int16), np.zeros(groups, np.uint8))
         #: group of the row at every packet position
-        self.group: NDArray[np.int32] = (row_at // shape.group_rows).astype(np.int32)
+        self.group: NDArray[np.int32] = shape.layout.of[row_at]
         memory, _, partials = self.contributions
         self.stamped = Contributions(memory, partials, self.place, self.group)
         #: the same by owner, and what the own mean is made of

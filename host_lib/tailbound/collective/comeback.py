@@ -94,11 +94,11 @@ def encode(found: Entrance, ranks: int) -> bytes:
     return json.dumps(told).encode()
 
 
-def decode(data: bytes, ranks: int, groups: Callable[[Scales], int]) -> Entrance:
+def decode(data: bytes, ranks: int, check: Callable[[Scales, int], None]) -> Entrance:
     """The entrance in ``data``, for a job in which ``ranks`` can own rows.
 
     Args:
-        groups: of the op of a key, each of which has one scale. Raises ValueError for a key that no op can have.
+        check: raises ValueError for a key, with its number of groups, that no op can have.
 
     Raises:
         TransportError: it is none.
@@ -112,8 +112,9 @@ def decode(data: bytes, ranks: int, groups: Callable[[Scales], int]) -> Entrance
         for bucket, numel, chunk, mode, scales in told["exponents"]:
             key = int(bucket), int(numel), int(chunk), int(mode)
             exponents[key] = np.array(scales, np.int16)
-            if exponents[key].shape != (groups(key),):
+            if exponents[key].ndim != 1:
                 raise ValueError(f"scales of bucket {key[0]} are not one for each of its groups")
+            check(key, len(exponents[key]))
         position = jump.decode(json.dumps(told["position"]).encode(), ranks)
         return Entrance(position, message.maps, exponents, int(told["cookie"]))
     except jump.NOISE as error:

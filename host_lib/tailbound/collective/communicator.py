@@ -19,9 +19,10 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 from zlib import crc32
 
 import numpy as np
@@ -31,7 +32,7 @@ import tailbound
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.planes import check_bits
 from tailbound.codec.records import Coding
-from tailbound.codec.shape import GROUP_ROWS, Shape, layout_tag, row_entries, shape_for
+from tailbound.codec.shape import GROUP_ROWS, Shape, cut_tensors, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import comeback, deaths, fetch, jump, report
 from tailbound.collective.announce import READY_BYTES
@@ -212,7 +213,6 @@ class Communicator:
             opened.pop_all()
         if config.rank == 0 and config.ranks > 1:  # a warning: that much is seen by default
             log.warning("tailbound averages gradients over %s", rendezvous.datapaths(self.greetings))
-        needs_fit = GROUP_ROWS * ((path.store.width - READY_BYTES) // 2)
         results, sums = self.job.least_rings
         if results < self.job.store.result_rows:
             log.warning(
@@ -225,7 +225,7 @@ class Communicator:
         rings = [results // 2, sums * config.ranks // 2]
         if config.switch is not None:
             rings.append(config.switch.rows // 2)
-        self._number(needs_fit, *rings)
+        self._number(*rings)
         share_most, outside = sums / self._rows_most, self.part == Part.OUTSIDE
         self._engine = Transpose(
             self.job, on_thread, early, int(timeout * 1e9), share_most=share_most, outside=outside
@@ -249,8 +249,9 @@ class Communicator:
             rendezvous.tell_failed(self._store, self._prefix, self.config.rank, error)
 
     def _number(self, *rows: int) -> None:
-        """Begins to number what is launched; an op has at most ``rows``."""
-        self._rows_most = min(MAX_OP_ROWS, *rows)
+        """Begins to number what is launched; an op has at most ``rows``, and groups whose needs READY has room for."""
+        self._groups_most = (self._row_width - READY_BYTES) // 2
+        self._rows_most = min(MAX_OP_ROWS, GROUP_ROWS * self._groups_most, *rows)
         self._lock = threading.Lock()
         self._step, self._launched = self.config.first_step, 0  # the present one, and its ops
 
@@ -360,7 +361,7 @@ class Communicator:
             ConfigError: arrays of another type, shape or size, or more ops in a step than ``MAX_STEP_OPS``.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
-        dtype, coder, residual, bits, scaled, _, parts = handling
+        dtype, coder, residual, bits, scaled, starts, parts = handling
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
             half = _HALVES.get(dtype)
@@ -370,15 +371,15 @@ class Communicator:
                 _check(residual, "residual", numel)
         config, width = self.config, self._row_width
         bits = bits or config.bits
-        chunks = self._cut(numel, bits)
+        chunks = self._cut(numel, bits, starts)
         check_bits(bits, switched=config.switch is not None)
         merged = done if len(chunks) == 1 else _Merge(len(chunks), done)
         kind = f"{dtype} {parts}" if parts else dtype
         mode = int(config.rotate) | number_of(bits) << 2 | scaled << 7
         mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
         if coder.ahead:
-            for size in {hi - lo for lo, hi in chunks}:
-                coder.warm_up(data, out, shape_for(size, width, bits), self._codings())
+            for lo, hi, tensors in chunks:
+                coder.warm_up(data, out, shape_for(hi - lo, width, bits, tensors), self._codings())
         with self._lock:
             if self._launched + len(chunks) > MAX_STEP_OPS:
                 raise ConfigError(
@@ -387,12 +388,12 @@ class Communicator:
                 )
             self._launched = 0 if last else self._launched + len(chunks)
             self._step = self._step + last & STEP_MASK
-            for index, (lo, hi) in enumerate(chunks):
+            for index, (lo, hi, tensors) in enumerate(chunks):
                 ends = last and index == len(chunks) - 1
                 key = bucket, numel, index, mode
                 self._engine.launch(
                     Launch(
-                        _layout(key, shape_for(hi - lo, width, bits), kind, config.ranks, ends),
+                        _layout(key, shape_for(hi - lo, width, bits, tensors), kind, config.ranks, ends),
                         data[lo:hi],
                         out[lo:hi],
                         merged,
@@ -422,26 +423,20 @@ class Communicator:
         rows = -(-numel // row_entries(self._row_width, self.config.bits))
         return Rings(rows, store.result_rows, store.results.nbytes + store.sums.nbytes)
 
-    def _cut(self, numel: int, bits: Bits) -> list[tuple[int, int]]:
-        return cut(numel, row_entries(self._row_width, bits), self._rows_most)
+    def _cut(self, numel: int, bits: Bits, starts: tuple[int, ...] = ()) -> tuple[Chunk, ...]:
+        limits = row_entries(self._row_width, bits), self._rows_most, self._groups_most
+        return _chunks(numel, starts, *limits)
 
-    def _groups(self, key: Scales) -> int:
-        """Groups of the op whose scales are known by ``key``.
+    def _check_key(self, key: Scales, groups: int) -> None:
+        """Refuses scales that no op of this job can have.
 
         Raises:
-            ValueError: there can be no such op.
+            ValueError: there can be no op of ``key`` with so many groups.
         """
         _, numel, chunk, mode = key
-        bits = bits_numbered(mode >> 2 & 31)
-        check_bits(bits, switched=self.config.switch is not None)
-        try:
-            chunks = self._cut(numel, bits) if numel >= 1 else []
-        except ConfigError as error:
-            raise ValueError(f"no bucket has {numel} entries") from error
-        if not 0 <= chunk < len(chunks):
-            raise ValueError(f"no op is chunk {chunk} of {numel} entries")
-        lo, hi = chunks[chunk]
-        return shape_for(hi - lo, self._row_width, bits).groups
+        check_bits(bits_numbered(mode >> 2 & 31), switched=self.config.switch is not None)
+        if not (numel >= 1 and 0 <= chunk < MAX_STEP_OPS and 1 <= groups <= self._groups_most):
+            raise ValueError(f"no op is chunk {chunk} of {numel} entries with {groups} groups")
 
     def drain(self, timeout: float = 10.0) -> bool:
         """Waits until nothing is in flight here; returns False if it took longer than ``timeout`` seconds."""
@@ -499,7 +494,7 @@ class Communicator:
             LayoutError: the job has begun anew since this process came back.
             TransportError: no entrance, or ops are in flight here.
         """
-        found, engine = comeback.decode(entrance, self.job.world, self._groups), self._engine
+        found, engine = comeback.decode(entrance, self.job.world, self._check_key), self._engine
         if found.cookie != self.job.cookie:
             raise LayoutError(
                 f"rank {self.config.rank} came back into a run of the job that has ended, all other ranks have begun "
@@ -603,19 +598,46 @@ def cut(numel: int, width: int, rows_most: int) -> list[tuple[int, int]]:
     """
     most = (rows_most // GROUP_ROWS * GROUP_ROWS or rows_most // 16 * 16 or 1) * width
     pieces = -(-numel // most)
-    if pieces > MAX_STEP_OPS:
-        raise ConfigError(f"a bucket of {numel} entries needs {pieces} ops: give a larger ring")
+    _check_pieces(numel, pieces)
     step = -(-numel // pieces)
     step += -step % 64
     return [(lo, min(numel, lo + step)) for lo in range(0, numel, step)]
+
+
+#: Entries of a bucket that are an op, from and to, and those of each tensor, or part of one, in it.
+Chunk: TypeAlias = tuple[int, int, tuple[int, ...]]
+
+
+@lru_cache(maxsize=4096)
+def _chunks(numel: int, starts: tuple[int, ...], width: int, rows_most: int, groups_most: int) -> tuple[Chunk, ...]:
+    """The ops of a bucket whose tensors begin at ``starts``; none: they are not known.
+
+    Raises:
+        ConfigError: more ops than a step can number.
+    """
+    if not starts:
+        return tuple((lo, hi, ()) for lo, hi in cut(numel, width, rows_most))
+    sizes = tuple(hi - lo for lo, hi in pairwise((*starts, numel)) if hi > lo)
+    found, lo = [], 0
+    for tensors in cut_tensors(sizes, width, rows_most, groups_most):
+        found.append((lo, lo + sum(tensors), tensors))
+        lo += sum(tensors)
+    _check_pieces(numel, len(found))
+    return tuple(found)
+
+
+def _check_pieces(numel: int, pieces: int) -> None:
+    if pieces > MAX_STEP_OPS:
+        raise ConfigError(f"a bucket of {numel} entries needs {pieces} ops: give a larger ring")
 
 
 @lru_cache(maxsize=4096)
 def _layout(key: tuple[int, int, int, int], shape: Shape, dtype: str, ranks: int, last: bool) -> Layout:
     bucket, _, chunk, mode = key
     tag = layout_tag(
-        bucket=bucket, numel=shape.numel, dtype=dtype, chunk=chunk, world_size=ranks, width=shape.width, mode=mode
-    )
+        bucket=bucket, numel=shape.numel, dtype=dtype, chunk=chunk, world_size=ranks, width=shape.width, mode=mode,
+        runs=shape.runs,
+    )  # fmt: skip
     return Layout(key, shape, tag, last)
 
 

@@ -272,7 +272,7 @@ def _settle_scales(job: Job, op: Op, *, heard: bool) -> None:
         heard: results of others came, or none were waited for, or others have brought the own rows, so that results of
             these reach them as a rule. Else the own rows alone would say what no other knows.
     """
-    fresh = warm_exponents(op.buffers.row_exponent, op.place.layout.shape.groups)
+    fresh = warm_exponents(op.buffers.row_exponent, op.place.layout.shape.layout.rows)
     lost = (fresh == EXPONENT_NONE) | (not heard)
     if lost.any():
         if op.switched:

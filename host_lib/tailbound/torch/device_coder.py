@@ -21,7 +21,7 @@ from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT
 from tailbound.codec.plan import Factors, plan
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import Shape, shape_for
+from tailbound.codec.shape import GROUP_ROWS, Shape, shape_for
 from tailbound.errors import ConfigError
 from tailbound.settings.table import DEVICE_CODEC
 from tailbound.torch.device_codec.form import By, Form, Largest, Rows
@@ -150,34 +150,37 @@ class DeviceCoder(OnDevice):
         Raises:
             ConfigError: Triton cannot (it needs a C compiler, say).
         """
-        space = self._space
+        space, sizes = self._space, set(np.diff(shape.layout.rows).tolist())
         for coding in codings:
-            kind = x.dtype, out.dtype, shape.group_rows, shape.bits, coding.rotate
-            if kind in space.warm:
+            kind = x.dtype, out.dtype, shape.bits, coding.rotate
+            fresh = sorted(size for size in sizes if (*kind, size) not in space.warm)
+            if not fresh:
                 continue
             try:
-                self._rehearse(x, out, shape, coding)
+                self._rehearse(x, out, fresh, shape.bits, coding)
             except Exception as error:
                 raise ConfigError(
                     f"Triton's kernels fail on {x.device}: {error}. Give Triton what it needs (a C compiler, say), or "
                     f"set {DEVICE_CODEC.variable}=host, which codes buckets on the host"
                 ) from error
-            space.warm.add(kind)
+            space.warm.update((*kind, size) for size in fresh)
 
-    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding) -> None:
-        space, device, rows = self._space, x.device, shape.group_rows
-        entries = ROW_STEP * 8 // shape.bits
-        small = Shape(rows * entries, WIDTH_STEP, rows, 1, ROW_STEP, shape.bits)
+    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, sizes: list[int], bits: int, coding: Coding) -> None:
+        """Codes an op that has one group of each of ``sizes``."""
+        space, device = self._space, x.device
+        runs = tuple(size * ROW_STEP * 8 // bits for size in sizes)
+        small = Shape(sum(runs), WIDTH_STEP, GROUP_ROWS, ROW_STEP, bits, runs)
         with space.stream.use():
-            zeros, by_group = torch.zeros(small.numel, dtype=x.dtype, device=device), torch.zeros(1, device=device)
-            by_row, keys = (torch.zeros(rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
+            zeros = torch.zeros(small.numel, dtype=x.dtype, device=device)
+            by_group = torch.zeros(small.groups, device=device)
+            by_row, keys = (torch.zeros(small.rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
             self._form.largest(zeros, small, coding)
             self._form.encode(zeros, small, coding, By(by_group, by_group, keys))
             told = {(small.results, out.dtype)}
             if x.dtype == torch.float32:  # it may have error feedback, which asks what contributions say
                 told.add((small if small.bits == 4 else small.results, torch.float32))
             for each, dtype in told:
-                codes = torch.zeros((rows, each.codes), dtype=torch.uint8, device=device)
+                codes = torch.zeros((small.rows, each.codes), dtype=torch.uint8, device=device)
                 given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
                 self._form.decode(given, each, coding, zeros.to(dtype))
 

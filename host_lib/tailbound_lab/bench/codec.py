@@ -27,7 +27,7 @@ from tailbound.codec.shape import shape_for
 from tailbound.wire.bits import Bits, bits_text, bits_told
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES
-from tailbound_lab.bench.gradients import LAYERS, draw, exact_mean, worst_tensor
+from tailbound_lab.bench.gradients import LAYERS, SIZES, draw, exact_mean, worst_tensor
 from tailbound_lab.bench.table import save
 
 RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
@@ -106,7 +106,7 @@ def _passes(numel: int) -> Passes:
     shape, scratch = shape_for(numel, WIDTH), Scratch(WIDTH)
     at = place(shape, OwnerMap(1, tuple(range(RANKS))), RANKS)
     codes, rng = shape.codes, np.random.default_rng(0)
-    own, groups = int(at.counts[0]), at.rows_of(0) // shape.group_rows
+    own, groups = int(at.counts[0]), at.groups_of(0)
     x = rng.standard_normal(numel, np.float32)
     copy, decoded = np.empty_like(x), np.empty_like(x)
     coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS), ranks=RANKS)
@@ -152,7 +152,7 @@ def errors() -> list[dict[str, Any]]:
     for case in _CASES:
         rng = np.random.default_rng(7)
         gradients = draw(LAYERS, case.ranks, case.correlation, rng)
-        job = LocalJob(case.ranks, gradients[0].size, WIDTH, rotate=case.rotate, bits=case.bits)
+        job = LocalJob(case.ranks, gradients[0].size, WIDTH, rotate=case.rotate, bits=case.bits, tensors=SIZES)
         lost = rng.random((case.ranks, job.shape.rows)) < case.loss
         start = time.perf_counter()
         value = job.step(OP, gradients, lost_results=lost, receivers=[0]).outputs[0]

@@ -26,6 +26,10 @@ LAYERS: Layers = (
 )
 
 
+#: Entries of each.
+SIZES = tuple(entries for _, entries, _ in LAYERS)
+
+
 def draw(
     layers: Layers, ranks: int, correlation: float = 0.0, rng: np.random.Generator | None = None
 ) -> list[NDArray[np.float32]]:

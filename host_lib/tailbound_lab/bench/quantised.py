@@ -88,7 +88,7 @@ class Quantised:
         self._slots = np.zeros(ring, DTYPES["tb_slot"])
         self._partials = np.zeros((shape.rows, 4), np.uint64)
         self._scales = Scales(np.zeros(groups, np.int16), np.zeros(groups, np.int16), np.zeros(groups, np.uint8))
-        self._group_at = self._at.row_at // shape.group_rows
+        self._group_at = shape.layout.of[self._at.row_at]
         self._peers = [(self._rank + i) % self._ranks for i in range(1, self._ranks)]
         self._source = np.array([own_source(int(p)) for p in self._at.position], np.int64)
 
@@ -133,7 +133,7 @@ class Quantised:
         none = np.zeros((1, self._shape.codes), np.uint8)
         received = Received(none, self._results, self._source, known["scale"][position].astype(np.float32))
         decode(received, self._shape, coding, x, self._scratch)
-        self._scales.exponents[:] = warm_exponents(known["exponent_next"][position], self._shape.groups)
+        self._scales.exponents[:] = warm_exponents(known["exponent_next"][position], self._shape.layout.rows)
         _wait(sent)
         self._op += 1
 

@@ -264,8 +264,6 @@ class World:
     engine = Engine
     node = Rank
     datapath = Datapath
-    #: where the tensors of a bucket begin, rising; empty: it is one
-    starts: tuple[int, ...] = ()
 
     def __init__(
         self,

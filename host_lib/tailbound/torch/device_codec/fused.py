@@ -1,9 +1,11 @@
-"""Triton's form: one launch finds the largest values, one makes codes, one makes averages."""
+"""Triton's form: for each size of group one launch finds the largest values, one makes codes, one makes averages."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 
 from tailbound.codec.hashing import COLUMN, STAGE_CONTRIBUTION, mix, rounding_seed
@@ -22,27 +24,44 @@ class _Fused:
     name = "triton"
 
     def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Largest:
-        bits = torch.zeros(shape.groups, dtype=torch.int32, device=x.device)
-        squares = torch.empty(_grid(shape), dtype=torch.float64, device=x.device) if shape.bits == 4 else None
-        place = shape.numel, shape.entries, signed(coding.seed)
-        triton_kernels.largest[_grid(shape)](
-            x, bits, _any(squares, x), *place, **_how(shape, coding), SQUARES=squares is not None
-        )
+        bits, columns = torch.zeros(shape.groups, dtype=torch.int32, device=x.device), _columns_of(shape)
+        squares = None
+        if shape.bits == 4:
+            squares = torch.empty((shape.groups, columns), dtype=torch.float64, device=x.device)
+        place = shape.entries, signed(coding.seed)
+        for rows, groups, layout in _sizes(shape, x.device):
+            triton_kernels.largest[len(groups), columns](
+                x, bits, _any(squares, x), groups, *layout, *place, **_how(rows, coding), SQUARES=squares is not None
+            )
         return Largest(bits, None if squares is None else squares.sum(1))
 
     def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
         codes = torch.empty((shape.rows, shape.codes), dtype=torch.uint8, device=x.device)
         beyond = torch.zeros(1, dtype=torch.int64, device=x.device)
-        place = shape.numel, shape.entries, signed(coding.seed), _columns(coding, STAGE_CONTRIBUTION)
-        triton_kernels.encode[_grid(shape)](x, *by, codes, beyond, *place, **_how(shape, coding), BITS=shape.bits)
+        place = shape.entries, signed(coding.seed), _first_column(coding, STAGE_CONTRIBUTION)
+        for rows, groups, layout in _sizes(shape, x.device):
+            triton_kernels.encode[len(groups), _columns_of(shape)](
+                x, *by, codes, beyond, groups, *layout, *place, **_how(rows, coding), BITS=shape.bits
+            )
         return codes, beyond
 
     def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
-        place = shape.numel, shape.entries, signed(coding.seed), _columns(coding, rows.stage)
-        triton_kernels.decode[_grid(shape)](
-            rows.codes, rows.factors, rows.offsets, rows.offsets, rows.group_factors, out, *place,
-            **_how(shape, coding), SUMMED=rows.summed, BITS=shape.bits,
-        )  # fmt: skip
+        place = shape.entries, signed(coding.seed), _first_column(coding, rows.stage)
+        given = rows.codes, rows.factors, rows.offsets, rows.offsets, rows.group_factors, out
+        for size, groups, layout in _sizes(shape, out.device):
+            triton_kernels.decode[len(groups), _columns_of(shape)](
+                *given, groups, *layout, *place, **_how(size, coding), SUMMED=rows.summed, BITS=shape.bits
+            )
+
+
+@lru_cache(maxsize=256)
+def _sizes(shape: Shape, device: torch.device) -> list[tuple[int, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
+    """The groups of an op by their rows: how many rows, i32 groups, and ``shape.layout`` on the device."""
+    rows, entries, _ = shape.layout
+    layout = torch.from_numpy(rows.copy()).to(device), torch.from_numpy(entries.copy()).to(device)
+    sizes = np.diff(rows)
+    by_size = [(int(size), np.flatnonzero(sizes == size).astype(np.int32)) for size in np.unique(sizes)]
+    return [(size, torch.from_numpy(groups).to(device), layout) for size, groups in by_size]
 
 
 def signed(word: int) -> int:
@@ -50,15 +69,16 @@ def signed(word: int) -> int:
     return (word + (1 << 31) & 0xFFFFFFFF) - (1 << 31)
 
 
-def _grid(shape: Shape) -> tuple[int, int]:
-    return shape.groups, -(-shape.entries // BLOCK)
+def _columns_of(shape: Shape) -> int:
+    """Programs that share the columns of a group."""
+    return -(-shape.entries // BLOCK)
 
 
-def _how(shape: Shape, coding: Coding) -> dict[str, Any]:
-    return {"ROWS": shape.group_rows, "BLOCK": BLOCK, "ROTATE": coding.rotate, **OPTIONS}
+def _how(rows: int, coding: Coding) -> dict[str, Any]:
+    return {"ROWS": rows, "BLOCK": BLOCK, "ROTATE": coding.rotate and rows > 1, **OPTIONS}
 
 
-def _columns(coding: Coding, stage: int) -> int:
+def _first_column(coding: Coding, stage: int) -> int:
     """What the columns' parts in the rounding offsets begin with."""
     return signed(mix(rounding_seed(coding.seed, stage) ^ COLUMN))
 

@@ -58,46 +58,58 @@ def _turn(values, STEP: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr): 
 @triton.jit
 def _transform(values, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """H_R down the columns of f32[ROWS, BLOCK], not normalised."""
-    values = _turn(values, 8, ROWS, BLOCK)
+    if ROWS > 8:
+        values = _turn(values, 8, ROWS, BLOCK)
     if ROWS > 16:
         values = _turn(values, 16, ROWS, BLOCK)
     if ROWS > 32:
         values = _turn(values, 32, ROWS, BLOCK)
     values = _turn(values, 1, ROWS, BLOCK)
-    values = _turn(values, 2, ROWS, BLOCK)
-    return _turn(values, 4, ROWS, BLOCK)
+    if ROWS > 2:
+        values = _turn(values, 2, ROWS, BLOCK)
+    if ROWS > 4:
+        values = _turn(values, 4, ROWS, BLOCK)
+    return values
 
 
 @triton.jit
-def _places(codes, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where this program works: its group, rows i32[ROWS] of the op, columns i32[BLOCK], entries i64[ROWS, BLOCK].
+def _places(groups, first_rows, codes, ROWS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where this program works: its group, rows i64[ROWS] of the op, columns i32[BLOCK], places i64[ROWS, BLOCK].
 
-    ``codes``: entries of a row.
+    ``codes``: entries of a row. Places count from the first row of the op on.
     """
-    group = tl.program_id(0)
-    row = group * ROWS + tl.arange(0, ROWS)
+    group = tl.load(groups + tl.program_id(0))
+    row = tl.load(first_rows + group) + tl.arange(0, ROWS)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    return group, row, column, row.to(tl.int64)[:, None] * codes + column[None, :]
+    return group, row, column, row[:, None] * codes + column[None, :]
 
 
 @triton.jit
-def _values(x, numel, at, there):  # type: ignore[no-untyped-def]
-    """Entries ``at`` of ``x`` as f32; zeros behind the end and where not ``there``."""
-    return tl.load(x + at, mask=there & (at < numel), other=0.0).to(tl.float32)
+def _entries(group, row, at, first_rows, first_entries, codes):  # type: ignore[no-untyped-def]
+    """The entries at the places ``at`` of a group, i64, and whether there are any."""
+    entry = at + tl.load(first_entries + group) - tl.load(first_rows + group) * codes
+    return entry, entry < tl.load(first_entries + group + 1)
 
 
-@triton.jit(do_not_specialize=["numel", "seed"])
+@triton.jit
+def _values(x, group, row, at, there, first_rows, first_entries, codes):  # type: ignore[no-untyped-def]
+    """Entries of ``x`` at the places ``at`` as f32; zeros behind the end of the group and where not ``there``."""
+    entry, given = _entries(group, row, at, first_rows, first_entries, codes)
+    return tl.load(x + entry, mask=there & given, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["seed"])
 def largest(  # type: ignore[no-untyped-def]
-    x, out, squares, numel, codes, seed,
+    x, out, squares, groups, first_rows, first_entries, codes, seed,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, SQUARES: tl.constexpr,
 ):  # fmt: skip
     """Bits of the largest absolute value of each group: i32[G], zeros before.
 
     If ``SQUARES``, also the sum of squares of this program's values before rotation: f64[G, programs of a group].
     """
-    group, _, column, at = _places(codes, ROWS, BLOCK)
+    group, row, column, at = _places(groups, first_rows, codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
-    values = _values(x, numel, at, there)
+    values = _values(x, group, row, at, there, first_rows, first_entries, codes)
     if SQUARES:
         wide = values.to(tl.float64)
         total = tl.sum(tl.sum(wide * wide, 0), 0)
@@ -108,9 +120,9 @@ def largest(  # type: ignore[no-untyped-def]
     tl.atomic_max(out + group, tl.max(tl.max(bits, 0), 0))
 
 
-@triton.jit(do_not_specialize=["numel", "seed", "first"])
+@triton.jit(do_not_specialize=["seed", "first"])
 def encode(  # type: ignore[no-untyped-def]
-    x, factors, limits, keys, out, beyond, numel, codes, seed, first,
+    x, factors, limits, keys, out, beyond, groups, first_rows, first_entries, codes, seed, first,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, BITS: tl.constexpr,
 ):  # fmt: skip
     """Codes u8[T, V] to ``out``, and how many entries are above the limits of their groups added to ``beyond`` i64[1].
@@ -119,9 +131,9 @@ def encode(  # type: ignore[no-untyped-def]
     a byte: u8[T, V / 2], of sixteen entries the first eight in lower halves. Of 16 bits with 32768 and 65535 in the
     place of 128 and 255: u8[T, 2 V], upper bytes first. ``first``: the mixed seed of the columns' parts.
     """
-    group, row, column, at = _places(codes, ROWS, BLOCK)
+    group, row, column, at = _places(groups, first_rows, codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
-    values = _values(x, numel, at, there)
+    values = _values(x, group, row, at, there, first_rows, first_entries, codes)
     if ROTATE:
         values = _transform(_flip(values, at, seed), ROWS, BLOCK)
     above = there & (tl.abs(values) > tl.load(limits + group))
@@ -149,9 +161,9 @@ def encode(  # type: ignore[no-untyped-def]
         tl.store(out + to, both.to(tl.uint8), mask=(octet < codes // 2)[None, :])
 
 
-@triton.jit(do_not_specialize=["numel", "seed", "first"])
+@triton.jit(do_not_specialize=["seed", "first"])
 def decode(  # type: ignore[no-untyped-def]
-    rows, factors, keys, zeros, group_factors, out, numel, codes, seed, first,
+    rows, factors, keys, zeros, group_factors, out, groups, first_rows, first_entries, codes, seed, first,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, SUMMED: tl.constexpr,
     BITS: tl.constexpr,
 ):  # fmt: skip
@@ -161,7 +173,7 @@ def decode(  # type: ignore[no-untyped-def]
 
     The others are those of ``codec.staging.Unpacked``; of ``keys`` and ``zeros`` one is read.
     """
-    group, row, column, at = _places(codes, ROWS, BLOCK)
+    group, row, column, at = _places(groups, first_rows, codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
     factor = tl.load(factors + row)
     if SUMMED:
@@ -192,4 +204,5 @@ def decode(  # type: ignore[no-untyped-def]
         values = tl.where(group_factor == 0.0, 0.0, values)  # and not minus zero
     if out.dtype.element_ty == tl.bfloat16:
         values = _to_bfloat16(values)
-    tl.store(out + at, values.to(out.dtype.element_ty), mask=there & (at < numel))
+    entry, given = _entries(group, row, at, first_rows, first_entries, codes)
+    tl.store(out + entry, values.to(out.dtype.element_ty), mask=there & given)
