@@ -119,6 +119,25 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tailbound.torch.standing._SAY", float(PATIENCE))
 
 
+def optimizers_of(w: World) -> list[Any]:
+    """An optimizer of each model, known to its rank."""
+    import torch
+
+    made = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
+    for one, optimizer in zip(w.ranks, made, strict=True):
+        one.replica.adopt(optimizer)
+    return made
+
+
+def extend(w: World, add: Callable[[int, Any], None]) -> None:
+    """Models have more than their parameters; ``add`` gets a rank and its model."""
+    from tailbound.torch.replica import Replica
+
+    for rank, (one, net) in enumerate(zip(w.ranks, w.models, strict=True)):
+        add(rank, net)
+        one.replica = Replica(net, len(w.ranks))
+
+
 @contextmanager
 def world(ranks: int, entries: int = 4 * SLICE, **settings: Any) -> Iterator[World]:
     made = World(ranks, entries, **settings)
@@ -246,12 +265,8 @@ class Scaler:
 def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
     import torch
 
-    from tailbound.torch.replica import Replica
-
     with world(2) as w:
-        for one, net in zip(w.ranks, w.models, strict=True):
-            net.frozen = torch.nn.Parameter(torch.ones(4 * SLICE), requires_grad=False)
-            one.replica = Replica(net, 2)
+        extend(w, lambda _, net: setattr(net, "frozen", torch.nn.Parameter(torch.ones(4 * SLICE), requires_grad=False)))
         w.run(2)
         for change, sent in ((0.0, 4), (0.25, 8)):
             w[1].moment.disturb()
@@ -271,12 +286,8 @@ def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
 def test_running_statistics_are_no_difference_until_all_meet() -> None:
     import torch
 
-    from tailbound.torch.replica import Replica
-
     with world(2) as w:
-        for rank, (one, net) in enumerate(zip(w.ranks, w.models, strict=True)):
-            net.register_buffer("mean", torch.full((3,), float(rank)))
-            one.replica = Replica(net, 2)
+        extend(w, lambda rank, net: net.register_buffer("mean", torch.full((3,), float(rank))))
         w.run(2)
         w[1].note_missing(1)
         w.run(REPAIRED)
@@ -324,12 +335,9 @@ def test_what_is_named_also_comes_with_a_whole_state() -> None:
 
 def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
     """The log said memory errors, slices were taken, and the rank was sound again."""
-    import torch
 
     with world(3) as w:
-        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
-        for one, optimizer in zip(w.ranks, optimizers, strict=True):
-            one.replica.adopt(optimizer)
+        optimizers = optimizers_of(w)
         w.run(2)
         optimizers[2].param_groups[0]["lr"] = 0.05
         for one, optimizer in zip(w.ranks, optimizers, strict=True):
@@ -503,12 +511,8 @@ def test_all_that_synchronise_have_the_running_statistics_of_rank_0() -> None:
     """As by DDP's broadcast; they were those of another rank each time."""
     import torch
 
-    from tailbound.torch.replica import Replica
-
     with world(3) as w:
-        for rank, (one, net) in enumerate(zip(w.ranks, w.models, strict=True)):
-            net.register_buffer("mean", torch.full((3,), float(rank)))
-            one.replica = Replica(net, 3)
+        extend(w, lambda rank, net: net.register_buffer("mean", torch.full((3,), float(rank))))
         for _ in range(3):
             w.run(1)
             for rank, net in enumerate(w.models):
@@ -639,12 +643,9 @@ def test_a_difference_that_no_lost_result_explains_is_named_once_a_window(
 
 def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
     """Running statistics are every rank's own while it trains; a learning rate that differs is a rank gone astray."""
-    import torch
 
     with world(3) as w:
-        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
-        for one, optimizer in zip(w.ranks, optimizers, strict=True):
-            one.replica.adopt(optimizer)
+        optimizers = optimizers_of(w)
         w.run(2)
         optimizers[0].param_groups[0]["lr"] = 0.2
         assert synchronise(w) == [True] * 3
@@ -654,12 +655,10 @@ def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
 
 def test_other_plain_values_are_taken_with_the_whole_state() -> None:
     """Slices do not carry an optimizer's counts: who finds others takes everything."""
-    import torch
 
     with world(2) as w:
-        optimizers = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
-        for one, optimizer, net in zip(w.ranks, optimizers, w.models, strict=True):
-            one.replica.adopt(optimizer)
+        optimizers = optimizers_of(w)
+        for optimizer, net in zip(optimizers, w.models, strict=True):
             optimizer.state[net.weight]["count"] = 3
         w.run(4)
         optimizers[1].state[w.models[1].weight]["count"] = 2
@@ -847,6 +846,7 @@ def test_a_lost_rank_gives_a_whole_state_time_by_its_size_and_synchronising_does
 
 
 def test_requests_that_make_no_sense_are_refused() -> None:
+    from tailbound.errors import TransportError
     from tailbound.torch.resync import _ASK
     from tailbound.transport.reliable import Refusal
 
@@ -855,6 +855,40 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         for size in (0, _ASK.size, _ASK.size + 3 * 16):
             with pytest.raises(Refusal, match=f"a request of {size} bytes for a state of 2 slices"):
                 w.paths[1].pull(0, "state", bytes(size), PATIENCE)
+        for answer in (b"", bytes(20), w[0]._answer(whole(w, 0))[0]):  # the last one tells of slices
+            w[1]._reliable = SimpleNamespace(pull=lambda *_, answer=answer: answer)
+            with pytest.raises(TransportError, match="bytes as its state: run one version"):
+                w[1].take(0, 0, PATIENCE)
+            assert w[1].sound
+        w[1]._reliable = w.paths[1]
         w[0].moment.disturb()
         with pytest.raises(Refusal, match="step 0 is past"):
             w[1].take(0, 0, PATIENCE)
+
+
+def differs(held: dict[int, bytes], rank: int, step: int, ranks: int) -> bool:
+    """Whether ``rank`` holds something else than the rank to go by (clock-33)."""
+    from tailbound.torch.standing import most_held
+
+    return held[most_held(held, step, ranks)] != held[rank]
+
+
+@pytest.mark.parametrize(
+    ("held", "unlike"),
+    [
+        ("aaaa", set()),
+        ("abaa", {1}),
+        ("baaa", {0}),
+        ("abca", {1, 2}),
+    ],
+)
+def test_most_of_the_ranks_decide(held: str, unlike: set[int]) -> None:
+    digests = {rank: each.encode() for rank, each in enumerate(held)}
+    for step in range(9):
+        assert {rank for rank in digests if differs(digests, rank, step, len(held))} == unlike
+
+
+def test_of_two_ranks_exactly_one_yields_and_not_always_the_same() -> None:
+    digests = {0: b"a", 1: b"b"}
+    yielded = [[rank for rank in digests if differs(digests, rank, step, 2)] for step in range(4)]
+    assert yielded == [[1], [0], [1], [0]]

@@ -68,7 +68,7 @@ _PATIENCE, _PATIENT_STEPS = 5.0, 4
 _LEAST_WAIT = 0.05
 #: Takes in a row that left a rank unsound, after which it takes all slices at once: its optimizer mixes entries.
 _PARTS_MOST = 16
-#: Bytes of slices that a rank takes at first: twice as many after each take within a step, else half as many.
+#: Bytes of slices that a rank takes at least: twice as many after each take within a step, else half as many.
 _PART = 1 << 20
 #: The words of a rank that is giving its state to a lost one, and seconds after which it is asked again.
 _BUSY, _AGAIN = "gives its state to another rank", 0.05
@@ -226,11 +226,12 @@ class Resync:
 
     def _repair(self, donor: int, step: int, seconds: float) -> None:
         """Takes what differs, or as much of it as comes in a step: more would make this rank late again."""
-        begun, in_time = time.monotonic(), seconds + self._size() / _COPIED
-        if self._try(donor, step, seconds, most=0 if self._parts >= _PARTS_MOST else self._most) is not None:
+        begun, size = time.monotonic(), self._size()
+        most = max(self._most, size // self.replica.slices)
+        if self._try(donor, step, seconds, most=0 if self._parts >= _PARTS_MOST else most) is not None:
             self._parts = 0 if self.sound else self._parts + 1
-            within = time.monotonic() - begun < in_time
-            self._most = 2 * self._most if within else max(_PART, self._most // 2)
+            within = time.monotonic() - begun < seconds + size / _COPIED
+            self._most = 2 * most if within else max(_PART, most // 2)
 
     def tell_also(self) -> bytes:
         """The states that go with the whole one, and the loss scale.
@@ -572,9 +573,14 @@ class Resync:
     def _put(self, rank: int, body: memoryview) -> int:
         """Writes what ``rank`` has given in its place, and returns the step."""
         replica = self.replica
-        stands, lineage, number, left, told, more = _STATE.unpack_from(body)
+        try:
+            stands, lineage, number, left, told, more = _STATE.unpack_from(body)
+            chosen = np.frombuffer(body, ">u2", number, _STATE.size).tolist()
+        except (struct.error, ValueError) as error:
+            raise TransportError(
+                f"rank {rank} answers {len(body)} bytes as its state: run one version on all ranks"
+            ) from error
         at = _STATE.size + 2 * number
-        chosen = np.frombuffer(body[_STATE.size : at], ">u2").tolist()
         self.unsound()  # until all of it is written
         if told:
             replica.arrange(bytes(body[at : at + told]))

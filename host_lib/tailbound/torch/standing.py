@@ -261,7 +261,7 @@ class Standings:
                 if topic == _ROUND and (answer := self._of_round(asker, step, number, meeting)) is not None:
                     return [answer]
                 left = until - time.monotonic()
-                if left <= 0:
+                if left <= 0 or (topic == _SLICE and not own.sound):
                     return [_HEAD.pack(_NOT_YET, 0, 0, 0, b"", b"")]
                 self._changed.wait(min(left, _LOOK))
         return [_HEAD.pack(_ELSEWHERE, 0, 0, 0, b"", b"")]
