@@ -12,6 +12,8 @@ import pytest
 
 from tailbound.collective.channels import _ANSWER, Channels
 from tailbound.collective.speaker import Speaker
+from tailbound.errors import CapabilityError
+from tailbound.kernel.fanout import Fanout
 from tailbound.transport.choose import WORKS
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
@@ -50,6 +52,26 @@ def job(bound: UdpSocket) -> Any:
     channels.reach = Reach(made.peers)
     channels.learn(fanout=WORKS, multicast=WORKS)
     return made
+
+
+@pytest.mark.parametrize(
+    ("alone", "last", "why"), [(True, 9, "takes no program"), (True, 10, "ports 9, 10"), (False, 9, "udp")]
+)
+def test_without_a_program_that_clones_every_peer_gets_its_own(
+    job: Any, monkeypatch: pytest.MonkeyPatch, alone: bool, last: int, why: str
+) -> None:
+    def refuse(*_: object, **__: object) -> Fanout:
+        raise CapabilityError("tc egress takes no program")
+
+    monkeypatch.setattr(Fanout, "attach", refuse)
+    monkeypatch.setattr(Fanout, "open", refuse)
+    job.config = SimpleNamespace(result="fanout", source_ports=1)
+    channels = Channels(job, job.queue, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))  # type: ignore[arg-type]
+    channels.open(ADDRESS, {1: (ADDRESS, 9), 2: (ADDRESS, 9), 3: (ADDRESS, last)}, alone=alone)
+    assert channels.choice.result == "peers"
+    assert why in channels.choice.reason
+    assert job.counters["result_fallbacks"] == 1
+    assert [rank for rank, _ in channels.runs(ROWS)] == [1, 2, 3]
 
 
 def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
