@@ -69,7 +69,7 @@ class Tables:
             self.address, data, length, segment, source, now, marked, echoes, room
         )
 
-    def receive(self, fd: int, wake: int, events: int, controls: int) -> int:
+    def receive(self, fd: int, wake: int, events: int, controls: int) -> None:
         """Receives from a socket until ``state[STOP]`` is set and ``wake`` is readable; drops the GIL meanwhile.
 
         Args:
@@ -78,10 +78,11 @@ class Tables:
             events: an eventfd that is written when events were queued.
             controls: the same for control packets.
 
-        Returns:
-            0, or an errno.
+        Raises:
+            MemoryError: there is none for buffers.
         """
-        return self._core.waits.tb_udp(self.address, fd, wake, events, controls)  # type: ignore[no-any-return]
+        if self._core.waits.tb_udp(self.address, fd, wake, events, controls):
+            raise MemoryError("no memory for received datagrams")
 
     def seal(self, op: int, seq: int, rows: int) -> None:
         """Seals ``rows`` slots from row sequence ``seq`` up to ``op``; when it returns, nobody is adding."""
