@@ -19,9 +19,9 @@ from tailbound.torch import TailboundState
 from tailbound_lab.bench import digits
 from tailbound_lab.bench.channel import OURS, Channel, order_of, serve
 from tailbound_lab.bench.contest import group, totals
-from tailbound_lab.bench.cpu import busy_seconds
 from tailbound_lab.bench.gpt import GPT
 from tailbound_lab.bench.meter import Meter
+from tailbound_lab.bench.softirq import busy_seconds
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.bench.train_plan import WARMUP_OURS, WARMUP_THEIRS
 from tailbound_lab.bench.trainee import Trainee

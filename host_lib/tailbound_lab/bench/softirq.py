@@ -18,16 +18,27 @@ import os
 import time
 from pathlib import Path
 
-from tailbound_lab.bench.cpu import IDLE, IOWAIT, SOFTIRQ, STAT, STEAL, seconds
-
 #: Kernel threads that do softirqs.
 _KSOFTIRQD, _NAPI = "ksoftirqd/", "napi/"
-_STAT = STAT
+_STAT = Path("/proc/stat")
+#: Columns after the word ``cpu``. What another guest of the same host takes (steal) is none of ours.
+USER, NICE, SYSTEM, IDLE, IOWAIT, IRQ, SOFTIRQ, STEAL = range(8)
 #: Nanoseconds that the machine's threads ran: by processor, in a column, with what a hypervisor took from them; or in
 #: all, without that.
 _RUNS, _RAN = Path("/proc/schedstat"), 7
 _USAGE = Path("/sys/fs/cgroup/cpuacct/cpuacct.usage")
 _CONFIG, _ACCOUNTED = Path("/proc/config.gz"), b"CONFIG_IRQ_TIME_ACCOUNTING=y"
+
+
+def busy_seconds(table: Path = _STAT) -> float:
+    """Seconds that the processors have not been idle since the machine started, interrupts included."""
+    return seconds(table.read_bytes(), USER, NICE, SYSTEM, IRQ, SOFTIRQ)
+
+
+def seconds(stat: bytes, *columns: int) -> float:
+    """Sum of ``columns``, of all processors, in what was read from ``_STAT`` (its beginning will do)."""
+    ticks = stat.split(b"\n", 1)[0].split()[1:]
+    return sum(int(ticks[at]) for at in columns) / os.sysconf("SC_CLK_TCK")
 
 
 def softirqs_apart() -> bool:

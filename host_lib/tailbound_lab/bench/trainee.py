@@ -35,7 +35,6 @@ class Trainee:
 
     Args:
         net: the model, with the same weights on all ranks; its output has classes in dimension 1.
-        wrap: puts a variant under it.
         rate: learning rate.
         momentum: of SGD; None: AdamW (Loshchilov and Hutter, 2019) with torch's own settings.
         delay: seconds that this rank computes longer in every step.

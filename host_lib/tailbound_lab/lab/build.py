@@ -59,11 +59,9 @@ class RateLimit:
     """tbf parameters for a rate in bits per second: bytes/s, burst bytes, buffer bytes.
 
     Args:
-        rate: bit/s.
         host: on a worker's own interface, and not on a port of the network.
         smooth: next to the finite queue of a port, which super-frames would fill: they are cut up, and the port
             itself makes up for next to nothing.
-        mtu: of the link, bytes.
     """
 
     def __init__(self, rate: int, *, host: bool = False, smooth: bool = False, mtu: int = 1500) -> None:

@@ -56,14 +56,7 @@ def schedule(background: Background, seed: int, rank: int) -> Iterator[tuple[flo
 
 
 class Sender:
-    """Decides what to send when; pure, so that a test needs neither network nor clock.
-
-    Args:
-        background: what is asked for.
-        seed: of all schedules.
-        ranks: number of workers.
-        size: bytes of a datagram.
-    """
+    """Decides what to send when, in datagrams of ``size`` bytes; pure: a test needs neither network nor clock."""
 
     def __init__(self, background: Background, seed: int, ranks: int, size: int = PACKET_BYTES) -> None:
         frame = 8 * (size + _HEADER_BYTES)

@@ -132,12 +132,7 @@ class _End:
 
 
 class Fabric:
-    """Clock, heap of events, and links.
-
-    Args:
-        ranks: how many.
-        seed: of all dice.
-        terms: of the network.
+    """Clock, heap of events, and links of ``ranks``; ``seed`` is that of all dice.
 
     Attributes:
         now: when the present event happens, ns; begins at one second.

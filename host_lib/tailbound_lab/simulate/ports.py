@@ -83,12 +83,7 @@ class Port:
 
 
 class Network(Fabric):
-    """Hosts at one switch; see the module.
-
-    Args:
-        places: for every job, the host of each of its ranks.
-        seed: of all dice.
-        switching: what the switches are like.
+    """Hosts at one switch; ``places`` has, for every job, the host of each of its ranks.
 
     Attributes:
         packets, messages, bytes: that hosts have sent, a packet for everybody once for each; bytes on the wire.
