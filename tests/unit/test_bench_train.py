@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tailbound_lab.bench.cpu import busy_seconds
 
 from tailbound import cli
 from tailbound.errors import ConfigError
+from tailbound_lab.bench.softirq import busy_seconds
 from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, Scenario, parse_options, plan
 from tailbound_lab.bench.train_rows import Record, Turns, row
 from tailbound_lab.lab.spec import LabSpec
