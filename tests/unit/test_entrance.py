@@ -80,9 +80,9 @@ def _admitted(donor: Entrance) -> threading.Thread:
     """A thread that ends once ``donor`` has let somebody ask to be let in, and waits no longer."""
 
     def run() -> None:
-        while not donor.counters["admitted"]:
-            donor.admit(held=False)
+        while not donor._guests:
             time.sleep(0.001)
+        donor.admit(held=False)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

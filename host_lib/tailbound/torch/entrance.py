@@ -14,7 +14,6 @@ import logging
 import struct
 import threading
 import time
-from collections import Counter
 
 from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
@@ -62,7 +61,6 @@ class Entrance:
         self._open = self._over = False
         #: steps that this process has made by itself
         self.alone = 0
-        self.counters: Counter[str] = Counter()
         reliable = communicator.reliable
         reliable.serve(_ENTER, of_form(_ASK, self._answer_enter))
         reliable.serve(_ENTERED, of_form(_ASK, self._answer_entered))
@@ -94,7 +92,6 @@ class Entrance:
                 self._guests.clear()
         finally:
             self._communicator.hold(held)
-        self.counters["admitted"] += 1
         log.info("rank %d: held for %.2f s while its state was taken", self._rank, time.monotonic() - begun)
 
     @property

@@ -476,8 +476,6 @@ class Resync:
         if alike and members and (own.well or any(standing.sound for standing in standings.values())):
             self._sound_again(_met(step, own.state))
             self.doubt(set(self._live()) - members)  # who did not come follows an older one
-        self.counters["meetings"] += 1
-        self.counters["meetings_alike"] += well
         self._say_who_met(step, members, peers - members, alike, well)
         return well
 
@@ -526,7 +524,6 @@ class Resync:
         """Sound ranks hold the same parameters; where they do not, something is wrong that no packet explains."""
         other = [r for r, one in sorted(standings.items()) if one.sound and one.state != standings[chosen].state]
         if other and standings[chosen].sound:
-            self.counters["sound_unlike"] += 1
             log.warning(
                 "rank %d: parameters or optimizers of rank(s) %s are not those of rank %d, though these ranks have "
                 "missed no result: give all ranks the same options, schedules and starting values",

@@ -248,8 +248,6 @@ class TailboundState(Recovery):
         stats = self.communicator.stats() if self.communicator is not None else report.alone()
         if self.resync is not None:
             stats["replica"] = self.resync.stats()
-        if self.entrance is not None:
-            stats["entrance"] = {"outside": self.outside, "alone": self.entrance.alone} | dict(self.entrance.counters)
         stats["history"] = self.history
         if forms := self.paths.forms():
             stats["device_codec"] = forms
