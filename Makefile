@@ -81,9 +81,7 @@ mutants: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m tailbound.wire.codegen --check
-	$(BIN)/python -m tailbound.settings.page | diff -u docs/settings.md -
-	$(BIN)/python -m tailbound.wire.rules_index | diff -u docs/rules_index.md -
+	cd tests && ../$(BIN)/python -m generate --check
 	$(BIN)/python tests/prose.py
 	clang-format-14 --dry-run --Werror $(C_SOURCES)
 
@@ -95,9 +93,7 @@ format: setup
 
 # Files derived from the schema, the table of settings and citations of rules; they are committed.
 generate: setup
-	$(BIN)/python -m tailbound.wire.codegen
-	$(BIN)/python -m tailbound.settings.page > docs/settings.md
-	$(BIN)/python -m tailbound.wire.rules_index > docs/rules_index.md
+	cd tests && ../$(BIN)/python -m generate
 
 # Kernel programs and the C library are built into it, so that nodes need no compiler.
 wheel: setup

@@ -1,7 +1,7 @@
 """Golden packets: bytes written down once, which every implementation of the wire format must read and make alike.
 
 ``unit/golden/packets.json`` was generated once and is never made anew: a change of the format adds a version and new
-packets. numpy, scapy, plain integers and (in tests/kernel) the C code are held against it.
+packets. numpy, plain integers and (in tests/kernel) the C code are held against it.
 """
 
 from __future__ import annotations

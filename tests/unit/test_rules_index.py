@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.wire import rules_index
+from generate import rules_index
 
 # Names of rules here are put together, so that they are no citations of this file.
 _CLOCK, _CODEC = "clock", "codec"

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from generate.__main__ import generated, of_schema, stale
 from tailbound.kernel.assets import assets
 from tailbound.kernel.compile import clang_path
-from tailbound.wire import codegen, schema
+from tailbound.wire import schema
 from tailbound.wire.check import check_reference
 from tailbound.wire.packets import DTYPES, HEADER_DTYPE, dtype_of
 from tailbound.wire.schema import Field, Struct, op_label, op_slot, serial_distance
@@ -118,7 +119,7 @@ def test_256_ranks_fit_into_bitmaps_and_lanes() -> None:
 
 
 def test_generated_files_are_fresh(repository: Path) -> None:
-    assert codegen.stale(repository) == []
+    assert stale(generated(repository)) == []
 
 
 def test_a_reader_of_the_page_can_make_a_packet(repository: Path) -> None:
@@ -141,14 +142,14 @@ def test_a_reader_of_the_page_can_make_a_packet(repository: Path) -> None:
 
 
 def test_a_stale_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [p.name for p in codegen.stale(tmp_path)] == ["wire.h", "abi.h", "wire.p4", "wire.md"]
-    for path, text in codegen.generated(tmp_path).items():
+    assert [p.name for p in stale(of_schema(tmp_path))] == ["wire.h", "abi.h", "wire.p4", "wire.md"]
+    for path, text in of_schema(tmp_path).items():
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    assert codegen.stale(tmp_path) == []
+    assert stale(of_schema(tmp_path)) == []
     changed = dataclasses.replace(schema.HEADER, doc="Something else.")
     monkeypatch.setattr(schema, "HEADER", changed)
-    assert [p.name for p in codegen.stale(tmp_path)] == ["wire.h", "wire.p4"]
+    assert [p.name for p in stale(of_schema(tmp_path))] == ["wire.h", "wire.p4"]
 
 
 @given(U32, st.integers(-(1 << 31), (1 << 31) - 1))

@@ -1,7 +1,7 @@
 """The one place where the wire format and the kernel's maps are written down.
 
-Everything else is derived: ``ebpf/wire.h`` and ``ebpf/abi.h`` are generated (``tailbound.wire.codegen``),
-numpy dtypes (``tailbound.wire.packets``) and the scapy layer (``tailbound.wire.scapy_layer``) at import.
+Everything else is derived: ``ebpf/wire.h`` and ``ebpf/abi.h`` are generated (``make generate``), numpy dtypes
+(``tailbound.wire.packets``) are made at import.
 This module holds data only and imports nothing but the standard library.
 
 Numbers, once released, are never reused; a field that goes leaves a hole.
@@ -241,7 +241,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Struct:
-    """A C struct with natural alignment and no implicit padding (``codegen`` refuses holes)."""
+    """A C struct with natural alignment and no implicit padding (``make generate`` refuses holes)."""
 
     name: str
     doc: str

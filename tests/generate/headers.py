@@ -1,17 +1,10 @@
-"""Writes the generated files: ``ebpf/wire.h``, ``ebpf/abi.h``, ``p4/wire.p4`` and ``docs/wire.md``.
-
-``python -m tailbound.wire.codegen`` writes them; with ``--check`` it fails when one is stale.
-"""
+"""Text of ``ebpf/wire.h`` and ``ebpf/abi.h``: the schema for C."""
 
 from __future__ import annotations
 
 import enum
-import sys
-from pathlib import Path
 
 from tailbound.wire import check, schema
-from tailbound.wire.codegen_p4 import wire_p4
-from tailbound.wire.codegen_page import wire_page
 from tailbound.wire.packets import KINDS, dtype_of
 
 _LICENSE = "/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n"
@@ -77,37 +70,3 @@ def abi_header() -> str:
     body += f"#define TB_WORKER_MAPS(MAP) {' '.join(f'MAP({m.name})' for m in schema.WORKER_MAPS)}\n\n"
     body += "".join(_struct(s, _C) for s in schema.STRUCTS)
     return f"{_LICENSE}{_NOTE}#ifndef TB_ABI_H\n#define TB_ABI_H\n\n{body}#endif /* TB_ABI_H */\n"
-
-
-def generated(root: Path) -> dict[Path, str]:
-    """Every generated file below the repository's ``root`` with the text it ought to have."""
-    return {
-        root / "ebpf" / "wire.h": wire_header(),
-        root / "ebpf" / "abi.h": abi_header(),
-        root / "p4" / "wire.p4": wire_p4(),
-        root / "docs" / "wire.md": wire_page(),
-    }
-
-
-def stale(root: Path) -> list[Path]:
-    """Generated files that are missing or differ from the schema."""
-    return [p for p, text in generated(root).items() if not p.exists() or p.read_text() != text]
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Command line: write the files, or with ``--check`` name the stale ones and return 1."""
-    arguments = sys.argv[1:] if argv is None else argv
-    root = Path(__file__).resolve().parents[3]
-    if "--check" in arguments:
-        bad = stale(root)
-        for path in bad:
-            print(f"stale: {path.relative_to(root)} (run `make generate`)", file=sys.stderr)
-        return 1 if bad else 0
-    for path, text in generated(root).items():
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

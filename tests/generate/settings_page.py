@@ -1,4 +1,4 @@
-"""``docs/settings.md``, written from the table of settings: ``python -m tailbound.settings.page > FILE``."""
+"""``docs/settings.md``, written from the table of settings."""
 
 from __future__ import annotations
 
@@ -96,7 +96,3 @@ def _other(setting: Setting) -> tuple[str, ...]:
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-if __name__ == "__main__":
-    print(page(), end="")

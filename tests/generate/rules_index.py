@@ -1,10 +1,7 @@
 """``docs/rules_index.md``: which code and which tests cite a rule of ``docs/rules.md``.
 
-``python -m tailbound.wire.rules_index > docs/rules_index.md`` in a checkout of the repository.
-
-A citation is the name of a rule (part, dash, number), or two of them with "to" in between. A rule is tested by a
-function ``test_...`` (or ``check_...``, which tests of two datapaths share) that cites it, by a file of tests whose
-docstring does, or by a table of cases.
+A citation is the name of a rule (part, dash, number), or two of them with "to" in between. A citation counts as a test
+in a function ``test_...`` or ``check_...``, in the docstring of a file of tests, and in a table of cases.
 """
 
 from __future__ import annotations
@@ -145,7 +142,3 @@ def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 def _files(paths: Iterable[Path]) -> str:
     shown = sorted(path.as_posix().removeprefix("host_lib/tailbound/").removeprefix("tests/") for path in paths)
     return ", ".join(f"`{path}`" for path in shown)
-
-
-if __name__ == "__main__":
-    print(page(Path(__file__).resolve().parents[3]), end="")
