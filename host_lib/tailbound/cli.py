@@ -66,7 +66,7 @@ class _Verbs(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     late={
         **LABORATORY,
-        "metrics": ("tailbound.metrics.cli", "metrics", "Serve the metrics of all ranks on this host to Prometheus."),
+        "metrics": ("tailbound.metrics.host", "metrics", "Serve the metrics of all ranks on this host to Prometheus."),
         "switch": ("tailbound.switch.cli", "switch", "Run an aggregating switch on the ports of this Linux box."),
         "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
     },

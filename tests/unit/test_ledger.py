@@ -54,8 +54,6 @@ def test_results_are_booked_apart() -> None:
     ledger.close(Stage.RESULTS, 1, 20, 18, finished=True)
     entry = ledger.entry(Stage.RESULTS, 1, verdicts(STALE_RESULT=9, DUPLICATE_RESULT=1, LATE=3), repaired=4)
     assert (entry["expected"], entry["lost"], entry["late"], entry["repaired"]) == (20, 2, 0, 4)
-    assert ledger.totals(Stage.RESULTS, [1]) == (20, 18, 2)
-    assert ledger.totals(Stage.CONTRIBUTIONS, [0, 1]) == (10, 10, 0)
 
 
 def test_rows_of_another_map_or_layout_are_refused_and_not_lost() -> None:

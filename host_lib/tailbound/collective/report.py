@@ -39,7 +39,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "datapath": job.datapath.name,
         "authenticated": job.config.authenticated,
         "peers": dict(describe(greetings)),
-        "counters": {name: int(value) for name, value in sorted(job.counters.items())},
+        "counters": _counters(job),
         "delivered": _delivered(job),
         "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED] - totals[Verdict.ABANDONED]),
         "verdicts": {v.name: int(totals[v]) for v in Verdict if totals[v]},
@@ -77,7 +77,7 @@ def alone() -> dict[str, Any]:
     """A snapshot of a job of one rank, which sends nothing: the same keys, and nothing counted."""
     empty = (
         "peers", "counters", "verdicts", "drops", "drops_by_sender", "lost_on_arrival", "sent", "traffic", "choice",
-        "event_counts", "status",
+        "event_counts",
     )  # fmt: skip
     made: dict[str, Any] = {name: {} for name in empty}
     return made | {
@@ -93,6 +93,7 @@ def alone() -> dict[str, Any]:
         "gone": [],
         "safeguard": {"contributions": 0.0, "results": 0.0},
         "events": [],
+        "status": {"rank": 0, "ranks": 1, "delivered": 1.0},
     }
 
 
@@ -104,7 +105,6 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
     counts = job.records.verdicts([*range(job.world), UNKNOWN_SENDER]) if verdicts is None else verdicts
     accounts, states, learned, overtime = job.accounts, job.store.peer_states, job.deadlines, job.overtime
     half, tail = accounts.latency.percentiles(50, 99)
-    totals = [accounts.ledger.totals(stage, job.peers) for stage in Stage]
     flow, owner_map = job.flow.snapshot(), job.sequence.map
     peers = {}
     for peer in sorted(job.peers):
@@ -112,10 +112,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         known = bool(state["cookie"] == job.cookie)
         first, second = (_entry(job, stage, peer, counts) for stage in Stage)
         peers[str(peer)] = {
-            "newest": label_text(int(state["newest"])) if known else None,
             "lateness_ms": int(state["lateness"]) * TIME_UNIT_US / 1000 if known else None,
-            "deadline_ms": int(state["deadline"]) * TIME_UNIT_US / 1000 if known else None,
-            "incast": int(state["incast"]) if known else None,
             "rtt_us": flow["rtt_us"].get(str(peer)),
             "rate_mbit_s": flow["rates"].get(str(peer), 0) * 8 / 1e6,
             "sent_packets": sent.packets,
@@ -135,34 +132,29 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "p50_ms": half / 1e6,
         "p99_ms": tail / 1e6,
         "delivered": _delivered(job),
-        "loss": max((1 - taken / expected if expected else 0.0) for expected, taken, _ in totals),
         # for ops like the last one
         "deadlines_ms": {
             "d1": learned.advertised / 1e6,
             "d2": learned.stage_two(accounts.flow_bytes) / 1e6,
             "q": learned.quiet / 1e6,
         },
-        # waited past deadlines, and what may still be; how long answers take; how late the thread wakes up; what it
+        # waited past deadlines; how long answers take; how late the thread wakes up; what it
         # waited for a core in one of the last ops at most, and in all
         "overtime_ms": {
             "waited": overtime.waited / 1e6,
-            "left": overtime.left(job.now()) / 1e6,
             "answer": overtime.answer / 1e6,
             "late": overtime.late / 1e6,
             "lack": overtime.lack / 1e6,
             "lacked": overtime.lacked / 1e6,
-            "held_up": overtime.held_up / 1e6,
         },
         "deadline_hits": job.counters["seal_deadline_hits"] + job.counters["result_deadline_hits"],
-        "incast": {"own": flow["incast"], "obeyed": min(flow["grants"].values(), default=1.0)},
-        "marked": {"came": flow["marked"], "there": flow["marked_there"]},
-        "queued": flow["queued"],
-        "stale": flow["stale"],
+        "incast": flow["incast"],
         "map": {"id": owner_map.id, "owners": list(owner_map.owners)},
         "behind": job.steps.behind,
         "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),
         "drops": _drops(counts.sum(axis=0)),
-        "gone": sorted(job.membership.gone),
+        "lost_on_arrival": dict(job.datapath.lost_on_arrival),
+        "counters": _counters(job),
         "peers": peers,
         "events": _events(job, _EVENTS_SHORT),
         "event_counts": dict(job.events.counts),
@@ -172,6 +164,10 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
 def _entry(job: Job, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:
     came = int(job.repairs.came[stage, peer]) if peer < job.ranks else 0
     return job.accounts.ledger.entry(stage, peer, verdicts[peer], came)
+
+
+def _counters(job: Job) -> dict[str, int]:
+    return {name: int(value) for name, value in sorted(job.counters.copy().items())}
 
 
 def _delivered(job: Job) -> float:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
-from tailbound.metrics.flatten import PREFIX, Metric, flatten
+from tailbound.metrics.flatten import PREFIX, Metric, by_path, flatten
 
 #: What labels say of the whole run, and the folder says too.
 _OF_THE_RUN = ("rank", "job")
+#: Parts of ``stats()`` that a status does not have.
+_OF_THE_MODEL = ("replica", "entrance")
 
 
 class Writer(Protocol):
@@ -34,7 +36,8 @@ def write(writer: Writer, stats: Mapping[str, Any], step: int, *, only: Collecti
     Returns:
         How many were written.
     """
-    chosen = [metric for metric in flatten(stats) if not only or metric.name in only]
+    found = [*flatten(stats["status"]), *by_path(stats, *_OF_THE_MODEL)]
+    chosen = [metric for metric in found if not only or metric.name in only]
     for metric in chosen:
         writer.add_scalar(tag_of(metric), metric.value, step)
     return len(chosen)

@@ -7,8 +7,6 @@ and verdict. Late is not lost (clock-24).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,12 +40,6 @@ class Ledger:
         line[_EXPECTED] += expected
         line[_TAKEN] += taken
         line[_GAPS if finished else _OPEN] += missing
-
-    def totals(self, stage: Stage, peers: Iterable[int]) -> tuple[int, int, int]:
-        """Rows of ``peers`` together: expected, taken, gaps below finished marks."""
-        some = [self._lines[stage][peer] for peer in peers]
-        expected, taken, gaps = (sum(line[column] for line in some) for column in (_EXPECTED, _TAKEN, _GAPS))
-        return expected, taken, gaps
 
     def lost(self, peer: int, verdicts: NDArray[np.uint64]) -> tuple[int, int]:
         """Rows expected of ``peer`` in both stages together, and those of them that were lost on the way."""

@@ -235,11 +235,6 @@ def _options() -> dict[str, Setting]:
 #: Options of a job, by name.
 OPTIONS = _options()
 PORT, RESULT, BITS = (OPTIONS[name] for name in ("port", "result", "bits"))
-#: Port of rank 0's metrics on a host; local rank k takes the k-th after it.
-PROMETHEUS_PORT = Setting(
-    "TAILBOUND_PROMETHEUS_PORT", integer(0, 65535),
-    "port at which `tailbound.metrics.prometheus.serve` answers, plus the local rank; 0: any that is free", 9464,
-)  # fmt: skip
 NODE_GROUP = Setting(
     "TAILBOUND_NODE_GROUP", choice("auto", "off"),
     "ranks of a host share a bucket and send a part of it each ([several ranks a host](torch/nodes.md)); `auto`: those "
@@ -281,7 +276,6 @@ OTHERS = (
         status.VARIABLE, words("a folder, or off"), "where status files for `tailbound top` go; `off`: nowhere",
         otherwise="`/run/tailbound-status` for root, else the user's runtime folder",
     ),
-    PROMETHEUS_PORT,
     Setting(
         "TAILBOUND_LAB_STRAGGLER", words("RANK:MS:EVERY"),
         "extra milliseconds a step of one rank, read by `tailbound_lab.lab.straggler`",

@@ -120,7 +120,7 @@ COLUMNS = (
     Column("pace", "right", "Mbit/s to the slowest paced peer", _of_peers("rate_mbit_s", min)),
     Column("rtt us", "right", "longest round trip to a peer", _of_peers("rtt_us", max)),
     Column("incast", "right", "peers whose packets this rank takes at once",
-           lambda now, _: str(int(now["incast"]["own"]))),
+           lambda now, _: str(int(now["incast"]))),
     Column("map", "left", "number of the owner map; owns 0: sums no rows", _map),
     Column("delivered", "right", "share of expected rows that came in time", _delivered),
     Column("missing", "right", f"rows expected and not taken: the sum of {', '.join(MISSING)}",
