@@ -129,8 +129,9 @@ def gc() -> None:
     from tailbound.kernel import pin
     from tailbound.observe import status
 
-    for path in status.sweep_all():
-        click.echo(f"removed status {path}")
+    for folder in status.folders():
+        for path in status.sweep(folder):
+            click.echo(f"removed status {path}")
     try:
         for name in pin.sweep():
             click.echo(f"removed pins of {name}")
