@@ -73,10 +73,11 @@ static int tb_packet_in(struct tb_tables *t, void *packet, __u32 length, tb_ip_h
 {
 	struct xdp_md ctx = { .data = packet, .data_end = (char *)packet + length, .ip = ip };
 	const struct tb_control *control = (void *)t->control.values;
+	/* A longer one need not be aligned. */
+	int whole = length >= TB_HEADER_BYTES && length <= TB_HEADER_BYTES + t->width;
 	int action;
 
-	if (TB_READ_ONCE(control->tagged) &&
-	    (length < TB_HEADER_BYTES || !tb_bare(control, packet)))
+	if (TB_READ_ONCE(control->tagged) && (!whole || !tb_bare(control, packet)))
 		action = tb_tagged(&ctx);
 	else
 		action = tb_checked(&ctx);

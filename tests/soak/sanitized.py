@@ -23,7 +23,7 @@ from reference_worker import ReferenceTables
 from soak.part import Tell
 from tailbound.datapath import core
 from tailbound.datapath.tables import Tables
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES, Tagging
 from twins import Attack, Twins
 from udp_world import World
 
@@ -75,7 +75,7 @@ def work(number: int, seed: int, until: float, tell: Tell) -> None:
         while time.monotonic() < until:
             if found := tried(library, seed):
                 tell("found", found)
-            tell("packets", 3 * COUNT)
+            tell("packets", 5 * COUNT)
             seed += 1
 
 
@@ -104,7 +104,11 @@ def main() -> None:
     attack = Attack(World(make=make), World(make=ReferenceTables))
     attack.send(rng, count)
     attack.end()
-    _buffers(World(make=make), rng, count)
+    for tagged in (0, Tagging.ON, Tagging.ON | Tagging.BARE):
+        world = World(make=make)
+        world.arm()
+        world.control(tagged=tagged)
+        _buffers(world, rng, count)
 
 
 if __name__ == "__main__":
