@@ -75,10 +75,11 @@ def test_an_owner_that_lost_too_much_makes_all_ranks_skip() -> None:
         job.allreduce(gradients("U", ranks, NUMEL, seed=0))
         for rank in (0, 2):
             job[rank].trouble(Trouble(1, loss=0.9, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({1})))
-        for out, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=1)):
+        for rank, (out, outcome) in enumerate(job.allreduce(gradients("U", ranks, NUMEL, seed=1))):
             assert outcome.skipped
             assert outcome.error is None
             assert not out.any()
+            assert outcome.doubtful == (rank == 1)  # it cannot tell whether the others have heard it
         for rank in (0, 2):
             job[rank].trouble(None)
         inputs = gradients("U", ranks, NUMEL, seed=2)

@@ -101,14 +101,16 @@ class Accounts:
                 taken += count
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
-        flags = int(gather_flags(job.records.results, op.buffers.source, op.label)) | op.flags
+        flags = int(gather_flags(job.records.results, op.buffers.source, op.label))
         if op.fetch is not None:  # what came over the reliable path is in no record
             flags |= op.fetch.flags
+        told, flags = flags & (_SKIP | _STOP), flags | op.flags
         found = self.results.judge(expected, taken)
         if found.action:
             self._say(op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
         if not flags & (_SKIP | _STOP):
             return
+        op.outcome.doubtful = not told
         # nobody applies this op: every rank that has a row of the owner who said so gets zeros
         assert op.launch is not None
         op.launch.coder.clear(op.launch.out)

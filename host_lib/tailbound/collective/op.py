@@ -49,6 +49,7 @@ class Outcome:
         missing: ranks from which nothing came in a stage.
         overwritten: result rows that were overwritten before use.
         skipped: nothing of it could be had any more, since this rank came after the ring had moved on (clock-20).
+        doubtful: this rank alone is known to skip it: others apply it where they heard too late that it was lost.
         missed: result rows of others that never came: what other ranks may have in their averages and this one not.
         unsent: the rank sent no rows at all, since it came too late for the first half.
         nanoseconds: from launch to the end of decode.
@@ -67,6 +68,7 @@ class Outcome:
     missing: set[int] = field(default_factory=set)
     overwritten: int = 0
     skipped: bool = False
+    doubtful: bool = False
     missed: int = 0
     unsent: bool = False
     nanoseconds: int = 0
@@ -77,7 +79,7 @@ class Outcome:
         for name in ("expected", "delivered", "deadline_hits", "failed_groups", "clipped",
                      "overwritten", "missed"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("void", "abstained", "late", "missing", "skipped"):
+        for name in ("void", "abstained", "late", "missing", "skipped", "doubtful"):
             setattr(self, name, getattr(self, name) | getattr(other, name))
         self.unsent &= other.unsent
         self.label, self.error = other.label, self.error or other.error

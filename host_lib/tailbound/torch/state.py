@@ -306,7 +306,7 @@ class TailboundState(Recovery):
     def note(self, outcome: Outcome) -> None:
         """Takes in what became of a bucket, and warns."""
         self.last = outcome
-        self.note_missing(outcome.missed)
+        self.note_missing(outcome.missed + outcome.doubtful)
         self.overflow.note(outcome)
         self._complaints.note(outcome)
 
