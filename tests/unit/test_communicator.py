@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from support import (
     PATIENCE,
@@ -122,6 +123,31 @@ def test_zeros_stay_zeros_and_a_group_wakes_again() -> None:
         assert nmse(results[0][0], exact_mean(ones)) <= 1.5e-3
         for member in job.communicators:
             assert set(member.stats()["drops"]) <= STRAY
+
+
+def test_several_ops_in_flight() -> None:
+    """More steps than there are op records for, of one size and of two, all launched before the first is over."""
+    ranks, count = 3, 12
+    inputs = [[gradients("U", ranks, 4000 + 3000 * (op % 2), seed=op)[r] for op in range(count)] for r in range(ranks)]
+    with team(ranks, patient()) as job:
+        for _ in range(2):
+
+            def launch(communicator: Communicator) -> list[NDArray[np.float32]]:
+                own = inputs[communicator.config.rank]
+                outs = [np.full_like(x, np.nan) for x in own]
+                futures = [communicator.allreduce(x, out) for x, out in zip(own, outs, strict=True)]
+                outcomes = [future.result(PATIENCE) for future in futures]
+                assert all(o.delivered == o.expected and o.deadline_hits == 0 for o in outcomes)
+                return outs
+
+            results = job.each(launch)
+            for op in range(count):
+                exact = exact_mean([inputs[r][op] for r in range(ranks)])
+                for rank in range(ranks):
+                    np.testing.assert_array_equal(results[rank][op], results[0][op])
+                assert nmse(results[0][op], exact) <= 4e-3
+        assert job[0].drain(PATIENCE)
+        assert all("SCALE_MISMATCH" not in member.stats()["drops"] for member in job.communicators)
 
 
 def test_labels_wrap() -> None:

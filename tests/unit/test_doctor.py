@@ -176,6 +176,12 @@ def test_what_no_command_of_ours_can_mend(facts_changed: dict, link_changed: dic
     assert verdict.commands == ()
 
 
+def test_no_interface() -> None:
+    verdict = choose(MACHINE, None, judged="nothing tells which")
+    assert (verdict.datapath, verdict.interface) == ("udp", None)
+    assert verdict.reasons == ("nothing tells which",)
+
+
 @pytest.mark.parametrize(
     ("environment", "towards_others", "up", "judged", "words"),
     [
@@ -230,6 +236,12 @@ def test_a_way_over_a_link_local_address_leads_nowhere(monkeypatch: pytest.Monke
     found, why = interfaces.leads_to_peers()
     assert found is None
     assert "is not known: TAILBOUND_INTERFACE=NAME tells it" in why
+
+
+def test_an_interface_that_goes_while_doctor_looks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = interfaces.socket.if_nameindex()
+    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: [*there, (1 << 20, "gone0")])
+    assert [found.name for found in interfaces.interfaces()] == sorted(name for _, name in there if name != "lo")
 
 
 def test_notes_are_commands_to_type() -> None:

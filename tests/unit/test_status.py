@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 import time
@@ -283,6 +284,16 @@ def shown(width: int, *changes: dict[str, Any]) -> list[str]:
     return console.export_text().splitlines()
 
 
+@pytest.mark.parametrize("width", [10, 40, 80, 132, 240])
+def test_rank_and_state_are_shown_at_any_width(width: int) -> None:
+    lines = shown(width, {}, {"behind": 3}, {"behind": 120} if width > 10 else {})
+    assert all(len(line) <= width for line in lines)
+    if width > 20:
+        assert [re.findall(r"\d+", line)[0] for line in lines if " behind" in line] == ["1", "2"]
+        assert "rank" in "".join(lines)
+        assert "state" in "".join(lines)
+
+
 def test_files_of_others_do_not_speak_to_the_terminal() -> None:
     (row,) = cells(report(op="\x1b[2J3.1", events=[{"event": "\x1b]0;x\x07late" + "y" * 999}]))
     assert row["op"] == "[2J3.1"
@@ -309,3 +320,13 @@ def test_once_and_json(tmp_path: Path) -> None:
     shown = json.loads(result.output)
     assert [s["rank"] for s in shown["statuses"]] == [0, 1]
     assert shown["statuses"][0]["p99_ms"] == 30.0
+
+
+def test_live_until_interrupted(tmp_path: Path) -> None:
+    put(tmp_path, "a", report(0))
+    command = [sys.executable, "-m", "tailbound", "top", "--json", "--interval", "0.1", "--folder", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert [json.loads(process.stdout.readline())["statuses"][0]["rank"] for _ in range(3)] == [0, 0, 0]
+        process.send_signal(2)
+        assert process.wait(30) == 130
