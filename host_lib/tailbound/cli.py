@@ -68,7 +68,7 @@ class _Verbs(click.Group):
         **LABORATORY,
         "metrics": ("tailbound.metrics.host", "metrics", "Serve the metrics of all ranks on this host to Prometheus."),
         "switch": ("tailbound.switch.cli", "switch", "Run an aggregating switch on the ports of this Linux box."),
-        "top": ("tailbound.top.cli", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
+        "top": ("tailbound.top", "top", "Show the ranks on this host live: pace, deadlines, late and lost rows."),
     },
 )
 @click.version_option(__version__, "-V", "--version", prog_name="tailbound", message="%(prog)s %(version)s")

@@ -20,8 +20,7 @@ from tailbound.cli import cli
 from tailbound.errors import CapabilityError
 from tailbound.metrics.host import host_metrics
 from tailbound.observe import status
-from tailbound.top.cli import top
-from tailbound.top.table import COLUMNS, lines, table
+from tailbound.top import COLUMNS, lines, table, top
 from tailbound.wire.schema import MISSING, Verdict
 
 DEAD_PID = 4_194_303  # pid_max at most, taken by nobody in a test's lifetime

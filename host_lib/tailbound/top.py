@@ -1,13 +1,23 @@
-"""The table of ``tailbound top``: one entry for each column, with its meaning and what it shows of a status."""
+"""``tailbound top``: reads the statuses of this host's ranks and shows them as a table until Ctrl-C.
+
+The table has one entry for each column, with its meaning and what it shows of a status.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import click
+from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from tailbound.observe import status as files
 from tailbound.wire.schema import MISSING, Fate, Verdict
 
 Status = Mapping[str, Any]
@@ -218,11 +228,6 @@ def table(ranks: Sequence[Line], where: str = "", width: int | None = None) -> T
     return made
 
 
-def meanings() -> str:
-    """The columns, a line each."""
-    return "\n".join(f"  {column.name:<10}  {column.meaning}" for column in COLUMNS)
-
-
 def _wide(columns: Iterable[int]) -> int:
     """Characters of a line: a border and a space on both sides of every column, but none at the edges."""
     return sum(need + 3 for need in columns) - 1
@@ -231,3 +236,60 @@ def _wide(columns: Iterable[int]) -> int:
 def _ranks(ranks: Sequence[int]) -> str:
     shown = " ".join(map(str, ranks[:6]))
     return shown if len(ranks) <= 6 else f"{shown} +{len(ranks) - 6}"
+
+
+class _Explained(click.Command):
+    """Help that explains the columns."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        meanings = "\n".join(f"  {column.name:<10}  {column.meaning}" for column in COLUMNS)
+        formatter.write(f"\nColumns:\n{meanings}\n")
+
+
+@click.command(cls=_Explained, context_settings={"show_default": True})
+@click.option("--once", is_flag=True, help="Show one reading and end.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a reading instead of a table.")
+@click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, help="Seconds between readings.")
+@click.option(
+    "--folder", type=click.Path(file_okay=False, path_type=Path),
+    help="Where the ranks write; without it, TAILBOUND_STATUS or the usual places.",
+)  # fmt: skip
+def top(once: bool, as_json: bool, interval: float, folder: Path | None) -> None:
+    """Show every rank on this host: pace, deadlines, and the fates of rows that did not come in time.
+
+    Rates are those between two readings. Rows are counted since the start; «now» has those since the last reading.
+    Below the table stands what to do about them.
+    """
+    where = [folder] if folder is not None else files.folders()
+    readings = _readings(where, interval, once)
+    if as_json:
+        for now, _ in readings:
+            click.echo(json.dumps({"time": time.time(), "statuses": now}))
+        return
+    named = ", ".join(map(str, where))
+    console = Console()
+    if once:
+        for now, before in readings:
+            if found := lines(now, before):
+                console.print(table(found, width=console.width))
+            else:
+                console.print(f"no rank of Tailbound writes its status to {named}", markup=False)
+        return
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        for now, before in readings:
+            live.update(table(lines(now, before), f"in {named}", console.width), refresh=True)
+
+
+def _readings(where: list[Path], interval: float, once: bool) -> Iterator[tuple[list[Any], list[Any]]]:
+    """Readings, each with the one before; a single one is made of two, shortly after each other."""
+    before: list[dict[str, Any]] = files.read(where)
+    if not once:
+        yield before, []
+    while True:
+        if before or not once:
+            time.sleep(min(interval, 2.5 * files.PERIOD) if once else interval)
+        now = files.read(where)
+        yield now, before
+        if once:
+            return
+        before = now

@@ -1,1 +1,0 @@
-"""``tailbound top``: how every rank on this host is doing, live."""
