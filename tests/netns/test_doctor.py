@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from pyroute2 import IPRoute
 
 import veths
 from left_behind import nothing_more
@@ -34,23 +33,6 @@ def test_stripped_tags_are_noted(place: str) -> None:
         link = seen(place)
         assert link.vlan_stripping is on
         assert any("ethtool -K tbx rxvlan off" in note for note in choose(facts.machine(), link).notes) is on
-
-
-def both_ends_here() -> None:
-    with IPRoute() as ip:
-        ip.link("add", ifname="tbv", kind="veth", peer={"ifname": "tbw"})
-
-
-def test_whether_echoes_reach_the_other_end_of_a_veth(place: str) -> None:
-    """An end in another namespace is not to be seen; one with GRO takes what XDP sends."""
-    assert seen(place).echoes is None
-    assert any("cannot be seen from here" in note for note in choose(facts.machine(), seen(place)).notes)
-    namespaces.call(place, both_ends_here)
-    for on in (True, False):
-        namespaces.call(place, ethtool.set_features, "tbw", on, ethtool.GRO)
-        link = namespaces.call(place, interface, "tbv")
-        assert link.echoes is on
-        assert any("probes have no echo" in note for note in choose(facts.machine(), link).notes) is not on
 
 
 def test_queues_in_use_and_those_that_there_can_be(place: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import grp
-import inspect
 import json
 import os
 import struct
@@ -13,15 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.datapath.store import memory, ring_rows
-from tailbound.datapath.xdp import attach
 from tailbound.doctor import examine, facts, interfaces, report
 from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool, net
 from tailbound.kernel.net import ELSEWHERE, ELSEWHERE_IPV6
 from tailbound.kernel.net import Interface as Way
-from tailbound.transport.config import Config
 
 CAPABLE = dict.fromkeys(facts.CAPABILITY_BITS, True)
 MACHINE = facts.Machine(
@@ -258,10 +254,6 @@ def test_notes_are_commands_to_type() -> None:
     ("changed", "words"),
     [
         ({"vlan_stripping": True}, "ethtool -K eno1 rxvlan off"),
-        ({"driver": "virtio_net", "tx_queues": 4, "tx_most": 8}, "no spare transmit queue for each of 8 CPUs"),
-        ({"driver": "ice", "tx_queues": 4, "tx_most": 16}, "ethtool -L eno1 combined 8"),
-        ({"driver": "veth", "echoes": False}, "GRO on; else probes have no echo"),
-        ({"driver": "veth"}, "GRO on, which cannot be seen from here"),
         ({"driver": "ice", "gro_hw": True}, "ethtool -K eno1 rx-gro-hw off"),
         ({"driver": "bnxt_en", "gro_hw": True, "mtu": 9000, "linear": 9100}, "ethtool -K eno1 rx-gro-hw off"),
         ({"driver": "bnxt_en", "gro_hw": True, "device_mtu": 9000}, "ethtool -K eno1 rx-gro-hw off"),
@@ -277,7 +269,6 @@ def test_what_is_no_obstacle_is_a_note(changed: dict, words: str) -> None:
 
 
 def test_what_is_there_is_no_note() -> None:
-    assert choose(MACHINE, link(driver="virtio_net", tx_queues=4, tx_most=12)).notes == (ONE_RANK,)
     assert choose(MACHINE, link(driver="virtio_net", gro_hw=True)).notes == (ONE_RANK,)
     assert choose(MACHINE, link(driver="bnxt_en", gro_hw=True, lro=True)).notes == (ONE_RANK,)
     assert choose(MACHINE, link(rx_queues=1, rx_most=1)).notes == (ONE_RANK,)
@@ -285,14 +276,6 @@ def test_what_is_there_is_no_note() -> None:
     assert choose(MACHINE, link(driver="ena", tx_queues=4, rx_queues=4, tx_most=8)).datapath == "xdp"
     for driver, kernel in (("ice", "6.3.1"), ("i40e", "6.4.0-rc1"), ("i40e", "7.0")):
         assert choose(machine(kernel=kernel), link(driver=driver, mtu=9000, linear=9014)).datapath == "xdp"
-
-
-def test_the_estimate_is_what_attach_takes() -> None:
-    """The same rings as ``tailbound attach`` makes without options."""
-    found = examine("lo")
-    rows = ring_rows(Config.ring_mib, found.memory.width, 2)
-    assert found.memory.total_bytes == sum(memory(*rows, found.memory.width, found.machine.cpus).values())
-    assert inspect.signature(attach).parameters["workers"].default == report.WORKERS
 
 
 def test_the_group_that_may_train_is_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pyroute2.netlink import NLM_F_REQUEST, genlmsg
 from pyroute2.netlink.exceptions import NetlinkError
@@ -60,7 +60,6 @@ class Interface:
     rx_most: int | None = None  #: most queues for receiving that there can be; None where the driver does not say
     gro_hw: bool | None = None  #: the device joins packets, and says how they were
     xdp_owner: str | None = None  #: the interface that it was attached for, of those that share the device or did
-    echoes: bool | None = None  #: of a veth: what XDP sends reaches the other end; None: that is not to be seen here
     ipv6: bool = False  #: it has addresses of IPv6 alone, and so has a job over it
 
     @property
@@ -164,7 +163,6 @@ def interface(name: str) -> Interface:
         xdp_program=xdp.prog_id if xdp else None,
         xdp_name=_whose(name, xdp.prog_id, owner) if xdp else None,
         xdp_owner=owner,
-        echoes=_echoes(link) if driver == "veth" else None,
         ipv6=ipv6,
     )
 
@@ -207,15 +205,6 @@ def _asked(question: Callable[[str], T], name: str) -> T | None:
 def _hashes_udp_ports(name: str, *, ipv6: bool) -> bool | None:
     found = _asked(partial(ethtool.udp_hash, ipv6=ipv6), name)
     return None if found is None else found & ethtool.HASHES_PORTS == ethtool.HASHES_PORTS
-
-
-def _echoes(link: Any) -> bool | None:
-    """Whether a veth's other end takes what XDP sends: it has a program, or GRO on (Linux 5.13)."""
-    other = link.get_attr("IFLA_LINK")
-    if other is None or link.get_attr("IFLA_LINK_NETNSID") is not None:  # in another namespace
-        return None
-    other = socket.if_indextoname(other)
-    return net.xdp_on(other) is not None or (_asked(ethtool.features, other) or {}).get(ethtool.GRO)
 
 
 def _linear(name: str, device: str) -> int:

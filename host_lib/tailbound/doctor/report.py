@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tailbound import __version__
-from tailbound.datapath.store import memory, ring_rows
 from tailbound.doctor import facts
 from tailbound.doctor.interfaces import Interface, interface, interfaces, leads_to_peers
 from tailbound.doctor.verdict import Verdict, choose
@@ -19,26 +18,12 @@ from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
 from tailbound.kernel.command import tailbound
 from tailbound.kernel.linear import PAGE
-from tailbound.transport.config import Config, row_width
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.transport.config import row_width
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Memory", "Report", "examine", "show"]
-
-MIB = 2**20
-#: World size that memory is computed for, as attach does it without --workers: any job fits.
-WORKERS = 2
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Memory of one worker with the default ring, all of it allocated at attach."""
-
-    width: int  #: W in codes
-    total_bytes: int  #: in the kernel
-    repair_bytes: int  #: in the process, at most
+__all__ = ["Report", "examine", "show"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +34,6 @@ class Report:
     machine: facts.Machine
     interfaces: list[Interface]
     verdict: Verdict
-    memory: Memory
 
     def to_json(self) -> str:
         """The whole report as indented JSON."""
@@ -63,7 +47,7 @@ def examine(name: str | None = None) -> Report:
         name: interface to judge; None takes the one that leads to the peers, as a job does.
 
     Raises:
-        ConfigError: no such interface, or an MTU too small for one row.
+        ConfigError: no such interface.
     """
     chosen, why = leads_to_peers(name)
     link = interface(chosen) if chosen else None
@@ -77,7 +61,7 @@ def examine(name: str | None = None) -> Report:
         judged=why,
         sharing=_sharing(name),
     )
-    return Report(__version__, machine, interfaces(), verdict, _memory(link, machine.cpus))
+    return Report(__version__, machine, interfaces(), verdict)
 
 
 def _sharing(name: str | None) -> int:
@@ -97,13 +81,6 @@ def _group_option() -> str:
         return f"--group {os.getgid()}"
 
 
-def _memory(link: Interface | None, cpus: int) -> Memory:
-    width = row_width(0, link.mtu, linear=link.linear or PAGE, ip=link.ip_bytes) if link else row_width(0, 1500)
-    rows = ring_rows(Config.ring_mib, width, WORKERS)
-    kept = rows[1] // WORKERS * (HEADER_BYTES + width)  # collective.buffers
-    return Memory(width, sum(memory(*rows, width, cpus).values()), kept)
-
-
 def _attached(name: str) -> bool:
     """Whether Tailbound's maps of an interface are pinned and this process may open them."""
     try:
@@ -120,7 +97,7 @@ def show(report: Report) -> None:
     """Prints the report on standard output: the verdict, then the facts."""
     from rich.console import Console
 
-    console, verdict, memory = Console(), report.verdict, report.memory
+    console, verdict = Console(), report.verdict
     lines = []
     if verdict.interface:
         lines.append(f"judged is {verdict.interface}: {verdict.judged}")
@@ -134,11 +111,6 @@ def show(report: Report) -> None:
     console.print(f"datapath: [bold]{verdict.datapath}[/bold]{f' on {verdict.interface}' * bool(verdict.interface)}")
     for line in lines:
         console.print(f"  {line}", markup=False, soft_wrap=True)
-    console.print(
-        f"memory: {memory.total_bytes / MIB:.1f} MiB in the kernel for a ring of {Config.ring_mib:g} MiB and {WORKERS} "
-        f"workers or more (all of it at attach); in the process at most {memory.repair_bytes / MIB:.1f} for repairs",
-        soft_wrap=True,
-    )
     console.print(_table("Machine", ("what", "here"), _machine_rows(report.machine)))
     title = "Interfaces; what is known of each driver: docs/nics.md"
     console.print(_table(title, _COLUMNS.split(","), map(_interface_row, report.interfaces)))

@@ -33,8 +33,6 @@ ONE_RANK = (
 )
 #: Drivers that refuse a program unless there is a spare queue for sending for each for receiving.
 QUEUE_FOR_QUEUE = frozenset({"bnxt_en", "ena", "gve"})
-#: Drivers that send what XDP sends under a lock where there are fewer queues for sending than CPUs (docs/nics.md).
-LOCKS_ECHOES = frozenset({"ice"})
 #: Drivers that refuse a program while the device joins packets, by LRO or by hardware GRO (docs/nics.md).
 JOINS_NOTHING = {"gve": ("lro",), "hv_netvsc": ("lro",), "mlx5_core": ("lro", "rx-gro-hw")}
 #: MTU up to which drivers stop the device from joining packets themselves, when a program is attached (docs/nics.md).
@@ -241,22 +239,6 @@ def _notes(link: Interface | None, cpus: int) -> Sequence[str]:
         notes.append(
             "tags of VLANs are taken off before the program sees a frame, so that a VLAN's packets to the job's port "
             f"look like the job's own: ethtool -K {link.device} rxvlan off"
-        )
-    if link.driver == "virtio_net" and link.tx_most is not None and link.tx_queues + cpus > link.tx_most:
-        notes.append(
-            f"no spare transmit queue for each of {cpus} CPUs: echoes of probes leave under a lock, or not at all "
-            "(more queues for the virtual machine)"
-        )
-    if link.driver in LOCKS_ECHOES and link.tx_queues < cpus and (link.tx_most or 0) > link.tx_queues:
-        notes.append(
-            f"fewer transmit queues than {cpus} CPUs: echoes of probes leave under a lock: "
-            f"ethtool -L {link.device} combined {min(cpus, link.tx_most or cpus)}"
-        )
-    if link.driver == "veth" and not link.echoes:
-        unseen = ", which cannot be seen from here" if link.echoes is None else ""
-        notes.append(
-            f"what XDP sends through a veth reaches only an end with a program, or with GRO on{unseen}; else probes "
-            "have no echo, and marks and round trips slow no sender: ethtool -K OTHER_END gro on, where that end is"
         )
     if link.mtu + ETHERNET_BYTES > link.linear > 0:
         notes.append(
