@@ -276,21 +276,12 @@ OTHERS = (
         status.VARIABLE, words("a folder, or off"), "where status files for `tailbound top` go; `off`: nowhere",
         otherwise="`/run/tailbound-status` for root, else the user's runtime folder",
     ),
-    Setting(
-        "TAILBOUND_LAB_STRAGGLER", words("RANK:MS:EVERY"),
-        "extra milliseconds a step of one rank, read by `tailbound_lab.lab.straggler`",
-        set_by="the lab", otherwise="no rank is late",
-    ),
-    Setting(
-        "TAILBOUND_LAB_REFUSED", words("text"), "why the kernel refused a lab of its own to a user who is not root",
-        set_by="the lab", otherwise="it did not",
-    ),
-    Setting("TAILBOUND_BENCH_REPORT", words("a number"), "file descriptor for a worker's reports", set_by="benchmarks"),
-    Setting("TAILBOUND_BENCH_PARENT", words("a process id"), "process with which a worker ends", set_by="benchmarks"),
     Setting("TAILBOUND_REQUIRE_ALL", words("1"), "a skipped test is a failure", set_by="continuous integration"),
 )  # fmt: skip
 
 ALL = (*OPTIONS.values(), *OTHERS)
+#: Variables that the laboratory sets for its own processes.
+LABORATORY = ("TAILBOUND_LAB_", "TAILBOUND_BENCH_")
 _told: set[str] = set()
 
 
@@ -352,7 +343,8 @@ def described() -> str:
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     """What to say of variables that look like settings and are none, each once a process."""
     names = [s.variable for s in ALL]
-    found = [n for n in environment if n.startswith(PREFIX) and n not in names and n not in _told]
+    ours = [n for n in environment if n.startswith(PREFIX) and not n.startswith(LABORATORY)]
+    found = [n for n in ours if n not in names and n not in _told]
     _told.update(found)
     said = []
     for name in sorted(found):
