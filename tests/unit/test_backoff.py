@@ -16,7 +16,6 @@ from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import FLOOR as PATIENCE
 from tailbound.transport.config import MS
 from tailbound.transport.flush import Retry, View
-from tailbound.transport.reach import Reach
 from tailbound.transport.tail_probe import TailProbe
 
 
@@ -72,27 +71,6 @@ def told(rank: int) -> Callable[[], Iterator[int]]:
             now += MS
 
     return times
-
-
-def group() -> Iterator[int]:
-    """A peer that hears nothing of the group, and says so."""
-    reach, now = Reach([1]), 0
-    while True:
-        now = max(now, reach.look)
-        for said in reach.turn(now, [1]):
-            if said.kind == "question":
-                yield now
-                reach.answer(1, said.number, 0, now)
-
-
-def group_question() -> Iterator[int]:
-    """A peer that answers nothing: one round."""
-    reach, now = Reach([1]), 0
-    while not reach.decided:
-        now = max(now, reach.look)
-        if any(said.kind == "question" for said in reach.turn(now, [1])):
-            yield now
-    yield now
 
 
 def marks(*, begun: bool) -> Callable[[], Iterator[int]]:
@@ -168,8 +146,6 @@ TIMES = {
     "lapses": (lapses, [0, 600, 1500, 3000, 5700, 10800, 16100, 21400]),
     "told by the leader": (told(0), [0, 2, 6, 14, 30, 62, 126, 254, 504, 754]),
     "told by another": (told(1), [20, 22, 26, 34, 50, 82, 146, 274, 524, 774]),
-    "group": (group, [16, 282, 798, 1814, 3830, 7846, 15862, 31878, 63894, 123910, 183926]),
-    "group question": (group_question, [16, 66, 116, 166, 216, 266, 316]),
     "mark, begun": (marks(begun=True), [4, 12, 28, 48, 68, 88]),
     "mark, not begun": (marks(begun=False), [20, 60, 140, 300, 460, 620]),
     "rows": (rows(REPEATS), [0, 10, 30]),
@@ -180,7 +156,7 @@ TIMES = {
     "no switch": (switch_gone, [2, 8, 18, 38, 78, 158, 318]),
 }
 #: Those that end by themselves.
-ENDING = {name for name in TIMES if "row" in name} | {"group question", "no switch"}
+ENDING = {name for name in TIMES if "row" in name} | {"no switch"}
 
 
 @pytest.mark.parametrize("name", TIMES)

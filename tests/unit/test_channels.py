@@ -14,10 +14,9 @@ from tailbound.collective.channels import _ANSWER, Channels
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import CapabilityError
 from tailbound.kernel.fanout import Fanout
-from tailbound.transport.choose import WORKS
 from tailbound.transport.membership import Membership
+from tailbound.transport.multicast import PATIENCE, ROUND, Trials
 from tailbound.transport.queue import SendQueue
-from tailbound.transport.reach import Reach
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire import packets
@@ -49,8 +48,9 @@ def job(bound: UdpSocket) -> Any:
     channels = made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))  # type: ignore[arg-type]
     for name in ("fanout", "multicast"):
         sender.share(Shared(name, (bound,), (ADDRESS, 9)))
-    channels.reach = Reach(made.peers)
-    channels.learn(fanout=WORKS, multicast=WORKS)
+    channels.trials = Trials()
+    channels.follow()
+    said.clear()
     return made
 
 
@@ -65,6 +65,7 @@ def test_without_a_program_that_clones_every_peer_gets_its_own(
 
     monkeypatch.setattr(Fanout, "attach", refuse)
     monkeypatch.setattr(Fanout, "open", refuse)
+    job.sender.shared.clear()
     job.config = SimpleNamespace(result="fanout", source_ports=1)
     channels = Channels(job, job.queue, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))  # type: ignore[arg-type]
     channels.open(ADDRESS, {1: (ADDRESS, 9), 2: (ADDRESS, 9), 3: (ADDRESS, last)}, alone=alone)
@@ -97,7 +98,6 @@ def test_receivers_that_take_few_at_once_are_sent_to_bit_by_bit(job: Any) -> Non
 def test_what_was_not_asked_for_waits_for_no_slow_link(job: Any, wanted: Any, together: int) -> None:
     """Who asks for multicast where none is delivered gets fan-out as with ``auto``, and not what would be forced."""
     job.channels.wanted = wanted
-    job.channels.learn(unreached=(2,))
     assert job.channels.choice.result == "fanout"
     job.channels.runs(ROWS)
     path = job.queue.pacer.paths[2]
@@ -125,53 +125,98 @@ def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> Non
         job.membership.observe(job.membership.contribution, {2}, op, in_step=True, step=op)
         job.membership.observe(job.membership.result, {2}, op, in_step=True, step=op)
     assert job.membership.dead(100) == {2}
-    job.channels.follow(0)
+    job.channels.follow()
     assert job.channels.live == (1, 2, 3)
     job.sequence.upcoming = 110 << 10  # eleven steps of 100 rows, in a ring of 1000
-    job.channels.follow(0)
+    job.channels.follow()
     assert job.channels.live == (1, 3)
     job.membership.heard(2, 110)
-    job.channels.follow(0)
+    job.channels.follow()
     assert job.channels.live == (1, 2, 3)
 
 
 def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
-    job.channels.follow(0)
+    job.channels.follow()
     clones = job.channels.channel("fanout")
     clones.broken = True
     clones.counts.errors["EPERM"] = 1
     assert len(job.channels.runs(ROWS)) == 3  # at once
-    job.channels._judge_broken()
+    job.channels._judge()
     assert job.channels.choice.result == "peers"
     assert "EPERM" in job.channels.choice.reason
     assert (job.said, job.counters["result_fallbacks"]) == (["peers"], 1)
     job.membership.bye(1, 0)
-    job.channels.follow(0)
-    job.channels._judge_broken()
+    job.channels.follow()
+    job.channels._judge()
     assert job.channels.choice.result == "fanout"
 
 
-def test_multicast_is_taken_when_answers_say_so_and_left_for_a_new_peer(job: Any) -> None:
+def answered(job: Any, now: int, deaf: int = -1) -> int:
+    """A turn of trials whose packets all but ``deaf`` have heard; when the next one is due."""
+    job.now = lambda: now
+    due = int(job.channels.turn(now))
+    while job.told:
+        rank, head, _ = job.told.pop()
+        assert (int(head["flags"][0]), int(head["owner"][0])) == (Flag.REPEAT, rank)
+        answer = {"sender": rank, "seq": int(head["seq"][0]), "flags": 0}
+        job.channels.take(answer, _ANSWER.pack(0 if rank == deaf else (1 << 64) - 1, 0))
+    return due
+
+
+def test_multicast_is_taken_when_answers_say_so_and_waits_for_a_new_peer(job: Any) -> None:
     job.channels.wanted = "multicast"
     job.membership.bye(3, 0)
-    now = 10
-    for _ in range(100):
-        now = max(now, job.channels.turn(now))
-        while job.told:
-            rank, head, _ = job.told.pop()
-            assert (int(head["flags"][0]), int(head["owner"][0])) == (Flag.REPEAT, rank)
-            answer = {"sender": rank, "seq": int(head["seq"][0]), "flags": 0}
-            job.channels.take(answer, _ANSWER.pack((1 << 64) - 1, 0))
-        if job.channels.reach.decided:
-            break
+    answered(job, answered(job, 10))
     assert job.channels.choice.result == "multicast"
-    assert job.counters["group_tried"] == 16
-    assert job.sender.counts[1].packets == job.sender.counts[2].packets == 16
+    assert job.counters["group_tried"] == ROUND
+    assert job.sender.counts[1].packets == job.sender.counts[2].packets == ROUND
     job.membership.back(3, 100)
-    job.channels.follow(now)
+    job.channels.follow()
     assert job.channels.choice.result == "fanout"
-    assert "does not reach 3" in job.channels.choice.reason
-    assert job.channels.snapshot()["unreached"] == [3]
+    assert "being tried" in job.channels.choice.reason
+
+
+def test_multicast_is_given_up_for_the_job_where_a_peer_goes_on_hearing_nothing(job: Any) -> None:
+    job.channels.wanted = "multicast"
+    now = answered(job, answered(job, 10))
+    assert job.channels.choice.result == "multicast"
+    end = now + 3 * PATIENCE + 10**10
+    while job.channels.choice.result == "multicast":
+        now = answered(job, now, deaf=2)
+        assert now < end
+    assert "does not reach 2, and is given up" in job.channels.choice.reason
+    assert job.said == ["multicast", "fanout"]
+    assert job.counters["result_fallbacks"] == 1
+    assert answered(job, now + end) == 0  # nothing is tried any more
+    assert job.channels.choice.result == "fanout"
+
+
+@pytest.mark.parametrize("wanted", ["auto", "peers", "fanout", "multicast"])
+@pytest.mark.parametrize(
+    ("changed", "alone", "why"),
+    [({"switch": 1}, True, "switch"), ({"ranks": 2}, True, "no two peers"), ({}, False, "udp")],
+)
+def test_channels_that_cannot_help_are_not_opened(
+    job: Any, wanted: str, changed: dict[str, int], alone: bool, why: str
+) -> None:
+    job.sender.shared.clear()
+    job.config = SimpleNamespace(result=wanted)
+    vars(job).update(changed)
+    channels = Channels(job, job.queue, SimpleNamespace(name="xdp"))  # type: ignore[arg-type]
+    channels.open(ADDRESS, {}, alone=alone)
+    assert channels.choice.result == "peers"
+    assert ("asked for" if wanted == "peers" else why) in channels.choice.reason
+
+
+def test_a_group_that_cannot_be_joined_leaves_fan_out(job: Any) -> None:
+    job.channels.wanted = "multicast"
+    job.sender.shared.popitem()
+    job.channels._why_not["multicast"] = "no multicast: no route"
+    job.channels._judge()
+    assert tuple(job.channels.choice) == ("fanout", "no multicast: no route")
+    job.channels.channel("fanout").broken = True
+    job.channels._judge()
+    assert job.channels.choice.reason == "no multicast: no route; bursts are refused ()"
 
 
 def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
@@ -195,7 +240,7 @@ def test_a_question_that_has_overtaken_what_it_is_about_is_answered_with_that(jo
 
 
 def test_failed_clones_are_taken_off_once(job: Any) -> None:
-    job.channels.follow(0)
+    job.channels.follow()
     number = job.channels.number()
     assert number is not None
     assert number >= MAX_RANKS

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.managers import BaseManager
 from pathlib import Path
@@ -100,16 +100,12 @@ def connect(address: str) -> Any:
     return client.store()  # type: ignore[attr-defined]
 
 
-def chosen(job: Team, *results: str, unreached: Sequence[Collection[int]] | None = None) -> list[dict[str, Any]]:
-    """Waits until the ranks send their results as told, and know whom a group does not reach; what they say of it."""
+def chosen(job: Team, *results: str) -> list[dict[str, Any]]:
+    """Waits until the ranks send their results as told; their choices."""
     until = time.monotonic() + PATIENCE
     while True:
         choices = [member.stats()["choice"] for member in job.communicators]
-        settled = [choice["result"] for choice in choices] == list(results)
-        if unreached is not None:
-            known = [None if choice["unreached"] is None else set(choice["unreached"]) for choice in choices]
-            settled &= known == [set(ranks) for ranks in unreached]
-        if settled:
+        if [choice["result"] for choice in choices] == list(results):
             return choices
         assert time.monotonic() < until, choices
         time.sleep(0.005)

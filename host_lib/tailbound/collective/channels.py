@@ -1,6 +1,10 @@
 """One burst to all peers: opens what can do it, tries it, follows the live set, and says what is done instead.
 
-Nothing here fails a job: what cannot be had is a fact for ``transport.choose``, told by an event and in ``stats()``.
+Nothing here fails a job: what cannot be had is told by an event and in ``stats()``. An owner's results come to its
+N - 1 peers by a send to each (``peers``), one burst that this host's kernel clones (``fanout``), or one that the
+network multiplies (``multicast``). ``auto`` is ``fanout`` where it works, else ``peers``. Multicast has to be asked
+for: all owners publish at about the same time, and each of them can fill every receiver's link by itself
+(docs/transport.md).
 """
 
 from __future__ import annotations
@@ -9,9 +13,8 @@ import contextlib
 import logging
 import struct
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +24,9 @@ from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.store import is_from_peer
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel.fanout import Fanout
-from tailbound.transport.choose import WORKS, Choice, Facts, Tried, choose, worth_trying
 from tailbound.transport.config import MS
-from tailbound.transport.multicast import GroupMember, group_of, prepare
+from tailbound.transport.multicast import Ears, GroupMember, Trials, group_of, prepare
 from tailbound.transport.queue import SendQueue
-from tailbound.transport.reach import Ears, Reach, Say
 from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import step_of
@@ -41,6 +42,13 @@ _COUNT_EVERY = 200 * MS
 _GROUP_ROOM = 512 << 10
 
 
+class Choice(NamedTuple):
+    """A way of results, and the reason for it."""
+
+    result: str
+    reason: str
+
+
 class Channels:
     """The channels of one rank that reach all its peers at once: what there is, what is in use, and why.
 
@@ -50,11 +58,11 @@ class Channels:
         datapath: which packets come over, and over which interface.
 
     Attributes:
-        wanted: what was asked for, one of ``choose.RESULTS``.
+        wanted: what was asked for, one of ``config.RESULTS``.
         choice: what is done now.
         live: peers that results are for.
         ears: what this rank has heard of the others' trials of the group, for whoever asks.
-        reach: whom the own packets to the group reach; None: there is no group.
+        trials: whom the own packets to the group reach; None: there is no group.
         fanout: the program that clones bursts; None: there is none.
         member: hears the group; None: there is none.
     """
@@ -62,17 +70,17 @@ class Channels:
     def __init__(self, job: Speaker, queue: SendQueue, datapath: Datapath) -> None:
         self._job, self._queue, self._datapath = job, queue, datapath
         self.wanted = job.config.result
-        self._facts = Facts(job.ranks, datapath.name, job.switch is not None)
-        self.choice: Choice = choose(self.wanted, self._facts)
+        self._why_not: dict[str, str] = {}  # by the name of a channel that cannot be had
         self.live: tuple[int, ...] = ()
         self.ears = Ears()
-        self.reach: Reach | None = None
+        self.trials: Trials | None = None
         self.fanout: Fanout | None = None
         self.member: GroupMember | None = None
         self._failed: dict[int, int] = {}  # clones that are no longer counted as sent: packets, by rank
         self._looked_at = 0
         self._followed: list[int] | None = None  # who was there
         self._doubted: frozenset[int] = frozenset()  # suspects at that time
+        self.choice = self._choose()
 
     # -- opening them -------------------------------------------------------------------------------------------------
 
@@ -84,26 +92,27 @@ class Channels:
             endpoints: (IP address, UDP port) of the peers by rank.
             alone: no rank is on the udp datapath.
         """
-        job = self._job
-        name = self._datapath.name if alone else "udp"
-        fanout, multicast = worth_trying(self.wanted, job.ranks, name)
-        for kind, wanted, open_one in (
-            ("fanout", fanout, self._open_fanout),
-            ("multicast", multicast, self._open_multicast),
-        ):
-            if not wanted or job.switch is not None:
+        job, refused = self._job, ""
+        if job.switch is not None:
+            refused = "a switch sums and sends the results"
+        elif job.ranks <= 2:
+            refused = "there are no two peers that get the same"
+        elif not alone or self._datapath.name == "udp":
+            refused = "the udp datapath sends to each peer by itself"
+        wanted = {"fanout": self.wanted != "peers", "multicast": self.wanted == "multicast"}
+        for name, open_one in (("fanout", self._open_fanout), ("multicast", self._open_multicast)):
+            if not wanted[name] or refused:
+                self._why_not[name] = refused
                 continue
             try:
                 with contextlib.ExitStack() as opened:
                     open_one(address, endpoints, opened)
                     opened.pop_all()
             except (CapabilityError, AttachError) as error:
-                self.learn(**{kind: Tried(False, str(error))})
-            else:
-                self.learn(**{kind: WORKS})
-        self.learn(datapath=name, switch=job.switch is not None)
-        self.follow(job.now())
-        self._say(wanted=self.choice.result == self.wanted or self.wanted == "auto" or self.reach is not None)
+                self._why_not[name] = f"no {name}: {error}"
+        self.choice = self._choose()
+        self.follow()
+        self._say(wanted=self.choice.result == self.wanted or self.wanted == "auto" or self.trials is not None)
 
     def _open_fanout(
         self, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
@@ -139,7 +148,7 @@ class Channels:
             prepare(sock, address)
         self.member = GroupMember(group, port, address, partial(is_from_peer, job.store.peers))
         job.store.control["group"] = packets.packed(group)
-        self.reach = Reach(job.peers)
+        self.trials = Trials()
         job.sender.share(Shared("multicast", socks, (group, port), local=False))
 
     def close(self) -> None:
@@ -173,7 +182,7 @@ class Channels:
     def runs(self, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
         """``rows`` (u8[count, stride], headers finished, the same for all) as runs for the send queue."""
         job, queue = self._job, self._queue
-        self.follow(job.now())
+        self.follow()
         number = self.number()
         if number is not None:
             channel = job.sender.shared[number]
@@ -187,7 +196,7 @@ class Channels:
             job.counters["results_apart"] += 1
         return [(peer, rows) for peer in self.live]
 
-    def follow(self, now: int) -> None:
+    def follow(self) -> None:
         """Lets results go to who is there: not to who has said goodbye, nor to who is dead as far as one can tell.
 
         A rank that is only stopped is taken to be dead soon, but finds what its kernel has received when it goes on; so
@@ -211,28 +220,25 @@ class Channels:
         for channel in self.opened:
             channel.ranks, channel.broken = live, False
         self._queue.pacer.holds(job.sender.room)
-        if self.reach is not None:
-            self.reach.hurry(now)
-            self._judge()
+        self._judge()
 
     def turn(self, now: int) -> int:
         """Once a turn: tries the group, and counts; returns when to look again (0: on arrival)."""
         if not self.opened:
             return 0
-        self.follow(now)
+        self.follow()
         if now >= self._looked_at + _COUNT_EVERY:
             self._looked_at = now
             self._take_back()
-            self._judge_broken()
-        reach = self.reach
-        if reach is None:
-            return 0
-        rounds = reach.rounds
-        for say in reach.turn(now, self.live):
-            self._try(say)
-        if reach.rounds != rounds:
             self._judge()
-        return reach.look if self.live else 0
+        if self.trials is None:
+            return 0
+        numbers, asked = self.trials.turn(now, self.live)
+        for number in numbers:
+            self._try(number)
+        for rank in asked:
+            self._job.tell(rank, self._header(rank, self.trials.number, int(Flag.REPEAT)))
+        return self.trials.due if self.live and self.trials.failed is None else 0
 
     def _take_back(self) -> None:
         """Clones that could not be made had been counted as sent."""
@@ -250,14 +256,11 @@ class Channels:
 
     # -- trying the group ---------------------------------------------------------------------------------------------
 
-    def _try(self, say: Say) -> None:
+    def _try(self, number: int) -> None:
         job = self._job
-        if say.kind == "question":
-            job.tell(say.rank, self._header(say.rank, say.number, int(Flag.REPEAT)))
-            return
         channel = self.channel("multicast")
         assert channel is not None
-        packet = job.pack(self._header(job.rank, say.number), b"")
+        packet = job.pack(self._header(job.rank, number), b"")
         try:
             channel.sockets[0].sendto(packet, channel.target)
         except OSError:  # full, or refused: not heard, which is what counts
@@ -294,34 +297,40 @@ class Channels:
             self.listen()  # the question comes by another socket: what it is about may still wait in the group's
             answer = _ANSWER.pack(self.ears.answer(sender, number), 0)
             self._job.tell(sender, self._header(sender, number), answer)
-        elif len(body) >= _ANSWER.size and self.reach is not None:
-            self.reach.answer(sender, number, _ANSWER.unpack_from(body)[0], self._job.now())
+        elif len(body) >= _ANSWER.size and self.trials is not None:
+            self.trials.answer(sender, number, _ANSWER.unpack_from(body)[0], self._job.now())
             self._judge()
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
-    def learn(self, **facts: Any) -> bool:
-        """Takes new facts (fields of ``Facts``) and chooses anew; whether results go another way from now on."""
-        if all(getattr(self._facts, name) == value for name, value in facts.items()):
-            return False  # as nearly always: it is called in every turn
-        self._facts = replace(self._facts, **facts)
-        before, self.choice = self.choice, choose(self.wanted, self._facts)
-        return before.result != self.choice.result
+    def _choose(self) -> Choice:
+        if self.wanted == "peers":
+            return Choice("peers", "asked for")
+        why = {**{name: f"no {name}: not tried" for name in ("fanout", "multicast")}, **self._why_not}
+        for channel in self.opened:
+            broken = f"bursts are refused ({', '.join(channel.counts.errors)})"
+            why[channel.name] = broken if channel.broken else self._undelivered() if channel.name == "multicast" else ""
+        if self.wanted == "multicast" and not why["multicast"]:
+            return Choice("multicast", "asked for, and the network delivers it to all live peers")
+        reasons = [why["multicast"]] if self.wanted == "multicast" else []
+        if not why["fanout"]:
+            own = "asked for" if self.wanted == "fanout" else "this kernel clones bursts"
+            return Choice("fanout", "; ".join(reasons) or own)
+        return Choice("peers", "; ".join(dict.fromkeys([*reasons, why["fanout"]])))
+
+    def _undelivered(self) -> str:
+        """Why the group is not sent to; empty: it is."""
+        trials = self.trials
+        if trials is not None and trials.failed is not None:
+            return f"multicast does not reach {trials.failed}, and is given up"
+        if trials is None or not trials.reached or not trials.reached.issuperset(self.live):
+            return "whether the network delivers multicast is being tried"
+        return ""
 
     def _judge(self) -> None:
-        if self.reach is not None and self.reach.decided:
-            self._tell_of(unreached=tuple(self.reach.missing(self.live)))
-
-    def _judge_broken(self) -> None:
-        """A channel whose bursts are refused is none, until the live set changes."""
-        for channel in self.opened:
-            why = f"bursts are refused ({', '.join(channel.counts.errors)})"
-            self._tell_of(**{channel.name: Tried(False, why) if channel.broken else WORKS})
-
-    def _tell_of(self, **facts: Any) -> None:
-        before = self.choice.result
-        if self.learn(**facts):
-            self._say(wanted=before == "peers" or (before, self.choice.result) == ("fanout", "multicast"))
+        before, self.choice = self.choice, self._choose()
+        if before.result != self.choice.result:
+            self._say(wanted=before.result == "peers" or self.choice.result == "multicast")
 
     def _say(self, *, wanted: bool) -> None:
         choice = self.choice
@@ -340,7 +349,6 @@ class Channels:
             **self.choice._asdict(),
             "wanted": self.wanted,
             "live": list(self.live),
-            "unreached": None if self._facts.unreached is None else list(self._facts.unreached),
             "group": self.member.group if self.member is not None else None,
             "channels": {one.name: {**one.counts.snapshot(), "waits": one.counts.waits} for one in self.opened},
             "clones_failed": {str(rank): packets for rank, packets in self._failed.items()},

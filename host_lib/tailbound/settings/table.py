@@ -31,14 +31,15 @@ from tailbound.settings.kinds import (
     on_off,
     words,
 )
-from tailbound.transport import choose, switch
-from tailbound.transport.choose import AskedResult
+from tailbound.transport import switch
 from tailbound.transport.config import (
     AUTHENTICATE,
     DEFAULT_PORT,
     DSCP_MOST,
     PORTS,
+    RESULTS,
     SOURCE_PORTS_MOST,
+    AskedResult,
     Authenticate,
     Config,
 )
@@ -192,7 +193,7 @@ class Options(TypedDict, total=False):
         "share of its time in which a rank that missed results takes another's state; 0: it takes none by itself",
     )]
     result: Annotated[AskedResult, _option(
-        choice(*choose.RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",
+        choice(*RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",
     )]
     source_ports: Annotated[int, _option(
         integer(0, SOURCE_PORTS_MOST), 0,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from tailbound.errors import ConfigError
-from tailbound.transport.choose import AskedResult, check
 from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.switch import Switch
@@ -23,6 +22,9 @@ from tailbound.wire.schema import (
 )
 
 MS = 1_000_000
+AskedResult = Literal["auto", "peers", "fanout", "multicast"]
+#: Ways of results that may be asked for.
+RESULTS = get_args(AskedResult)
 #: Shortest deadline: threads and interrupts are late by this much on any machine.
 FLOOR = 10 * MS
 #: MiB of a ring at most that follows a model. With two ranks the rings take twice as much, for `xdp` all of it at once
@@ -158,7 +160,8 @@ class Config:
             raise ConfigError(f"payload width {self.width}: give a multiple of {WIDTH_STEP} up to {WIDTH_MOST}")
         if self.mtu:
             width_for_mtu(self.mtu)
-        check(self.result)
+        if self.result not in RESULTS:
+            raise ConfigError(f"result {self.result!r}: choose one of {', '.join(RESULTS)}")
         if self.group:
             check_group(self.group)
         if self.authenticate not in AUTHENTICATE:

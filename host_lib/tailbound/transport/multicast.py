@@ -1,30 +1,44 @@
-"""IP multicast of one job: its group, the membership that makes switches deliver it, and the sockets.
+"""IP multicast of one job: its group, the membership that makes switches deliver it, the sockets, and the trials.
 
 Every rank is a member (IGMP) as long as its job runs; that is what a snooping bridge or switch goes by. Rows sent to
 the group are taken by the program on the interface, as all rows are; only packets that try the group reach the
 member's socket.
+
+Delivery cannot be told from outside: a bridge without a querier forgets its members, a storm control drops most, and
+one port may be served and another not. So a rank sends ``ROUND`` small packets to the group, then a question to each
+peer over the known way. A peer answers with a bitmap of the packets that it has heard. One peer that goes on hearing
+too few ends multicast for the whole job. Silence says nothing about the fabric.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.transport.sockets import reserve
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES, serial_distance
 
 #: Groups of an organisation's own (RFC 2365): one of 2 ** 18 by the job's cookie, unless one is given.
 RANGE = ipaddress.IPv4Network("239.192.0.0/14")
-#: Hops: within the organisation. What a fabric really delivers is tried (``transport.reach``).
+#: Hops: within the organisation.
 _TTL = 16
 #: Of a member's socket: 64 ranks that try the group at the same time send 1008 packets, and one that has come by way of
 #: XDP takes a page. What does not fit counts as not delivered.
 _ROOM = 8 << 20
 #: ``<linux/in.h>``: 0: only groups that this very socket has joined are delivered to it.
 _IP_MULTICAST_ALL = 49
+#: Packets of a round, and what must be heard of them.
+ROUND, ENOUGH = 16, 12
+#: ns between a round and its questions; from one trial to the next; and for which a peer may answer that it hears too
+#: few, since it may just have joined.
+BEAT, AGAIN, PATIENCE = 50_000_000, 5_000_000_000, 2_000_000_000
+#: With more peers the first two are longer in proportion: a rank hears the packets of all.
+FEW = 8
+#: Packets of a sender that are remembered.
+WINDOW = 64
 
 
 def group_of(cookie: int, given: str = "") -> str:
@@ -116,3 +130,79 @@ def prepare(sock: socket.socket, address: str) -> None:
         raise CapabilityError(
             f"multicast cannot be sent from {address} ({error.strerror}): use result='fanout' or 'peers'"
         ) from error
+
+
+class Trials:
+    """Whether the own packets to the group reach the peers: tried at the start, and again each ``AGAIN``. Pure.
+
+    Attributes:
+        reached: ranks that have heard enough at least once.
+        failed: a rank that the group does not reach, and why multicast is given up; None: none so far.
+        due: when to call ``turn`` again, in ns.
+        number: of the newest packet, which questions are about.
+    """
+
+    def __init__(self) -> None:
+        self.reached: set[int] = set()
+        self.failed: int | None = None
+        self.due = 0
+        self.number = 0
+        self._asking = False
+        self._passed: set[int] = set()  # in this trial
+        self._bad: dict[int, int] = {}  # since when a rank has heard too few
+
+    def turn(self, now: int, live: Sequence[int]) -> tuple[range, list[int]]:
+        """Numbers of packets to send to the group, and ranks to ask about them, with ``live`` peers."""
+        if now < self.due or not live or self.failed is not None:
+            return range(0), []
+        share = max(FEW, len(live)) / FEW
+        waiting = [rank for rank in live if rank not in self._passed]
+        if not waiting:
+            self._passed.clear()
+            self._asking = False
+            self.due = now + int(AGAIN * share)
+            return range(0), []
+        self.due = now + int(BEAT * share)
+        self._asking = not self._asking
+        if not self._asking:
+            return range(0), waiting
+        self.number += ROUND
+        return range(self.number - ROUND + 1, self.number + 1), []
+
+    def answer(self, rank: int, number: int, heard: int, now: int) -> None:
+        """``rank`` says which packets it has heard: bit i of ``heard`` stands for packet ``number`` - i."""
+        if number != self.number:
+            return
+        if (heard & ((1 << ROUND) - 1)).bit_count() >= ENOUGH:
+            self._passed.add(rank)
+            self.reached.add(rank)
+            self._bad.pop(rank, None)
+        elif now >= self._bad.setdefault(rank, now) + PATIENCE:
+            self.failed = rank
+
+
+class Ears:
+    """What has been heard of every sender's packets to the group."""
+
+    def __init__(self) -> None:
+        self._heard: dict[int, tuple[int, int]] = {}  # by sender: newest number, bits
+
+    def hear(self, sender: int, number: int) -> None:
+        """Packet ``number`` of ``sender`` has come."""
+        newest, bits = self._heard.get(sender, (number, 0))
+        ahead = serial_distance(number, newest)
+        if ahead > 0:
+            bits = bits << ahead if ahead < WINDOW else 0
+            newest = number
+        behind = serial_distance(newest, number)
+        if behind < WINDOW:
+            bits |= 1 << behind
+        self._heard[sender] = newest, bits & (1 << WINDOW) - 1
+
+    def answer(self, sender: int, number: int) -> int:
+        """Which of the last 64 packets up to ``number`` have come: bit i for ``number`` - i."""
+        newest, bits = self._heard.get(sender, (number, 0))
+        ahead = serial_distance(number, newest)
+        if abs(ahead) >= WINDOW:
+            return 0
+        return bits << ahead & (1 << WINDOW) - 1 if ahead >= 0 else bits >> -ahead

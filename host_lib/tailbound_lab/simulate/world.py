@@ -21,9 +21,10 @@ from tailbound.codec.shape import layout_tag, shape_for
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Outcome
 from tailbound.errors import TailboundError, TransportError
-from tailbound.transport.choose import WORKS
+from tailbound.transport.backoff import UNBOUNDED
 from tailbound.transport.config import Config
 from tailbound.transport.keys import MASTER, KeyRing
+from tailbound.transport.multicast import Trials
 from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sequence import Layout
@@ -325,8 +326,10 @@ class World:
         )
         if self._multicast:
             job.sender.share(Shared("multicast", (cast(Any, wire),), (GROUP, PORT), local=False))
-            job.channels.learn(datapath="xdp", multicast=WORKS, unreached=())
-            job.channels.follow(job.now())
+            trials = job.channels.trials = Trials()
+            trials.reached.update(job.peers)
+            trials.due = UNBOUNDED
+            job.channels.follow()
         if self._limits is not None:
             job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
         if self._paced:
