@@ -98,15 +98,16 @@ def lossless(kind: str, ranks: int) -> float:
 @pytest.mark.parametrize(
     ("kind", "ranks", "most"),
     [
-        ("U", 4, 6e-4), ("U", 64, 6e-4), ("C", 4, 3e-4), ("I", 4, 1.5e-4), ("I", 64, 1.2e-4), ("t3", 4, 3e-3),
+        ("U", 4, 3e-4), ("U", 64, 4.5e-4), ("C", 4, 2.5e-4), ("I", 4, 1.5e-4), ("I", 64, 1.2e-4), ("t3", 4, 3e-3),
     ],
 )  # fmt: skip
 def test_nothing_lost(kind: str, ranks: int, most: float) -> None:
     assert 0 < lossless(kind, ranks) <= most
 
 
-def test_error_does_not_grow_with_the_ranks() -> None:
-    assert lossless("U", 64) <= 1.5 * lossless("U", 4)
+def test_error_hardly_grows_with_the_ranks() -> None:
+    """By the headroom of more ranks alone (codec-5)."""
+    assert lossless("U", 64) <= 1.6 * lossless("U", 4)
 
 
 @pytest.mark.parametrize(
@@ -147,10 +148,10 @@ def test_ten_times_up_is_taken_by_the_shift(ranks: int, groups: int) -> None:
     job = LocalJob(ranks, entries)
     job.step(0, independent(ranks, 0, entries), receivers=[])
     gradients = [10 * x for x in independent(ranks, 1, entries)]
-    steps = [job.step(op, gradients, receivers=[0]) for op in range(1, 6)]
+    steps = [job.step(op, gradients, receivers=[0]) for op in range(1, 18)]
     assert all(nmse(step.outputs[0], gradients) <= 6e-4 for step in steps)
     assert steps[0].shifted == ranks * groups
-    assert steps[1].shifted == (ranks * groups if ranks < 64 else 0)  # scales double from op to op where shifts will do
+    assert steps[1].shifted == (ranks * groups if ranks < 64 else 0)  # scales rise slowly where shifts will do
     assert steps[-1].shifted == 0
 
 

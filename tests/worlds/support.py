@@ -364,6 +364,6 @@ class Reference:
             rotate = reference.turned(reference.by_group(shape)[g], rotate=True)
             codes[k], scale[k] = reference.mean(sums, row, seed, self.ranks, rotate=rotate)
         fits = need.astype(np.int32) + headroom
-        rises = np.maximum(np.minimum(fits, e + 4), fits - 4 * (cap - 2)) if cap > 2 else fits  # codec-10
+        rises = np.maximum(np.minimum(fits, e + 1), fits - 4 * (cap - 2)) if cap > 2 else fits  # codec-10
         self.exponents = np.where(need == EXPONENT_NONE, e, rises).astype(np.int16)
         return reference.decode(codes, scale, np.ones(shape.rows, bool), shape, seed)

@@ -25,8 +25,8 @@ NEED_LEAST = -300
 #: Rotated values of 2^120 or more count as not finite: their sums could overflow float32 on the way back.
 OVERFLOW_BITS = (120 + 127) << 23
 
-#: Doublings by which a scale rises from one op to the next as long as shifts take up the rest, and those that are left
-#: for what comes on top.
+#: Quarter powers of two by which a scale rises from one op to the next as long as shifts take up the rest, and the
+#: doublings that are left for what comes on top.
 _RISE, _SPARE = 1, 2
 
 _Q1 = int(np.float32(2.0**0.25).view(np.uint32)) & 0x7FFFFF
@@ -40,10 +40,12 @@ def headroom_of(world_size: int, bits: int = 8) -> int:
 
     More headroom costs precision in every op (NMSE at 64 ranks: 7.9e-4 with 2, 1.46e-3 with 4) and pays only where few
     spare bits are left to shift into: for gradients ten times larger than a step before, 64 ranks give 4e-4 with
-    either, 128 ranks 3.5e-2 with 2 and 5e-3 with 4.
+    either, 128 ranks 3.5e-2 with 2 and 5e-3 with 4. Less than 1 has more groups shifted, which are coded twice.
     """
     if bits == 4:
         return 0
+    if shift_cap_of(world_size) > _SPARE:
+        return 1
     return 2 if world_size <= 64 else 4
 
 
@@ -102,7 +104,7 @@ def next_exponent(e: Any, need: Any, headroom: Any, cap: Any) -> int:
         return int(e)
     found: int = need + headroom
     if cap > _SPARE and e > NEED_LEAST + headroom:  # else unknown, or the scale of zeros
-        found = max(min(found, e + 4 * _RISE), found - 4 * (cap - _SPARE))
+        found = max(min(found, e + _RISE), found - 4 * (cap - _SPARE))
     return found
 
 
