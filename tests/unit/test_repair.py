@@ -5,256 +5,31 @@ Rule: clock-23.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailbound.collective import repair as rules
 from tailbound.collective.repair import (
-    LOOK,
     PATIENCE_MOST,
-    REPEATS,
-    REPEATS_COLD,
     SHARE,
     WARM_UP_OPS,
     Budget,
-    Places,
     Repairs,
     Request,
     Requests,
-    Round,
-    asked_most,
     decode_repair,
     encode_repair,
     patience,
-    thin,
 )
-from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import FLOOR, MS
 from tailbound.wire.packets import header as make_header
 from tailbound.wire.packets import packet, parse
 from tailbound.wire.schema import PacketType
 
-_ROWS = 100
-_PAUSE = 2 * MS
-PATIENCE, SOON = FLOOR, FLOOR // rules.SOON
-
-
-def asking(
-    most: int = 1000, repeats: int = REPEATS, patience: int = PATIENCE, answers: AnswerTime | None = None, seed: int = 1
-) -> Round:
-    return Round(seed, most, repeats, patience, answers or AnswerTime(patience, patience))
-
-
-class Owners:
-    """Lists of 100 rows and what is missing of them; answers, or not, as the test says."""
-
-    def __init__(self, missing: dict[int, list[int]], **given: Any) -> None:
-        self.missing = {rank: set(places) for rank, places in missing.items()}
-        self.round = asking(**given)
-        self.looked: list[int] = []
-
-    def lacking(self, rank: int) -> Places:
-        self.looked.append(rank)
-        return np.array(sorted(self.missing[rank]), np.int64)
-
-    def turn(self, now: int, finished: list[int] | None = None) -> list[tuple[int, list[int]]]:
-        here = sorted(self.missing) if finished is None else finished
-        requests = self.round.turn(now, here, self.lacking, lambda _: _ROWS, _PAUSE)
-        return [(rank, places.tolist()) for rank, places in requests]
-
-    def run(self, until: int, each: Callable[[int], None] = lambda _: None) -> list[tuple[int, int, list[int]]]:
-        """Looks whenever the round says so; (time, rank, places) of everything it asked for."""
-        now, asked = 0, []
-        while True:
-            asked += [(now, *request) for request in self.turn(now)]
-            if not self.round.open or now >= until:
-                return asked
-            assert self.round.look > now
-            now = self.round.look
-            each(now)
-
-
-def test_nothing_is_asked_before_the_finished_mark_and_a_pause() -> None:
-    owners = Owners({1: [3, 4], 2: [7]})
-    assert owners.turn(0, []) == []
-    assert not owners.round.open
-    assert owners.turn(10, [1]) == []
-    assert owners.round.open
-    assert owners.round.look == 10 + _PAUSE
-    assert owners.turn(10 + _PAUSE - 1, [1]) == []
-    assert owners.looked == []  # rows may still be on their way, so nobody counts them
-    assert owners.turn(10 + _PAUSE, [1]) == [(1, [3, 4])]
-    assert owners.looked == [1]
-
-
-def test_who_is_through_is_not_even_looked_at() -> None:
-    owners = Owners({1: [3]})
-    owners.turn(0)
-    owners.turn(_PAUSE)
-    assert not owners.round.over(1)
-    assert not owners.round.over(2)
-    owners.round.gone(1)
-    assert owners.round.over(1)
-    assert owners.turn(_PAUSE + PATIENCE) == []
-    assert owners.looked == [1]
-
-
-def test_what_comes_in_the_pause_is_not_asked_for() -> None:
-    owners = Owners({1: [3]})
-    owners.turn(0)
-    owners.missing[1].clear()
-    assert owners.turn(_PAUSE) == []
-    assert not owners.round.open
-    assert owners.round.look == 0
-
-
-def test_repeats_leave_out_what_has_come_and_there_is_one_more_if_something_has() -> None:
-    owners = Owners({1: [3, 4, 90]})
-    asked = owners.run(10**12, lambda now: owners.missing[1].discard(4) if now > _PAUSE else None)
-    assert [places for _, _, places in asked] == [[3, 4, 90], [3, 90], [3, 90]]
-
-
-def test_a_question_that_was_lost_is_not_the_only_one_that_may_be_repeated() -> None:
-    owners = Owners({1: [3, 4, 90]}, patience=8 * MS)
-
-    def second_is_answered_in_part(now: int) -> None:
-        if now >= _PAUSE + 10 * MS:
-            owners.missing[1].difference_update([3, 4])
-
-    asked = owners.run(10**12, second_is_answered_in_part)
-    assert [places for _, _, places in asked] == [[3, 4, 90], [3, 4, 90], [90]]
-
-
-def test_an_answer_that_is_still_coming_is_waited_for() -> None:
-    """Rows that trickle in a millisecond apart take longer than patience, and are not asked for again."""
-    owners = Owners({1: list(range(20))})
-
-    def trickle(now: int) -> None:
-        if now > _PAUSE and owners.missing[1]:
-            owners.missing[1].discard(min(owners.missing[1]))
-
-    assert len(owners.run(10**12, trickle)) == 1
-    assert 20 * LOOK > PATIENCE
-
-
-def test_gone_ends_it() -> None:
-    owners = Owners({1: [3], 2: [5]})
-    owners.turn(0)
-    owners.round.gone(1)  # has not been asked: says nothing
-    assert owners.turn(_PAUSE) == [(1, [3]), (2, [5])]
-    owners.round.gone(1)
-    assert owners.round.open
-    owners.round.gone(2)
-    owners.round.gone(77)
-    assert not owners.round.open
-
-
-def test_a_suspect_is_no_longer_waited_for() -> None:
-    owners = Owners({1: [3], 2: [5]})
-    owners.turn(0)
-    owners.turn(_PAUSE)
-    owners.missing[1].clear()
-    assert owners.turn(_PAUSE + LOOK, [1]) == []
-    assert not owners.round.open
-
-
-@given(
-    st.dictionaries(st.integers(1, 7), st.sets(st.integers(0, _ROWS - 1)), min_size=1, max_size=7),
-    st.integers(0, 60),
-    st.integers(0, 2**32 - 1),
-)
-def test_never_more_than_allowed_and_only_what_is_missing(missing: dict[int, set[int]], most: int, seed: int) -> None:
-    owners = Owners({rank: sorted(places) for rank, places in missing.items()}, most=most, seed=seed)
-    asked = owners.run(10**12)
-    first = {rank: places for _, rank, places in reversed(asked)}
-    assert sum(map(len, first.values())) == min(most, sum(map(len, missing.values())))
-    assert all(set(places) <= missing[rank] for rank, places in first.items())
-    assert max((sum(1 for _, r, _ in asked if r == rank) for rank in missing), default=0) <= 2
-    assert {rank: places.tolist() for rank, places in owners.round.asked.items()} == first
-    assert not owners.round.open
-
-
-def test_who_misses_much_waits_a_random_while() -> None:
-    """More than a quarter: a delay that differs by seed, so that not all ranks ask at once; a quarter: none."""
-    times = [Owners({1: list(range(26))}, seed=seed).run(10**12)[0][0] for seed in range(50)]
-    assert min(times) >= _PAUSE
-    assert max(times) < _PAUSE + PATIENCE
-    assert len(set(times)) > 45
-    assert Owners({1: list(range(26))}, seed=3).run(10**12)[0][0] == times[3]
-    assert Owners({1: list(range(25))}).run(10**12)[0][0] == _PAUSE
-
-
-def test_nobody_waits_for_a_few_rows_whatever_part_of_a_list_they_are() -> None:
-    """With many ranks a list is a row or two: each loss was asked for up to 50 ms late. Rule: clock-23."""
-    lost = np.arange(2)
-    asked = asking(seed=3)
-    assert not asked.turn(0, [1], lambda rank: lost, lambda rank: 2, _PAUSE)
-    ((rank, places),) = asked.turn(_PAUSE, [1], lambda rank: lost, lambda rank: 2, _PAUSE)
-    assert (rank, places.tolist()) == (1, [0, 1])
-
-
-def test_cold_ops_ask_for_all_and_more_often() -> None:
-    """Rule: clock-26."""
-    assert asked_most(1000, cold=False) == 250
-    assert asked_most(1000, cold=True) == 1000
-    assert asked_most(3, cold=False) == 1
-    asked = Owners({1: list(range(100))}, most=asked_most(100, cold=True), repeats=REPEATS_COLD).run(10**12)
-    assert [len(places) for _, _, places in asked] == [100] * (1 + REPEATS_COLD)
-
-
-def test_the_repeat_follows_how_long_answers_take() -> None:
-    answers = AnswerTime(SOON, PATIENCE_MOST)
-
-    def asked_at(answer_after: int) -> list[int]:
-        """When is asked, of a rank that answers the first question after so long."""
-        owners, begun = Owners({1: [3]}, answers=answers), _PAUSE
-
-        def answered(now: int) -> None:
-            if now - begun >= answer_after:
-                owners.missing[1].clear()
-
-        return [at - begun for at, _, _ in owners.run(10**12, answered)]
-
-    # nothing is known, and nothing came; the last question waits for 20 ms, time enough for another one
-    assert asked_at(10**12) == [0, SOON, 3 * SOON]
-    for _ in range(40):
-        asked_at(4 * MS)
-    assert asked_at(4 * MS) == [0]
-    assert asked_at(10**12) == [0, 8 * MS]
-    for _ in range(40):
-        asked_at(9 * MS)
-    assert asked_at(10**12) == [0, PATIENCE]
-
-
-def test_what_repair_brought_is_learned_from_at_the_end_of_the_op_too() -> None:
-    answers = AnswerTime(SOON, PATIENCE_MOST)
-    owners = Owners({1: [3], 2: [4]}, answers=answers)
-    owners.turn(0)
-    owners.round.came(1, 1)  # nothing has been asked yet
-    assert answers.value == SOON
-    owners.turn(_PAUSE)
-    for _ in range(2):  # once is enough
-        owners.round.came(1, _PAUSE + 40 * MS)
-    assert answers.value == 10 * MS
-    assert owners.round.open  # the other one
-    owners.round.came(2, _PAUSE + 40 * MS)
-    assert not owners.round.open
-
 
 def test_patience_follows_what_results_take() -> None:
-    assert [patience(d2 * MS, FLOOR) for d2 in (0, 40, 100, 10_000)] == [PATIENCE, PATIENCE, 25 * MS, PATIENCE_MOST]
-
-
-def test_thinning_is_even() -> None:
-    kept = thin(np.arange(1000), 50)
-    assert kept.tolist() == list(range(0, 1000, 20))
-    assert thin(np.arange(5), 9).tolist() == [0, 1, 2, 3, 4]
-    assert len(thin(np.arange(5), 0)) == 0
+    assert [patience(d2 * MS, FLOOR) for d2 in (0, 40, 100, 10_000)] == [FLOOR, FLOOR, 25 * MS, PATIENCE_MOST]
 
 
 # -- answers ------------------------------------------------------------------------------------------------------
@@ -394,14 +169,6 @@ def test_the_warm_up_is_counted_by_key() -> None:
     assert not repairs.warming(key)
     assert repairs.warming((*key[:3], 8 << 2 | 1))  # other bits
     assert repairs.warming(other)
-
-
-def test_the_last_call_counts_from_the_first_question() -> None:
-    """Rule: clock-13."""
-    repair = asking(most=10, patience=20 * MS)
-    for now in (1000 * MS, 1010 * MS):
-        repair.turn(now, [1], lambda _: np.array([3]), lambda _: _ROWS, 0)
-    assert repair.last_call == 1040 * MS
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------

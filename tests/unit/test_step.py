@@ -29,19 +29,20 @@ from tailbound.collective.actions import (
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.fetched import Fetch
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
-from tailbound.collective.repair import REPEATS, Round
-from tailbound.collective.step import Step, listen, overtaken, stand_still, start_clock, step
+from tailbound.collective.repair import Repairs
+from tailbound.collective.step import Step, listen, overtaken, recover, stand_still, start_clock, step
 from tailbound.collective.view import View
-from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import FLOOR
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Extension, Overtime
+from tailbound.transport.recovery import Bounds, Incoming, Recovery
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.transport.tail_probe import patience
 
 MS = 1_000_000
 RANKS, ENTRIES = 3, 64 * 60
 SCALES = np.zeros(1, np.int16)
+WINDOW = FLOOR // 40
 Q, D1, R, STAGE_MAX, START_MAX = 1 * MS, 50 * MS, 100 * MS, 500 * MS, 400 * MS
 
 
@@ -62,7 +63,7 @@ class Told:
         self.known = SimpleNamespace(
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
-            silent_since=lambda ranks, now: 0,
+            silent_since=lambda ranks, now: 0, repairs=Repairs(RANKS),
             config=SimpleNamespace(stage_max=STAGE_MAX, floor=FLOOR, repair=True, strict=0, fetch=0),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
             store=SimpleNamespace(control={"need": np.array([2])}),
@@ -117,8 +118,11 @@ class Told:
     def unrepaired(self, rank: int) -> np.ndarray:
         return np.arange(2)
 
-    def round(self, rows: int) -> Round:
-        return Round(1, rows, REPEATS, FLOOR, AnswerTime(FLOOR, FLOOR))
+    def summed_of(self, flow: Incoming) -> np.ndarray:
+        return np.arange(flow.rows) < self.sums[flow.rank]
+
+    def recovery(self, rows: int) -> Recovery:
+        return Recovery(Bounds(rows, FLOOR, late=False, step=FLOOR, look=MS))
 
     def take(self, now: int, *, may_send: bool = True) -> Step:
         return step(self.op, self, now, may_send=may_send)  # type: ignore[arg-type]
@@ -394,9 +398,11 @@ def test_rows_of_who_is_through_are_asked_for_after_a_pause(op: Op) -> None:
     op.sending = Sending.OVER
     told = Told(op, record=record(op, progress=1), contributed_by={1})
     told.sums = (0, told.own - 1, 0)
-    assert told.take(5 * MS) == Step((), 5 * MS + Q)
-    (ask,) = told.take(5 * MS + Q).actions
+    assert recover(op, told, 5 * MS) == Step((), 5 * MS + WINDOW)  # type: ignore[arg-type]
+    assert op.stirred  # the half waits for an answer from now on
+    (ask,) = recover(op, told, 5 * MS + WINDOW).actions  # type: ignore[arg-type]
     assert isinstance(ask, AskRows)
+    assert told.take(5 * MS + WINDOW + Q).actions == ()
     assert (ask.rank, ask.rows, ask.first_half) == (1, told.own, True)
     assert ask.places.tolist() == [told.own - 1]
 

@@ -31,6 +31,9 @@ class Aggregation(Protocol):
     def results(self, view: View) -> Seen[Action]:
         """The second half as it is now."""
 
+    def recover(self, view: View, now: int) -> tuple[list[Action], int]:
+        """Requests for lost rows of the present half, and when to look again, ns (``recovery.NEVER``: on arrival)."""
+
     def lost(self, view: View) -> dict[int, Places]:
         """Results that are missing although their owner, who lives, has published them: places in its list."""
 

@@ -40,12 +40,13 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
 from tailbound.collective.repair import encode_repair
 from tailbound.collective.retransmit import settle_contributions
-from tailbound.collective.step import listen, step
+from tailbound.collective.step import listen, recover, step
 from tailbound.collective.tally import point_own
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.collective.view import View
 from tailbound.errors import LayoutError
 from tailbound.transport.headers import Fields, finalise
+from tailbound.transport.recovery import NEVER
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Verdict
 
 #: What to do about ranks that disagree on a bucket.
@@ -74,16 +75,22 @@ def move(job: Job, op: Op, view: View, *, may_send: bool) -> tuple[int, bool]:
 
 
 def remind(job: Job, op: Op, now: int) -> int:
-    """Asks for marks that are missing; returns when to look again, ns (0: never)."""
-    if op.second.phase is not Phase.OPEN or not op.encoded:
-        return 0
-    record = job.records.at(op.slot, op.label)
+    """Asks for lost rows and for marks that are missing; returns when to look again, ns."""
+    if op.second.phase is not Phase.OPEN:
+        return NEVER
+    view = View(job, op)
+    rows = recover(op, view, now)
+    for action in rows.actions:
+        _EXECUTE[type(action)](job, op, action)
+    if not op.encoded:
+        return rows.look
+    record = view.record
     if record is not None and (look := op.probe.came(now, int(record["progress"]) + int(record["results_in"]))):
-        return look
-    found = listen(op, View(job, op), now)
+        return min(look, rows.look)
+    found = listen(op, view, now)
     for action in found.actions:
         _EXECUTE[type(action)](job, op, action)
-    return found.look
+    return min(found.look, rows.look)
 
 
 # -- asking --------------------------------------------------------------------------------------------------------

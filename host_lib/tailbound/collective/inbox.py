@@ -73,8 +73,8 @@ class Inbox:
                 ops[label].abstainers.add(sender)
             if int(head["rows"]):
                 half = ops[label].first if flags & Flag.FIRST_HALF else ops[label].second
-                if half.repair is not None:
-                    half.repair.gone(sender)
+                if half.recovery is not None:
+                    half.recovery.gone(sender)
 
     def adopt(self, op: Op) -> None:
         """Hands an op what was said of it before it was placed, and forgets older words."""

@@ -18,12 +18,12 @@ from tailbound.codec.records import Coding
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.fetched import Fetch
-from tailbound.collective.repair import Round
 from tailbound.errors import TailboundError
 from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.flush import Retry
 from tailbound.transport.overtime import Extension
+from tailbound.transport.recovery import Recovery
 from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.stage import Quiet, Why
 from tailbound.transport.steps import label_text
@@ -135,8 +135,8 @@ class Half:
     why: Why | None = None
     clock: Extension = field(default_factory=Extension)
     quiet: Quiet = field(default_factory=Quiet)
-    #: what has been asked for again; None: nobody has finished yet, so that nothing is known to be missing
-    repair: Round | None = None
+    #: loss detection of its flows; None: no flow has begun
+    recovery: Recovery | None = None
     #: what its deadline cut off (``stage.cut``): how long the slowest flow would have taken, ns, and the share of rows
     cut: int | None = None
     lost: float = 0.0
@@ -144,7 +144,7 @@ class Half:
     @property
     def asked(self) -> Mapping[int, Places]:
         """Rows that were asked for again, by the rank that was asked."""
-        return self.repair.asked if self.repair is not None else {}
+        return self.recovery.requested if self.recovery is not None else {}
 
 
 @dataclass(slots=True)
@@ -204,6 +204,8 @@ class Op:
     #: its row among the running ones (``running``), and whether something but the kernel has changed it
     row: int = -1
     stirred: bool = True
+    #: it had news since its lost rows were looked for last
+    news: bool = True
     #: what follows from its place, and is asked for many times: its label, and where its record is ...
     label: int = field(init=False)
     slot: int = field(init=False)

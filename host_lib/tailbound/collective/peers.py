@@ -11,22 +11,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.owners import Places
+from tailbound.codec.owners import Places, first_place
 from tailbound.collective.actions import Action, AskRows
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
-from tailbound.collective.op import Op
+from tailbound.collective.op import Half, Op, Phase
 from tailbound.collective.retransmit import settle_results
 from tailbound.collective.tally import read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
 from tailbound.transport.headers import finalise_contributions
+from tailbound.transport.recovery import NEVER, Incoming
 from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
 from tailbound.transport.tail_probe import SHORT
 from tailbound.wire.schema import Flag, PacketType
 
-_NONE = np.zeros(0, np.int64)
+#: A requested row may still come.
+_WAITS: Repair[Action] = Repair(open=True)
 #: As a plain number: arithmetic on an IntFlag costs microseconds.
 _HALVES = int(Flag.HALVES)
 
@@ -77,27 +79,21 @@ class Contributions:
         return self._known.silent_since((p for p in self._live if not self._view.brings_no_more(p)), now)
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:
-        """Asks ranks that have finished for the contributions of theirs that are missing."""
-        known, op, view = self._known, self._op, self._view
-        if not known.config.repair or op.overtaken:
-            return NO_REPAIR
-        own, finished = view.own, view.all_contributed(self._live)
-        if op.abstainers or op.stayed_out:
-            finished = [p for p in finished if p not in op.abstainers and p not in op.stayed_out]
-        if op.first.repair is None:
-            if not finished:
-                return NO_REPAIR
-            op.first.repair = view.round(own * len(known.peers))
-        asked = op.first.repair
-        summed: list[int] = []  # counted once, if at all
+        return _open(self._op.first)
 
-        def missing(rank: int) -> Places:
-            summed[:] = summed or view.summed()
-            return _NONE if summed[rank] >= own else view.unsummed(rank)
-
-        wanted = asked.turn(now, finished, missing, lambda rank: own, known.deadlines.quiet)
-        requests = tuple(AskRows(rank, places, own, first_half=True) for rank, places in wanted)
-        return Repair(asked.open, asked.look, requests)
+    def recover(self, now: int) -> tuple[list[Action], int]:
+        """See ``aggregation.Aggregation``: requests lost contributions of ranks that may still bring rows."""
+        op, view, known, half = self._op, self._view, self._known, self._op.first
+        if op.overtaken or not view.own or view.record is None or view.foreseen_wrongly():
+            return [], NEVER
+        left = [p for p in self._live if p not in op.abstainers and p not in op.stayed_out]
+        ended = view.all_contributed(left)
+        if half.recovery is None:
+            half.recovery = view.recovery(view.own * len(known.peers))
+        placement, ranks = op.place.placement, known.ranks
+        flows = [Incoming(p, view.own, first_place(placement, known.rank, p, ranks), p in ended) for p in left]
+        wanted = half.recovery.turn(now, flows, view.summed_of, known.repairs.paths.__getitem__)
+        return [AskRows(rank, places, view.own, first_half=True) for rank, places in wanted], half.recovery.due
 
     def last_call(self, now: int) -> int:
         return 0
@@ -136,7 +132,7 @@ class Results:
         """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (clock-15)."""
         if self._op.fetch is not None:
             return not self._known.membership.gone.isdisjoint(self._op.fetch.waiting)
-        asked = self._op.second.repair
+        asked = self._op.second.recovery
         gone = (p for p in self._known.membership.gone if self._counts[p] and self._view.published(p))
         return self._repairable() and any(asked is None or not asked.over(p) for p in gone)
 
@@ -157,31 +153,36 @@ class Results:
         return self._known.silent_since((p for p in self._owners if not self._view.published(p)), now)
 
     def repair(self, now: int, *, late: bool) -> Repair[Action]:
-        """Asks owners that have finished for what is missing of their results; a ``late`` launch asks at once."""
-        known, view, counts, half = self._known, self._view, self._counts, self._op.second
+        return _open(self._op.second)
+
+    def recover(self, now: int) -> tuple[list[Action], int]:
+        """See ``aggregation.Aggregation``: requests lost results of owners, also of those that have said goodbye."""
+        op, view, known, half, counts = self._op, self._view, self._known, self._op.second, self._counts
         if not self._repairable():
-            return NO_REPAIR
-        finished = view.givers()
-        if half.repair is None:
-            if not finished:
-                return NO_REPAIR
-            half.repair = view.round(self._op.place.layout.shape.rows)
-        gathered: list[int] = []  # once, if at all
+            return [], NEVER
+        ended = view.givers()
+        if half.recovery is None:
+            half.recovery = view.recovery(op.place.layout.shape.rows)
+        view.gather()
 
-        def missing(owner: int) -> Places:
-            if not gathered:
-                gathered.append(view.gather())
-            return view.unrepaired(owner)
+        def here(flow: Incoming) -> NDArray[np.bool_]:
+            found: NDArray[np.bool_] = op.buffers.source[op.place.placement.rows_of(flow.rank)] != -1
+            return found
 
-        pause = 0 if late else known.deadlines.quiet
-        wanted = half.repair.turn(now, finished, missing, counts.__getitem__, pause)
-        requests = tuple(AskRows(rank, places, counts[rank], first_half=False) for rank, places in wanted)
-        return Repair(half.repair.open, half.repair.look, requests)
+        flows = [Incoming(p, counts[p], 0, p in ended) for p in dict.fromkeys([*self._owners, *ended])]
+        wanted = half.recovery.turn(now, flows, here, known.repairs.paths.__getitem__)
+        return [AskRows(rank, places, counts[rank], first_half=False) for rank, places in wanted], half.recovery.due
 
     def last_call(self, now: int) -> int:
-        """A late launch may use one round of repair."""
-        asked = self._op.second.repair
-        return asked.last_call if asked is not None and asked.open and now < asked.last_call else 0
+        """A late launch may use one request and its answer."""
+        asked = self._op.second.recovery
+        if asked is None:
+            return now + 1 if self._repairable() and self._view.givers() else 0
+        return asked.last_call if asked.open and now < asked.last_call else 0
+
+
+def _open(half: Half) -> Repair[Action]:
+    return _WAITS if half.recovery is not None and half.recovery.open else NO_REPAIR
 
 
 class PeerOwned:
@@ -193,13 +194,24 @@ class PeerOwned:
     def results(self, view: View) -> Seen[Action]:
         return Results(view)
 
+    def recover(self, view: View, now: int) -> tuple[list[Action], int]:
+        op = view.op
+        half = op.first if op.first.phase is Phase.OPEN else op.second
+        results = half is op.second and op.launch is not None and op.encoded and half.phase is Phase.OPEN
+        if not view.known.config.repair or not (half is op.first or results):
+            return [], NEVER
+        due = half.recovery.due if half.recovery is not None else NEVER
+        if now < due and not op.news:
+            return [], due
+        return Results(view).recover(now) if results else Contributions(view).recover(now)
+
     def lost(self, view: View) -> dict[int, Places]:
         owners = view.givers()
         if not owners or (view.op.overtaken and view.record is None):  # the others are far ahead
             return {}
         if _nobody_had_any(view.known, view.op):
             return {}
-        if (repair := view.op.second.repair) is not None:  # who has said GONE has none of them
+        if (repair := view.op.second.recovery) is not None:  # who has said GONE has none of them
             owners = [p for p in owners if p not in repair.without]
         view.gather()
         missing = {p: view.unrepaired(p) for p in owners}

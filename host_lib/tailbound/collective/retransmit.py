@@ -8,39 +8,39 @@ from numpy.typing import NDArray
 from tailbound.codec.owners import Places
 from tailbound.collective.buffers import Kept
 from tailbound.collective.job import Job
-from tailbound.collective.op import Op
+from tailbound.collective.op import Half, Op
 from tailbound.collective.repair import Request
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
 from tailbound.transport.batch import burst_packets
 from tailbound.transport.headers import add_flags
 from tailbound.transport.sequence import Place
-from tailbound.wire.schema import Flag, PacketType, Stage
+from tailbound.wire.schema import Flag, PacketType, Stage, Verdict
 
 
 def settle_contributions(job: Job, view: View) -> None:
     """Counts, at the seal, what repair has brought."""
     for rank, places in view.op.first.asked.items():
         lost = np.intersect1d(places, view.unsummed(rank), assume_unique=True)
-        _count(job, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
+        _count(job, view.op.first, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
 
 
 def settle_results(job: Job, op: Op) -> None:
     """Counts, when the results have been gathered for the last time, what repair has brought."""
     job.repairs.finished(op.key)
-    second = op.second.repair
-    if second is not None:
-        for owner, places in second.asked.items():
-            here = op.buffers.source[op.place.placement.rows_of(owner)[places]] != -1
-            _count(job, Stage.RESULTS, owner, len(places), int(here.sum()))
-            if here.all():
-                second.came(owner, op.spans.decoding)
+    for owner, places in op.second.asked.items():
+        here = op.buffers.source[op.place.placement.rows_of(owner)[places]] != -1
+        _count(job, op.second, Stage.RESULTS, owner, len(places), int(here.sum()))
 
 
-def _count(job: Job, half: Stage, rank: int, asked: int, came: int) -> None:
-    job.repairs.came[half, rank] += came
+def _count(job: Job, half: Half, stage: Stage, rank: int, asked: int, came: int) -> None:
+    job.repairs.came[stage, rank] += came
     job.counters["repair_rows_asked"] += asked
     job.counters["rows_repaired"] += came
+    if half.recovery is not None:
+        ledger = job.records.verdicts([rank])[0]
+        twice = int(ledger[Verdict.DUPLICATE_REPAIR] + ledger[Verdict.DUPLICATE_REPAIR_RESULT])
+        job.repairs.paths[rank].settled(asked, twice, probed=half.recovery.flows[rank].probed)
 
 
 def answer(job: Job, window: Window, now: int) -> int:

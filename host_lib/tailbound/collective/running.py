@@ -132,9 +132,9 @@ class Running:
                 results_at = min(results_at, sum(op.place.placement.shares[p] for p in owners))
         if launched and not encoded:
             look = 1  # at every opportunity: another op may be what it waits for
-        op.stirred = False
+        op.stirred, op.news = False, True
         self._listen[row] = 0
-        listens = encoded and not finished
+        listens = not finished
         _RECORD.pack_into(
             self._bytes, row * _RECORD.size, 1, op.label, op.slot, look, not op.start, watched, complete_at, results_at,
             listens,

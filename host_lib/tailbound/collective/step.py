@@ -246,6 +246,16 @@ _PARTS: tuple[Callable[[Op, View, int], Step], ...] = (_sending, _first_half, _s
 # -- silence ------------------------------------------------------------------------------------------------------
 
 
+def recover(op: Op, view: View, now: int) -> Step:
+    """Requests lost rows while their flows run, and once these have ended (clock-23)."""
+    halves = op.first.recovery, op.second.recovery
+    before = [half is not None and half.open for half in halves]
+    actions, look = of(op).recover(view, now)
+    op.news = False
+    op.stirred |= before != [half is not None and half.open for half in (op.first.recovery, op.second.recovery)]
+    return Step(tuple(actions), look)
+
+
 def listen(op: Op, view: View, now: int) -> Step:
     """Asks for marks while ``op``, whose own rows are sent, waits and nothing comes any more (clock-30)."""
     half = op.second if op.published else op.first

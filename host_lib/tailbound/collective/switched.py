@@ -25,6 +25,7 @@ from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
+from tailbound.transport.recovery import NEVER
 from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
 from tailbound.wire.schema import Flag, PacketType, Stage
 from tailbound.wire.tag import NO_KEY
@@ -42,6 +43,9 @@ class SwitchOwned:
 
     def results(self, view: View) -> Seen[Action]:
         return Results(view)
+
+    def recover(self, view: View, now: int) -> tuple[list[Action], int]:
+        return [], NEVER  # ``Results.repair`` sees to it
 
     def lost(self, view: View) -> dict[int, Places]:
         return {}  # a switch keeps no results

@@ -448,8 +448,8 @@ class Transpose:
         if now >= end or now - self._awake > _STOPPED:
             return 0
         self._awake = now
-        if self._silence and now >= self._silence:
-            self._listen(now)
+        if self._silence and now >= self._silence and self._listen(now):
+            return 0
         queue = self.job.flow.queue
         if queue.again and now >= queue.again:
             waiting = queue.submissions
@@ -468,14 +468,22 @@ class Transpose:
             self._inbox.take(data, self._ops)
         return answer(self.job, self._window, now)
 
-    def _listen(self, now: int) -> None:
-        """Asks for marks where nothing comes any more, and notes when to look again."""
+    def _listen(self, now: int) -> bool:
+        """Asks for lost rows, and for marks where nothing comes any more; notes when to look again.
+
+        Returns:
+            Whether an op waits otherwise by it, so that a turn is due.
+        """
+        stirred = False
         running = self._window.running
         ops, self._silence = running.silent(self._ops.values(), now)
         for op in ops:
+            before = op.stirred
             look = remind(self.job, op, now)
             running.listened(op, look)
+            stirred |= op.stirred and not before
             self._silence = min(self._silence, look) if look and self._silence else self._silence or look
+        return stirred
 
     def _turn(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
@@ -537,10 +545,10 @@ class Transpose:
                         self._serve(then)
                         served = then
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
-        if ops:
-            self._listen(job.now())
-        else:
+        if not ops:
             self._silence = 0
+        elif self._listen(then := job.now()):
+            looks.append(then)
         looks.append(answer(job, window, job.now()))
         if window.release():
             placed = window.foresee()

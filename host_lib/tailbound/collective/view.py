@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.hashing import seed_of
 from tailbound.codec.owners import Places
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.repair import REPEATS, REPEATS_COLD, Round, asked_most, patience
+from tailbound.collective.repair import LOOK, asked_most, patience
 from tailbound.collective.tally import gather_results, rows_by_rank
-from tailbound.transport.backoff import ALWAYS
+from tailbound.transport.config import FLOOR
+from tailbound.transport.recovery import Bounds, Incoming, Recovery
 
 
 class View:
@@ -149,12 +149,25 @@ class View:
         """Places in the list of ``rank`` of the results that were not here when ``gather`` was called last."""
         return np.flatnonzero(self.op.buffers.source[self.op.place.placement.rows_of(rank)] == -1)
 
-    def round(self, rows: int) -> Round:
-        """A repair that may ask for a part of ``rows``."""
+    def summed_of(self, flow: Incoming) -> NDArray[np.bool_]:
+        """Which contributions of a flow are here, bool[rows] in the order of sending."""
+        here: NDArray[np.bool_] = np.ones(flow.rows, bool)
+        here[(self.unsummed(flow.rank) - flow.first) % flow.rows] = False
+        return here
+
+    def recovery(self, rows: int) -> Recovery:
+        """Loss detection for a half of ``rows`` rows."""
         known, op = self.known, self.op
-        cold = op.cold or known.repairs.warming(op.key)
-        seed = seed_of(known.cookie, op.label) ^ known.rank
-        longest = patience(known.deadlines.stage_two(op.flow_bytes), known.config.floor)
-        strict = known.config.strict > 0
-        repeats = ALWAYS if strict else REPEATS_COLD if cold else REPEATS
-        return Round(int(seed), asked_most(rows, cold=cold or strict), repeats, longest, known.repairs.answers)
+        floor, usual = known.config.floor, known.deadlines.stage_two(op.flow_bytes)
+        cold, strict = op.cold or known.repairs.warming(op.key), known.config.strict > 0
+        longest = patience(usual, floor)
+        late = 0 < op.second.clock.due < op.admitted
+        return Recovery(
+            Bounds(
+                asked_most(rows, cold=cold or strict),
+                1 << 62 if strict else longest << 3 if cold else longest,
+                late,
+                max(LOOK * floor // FLOOR, usual // 4),
+                min(LOOK, longest // 2),
+            )
+        )

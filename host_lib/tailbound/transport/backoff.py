@@ -40,29 +40,26 @@ class Backoff:
 
     Attributes:
         due, asked: the same.
-        unheard: how often since something of an answer has come.
     """
 
-    __slots__ = ("asked", "due", "policy", "unheard")
+    __slots__ = ("asked", "due", "policy")
 
     def __init__(self, policy: Policy, due: int = 0, asked: int = 0) -> None:
         self.policy, self.due, self.asked = policy, due, asked
-        self.unheard = 0
 
     @property
     def over(self) -> bool:
-        """Whether it has been asked often enough: twice as often, where something came and something did not."""
-        return self.unheard >= self.policy.times or self.asked >= 2 * self.policy.times - 1
+        """Whether it has been asked often enough."""
+        return self.asked >= self.policy.times
 
     def ask(self, now: int) -> None:
         """It is asked now."""
         self.asked += 1
-        self.unheard += 1
         self.wait(now)
 
-    def wait(self, now: int, first: int | None = None) -> None:
-        """Waits anew, as long as after the last question; ``first`` stands for the policy's where it is learned."""
-        policy = self.policy if first is None else self.policy._replace(first=first)
+    def wait(self, now: int) -> None:
+        """Waits anew, as long as after the last question."""
+        policy = self.policy
         if self.asked <= 1:  # nearly always
             self.due = now + (policy.first if policy.first < policy.most else policy.most)
             return

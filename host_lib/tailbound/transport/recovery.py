@@ -1,0 +1,325 @@
+"""Loss detection within a flow, and requests for lost rows (clock-23). Pure state, with the time passed in, ns.
+
+A flow is the rows of one op from one sender to one receiver, in an order that both know. A row is lost when a row
+behind it arrived a reordering window ago. The receiver requests lost rows while the flow still runs. A requested row
+takes a new place behind all others, so that a lost retransmission is detected like a lost row.
+
+Only the last rows need a timer, the probe timeout (PTO, RFC 9002 section 6.2) of their sender. It doubles with each
+expiry, and returns to its length when a requested row arrives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: Places in a flow's order of sending, rising.
+Places = NDArray[np.int64]
+#: A time that does not come.
+NEVER = 1 << 62
+#: Probes without an answer after which a flow may be given up: one of them, or its answer, may be lost, too.
+_PROBES = 2
+#: A probe timeout doubles this many times at most.
+_DOUBLED = 6
+
+
+class Path:
+    """What requests to one peer have taught: the time of an answer (RFC 9002 section 5.3), and how far rows overtake.
+
+    Args:
+        floor: the shortest deadline.
+
+    Attributes:
+        window: the reordering window. It doubles where more than half of the requested rows came twice, and shrinks
+            slowly where fewer did.
+    """
+
+    def __init__(self, floor: int) -> None:
+        self._least, self._most = floor // 10, 5 * floor
+        self._usual = self._varies = 0.0
+        self.window = self._narrow = floor // 40
+        self._wide = floor
+        self._twice = 0
+
+    @property
+    def pto(self) -> int:
+        """The probe timeout: a fifth of the floor before the first answer, then at least a tenth of it."""
+        if not self._usual:
+            return 2 * self._least
+        return min(self._most, max(self._least, int(self._usual + 4 * self._varies)))
+
+    def answered(self, took: int) -> None:
+        """An answer came ``took`` after its request."""
+        if not self._usual:
+            self._usual, self._varies = float(took), took / 2
+            return
+        self._varies += (abs(self._usual - took) - self._varies) / 4
+        self._usual += (took - self._usual) / 8
+
+    def settled(self, requested: int, twice: int, *, probed: bool) -> None:
+        """A half is over that requested so many rows.
+
+        Args:
+            requested: rows.
+            twice: rows that ever came a second time by a request.
+            probed: a probe timeout has expired, which may be what made them come twice.
+        """
+        new, self._twice = twice - self._twice, twice
+        if 2 * new > requested and not probed:
+            self.window = min(self._wide, 2 * self.window)
+        else:
+            self.window = max(self._narrow, self.window - self.window // 16)
+
+
+class Bounds(NamedTuple):
+    """What one half of an op allows, in rows and ns.
+
+    Attributes:
+        most: rows that may be requested in all.
+        patience: how long a flow that has ended is waited for while no requested row arrives.
+        late: the launch came after the deadline, so that no row is waited for before it is requested.
+        step: the time between two looks at a flow that runs.
+        look: the time between two looks at a flow with requested rows.
+    """
+
+    most: int
+    patience: int
+    late: bool
+    step: int
+    look: int
+
+
+class Incoming(NamedTuple):
+    """A flow as its receiver sees it.
+
+    Attributes:
+        rank: the sender.
+        rows: of the flow.
+        first: place in the list that the flow begins with; the flow wraps there.
+        ended: the sender's mark says that all rows have left.
+    """
+
+    rank: int
+    rows: int
+    first: int
+    ended: bool
+
+
+class Flow:
+    """Loss detection of one flow; ``rows`` and ``first`` as for ``Incoming``.
+
+    Attributes:
+        due: when to look next.
+        ended: when the mark was noticed; 0: it was not.
+        over: nothing more is requested.
+    """
+
+    __slots__ = (
+        "_asked", "_expired", "_first", "_highest", "_next", "_noted", "_order", "_out", "_passed", "_since", "_times",
+        "due", "ended", "first", "over", "probed", "rows",
+    )  # fmt: skip
+
+    def __init__(self, rows: int, first: int) -> None:
+        self.rows, self.first = rows, first
+        self.due = self.ended = 0
+        self.over = False
+        self._order: Places = np.arange(rows)  # of expected arrival
+        self._next = rows
+        self._passed = self._highest = -1, -1  # places that count as passed, and those that will after the window
+        self._noted = 0  # when ``_highest`` was seen
+        self._out: NDArray[np.bool_] = np.zeros(rows, bool)  # requested, and not here
+        self._times = np.zeros(rows, np.int32)
+        # when each row was requested first and last
+        self._first: NDArray[np.int64] = np.zeros(rows, np.int64)
+        self._asked: NDArray[np.int64] = np.zeros(rows, np.int64)
+        self.probed = False  #: a probe timeout has expired
+        self._since = self._expired = 0  # the last progress, and probe timeouts since then
+
+    @property
+    def requested(self) -> Places:
+        """Rows that were requested, in list order."""
+        return np.sort((np.flatnonzero(self._times) + self.first) % max(1, self.rows))
+
+    def asked_never(self, places: Places) -> NDArray[np.bool_]:
+        """Which of ``places`` were never requested."""
+        never: NDArray[np.bool_] = self._times[places] == 0
+        return never
+
+    @property
+    def waits(self) -> bool:
+        """Whether a requested row may still come."""
+        return bool(self._out.any())
+
+    def look(self, here: NDArray[np.bool_], now: int, path: Path, bounds: Bounds) -> Places:
+        """Returns the rows to request now, in the order of sending.
+
+        Args:
+            here: bool[rows], which rows have arrived, in the order of sending.
+            now: the time.
+            path: of the sender.
+            bounds: of the half.
+        """
+        missing = ~here
+        self._note_answers(here, now, path)
+        if not missing.any():
+            self.over = bool(self.ended)
+            self.due = now + bounds.step
+            return np.flatnonzero(missing)
+        window = 0 if bounds.late else path.window
+        lost = self._pass(here, missing, now, window)
+        waits = bool(self._out.any())
+        if waits and now >= self._timeout(path):
+            self._expired += 1
+            self.probed = True
+            lost |= self._out
+        idle = now - max(self._since, self.ended) >= bounds.patience
+        if self.ended and waits and idle and self._expired > _PROBES:
+            self.over = True
+            return np.zeros(0, np.int64)
+        self.due = now + (bounds.look if waits or self.ended else bounds.step)
+        if self._noted and (missing & self._behind(self._highest)).any():
+            self.due = min(self.due, self._noted + window)
+        if waits:
+            self.due = min(self.due, self._timeout(path))
+        return np.flatnonzero(lost)
+
+    def request(self, places: Places, now: int, path: Path, bounds: Bounds) -> None:
+        """``places`` are requested now."""
+        self._order[places] = np.arange(self._next, self._next + len(places))
+        self._next += len(places)
+        self._out[places], self._asked[places] = True, now
+        self._first[places[self._times[places] == 0]] = now
+        self._times[places] += 1
+        self._since = self._since or now
+        self.due = min(now + bounds.look, self._timeout(path))
+
+    def _note_answers(self, here: NDArray[np.bool_], now: int, path: Path) -> None:
+        came = self._out & here
+        if not came.any():
+            return
+        # while a flow runs, answers wait in its queues
+        after = came & (self._first >= (self.ended or NEVER))
+        if after.any():
+            path.answered(now - int(self._first[after].max()))
+        self._out &= ~here
+        self._since, self._expired = now, 0
+
+    def _pass(self, here: NDArray[np.bool_], missing: NDArray[np.bool_], now: int, window: int) -> NDArray[np.bool_]:
+        """Rows that a row behind them has passed for the reordering window.
+
+        A retransmission overtakes rows that have not left yet, so it passes retransmissions only.
+        """
+        if self._noted and now - self._noted >= window:
+            self._passed, self._noted = self._highest, 0
+        seen, rows = self._order[here], self.rows
+        highest = rows - 1 if self.ended else int(seen[seen < rows].max(initial=-1)), int(seen.max(initial=-1))
+        if not self._noted and highest != self._passed:
+            self._highest, self._noted = highest, now
+            if not window:
+                self._passed, self._noted = highest, 0
+        return missing & self._behind(self._passed)
+
+    def _behind(self, highest: tuple[int, int]) -> NDArray[np.bool_]:
+        """Rows whose place is at most ``highest``: among rows that left once, and among retransmissions."""
+        order = self._order
+        return (order <= highest[0]) | ((order >= self.rows) & (order <= highest[1]))
+
+    def _timeout(self, path: Path) -> int:
+        if not self.ended:
+            return NEVER  # later rows tell what is lost
+        return int(self._asked[self._out].max(initial=0)) + (path.pto << min(self._expired, _DOUBLED))
+
+
+class Recovery:
+    """Loss detection of all flows of one half of one op."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        self._bounds, self._left = bounds, bounds.most
+        self.flows: dict[int, Flow] = {}
+        self._begun = 0
+        self.without: set[int] = set()  #: ranks that have none of the missing rows, as they say
+
+    @property
+    def open(self) -> bool:
+        """Whether a flow has ended, and its missing rows may still come."""
+        return any(flow.ended and not flow.over for flow in self.flows.values())
+
+    @property
+    def due(self) -> int:
+        """When to call ``turn`` again; ``1 << 62``: when a flow begins."""
+        return min((flow.due for flow in self.flows.values() if not flow.over), default=NEVER)
+
+    @property
+    def last_call(self) -> int:
+        """When an op that was launched too late waits no longer (clock-13): one request and its answer."""
+        return self._begun + 2 * self._bounds.patience
+
+    @property
+    def requested(self) -> dict[int, Places]:
+        """Rows that were requested, in list order, by sender."""
+        found = {rank: flow.requested for rank, flow in self.flows.items()}
+        return {rank: places for rank, places in found.items() if len(places)}
+
+    def over(self, rank: int) -> bool:
+        """Whether nothing more is requested of ``rank``."""
+        return rank in self.flows and self.flows[rank].over
+
+    def gone(self, rank: int) -> None:
+        """``rank`` has said that no more of this op will come."""
+        self.without.add(rank)
+        if rank in self.flows:
+            self.flows[rank].over = True
+
+    def turn(
+        self,
+        now: int,
+        senders: Iterable[Incoming],
+        here: Callable[[Incoming], NDArray[np.bool_]],
+        paths: Callable[[int], Path],
+    ) -> list[tuple[int, Places]]:
+        """Returns which rows to request of which sender, in list order.
+
+        Args:
+            now: the time.
+            senders: flows whose rows are awaited; those of others are over.
+            here: which rows of a flow have arrived, bool[rows] in the order of sending.
+            paths: by rank.
+        """
+        self._begun = self._begun or now
+        requests = []
+        awaited = set()
+        for sender in senders:
+            awaited.add(sender.rank)
+            flow = self.flows.get(sender.rank)
+            if flow is None:
+                flow = self.flows[sender.rank] = Flow(sender.rows, sender.first)
+                flow.due = now + self._bounds.step
+            if sender.ended and not flow.ended:
+                flow.ended, flow.due = now, now
+            if flow.over or now < flow.due:
+                continue
+            lost = flow.look(here(sender), now, paths(sender.rank), self._bounds)
+            if not len(lost):
+                continue
+            first = flow.asked_never(lost)
+            allowed = thin(lost[first], self._left)
+            self._left -= len(allowed)
+            wanted = np.sort(np.concatenate([lost[~first], allowed]))
+            if not len(wanted):
+                flow.over = not flow.waits
+                continue
+            flow.request(wanted, now, paths(sender.rank), self._bounds)
+            requests.append((sender.rank, np.sort((wanted + sender.first) % sender.rows)))
+        for rank, flow in self.flows.items():
+            flow.over |= rank not in awaited
+        return requests
+
+
+def thin(places: Places, most: int) -> Places:
+    """At most ``most`` of ``places``, spread evenly: a flow is in (r, g) order, so no group gains or loses more."""
+    if len(places) <= most:
+        return places
+    return places[np.arange(most) * len(places) // most]

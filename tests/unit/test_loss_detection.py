@@ -1,0 +1,247 @@
+"""Loss detection within a flow, one test for each transition (clock-23, clock-26)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailbound.transport.config import FLOOR, MS
+from tailbound.transport.recovery import NEVER, Bounds, Flow, Incoming, Path, Recovery, thin
+
+ROWS = 100
+STEP, LOOK, PATIENCE = 3 * MS, MS, 10 * MS
+WINDOW = FLOOR // 40
+BOUNDS = Bounds(most=1000, patience=PATIENCE, late=False, step=STEP, look=LOOK)
+
+
+@dataclass
+class Receiver:
+    """Flows of 100 rows from some senders, of which rows arrive as a test says."""
+
+    bounds: Bounds = BOUNDS
+    first: int = 0
+    here: dict[int, set[int]] = field(default_factory=lambda: {1: set()})
+    ended: set[int] = field(default_factory=set)
+    path: Path = field(default_factory=lambda: Path(FLOOR))
+
+    def __post_init__(self) -> None:
+        self.recovery = Recovery(self.bounds)
+
+    def come(self, rows: Iterable[int], rank: int = 1) -> None:
+        self.here[rank] |= set(rows)
+
+    def arrived(self, flow: Incoming) -> np.ndarray:
+        here = np.zeros(ROWS, bool)
+        here[sorted(self.here[flow.rank])] = True
+        return here
+
+    def turn(self, now: int) -> dict[int, list[int]]:
+        flows = [Incoming(rank, ROWS, self.first, rank in self.ended) for rank in sorted(self.here)]
+        return {
+            rank: places.tolist() for rank, places in self.recovery.turn(now, flows, self.arrived, lambda _: self.path)
+        }
+
+    def run(self, now: int, until: int) -> list[tuple[int, list[int]]]:
+        """Looks whenever one is due; times and rows of the requests."""
+        requests = []
+        while now <= until:
+            requests += [(now, rows) for rows in self.turn(now).values()]
+            if self.recovery.due == NEVER:
+                break
+            assert self.recovery.due > now
+            now = self.recovery.due
+        return requests
+
+
+def begun(receiver: Receiver, rows: Iterable[int]) -> Receiver:
+    """The first look at its flow, at 0; ``rows`` come after it."""
+    assert receiver.turn(0) == {}
+    assert receiver.recovery.due == STEP
+    receiver.come(rows)
+    return receiver
+
+
+def test_a_flow_without_gaps_requests_nothing() -> None:
+    receiver = begun(Receiver(), range(40))
+    assert receiver.run(STEP, 10 * STEP) == []
+    receiver.come(range(ROWS))
+    receiver.ended = {1}
+    assert receiver.turn(11 * STEP) == {}
+    assert not receiver.recovery.open
+
+
+def test_a_row_is_requested_while_its_flow_runs_a_window_after_a_row_behind_it() -> None:
+    receiver = begun(Receiver(), {*range(40)} - {7, 9})
+    assert receiver.turn(STEP) == {}
+    assert receiver.recovery.due == STEP + WINDOW
+    assert receiver.turn(STEP + WINDOW - 1) == {}
+    assert receiver.turn(STEP + WINDOW) == {1: [7, 9]}
+    assert not receiver.recovery.open  # the op waits for the flow, not for an answer
+
+
+def test_what_comes_within_the_window_is_not_requested() -> None:
+    receiver = begun(Receiver(), {*range(40)} - {7})
+    receiver.turn(STEP)
+    receiver.come([7])
+    assert receiver.turn(STEP + WINDOW) == {}
+
+
+def test_rows_that_nothing_has_passed_wait_for_the_mark() -> None:
+    receiver = begun(Receiver(), range(40))
+    assert receiver.run(STEP, 5 * STEP) == []
+    receiver.ended = {1}
+    now = 6 * STEP
+    assert receiver.turn(now) == {}
+    assert receiver.recovery.open
+    assert receiver.turn(now + WINDOW) == {1: list(range(40, ROWS))}
+
+
+def test_a_launch_after_the_deadline_requests_at_once() -> None:
+    """Rule: clock-13."""
+    receiver = Receiver(BOUNDS._replace(late=True), here={1: set(range(1, ROWS))}, ended={1})
+    assert receiver.turn(MS) == {1: [0]}
+    assert receiver.recovery.last_call == MS + 2 * PATIENCE
+
+
+def test_a_lost_retransmission_is_detected_by_the_next_one() -> None:
+    receiver = begun(Receiver(), {*range(40)} - {7, 9})
+    receiver.turn(STEP)
+    receiver.turn(STEP + WINDOW)
+    receiver.come([9])  # and 7 was lost again
+    now = STEP + WINDOW + LOOK
+    assert receiver.turn(now) == {}
+    assert receiver.turn(now + WINDOW) == {1: [7]}
+
+
+def test_a_retransmission_passes_no_row_that_has_not_left() -> None:
+    """It leaves before everything else, so rows that are still queued come after it."""
+    receiver = begun(Receiver(), {*range(40)} - {7})
+    receiver.turn(STEP)
+    receiver.turn(STEP + WINDOW)
+    receiver.come([7])
+    assert receiver.run(STEP + WINDOW, 3 * STEP) == []
+
+
+def test_the_probe_timeout_doubles_until_a_row_comes() -> None:
+    receiver = Receiver(here={1: {*range(ROWS)} - {3, 4}}, ended={1})
+    pto = receiver.path.pto
+    assert receiver.turn(MS) == {}
+    first = MS + WINDOW
+    assert receiver.run(first, first + PATIENCE - 1) == [
+        (first, [3, 4]), (first + pto, [3, 4]), (first + 3 * pto, [3, 4]),
+    ]  # fmt: skip
+    receiver.come([4])
+    now = first + PATIENCE
+    assert receiver.run(now, now + 2 * pto) == [(now + WINDOW, [3])]  # the other answer passed it
+
+
+def test_without_progress_a_flow_that_has_ended_is_given_up() -> None:
+    receiver = Receiver(here={1: {*range(ROWS)} - {3}}, ended={1})
+    receiver.run(MS, 100 * MS)
+    assert not receiver.recovery.open
+    assert receiver.recovery.over(1)
+    assert receiver.recovery.due == NEVER
+
+
+def test_patience_may_be_without_end() -> None:
+    """Rule: clock-34."""
+    receiver = Receiver(BOUNDS._replace(patience=NEVER), here={1: {*range(ROWS)} - {3}}, ended={1})
+    assert len(receiver.run(MS, 10_000 * MS)) > 20
+    assert receiver.recovery.open
+
+
+@pytest.mark.parametrize("way", ["gone", "suspect"])
+def test_who_brings_nothing_any_more_is_over(way: str) -> None:
+    receiver = Receiver(here={1: set(range(50)), 2: set(range(50))}, ended={1, 2})
+    receiver.turn(MS)
+    if way == "gone":
+        receiver.recovery.gone(2)
+        assert receiver.recovery.without == {2}
+    else:
+        del receiver.here[2]
+    assert list(receiver.turn(MS + WINDOW)) == [1]
+    assert receiver.recovery.over(2)
+    assert receiver.recovery.open
+
+
+def test_no_more_rows_than_allowed_are_requested() -> None:
+    """Rule: clock-26."""
+    receiver = Receiver(BOUNDS._replace(most=10), here={1: set(range(50))}, ended={1})
+    receiver.turn(MS)
+    assert len(receiver.turn(MS + WINDOW)[1]) == 10
+    receiver.come(receiver.recovery.requested[1].tolist())
+    receiver.run(MS + WINDOW, 100 * MS)
+    assert len(receiver.recovery.requested[1]) == 10
+    assert not receiver.recovery.open
+
+
+def test_places_are_those_of_the_list_whose_flow_begins_in_its_middle() -> None:
+    receiver = begun(Receiver(first=90), {*range(40)} - {7, 12})
+    receiver.turn(STEP)
+    assert receiver.turn(STEP + WINDOW) == {1: [2, 97]}
+    assert receiver.recovery.requested[1].tolist() == [2, 97]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.floats(0, 0.4))
+def test_whatever_is_lost_comes_as_long_as_answers_do(seed: int, loss: float) -> None:
+    """Ten rows arrive each millisecond, retransmissions before them, and each packet may be lost."""
+    random = np.random.default_rng(seed)
+    receiver = Receiver(BOUNDS._replace(patience=NEVER))
+    flow, now, waiting, sent = receiver, 0, list[int](), 0
+    while len(flow.here[1]) < ROWS:
+        now += MS
+        assert now < 2000 * MS
+        for rows in receiver.turn(now).values():
+            waiting += rows
+        leaves = waiting + list(range(sent, min(ROWS, sent + 10)))
+        sent, waiting = sent + 10, []
+        flow.come(row for row in leaves if random.random() >= loss)
+        if sent >= ROWS and random.random() < 0.5:
+            receiver.ended = {1}
+
+
+def test_the_probe_timeout_follows_answers() -> None:
+    path = Path(FLOOR)
+    assert path.pto == FLOOR // 5
+    for _ in range(50):
+        path.answered(5 * MS)
+    assert 5 * MS <= path.pto <= 6 * MS
+    path.answered(40 * MS)
+    assert path.pto > 30 * MS
+    for _ in range(200):
+        path.answered(1000)
+    assert path.pto == FLOOR // 10
+    for _ in range(50):
+        path.answered(400 * MS)
+    assert path.pto == 5 * FLOOR
+
+
+def test_the_reordering_window_widens_where_rows_come_twice() -> None:
+    path, ever = Path(FLOOR), 5
+    path.settled(10, ever, probed=False)
+    assert path.window == WINDOW  # half of them is as many as may
+    ever += 6
+    path.settled(10, ever, probed=True)
+    assert path.window == WINDOW  # the timeout was too short, not the window
+    for _ in range(20):
+        ever += 6
+        path.settled(10, ever, probed=False)
+    assert path.window == FLOOR
+    for _ in range(100):
+        path.settled(10, ever, probed=False)
+    assert path.window == WINDOW
+
+
+def test_thinning_is_even() -> None:
+    assert thin(np.arange(1000), 50).tolist() == list(range(0, 1000, 20))
+    assert thin(np.arange(5), 9).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_flow_without_rows_is_no_error() -> None:
+    assert Flow(0, 0).requested.tolist() == []
