@@ -18,7 +18,7 @@ from typing import Any, cast
 import click
 
 from tailbound import __version__
-from tailbound.errors import AttachError, CapabilityError, ConfigError, TailboundError
+from tailbound.errors import CapabilityError, ConfigError, TailboundError
 from tailbound.transport.config import DEFAULT_PORT, Config
 
 __all__ = ["cli", "main"]
@@ -77,8 +77,7 @@ def cli() -> None:
 
 
 @cli.command()
-@click.argument("interface", metavar="[IFACE]", required=False)
-@click.option("--all-of-pci", metavar="VENDOR:DEVICE", help="Every interface of this kind of PCI device (`lspci -n`).")
+@click.argument("interface", metavar="IFACE")
 @click.option("--replace", is_flag=True, help="Replace the attached program, also one of another version.")
 @click.option("--port", type=click.IntRange(1, 65535), default=DEFAULT_PORT, help="UDP port of the job.")
 @click.option("--ipv6", is_flag=True, help="Serve jobs over IPv6 although IFACE has an IPv4 address.")
@@ -92,24 +91,11 @@ def cli() -> None:
     default="auto",
     help="Use a prebuilt object, or compile the program with BCC or clang.",
 )
-def attach(interface: str | None, all_of_pci: str | None, **options: Any) -> None:
+def attach(interface: str, **options: Any) -> None:
     """Attach the XDP program to IFACE, for training without privileges."""
     from tailbound.datapath.xdp import attach
-    from tailbound.kernel.net import of_pci
 
-    if (interface is None) == (all_of_pci is None):
-        raise click.UsageError("give an interface, or --all-of-pci VENDOR:DEVICE")
-    if interface is not None:
-        click.echo(attach(interface, **options))
-        return
-    failed = []
-    for name in of_pci(all_of_pci or ""):
-        try:
-            click.echo(attach(name, **options))
-        except TailboundError as error:
-            failed.append(f"{name}: {error}")
-    if failed:
-        raise AttachError("not attached, see each one's reason:\n" + "\n".join(failed))
+    click.echo(attach(interface, **options))
 
 
 @cli.command()

@@ -13,12 +13,11 @@ from typing import Any
 
 import pytest
 import yaml
-from click.testing import CliRunner
 
 from tailbound.cli import cli
 from tailbound.datapath.xdp import XdpDatapath, detach
 from tailbound.datapath.xdp import attach as attach_for_good
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import net, pin, syscalls
 
@@ -246,38 +245,3 @@ def test_a_program_that_does_not_load_leaves_the_old_one(wire: list[str], monkey
         attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
     assert net.xdp_on("tbx") == old
     assert XdpDatapath.is_attached("tbx")
-
-
-def test_cards_by_their_pci_device(tmp_path: Path) -> None:
-    for name, vendor, device in (("ens1", 0x15B3, 0x101D), ("ens2", 0x15B3, 0x101D), ("eno1", 0x8086, 0x1572)):
-        folder = tmp_path / name / "device"
-        folder.mkdir(parents=True)
-        (folder / "vendor").write_text(f"{vendor:#06x}\n")
-        (folder / "device").write_text(f"{device:#06x}\n")
-    (tmp_path / "lo").mkdir()
-    assert net.of_pci("15b3:101D", tmp_path) == ["ens1", "ens2"]
-    with pytest.raises(ConfigError, match=r"15b3:1019; choose one of: eno1 8086:1572, ens1 15b3:101d"):
-        net.of_pci("15b3:1019", tmp_path)
-    with pytest.raises(ConfigError, match="no PCI device: give vendor:device"):
-        net.of_pci("mlx5", tmp_path)
-
-
-def test_one_card_that_refuses_keeps_no_other_from_its_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    def attach(name: str, **_: Any) -> str:
-        if name == "ens1":
-            raise AttachError("lower its MTU")
-        return f"attached to {name}"
-
-    monkeypatch.setattr("tailbound.datapath.xdp.attach", attach)
-    monkeypatch.setattr(net, "of_pci", lambda _: ["ens1", "ens2"])
-    done = CliRunner().invoke(cli, ["attach", "--all-of-pci", "15b3:101d"])
-    assert "attached to ens2" in done.output
-    assert isinstance(done.exception, AttachError)
-    assert "ens1: lower its MTU" in str(done.exception)
-
-
-@pytest.mark.parametrize("words", [[], ["tbx", "--all-of-pci", "15b3:101d"]])
-def test_an_interface_or_a_kind_of_card(words: list[str]) -> None:
-    done = CliRunner().invoke(cli, ["attach", *words])
-    assert done.exit_code == 2
-    assert "give an interface, or --all-of-pci" in done.output

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -185,41 +184,17 @@ def driver_of(interface: str) -> str:
         return ""
 
 
-def of_pci(identity: str, network: Path = Path("/sys/class/net")) -> list[str]:
-    """Names of the interfaces of a kind of PCI device, sorted.
-
-    Args:
-        identity: vendor and device in hexadecimal, as ``lspci -n`` shows them: ``15b3:101d``.
-        network: where the kernel lists interfaces; of this network namespace.
-
-    Raises:
-        ConfigError: not of that form, or there is none.
-    """
-    wanted = re.fullmatch(r"([0-9a-fA-F]{4}):([0-9a-fA-F]{4})", identity)
-    if wanted is None:
-        raise ConfigError(f"{identity!r} is no PCI device: give vendor:device as `lspci -n` shows them, 15b3:101d say")
-    found = {path.name: tuple(_number(path / "device" / file, 16) for file in ("vendor", "device"))
-             for path in network.glob("*")}  # fmt: skip
-    names = sorted(name for name, ids in found.items() if ids == tuple(int(part, 16) for part in wanted.groups()))
-    if not names:
-        there = ", ".join(f"{name} {ids[0]:04x}:{ids[1]:04x}" for name, ids in sorted(found.items()) if min(ids) >= 0)
-        raise ConfigError(
-            f"no interface here is of a PCI device {identity}; choose one of: {there or 'none of PCI at all'}"
-        )
-    return names
-
-
 def numa_node(interface: str) -> int:
     """NUMA node of the device; -1 where the machine has one node only, or the device none."""
     if not Path("/sys/devices/system/node/node1").exists():
         return -1
-    return _number(Path("/sys/class/net", interface, "device/numa_node"), 10)
+    return _number(Path("/sys/class/net", interface, "device/numa_node"))
 
 
-def _number(path: Path, base: int) -> int:
+def _number(path: Path) -> int:
     """-1 where there is no such file, as for an interface without a device."""
     try:
-        return int(path.read_text(), base)
+        return int(path.read_text())
     except (OSError, ValueError):
         return -1
 
