@@ -2,22 +2,16 @@
 
 Run as a process of its own (``python -m tailbound.prepare``): two ranks average small arrays over ``udp`` on
 loopback, which takes every path of the codec and of the collective; the machine code stays in numba's cache on disk.
-A file beside it says for which sources, versions and processor that has been done; then there is nothing left to do.
+Where it is there already, that takes a few seconds.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import os
-import platform
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from tailbound.errors import TransportError
@@ -83,55 +77,14 @@ def compile_all() -> None:
         list(pool.map(rank, range(2)))
 
 
-#: Where numba keeps most of it: who removes that, removes the file that says so.
-_KEPT = Path(__file__).parent / "codec" / "__pycache__"
-
-
-def stamp(package: Path = Path(__file__).parent) -> Path:
-    """The file that is there once all has been compiled; its name changes with whatever makes numba compile again."""
-    digest = hashlib.sha256(sys.version.encode())
-    for name in ("numba", "llvmlite", "numpy"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            digest.update(metadata.version(name).encode())
-    digest.update(repr(sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_"))).encode())
-    digest.update(_processor().encode())
-    for source in sorted(package.rglob("*.py")):
-        what = source.stat()
-        digest.update(f"{source} {what.st_mtime_ns} {what.st_size}".encode())
-    return _KEPT / f"compiled-{digest.hexdigest()[:32]}"
-
-
-def _processor() -> str:
-    """Its model and what it can do; numba compiles for both."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
-    except OSError:
-        return platform.machine()
-    return platform.machine() + "".join(line for line in lines if line.lower().startswith(("model", "flags", "feat")))
-
-
-def _keep_stamp(done: Path) -> None:
-    """Takes the place of those of other sources; where nothing can be kept, everybody compiles for himself."""
-    with contextlib.suppress(OSError):
-        for old in _KEPT.glob("compiled-*"):
-            old.unlink()
-        done.touch()
-
-
 class Preparation:
-    """``compile_all`` in a process of its own, to be waited for: ``with Preparation() as p: ...; p.wait()``.
-
-    No process is started where all has been compiled already.
-    """
+    """``compile_all`` in a process of its own, to be waited for: ``with Preparation() as p: ...; p.wait()``."""
 
     def __enter__(self) -> Preparation:
-        self._process = None if stamp().exists() else self._start()
-        return self
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
+        self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, process_group=0
         )
+        return self
 
     def wait(self) -> None:
         """Waits for the end.
@@ -139,19 +92,15 @@ class Preparation:
         Raises:
             TransportError: it failed; with its last words.
         """
-        if self._process is None:
-            return
         words = self._process.communicate()[1].decode(errors="replace").strip()
         if self._process.returncode != 0:
             raise TransportError(f"two ranks on loopback cannot average, see `tailbound doctor`: {words[-2000:]}")
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.poll() is None:
+        if self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
 
 
 if __name__ == "__main__":
-    this = stamp()  # sources that change meanwhile are not those that are compiled
     compile_all()
-    _keep_stamp(this)
