@@ -20,7 +20,7 @@ from tailbound.errors import TransportError
 _SIZES = (10, 5_000, 200_000)
 
 
-class MemoryStore:
+class _MemoryStore:
     """A ``rendezvous.Store`` for threads of one process."""
 
     def __init__(self) -> None:
@@ -28,27 +28,19 @@ class MemoryStore:
         self._changed = threading.Condition()
 
     def set(self, key: str, value: Any) -> None:
-        """Sets a key."""
         with self._changed:
             self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
             self._changed.notify_all()
 
     def get(self, key: str) -> bytes:
-        """Returns a key that has been waited for."""
         with self._changed:
             return self._values[key]
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all of ``keys`` are set."""
         with self._changed:
             return all(key in self._values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Waits for keys.
-
-        Raises:
-            TimeoutError: one was not set in time.
-        """
         with self._changed:
             if not self._changed.wait_for(lambda: all(k in self._values for k in keys), timeout.total_seconds()):
                 raise TimeoutError(f"{keys} not set within {timeout}")
@@ -62,7 +54,7 @@ def compile_all() -> None:
     from tailbound.collective.communicator import Communicator
     from tailbound.transport.config import Config
 
-    store = MemoryStore()
+    store = _MemoryStore()
 
     def rank(number: int) -> None:
         with Communicator(store, Config(rank=number, ranks=2, port=0, ring_mib=4), datapath="udp") as ours:

@@ -88,7 +88,7 @@ class Trace:
         Overlapping spans must not share a track, so each stage has as many tracks as it needs: process = rank,
         thread = stage and track.
         """
-        made: list[dict[str, Any]] = [_named("process_name", self._rank, 0, f"rank {self._rank}")]
+        made: list[dict[str, Any]] = [_about("process_name", self._rank, 0, name=f"rank {self._rank}")]
         ops = [dict(zip(_COLUMNS, row, strict=True)) for row in self._ops[: len(self)].tolist()]
         for stage, (name, begins, end) in enumerate(_STAGES):
             spans = []
@@ -103,11 +103,9 @@ class Trace:
                 if track == len(tracks):
                     tracks.append(0)
                     thread = stage * 1000 + track
-                    made.append(_named("thread_name", self._rank, thread, f"{name} {track}" if track else name))
-                    made.append(
-                        {"ph": "M", "name": "thread_sort_index", "pid": self._rank, "tid": thread,
-                         "args": {"sort_index": thread}}
-                    )  # fmt: skip
+                    called = f"{name} {track}" if track else name
+                    made.append(_about("thread_name", self._rank, thread, name=called))
+                    made.append(_about("thread_sort_index", self._rank, thread, sort_index=thread))
                 tracks[track] = finish
                 made.append(
                     {
@@ -134,16 +132,13 @@ class Trace:
         Raises:
             OSError: the file cannot be written.
         """
-        return _write(Path(path), self.chrome(events))
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        half = target.with_name(f"{target.name}.{os.getpid()}.part")
+        half.write_text(json.dumps(self.chrome(events), default=str))
+        half.replace(target)
+        return target
 
 
-def _named(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": {"name": name}}
-
-
-def _write(path: Path, trace: dict[str, Any]) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_name(f"{path.name}.{os.getpid()}.part")
-    half.write_text(json.dumps(trace, default=str))
-    half.replace(path)
-    return path
+def _about(kind: str, process: int, thread: int, **facts: Any) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": facts}
