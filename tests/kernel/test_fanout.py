@@ -14,8 +14,8 @@ from pyroute2 import IPRoute
 import cases
 import veths
 from tailbound.errors import AttachError, CapabilityError, ConfigError
-from tailbound.kernel import net, pin, syscalls, tc
-from tailbound.kernel.fanout import Fanout
+from tailbound.kernel import net, pin, syscalls
+from tailbound.kernel.fanout import Fanout, TcxLink
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 
@@ -326,7 +326,7 @@ class Stranger:
 
     def __init__(self, code: bytes) -> None:
         self.program = syscalls.prog_load(code, name="stranger", kind=syscalls.PROG_TYPE_TC)
-        self.attached = tc.TcxLink(self.program, "tbx")
+        self.attached = TcxLink(self.program, "tbx")
 
     def close(self) -> None:
         self.attached.close()
@@ -376,7 +376,7 @@ def test_a_refusal_says_what_goes_on_without_it(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(syscalls, "link_create", refused)
     with pytest.raises(CapabilityError, match=r"tc egress of lo \(errno 22: .*Linux 6\.6.*; training works without"):
-        tc.TcxLink(-1, "lo")
+        TcxLink(-1, "lo")
 
 
 def test_the_interface_may_go_first(own_wire: list[str], loader: str) -> None:

@@ -11,7 +11,7 @@ import bare_cases
 import cases
 from kernel_world import KernelWorld
 from tailbound.kernel import syscalls
-from tailbound.kernel.keys import put_key
+from tailbound.kernel.maps import put_key
 from tailbound.wire.schema import PacketType, Verdict
 
 

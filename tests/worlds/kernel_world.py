@@ -15,8 +15,7 @@ from tailbound.datapath.xdp import shapes
 from tailbound.kernel import load, maps, syscalls
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.frames import frame
-from tailbound.kernel.keys import put_key
-from tailbound.kernel.seal import Sealer
+from tailbound.kernel.maps import Sealer, put_key
 from tailbound.wire.address import words_of
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, Verdict
 

@@ -26,11 +26,9 @@ from tailbound.kernel import compile as compile_
 from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.fanout import Fanout
-from tailbound.kernel.keys import put_key
 from tailbound.kernel.linear import linear_of
-from tailbound.kernel.maps import EVENTS, PROGRAMS, Maps, Shape
+from tailbound.kernel.maps import EVENTS, PROGRAMS, Maps, Sealer, Shape, put_key
 from tailbound.kernel.net import interface as look_up
-from tailbound.kernel.seal import Sealer
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, sending_sockets
 from tailbound.wire.address import Words, endpoint, family_name, ip_bytes, is_ipv6, text_of, words_of

@@ -19,6 +19,7 @@ is refused and counted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
-from tailbound.kernel import load, maps, net, pin, tc
+from tailbound.kernel import load, maps, net, pin, syscalls
 from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
 from tailbound.wire.address import Words, is_ipv6, words_of
@@ -51,6 +52,43 @@ def shapes() -> dict[str, Shape]:
     return {m.name: layout(m, cpus=maps.possible_cpus()) for m in FANOUT_MAPS}
 
 
+class TcxLink:
+    """A program at the way out of an interface (tc egress); it replaces nobody and goes with its last descriptor.
+
+    Args:
+        program: descriptor of a program of type tc.
+        interface: whose way out it is put at.
+
+    Attributes:
+        fd: descriptor of the link; -1: it is closed.
+
+    Raises:
+        ConfigError: no such interface.
+        CapabilityError: no privilege, or a kernel without TCX.
+    """
+
+    def __init__(self, program: int, interface: str) -> None:
+        self.fd = -1
+        index = net.index_of(interface)
+        try:
+            self.fd = syscalls.link_create(program, index, 0, syscalls.ATTACH_TCX_EGRESS)
+        except OSError as error:
+            hint = {
+                errno.EPERM: "it needs CAP_NET_ADMIN and CAP_BPF",
+                errno.EINVAL: "this kernel has no TCX (Linux 6.6)",
+            }.get(error.errno or 0, error.strerror)
+            raise CapabilityError(
+                f"cannot attach to tc egress of {interface} (errno {error.errno}: {hint}); training works without: "
+                "results go to each peer separately, which takes more processor time"
+            ) from error
+
+    def close(self) -> None:
+        """Take the program off; may be called twice."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
 class Fanout:
     """The program on one interface, for sockets with consecutive ports. Nothing is cloned before ``live``.
 
@@ -64,7 +102,7 @@ class Fanout:
         port: int,
         ports: int = 1,
         program: int = -1,
-        link: tc.TcxLink | None = None,
+        link: TcxLink | None = None,
         most: int = MAX_RANKS,
         *,
         address: str = "",
@@ -256,19 +294,19 @@ def _words(address: str) -> Words:
         raise ConfigError(f"{address!r} is no IP address: give one in numbers") from error
 
 
-def _attach(interface: str, to: int, loader: str, most: int, *, ipv6: bool) -> tuple[Maps, int, tc.TcxLink]:
+def _attach(interface: str, to: int, loader: str, most: int, *, ipv6: bool) -> tuple[Maps, int, TcxLink]:
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
         defines = {"TB_MOST_COPIES": most, "TB_PORT": to} | load.of_family(ipv6=ipv6)
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
-        return made, program, tc.TcxLink(program, interface)
+        return made, program, TcxLink(program, interface)
     except BaseException:
         _close(made, program, None)
         raise
 
 
-def _close(made: Maps, program: int, link: tc.TcxLink | None) -> None:
+def _close(made: Maps, program: int, link: TcxLink | None) -> None:
     if link is not None:
         link.close()
     if program >= 0:

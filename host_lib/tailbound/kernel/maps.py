@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import re
+import struct
 import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -19,15 +20,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.errors import CapabilityError
-from tailbound.kernel import btf, syscalls
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.kernel import syscalls
 from tailbound.wire import schema
-from tailbound.wire.schema import Map
+from tailbound.wire.schema import KEY_EPOCHS, Map
 
 #: Name of the event ring.
 EVENTS = "events"
 #: And that of what a worker's program hands packets of a job with a key over to.
 PROGRAMS = "programs"
+_INT, _STRUCT = 1, 4
+#: Type ids in the BTF of a lock: u32 (also the key), struct bpf_spin_lock, the value.
+_KEY_TYPE, _VALUE_TYPE = 1, 3
 #: Dtype and shape of a map's array: ``[entries]`` of a struct, or u8 ``[entries, bytes]``.
 Shape = tuple[np.dtype[Any], tuple[int, ...]]
 
@@ -92,13 +96,33 @@ def _mapped(fd: int, size: int, *, writable: bool) -> memoryview:
     return view if writable else view.toreadonly()
 
 
+def _lock_btf(struct_name: str, lock: str, other: str) -> bytes:
+    """The BTF of a value of 8 bytes, ``struct bpf_spin_lock lock; __u32 other;`` (Documentation/bpf/btf.rst)."""
+    strings = bytearray(b"\0")
+
+    def text(name: str) -> int:
+        offset = len(strings)
+        strings.extend(name.encode() + b"\0")
+        return offset
+
+    def type_(name: str, kind: int, members: int, size: int) -> bytes:
+        return struct.pack("=III", text(name), kind << 24 | members, size)
+
+    types = type_("unsigned int", _INT, 0, 4) + struct.pack("=I", 32)
+    types += type_("bpf_spin_lock", _STRUCT, 1, 4) + struct.pack("=III", text("val"), 1, 0)
+    types += type_(struct_name, _STRUCT, 2, 8)
+    types += struct.pack("=III", text(lock), 2, 0) + struct.pack("=III", text(other), 1, 32)
+    head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(strings))
+    return head + types + bytes(strings)
+
+
 def _create(map_: Map, shape: Shape, node: int) -> int:
     size, entries = _value_bytes(shape), shape[1][0]
     if _has_lock(map_):
         names = [f.name for f in _STRUCTS[map_.value].fields]
-        blob = syscalls.btf_load(btf.lock_btf(map_.value, *names))
+        blob = syscalls.btf_load(_lock_btf(map_.value, *names))
         try:
-            types = (blob, btf.KEY_TYPE, btf.VALUE_TYPE) if size == 8 else None
+            types = (blob, _KEY_TYPE, _VALUE_TYPE) if size == 8 else None
             if types is None:
                 raise ValueError(f"map {map_.name}: a value with a lock has 8 bytes, not {size}")
             return syscalls.map_create(
@@ -155,3 +179,44 @@ def _refused(what: str, error: OSError) -> str:
         12: "make the rings smaller (ring_mib), or raise the memory limit of the control group",
     }.get(error.errno or 0, "see `tailbound doctor`, or use the udp datapath")
     return f"the kernel refused {what}: {error.strerror} (errno {error.errno}); {hint}"
+
+
+class Sealer:
+    """Seals slots of the ``slot_locks`` map of descriptor ``fd`` under their locks (kernel-19).
+
+    When a call returns, nobody is adding. Entry and exit counters instead of the lock are a race (tried).
+    """
+
+    def __init__(self, fd: int, sum_rows: int) -> None:
+        self._fd = fd
+        self._rows = sum_rows
+        self._keys = np.arange(sum_rows, dtype=np.uint32)
+        self._values = np.zeros((sum_rows, 2), np.uint32)  # lock (left alone by the kernel), sealed_op
+
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """Seals ``rows`` slots from row sequence ``seq`` for ``op`` and everything older; wraps with the ring.
+
+        Raises:
+            ConfigError: more rows than the ring has.
+        """
+        if not 0 <= rows <= self._rows:
+            raise ConfigError(f"{rows} rows to seal: give at most {self._rows}, as many as the ring has")
+        self._values[:rows, 1] = op
+        first = seq & (self._rows - 1)
+        before_end = min(rows, self._rows - first)
+        self._write(first, before_end)
+        self._write(0, rows - before_end)
+
+    def _write(self, first: int, count: int) -> None:
+        if count:
+            keys = self._keys.ctypes.data + 4 * first
+            syscalls.map_update_batch(self._fd, keys, self._values.ctypes.data, count, syscalls.F_LOCK)
+
+
+def put_key(fd: int, epoch: int, key: NDArray[np.uint64]) -> None:
+    """Puts ``key`` (``wire.tag``, for rows of the program's width) in the place of the one before (auth-2).
+
+    Raises:
+        OSError: the map takes no such key, or may not be written.
+    """
+    syscalls.map_update(fd, struct.pack("=I", epoch % KEY_EPOCHS), key.tobytes())

@@ -20,7 +20,7 @@ _TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
 _UPDATE_BATCH, _LINK_CREATE, _LINK_UPDATE, _LINK_DETACH = 26, 28, 29, 34
 
 MAP_TYPE_ARRAY, MAP_TYPE_PROG_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_RINGBUF = 2, 3, 12, 14, 27
-F_LOCK, F_NUMA_NODE, F_MMAPABLE, _F_LIVE_FRAMES = 4, 4, 1 << 10, 1 << 1
+F_LOCK, F_NUMA_NODE, F_MMAPABLE = 4, 4, 1 << 10
 #: Of a map: this descriptor, or one opened with it, writes only; programs read only.
 F_WRONLY, F_RDONLY_PROG = 1 << 4, 1 << 7
 PROG_TYPE_TC, PROG_TYPE_XDP, _F_XDP_HAS_FRAGS = 3, 6, 1 << 5
@@ -275,22 +275,6 @@ def _run(program: int, data: bytes, repeat: int, context: bytes | None) -> RunRe
     _, back = _bpf(_TEST_RUN, attr, 80)
     _, action, _, size, _, _, _, duration = struct.unpack_from("=IIIIQQII", back)
     return RunResult(action, out.raw[:size], duration)
-
-
-def run_xdp_live(program: int, data: bytes, repeat: int, batch: int = 64) -> int:
-    """Runs an XDP program on ``repeat`` frames that begin as ``data`` and go where the program sends them.
-
-    Redirects happen from the present network namespace. A frame comes again as the program has left it, without the
-    changes made to copies.
-
-    Returns:
-        Mean duration in ns, with what the kernel did to frames until they were dropped or delivered.
-    """
-    packet = ctypes.create_string_buffer(data, len(data))
-    attr = struct.pack("=IIIIQQII", program, 0, len(data), 0, _address(packet), 0, repeat, 0)
-    attr += struct.pack("=IIQQIII", 0, 0, 0, 0, _F_LIVE_FRAMES, 0, batch)
-    _, back = _bpf(_TEST_RUN, attr, 80)
-    return int(struct.unpack_from("=I", back, 36)[0])
 
 
 def link_info(fd: int) -> bytes:

@@ -20,7 +20,7 @@ from tailbound.datapath.xdp import shapes
 from tailbound.errors import TailboundError
 from tailbound.kernel import load, maps, syscalls
 from tailbound.kernel.frames import frame
-from tailbound.kernel.keys import put_key
+from tailbound.kernel.maps import put_key
 from tailbound.wire import schema
 from tailbound.wire.packets import header, packed, packet
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
