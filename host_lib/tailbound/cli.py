@@ -111,7 +111,7 @@ def detach(interface: str, force: bool) -> None:
 
 @cli.command()
 def gc() -> None:
-    """Remove pins of vanished interfaces and status files of dead processes."""
+    """Remove pins of vanished devices and status files of dead processes."""
     from tailbound.kernel import pin
     from tailbound.observe import status
 

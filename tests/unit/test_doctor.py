@@ -362,11 +362,10 @@ def test_a_program_is_named_by_the_interface_that_it_was_attached_for(
     monkeypatch.setattr(pin, "ROOT", tmp_path)
     names = ["eth0", "eth0.5", "eth0.6", "eth0_6", "eth1"]
     monkeypatch.setattr(pin.socket, "if_nameindex", lambda: list(enumerate(names, 1)))
-    monkeypatch.setattr(net, "device_of", lambda name: net.Device(name.split(".")[0], int(name.partition(".")[2] or 0)))
     assert pin._pins("eth0.6") != pin._pins("eth0_6")
     assert pin.owner("eth0.5", 12) is None
-    for name, number in (("eth0.6", 12), ("eth0", 11), ("eth1", 12)):
-        pin._settings_file(name).write_text(json.dumps({"prog_id": number}))
+    for name, number in (("eth0.6", 12), ("eth0", 11), ("eth1", 10)):
+        pin._settings_file(name).write_text(json.dumps({"prog_id": number, "interface": name}))
     assert pin.owner("eth0.5", 12) == "eth0.6"
     assert pin.owner("eth0.5", 11) == "eth0"
     assert pin.owner("eth0.5", 13) is None
@@ -375,22 +374,3 @@ def test_a_program_is_named_by_the_interface_that_it_was_attached_for(
     text = _occupied(link(name="eth0.5", xdp_program=12, xdp_name="tb_worker", xdp_owner="eth0.6"))
     assert "`tailbound detach eth0.6`" in text
     assert "attached for eth0.6" in text
-
-
-def test_pins_of_a_vlan_whose_interface_has_another_name_now_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tailbound.kernel import pin
-
-    names = ["eth0", "other", "eth1.5"]
-    vlans = {"eth0": ("eth0", 0), "other": ("eth0", 5), "eth1.5": ("eth1", 5)}
-    monkeypatch.setattr(pin, "ROOT", tmp_path)
-    monkeypatch.setattr(pin.socket, "if_nameindex", lambda: list(enumerate(names, 1)))
-    monkeypatch.setattr(net, "device_of", lambda name: net.Device(*vlans[name]))
-    monkeypatch.setattr(net, "index_of", lambda name: {"eth0": 7, "eth1": 8}[name])
-    monkeypatch.setattr(pin, "_index_of", lambda _: 7)
-    file = pin._settings_file("eth0.5")
-    file.write_text(json.dumps({"interface": "eth0.5", "vlan": 5}))
-    assert not pin._without_vlan(file.stem)
-    names.remove("other")
-    assert pin._without_vlan(file.stem)

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import net, syscalls
 from tailbound.kernel.command import as_root
@@ -223,41 +223,19 @@ def settings(interface: str) -> Settings | None:
 
 
 def owner(interface: str, prog_id: int) -> str | None:
-    """The interface for which the program below ``interface`` was attached and pinned; None: none, as far as is known.
+    """The interface for which a program was attached and pinned in this network namespace; None: none, as far as known.
 
-    Several share a device where there are VLANs. It may have another name by now, but pins keep the one of then.
-    Settings that this user may not read are taken for those of a program that is there, if nothing readable says whose
-    it is.
+    Several share a device where there are VLANs. It may have another name by now, but pins keep the one of then. An
+    interface whose settings this user may not read is taken for that.
     """
-    device, hidden = net.device_of(interface).name, None
-    for _, name in sorted(socket.if_nameindex(), key=lambda pair: pair[1] != interface):
-        try:
-            if net.device_of(name).name != device:
-                continue
-            if json.loads(_settings_file(name).read_text())["prog_id"] == prog_id:
-                return name
-        except PermissionError:
-            hidden = hidden or (name if _is_there(_settings_file(name)) else None)
-        except (AttachError, ConfigError, OSError, ValueError, KeyError):
-            continue
-    return _pinned_as(prog_id) or hidden
-
-
-def _pinned_as(prog_id: int) -> str | None:
-    """The name by which a program was pinned in this network namespace; None, too, where that may not be listed."""
-    for file in sorted(ROOT.glob(_settings_file("*").name)):
+    names = [interface, *(name for _, name in socket.if_nameindex())]  # who may not list the folder knows these
+    for file in (*map(_settings_file, names), *sorted(ROOT.glob(_settings_file("*").name))):
         with contextlib.suppress(OSError, ValueError, KeyError):
             values = json.loads(file.read_text())
             if values["prog_id"] == prog_id:
                 return str(values["interface"])
-    return None
-
-
-def _is_there(file: Path) -> bool:
-    try:
-        return file.exists()
-    except OSError:
-        return False
+    own = _settings_file(interface)
+    return interface if os.path.exists(own) and not os.access(own, os.R_OK) else None
 
 
 def _hidden(interface: str) -> str:
@@ -492,11 +470,6 @@ def detach(link: Path) -> None:
     link.unlink()
 
 
-def _defunct(link: Path) -> bool:
-    """Whether the pinned link has lost its interface (struct bpf_link_info: xdp.ifindex at 16), or is missing."""
-    return _index_of(link) == 0
-
-
 def _index_of(link: Path) -> int:
     """Index of the device of a pinned link; 0: it has none any more, or is missing."""
     try:
@@ -509,32 +482,6 @@ def _index_of(link: Path) -> int:
         os.close(fd)
 
 
-def _without_vlan(name: str) -> bool:
-    """Whether these pins are of a VLAN's interface that this network namespace had, whose device is still there.
-
-    Not where it has another name now: its job goes on.
-    """
-    try:
-        values = json.loads((ROOT / f"{name}.json").read_text())
-        interface = str(values["interface"])
-        if not values["vlan"] or _pins(interface).name != name:
-            return False
-    except (OSError, ValueError, KeyError):
-        return False
-    names = [each for _, each in socket.if_nameindex()]
-    index = _index_of(bpffs() / name / _LINK)
-    return interface not in names and not any(_carries(each, index, values["vlan"]) for each in names)
-
-
-def _carries(interface: str, index: int, vlan: int) -> bool:
-    """Whether ``interface`` is that of ``vlan`` on the device ``index``."""
-    try:
-        device = net.device_of(interface)
-        return device.vlan == vlan and net.index_of(device.name) == index
-    except (AttachError, ConfigError, OSError):
-        return False
-
-
 def _left_over(name: str) -> bool:
     """Whether nobody needs these pins any more.
 
@@ -543,7 +490,7 @@ def _left_over(name: str) -> bool:
     """
     folder = bpffs() / name
     if folder.is_dir():
-        return _defunct(folder / _LINK) or _without_vlan(name)
+        return not _index_of(folder / _LINK)
     # without settings, an attach has begun here and ended before it pinned anything
     return name.endswith(_key("")) and not (ROOT / f"{name}.json").exists()
 
@@ -551,11 +498,11 @@ def _left_over(name: str) -> bool:
 def _portless(folder: Path) -> bool:
     """Whether a switch has lost all its ports, with their network namespace as a rule; not while it comes up."""
     links = list(folder.glob(f"{PORT_LINK}*"))
-    return bool(links) and all(map(_defunct, links))
+    return bool(links) and not any(map(_index_of, links))
 
 
 def sweep() -> list[str]:
-    """Removes pins whose interface or namespace is gone, and what an attach that did not finish has left.
+    """Removes pins whose device or namespace is gone, and what an attach that did not finish has left.
 
     A switch's, too, when all its ports are gone.
 
