@@ -19,8 +19,6 @@ from tailbound.kernel.switch import DEVICES, Sizes, Switch
 from tailbound.switch.box import Box, Port, open_xdp
 from tailbound.wire.schema import SWITCH_MAPS
 
-__all__ = ["down", "find", "is_up", "up"]
-
 #: Raised whenever the maps of this version would be read wrongly by another.
 ABI = 2
 _PROGRAM, _OUT = "program", "out"
@@ -65,20 +63,18 @@ def up(ports: Sequence[str], address: str, **options: Any) -> Box[Switch]:
         names = ", ".join(port["name"] for port in there["ports"])
         raise AttachError(f"a switch is up already at {there['address']} on {names}: run `tailbound switch down` first")
     pin.mount()
-    _remove()
-    box = open_xdp(ports, address, **options)
-    try:
-        _pin(box)
-    except OSError as error:
-        box.close()
-        _remove()
-        raise CapabilityError(
-            f"cannot pin below {_folder()}: {error.strerror} (errno {error.errno}); run as root"
-        ) from error
-    except BaseException:
-        box.close()
-        _remove()
-        raise
+    down()
+    with contextlib.ExitStack() as opened:
+        box = open_xdp(ports, address, **options)
+        opened.callback(down)
+        opened.callback(box.close)
+        try:
+            _pin(box)
+        except OSError as error:
+            raise CapabilityError(
+                f"cannot pin below {_folder()}: {error.strerror} (errno {error.errno}); run as root"
+            ) from error
+        opened.pop_all()
     return box
 
 
@@ -148,10 +144,6 @@ def down() -> bool:
     Raises:
         CapabilityError: no privilege to.
     """
-    return _remove()
-
-
-def _remove() -> bool:
     folder, file = _folder(), _file()
     try:
         found = folder.is_dir() or file.exists()

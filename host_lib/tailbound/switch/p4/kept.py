@@ -6,6 +6,7 @@ anew whenever a job comes or goes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -23,8 +24,6 @@ from tailbound.switch.p4.compile import Sizes
 from tailbound.switch.p4.process import THRIFT_PORT, Process
 from tailbound.switch.p4.runtime import Runtime
 from tailbound.switch.p4.switch import Held, P4Switch
-
-__all__ = ["down", "find", "is_up", "up"]
 
 
 def _folder() -> Path:
@@ -66,17 +65,12 @@ def up(ports: Sequence[str], address: str, *, thrift_port: int = THRIFT_PORT, **
         _folder().mkdir(mode=0o700, parents=True)
     except OSError as error:
         raise CapabilityError(f"cannot make {_folder()} ({error.strerror}): run as root") from error
-    try:
+    with contextlib.ExitStack() as opened:
+        opened.callback(shutil.rmtree, _folder(), ignore_errors=True)
         box = open_p4(ports, address, thrift_port=thrift_port, folder=_folder(), **options)
-    except BaseException:
-        shutil.rmtree(_folder(), ignore_errors=True)
-        raise
-    try:
+        opened.callback(box.switch.end)
         _keep(box, thrift_port)
-    except BaseException:
-        box.switch.end()
-        shutil.rmtree(_folder(), ignore_errors=True)
-        raise
+        opened.pop_all()
     return box
 
 
