@@ -21,7 +21,7 @@ from switch_world import SwitchWorld
 from tailbound.errors import ConfigError
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import pin
-from tailbound.kernel.assets import assets
+from tailbound.kernel.cache import assets
 
 
 @pytest.fixture(scope="session")

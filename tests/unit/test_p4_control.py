@@ -10,7 +10,7 @@ import pytest
 
 from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import cache
-from tailbound.kernel.assets import assets
+from tailbound.kernel.cache import assets
 from tailbound.kernel.switch import Entry, Member
 from tailbound.switch.p4 import commands, runtime
 from tailbound.switch.p4.compile import Sizes, compile_switch

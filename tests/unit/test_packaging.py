@@ -16,7 +16,7 @@ import pytest
 import tailbound
 
 LABORATORY = Path("host_lib", "tailbound_lab")
-SOURCES = {"ebpf": "*.h", "xdp_programs": "*.[ch]", "p4": "*.p4"}
+SOURCES = {"ebpf": "*.h", "xdp_programs": "*.[ch]", "p4": "*.p4", "host_lib/core": "*.[ch]"}
 
 
 def pip(*arguments: str | Path, python: str | Path = sys.executable) -> None:
@@ -26,12 +26,10 @@ def pip(*arguments: str | Path, python: str | Path = sys.executable) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def sources(root: Path) -> set[str]:
-    return {
-        path.relative_to(root).as_posix()
-        for folder, pattern in SOURCES.items()
-        for path in (root / folder).rglob(pattern)
-    }
+def sources(root: Path) -> dict[str, Path]:
+    """Files of the checkout by their names among the package's assets."""
+    folders = [(root / folder, pattern) for folder, pattern in SOURCES.items()]
+    return {path.relative_to(folder.parent).as_posix(): path for folder, kind in folders for path in folder.rglob(kind)}
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +62,7 @@ def test_version_is_the_same_everywhere(repository: Path) -> None:
 
 
 def test_every_source_names_its_licence(repository: Path) -> None:
-    files = [repository / name for name in sources(repository)]
+    files = list(sources(repository).values())
     assert {p.suffix for p in files} == {".c", ".h", ".p4"}
     for path in files:
         licence = "Apache-2.0" if path.suffix == ".p4" else "GPL-2.0-only OR BSD-2-Clause"
@@ -116,7 +114,7 @@ def test_wheel_works_from_site_packages(wheel: Path, repository: Path, tmp_path:
     )
     root, names = done.stdout.splitlines()
     assert Path(root) == installed / "tailbound"
-    assert set(names.split()) == sources(repository)
+    assert set(names.split()) == sources(repository).keys()
     script = subprocess.run(
         [home / "bin" / "tailbound", "doctor", "--json", "--interface", "lo"],
         cwd=tmp_path,

@@ -306,7 +306,9 @@ def test_a_reader_looks_where_its_own_user_and_root_write(monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "geteuid", lambda: 1003)
     assert status.folders() == [tmp_path / "tailbound", status.ROOT_FOLDER]
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert status.folders() == [status.ROOT_FOLDER]
+    monkeypatch.setattr(status, "USERS", tmp_path / "user")
+    (tmp_path / "user" / "1003" / "tailbound").mkdir(parents=True)
+    assert status.folders() == [status.ROOT_FOLDER, tmp_path / "user" / "1003" / "tailbound"]
     monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path / "named"))
     assert status.folders() == [tmp_path / "named"]
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generate.__main__ import generated, of_schema, stale
-from tailbound.kernel.assets import assets
+from tailbound.kernel.cache import assets
 from tailbound.kernel.compile import clang_path
 from tailbound.wire import schema
 from tailbound.wire.check import check_reference

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tailbound.errors import CapabilityError
 from tailbound.kernel import built, cache, objects
-from tailbound.kernel.assets import assets
+from tailbound.kernel.cache import assets
 
 #: Folders of its sources.
 _PARTS = ("core", "ebpf", "xdp_programs")

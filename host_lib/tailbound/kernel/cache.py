@@ -1,4 +1,4 @@
-"""Compiled objects kept between processes, by a hash of everything that went into them.
+"""Sources, and what was compiled of them, kept between processes by a hash of everything that went into it.
 
 Four workers that start together compile once: the first holds a file lock, the others find its result.
 """
@@ -14,6 +14,20 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from tailbound.errors import CapabilityError
+
+
+def assets(part: str) -> Path:
+    """Folder of sources, ``core``, ``ebpf``, ``xdp_programs`` or ``p4``: linked in a checkout, copied in a wheel.
+
+    Raises:
+        CapabilityError: the installation lacks it.
+    """
+    path = Path(__file__).resolve().parent.parent / "_assets" / part
+    if not path.is_dir():
+        raise CapabilityError(f"the sources in {path} are missing: reinstall tailbound from a whole wheel or checkout")
+    return path.resolve()
 
 
 @functools.cache

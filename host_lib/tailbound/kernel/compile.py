@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tailbound.errors import CapabilityError
 from tailbound.kernel import cache, headers, objects
-from tailbound.kernel.assets import assets
+from tailbound.kernel.cache import assets
 
 COMPILERS = ("bcc", "clang")
 #: What clang 13 makes of bounds the verifier does not follow; up to the other one the programs have been tried.

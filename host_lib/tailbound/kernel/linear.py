@@ -10,8 +10,6 @@ from __future__ import annotations
 from tailbound.errors import AttachError
 from tailbound.kernel import ethtool, net
 
-__all__ = ["DRIVERS", "PAGE", "STRIDING", "linear_bytes", "linear_of", "remedy"]
-
 #: What a page holds beside the kernel's headroom (256 bytes) and its ``skb_shared_info`` (320): veth, and what is taken
 #: for granted of drivers that are not named here.
 PAGE = 4096 - 256 - 320

@@ -23,6 +23,8 @@ from typing import Any
 log = logging.getLogger("tailbound")
 
 VARIABLE = "TAILBOUND_STATUS"
+#: Runtime folders of users.
+USERS = Path("/run/user")
 ROOT_FOLDER = Path("/run/tailbound-status")
 #: Seconds between two writes.
 PERIOD = 0.3
@@ -47,9 +49,15 @@ def folder() -> Path | None:
 
 
 def folders() -> list[Path]:
-    """Where ``top`` looks: where this user's ranks write; without ``TAILBOUND_STATUS``, root's folder too."""
+    """Where ``top`` looks: where this user's ranks write; without ``TAILBOUND_STATUS``, root's folder too.
+
+    Root sees the ranks of all users who have a runtime folder.
+    """
     own = [place for place in (folder(),) if place is not None]
-    return own if os.environ.get(VARIABLE) else list(dict.fromkeys([*own, ROOT_FOLDER]))
+    if os.environ.get(VARIABLE):
+        return own
+    users = sorted(USERS.glob("*/tailbound")) if os.geteuid() == 0 else []
+    return list(dict.fromkeys([*own, ROOT_FOLDER, *users]))
 
 
 def namespace() -> str:

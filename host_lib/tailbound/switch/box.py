@@ -21,8 +21,6 @@ from tailbound.transport.rendezvous import new_cookie
 from tailbound.transport.switch import ADDRESS, CODES, COOKIE, FORM, ROWS
 from tailbound.wire.address import family_name, ip_bytes, is_ipv6
 
-__all__ = ["DEFAULT_SLOTS", "Aggregator", "Box", "Port", "check_ports", "open_xdp"]
-
 #: Slots of all jobs together: two jobs of the default size; 92 MB at W = 1408.
 DEFAULT_SLOTS = 32768
 

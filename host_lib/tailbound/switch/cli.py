@@ -15,8 +15,6 @@ from tailbound.switch.job import DEFAULT_HEADROOM, DEFAULT_ROWS, JobSpec, parse_
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.rendezvous import new_cookie
 
-__all__ = ["switch"]
-
 
 @click.group()
 def switch() -> None:

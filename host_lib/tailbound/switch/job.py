@@ -15,18 +15,6 @@ from tailbound.kernel.switch import Entry
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS
 
-__all__ = [
-    "DEFAULT_HEADROOM",
-    "DEFAULT_ROWS",
-    "JobSpec",
-    "RankSpec",
-    "ip_text",
-    "mac_bytes",
-    "parse_rank",
-    "parse_station",
-    "place",
-]
-
 #: Slots of a job: a bucket of 25 MiB of float32 at W = 1408, and more than as much again for the ones behind.
 DEFAULT_ROWS = 16384
 #: h of codec-5 where codes cannot be shifted, as they cannot through a switch.

@@ -10,8 +10,6 @@ import numpy as np
 from tailbound.switch.box import Box, Port
 from tailbound.wire.schema import Verdict
 
-__all__ = ["counted", "examine", "lines"]
-
 
 def counted(box: Box[Any], place: int) -> dict[str, int]:
     """Verdicts of a job that were ever given, by name, over all senders."""

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import cache
-from tailbound.kernel.assets import assets
+from tailbound.kernel.cache import assets
 from tailbound.switch.p4.tools import COMPILER, tool
 from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS, WIDTH_STEP
 
