@@ -15,7 +15,7 @@ import cases
 import veths
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import net, pin, syscalls
-from tailbound.kernel.fanout import Fanout, TcxLink
+from tailbound.kernel.fanout import Fanout, attach_tcx
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 
@@ -326,13 +326,11 @@ class Stranger:
 
     def __init__(self, code: bytes) -> None:
         self.program = syscalls.prog_load(code, name="stranger", kind=syscalls.PROG_TYPE_TC)
-        self.attached = TcxLink(self.program, "tbx")
+        self._held = [attach_tcx(self.program, "tbx"), self.program]
 
     def close(self) -> None:
-        self.attached.close()
-        if self.program >= 0:
-            os.close(self.program)
-            self.program = -1
+        while self._held:
+            os.close(self._held.pop(0))
 
 
 def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout]) -> None:
@@ -376,7 +374,7 @@ def test_a_refusal_says_what_goes_on_without_it(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(syscalls, "link_create", refused)
     with pytest.raises(CapabilityError, match=r"tc egress of lo \(errno 22: .*Linux 6\.6.*; training works without"):
-        TcxLink(-1, "lo")
+        attach_tcx(-1, "lo")
 
 
 def test_the_interface_may_go_first(own_wire: list[str], loader: str) -> None:

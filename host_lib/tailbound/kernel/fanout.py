@@ -52,41 +52,25 @@ def shapes() -> dict[str, Shape]:
     return {m.name: layout(m, cpus=maps.possible_cpus()) for m in FANOUT_MAPS}
 
 
-class TcxLink:
-    """A program at the way out of an interface (tc egress); it replaces nobody and goes with its last descriptor.
-
-    Args:
-        program: descriptor of a program of type tc.
-        interface: whose way out it is put at.
-
-    Attributes:
-        fd: descriptor of the link; -1: it is closed.
+def attach_tcx(program: int, interface: str) -> int:
+    """Puts a program (a descriptor) at tc egress of ``interface``, where it replaces nobody; the link's descriptor.
 
     Raises:
         ConfigError: no such interface.
         CapabilityError: no privilege, or a kernel without TCX.
     """
-
-    def __init__(self, program: int, interface: str) -> None:
-        self.fd = -1
-        index = net.index_of(interface)
-        try:
-            self.fd = syscalls.link_create(program, index, 0, syscalls.ATTACH_TCX_EGRESS)
-        except OSError as error:
-            hint = {
-                errno.EPERM: "it needs CAP_NET_ADMIN and CAP_BPF",
-                errno.EINVAL: "this kernel has no TCX (Linux 6.6)",
-            }.get(error.errno or 0, error.strerror)
-            raise CapabilityError(
-                f"cannot attach to tc egress of {interface} (errno {error.errno}: {hint}); training works without: "
-                "results go to each peer separately, which takes more processor time"
-            ) from error
-
-    def close(self) -> None:
-        """Take the program off; may be called twice."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+    index = net.index_of(interface)
+    try:
+        return syscalls.link_create(program, index, 0, syscalls.ATTACH_TCX_EGRESS)
+    except OSError as error:
+        hint = {
+            errno.EPERM: "it needs CAP_NET_ADMIN and CAP_BPF",
+            errno.EINVAL: "this kernel has no TCX (Linux 6.6)",
+        }.get(error.errno or 0, error.strerror)
+        raise CapabilityError(
+            f"cannot attach to tc egress of {interface} (errno {error.errno}: {hint}); training works without: "
+            "results go to each peer separately, which takes more processor time"
+        ) from error
 
 
 class Fanout:
@@ -102,7 +86,7 @@ class Fanout:
         port: int,
         ports: int = 1,
         program: int = -1,
-        link: TcxLink | None = None,
+        link: int = -1,
         most: int = MAX_RANKS,
         *,
         address: str = "",
@@ -176,7 +160,7 @@ class Fanout:
         """
         made, program, link = _attach(interface, to, loader, MAX_RANKS, ipv6=ipv6)
         try:
-            pin.add(interface, load.FANOUT, made.fds, link.fd, group)
+            pin.add(interface, load.FANOUT, made.fds, link, group)
         finally:
             _close(made, program, link)
 
@@ -209,8 +193,7 @@ class Fanout:
         """See ``forks.Owner``."""
         if self._closed:
             return []
-        link = -1 if self._link is None else self._link.fd
-        return [fd for fd in (*self.maps.fds.values(), self.program, link) if fd >= 0]
+        return [fd for fd in (*self.maps.fds.values(), self.program, self._link) if fd >= 0]
 
     def set_peers(self, own: int, peers: Mapping[int, str]) -> None:
         """Says at which IP addresses ranks are; cloning stops until ``live`` is called again.
@@ -294,21 +277,20 @@ def _words(address: str) -> Words:
         raise ConfigError(f"{address!r} is no IP address: give one in numbers") from error
 
 
-def _attach(interface: str, to: int, loader: str, most: int, *, ipv6: bool) -> tuple[Maps, int, TcxLink]:
+def _attach(interface: str, to: int, loader: str, most: int, *, ipv6: bool) -> tuple[Maps, int, int]:
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
         defines = {"TB_MOST_COPIES": most, "TB_PORT": to} | load.of_family(ipv6=ipv6)
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
-        return made, program, TcxLink(program, interface)
+        return made, program, attach_tcx(program, interface)
     except BaseException:
-        _close(made, program, None)
+        _close(made, program, -1)
         raise
 
 
-def _close(made: Maps, program: int, link: TcxLink | None) -> None:
-    if link is not None:
-        link.close()
-    if program >= 0:
-        os.close(program)
+def _close(made: Maps, program: int, link: int) -> None:
+    for fd in (link, program):
+        if fd >= 0:
+            os.close(fd)
     made.close()

@@ -11,6 +11,7 @@ import platform
 import struct
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from tailbound.errors import CapabilityError
 
@@ -198,23 +199,17 @@ def _info(fd: int, size: int) -> bytes:
     return info.raw
 
 
-@dataclass(frozen=True)
-class MapInfo:
-    """What the kernel says of a map; sizes in bytes."""
+class MapInfo(NamedTuple):
+    """Part of what the kernel says of a map; the size in bytes."""
 
-    kind: int
-    id: int
-    key_size: int
     value_size: int
     entries: int
     flags: int
-    name: str
 
 
 def map_info(fd: int) -> MapInfo:
-    """Describes a map."""
-    kind, id_, key, value, entries, flags, name = struct.unpack_from("=IIIIII16s", _info(fd, 88))
-    return MapInfo(kind, id_, key, value, entries, flags, name.rstrip(b"\0").decode())
+    """Describes a map (struct bpf_map_info: type, id and size of keys come first)."""
+    return MapInfo(*struct.unpack_from("=III", _info(fd, 88), 12))
 
 
 @dataclass(frozen=True)
@@ -223,7 +218,6 @@ class ProgInfo:
 
     id: int
     name: str
-    jited_bytes: int
     verified_insns: int  #: instructions the verifier looked at; a million is the most
 
 
@@ -235,7 +229,6 @@ def prog_info(fd: int) -> ProgInfo:
     raw = _info(fd, 224)
     return ProgInfo(
         id=struct.unpack_from("=I", raw, 4)[0],
-        jited_bytes=struct.unpack_from("=I", raw, 16)[0],
         name=raw[64:80].split(b"\0")[0].decode(),
         verified_insns=struct.unpack_from("=I", raw, 216)[0],
     )
