@@ -97,6 +97,11 @@ def _fresh(folder: Path) -> Path:
     return folder.with_name(f"{folder.name}+")
 
 
+def refused(doing: str, error: OSError) -> CapabilityError:
+    """Says that the system does not let this process do something, and what helps."""
+    return CapabilityError(f"cannot {doing}: {error.strerror} (errno {error.errno}); run as root")
+
+
 @contextlib.contextmanager
 def alone(*, folder: bool = False) -> Iterator[None]:
     """Keeps other processes from making and removing pins meanwhile.
@@ -112,7 +117,7 @@ def alone(*, folder: bool = False) -> Iterator[None]:
         what, flags = (ROOT, os.O_DIRECTORY) if folder else (ROOT / "lock", os.O_RDWR | os.O_CREAT)
         fd = os.open(what, flags | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise CapabilityError(f"cannot lock {ROOT}: {error.strerror}; run as root") from error
+        raise refused(f"lock {ROOT}", error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -130,7 +135,7 @@ def mount() -> None:
         with alone():  # two at once would mount one file system over the other, and hide the pins in that
             _mount()
     except OSError as error:
-        raise CapabilityError(f"cannot mount a BPF file system on {bpffs()}: {error.strerror}; run as root") from error
+        raise refused(f"mount a BPF file system on {bpffs()}", error) from error
 
 
 def _mount() -> None:
@@ -301,9 +306,7 @@ def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int, program
     except OSError as error:
         shutil.rmtree(fresh, ignore_errors=True)
         begun.unlink(missing_ok=True)
-        raise CapabilityError(
-            f"cannot pin below {folder}: {error.strerror} (errno {error.errno}); run as root"
-        ) from error
+        raise refused(f"pin below {folder}", error) from error
 
 
 def link_of(interface: str) -> int:
@@ -353,9 +356,7 @@ def add(interface: str, program: str, fds: Mapping[str, int], link: int, group: 
     except OSError as error:
         for left in (*fds, name):
             (folder / left).unlink(missing_ok=True)
-        raise CapabilityError(
-            f"cannot pin below {folder}: {error.strerror} (errno {error.errno}); run as root"
-        ) from error
+        raise refused(f"pin below {folder}", error) from error
 
 
 def _pin_maps(folder: Path, fds: Mapping[str, int], group: int) -> None:
@@ -451,7 +452,7 @@ def _remove(folder: Path, file: Path, but: Path | None = None) -> bool:
             shutil.rmtree(_fresh(folder), ignore_errors=True)
             _begun(file).unlink(missing_ok=True)
     except OSError as error:
-        raise CapabilityError(f"cannot remove {folder}: {error.strerror}; run as root") from error
+        raise refused(f"remove {folder}", error) from error
     return found
 
 

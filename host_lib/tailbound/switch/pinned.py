@@ -71,9 +71,7 @@ def up(ports: Sequence[str], address: str, **options: Any) -> Box[Switch]:
         try:
             _pin(box)
         except OSError as error:
-            raise CapabilityError(
-                f"cannot pin below {_folder()}: {error.strerror} (errno {error.errno}); run as root"
-            ) from error
+            raise pin.refused(f"pin below {_folder()}", error) from error
         opened.pop_all()
     return box
 
@@ -154,7 +152,7 @@ def down() -> bool:
         file.unlink(missing_ok=True)
         file.with_suffix(".new").unlink(missing_ok=True)
     except OSError as error:
-        raise CapabilityError(f"cannot remove {folder}: {error.strerror}; run as root") from error
+        raise pin.refused(f"remove {folder}", error) from error
     return found
 
 

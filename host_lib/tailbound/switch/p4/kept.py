@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import ethtool, net, pin
 from tailbound.kernel.switch import Entry, Member
 from tailbound.switch.box import Box, Port, check_ports
@@ -130,7 +130,7 @@ def up(ports: Sequence[str], address: str, *, thrift_port: int = THRIFT_PORT, **
         shutil.rmtree(_folder(), ignore_errors=True)
         _folder().mkdir(mode=0o700, parents=True)
     except OSError as error:
-        raise CapabilityError(f"cannot make {_folder()} ({error.strerror}): run as root") from error
+        raise pin.refused(f"make {_folder()}", error) from error
     with contextlib.ExitStack() as opened:
         opened.callback(shutil.rmtree, _folder(), ignore_errors=True)
         box = open_p4(ports, address, thrift_port=thrift_port, folder=_folder(), **options)
@@ -183,7 +183,7 @@ def down() -> bool:
             return False
         shutil.rmtree(_folder())
     except OSError as error:
-        raise CapabilityError(f"cannot remove {_folder()} ({error.strerror}): run as root") from error
+        raise pin.refused(f"remove {_folder()}", error) from error
     return True
 
 
