@@ -162,6 +162,17 @@ def test_a_peer_that_hears_too_few_ends_it_and_may_have_just_joined() -> None:
     assert fabric.trials.turn(fabric.now + 2 * AGAIN, PEERS) == (range(0), [])
 
 
+def test_a_good_answer_makes_up_for_bad_ones_before_it() -> None:
+    trials = Trials()
+    trials.turn(0, (1,))
+    later = 2 * PATIENCE
+    for heard, now in ((0, 1), ((1 << ROUND) - 1, 2), (0, later), (0, later + PATIENCE - 1)):
+        trials.answer(1, ROUND, heard, now)
+    assert trials.failed is None
+    trials.answer(1, ROUND, 0, later + PATIENCE)
+    assert trials.failed == 1
+
+
 def test_silence_says_nothing() -> None:
     fabric = Fabric()
     fabric.until(2 * BEAT)
