@@ -240,6 +240,7 @@ def _collect(
             bits=state.bits,
             scaled=state.scaler is not None,
             parts=bucket.parts,
+            starts=bucket.starts,
         )
         communicator.launch(
             bucket.index, values, values, last=bucket.last, done=over.put, contribute=False, handling=handling
