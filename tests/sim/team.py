@@ -21,7 +21,7 @@ from sim.engine import PORT, Engine, Rank, World, address
 from sim.switch import SimSwitch
 from support import Trouble
 from tailbound.collective import fetch, jump
-from tailbound.collective.communicator import Communicator
+from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Op, Outcome
 from tailbound.datapath.store import ring_rows
 from tailbound.errors import TransportError
@@ -179,15 +179,20 @@ class SimTeam:
         ranks: Sequence[int] | None = None,
         late: dict[int, int] | None = None,
         silent: Collection[int] = (),
+        starts: tuple[int, ...] = (),
     ) -> dict[int, Pending]:
-        """Has ``ranks`` launch an all-reduce, some ``late`` by so many ns, some without rows; what they wait for."""
+        """Has ``ranks`` launch an all-reduce, some ``late`` by so many ns, some without rows; what they wait for.
+
+        Tensors begin at ``starts``; none: flat.
+        """
         pending = {}
         for rank in range(len(self)) if ranks is None else ranks:
             out, done = np.full_like(inputs[rank], np.nan), Future[Outcome]()
 
             def launch(rank: int = rank, out: NDArray[np.float32] = out, done: Future[Outcome] = done) -> None:
                 member, data = self[rank], inputs[rank].copy()
-                member.launch(0, data, out, last=True, done=done.set_result, contribute=rank not in silent)
+                how, done_with = Handling(starts=starts), done.set_result
+                member.launch(0, data, out, last=True, done=done_with, contribute=rank not in silent, handling=how)
 
             apart = self.world.fabric.random.randrange(_APART)
             self.at((late or {}).get(rank, 0) + apart, launch)
@@ -208,9 +213,10 @@ class SimTeam:
         ranks: Sequence[int] | None = None,
         late: dict[int, int] | None = None,
         silent: Collection[int] = (),
+        starts: tuple[int, ...] = (),
     ) -> list[Result]:
         """One all-reduce of ``inputs[rank]`` by ``ranks``; (average, outcome) of each."""
-        return self.finish(self.start(inputs, ranks, late, silent))
+        return self.finish(self.start(inputs, ranks, late, silent, starts))
 
     def drain(self) -> None:
         """Lets time pass until nothing is in flight and nobody has anything to do for a while."""

@@ -149,3 +149,17 @@ def test_a_late_launch_repairs_once_before_it_ends() -> None:
         assert outcome.nanoseconds < second
         assert job[last].job.counters["rows_repaired"] == sum(trouble.dropped.values()) > 0
         np.testing.assert_array_equal(out, results[0][0])
+
+
+def test_the_only_row_of_an_op_is_requested() -> None:
+    """No packet had opened the op's record: nothing was requested, and all ranks skipped the op."""
+    with sim_team(2, SETTINGS) as job:
+        for op in range(WARM_UP_OPS):
+            job.allreduce(gradients("U", 2, 40, seed=op), starts=(0,))
+        for op in range(8):
+            lossy(job, float(op % 2), PacketType.CONTRIBUTION)
+            inputs = gradients("U", 2, 40, seed=op)
+            for out, outcome in job.allreduce(inputs, starts=(0,)):
+                assert (outcome.delivered, outcome.skipped) == (outcome.expected, False)
+                assert nmse(out, exact_mean(inputs)) < 1e-3
+        assert total(job, "rows_repaired") > 0

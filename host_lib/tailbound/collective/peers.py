@@ -84,7 +84,7 @@ class Contributions:
     def recover(self, now: int) -> tuple[list[Action], int]:
         """See ``aggregation.Aggregation``: requests lost contributions of ranks that may still bring rows."""
         op, view, known, half = self._op, self._view, self._known, self._op.first
-        if op.overtaken or not view.own or view.record is None or view.foreseen_wrongly():
+        if op.overtaken or not view.own or view.foreseen_wrongly():
             return [], NEVER
         left = [p for p in self._live if p not in op.abstainers and p not in op.stayed_out]
         ended = view.all_contributed(left)
