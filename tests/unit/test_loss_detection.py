@@ -222,6 +222,23 @@ def test_the_probe_timeout_follows_answers() -> None:
     assert path.pto == 5 * FLOOR
 
 
+@pytest.mark.parametrize("took", [15 * MS, 40 * MS])
+def test_answers_slower_than_the_first_timeouts_are_learned(took: int) -> None:
+    """They were given up after 14 ms, op after op, and rows asked for three times never came in time."""
+    path, given_up = Path(FLOOR), 0
+    for op in range(12):
+        receiver, now, asked = Receiver(here={1: {*range(ROWS)} - {3}}, ended={1}), (op + 1) * 10**9, 0
+        receiver.path = path
+        for at in range(now, now + 20 * took, MS):
+            if receiver.turn(at):
+                asked = asked or at
+            if asked and at >= asked + took:
+                receiver.come([3])
+        given_up += bool(receiver.recovery.flows[1].waits)
+    assert given_up < 6
+    assert path.pto >= took
+
+
 def test_the_reordering_window_widens_where_rows_come_twice() -> None:
     path, ever = Path(FLOOR), 5
     path.settled(10, ever, probed=False)

@@ -40,6 +40,7 @@ class Path:
     def __init__(self, floor: int) -> None:
         self._least, self._most = floor // 10, 5 * floor
         self._usual = self._varies = 0.0
+        self._guess = 2 * self._least  # until an answer comes: the probe timeout
         self.window = self._narrow = floor // 40
         self._wide = floor
         self._twice = 0
@@ -47,17 +48,22 @@ class Path:
     @property
     def pto(self) -> int:
         """The probe timeout: a fifth of the floor before the first answer, then at least a tenth of it."""
-        if not self._usual:
-            return 2 * self._least
+        if self._guess:
+            return self._guess
         return min(self._most, max(self._least, int(self._usual + 4 * self._varies)))
 
     def answered(self, took: int) -> None:
         """An answer came ``took`` after its request."""
+        self._guess = 0
         if not self._usual:
             self._usual, self._varies = float(took), took / 2
             return
         self._varies += (abs(self._usual - took) - self._varies) / 4
         self._usual += (took - self._usual) / 8
+
+    def unanswered(self) -> None:
+        """A flow was given up before an answer came: the next one is waited for twice as long."""
+        self._guess = min(self._most, 2 * self.pto)
 
     def settled(self, requested: int, twice: int, *, probed: bool) -> None:
         """A half is over that requested so many rows.
@@ -178,6 +184,7 @@ class Flow:
         idle = now - max(self._since, self.ended) >= bounds.patience
         if self.ended and waits and idle and self._expired > _PROBES:
             self.over = True
+            path.unanswered()
             return np.zeros(0, np.int64)
         self.due = now + (bounds.look if waits or self.ended else bounds.step)
         if self._noted and (missing & self._behind(self._highest)).any():
