@@ -37,6 +37,13 @@ static __always_inline void tb_put_four(__u64 *sums, tb_four lanes, int add)
 	__builtin_memcpy(sums, &lanes, sizeof(lanes));
 }
 
+/* Four of eight words. GCC has clang's builtin from version 12 on. */
+#ifdef __clang__
+#define TB_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define TB_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (tb_four){ __VA_ARGS__ })
+#endif
+
 /* Eight words of codes into sixteen of sums. */
 static __always_inline void tb_round_lanes(__u64 *sums, const void *codes, int add, __u64 shift)
 {
@@ -47,8 +54,8 @@ static __always_inline void tb_round_lanes(__u64 *sums, const void *codes, int a
 		tb_four even = (t & TB_LANES_MASK) << shift;
 		tb_four odd = (t >> 8 & TB_LANES_MASK) << shift;
 
-		tb_put_four(sums + 8 * i, __builtin_shufflevector(even, odd, 0, 4, 1, 5), add);
-		tb_put_four(sums + 8 * i + 4, __builtin_shufflevector(even, odd, 2, 6, 3, 7), add);
+		tb_put_four(sums + 8 * i, TB_SHUFFLE(even, odd, 0, 4, 1, 5), add);
+		tb_put_four(sums + 8 * i + 4, TB_SHUFFLE(even, odd, 2, 6, 3, 7), add);
 	}
 }
 
