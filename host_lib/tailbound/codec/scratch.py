@@ -22,7 +22,7 @@ class Memory(NamedTuple):
 
     Attributes:
         work: f32[64 * (2 width + 16)], a half-transformed group; a byte may hold two codes.
-        group: f32[128 * width], a zero-padded copy of the last group, and copies of single rows.
+        group: f32[128 * width], a zero-padded copy of the last group of a tensor, and copies of single rows.
         row: u16[2 width], sums of one row.
         blank: u8[2 width], codes of a row of zeros.
         codes: u8[128 * width], codes of 4 bits that are still, or again, a byte each.

@@ -113,7 +113,7 @@ class Rings(NamedTuple):
     """A step beside the rings.
 
     Attributes:
-        step: its rows, about: ops are filled up to whole groups.
+        step: its rows, about: tensors begin rows of their own, and flat ops are filled up to whole groups.
         held: rows of the result ring.
         taken: bytes of the result ring and the sums ring.
     """

@@ -110,8 +110,8 @@ class Inbox:
     def _request(self, head: np.void, body: bytes, op: Op | None) -> None:
         """Notes the rows that a rank asks for; ``retransmit`` sends them.
 
-        Nobody asks before a finished mark. Whoever is sent to fast has that before the own marks rise, which wait for
-        the slowest.
+        A rank asks for rows that later rows have passed, or whose flow has ended. Whoever is sent to fast asks before
+        the own marks rise, which wait for the slowest.
         """
         job, label, first_half = self._job, int(head["op"]), bool(int(head["flags"]) & Flag.FIRST_HALF)
         mark = job.marks.contributed if first_half else job.marks.published

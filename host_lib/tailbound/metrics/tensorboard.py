@@ -14,7 +14,7 @@ from tailbound.metrics.flatten import PREFIX, Metric, by_path, flatten
 #: What labels say of the whole run, and the folder says too.
 _OF_THE_RUN = ("rank", "job")
 #: Parts of ``stats()`` that a status does not have.
-_OF_THE_MODEL = ("replica", "entrance")
+_OF_THE_MODEL = ("replica",)
 
 
 class Writer(Protocol):

@@ -14,7 +14,7 @@ import os
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, Literal, TypedDict, cast, get_type_hints
+from typing import Annotated, Any, TypedDict, cast, get_type_hints
 
 from tailbound.errors import ConfigError
 from tailbound.observe import status, trace
@@ -147,7 +147,7 @@ class Options(TypedDict, total=False):
     deadline_ms: Annotated[tuple[float, float] | None, _option(
         DEADLINES, None, "longest waits for contributions and, after them, for results, ms", otherwise="learned",
     )]
-    hadamard: Annotated[bool | Literal["auto"], _option(
+    hadamard: Annotated[bool, _option(
         on_off(), True, "rotate, so that losses are spread thinly", field="rotate",
     )]
     safeguard: Annotated[Limits | None, _option(

@@ -66,7 +66,7 @@ LOADED = 1e8
 _PATIENCE, _PATIENT_STEPS = 5.0, 4
 #: Seconds that an unsound rank waits for a giver's step, and takes slices, at least; as a rule one median step.
 _LEAST_WAIT = 0.05
-#: Takes in a row that left a rank unsound, after which it takes all slices at once: its optimizer mixes entries.
+#: Takes in a row that got no further, after which a rank takes all slices at once: its optimizer mixes entries.
 _PARTS_MOST = 16
 #: Bytes of slices that a rank takes at least: twice as many after each take within a step, else half as many.
 _PART = 1 << 20
@@ -165,7 +165,8 @@ class Resync:
         self._donor = -1  # the rank whose state is taken at the next boundary
         self._next = 0.0  # monotonic seconds: before that none is taken
         self._most = _PART  # bytes of slices that come within a step, as far as is known
-        self._parts = 0  # takes in a row that left this rank unsound
+        self._parts = 0  # takes in a row that left this rank unsound, and no further than the one before
+        self._front = 0  # the first slice that differed at the last take
         self._heard: dict[int, Standing] | None = None  # what all live ranks said when this one was unsound
         self._seen: set[int] | None = None  # peers that were live at the last boundary
         self._doubted: set[int] = set()  # may follow another lineage; replaced as a whole by any thread
@@ -228,8 +229,9 @@ class Resync:
         """Takes what differs, or as much of it as comes in a step: more would make this rank late again."""
         begun, size = time.monotonic(), self._size()
         most = max(self._most, size // self.replica.slices)
+        front = self._front
         if self._try(donor, step, seconds, most=0 if self._parts >= _PARTS_MOST else most) is not None:
-            self._parts = 0 if self.sound else self._parts + 1
+            self._parts = 0 if self.sound or self._front > front else self._parts + 1
             within = time.monotonic() - begun < seconds + size / _COPIED
             self._most = 2 * most if within else max(_PART, most // 2)
 
@@ -579,6 +581,7 @@ class Resync:
             ) from error
         at = _STATE.size + 2 * number
         self.unsound()  # until all of it is written
+        self._front = chosen[0] if chosen else replica.slices
         if told:
             replica.arrange(bytes(body[at : at + told]))
             at += told

@@ -201,8 +201,8 @@ class Config:
     def ring(self, width: int) -> float:
         """MiB of the result ring for rows of ``width`` codes: where the step is known, two steps, up to ``RING_MOST``.
 
-        Then a whole step is in flight at once, and the one before it is kept for who is behind. Ops are filled up to
-        whole groups of rows, so that a step has some more rows than codes for them.
+        Then a whole step is in flight at once, and the one before it is kept for who is behind. A step has some more
+        rows than its codes fill: tensors begin rows of their own, and flat ops end with whole groups.
         """
         row = self.switch.width(width) if self.switch is not None else width
         rows = 1 << (2 * 17 * self.step // (16 * row)).bit_length()

@@ -155,6 +155,10 @@ class Trials:
         """Numbers of packets to send to the group, and ranks to ask about them, with ``live`` peers."""
         if now < self.due or not live or self.failed is not None:
             return range(0), []
+        for rank in (self.reached | self._bad.keys()).difference(live):  # another process may come in its place
+            self.reached.discard(rank)
+            self._passed.discard(rank)
+            self._bad.pop(rank, None)
         share = max(FEW, len(live)) / FEW
         waiting = [rank for rank in live if rank not in self._passed]
         if not waiting:
