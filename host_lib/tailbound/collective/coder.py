@@ -7,7 +7,7 @@ its codes in packets; its average from the rows that came. ``Coder`` is these th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -39,12 +39,8 @@ class Coder(Protocol):
     #: Whether threads may share an op's groups; otherwise ``groups`` is None or all of them.
     divisible: bool
 
-    def warm_up(self, x: Values, out: Values, shape: Shape, codings: Sequence[Coding]) -> None:
-        """Compiles what such an op takes, which may last seconds; in the thread that launches it.
-
-        Args:
-            codings: one of each kind that there may be: rotated or not.
-        """
+    def warm_up(self, x: Values, out: Values, shape: Shape, coding: Coding) -> None:
+        """Compiles what such an op takes, which may last seconds; in the thread that launches it."""
 
     def begin(self, x: Values, shape: Shape, coding: Coding) -> Callable[[], bool]:
         """Gives the device what it has to do before ``measure`` and ``encode``.
@@ -118,7 +114,7 @@ class HostCoder:
     divisible = True
 
     @staticmethod
-    def warm_up(x: Values, out: Values, shape: Shape, codings: Sequence[Coding]) -> None:
+    def warm_up(x: Values, out: Values, shape: Shape, coding: Coding) -> None:
         """The compiled passes are warm before the first op (``collective.warmup``)."""
 
     @staticmethod

@@ -379,7 +379,7 @@ class Communicator:
         mode |= (crc32(parts.encode()) & 0xFFFF) << 8  # other tensors, or the same in another order, have other scales
         if coder.ahead:
             for lo, hi, tensors in chunks:
-                coder.warm_up(data, out, shape_for(hi - lo, width, bits, tensors), self._codings())
+                coder.warm_up(data, out, shape_for(hi - lo, width, bits, tensors), Coding(0, rotate=config.rotate))
         with self._lock:
             if self._launched + len(chunks) > MAX_STEP_OPS:
                 raise ConfigError(
@@ -404,10 +404,6 @@ class Communicator:
                         residual[lo:hi] if residual is not None else None,
                     )
                 )
-
-    def _codings(self) -> list[Coding]:
-        """One of each kind that this job's ops may have."""
-        return [Coding(0, rotate=self.config.rotate)]
 
     def ops(self, numel: int) -> int:
         """Into how many ops a bucket of ``numel`` entries is cut, with codes of ``config.bits``.

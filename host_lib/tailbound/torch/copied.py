@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ class CopyingCoder(OnDevice):
     Nothing here waits for the device.
     """
 
-    def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, codings: Sequence[Coding]) -> None:
+    def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding) -> None:
         """The compiled passes are warm before the first op (``collective.warmup``)."""
 
     def begin(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:

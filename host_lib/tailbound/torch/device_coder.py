@@ -5,7 +5,7 @@ With tensors of the host, and a form that works on these, it gives what the comp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,26 +144,25 @@ class DeviceCoder(OnDevice):
         assert self._space.form is not None, "nothing codes on this device"
         return self._space.form
 
-    def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, codings: Sequence[Coding]) -> None:
+    def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding) -> None:
         """Codes a few zeros in the same way, once for each kind of op: so all that is compiled is compiled here.
 
         Raises:
             ConfigError: Triton cannot (it needs a C compiler, say).
         """
         space, sizes = self._space, set(np.diff(shape.layout.rows).tolist())
-        for coding in codings:
-            kind = x.dtype, out.dtype, shape.bits, coding.rotate
-            fresh = sorted(size for size in sizes if (*kind, size) not in space.warm)
-            if not fresh:
-                continue
-            try:
-                self._rehearse(x, out, fresh, shape.bits, coding)
-            except Exception as error:
-                raise ConfigError(
-                    f"Triton's kernels fail on {x.device}: {error}. Give Triton what it needs (a C compiler, say), or "
-                    f"set {DEVICE_CODEC.variable}=host, which codes buckets on the host"
-                ) from error
-            space.warm.update((*kind, size) for size in fresh)
+        kind = x.dtype, out.dtype, shape.bits, coding.rotate
+        fresh = sorted(size for size in sizes if (*kind, size) not in space.warm)
+        if not fresh:
+            return
+        try:
+            self._rehearse(x, out, fresh, shape.bits, coding)
+        except Exception as error:
+            raise ConfigError(
+                f"Triton's kernels fail on {x.device}: {error}. Give Triton what it needs (a C compiler, say), or "
+                f"set {DEVICE_CODEC.variable}=host, which codes buckets on the host"
+            ) from error
+        space.warm.update((*kind, size) for size in fresh)
 
     def _rehearse(self, x: torch.Tensor, out: torch.Tensor, sizes: list[int], bits: int, coding: Coding) -> None:
         """Codes an op that has one group of each of ``sizes``."""
