@@ -56,9 +56,8 @@ def test_all_workers_reach_each_other_on_both_links(
             }
 
 
-@pytest.mark.parametrize(("settings", "count"), [({"rate": 10**9}, os.cpu_count()), ({"queues": 3}, 3)])
-def test_every_end_has_the_queues_asked_for(tailbound_lab: Make, settings: dict[str, object], count: int) -> None:
-    lab = tailbound_lab(workers=2, **settings)
+def test_every_end_has_a_queue_for_each_processor(tailbound_lab: Make) -> None:
+    lab, count = tailbound_lab(workers=2, rate=10**9), os.cpu_count()
     places = veths(lab)
     assert len(places) == (16 if lab.topology.cables else 8)
     for namespace, interface in places:

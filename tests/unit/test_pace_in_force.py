@@ -84,7 +84,7 @@ def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
     flow._job.advertise = lambda **_: None  # type: ignore[method-assign]
     flow._job.repairs = SimpleNamespace(warming=lambda _: False)  # type: ignore[attr-defined]
     placement = SimpleNamespace(shares=[10, 20, 30])
-    op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1, plain=())
+    op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1, key=())
     op.first = SimpleNamespace(asked={})
     flow._states["marked"][1] = 500
     flow.observe(op, [0, 10, 10])
