@@ -37,7 +37,7 @@ def greet(store: MemoryStore, *greetings: Greeting) -> None:
     ("field", "value", "advice"),
     [
         ("wire", 2, "same version of tailbound"),
-        ("codec", 4, "same version of tailbound"),
+        ("codec", 5, "same version of tailbound"),
         ("hello", 1, "same version of tailbound"),
         ("width", 448, "same MTU"),
         ("model", "xyz", "same model"),
@@ -77,7 +77,7 @@ def test_a_version_of_before_codecs_had_a_number_is_told() -> None:
     store, said = MemoryStore(), asdict(greeting(0))
     del said["codec"]
     store.set("job/greeting/0", json.dumps(said))
-    with pytest.raises(LayoutError, match=r"rank 1 .*codec 3.* rank 0 .*codec 1.*same version"):
+    with pytest.raises(LayoutError, match=r"rank 1 .*codec 4.* rank 0 .*codec 1.*same version"):
         exchange(store, greeting(1), "job", 10)
 
 
