@@ -134,7 +134,8 @@ def test_an_op_of_a_new_kind_is_warmed_up_once_by_who_launches_it() -> None:
     x, out = torch.zeros(50_000, dtype=torch.float16), torch.zeros(50_000)
     ops = [shape_for(50_000, 1408), shape_for(50_000, 1408, 8, (49_000, 1000)), shape_for(50_000, 1408)]
     for shape in ops:
-        coder.warm_up(x, out, shape, [Coding(0), Coding(0, rotate=False)])
+        for rotate in (True, False):
+            coder.warm_up(x, out, shape, Coding(0, rotate=rotate))
     half, whole = torch.float16, torch.float32
     assert seen == [
         (what, kind, rows, rotate)
@@ -165,7 +166,7 @@ def test_what_chooses_exponents_and_keeps_residuals_is_warmed_up_too() -> None:
 
     coder = DeviceCoder(Workspace(slow_stream(), Form()), None)
     x, out = torch.zeros(50_000), torch.zeros(50_000, dtype=torch.bfloat16)
-    coder.warm_up(x, out, shape_for(50_000, 1408, (4, 8)), [Coding(0)])
+    coder.warm_up(x, out, shape_for(50_000, 1408, (4, 8)), Coding(0))
     assert {("largest", torch.float32, 4), ("decode", torch.bfloat16, 8), ("decode", torch.float32, 4)} <= seen
 
 
@@ -182,7 +183,7 @@ def test_where_triton_fails_the_error_says_what_to_do() -> None:
 
     space = Workspace(slow_stream(), Broken())  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"there is no compiler\..*TAILBOUND_DEVICE_CODEC=host"):
-        DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), [Coding(0)])
+        DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), Coding(0))
 
 
 def test_little_more_than_a_byte_an_entry_crosses() -> None:
