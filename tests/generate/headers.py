@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 
 from tailbound.wire import check, schema
 from tailbound.wire.packets import KINDS, dtype_of
@@ -13,8 +14,12 @@ _C = {"u8": "__u8", "u16": "__u16", "u32": "__u32", "u64": "__u64", "s16": "__s1
 _WIRE = _C | {"u16": "__be16", "u32": "__be32", "u64": "__be64", "s16": "__be16", "f32": "__be32"}
 
 
+def _defines(numbers: Mapping[str, int | str]) -> str:
+    return "".join(f"#define {name} {value}\n" for name, value in numbers.items())
+
+
 def _enum(prefix: str, kind: type[enum.IntEnum] | type[enum.IntFlag]) -> str:
-    return "".join(f"#define {prefix}_{m.name} {int(m)}\n" for m in kind)
+    return _defines({f"{prefix}_{m.name}": int(m) for m in kind})
 
 
 def _struct(struct: schema.Struct, kinds: dict[str, str]) -> str:
@@ -27,6 +32,10 @@ def _struct(struct: schema.Struct, kinds: dict[str, str]) -> str:
     size = sum(KINDS[f.kind][0] * f.count for f in struct.fields)
     lines += ["};", f'_Static_assert(sizeof(struct {struct.name}) == {size}, "{struct.name}");', ""]
     return "\n".join(lines) + "\n"
+
+
+def _guarded(name: str, body: str) -> str:
+    return f"{_LICENSE}{_NOTE}#ifndef {name}\n#define {name}\n\n{body}#endif /* {name} */\n"
 
 
 def wire_header() -> str:
@@ -43,11 +52,11 @@ def wire_header() -> str:
         "TB_KEY_WORDS": schema.KEY_WORDS,
     }
     numbers |= {f"TB_CHECK_{k}": f"{getattr(check, k):#x}ULL" for k in ("K1", "K2", "K3", "K4")}
-    body = "".join(f"#define {k} {v}\n" for k, v in numbers.items())
+    body = _defines(numbers)
     body += "\n" + _enum("TB_TYPE", schema.PacketType) + f"#define TB_TYPE_LAST {max(schema.PacketType)}\n\n"
     body += _enum("TB_FLAG", schema.Flag)
     body += "\n" + _struct(schema.HEADER, _WIRE)
-    return f"{_LICENSE}{_NOTE}#ifndef TB_WIRE_H\n#define TB_WIRE_H\n\n{body}#endif /* TB_WIRE_H */\n"
+    return _guarded("TB_WIRE_H", body)
 
 
 def abi_header() -> str:
@@ -63,10 +72,10 @@ def abi_header() -> str:
         "TB_VERDICTS": schema.VERDICTS,
         "TB_FIRST_DROP": int(schema.FIRST_DROP),
     }
-    body = "".join(f"#define {k} {v}\n" for k, v in numbers.items())
+    body = _defines(numbers)
     body += "\n" + _enum("TB_VERDICT", schema.Verdict) + "\n" + _enum("TB_EVENT", schema.Event) + "\n"
     body += _enum("TB_TAGGING", schema.Tagging) + "\n"
     body += "/* Every map of a worker by name. */\n"
     body += f"#define TB_WORKER_MAPS(MAP) {' '.join(f'MAP({m.name})' for m in schema.WORKER_MAPS)}\n\n"
     body += "".join(_struct(s, _C) for s in schema.STRUCTS)
-    return f"{_LICENSE}{_NOTE}#ifndef TB_ABI_H\n#define TB_ABI_H\n\n{body}#endif /* TB_ABI_H */\n"
+    return _guarded("TB_ABI_H", body)
