@@ -8,6 +8,8 @@ sending, as a rule, so that a row that was lost costs no op its time.
 # ruff: noqa: D102 - ``stage.Seen`` and ``aggregation.Aggregation`` say what their methods do
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,12 +90,9 @@ class Contributions:
             return [], NEVER
         left = [p for p in self._live if p not in op.abstainers and p not in op.stayed_out]
         ended = view.all_contributed(left)
-        if half.recovery is None:
-            half.recovery = view.recovery(view.own * len(known.peers))
         placement, ranks = op.place.placement, known.ranks
         flows = [Incoming(p, view.own, first_place(placement, known.rank, p, ranks), p in ended) for p in left]
-        wanted = half.recovery.turn(now, flows, view.summed_of, known.repairs.paths.__getitem__)
-        return [AskRows(rank, places, view.own, first_half=True) for rank, places in wanted], half.recovery.due
+        return _requests(view, half, flows, view.summed_of, view.own * len(known.peers), now)
 
     def last_call(self, now: int) -> int:
         return 0
@@ -157,12 +156,10 @@ class Results:
 
     def recover(self, now: int) -> tuple[list[Action], int]:
         """See ``aggregation.Aggregation``: requests lost results of owners, also of those that have said goodbye."""
-        op, view, known, half, counts = self._op, self._view, self._known, self._op.second, self._counts
+        op, view, counts = self._op, self._view, self._counts
         if not self._repairable():
             return [], NEVER
         ended = view.givers()
-        if half.recovery is None:
-            half.recovery = view.recovery(op.place.layout.shape.rows)
         view.gather()
 
         def here(flow: Incoming) -> NDArray[np.bool_]:
@@ -170,8 +167,7 @@ class Results:
             return found
 
         flows = [Incoming(p, counts[p], 0, p in ended) for p in dict.fromkeys([*self._owners, *ended])]
-        wanted = half.recovery.turn(now, flows, here, known.repairs.paths.__getitem__)
-        return [AskRows(rank, places, counts[rank], first_half=False) for rank, places in wanted], half.recovery.due
+        return _requests(view, op.second, flows, here, op.place.layout.shape.rows, now)
 
     def last_call(self, now: int) -> int:
         """A late launch may use one request and its answer."""
@@ -179,6 +175,22 @@ class Results:
         if asked is None:
             return now + 1 if self._repairable() and self._view.givers() else 0
         return asked.last_call if asked.open and now < asked.last_call else 0
+
+
+def _requests(
+    view: View,
+    half: Half,
+    flows: Sequence[Incoming],
+    here: Callable[[Incoming], NDArray[np.bool_]],
+    rows: int,
+    now: int,
+) -> tuple[list[Action], int]:
+    """Requests for lost rows of ``flows``, which have ``rows`` rows in all, and when to look again."""
+    if half.recovery is None:
+        half.recovery = view.recovery(rows)
+    wanted = half.recovery.turn(now, flows, here, view.known.repairs.paths.__getitem__)
+    first_half, sizes = half is view.op.first, {flow.rank: flow.rows for flow in flows}
+    return [AskRows(rank, places, sizes[rank], first_half=first_half) for rank, places in wanted], half.recovery.due
 
 
 def _open(half: Half) -> Repair[Action]:

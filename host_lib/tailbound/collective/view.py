@@ -11,7 +11,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.repair import LOOK, asked_most, patience
 from tailbound.collective.tally import gather_results, rows_by_rank
 from tailbound.transport.config import FLOOR
-from tailbound.transport.recovery import Bounds, Incoming, Recovery
+from tailbound.transport.recovery import NEVER, Bounds, Incoming, Recovery
 
 
 class View:
@@ -165,7 +165,7 @@ class View:
         return Recovery(
             Bounds(
                 asked_most(rows, cold=cold or strict),
-                1 << 62 if strict else longest << 3 if cold else longest,
+                NEVER if strict else longest << 3 if cold else longest,
                 late,
                 max(LOOK * floor // FLOOR, usual // 4),
                 min(LOOK, longest // 2),

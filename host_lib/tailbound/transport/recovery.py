@@ -256,7 +256,7 @@ class Recovery:
 
     @property
     def due(self) -> int:
-        """When to call ``turn`` again; ``1 << 62``: when a flow begins."""
+        """When to call ``turn`` again; ``NEVER``: when a flow begins."""
         return min((flow.due for flow in self.flows.values() if not flow.over), default=NEVER)
 
     @property

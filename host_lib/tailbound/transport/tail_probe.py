@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import FLOOR
+from tailbound.transport.recovery import NEVER
 
 
 class Patience(NamedTuple):
@@ -46,9 +47,6 @@ AT_ONCE = 8
 #: A flow of so few rows may well be lost as a whole: its sender counts as one that has begun, until it has been asked
 #: so often. With many ranks all flows are short, and who is late would be asked every 20 ms.
 SHORT, _SHORT_ASKED = 3, 3
-
-
-_NEVER = 1 << 62
 
 
 class TailProbe:
@@ -107,7 +105,7 @@ class TailProbe:
             self._soon.wait(now)
             self._late.wait(now)
             self.again, self._idle.asked = self._soon.due, 1
-        last = _NEVER
+        last = NEVER
         if due > self._called:  # one that has moved on is another one: who is missed is to say that it lives
             begun, call = self._patience.begun, self._patience.last_call
             before = self._called + begun.most if self._called else 0
@@ -125,7 +123,7 @@ class TailProbe:
             asked += others if everybody else self._some(others, begun=False)
             self._late.ask(now)
         if everybody:
-            self._called, last = due, _NEVER
+            self._called, last = due, NEVER
         # rows wake nobody, so that a flow that has begun meanwhile is noticed by looking only
         self._idle.ask(now)
         self.again = min(self._soon.due if here else self._idle.due, self._late.due, last)
