@@ -98,6 +98,12 @@ class Shape:
         return found
 
     @cached_property
+    def sizes(self) -> list[int]:
+        """Rows of its groups, each number once, rising."""
+        found: list[int] = np.unique(np.diff(self.layout.rows)).tolist()
+        return found
+
+    @cached_property
     def groups(self) -> int:
         """G."""
         return len(self.layout.rows) - 1 if self.runs else -(-self.numel // (self.group_rows * self.entries))

@@ -150,9 +150,8 @@ class DeviceCoder(OnDevice):
         Raises:
             ConfigError: Triton cannot (it needs a C compiler, say).
         """
-        space, sizes = self._space, set(np.diff(shape.layout.rows).tolist())
-        kind = x.dtype, out.dtype, shape.bits, coding.rotate
-        fresh = sorted(size for size in sizes if (*kind, size) not in space.warm)
+        space, kind = self._space, (x.dtype, out.dtype, shape.bits, coding.rotate)
+        fresh = [size for size in shape.sizes if (*kind, size) not in space.warm]
         if not fresh:
             return
         try:

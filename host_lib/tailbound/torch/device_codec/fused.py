@@ -59,8 +59,7 @@ def _sizes(shape: Shape, device: torch.device) -> list[tuple[int, torch.Tensor, 
     """The groups of an op by their rows: how many rows, i32 groups, and ``shape.layout`` on the device."""
     rows, entries, _ = shape.layout
     layout = torch.from_numpy(rows.copy()).to(device), torch.from_numpy(entries.copy()).to(device)
-    sizes = np.diff(rows)
-    by_size = [(int(size), np.flatnonzero(sizes == size).astype(np.int32)) for size in np.unique(sizes)]
+    by_size = [(size, np.flatnonzero(np.diff(rows) == size).astype(np.int32)) for size in shape.sizes]
     return [(size, torch.from_numpy(groups).to(device), layout) for size, groups in by_size]
 
 
