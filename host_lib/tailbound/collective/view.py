@@ -129,9 +129,9 @@ class View:
     def unsummed(self, rank: int) -> Places:
         """Places of the own rows that lack the contribution of ``rank``."""
         known, records, seq = self.known, self.known.records, self.op.place.sum_seqs[self.known.rank]
-        slots = records.slots[(seq + np.arange(self.own)) & records.sum_mask]
-        here = (slots["cookie"] == known.cookie) & (slots["op"] == self.op.label)
-        here &= (slots["ranks"][:, rank >> 6] >> np.uint64(rank & 63) & np.uint64(1)).astype(bool)
+        slots, at = records.slots, (seq + np.arange(self.own)) & records.sum_mask
+        here = (slots["cookie"][at] == known.cookie) & (slots["op"][at] == self.op.label)
+        here &= (slots["ranks"][at, rank >> 6] >> np.uint64(rank & 63) & np.uint64(1)).astype(bool)
         return np.flatnonzero(~here)
 
     def gather(self, by_owner: NDArray[np.int64] | None = None) -> int:
