@@ -11,11 +11,14 @@ from tailbound.transport.safeguard import Action, Limits, Safeguard
 
 
 @pytest.mark.parametrize(
-    ("taken", "action"),
-    [(100, Action.NONE), (90, Action.NONE), (89, Action.WARN), (50, Action.WARN), (49, Action.SKIP), (9, Action.STOP)],
+    ("expected", "taken", "action"),
+    [
+        *((100, 100, Action.NONE), (100, 90, Action.NONE), (100, 89, Action.WARN), (100, 50, Action.WARN)),
+        *((100, 49, Action.SKIP), (100, 9, Action.STOP), (8, 0, Action.STOP), (7, 0, Action.WARN), (1, 0, Action.WARN)),
+    ],
 )
-def test_one_op_is_judged_by_its_loss(taken: int, action: Action) -> None:
-    assert Safeguard(Limits(skip=0.5, stop=0.9), 4).judge(100, taken).action == action
+def test_one_op_is_judged_by_its_loss(expected: int, taken: int, action: Action) -> None:
+    assert Safeguard(Limits(skip=0.5, stop=0.9), 4).judge(expected, taken).action == action
 
 
 def test_small_losses_that_stay_are_seen_smoothed() -> None:

@@ -16,6 +16,8 @@ from tailbound.errors import ConfigError
 WARN_OP, WARN_SMOOTHED = 0.10, 0.02
 #: Weight of one op in the smoothed loss.
 _WEIGHT = 1 / 50
+#: Lost rows of one op from which on it is skipped or ends training: a small op may lose one packet.
+_FEWEST = 8
 
 
 class Action(IntEnum):
@@ -80,8 +82,9 @@ class Safeguard:
         """
         loss = 1 - taken / expected if expected else 0.0
         self.smoothed += (loss - self.smoothed) * _WEIGHT
+        few = expected - taken < _FEWEST
         for action, limit in self._order:
-            if limit is not None and loss > limit:
+            if limit is not None and loss > limit and not (few and action > Action.WARN):
                 return Finding(action, f"{loss:.1%} of an op's rows lost, more than {limit:.1%}")
         if contributors is not None and contributors < self._majority:
             return Finding(Action.WARN, f"{contributors} contributors, fewer than {self._majority}")
