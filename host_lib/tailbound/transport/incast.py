@@ -20,10 +20,14 @@ and the number goes back.
 
 from __future__ import annotations
 
+import math
+
 #: Loss above twice the floor and this is too much.
 _TOLERATED = 1e-3
 #: Ops that a decision is given to show, and how often so many good ones before one more sender is taken.
 _TRIAL, _PATIENCE = 8, 4
+#: Ops after which a fall is judged already, if the loss before it would have cost that many rows in them.
+_SOON, _ENOUGH = 3, 64
 #: A fall helped if no more than this part of the loss is left.
 _HELPED = 0.7
 #: Marked share of a trial's packets that makes a number fall.
@@ -83,10 +87,14 @@ class Incast:
         self._lost += lost
         self._ops += 1
         self._hit += lost > self._tolerated * expected
-        if self._ops >= _TRIAL:
+        if self._ops >= _TRIAL or self._soon():
             self._decide(self._lost / self._expected, often=2 * self._hit > self._ops)
             self._heed()
             self._expected = self._lost = self._ops = self._hit = self._packets = self._marks = 0
+
+    def _soon(self) -> bool:
+        """Whether a fall shows after few ops of many rows: senders that are slowed down for nothing cost time."""
+        return self._before is not None and self._ops >= _SOON and self._before[1] * self._expected >= _ENOUGH
 
     def _heed(self) -> None:
         self.marked = min(1.0, self._marks / self._packets) if self._packets else 0.0
@@ -111,7 +119,7 @@ class Incast:
             self._good = 0.0
             if self.advertised > 1:
                 self._before = self.taken, loss
-                self.taken = max(1.0, self.taken // 2)
+                self.taken = max(1.0, math.ceil(self.taken / 2))
                 self.falls += 1
             return
         if loss <= self._tolerated:
