@@ -104,6 +104,7 @@ class Placement:
         return groups
 
 
+@lru_cache(maxsize=4096)
 def first_place(placement: Placement, owner: int, sender: int, ranks: int) -> int:
     """Place in ``owner``'s list with which ``sender`` begins; from its end it goes on at the beginning.
 

@@ -159,10 +159,13 @@ class Results:
         op, view, counts = self._op, self._view, self._counts
         if not self._repairable():
             return [], NEVER
-        ended = view.givers()
-        view.gather()
+        ended, gathered = view.givers(), False
 
         def here(flow: Incoming) -> NDArray[np.bool_]:
+            nonlocal gathered
+            if not gathered:
+                gathered = True
+                view.gather()
             found: NDArray[np.bool_] = op.buffers.source[op.place.placement.rows_of(flow.rank)] != -1
             return found
 

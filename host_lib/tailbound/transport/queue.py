@@ -320,16 +320,18 @@ class SendQueue:
 
     def _allow(self, item: _Item, behind: set[int], now: int) -> None:
         """Bursts and their size by flow: what is older goes first, then rates."""
-        most, pacer = self.pacer.largest(item.stride), self.pacer
-        for flow in item.flows:
-            rank = int(flow[RANK])
-            flow[ALLOWED] = 0
-            if flow[NEXT] >= flow[TOTAL]:
-                continue
+        most, pacer, sent_plain = self.pacer.largest(item.stride), self.pacer, self._sender.plain
+        item.flows[:, ALLOWED], item.flows[:, SIZE] = ANY, most
+        for flow, (rank, _) in zip(item.flows, item.memory, strict=True):
             ranks = self._sender.ranks_of(rank)
             if not behind.isdisjoint(ranks):
+                flow[ALLOWED] = 0
                 continue
-            plain = rank in self._sender.plain or not self._sender.plain.isdisjoint(ranks)
+            plain = rank in sent_plain or not sent_plain.isdisjoint(ranks)
+            if not plain and pacer.limited.isdisjoint(ranks):
+                continue
+            if flow[NEXT] >= flow[TOTAL]:
+                continue
             size, allowed, again = pacer.slowest(ranks, item.stride, 1 if plain else most, now)
             flow[SIZE], flow[ALLOWED] = size, allowed
             if again:
