@@ -43,7 +43,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "transport.shares": ("unit/test_shares.py",),
     "transport.stage": ("unit/test_stage.py", "unit/test_clock.py"),
     "transport.steps": ("unit/test_steps.py",),
-    "transport.tail_probe": ("unit/test_tail_probe.py", "unit/test_backoff.py"),
 }
 #: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.
 TIMES, MORE = 2, 3

@@ -31,10 +31,11 @@ from tailbound.codec.scale import headroom_of
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.running import Running
-from tailbound.collective.step import Step, listen, overtaken, recover, start_clock, step
+from tailbound.collective.step import overtaken, recover, start_clock, step
 from tailbound.collective.view import View
 from tailbound.transport.agreement import Content
 from tailbound.transport.config import Config
+from tailbound.transport.recovery import NEVER
 from tailbound.transport.steps import step_of
 from tailbound.transport.switch import Switch
 from tailbound.wire.schema import OP_INDEX_BITS, UNKNOWN_SENDER, Verdict, serial_distance
@@ -111,24 +112,19 @@ class _Checked(Running):
             return found, look
         looks = {}
         for op in [op for op in ops if op not in found and not op.finished]:
-            before, view, stirred = self._asked(op), View(self._known, op), op.stirred
-            said = recover(op, view, now)
-            if op.encoded:
-                asked = listen(op, view, now)
-                said = Step(said.actions + asked.actions, min(said.look, asked.look))
+            before, stirred = self._asked(op), op.stirred
+            said = recover(op, View(self._known, op), now)
             assert not said.actions, f"nobody was to be asked about op {op.name}, but {said.actions}"
             assert op.stirred == stirred, f"op {op.name} waits otherwise, but nothing was new of it"
             assert self._asked(op) == before, f"nothing was new of op {op.name}: {before}, {self._asked(op)}"
             looks[op.label] = said.look
-        quiet = [looks[op.label] for op in ops if not self._found[op.row] and op.label in looks]
-        assert look == min(quiet, default=0)
+        assert look == min((look for look in looks.values() if look < NEVER), default=0)
         return found, look
 
     @staticmethod
     def _asked(op: Op) -> tuple[object, ...]:
-        probe = op.probe
-        questions = ((question.due, question.asked) for question in (probe._soon, probe._late, probe._idle))
-        return probe.again, probe._progress, probe._since, probe._called, *questions
+        flows = (half.recovery.flows for half in (op.first, op.second) if half.recovery is not None)
+        return tuple((flow.due, flow.mark, flow.questions, flow.over) for of in flows for flow in of.values())
 
 
 class Engine(UncheckedEngine):

@@ -109,7 +109,7 @@ def test_join(course: Course) -> None:
 
 
 def test_a_rank_that_holds_and_falls_silent_is_left_out(course: Course) -> None:
-    """TailProbe ends a hold (clock-16)."""
+    """Silence ends a hold (clock-16)."""
     case = course.case
     assert all(node.step == case.steps for node in case.alive)
     assert len(case.alive) == case.ranks - 1

@@ -91,7 +91,7 @@ def test_losses_are_repaired_within_the_bound(job: Make, terms: Terms, seed: int
 def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent, sealed or counted until ``execute`` does so."""
     world = job(4, seed=3, terms=BURSTS, steps=12)
-    counted = {"step": 0, "listen": 0}
+    counted = {"step": 0, "recover": 0}
 
     def outside(job: Job) -> tuple[object, ...]:
         """Of what a rank's decisions must not change: books, marks, windows, seals, and what has been sent."""

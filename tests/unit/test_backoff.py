@@ -14,7 +14,6 @@ from tailbound.transport.agreement import Agreement, Content, Kind, Message
 from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
 from tailbound.transport.flush import Retry, View
-from tailbound.transport.tail_probe import TailProbe
 
 
 def hello() -> Iterator[int]:
@@ -71,19 +70,6 @@ def told(rank: int) -> Callable[[], Iterator[int]]:
     return times
 
 
-def marks(*, begun: bool) -> Callable[[], Iterator[int]]:
-    """A mark that does not come, of a peer that has begun, or not."""
-
-    def times() -> Iterator[int]:
-        probe, now = TailProbe(), 0
-        while True:
-            if probe.turn(now, 0, 0, lambda: ([1], []) if begun else ([], [1])):
-                yield now
-            now = probe.again
-
-    return times
-
-
 def switch_row(*, due: bool) -> Callable[[], Iterator[int]]:
     """A row whose mean a switch does not send: asked for, or released after the deadline."""
 
@@ -113,8 +99,6 @@ TIMES = {
     "lapses": (lapses, [0, 600, 1500, 3000, 5700, 10800, 16100, 21400]),
     "told by the leader": (told(0), [0, 2, 6, 14, 30, 62, 126, 254, 504, 754]),
     "told by another": (told(1), [20, 22, 26, 34, 50, 82, 146, 274, 524, 774]),
-    "mark, begun": (marks(begun=True), [4, 12, 28, 48, 68, 88]),
-    "mark, not begun": (marks(begun=False), [20, 60, 140, 300, 460, 620]),
     "row of a switch": (switch_row(due=False), [2, 7, 17, 37, 77]),
     "row to be released": (switch_row(due=True), [1, 6, 16, 36, 76, 156]),
     "no switch": (switch_gone, [2, 8, 18, 38, 78, 158, 318]),
@@ -125,7 +109,7 @@ ENDING = {name for name in TIMES if "row" in name} | {"no switch"}
 
 @pytest.mark.parametrize("name", TIMES)
 def test_times(name: str) -> None:
-    """In ms; of those that give up, all. Rules: clock-22, clock-28, clock-30."""
+    """In ms; of those that give up, all. Rules: clock-22, clock-28."""
     asker, expected = TIMES[name]
     found = list(itertools.islice(asker(), len(expected) + (name in ENDING)))
     assert [now // MS for now in found] == expected

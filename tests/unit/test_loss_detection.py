@@ -1,9 +1,10 @@
-"""Loss detection within a flow, one test for each transition (clock-23, clock-26)."""
+"""Loss detection within a flow, one test for each transition, and questions for its mark (clock-23, clock-30)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailbound.transport.config import FLOOR, MS
-from tailbound.transport.recovery import NEVER, Bounds, Flow, Incoming, Path, Recovery, thin
+from tailbound.transport.recovery import AT_ONCE, NEVER, Bounds, Flow, Incoming, Path, Recovery, thin
 
 ROWS = 100
 STEP, LOOK, PATIENCE = 3 * MS, MS, 10 * MS
 WINDOW = FLOOR // 40
-BOUNDS = Bounds(most=1000, patience=PATIENCE, late=False, step=STEP, look=LOOK)
+BOUNDS = Bounds(most=1000, patience=PATIENCE, late=False, step=STEP, look=LOOK, floor=FLOOR)
 
 
 @dataclass
@@ -42,9 +43,9 @@ class Receiver:
 
     def turn(self, now: int) -> dict[int, list[int]]:
         flows = [Incoming(rank, ROWS, self.first, rank in self.ended) for rank in sorted(self.here)]
-        return {
-            rank: places.tolist() for rank, places in self.recovery.turn(now, flows, self.arrived, lambda _: self.path)
-        }
+        requests, asked = self.recovery.turn(now, flows, self.arrived, lambda _: self.path)
+        assert not asked
+        return {rank: places.tolist() for rank, places in requests}
 
     def run(self, now: int, until: int) -> list[tuple[int, list[int]]]:
         """Looks whenever one is due; times and rows of the requests."""
@@ -253,6 +254,62 @@ def test_the_reordering_window_widens_where_rows_come_twice() -> None:
     for _ in range(100):
         path.settled(10, ever, probed=False)
     assert path.window == WINDOW
+
+
+def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int = 0, path: Path | None = None,
+              floor: int = FLOOR) -> list[tuple[float, list[int]]]:  # fmt: skip
+    """Who is asked for its mark and when, ms after the first look, while no more comes than ``rows`` of each sender."""
+    recovery, found, now = Recovery(BOUNDS._replace(floor=floor, step=floor // 10)), [], 0
+    flows = [Incoming(rank, of, 0, ended=False) for rank in rows]
+    used = path or Path(floor)
+    while now <= until:
+        here = lambda flow: np.arange(of) < rows[flow.rank]  # noqa: E731
+        requests, asked = recovery.turn(now, flows, here, lambda _: used, asks=True, deadline=deadline)
+        assert not requests
+        if asked:
+            found.append(((now - floor // 10) / MS, asked))
+        assert recovery.due > now
+        now = recovery.due
+    return found
+
+
+SLOW = Path(FLOOR)
+for _ in range(50):
+    SLOW.answered(9 * MS)
+BEGUN, NOT_BEGUN = [4, 12, 28, 60, 124, 252], [20, 60, 140, 300]
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "times"),
+    [
+        ({1: 40}, {}, BEGUN),
+        ({1: 0}, {}, NOT_BEGUN),
+        ({1: 0}, {"of": 3}, BEGUN),  # the flow may be lost as a whole
+        ({1: 0}, {"of": 4}, NOT_BEGUN),
+        ({1: 40}, {"path": SLOW}, [9, 27, 63, 135, 279]),
+        ({1: 40}, {"floor": FLOOR // 50}, [t / 50 for t in BEGUN]),
+        ({1: 0}, {"deadline": 16 * MS}, [9, 29, 49, 69]),  # in time for an answer, and then for a later deadline
+        ({1: 0}, {"deadline": 60 * MS}, [20, 53, 73]),
+        ({1: 0}, {"deadline": 5 * MS}, [4, 24, 44, 64]),  # never at once
+    ],
+)
+def test_who_leaves_a_mark_open_is_asked_ever_more_rarely_and_before_the_deadline(
+    rows: dict[int, int], more: dict[str, Any], times: list[float]
+) -> None:
+    """Rules: clock-30, clock-36."""
+    assert questions(int((times[-1] + 2) * MS), rows, **more)[: len(times)] == [
+        (pytest.approx(time, rel=0.01), [1]) for time in times
+    ]
+
+
+def test_of_many_that_are_missing_few_are_asked_at_a_time_and_all_in_turn() -> None:
+    """But before a deadline all. Rule: clock-30."""
+    many = dict.fromkeys(range(1, 3 * AT_ONCE - 1), 40)
+    found = questions(30 * MS, many)
+    assert max(len(asked) for _, asked in found) == AT_ONCE
+    assert {rank for _, asked in found[:3] for rank in asked} == set(many)
+    late = [asked for now, asked in questions(25 * MS, many, deadline=30 * MS) if now >= 20]
+    assert {rank for asked in late for rank in asked} == set(many)
 
 
 def test_thinning_is_even() -> None:

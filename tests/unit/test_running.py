@@ -121,21 +121,20 @@ def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(ra
     assert not rank.running.changed()
 
 
-def test_rows_restart_the_wait_for_marks_and_nothing_else_does(rank: Rank) -> None:
-    """Rule: clock-30."""
-    op = rank.op()
-    record = rank.record(op)
-    rank.looked(op)
-    assert rank.running.silent(rank.ops, MS) == ([op], 0)
-    rank.running.listened(op, 5 * MS)
-    assert rank.running.silent(rank.ops, MS) == ([], 5 * MS)
-    record["results_in"] += 1
-    assert rank.running.silent(rank.ops, MS) == ([op], 0)
-    rank.running.listened(op, 6 * MS)
-    assert rank.running.silent(rank.ops, 6 * MS) == ([op], 0)
-    op.second.phase = Phase.CLOSED
-    rank.looked(op)
-    assert rank.running.silent(rank.ops, 9 * MS) == ([], 0)
+def test_flows_are_looked_at_when_it_is_time_and_when_something_has_changed_their_op(rank: Rank) -> None:
+    op, other = rank.op(), rank.op()
+    for each in (op, other):
+        rank.looked(each)
+    op.listen, other.listen = 5 * MS, 7 * MS
+    assert rank.running.silent(rank.ops, 4 * MS) == ([], 5 * MS)
+    assert rank.running.silent(rank.ops, 5 * MS) == ([op], 7 * MS)
+    other.stirred = True
+    assert rank.running.silent(rank.ops, 4 * MS) == ([other], 5 * MS)
+    rank.looked(other)
+    assert rank.running.silent(rank.ops, 4 * MS) == ([other], 5 * MS)
+    other.second.phase = Phase.CLOSED
+    rank.looked(other)
+    assert rank.running.silent(rank.ops, 9 * MS) == ([op], 0)
 
 
 def test_more_ops_than_rows_and_rows_used_again(rank: Rank) -> None:

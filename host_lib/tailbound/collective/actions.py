@@ -86,10 +86,9 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Tell ``peers`` the own state by READY; with ``ask`` they answer with theirs (clock-25, clock-30)."""
+    """Tell ``peers`` the own state by READY (clock-25)."""
 
     peers: tuple[int, ...]
-    ask: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,13 +32,13 @@ class Aggregation(Protocol):
         """The second half as it is now."""
 
     def recover(self, view: View, now: int) -> tuple[list[Action], int]:
-        """Requests for lost rows of the present half, and when to look again, ns (``recovery.NEVER``: on arrival)."""
+        """Requests for lost rows and marks of the present half, and when to look again, ns.
+
+        ``recovery.NEVER``: on arrival.
+        """
 
     def lost(self, view: View) -> dict[int, Places]:
         """Results that are missing although their owner, who lives, has published them: places in its list."""
-
-    def unmarked(self, view: View) -> tuple[list[int], list[int]]:
-        """Peers whose mark of the present half is missing: those of which rows have come, and the others."""
 
     def shift_cap(self, session: Session) -> int:
         """How far own codes may be shifted to make room in the sums (codec-6)."""

@@ -1,7 +1,7 @@
 """READY packets: cold scales, abstaining, and acknowledgements that were lost (clock-2, clock-17, clock-25).
 
-Every rank sends every peer at least one packet per op. Where rows do that, READY is only sent by a rank that asks how
-far another one is (``transport.tail_probe``), or that is asked.
+Every rank sends every peer at least one packet per op. Where rows do that, READY is only sent by a rank that is asked
+for its mark (clock-30).
 
 READY names an op without bringing rows: this rank has launched it, and has heard the scales of these ranks. Body: a
 bitmap of the ranks heard, 32 bytes, then for a cold op the scale that each group needs, s16[groups], in network byte
@@ -51,10 +51,10 @@ def decode_ready(body: bytes, groups: int) -> Ready | None:
     return Ready(heard, np.frombuffer(rest, ">i2", groups).astype(np.int16))
 
 
-def announce(job: Speaker, op: Op, peers: Iterable[int], *, ask: bool) -> None:
-    """Sends READY for ``op`` to ``peers``; with ``ask`` they answer with their own marks."""
+def announce(job: Speaker, op: Op, peers: Iterable[int]) -> None:
+    """Sends READY for ``op`` to ``peers``."""
     body = encode_ready(set(op.needs) | {job.rank}, op.needs.get(job.rank) if op.cold else None)
-    flags = Flag.REPEAT if ask else Flag(0)
+    flags = Flag(0)
     if op.abstains:
         flags |= Flag.ABSTAIN
         if op.label not in job.abstained:

@@ -58,7 +58,7 @@ def measure(job: Job, op: Op, action: Measure) -> None:
         need[:] = EXPONENT_NONE
     op.sending, op.cold_since = Sending.AGREEING, job.now()
     op.needs[job.rank] = need.copy()
-    announce(job, op, job.peers, ask=False)
+    announce(job, op, job.peers)
     op.agreeing.ask(op.cold_since)
 
 
@@ -181,4 +181,4 @@ def _done_sending(job: Job, op: Op) -> None:
     _expect_results(job, op)
     op.sending = Sending.OVER
     job.flow.contributions(op, [])
-    announce(job, op, job.peers, ask=False)
+    announce(job, op, job.peers)

@@ -40,7 +40,7 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
 from tailbound.collective.repair import encode_repair
 from tailbound.collective.retransmit import settle_contributions
-from tailbound.collective.step import listen, recover, step
+from tailbound.collective.step import recover, step
 from tailbound.collective.tally import point_own
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.collective.view import View
@@ -78,42 +78,25 @@ def remind(job: Job, op: Op, now: int) -> int:
     """Asks for lost rows and for marks that are missing; returns when to look again, ns."""
     if op.second.phase is not Phase.OPEN:
         return NEVER
-    view = View(job, op)
-    rows = recover(op, view, now)
-    for action in rows.actions:
-        _EXECUTE[type(action)](job, op, action)
-    if not op.encoded:
-        return rows.look
-    record = view.record
-    if record is not None and (look := op.probe.came(now, int(record["progress"]) + int(record["results_in"]))):
-        return min(look, rows.look)
-    found = listen(op, view, now)
+    found = recover(op, View(job, op), now)
     for action in found.actions:
         _EXECUTE[type(action)](job, op, action)
-    return min(found.look, rows.look)
+    return found.look
 
 
 # -- asking --------------------------------------------------------------------------------------------------------
 
 
 def _tell(job: Job, op: Op, action: Tell) -> None:
-    if action.ask:
-        _asked(job, action.peers)
-    announce(job, op, action.peers, ask=action.ask)
+    announce(job, op, action.peers)
 
 
 def _ask_marks(job: Job, op: Op, action: AskMarks) -> None:
-    _asked(job, action.peers)
-    head = job.header(PacketType.REPAIR, op.label, op.place.layout.tag)
+    now, head = job.now(), job.header(PacketType.REPAIR, op.label, op.place.layout.tag)
     for peer in action.peers:
+        job.overtime.asked(peer, now, job.heard(peer))
         job.tell(peer, head)
         job.counters["asked"] += 1
-
-
-def _asked(job: Job, peers: tuple[int, ...]) -> None:
-    now = job.now()
-    for peer in peers:
-        job.overtime.asked(peer, now, job.heard(peer))
 
 
 def _ask_rows(job: Job, op: Op, action: AskRows) -> None:

@@ -105,7 +105,7 @@ class FlowControl:
             if serial_distance(op.label, job.marks.contributed) > 0:
                 job.marks.contributed = op.label
             if op.switched and runs:  # what is missing once all have said so was lost
-                announce(job, op, job.peers, ask=False)
+                announce(job, op, job.peers)
 
         until = (
             (op.start or op.admitted) + job.config.strict + job.config.stage_max

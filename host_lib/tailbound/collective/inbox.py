@@ -66,6 +66,8 @@ class Inbox:
         elif head["type"] == PacketType.REPAIR:
             if int(head["rows"]):
                 self._request(head, body, ops.get(label))
+            elif (op := ops.get(label)) is not None and op.launch and op.encoded and not op.published:
+                announce(job, op, [sender])
             else:
                 acknowledge(job, label, int(head["layout"]), [sender])  # if it is not further, it lives
         elif head["type"] == PacketType.GONE and label in ops:
@@ -100,12 +102,7 @@ class Inbox:
         if self._job.rank in ready.heard:
             op.heard_by.add(sender)
         elif op.cold and self._job.rank in op.needs and not self._job.records.contributed(sender, op.label):
-            announce(self._job, op, [sender], ask=False)
-        if flags & Flag.REPEAT:
-            if op.launch and op.encoded and not op.published:
-                announce(self._job, op, [sender], ask=False)
-            else:
-                acknowledge(self._job, op.label, op.place.layout.tag, [sender])
+            announce(self._job, op, [sender])
 
     def _request(self, head: np.void, body: bytes, op: Op | None) -> None:
         """Notes the rows that a rank asks for; ``retransmit`` sends them.

@@ -27,7 +27,6 @@ from tailbound.transport.recovery import Recovery
 from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.stage import Quiet, Why
 from tailbound.transport.steps import label_text
-from tailbound.transport.tail_probe import TailProbe
 from tailbound.wire.schema import HEADER_BYTES, op_slot
 
 #: How a cold op tells its needs again to ranks that have not heard them.
@@ -193,8 +192,6 @@ class Op:
     fetch: Fetch | None = None
     #: packets that negative entries of ``buffers.source`` mean, when it is decoded: own results, and what was fetched
     packets: NDArray[np.uint8] | None = None
-    #: waiting for marks that may have been lost
-    probe: TailProbe = field(default_factory=TailProbe)
     #: all others were through with it before this rank had sent rows
     overtaken: bool = False
     #: what is sent to the switch again
@@ -204,8 +201,9 @@ class Op:
     #: its row among the running ones (``running``), and whether something but the kernel has changed it
     row: int = -1
     stirred: bool = True
-    #: it had news since its lost rows were looked for last
+    #: it had news since its lost rows were looked for last, and when to look for them again, ns
     news: bool = True
+    listen: int = 0
     #: what follows from its place, and is asked for many times: its label, and where its record is ...
     label: int = field(init=False)
     slot: int = field(init=False)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places, first_place
-from tailbound.collective.actions import Action, AskRows
+from tailbound.collective.actions import Action, AskMarks, AskRows
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
@@ -26,7 +26,6 @@ from tailbound.collective.view import View
 from tailbound.transport.headers import finalise_contributions
 from tailbound.transport.recovery import NEVER, Incoming
 from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
-from tailbound.transport.tail_probe import SHORT
 from tailbound.wire.schema import Flag, PacketType
 
 #: A requested row may still come.
@@ -84,12 +83,12 @@ class Contributions:
         return _open(self._op.first)
 
     def recover(self, now: int) -> tuple[list[Action], int]:
-        """See ``aggregation.Aggregation``: requests lost contributions of ranks that may still bring rows."""
+        """See ``aggregation.Aggregation``: of ranks that may still bring rows, or whose mark is missing."""
         op, view, known, half = self._op, self._view, self._known, self._op.first
         if op.overtaken or not view.own or view.foreseen_wrongly():
             return [], NEVER
-        left = [p for p in self._live if p not in op.abstainers and p not in op.stayed_out]
-        ended = view.all_contributed(left)
+        ended = view.all_contributed(self._live)
+        left = [p for p in self._live if p not in op.abstainers and not (p in op.stayed_out and p in ended)]
         placement, ranks = op.place.placement, known.ranks
         flows = [Incoming(p, view.own, first_place(placement, known.rank, p, ranks), p in ended) for p in left]
         return _requests(view, half, flows, view.summed_of, view.own * len(known.peers), now)
@@ -155,11 +154,11 @@ class Results:
         return _open(self._op.second)
 
     def recover(self, now: int) -> tuple[list[Action], int]:
-        """See ``aggregation.Aggregation``: requests lost results of owners, also of those that have said goodbye."""
+        """See ``aggregation.Aggregation``: of owners, also of those that have said goodbye."""
         op, view, counts = self._op, self._view, self._counts
-        if not self._repairable():
-            return [], NEVER
-        ended, gathered = view.givers(), False
+        ended = view.givers() if self._repairable() else []
+        running = [p for p in self._owners if not view.published(p)]
+        gathered = False
 
         def here(flow: Incoming) -> NDArray[np.bool_]:
             nonlocal gathered
@@ -169,7 +168,7 @@ class Results:
             found: NDArray[np.bool_] = op.buffers.source[op.place.placement.rows_of(flow.rank)] != -1
             return found
 
-        flows = [Incoming(p, counts[p], 0, p in ended) for p in dict.fromkeys([*self._owners, *ended])]
+        flows = [Incoming(p, counts[p], 0, p in ended) for p in (*running, *ended)]
         return _requests(view, op.second, flows, here, op.place.layout.shape.rows, now)
 
     def last_call(self, now: int) -> int:
@@ -188,12 +187,14 @@ def _requests(
     rows: int,
     now: int,
 ) -> tuple[list[Action], int]:
-    """Requests for lost rows of ``flows``, which have ``rows`` rows in all, and when to look again."""
+    """Requests for lost rows and marks of ``flows``, which have ``rows`` rows in all, and when to look again."""
     if half.recovery is None:
         half.recovery = view.recovery(rows)
-    wanted = half.recovery.turn(now, flows, here, view.known.repairs.paths.__getitem__)
-    first_half, sizes = half is view.op.first, {flow.rank: flow.rows for flow in flows}
-    return [AskRows(rank, places, sizes[rank], first_half=first_half) for rank, places in wanted], half.recovery.due
+    op, paths = view.op, view.known.repairs.paths.__getitem__
+    wanted, silent = half.recovery.turn(now, flows, here, paths, asks=op.encoded, deadline=half.clock.due)
+    first_half, sizes = half is op.first, {flow.rank: flow.rows for flow in flows}
+    asked: list[Action] = [AskRows(rank, places, sizes[rank], first_half=first_half) for rank, places in wanted]
+    return [*asked, AskMarks(tuple(silent))] if silent else asked, half.recovery.due
 
 
 def _open(half: Half) -> Repair[Action]:
@@ -213,7 +214,7 @@ class PeerOwned:
         op = view.op
         half = op.first if op.first.phase is Phase.OPEN else op.second
         results = half is op.second and op.launch is not None and op.encoded and half.phase is Phase.OPEN
-        if not view.known.config.repair or not (half is op.first or results):
+        if not (half is op.first or results):
             return [], NEVER
         due = half.recovery.due if half.recovery is not None else NEVER
         if now < due and not op.news:
@@ -231,28 +232,6 @@ class PeerOwned:
         view.gather()
         missing = {p: view.unrepaired(p) for p in owners}
         return {p: places for p, places in missing.items() if len(places)}
-
-    def unmarked(self, view: View) -> tuple[list[int], list[int]]:
-        known, op = view.known, view.op
-        peers = known.membership.here
-        counts = op.place.placement.shares
-        if op.abstains:  # others may have nothing to send either, and the words that say so may all be lost
-            return [p for p in peers if not (view.published(p) and (op.published or view.brings_no_more(p)))], []
-        rows = np.zeros(known.world, np.int64)
-        if op.published:
-            missing = [p for p in peers if counts[p] and not view.published(p)]
-            if missing:
-                view.gather(rows)
-            flow = counts
-        else:
-            missing = [p for p in peers if not view.brings_no_more(p)]
-            if view.record is not None:
-                for p in missing:
-                    rows[p] = int(view.record["begun"][p >> 6]) >> (p & 63) & 1
-            flow = (view.own,) * known.world
-        short = 0 if op.probe.patient(op.published) else SHORT
-        begun = [p for p in missing if rows[p] or flow[p] <= short]
-        return begun, [p for p in missing if p not in begun]
 
     def shift_cap(self, session: Session) -> int:
         return session.shift_cap
@@ -280,7 +259,7 @@ class PeerOwned:
         job.flow.contributions(op, runs)
         others = [p for p in here if p not in takers]
         if others:  # every rank hears of every op (clock-2)
-            announce(job, op, others, ask=False)
+            announce(job, op, others)
 
     def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> None:
         b, outcome, place = op.buffers, op.outcome, op.place

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op, Phase, Sending
 from tailbound.collective.view import View
+from tailbound.transport.recovery import NEVER
 from tailbound.wire.jit import compiled
 
 _NEVER = 0xFFFFFFFF
@@ -31,12 +32,11 @@ _WAIT = np.dtype(
         ("watched", np.uint8),  # every row that is taken is news
         ("complete_at", np.uint32),  # complete own rows that may end the first half
         ("results_at", np.uint32),  # results that may end the second half
-        ("listens", np.uint8),  # marks may be asked for
     ],
     align=True,
 )
 #: The same for ``struct``, which writes a record in a fifth of the time that an array takes for a tuple.
-_RECORD = struct.Struct("@BIIqBBIIB3x")
+_RECORD = struct.Struct("@BIIqBBII4x")
 assert _RECORD.size == _WAIT.itemsize
 #: What had been seen of it when it had news last.
 _SEEN = np.dtype(
@@ -49,8 +49,6 @@ _SEEN = np.dtype(
         ("published", np.uint32),
         ("progress", np.uint32),
         ("results_in", np.uint32),
-        ("listen", np.int64),  # when marks may be asked for, ns; 0: at the next opportunity
-        ("taken", np.int64),  # rows of both halves when it was listened last
     ],
     align=True,
 )
@@ -70,7 +68,6 @@ class Running:
         self._free: list[int] = []
         self._grow()
         self.find(0)  # compiled before the first op
-        self.silent((), 0)
 
     def _grow(self) -> None:
         before = len(self._waits)
@@ -78,8 +75,7 @@ class Running:
         self._free += range(before, size)
         self._waits = np.concatenate([self._waits, np.zeros(size - before, _WAIT)])
         self._seen = np.concatenate([self._seen, np.zeros(size - before, _SEEN)])
-        # columns: a field of a row takes three times as long to write
-        self._listen, self._running = self._seen["listen"], self._waits["running"]
+        self._running = self._waits["running"]  # a column: a field of a row takes three times as long to write
         self._bytes = self._waits.view(np.uint8).data
         self._found = bytearray(size)
         self._flags: NDArray[np.uint8] = np.frombuffer(self._found, np.uint8)
@@ -89,7 +85,7 @@ class Running:
         if not self._free:
             self._grow()
         op.row, label = self._free.pop(), op.label
-        _RECORD.pack_into(self._bytes, op.row * _RECORD.size, 1, label, op.slot, 0, 0, 0, _NEVER, _NEVER, 0)
+        _RECORD.pack_into(self._bytes, op.row * _RECORD.size, 1, label, op.slot, 0, 0, 0, _NEVER, _NEVER)
         self._seen[op.row : op.row + 1] = _NOTHING_SEEN
 
     def remove(self, op: Op) -> None:
@@ -132,32 +128,22 @@ class Running:
                 results_at = min(results_at, sum(op.place.placement.shares[p] for p in owners))
         if launched and not encoded:
             look = 1  # at every opportunity: another op may be what it waits for
-        op.stirred, op.news = False, True
-        self._listen[row] = 0
-        listens = not finished
+        op.stirred, op.news, op.listen = False, True, NEVER if finished else 0
         _RECORD.pack_into(
-            self._bytes, row * _RECORD.size, 1, op.label, op.slot, look, not op.start, watched, complete_at, results_at,
-            listens,
-        )  # fmt: skip
+            self._bytes, row * _RECORD.size, 1, op.label, op.slot, look, not op.start, watched, complete_at, results_at
+        )
 
     # -- listening ----------------------------------------------------------------------------------------------------
 
     def silent(self, ops: Iterable[Op], now: int) -> tuple[list[Op], int]:
-        """Those of ``ops`` that wait for marks and are to be asked about, or that rows have come of.
-
-        Returns:
-            Them, and when to look after the others, ns (0: never).
-        """
-        ops = list(ops)
+        """Those of ``ops`` whose flows are to be looked at, and when to look at those of the others, ns (0: never)."""
+        found, look = [], NEVER
         for op in ops:
-            if op.stirred:
-                self._listen[op.row] = 0  # it will be told anew, so what was told does not wake anybody up
-        look = int(_silent(self._waits, self._seen, self._records, self._known.cookie, now, self._flags))
-        return [op for op in ops if op.stirred or self._found[op.row]], look
-
-    def listened(self, op: Op, look: int) -> None:
-        """Marks have been asked for where it was time; ``look``: when to do so again, ns."""
-        self._listen[op.row] = look
+            if op.stirred or now >= op.listen:
+                found.append(op)
+            else:
+                look = min(look, op.listen)
+        return found, look if look < NEVER else 0
 
 
 @compiled
@@ -208,31 +194,4 @@ def _find(
             was.known, was.contributed, was.published = known, contributed, published
         elif row.look != 0 and (least == 0 or row.look < least):
             least = row.look
-    return int(least)
-
-
-@compiled
-def _silent(
-    waits: NDArray[Any], seen: NDArray[Any], records: NDArray[Any], cookie: int, now: int, found: NDArray[np.uint8]
-) -> int:
-    """Sets ``found`` for rows that wait for marks where it is time, or of which rows have come.
-
-    Returns:
-        The earliest ``listen`` of the others, or 0.
-    """
-    least = np.int64(0)
-    for i in range(waits.shape[0]):
-        found[i] = 0
-        row, was = waits[i], seen[i]
-        if not (row.running and row.listens):
-            continue
-        record = records[row.slot]
-        taken = np.int64(0)
-        if record.op == row.label and record.cookie == cookie:
-            taken = np.int64(record.progress) + np.int64(record.results_in)
-        if taken != was.taken or now >= was.listen:
-            found[i] = 1
-            was.taken = taken
-        elif least == 0 or was.listen < least:
-            least = was.listen
     return int(least)

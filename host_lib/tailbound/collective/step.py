@@ -14,7 +14,6 @@ from tailbound.collective.actions import (
     Abstain,
     Action,
     Agree,
-    AskMarks,
     Collect,
     Encode,
     FetchRows,
@@ -247,21 +246,13 @@ _PARTS: tuple[Callable[[Op, View, int], Step], ...] = (_sending, _first_half, _s
 
 
 def recover(op: Op, view: View, now: int) -> Step:
-    """Requests lost rows while their flows run, and once these have ended (clock-23)."""
+    """Requests lost rows while their flows run and once these have ended, and marks in a silence (clock-23, clock-30).
+
+    Marks only once the own rows have left: until then this rank holds up the others.
+    """
     halves = op.first.recovery, op.second.recovery
     before = [half is not None and half.open for half in halves]
     actions, look = of(op).recover(view, now)
     op.news = False
     op.stirred |= before != [half is not None and half.open for half in (op.first.recovery, op.second.recovery)]
     return Step(tuple(actions), look)
-
-
-def listen(op: Op, view: View, now: int) -> Step:
-    """Asks for marks while ``op``, whose own rows are sent, waits and nothing comes any more (clock-30)."""
-    half = op.second if op.published else op.first
-    asked = tuple(op.probe.turn(now, view.progress, half.clock.due, lambda: of(op).unmarked(view)))
-    actions: tuple[Action, ...] = ()
-    if asked:
-        # READY would not do for results: to an owner that is through with the op it is stale, and the kernel drops it
-        actions = (AskMarks(asked) if op.published else Tell(asked, ask=True),)
-    return Step(actions, op.probe.again)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
 from tailbound.codec.scale import scales_of
-from tailbound.collective.actions import Action, Release, Repeat
+from tailbound.collective.actions import Action, AskMarks, Release, Repeat
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
@@ -25,7 +25,7 @@ from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
-from tailbound.transport.recovery import NEVER
+from tailbound.transport.recovery import Incoming
 from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
 from tailbound.wire.schema import Flag, PacketType, Stage
 from tailbound.wire.tag import NO_KEY
@@ -45,14 +45,19 @@ class SwitchOwned:
         return Results(view)
 
     def recover(self, view: View, now: int) -> tuple[list[Action], int]:
-        return [], NEVER  # ``Results.repair`` sees to it
+        """For marks alone: ``Results.repair`` sees to the rows, which go to the switch."""
+        op, known = view.op, view.known
+        flows = [Incoming(p, 0, 0, view.contributed(p)) for p in known.membership.here]
+        if op.second.recovery is None:
+            op.second.recovery = view.recovery(0)
+        _, silent = op.second.recovery.turn(
+            now, flows, lambda flow: np.ones(flow.rows, bool), known.repairs.paths.__getitem__, asks=op.encoded,
+            deadline=op.second.clock.due,
+        )  # fmt: skip
+        return [AskMarks(tuple(silent))] if silent else [], op.second.recovery.due
 
     def lost(self, view: View) -> dict[int, Places]:
         return {}  # a switch keeps no results
-
-    def unmarked(self, view: View) -> tuple[list[int], list[int]]:
-        # rows go to the switch, so that nothing of a peer says whether it has begun
-        return [p for p in view.known.membership.here if not view.contributed(p)], []
 
     def shift_cap(self, session: Session) -> int:
         return 0
@@ -78,7 +83,7 @@ class SwitchOwned:
         exponents = b.scales.exponents[b.group]
         fields = Fields(exponents, b.scales.need[b.group], scale=scales_of(exponents))
         finalise(memory, head, partials, fields, place.result_seq, place.placement.row_at, label)
-        announce(job, op, job.peers, ask=False)
+        announce(job, op, job.peers)
         rows = memory[:0] if op.outcome.late else memory
         job.flow.contributions(op, [(job.switch, rows)])
 

@@ -469,7 +469,7 @@ class Transpose:
         return answer(self.job, self._window, now)
 
     def _listen(self, now: int) -> bool:
-        """Asks for lost rows, and for marks where nothing comes any more; notes when to look again.
+        """Asks for lost rows, and for marks where nothing comes any more (``remind``); notes when to look again.
 
         Returns:
             Whether an op waits otherwise by it, so that a turn is due.
@@ -479,10 +479,9 @@ class Transpose:
         ops, self._silence = running.silent(self._ops.values(), now)
         for op in ops:
             before = op.stirred
-            look = remind(self.job, op, now)
-            running.listened(op, look)
+            look = op.listen = remind(self.job, op, now)
             stirred |= op.stirred and not before
-            self._silence = min(self._silence, look) if look and self._silence else self._silence or look
+            self._silence = min(self._silence, look) if self._silence else look
         return stirred
 
     def _turn(self, now: int) -> int:

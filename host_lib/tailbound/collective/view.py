@@ -21,7 +21,6 @@ class View:
         known: what the rank knows beside the op.
         record: the kernel's own record of the op, which goes on changing; None while no packet has named the op.
         own: rows that this rank owns.
-        progress: rows of either half that have been taken.
     """
 
     def __init__(self, known: Known, op: Op) -> None:
@@ -113,11 +112,6 @@ class View:
 
     # -- rows -----------------------------------------------------------------------------------------------------
 
-    @property
-    def progress(self) -> int:
-        """Rows of both halves that have been taken."""
-        return int(self.record["progress"]) + int(self.record["results_in"]) if self.record is not None else 0
-
     def summed(self) -> list[int]:
         """Own rows that hold a contribution, by rank."""
         known, records, seq = self.known, self.known.records, self.op.place.sum_seqs[self.known.rank]
@@ -164,10 +158,11 @@ class View:
         late = 0 < op.second.clock.due < op.admitted
         return Recovery(
             Bounds(
-                asked_most(rows, cold=cold or strict),
+                asked_most(rows, cold=cold or strict) if known.config.repair else 0,
                 NEVER if strict else longest << 3 if cold else longest,
                 late,
                 max(LOOK * floor // FLOOR, usual // 4),
                 min(LOOK, longest // 2),
+                floor,
             )
         )

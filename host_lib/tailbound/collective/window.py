@@ -13,7 +13,6 @@ from tailbound.collective.speaker import Speaker
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import STEP_MASK, index_of, step_of
-from tailbound.transport.tail_probe import TailProbe
 from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, op_label, serial_distance
 
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
@@ -123,8 +122,7 @@ class Window:
 
     def _open(self, place: Place) -> Op:
         job, shape, owner_map = self._job, place.layout.shape, place.placement.owner_map
-        op = Op(place, self.pool.take(shape, place.placement), switched=job.switched(owner_map),
-                probe=TailProbe(job.config.floor))  # fmt: skip
+        op = Op(place, self.pool.take(shape, place.placement), switched=job.switched(owner_map))
         self.ops[place.label] = op
         self.running.add(op)
         return op

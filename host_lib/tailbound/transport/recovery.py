@@ -4,8 +4,12 @@ A flow is the rows of one op from one sender to one receiver, in an order that b
 behind it arrived a reordering window ago. The receiver requests lost rows while the flow still runs. A requested row
 takes a new place behind all others, so that a lost retransmission is detected like a lost row.
 
-Only the last rows need a timer, the probe timeout (PTO, RFC 9002 section 6.2) of their sender. It doubles with each
-expiry, and returns to its length when a requested row arrives.
+Only the end of a flow needs a timer, the probe timeout (PTO, RFC 9002 section 6.2) of its sender. It doubles with each
+expiry, and returns to its length when a row arrives. If the last row was lost, and with it the mark that says that
+nothing more will come, the sender is asked for its mark (clock-30).
+
+Who has not begun is computing, as a rule: it is asked late and ever more rarely, and once more shortly before the
+deadline, to say that it lives. Of many senders whose marks are missing nearly all are late, so few are asked together.
 """
 
 from __future__ import annotations
@@ -24,6 +28,10 @@ NEVER = 1 << 62
 _PROBES = 2
 #: A probe timeout doubles this many times at most.
 _DOUBLED = 6
+#: Senders that are asked for their marks together, in turn; before a deadline all are.
+AT_ONCE = 8
+#: A flow of so few rows may well be lost as a whole: its sender counts as one that has begun.
+SHORT = 3
 
 
 class Path:
@@ -89,6 +97,7 @@ class Bounds(NamedTuple):
         late: the launch came after the deadline, so that no row is waited for before it is requested.
         step: the time between two looks at a flow that runs.
         look: the time between two looks at a flow with requested rows.
+        floor: the shortest deadline.
     """
 
     most: int
@@ -96,6 +105,7 @@ class Bounds(NamedTuple):
     late: bool
     step: int
     look: int
+    floor: int
 
 
 class Incoming(NamedTuple):
@@ -119,13 +129,14 @@ class Flow:
 
     Attributes:
         due: when to look next.
+        mark: when to ask its sender for the mark.
         ended: when the mark was noticed; 0: it was not.
         over: nothing more is requested.
     """
 
     __slots__ = (
-        "_asked", "_expired", "_first", "_highest", "_next", "_noted", "_order", "_out", "_passed", "_since", "_times",
-        "due", "ended", "first", "over", "probed", "rows",
+        "_asked", "_called", "_came", "_expired", "_first", "_highest", "_moved", "_next", "_noted", "_order", "_out",
+        "_passed", "_since", "_times", "due", "ended", "first", "mark", "over", "probed", "questions", "rows",
     )  # fmt: skip
 
     def __init__(self, rows: int, first: int) -> None:
@@ -143,6 +154,10 @@ class Flow:
         self._asked: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.probed = False  #: a probe timeout has expired
         self._since = self._expired = 0  # the last progress, and probe timeouts since then
+        self.mark = NEVER
+        self._came, self._moved = -1, 0  # rows here, and when the last came, or its sender was to be asked
+        self.questions = 0  #: since the last row
+        self._called = -NEVER  # when its sender was asked last since a deadline was near
 
     @property
     def requested(self) -> Places:
@@ -192,6 +207,35 @@ class Flow:
         if waits:
             self.due = min(self.due, self._timeout(path))
         return np.flatnonzero(lost)
+
+    def silent(self, here: NDArray[np.bool_], now: int, path: Path, floor: int, call: int) -> bool:
+        """Whether the sender is to be asked for the mark, which has not come; notes when (``mark``).
+
+        Args:
+            here, now, path: as for ``look``.
+            floor: see ``Bounds``.
+            call: when there is still time for an answer before the deadline; ``NEVER``: that is not known.
+        """
+        came = int(np.count_nonzero(here))
+        if came != self._came:
+            self._came, self._moved, self.questions = came, now, 0
+        self._await(path, floor, call)
+        return now >= self.mark
+
+    def ask(self, now: int, path: Path, floor: int, call: int, *, asked: bool) -> None:
+        """The sender, whose turn it is, is ``asked`` for the mark, or others are; see ``silent``."""
+        self._moved = now
+        self.questions += asked
+        if now >= call:
+            self._called = now
+        self._await(path, floor, call)
+
+    def _await(self, path: Path, floor: int, call: int) -> None:
+        soon, late = 2 * floor // 5, 2 * floor
+        first = max(path.pto, soon) if self._came or self.rows <= SHORT else late
+        usual = self._moved + min(first << min(self.questions, _DOUBLED), 8 * late)
+        # a deadline that has moved on is another one
+        self.mark = min(usual, max(call, self._moved + soon, self._called + late))
 
     def request(self, places: Places, now: int, path: Path, bounds: Bounds) -> None:
         """``places`` are requested now."""
@@ -257,7 +301,7 @@ class Recovery:
     @property
     def due(self) -> int:
         """When to call ``turn`` again; ``NEVER``: when a flow begins."""
-        return min((flow.due for flow in self.flows.values() if not flow.over), default=NEVER)
+        return min((min(flow.due, flow.mark) for flow in self.flows.values() if not flow.over), default=NEVER)
 
     @property
     def last_call(self) -> int:
@@ -286,18 +330,27 @@ class Recovery:
         senders: Iterable[Incoming],
         here: Callable[[Incoming], NDArray[np.bool_]],
         paths: Callable[[int], Path],
-    ) -> list[tuple[int, Places]]:
-        """Returns which rows to request of which sender, in list order.
+        *,
+        asks: bool = False,
+        deadline: int = 0,
+    ) -> tuple[list[tuple[int, Places]], list[int]]:
+        """What to ask for now.
 
         Args:
             now: the time.
             senders: flows whose rows are awaited; those of others are over.
             here: which rows of a flow have arrived, bool[rows] in the order of sending.
             paths: by rank.
+            asks: whether marks may be asked for.
+            deadline: that ends the half; 0: not known.
+
+        Returns:
+            Which rows to request of which sender, in list order, and whom to ask for the mark.
         """
         self._begun = self._begun or now
-        requests = []
-        awaited = set()
+        requests, awaited, floor = [], set(), self._bounds.floor
+        silent: list[int] = []
+        call = deadline - 3 * floor // 5 if deadline else NEVER
         for sender in senders:
             awaited.add(sender.rank)
             flow = self.flows.get(sender.rank)
@@ -305,10 +358,13 @@ class Recovery:
                 flow = self.flows[sender.rank] = Flow(sender.rows, sender.first)
                 flow.due = now + self._bounds.step
             if sender.ended and not flow.ended:
-                flow.ended, flow.due = now, now
-            if flow.over or now < flow.due:
+                flow.ended, flow.due, flow.mark = now, now, NEVER
+            if flow.over or now < min(flow.due, flow.mark):
                 continue
-            lost = flow.look(here(sender), now, paths(sender.rank), self._bounds)
+            arrived, path = here(sender), paths(sender.rank)
+            if asks and not flow.ended and flow.silent(arrived, now, path, floor, call):
+                silent.append(sender.rank)
+            lost = flow.look(arrived, now, path, self._bounds)
             if not len(lost):
                 continue
             first = flow.asked_never(lost)
@@ -316,13 +372,17 @@ class Recovery:
             self._left -= len(allowed)
             wanted = np.sort(np.concatenate([lost[~first], allowed]))
             if not len(wanted):
-                flow.over = not flow.waits
+                flow.over = bool(flow.ended) and not flow.waits
                 continue
-            flow.request(wanted, now, paths(sender.rank), self._bounds)
+            flow.request(wanted, now, path, self._bounds)
             requests.append((sender.rank, np.sort((wanted + sender.first) % sender.rows)))
         for rank, flow in self.flows.items():
             flow.over |= rank not in awaited
-        return requests
+        silent.sort(key=lambda rank: self.flows[rank].questions)
+        asked = silent if now >= call else silent[:AT_ONCE]
+        for rank in silent:
+            self.flows[rank].ask(now, paths(rank), floor, call, asked=rank in asked)
+        return requests, asked
 
 
 def thin(places: Places, most: int) -> Places:
