@@ -16,11 +16,11 @@ from reference import Rank, Row
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.feedback import read_back, write_residual
+from tailbound.codec.format import check_bits
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT
 from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.planes import check_bits
 from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
 from tailbound.codec.scale import cold_exponents, scales_of
 from tailbound.codec.scratch import Scratch

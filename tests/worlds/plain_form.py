@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 import reference
 from tailbound.codec.hashing import STAGE_CONTRIBUTION
-from tailbound.codec.planes import zero_of
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import Shape
 from tailbound.torch.device_codec.form import By, Form, Largest, Rows
@@ -43,11 +42,11 @@ class _Plain:
         if rows.summed:
             fixed = octets.view(">u2").astype(np.int64) - offsets[:, None]
         elif shape.bits == 16:
-            fixed = reference.unpack(octets, 16) - zero_of(16)
+            fixed = reference.unpack(octets, 16) - reference.zero_of(16)
         else:
             parts = reference.columns(shape.entries, coding.seed, rows.stage)
             taken = np.where(offsets[:, None] >= 0, 32767 - (offsets[:, None] - parts) % 65536, 0)
-            fixed = 65536 * (reference.unpack(octets, shape.bits) - zero_of(shape.bits)) - taken
+            fixed = 65536 * (reference.unpack(octets, shape.bits) - reference.zero_of(shape.bits)) - taken
             factors = factors * np.float32(2.0**-16)
         y = fixed.astype(np.float32) * factors[:, None]
         by_sign, values = reference.signs(shape, coding.seed), np.zeros(shape.numel, np.float32)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, step_of
-from tailbound.codec.planes import REACH, zero_of
+from tailbound.codec.planes import REACH
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.codec.shape import Shape
 from tailbound.wire.schema import EXPONENT_NONE
@@ -23,6 +23,11 @@ _F = np.float32
 #: Bits of the rounding offset: what float32 holds beside the zero.
 _OFFSET_BITS = {16: 8, 8: 16, 4: 16}
 _Word = TypeVar("_Word", bound=np.integer[Any])
+
+
+def zero_of(bits: int) -> int:
+    """Code of the value 0."""
+    return 1 << bits - 1
 
 
 def fmix(h: NDArray[np.uint32]) -> NDArray[np.uint32]:

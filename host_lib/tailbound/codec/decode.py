@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tailbound.codec import halves, kernels, planes, sums
+from tailbound.codec.format import BYTES, HALVES, PLANES, CodeFormat
 from tailbound.codec.halves import Floats, entries
 from tailbound.codec.hashing import (
     STAGE_CONTRIBUTION,
@@ -45,7 +46,7 @@ class _Form(NamedTuple):
 
     layout: Groups
     codes: int  #: of a row
-    bits: int  #: of a code
+    code: CodeFormat
     seed: np.uint32
     rounding: np.uint32
     step: np.uint32  #: of the rank that made the codes, in their rounding offsets
@@ -66,7 +67,7 @@ def key_of(rounding, step, row):  # type: ignore[no-untyped-def]
 @compiled
 def _read_as(reading, scale, span, row, form):  # type: ignore[no-untyped-def]
     """How the codes of ``row`` are read; ``span``: the largest distance of a code from zero."""
-    if form.bits == 16:
+    if form.code.packing == PLANES:
         reading[0] = bits_of(np.float32(np.float64(scale) / span))
         return
     reading[0] = bits_of(np.float32(np.float64(abs(scale)) / span) * np.float32(2.0**-16))
@@ -145,7 +146,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     codes, seed = form.codes, form.seed
     work, padded, factors, addresses, zeros = memory.work, memory.group, memory.factors, memory.addresses, memory.zeros
     readings, columns = memory.readings, memory.columns
-    span = SPAN if form.bits == 8 else planes.zero_of(form.bits) - 1
+    span = form.code.span
     failed = 0
     pitch = codes + PITCH_EXTRA
     ring_at = np.int64(ring.ctypes.data)
@@ -171,7 +172,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
                 return -1
             received += 1
             addresses[r] = ring_at + at * ring.shape[1] if at >= 0 else own_at - (at + 2) * own.shape[1]
-            if form.bits == 4:
+            if form.code.packing == HALVES:
                 unpacked = memory.codes[r * codes : (r + 1) * codes]
                 if at >= 0:
                     planes.unpack(ring[at, : codes // 2], unpacked)
@@ -189,7 +190,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
             continue
         whole = last - first == size and out.whole.shape[0] > 0  # else by way of float32 in cache
         target, at = (out.whole, first) if whole else (padded, np.int64(0))
-        if form.bits == 16:
+        if form.code.packing == PLANES:
             apart, values, begin = (pitch, work, np.int64(0)) if turn else (codes, target, at)
             _unfold(results, row, rows, form, memory, values, begin, apart)
             if turn:
@@ -244,7 +245,7 @@ def decode(
     ring, own, source, scale, counts = received
     shape = shape.results if stage == STAGE_RESULT else shape
     values = entries("output", out, shape)
-    if counts is not None and shape.bits != 8:
+    if counts is not None and shape.code.packing != BYTES:
         raise ValueError(f"sums of a switch have codes of 8 bits, not {shape.bits}")
     codes_bytes = shape.codes * (1 if counts is None else 2)
     if codes_bytes > min(scratch.width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
@@ -255,7 +256,7 @@ def decode(
     rows = Received(readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts)
     seed, rounding = np.uint32(coding.seed), np.uint32(rounding_seed(coding.seed, stage))
     step = np.uint32(step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0)
-    form = _Form(shape.layout, shape.entries, shape.bits, seed, rounding, step, coding.rotate)
+    form = _Form(shape.layout, shape.entries, shape.code, seed, rounding, step, coding.rotate)
     failed = _decode(rows, lo, hi, form, scratch.memory, values)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")

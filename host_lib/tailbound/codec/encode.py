@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import halves, hashing, kernels, planes
+from tailbound.codec.format import HALVES, PLANES, CodeFormat
 from tailbound.codec.halves import Entries, Floats, entries
 from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns
 from tailbound.codec.records import Coding, Packets, Scales
@@ -33,7 +34,7 @@ class _Form(NamedTuple):
 
     layout: Groups
     codes: int  #: of a row
-    bits: int  #: of a code
+    code: CodeFormat
     seed: np.uint32
     rounding: np.uint32
     step: np.uint32  #: of the rank, in its rounding offsets
@@ -91,12 +92,6 @@ def _spread(source, at, row, rows, form, memory):  # type: ignore[no-untyped-def
 
 
 @compiled
-def _span(bits):  # type: ignore[no-untyped-def]
-    """Largest distance of a code from zero."""
-    return planes.zero_of(bits) - 1
-
-
-@compiled
 def normalised(bits, rows, rotate):  # type: ignore[no-untyped-def]
     """Bits of a group's largest value after the factor 1 / sqrt(R)."""
     if rotate:
@@ -149,7 +144,7 @@ def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
             most = max(most, bits)
         if most >= OVERFLOW_BITS:
             return False
-        need[g] = need_of(planes.reach(normalised(most, rows, turn), form.bits, source, at, rows, codes, entries))
+        need[g] = need_of(planes.reach(normalised(most, rows, turn), form.code, source, at, rows, codes, entries))
     return True
 
 
@@ -157,8 +152,8 @@ def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
 def _quantise(values, first, apart, rows, turn, form, factor, packets, row, ahead, memory):  # type: ignore[no-untyped-def]
     """Codes of the rows that a kernel takes at once, from ``row`` on. Returns the bits of the largest value."""
     codes, keys, targets, out, position = form.codes, memory.keys, memory.addresses, packets.memory, packets.position
-    span = np.float32(_span(form.bits))
-    if form.bits == 16:  # settled already
+    span = np.float32(form.code.span)
+    if form.code.packing == PLANES:  # settled already
         most = np.uint32(0)
         for i in range(_at_once(rows, turn)):
             begin = first + i * apart
@@ -183,7 +178,7 @@ def _quantise(values, first, apart, rows, turn, form, factor, packets, row, ahea
 def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no-untyped-def]
     """Second pass: butterflies between neighbours, codes and check. Returns the bits of the largest value.
 
-    With codes of 16 bits the work memory is settled already.
+    With codes in planes the work memory is settled already.
     """
     row, rows, first, _, turn = _group(form, g)
     codes, work, keys, targets = form.codes, memory.work, memory.keys, memory.addresses
@@ -198,7 +193,7 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
         ahead = _ahead(x, first + r * codes, rows * codes, memory.columns)
         for i in range(step):
             targets[i] = base + np.int64(position[k + i]) * out.shape[1]
-            if form.bits == 4:
+            if form.code.packing == HALVES:
                 targets[i] = np.int64(memory.codes.ctypes.data) + i * codes
             keys[i] = np.uint32(row_key(form.rounding, k + i) + form.step)
         if turn:
@@ -208,7 +203,7 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
         most = max(most, bits)
         for i in range(step):
             place = position[k + i]
-            if form.bits == 4:
+            if form.code.packing == HALVES:
                 made = memory.codes[i * codes : (i + 1) * codes]
                 planes.pack(made, out[place, HEADER_BYTES : HEADER_BYTES + codes // 2])
             state = packets.partials[place]
@@ -222,7 +217,7 @@ def _count_beyond(source, at, rows, turn, form, limit, work):  # type: ignore[no
     """Entries of the group whose absolute value is above ``limit``; settles ``work`` in place, so it comes last."""
     beyond, codes = 0, form.codes
     pitch = codes + PITCH_EXTRA
-    if turn and form.bits < 16:
+    if turn and form.code.packing != PLANES:
         planes.settle_near(work, rows, codes, pitch)
     for i in range(rows):
         row = work[i * pitch : i * pitch + codes] if turn else source[at + i * codes : at + (i + 1) * codes]
@@ -234,7 +229,7 @@ def _count_beyond(source, at, rows, turn, form, limit, work):  # type: ignore[no
 @compiled
 def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untyped-def]
     clipped, codes = 0, form.codes
-    span = _span(form.bits)
+    span = form.code.span
     pitch = codes + PITCH_EXTRA
     write_columns(form.rounding, memory.columns[:codes])
     for g in range(lo, hi):
@@ -245,13 +240,13 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
         source, at = _source(x, first, entries, rows * codes, memory)
         if turn:
             _spread(source, at, row, rows, form, memory)
-            if form.bits == 16:
+            if form.code.packing == PLANES:
                 planes.settle_near(memory.work, rows, codes, pitch)
         factor = np.float32(span / (scale_of(e) * root))
         bits = _finish(x, source, at, g, form, factor, packets, memory)
         if bits >= OVERFLOW_BITS:
             return False, clipped
-        want = need_of(planes.reach(normalised(bits, rows, turn), form.bits, source, at, rows, codes, entries))
+        want = need_of(planes.reach(normalised(bits, rows, turn), form.code, source, at, rows, codes, entries))
         scales.need[g] = want
         if want <= e:
             continue
@@ -267,8 +262,8 @@ def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untype
 
 def _form(shape: Shape, coding: Coding) -> _Form:
     seed, rounding = np.uint32(coding.seed), np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
-    step, cap = np.uint32(hashing.step_of(coding.rank, coding.ranks)), coding.shift_cap if shape.bits > 4 else 0
-    return _Form(shape.layout, shape.entries, shape.bits, seed, rounding, step, coding.rotate, cap, coding.key)
+    step, cap = np.uint32(hashing.step_of(coding.rank, coding.ranks)), 0 if shape.code.clips else coding.shift_cap
+    return _Form(shape.layout, shape.entries, shape.code, seed, rounding, step, coding.rotate, cap, coding.key)
 
 
 def _entries(x: Floats, shape: Shape, scratch: Scratch) -> Entries:

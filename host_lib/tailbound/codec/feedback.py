@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.decode import decode
+from tailbound.codec.format import BYTES
 from tailbound.codec.hashing import STAGE_CONTRIBUTION
-from tailbound.codec.planes import zero_of
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scale import scales_of
 from tailbound.codec.scratch import Scratch
@@ -31,10 +31,10 @@ def read_back(packets: Packets, source: NDArray[np.int64], scale: NDArray[np.flo
 
 
 @compiled
-def _zeros(payload, bits):  # type: ignore[no-untyped-def]
-    """Codes of a row, of 8 or 4 bits, that mean zero."""
-    zeros, zero = 0, zero_of(bits)
-    if bits == 8:
+def _zeros(payload, form):  # type: ignore[no-untyped-def]
+    """Codes of a row, in bytes or halves of them, that mean zero."""
+    zeros, zero = 0, form.zero
+    if form.packing == BYTES:
         for code in payload:
             zeros += code == zero
     else:
@@ -44,7 +44,7 @@ def _zeros(payload, bits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _mark(own, shift, layout, codes, bits, lo, hi):  # type: ignore[no-untyped-def]
+def _mark(own, shift, layout, codes, form, lo, hi):  # type: ignore[no-untyped-def]
     """Makes the scales of rows of groups ``lo`` to ``hi`` negative whose offsets the owner will take off.
 
     That is what the owner would do if all ranks had these codes (``codec.mean``): what others have is not known here.
@@ -52,8 +52,8 @@ def _mark(own, shift, layout, codes, bits, lo, hi):  # type: ignore[no-untyped-d
     for k in range(layout.rows[lo], layout.rows[hi]):
         g = layout.of[k]
         if shift[g] == 0 and layout.rows[g + 1] - layout.rows[g] > 1:
-            zeros = _zeros(own.own[-own.source[k] - 2, HEADER_BYTES : HEADER_BYTES + codes], bits)
-            if 2 * zeros <= codes * 8 // bits:
+            zeros = _zeros(own.own[-own.source[k] - 2, HEADER_BYTES : HEADER_BYTES + codes], form)
+            if 2 * zeros <= codes * 8 // form.bits:
                 own.scale[k] = -own.scale[k]
 
 
@@ -94,5 +94,5 @@ def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding, groups
     told = scales_of(scales.exponents[part] + 4 * scales.shift[part].astype(np.int16))
     rows = slice(layout.rows[lo], layout.rows[hi])
     own.scale[rows] = told[layout.of[rows] - lo]
-    if coding.rotate and shape.bits < 16:
-        _mark(own._replace(counts=_NO_COUNTS), scales.shift, layout, shape.codes, shape.bits, lo, hi)
+    if coding.rotate and shape.code.offsets:
+        _mark(own._replace(counts=_NO_COUNTS), scales.shift, layout, shape.codes, shape.code, lo, hi)

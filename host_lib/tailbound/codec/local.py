@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.encode import encode, measure
+from tailbound.codec.format import HALVES
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import Means, mean_rows
 from tailbound.codec.owners import OwnerMap, place
@@ -148,7 +149,7 @@ class LocalJob:
         ring = 1 << (shape.rows - 1).bit_length()
         sums, slots = np.zeros((ring, 2 * shape.width), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
         rows, refused = slots[: shape.rows], 0
-        lanes = sums.view(np.uint16)[: shape.rows, : shape.entries if shape.bits == 4 else shape.codes]
+        lanes = sums.view(np.uint16)[: shape.rows, : shape.codes * shape.code.lanes_a_byte]
         rows["need"], rows["cookie"], rows["op"] = EXPONENT_NONE, self.cookie, op
         owner = at.owner[at.row_at]
         expected = self.exponents[owner, self.row_groups]
@@ -160,7 +161,7 @@ class LocalJob:
             refused += int(np.count_nonzero(sent & ~taken))
             k = np.where(taken, self.shift[sender][self.row_groups], 0)
             sent_codes = self.packets[sender][:, HEADER_BYTES:] * taken[:, None]
-            if shape.bits == 4:
+            if shape.code.packing == HALVES:
                 halves = np.stack((sent_codes & 15, sent_codes >> 4), axis=1).reshape(shape.rows, 2, -1, 8)
                 lanes += _to_lanes(halves.swapaxes(1, 2).reshape(shape.rows, -1))
             else:

@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import hashing, kernels, planes
+from tailbound.codec.format import HALVES, PLANES, CodeFormat
 from tailbound.codec.hashing import row_key, write_lanes
 from tailbound.codec.records import Coding, Own, Results, Sums
 from tailbound.codec.scale import SPAN, ZERO, next_exponent, scale_of
@@ -47,7 +48,7 @@ class _Form(NamedTuple):
     layout: Groups
     codes: int  #: bytes of a row of contributions
     entries: int  #: of a row
-    bits: int  #: of a contribution's code
+    code: CodeFormat  #: of contributions
     headroom: int
     shift_cap: int  #: of contributions
     contributed: np.uint32  #: seed of the rounding offsets of contributions
@@ -151,7 +152,7 @@ def _rounded(row, zero, k, members, zeros, subtract, form, memory, target):  # t
     """
     entries = np.int64(form.entries)
     even, odd = _zeros(memory.lanes, zeros, entries)
-    known = subtract and zero == planes.zero_of(form.bits) * members[0]  # nobody is shifted
+    known = subtract and zero == form.code.zero * members[0]  # nobody is shifted
     of_even, of_odd = known and 2 * odd <= entries // 2, known and 2 * even <= entries // 2
     for lane in range(LANES):
         memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane) else of_odd) else 0
@@ -169,7 +170,7 @@ def _rounded(row, zero, k, members, zeros, subtract, form, memory, target):  # t
 @compiled
 def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped-def]
     codes, slots, scales, row = form.codes, sums.slots, own.scales, memory.row
-    span = planes.zero_of(form.bits) - 1
+    span = form.code.span
     mask = sums.rows.shape[0] - 1
     rows = kernel = own_only = missing = mismatched = 0
     contributions = np.int64(0)
@@ -211,13 +212,13 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
             continue
         rows += 1
         contributions += n
-        zero = np.uint32(planes.zero_of(form.bits) * units if form.bits < 16 else 0)
+        zero = np.uint32(form.code.zero * units if form.code.packing != PLANES else 0)
         shift, zeros = np.uint16(scales.shift[g]), np.uint32(0)
         sum_at = sums_at + at * sums.rows.shape[1]
         code_at = own_at + i * own.packets.shape[1]
         target = out.packets[i, HEADER_BYTES:]
-        lanes = codes  # at 16 bits two of an entry
-        if form.bits == 4:
+        lanes = codes  # in planes two of an entry
+        if form.code.packing == HALVES:
             lanes, code_at = entries, np.int64(memory.codes.ctypes.data)
             if with_own:
                 planes.unpack(own.packets[i, HEADER_BYTES : HEADER_BYTES + codes], memory.codes[:entries])
@@ -228,7 +229,7 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
         else:
             zeros = kernels.gather_own(sum_at, code_at, shift, zero, lanes, row, memory.lanes)
         unit, left = 1.0, False
-        if form.bits == 16:
+        if form.code.packing == PLANES:
             most = np.int64(planes.requantise16(row, units, entries, row_key(form.rounding, k), columns_out, target))
         else:
             members = n, _bitmap(slots[at], peers), with_own
@@ -277,8 +278,11 @@ def mean_rows(
             f"{n} rows of {codes} codes do not fit out {out.packets.shape}, own {own.packets.shape} or "
             f"{out.partials.shape}"
         )
-    lanes = 4 * codes if shape.bits == 4 else 2 * codes
-    if lanes > sums.rows.shape[1] or max(codes, made.codes) > scratch.width or n > sums.rows.shape[0]:
+    if (
+        2 * shape.code.lanes_a_byte * codes > sums.rows.shape[1]
+        or max(codes, made.codes) > scratch.width
+        or n > sums.rows.shape[0]
+    ):
         raise ValueError(
             f"{n} rows of {codes} codes do not fit sums {sums.rows.shape} or a scratch for {scratch.width}"
         )
@@ -290,9 +294,9 @@ def mean_rows(
     )
     own = Own(readonly(own.rows.view(np.int32)), own.packets, own.present, own.scales, own.most)
     form = _Form(
-        shape.layout, codes, shape.entries, shape.bits, coding.headroom,
-        0 if shape.bits == 4 else coding.shift_cap, contributed, rounding, coding.rank, coding.ranks,
-        hashing.steps_of_all(coding.ranks), coding.rotate and shape.bits < 16, coding.key,
+        shape.layout, codes, shape.entries, shape.code, coding.headroom,
+        0 if shape.code.clips else coding.shift_cap, contributed, rounding, coding.rank, coding.ranks,
+        hashing.steps_of_all(coding.ranks), coding.rotate and shape.code.offsets, coding.key,
     )  # fmt: skip
     return Means(*_mean_rows(sealed, own, lo, hi, form, out, scratch.memory))
 

@@ -89,11 +89,11 @@ def plan(
         bits: u32[G], of the largest absolute value of the group, rotated but not normalised.
         shape, coding, scales: as of ``codec.encode.encode``.
         by: written.
-        squares: f64[G], sum of squares of the group before rotation; with codes of 4 bits only (codec-12).
+        squares: f64[G], sum of squares of the group before rotation; with codes that clip only (codec-12).
     """
     rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
     keyed = rounding, np.uint32(hashing.step_of(coding.rank, coding.ranks))
-    span, cap = planes.zero_of(shape.bits) - 1, coding.shift_cap if shape.bits > 4 else 0
+    span, cap = shape.code.span, 0 if shape.code.clips else coding.shift_cap
     of_groups = readonly(bits), readonly(squares)
     beyond = _plan(*of_groups, shape.entries, span, shape.layout, coding.rotate, cap, keyed, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

@@ -1,17 +1,4 @@
-"""Codes of 16 and of 4 bits (codec-12), in rows of bytes that the datapath sums as it sums codes of 8 bits.
-
-- 16 bits: V upper bytes, then V lower ones. Bytes are summed in u16 lanes of their own, as ever, and
-  256 * (sum of upper) + (sum of lower) is the sum of the codes. Twice the bytes; nothing below the codec knows.
-- 4 bits: V / 2 bytes, of every sixteen entries the first eight in the lower halves of eight bytes, the others in the
-  upper ones. The datapath takes the halves apart and sums them in u16 lanes (``Flag.HALVES``), as if each had a byte to
-  itself. Results have 8 bits, so a row has no more entries than bytes fit a packet.
-
-Codes of 4 bits are made and read as codes of 8 bits whose distance from zero is 7 at most: 121 to 135 where they are
-made, less 120 on the wire.
-
-code = clamp(floor(y * span / scale + zero + u), 1, 2 zero - 1), with zero 32768 or 8 and span one less. What float32
-holds exactly beside the zero limits u to 8 bits for codes of 16. Rounding is 2^-15 of the scale there, and nobody takes
-offsets off.
+"""Codes that are no bytes: in planes, and in halves of bytes (``codec.format``).
 
 Where codes of 4 bits end: of a normal variable that is cut off at c standard deviations and rounded to steps of c / 7
 with its offset taken off again, (c / 7)^2 / 12 + 2 ((1 + c^2) Q(c) - c phi(c)) of its square is lost, with phi its
@@ -30,29 +17,10 @@ import numpy as np
 
 from tailbound.codec import kernels
 from tailbound.codec.hashing import bits_of, float_of
-from tailbound.errors import ConfigError
-from tailbound.wire.bits import Bits, both_ways
 from tailbound.wire.jit import compiled
 
 #: Codes of 4 bits reach to so many standard deviations at least, unless the largest value is less (codec-12).
 REACH = 2.4
-
-
-def check_bits(bits: Bits, *, switched: bool = False) -> None:
-    """Refuses codes that could not be summed.
-
-    Raises:
-        ConfigError: none of BITS; a switch, and other codes than those of 8 bits.
-    """
-    both_ways(bits)
-    if switched and bits != 8:
-        raise ConfigError(f"a switch sums codes of 8 bits: give bits=8, not {bits}, or sum without a switch")
-
-
-@compiled
-def zero_of(bits):  # type: ignore[no-untyped-def]
-    """Code of the value 0; the largest distance from it is one less."""
-    return 1 << (bits - 1)
 
 
 @compiled
@@ -75,7 +43,7 @@ def energy(x, at, size):  # type: ignore[no-untyped-def]
 
 @compiled
 def within(most, total, size):  # type: ignore[no-untyped-def]
-    """Bits of the value that codes of 4 bits are to reach, from those of the largest one and the sum of squares."""
+    """Bits of the value that codes are to reach which clip, from those of the largest one and the sum of squares."""
     if most == 0:
         return most
     limit = REACH * np.sqrt(total / size)
@@ -85,12 +53,12 @@ def within(most, total, size):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def reach(most, bits, source, at, rows, codes, entries):  # type: ignore[no-untyped-def]
+def reach(most, code, source, at, rows, codes, entries):  # type: ignore[no-untyped-def]
     """Bits of the value that a group's codes are to reach, from those of its largest one.
 
     ``source`` from ``at`` on holds the ``rows`` of ``codes`` before rotation, which changes no sum of squares.
     """
-    if bits != 4 or most == 0:
+    if not code.clips or most == 0:
         return most
     return within(most, energy(source, at, rows * codes), spread_over(rows, codes, entries))
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.format import FORMATS
 from tailbound.errors import ConfigError
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import EXPONENT_NONE
@@ -36,13 +37,13 @@ _QUARTERS = (1.0, 2.0**0.25, 2.0**0.5, 2.0**0.75)
 
 
 def headroom_of(world_size: int, bits: int = 8) -> int:
-    """h, in quarter powers of two: what e leaves above the largest need seen; none with codes of 4 bits, which clip.
+    """h, in quarter powers of two: what e leaves above the largest need seen; none with codes that clip.
 
     More headroom costs precision in every op (NMSE at 64 ranks: 7.9e-4 with 2, 1.46e-3 with 4) and pays only where few
     spare bits are left to shift into: for gradients ten times larger than a step before, 64 ranks give 4e-4 with
     either, 128 ranks 3.5e-2 with 2 and 5e-3 with 4. Less than 1 has more groups shifted, which are coded twice.
     """
-    if bits == 4:
+    if FORMATS[bits].clips:
         return 0
     if shift_cap_of(world_size) > _SPARE:
         return 1

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.format import FORMATS, CodeFormat
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import Bits, both_ways
 from tailbound.wire.schema import ROW_STEP, WIDTH_STEP
@@ -67,10 +68,15 @@ class Shape:
     bits: int = 8
     runs: tuple[int, ...] = ()
 
+    @property
+    def code(self) -> CodeFormat:
+        """What its bits imply."""
+        return FORMATS[self.bits]
+
     @cached_property
     def results(self) -> Shape:
         """The same op as its results are shaped."""
-        down = max(self.bits, 8)
+        down = self.code.results
         return Shape(self.numel, self.width, self.group_rows, self.entries * down // 8, down, self.runs)
 
     @cached_property

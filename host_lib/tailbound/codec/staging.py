@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from tailbound.codec.decode import MISSING, key_of
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, step_of
-from tailbound.codec.planes import zero_of
 from tailbound.codec.records import Coding, Packets, Received
 from tailbound.codec.scale import ZERO, root_of
 from tailbound.codec.scratch import readonly
@@ -120,16 +119,6 @@ def _unpack(received, layout, blank, span, keyed, out):  # type: ignore[no-untyp
 _NO_COUNTS = np.zeros(0, np.uint16)
 
 
-def _blank(width: int, bits: int, *, summed: bool) -> NDArray[np.uint8]:
-    """A row of zeros, u8[width]: codes of ``bits``, or big-endian sums of one contributor."""
-    blank = np.full(width, 0x88 if bits == 4 else ZERO, np.uint8)
-    if summed:
-        blank[::2] = 0
-    elif bits == 16:
-        blank[width // 2 :] = 0
-    return blank
-
-
 def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stage: int = STAGE_RESULT) -> int:
     """Collects an op's rows in one block, missing ones as rows of zeros.
 
@@ -153,11 +142,12 @@ def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stag
     rows = Received(
         readonly(ring), readonly(own), readonly(source), readonly(scale), _NO_COUNTS if counts is None else counts
     )
-    blank = _blank(width, shape.bits, summed=counts is not None)
+    blank = shape.code.zeros(width)
+    if counts is not None:
+        blank[::2] = 0  # big-endian sums of one contributor
     step = step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0
-    keyed = shape.bits < 16, np.uint32(rounding_seed(coding.seed, stage)), np.uint32(step)
-    span = zero_of(shape.bits) - 1
-    failed = _unpack(rows, shape.layout, blank, span, keyed, out)
+    keyed = shape.code.offsets, np.uint32(rounding_seed(coding.seed, stage)), np.uint32(step)
+    failed = _unpack(rows, shape.layout, blank, shape.code.span, keyed, out)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
     return int(failed)

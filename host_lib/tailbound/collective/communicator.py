@@ -29,8 +29,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import tailbound
+from tailbound.codec.format import check_bits
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
-from tailbound.codec.planes import check_bits
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import GROUP_ROWS, Shape, cut_tensors, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for

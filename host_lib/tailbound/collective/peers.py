@@ -26,12 +26,10 @@ from tailbound.collective.view import View
 from tailbound.transport.headers import finalise_contributions
 from tailbound.transport.recovery import NEVER, Incoming
 from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.schema import PacketType
 
 #: A requested row may still come.
 _WAITS: Repair[Action] = Repair(open=True)
-#: As a plain number: arithmetic on an IntFlag costs microseconds.
-_HALVES = int(Flag.HALVES)
 
 
 class Contributions:
@@ -246,9 +244,8 @@ class PeerOwned:
         here = job.membership.here
         takers = [p for p in here if placement.shares[p] and not job.records.published(p, label)]
         shape = place.layout.shape
-        form = _HALVES if shape.bits == 4 else 0
         head = job.header(
-            PacketType.CONTRIBUTION, label, place.layout.tag, flags=form, map_id=placement.owner_map.id
+            PacketType.CONTRIBUTION, label, place.layout.tag, flags=shape.code.flags, map_id=placement.owner_map.id
         ).view(np.uint8)
         starts = placement.starts
         to = np.array([(starts[p], placement.shares[p], p, place.sum_seqs[p]) for p in takers], np.int64).reshape(-1, 4)

@@ -176,7 +176,7 @@ class DeviceCoder(OnDevice):
             self._form.encode(zeros, small, coding, By(by_group, by_group, keys))
             told = {(small.results, out.dtype)}
             if x.dtype == torch.float32:  # it may have error feedback, which asks what contributions say
-                told.add((small if small.bits == 4 else small.results, torch.float32))
+                told.add((small, torch.float32))
             for each, dtype in told:
                 codes = torch.zeros((small.rows, each.codes), dtype=torch.uint8, device=device)
                 given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)

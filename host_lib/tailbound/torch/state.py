@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import torch
 import torch.distributed as dist
 
+from tailbound.codec.format import FORMATS
 from tailbound.collective import report
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
@@ -76,7 +77,7 @@ class TailboundState(Recovery):
         super().__init__(dist.get_rank(group), dist.get_world_size(group), (period, given["resync_share"]))
         self.bits = given["bits"]
         up, down = both_ways(self.bits)
-        feedback = up == 4 if given["error_feedback"] is None else given["error_feedback"]
+        feedback = FORMATS[up].clips if given["error_feedback"] is None else given["error_feedback"]
         self.contributions = Contributions(feedback)
         config = Config(
             rank=self.rank,

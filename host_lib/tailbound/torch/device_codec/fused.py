@@ -26,7 +26,7 @@ class _Fused:
     def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Largest:
         bits, columns = torch.zeros(shape.groups, dtype=torch.int32, device=x.device), _columns_of(shape)
         squares = None
-        if shape.bits == 4:
+        if shape.code.clips:
             squares = torch.empty((shape.groups, columns), dtype=torch.float64, device=x.device)
         place = shape.entries, signed(coding.seed)
         for rows, groups, layout in _sizes(shape, x.device):
@@ -41,7 +41,7 @@ class _Fused:
         place = shape.entries, signed(coding.seed), _first_column(coding, STAGE_CONTRIBUTION)
         for rows, groups, layout in _sizes(shape, x.device):
             triton_kernels.encode[len(groups), _columns_of(shape)](
-                x, *by, codes, beyond, groups, *layout, *place, **_how(rows, coding), BITS=shape.bits
+                x, *by, codes, beyond, groups, *layout, *place, **_how(rows, coding), **_of(shape)
             )
         return codes, beyond
 
@@ -50,7 +50,7 @@ class _Fused:
         given = rows.codes, rows.factors, rows.offsets, rows.offsets, rows.group_factors, out
         for size, groups, layout in _sizes(shape, out.device):
             triton_kernels.decode[len(groups), _columns_of(shape)](
-                *given, groups, *layout, *place, **_how(size, coding), SUMMED=rows.summed, BITS=shape.bits
+                *given, groups, *layout, *place, **_how(size, coding), SUMMED=rows.summed, **_of(shape)
             )
 
 
@@ -75,6 +75,10 @@ def _columns_of(shape: Shape) -> int:
 
 def _how(rows: int, coding: Coding) -> dict[str, Any]:
     return {"ROWS": rows, "BLOCK": BLOCK, "ROTATE": coding.rotate and rows > 1, **OPTIONS}
+
+
+def _of(shape: Shape) -> dict[str, int]:
+    return {"PACKING": shape.code.packing, "ZERO": shape.code.zero}
 
 
 def _first_column(coding: Coding, stage: int) -> int:

@@ -16,6 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tailbound.codec import format as of_codes
+
+_BYTES, _PLANES = tl.constexpr(of_codes.BYTES), tl.constexpr(of_codes.PLANES)
+
 
 @triton.jit
 def _fmix(h):  # type: ignore[no-untyped-def]
@@ -123,13 +127,13 @@ def largest(  # type: ignore[no-untyped-def]
 @triton.jit(do_not_specialize=["seed", "first"])
 def encode(  # type: ignore[no-untyped-def]
     x, factors, limits, keys, out, beyond, groups, first_rows, first_entries, codes, seed, first,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, BITS: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr,
+    PACKING: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """Codes u8[T, V] to ``out``, and how many entries are above the limits of their groups added to ``beyond`` i64[1].
 
-    clamp(floor(value * factor + (128 + u)), 1, 255), in this order. Of 4 bits clamped to 121 and 135, less 120, two in
-    a byte: u8[T, V / 2], of sixteen entries the first eight in lower halves. Of 16 bits with 32768 and 65535 in the
-    place of 128 and 255: u8[T, 2 V], upper bytes first. ``first``: the mixed seed of the columns' parts.
+    clamp(floor(value * factor + (128 + u)), 129 - ZERO, 127 + ZERO) - 128 + ZERO, in this order; where codes lie in
+    planes (``codec.format``), 32768 takes the place of 128. ``first``: the mixed seed of the columns' parts.
     """
     group, row, column, at = _places(groups, first_rows, codes, ROWS, BLOCK)
     there = (column < codes)[None, :]
@@ -139,20 +143,20 @@ def encode(  # type: ignore[no-untyped-def]
     above = there & (tl.abs(values) > tl.load(limits + group))
     tl.atomic_add(beyond, tl.sum(tl.sum(above.to(tl.int32), 0), 0).to(tl.int64))
     u = (tl.load(keys + row)[:, None] + _parts(column, first)[None, :]) & 0xFFFF
-    if BITS == 16:
+    MADE: tl.constexpr = 32768 if PACKING == _PLANES else 128
+    if PACKING == _PLANES:
         offset = ((u >> 8) | 0x47000000).to(tl.float32, bitcast=True)  # the last place of 32768 is 2^-8
     else:
         offset = (u | 0x43000000).to(tl.float32, bitcast=True)  # the last place of 128 is 2^-16
     value = values * tl.load(factors + group) + offset
-    if BITS == 8:
-        tl.store(out + at, tl.minimum(tl.maximum(value, 1.0), 255.0).to(tl.uint8), mask=there)
-    elif BITS == 16:
-        word = tl.minimum(tl.maximum(value, 1.0), 65535.0).to(tl.int32)
+    code = tl.minimum(tl.maximum(value, MADE + 1.0 - ZERO), MADE - 1.0 + ZERO).to(tl.int32) - (MADE - ZERO)
+    if PACKING == _BYTES:
+        tl.store(out + at, code.to(tl.uint8), mask=there)
+    elif PACKING == _PLANES:
         to = at + row.to(tl.int64)[:, None] * codes
-        tl.store(out + to, (word >> 8).to(tl.uint8), mask=there)
-        tl.store(out + to + codes, (word & 255).to(tl.uint8), mask=there)
+        tl.store(out + to, (code >> 8).to(tl.uint8), mask=there)
+        tl.store(out + to + codes, (code & 255).to(tl.uint8), mask=there)
     else:
-        code = tl.minimum(tl.maximum(value, 121.0), 135.0).to(tl.int32) - 120
         halves = tl.permute(tl.reshape(code, (ROWS, BLOCK // 16, 2, 8)), (0, 1, 3, 2))
         lower, upper = tl.split(halves)
         octet = tl.program_id(1) * (BLOCK // 2) + tl.arange(0, BLOCK // 2)
@@ -165,11 +169,9 @@ def encode(  # type: ignore[no-untyped-def]
 def decode(  # type: ignore[no-untyped-def]
     rows, factors, keys, zeros, group_factors, out, groups, first_rows, first_entries, codes, seed, first,
     ROWS: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, SUMMED: tl.constexpr,
-    BITS: tl.constexpr,
+    PACKING: tl.constexpr, ZERO: tl.constexpr,
 ):  # fmt: skip
     """Averages to ``out`` (any float type, [numel]) from codes u8[T, V], or a switch's sums u8[T, 2 V] if ``SUMMED``.
-
-    Of 4 bits from u8[T, V / 2], of 16 from u8[T, 2 V], as ``encode`` leaves them.
 
     The others are those of ``codec.staging.Unpacked``; of ``keys`` and ``zeros`` one is read.
     """
@@ -180,19 +182,19 @@ def decode(  # type: ignore[no-untyped-def]
         high = tl.load(rows + 2 * at, mask=there, other=0).to(tl.int32)
         low = tl.load(rows + 2 * at + 1, mask=there, other=0).to(tl.int32)
         fixed = (high << 8) + low - tl.load(zeros + row)[:, None]
-    elif BITS == 16:
+    elif PACKING == _PLANES:
         octet = at + row.to(tl.int64)[:, None] * codes
         high = tl.load(rows + octet, mask=there, other=0).to(tl.int32)
         low = tl.load(rows + octet + codes, mask=there, other=0).to(tl.int32)
-        fixed = (high << 8) + low - 32768
+        fixed = (high << 8) + low - ZERO
     else:
-        if BITS == 8:
+        if PACKING == _BYTES:
             code = tl.load(rows + at, mask=there, other=0).to(tl.int32)
         else:
             octet = (column // 16 * 8 + column % 8)[None, :]
             both = tl.load(rows + row.to(tl.int64)[:, None] * (codes // 2) + octet, mask=there, other=0).to(tl.int32)
             code = (both >> (column // 8 % 2 * 4)[None, :]) & 15
-        zero = (128 if BITS == 8 else 8) << 16
+        zero = ZERO << 16
         key = tl.load(keys + row)
         below = tl.where((key >= 0)[:, None], (key[:, None] - _parts(column, first)[None, :]) & 0xFFFF, 0)
         fixed = ((code << 16) | below) - tl.where(key >= 0, 32767 + zero, zero)[:, None]
