@@ -7,6 +7,8 @@ A code c with the rounding offset u stands for c - 128 where the scale of its ro
 1/2) where it is negative. Four words a row say how codes are read (``readings``): a value is
 ``((c << 16 | (key - part) & mask) - zero) * factor``, with the part of the column in u. The key is the complement of
 the row's part, so that one subtraction gives 65535 - u.
+
+An entry of a switch's row to which n ranks contributed is (sum - 128 n) * 2^(e/4) / (127 n).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tailbound.codec import halves, kernels, planes, sums
+from tailbound.codec import halves, kernels, planes
 from tailbound.codec.format import BYTES, HALVES, PLANES, CodeFormat
 from tailbound.codec.halves import Floats, entries
 from tailbound.codec.hashing import (
@@ -29,7 +31,7 @@ from tailbound.codec.hashing import (
     write_columns,
 )
 from tailbound.codec.records import Coding, Received
-from tailbound.codec.scale import SPAN, ZERO, root_of
+from tailbound.codec.scale import root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Groups, Shape
 from tailbound.codec.simd import LANES
@@ -65,13 +67,18 @@ def key_of(rounding, step, row):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _read_as(reading, scale, span, row, form):  # type: ignore[no-untyped-def]
-    """How the codes of ``row`` are read; ``span``: the largest distance of a code from zero."""
+def _read_as(reading, scale, count, row, form):  # type: ignore[no-untyped-def]
+    """How the codes of ``row`` are read, or, where it has a ``count``, the sums of so many."""
+    span = form.code.span
+    if count > 0:
+        reading[0] = bits_of(np.float32(np.float64(scale) / (span * count)))
+        reading[1] = form.code.zero * count
+        return
     if form.code.packing == PLANES:
         reading[0] = bits_of(np.float32(np.float64(scale) / span))
         return
     reading[0] = bits_of(np.float32(np.float64(abs(scale)) / span) * np.float32(2.0**-16))
-    reading[1] = (span + 1) << 16
+    reading[1] = form.code.zero << 16
     reading[2] = reading[3] = 0
     if scale < 0:
         reading[1] += 32767
@@ -80,31 +87,17 @@ def _read_as(reading, scale, span, row, form):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _expand(addresses, readings, columns, rows, codes, work, pitch):  # type: ignore[no-untyped-def]
-    """First pass: codes to values, and the butterflies between rows 8, 16 and 32 apart."""
+def _expand(addresses, readings, columns, rows, codes, work, pitch, summed):  # type: ignore[no-untyped-def]
+    """First pass: codes, or sums of them, to values, and the butterflies between rows 8, 16 and 32 apart."""
     for i in range(min(rows, 8)):
         if rows == 64:
-            kernels.expand8(addresses, readings, columns, i, codes, work, i * pitch, pitch)
+            kernels.expand8(addresses, readings, columns, i, codes, work, i * pitch, pitch, summed)
         elif rows == 32:
-            kernels.expand4(addresses, readings, columns, i, codes, work, i * pitch, pitch)
+            kernels.expand4(addresses, readings, columns, i, codes, work, i * pitch, pitch, summed)
         elif rows == 16:
-            kernels.expand2(addresses, readings, columns, i, codes, work, i * pitch, pitch)
+            kernels.expand2(addresses, readings, columns, i, codes, work, i * pitch, pitch, summed)
         else:
-            kernels.expand1(addresses, readings, columns, i, codes, work, i * pitch, pitch)
-
-
-@compiled
-def _expand_sums(addresses, factors, zeros, rows, codes, work, pitch):  # type: ignore[no-untyped-def]
-    """The same from sums."""
-    for i in range(min(rows, 8)):
-        if rows == 64:
-            sums.expand8(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
-        elif rows == 32:
-            sums.expand4(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
-        elif rows == 16:
-            sums.expand2(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
-        else:
-            sums.expand1(addresses, factors, zeros, i, codes, work, i * pitch, pitch)
+            kernels.expand1(addresses, readings, columns, i, codes, work, i * pitch, pitch, summed)
 
 
 @compiled
@@ -144,9 +137,8 @@ def _unfold(results, first, rows, form, memory, out, at, apart):  # type: ignore
 def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     ring, own, source, scale, counts = results
     codes, seed = form.codes, form.seed
-    work, padded, factors, addresses, zeros = memory.work, memory.group, memory.factors, memory.addresses, memory.zeros
-    readings, columns = memory.readings, memory.columns
-    span = form.code.span
+    work, padded, addresses, readings = memory.work, memory.group, memory.addresses, memory.readings
+    columns = memory.columns
     failed = 0
     pitch = codes + PITCH_EXTRA
     ring_at = np.int64(ring.ctypes.data)
@@ -162,11 +154,9 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
             k = row + r
             at = source[k]
             addresses[r] = np.int64(memory.blank.ctypes.data)
-            factors[r] = np.float32(0.0)
-            zeros[r] = 0
             if at == MISSING:
                 readings[r, 0] = readings[r, 3] = 0
-                readings[r, 1] = (span + 1) << 16
+                readings[r, 1] = 0 if summed else form.code.zero << 16
                 continue
             if at >= ring.shape[0] or -at - 2 >= own.shape[0]:
                 return -1
@@ -179,10 +169,7 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
                 else:
                     planes.unpack(own[-at - 2, HEADER_BYTES : HEADER_BYTES + codes // 2], unpacked)
                 addresses[r] = codes_at + r * codes
-            _read_as(readings[r], scale[k], span, k, form)
-            if summed:
-                factors[r] = np.float32(np.float64(scale[k]) / (SPAN * np.int64(counts[k])))
-                zeros[r] = ZERO * np.int32(counts[k])
+            _read_as(readings[r], scale[k], np.int64(counts[k]) if summed else np.int64(0), k, form)
         first, last = form.layout.entries[g], form.layout.entries[g + 1]
         if received == 0:
             failed += 1
@@ -197,14 +184,9 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
                 planes.settle_far(work, rows, codes, pitch)
         elif not turn:
             for r in range(rows):
-                if summed:
-                    sums.expand1(addresses, factors, zeros, r, codes, target, at + r * codes, 0)
-                else:
-                    kernels.expand1(addresses, readings, columns, r, codes, target, at + r * codes, 0)
-        elif summed:
-            _expand_sums(addresses, factors, zeros, rows, codes, work, pitch)
+                kernels.expand1(addresses, readings, columns, r, codes, target, at + r * codes, 0, summed)
         else:
-            _expand(addresses, readings, columns, rows, codes, work, pitch)
+            _expand(addresses, readings, columns, rows, codes, work, pitch, summed)
         if turn:
             factor, index = np.float32(root_of(rows) / received), np.uint32(seed + np.uint32(row * codes))
             # around the caches only by whole lines: half ones would be written to memory twice

@@ -179,13 +179,15 @@ settle2, settle4, settle8 = _settle_rows(2), _settle_rows(4), _settle_rows(8)
 def _expand_rows(rows: int) -> Any:
     @_kernel
     def expand(
-        typing: Any, sources: Any, readings: Any, parts: Any, first: Any, columns: Any, work: Any, into: Any, pitch: Any
-    ) -> Any:
+        typing: Any, sources: Any, readings: Any, parts: Any, first: Any, columns: Any, work: Any, into: Any,
+        pitch: Any, summed: Any,
+    ) -> Any:  # fmt: skip
         """Codes at the addresses ``sources[first + 8 p]`` as values, P-way butterflies, to ``work``.
 
         ``readings`` u32[rows, 4]: how (``codec.decode``). ``parts`` u16: of the columns, in rounding offsets.
+        ``summed``: they are u16 lanes, big-endian, in code order: the sums of a switch, which cannot divide.
         """
-        signature = types.void(sources, readings, parts, _INDEX, _INDEX, work, _INDEX, _INDEX)
+        signature = types.void(sources, readings, parts, _INDEX, _INDEX, work, _INDEX, _INDEX, types.boolean)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
@@ -199,17 +201,29 @@ def _expand_rows(rows: int) -> Any:
             )
             target = e.address(sig.args[5], args[5], args[6])
             pitch8 = builder.mul(args[7], I64(8))
-            with e.columns(args[4]) as column:
-                values = []
-                part = builder.zext(e.load(e.step(part_at, column, 2), VI16, 2), VI32)
-                for p in range(rows):
-                    code = builder.zext(e.load(builder.add(sources[p], column), VI8, 1), VI32)
-                    below = builder.and_(builder.sub(keys[p], part), masks[p])
-                    fixed = builder.or_(builder.shl(code, e.const(VI32, 16)), below)
-                    value = builder.sitofp(builder.sub(fixed, zeros[p]), VF32)
-                    values.append(builder.fmul(value, factors[p]))
-                for p, value in enumerate(e.hadamard(values)):
-                    e.store(value, e.step(target, builder.add(builder.mul(pitch8, I64(p)), column), 4), 4)
+
+            def code(p: int, column: Any, part: Any) -> Any:
+                code = builder.zext(e.load(builder.add(sources[p], column), VI8, 1), VI32)
+                below = builder.and_(builder.sub(keys[p], part), masks[p])
+                return builder.or_(builder.shl(code, e.const(VI32, 16)), below)
+
+            def total(p: int, column: Any, _part: Any) -> Any:
+                raw = e.load(e.step(sources[p], column, 2), VI16, 1)
+                high = builder.shl(raw, e.const(VI16, 8))
+                return builder.zext(builder.or_(high, builder.lshr(raw, e.const(VI16, 8))), VI32)
+
+            with builder.if_else(args[8]) as branches:
+                for branch, fixed in zip(branches, (total, code), strict=True):
+                    with branch, e.columns(args[4]) as column:
+                        part = builder.zext(e.load(e.step(part_at, column, 2), VI16, 2), VI32)
+                        values = [
+                            builder.fmul(
+                                builder.sitofp(builder.sub(fixed(p, column, part), zeros[p]), VF32), factors[p]
+                            )
+                            for p in range(rows)
+                        ]
+                        for p, value in enumerate(e.hadamard(values)):
+                            e.store(value, e.step(target, builder.add(builder.mul(pitch8, I64(p)), column), 4), 4)
             return context.get_dummy_value()
 
         return signature, emit

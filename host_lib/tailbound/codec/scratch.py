@@ -26,7 +26,7 @@ class Memory(NamedTuple):
         row: u16[2 width], sums of one row.
         blank: u8[2 width], codes of a row of zeros.
         codes: u8[128 * width], codes of 4 bits that are still, or again, a byte each.
-        factors, addresses, zeros, keys: f32[64], i64[64], i32[64] and u32[8], what is known of the rows at hand.
+        addresses, keys: i64[64] and u32[8], what is known of the rows at hand.
         readings: u32[64, 4], how the codes of the rows at hand are read (``codec.decode``).
         columns, columns_out: u16[2 width], parts of the columns in rounding offsets, of contributions and of results.
         exact: i32[2 width], sums of one row less their offsets.
@@ -38,9 +38,7 @@ class Memory(NamedTuple):
     row: NDArray[np.uint16]
     blank: NDArray[np.uint8]
     codes: NDArray[np.uint8]
-    factors: NDArray[np.float32]
     addresses: NDArray[np.int64]
-    zeros: NDArray[np.int32]
     keys: NDArray[np.uint32]
     readings: NDArray[np.uint32]
     columns: NDArray[np.uint16]
@@ -66,9 +64,7 @@ class Scratch:
             row=np.zeros(2 * width, np.uint16),
             blank=np.full(2 * width, ZERO, np.uint8),
             codes=np.zeros(GROUP_ROWS * 2 * width, np.uint8),
-            factors=np.zeros(GROUP_ROWS, np.float32),
             addresses=np.zeros(GROUP_ROWS, np.int64),
-            zeros=np.zeros(GROUP_ROWS, np.int32),
             keys=np.zeros(8, np.uint32),
             readings=np.zeros((GROUP_ROWS, 4), np.uint32),
             columns=np.zeros(2 * width, np.uint16),
