@@ -8,8 +8,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tailbound.codec.local import LocalJob
 from tailbound_lab.bench.figures import nmse
+from tailbound_lab.bench.local_job import LocalJob
 from tailbound_lab.bench.quantised import WIDTH, Quantised, register_quantised
 from torch_jobs import batch, model
 

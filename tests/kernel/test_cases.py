@@ -8,10 +8,10 @@ import cases
 from case_worlds import ACTIONS, prepare, udp_after
 from kernel_world import DROP, HEADERS, same_memory
 from loaders import both_loaders
-from tailbound.kernel.frames import frame
 from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType, Verdict
+from tailbound_lab.bench.frames import frame
 
 
 @both_loaders

@@ -8,9 +8,9 @@ import pytest
 import cases
 from golden import golden_packets
 from kernel_world import HEADERS, address_of
-from tailbound.kernel.frames import frame
 from tailbound.wire.check import check_reference
 from tailbound.wire.schema import PacketType, Verdict
+from tailbound_lab.bench.frames import frame
 
 
 def test_golden(make) -> None:

@@ -17,9 +17,9 @@ import veths
 from kernel_world import DROP, HEADERS, PASS
 from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import syscalls
-from tailbound.kernel.faults import FaultProgram, FaultSettings, probability
-from tailbound.kernel.frames import frame
 from tailbound.wire.packets import DTYPES
+from tailbound_lab.bench.frames import frame
+from tailbound_lab.lab.fault_program import FaultProgram, FaultSettings, probability
 
 FRAME = frame(bytes(200), cases.ip_of(1), cases.ip_of(0), 9, cases.PORT)
 FRAME_IPV6 = frame(bytes(200), cases.ip_of(1, ipv6=True), cases.ip_of(0, ipv6=True), 9, cases.PORT)

@@ -21,10 +21,10 @@ from kernel_world import DROP, HEADERS, HEADERS_IPV6, PASS, TX, KernelWorld, ip_
 from loaders import both_loaders
 from switch_world import SwitchWorld
 from tailbound.kernel import syscalls
-from tailbound.kernel.frames import frame, internet_checksum
 from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Tagging, Verdict
+from tailbound_lab.bench.frames import frame, internet_checksum
 
 scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
 

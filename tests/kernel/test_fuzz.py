@@ -10,8 +10,8 @@ import cases
 from hostile import bad_head, damaged, noise
 from kernel_world import PASS
 from loaders import both_loaders
-from tailbound.kernel.frames import frame
 from tailbound.wire.schema import Verdict
+from tailbound_lab.bench.frames import frame
 from twins import KINDS, REPLAYED, Attack, Twins
 
 #: Per loader; issue: at least 100,000 in all.

@@ -21,10 +21,10 @@ from loaders import both_loaders
 from switch_cases import CASES, JOB, Case, Job, Step, contribution, expected, in_ipv6, ip_of
 from switch_world import DROP, HEADERS, PASS, REDIRECT, SwitchWorld, entry_of, mac_bytes
 from tailbound.errors import ConfigError
-from tailbound.kernel.frames import frame, internet_checksum
 from tailbound.switch.job import RankSpec, parse_rank
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Verdict
+from tailbound_lab.bench.frames import frame, internet_checksum
 
 scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
 

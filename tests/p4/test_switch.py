@@ -11,9 +11,9 @@ import switch_cases
 from switch_cases import JOB, Step, contribution, ip_of, mac_of
 from switch_world import entry_of, mac_bytes
 from tailbound.errors import AttachError, ConfigError
-from tailbound.kernel.frames import internet_checksum
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict
+from tailbound_lab.bench.frames import internet_checksum
 
 pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from tailbound.collective.communicator import Communicator
 from tailbound.kernel import ethtool, syscalls
-from tailbound.kernel.frames import frame
 from tailbound.kernel.net import index_of
 from tailbound.wire.schema import PacketType
+from tailbound_lab.bench.frames import frame
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.topology import Link

@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 
-from tailbound.codec.local import LocalJob
 from tailbound_lab.bench import codec
 from tailbound_lab.bench.codec import run
 from tailbound_lab.bench.gradients import LAYERS
+from tailbound_lab.bench.local_job import LocalJob
 
 SIZE = 64 * 256
 errors = cache(codec.errors)

@@ -18,7 +18,6 @@ from tailbound.codec.encode import encode, measure
 from tailbound.codec.feedback import read_back, write_residual
 from tailbound.codec.format import check_bits
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT
-from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
@@ -28,6 +27,7 @@ from tailbound.codec.shape import Shape, shape_for
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import BITS, Bits, as_bits, bits_numbered, both_ways, number_of
 from tailbound.wire.packets import DTYPES
+from tailbound_lab.bench.local_job import LocalJob, nmse
 
 SCRATCH = Scratch(1408)
 N8 = 8 * 64 * 1408

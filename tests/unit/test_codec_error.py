@@ -1,6 +1,6 @@
 """What the codec as a whole does to a mean: the table of NMSE, unbiasedness, agreement, and behaviour under loss.
 
-All ranks run in one process (``codec.local``), losses are masks; 8 groups of 64 rows, and one with 64 ranks. An op
+All ranks run in one process (``bench.local_job``), losses are masks; 8 groups of 64 rows, and one with 64 ranks. An op
 with 720,896 entries leaves its NMSE within a few per cent of the mean of many, so few are enough.
 
 Rule: codec-17.
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tailbound.codec.local import LocalJob, Step, nmse
+from tailbound_lab.bench.local_job import LocalJob, Step, nmse
 
 N8 = 8 * 64 * 1408
 Gradients = list[NDArray[np.float32]]

@@ -17,7 +17,7 @@ RANKS, STEPS, PER_RANK = 4, 160, 32
 def _average(bits: int, feedback: bool, numel: int) -> Any:
     """A function of (step, gradients by rank) that gives what rank 0 receives."""
     from tailbound.codec.feedback import read_back, write_residual
-    from tailbound.codec.local import LocalJob
+    from tailbound_lab.bench.local_job import LocalJob
 
     job = LocalJob(RANKS, numel, bits=bits)
     shape, residuals = job.shape, [np.zeros(numel, np.float32) for _ in range(RANKS)]

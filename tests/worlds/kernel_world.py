@@ -14,10 +14,10 @@ from tailbound.datapath.store import store_of
 from tailbound.datapath.xdp import shapes
 from tailbound.kernel import load, maps, syscalls
 from tailbound.kernel.events import EventRing
-from tailbound.kernel.frames import frame
 from tailbound.kernel.maps import Sealer, put_key
 from tailbound.wire.address import words_of
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, Verdict
+from tailbound_lab.bench.frames import frame
 
 DROP, PASS, TX = 1, 2, 3
 #: Ethernet, IP and UDP before the payload.

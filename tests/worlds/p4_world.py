@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 import switch_cases
 import veths
 from switch_world import entry_of, mac_bytes
-from tailbound.kernel.frames import frame, internet_checksum
 from tailbound.switch.p4.compile import Sizes
 from tailbound.switch.p4.switch import P4Switch
 from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
+from tailbound_lab.bench.frames import frame, internet_checksum
 from tailbound_lab.lab import namespaces
 
 PORTS = 4

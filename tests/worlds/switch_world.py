@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 import switch_cases
 from switch_cases import Job, Step
 from tailbound.kernel import switch, syscalls
-from tailbound.kernel.frames import frame
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch
 from tailbound.wire.schema import SWITCH_JOBS, UNKNOWN_SENDER, VERDICTS, Verdict
+from tailbound_lab.bench.frames import frame
 
 DROP, PASS, REDIRECT = 1, 2, 4
 #: Ethernet, IP and UDP before the payload.

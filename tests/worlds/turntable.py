@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 
 from tailbound.kernel import load, syscalls
-from tailbound.kernel.frames import frame
 from tailbound.kernel.maps import possible_cpus
 from tailbound.kernel.switch import MAP_NAMES, Entry, Member, Sizes, Switch
 from tailbound.wire import schema
 from tailbound.wire.packets import header, packed, packet
 from tailbound.wire.schema import PacketType
+from tailbound_lab.bench.frames import frame
 
 PORT, WIDTH, SLOTS = 7000, 1408, 64
 _SWITCH, _WORKER, _COOKIE = "198.18.252.1", "198.18.0.1", 0x7A11

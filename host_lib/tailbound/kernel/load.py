@@ -13,17 +13,15 @@ from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import built, objects, syscalls
 from tailbound.kernel.compile import COMPILERS, candidates, compile_program
 from tailbound.kernel.maps import EVENTS, PROGRAMS
-from tailbound.wire.schema import FANOUT_MAPS, FAULT_MAPS, WORKER_MAPS
+from tailbound.wire.schema import FANOUT_MAPS, WORKER_MAPS
 
 log = logging.getLogger("tailbound")
 WORKER = "tb_worker"
 #: Of jobs with a key.
 TAGGED = "tb_tagged"
-FAULTS = "tb_faults"
 FANOUT = "tb_fanout"
 #: Maps that each program may use, in the order of their numbers.
 WORKER_MAP_NAMES = (*(m.name for m in WORKER_MAPS), EVENTS, PROGRAMS)
-FAULT_MAP_NAMES = (*(m.name for m in FAULT_MAPS), "fault_lock", "fault_ports")
 FANOUT_MAP_NAMES = tuple(m.name for m in FANOUT_MAPS)
 #: Where programs come from: ``object`` is one that was built ahead (``kernel.built``).
 LOADERS = ("object", *COMPILERS)

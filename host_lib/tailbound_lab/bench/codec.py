@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.hashing import seed_of
-from tailbound.codec.local import LocalJob, nmse
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
@@ -28,6 +27,7 @@ from tailbound.wire.bits import Bits, bits_text, bits_told
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound_lab.bench.gradients import LAYERS, SIZES, draw, exact_mean, worst_tensor
+from tailbound_lab.bench.local_job import LocalJob, nmse
 from tailbound_lab.bench.table import save
 
 RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1

@@ -19,12 +19,12 @@ import numpy as np
 from tailbound.datapath.xdp import shapes
 from tailbound.errors import TailboundError
 from tailbound.kernel import load, maps, syscalls
-from tailbound.kernel.frames import frame
 from tailbound.kernel.maps import put_key
 from tailbound.wire import schema
 from tailbound.wire.packets import header, packed, packet
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
 from tailbound.wire.tag import key_of
+from tailbound_lab.bench.frames import frame
 from tailbound_lab.bench.table import save
 
 PORT, WIDTH, ROWS = 7000, 1408, 64

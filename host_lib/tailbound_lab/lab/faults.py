@@ -16,7 +16,7 @@ import math
 from dataclasses import astuple, dataclass
 
 from tailbound.errors import ConfigError
-from tailbound.kernel.faults import FaultSettings
+from tailbound_lab.lab.fault_program import FaultSettings
 from tailbound_lab.lab.spec import Burst, LabSpec
 
 _MASK = (1 << 64) - 1

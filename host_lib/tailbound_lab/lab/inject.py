@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from tailbound.kernel.faults import FaultProgram, FaultSettings
 from tailbound_lab.lab import namespaces
+from tailbound_lab.lab.fault_program import FaultProgram, FaultSettings
 from tailbound_lab.lab.faults import Fault, FaultCounts, Way, end_settings
 from tailbound_lab.lab.topology import LINKS, Link, Topology
 

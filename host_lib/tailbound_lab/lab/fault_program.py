@@ -20,6 +20,7 @@ from tailbound.wire.schema import FAULT_MAPS, Map
 #: A lock for settings and state, in a map of its own, since user space reads and writes those without it.
 _LOCK = Map("fault_lock", "lock of settings and state", "tb_lock", (1,), "program", mmap=False)
 _PORTS = "fault_ports"
+_PROGRAM, _MAP_NAMES = "tb_faults", (*(m.name for m in FAULT_MAPS), _LOCK.name, _PORTS)
 _COUNTS = ("seen", "lost", "duplicated", "corrupted", "passed", "reordered", "lost_other", "overflowed", "marked")
 
 
@@ -90,7 +91,7 @@ class FaultProgram:
         self._ports = False
         try:
             self.maps.fds[_PORTS] = syscalls.map_create(syscalls.MAP_TYPE_DEVMAP, 4, 4, 2, name=_PORTS)
-            self.program = load.load("faults.bpf.c", load.FAULTS, {}, load.FAULT_MAP_NAMES, self.maps.fds, loader)
+            self.program = load.load("faults.bpf.c", _PROGRAM, {}, _MAP_NAMES, self.maps.fds, loader)
         except BaseException:
             self.maps.close()
             raise
