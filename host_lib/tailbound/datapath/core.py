@@ -12,9 +12,7 @@ import ctypes
 import functools
 import platform
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -31,7 +29,6 @@ _OPTIONS = (
 )
 #: Section of the library that has its signature, as text.
 _SECTION = "tailbound"
-_TIMEOUT_S = 120
 _P, _U32, _U64, _INT = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
 #: Results and arguments, as in ``core.h``.
 _FUNCTIONS = {
@@ -83,18 +80,8 @@ def _compiled() -> bytes:
             "the C library of tailbound did not come with this installation, and there is no C compiler to build it: "
             "apt-get install gcc libc6-dev, or install a wheel of `make wheel`"
         )
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "core.so"
-        try:
-            done = subprocess.run(command(cc, out, folders()), capture_output=True, text=True, timeout=_TIMEOUT_S)
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise CapabilityError(f"{cc} could not be run: {error}: apt-get install gcc libc6-dev") from error
-        if done.returncode:
-            raise CapabilityError(
-                f"{cc} failed with {done.returncode}: apt-get install gcc libc6-dev, or install a wheel of "
-                f"`make wheel`; it said:\n{done.stderr[-4000:]}"
-            )
-        return out.read_bytes()
+    help_ = "apt-get install gcc libc6-dev, or install a wheel of `make wheel`"
+    return cache.compiled(lambda out: command(cc, Path(out), folders()), help_)
 
 
 def _name() -> str:

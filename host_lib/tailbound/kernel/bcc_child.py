@@ -24,7 +24,7 @@ def main() -> int:
     spec.loader.exec_module(bcc)
     code = bcc.BPF(text=job["text"], cflags=job["cflags"]).dump_func(job["function"])
     sys.stdout.buffer.write(code)
-    return 0
+    return 0 if code else 1
 
 
 if __name__ == "__main__":

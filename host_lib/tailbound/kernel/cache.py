@@ -11,11 +11,14 @@ import functools
 import hashlib
 import os
 import shutil
+import subprocess
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tailbound.errors import CapabilityError
+
+_TIMEOUT_S = 120
 
 
 def assets(part: str) -> Path:
@@ -77,3 +80,31 @@ def path(name: str, make: Callable[[], bytes], suffix: str = ".bpf") -> Path:
 def get(name: str, make: Callable[[], bytes]) -> bytes:
     """The cached bytes of ``name``, made and kept if they are not there."""
     return path(name, make).read_bytes()
+
+
+def run(command: Sequence[str], advice: str, text: bytes = b"", environment: Mapping[str, str] | None = None) -> bytes:
+    """What a compiler writes to its output when it is given ``text``.
+
+    Raises:
+        CapabilityError: it fails; the message has ``advice`` and the compiler's words.
+    """
+    try:
+        done = subprocess.run(command, input=text, capture_output=True, env=environment, timeout=_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CapabilityError(f"{command[0]} could not be run ({error}): {advice}") from error
+    if done.returncode:
+        said = done.stderr.decode(errors="replace")[-4000:]
+        raise CapabilityError(f"{command[0]} failed with {done.returncode}: {advice}; it said:\n{said}")
+    return done.stdout
+
+
+def compiled(command: Callable[[str], Sequence[str]], advice: str) -> bytes:
+    """The file that a compiler makes; ``command`` is told its path.
+
+    Raises:
+        CapabilityError: as ``run``.
+    """
+    with tempfile.TemporaryDirectory(prefix="tailbound-") as where:
+        out = Path(where) / "out.json"  # p4c looks at the ending, others do not
+        run(command(str(out)), advice)
+        return out.read_bytes()

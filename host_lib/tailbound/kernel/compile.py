@@ -11,9 +11,7 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +25,7 @@ LEAST_CLANG, TRIED_CLANG = 14, 19
 _BCC = Path("/usr/lib/python3/dist-packages/bcc")
 #: Header that clang needs and BCC does not.
 LIBBPF = Path("/usr/include/bpf/bpf_helpers.h")
-_TIMEOUT_S = 120
+_HELP = "try the other loader, or use the udp datapath (see `tailbound doctor`)"
 
 
 def bcc_path() -> Path | None:
@@ -50,10 +48,10 @@ def clang_path() -> str | None:
 
 def _major(clang: str) -> int:
     try:
-        said = subprocess.run([clang, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S).stdout
-    except (OSError, subprocess.TimeoutExpired):
+        said = cache.run([clang, "--version"], _HELP)
+    except CapabilityError:
         return 0
-    number = re.search(r"clang version (\d+)", said)
+    number = re.search(rb"clang version (\d+)", said)
     return int(number[1]) if number else 0
 
 
@@ -102,7 +100,7 @@ def _version(loader: str) -> str:
     """What else a result depends on: the compiler, and for BCC the kernel whose headers it uses."""
     if loader == "clang":
         clang = clang_path()
-        return subprocess.run([clang, "--version"], capture_output=True, text=True).stdout if clang else ""
+        return cache.run([clang, "--version"], _HELP).decode() if clang else ""
     path = bcc_path()
     return f"{(path / 'version.py').read_text() if path else ''} {platform.release()} {headers.source_tree()}"
 
@@ -138,19 +136,6 @@ def compile_program(
     return cache.get(name, compiled)
 
 
-def _run(command: list[str], text: bytes, loader: str, environment: Mapping[str, str] | None = None) -> bytes:
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, env=environment, timeout=_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CapabilityError(f"{loader} could not be run: {error}. Look at `tailbound doctor`") from error
-    if done.returncode or (loader == "bcc" and not done.stdout):
-        output = done.stderr.decode(errors="replace")[-4000:]
-        raise CapabilityError(
-            f"{loader} failed with {done.returncode}: try the other loader, or use the udp datapath; it said:\n{output}"
-        )
-    return done.stdout
-
-
 def _with_bcc(source: str, function: str, flags: list[str], maps: Sequence[str]) -> bytes:
     path = bcc_path()
     if path is None:
@@ -164,7 +149,7 @@ def _with_bcc(source: str, function: str, flags: list[str], maps: Sequence[str])
         "cflags": ["-DTB_BCC=1", "-Wno-macro-redefined", *flags, *numbers],
     }
     child = Path(__file__).with_name("bcc_child.py")
-    return _run([sys.executable, "-I", str(child)], json.dumps(job).encode(), "bcc", environment)
+    return cache.run([sys.executable, "-I", str(child)], f"by BCC; {_HELP}", json.dumps(job).encode(), environment)
 
 
 def compile_object(source: str, flags: Sequence[str]) -> bytes:
@@ -179,10 +164,6 @@ def compile_object(source: str, flags: Sequence[str]) -> bytes:
     clang = clang_path()
     if clang is None:
         raise CapabilityError("clang is missing: apt-get install clang-14 libbpf-dev")
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "program.o"
-        include = f"-I/usr/include/{platform.machine()}-linux-gnu"
-        options = ["-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", include, *flags]
-        path = assets("xdp_programs") / source
-        _run([clang, *options, "-c", str(path), "-o", str(out)], b"", "clang")
-        return out.read_bytes()
+    options = ["-O2", "-target", "bpf", "-mcpu=v3", "-Wall", "-Wextra", "-Werror", *flags]
+    options += [f"-I/usr/include/{platform.machine()}-linux-gnu", "-c", str(assets("xdp_programs") / source)]
+    return cache.compiled(lambda out: [clang, *options, "-o", out], _HELP)

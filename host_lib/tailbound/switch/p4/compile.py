@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
 from dataclasses import dataclass, fields
-from pathlib import Path
 
-from tailbound.errors import CapabilityError, ConfigError
+from tailbound.errors import ConfigError
 from tailbound.kernel import cache
 from tailbound.kernel.cache import assets
 from tailbound.switch.p4.tools import COMPILER, tool
 from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS, WIDTH_STEP
 
 _MAIN = "tailbound.p4"
+_HELP = "see p4/README.md for what is needed"
 
 
 @dataclass(frozen=True)
@@ -61,25 +58,10 @@ def compile_switch(sizes: Sizes | None = None) -> bytes:
     """
     defines = (sizes or Sizes()).defines
     compiler, folder = tool(COMPILER), assets("p4")
-    version = _run([compiler, "--version"])
+    version = cache.run([compiler, "--version"], _HELP)
     sources = [part for path in sorted(folder.glob("*.p4")) for part in (path.name, path.read_bytes())]
-    name = cache.key(["p4", version, *defines, *sources])
 
-    def make() -> bytes:
-        with tempfile.TemporaryDirectory(prefix="tailbound-p4-") as where:
-            out = Path(where) / "tailbound.json"
-            _run([compiler, *defines, "-I", str(folder), "-o", str(out), str(folder / _MAIN)])
-            return out.read_bytes()
+    def command(out: str) -> list[str]:
+        return [compiler, *defines, "-I", str(folder), "-o", out, str(folder / _MAIN)]
 
-    return cache.get(name, make)
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        first = re.search(r"^.*error.*$", done.stderr, re.MULTILINE)
-        detail = first[0] if first else done.stderr.strip()[-400:] or f"exit status {done.returncode}"
-        raise CapabilityError(
-            f"{' '.join(command[:1])} does not compile the P4 switch (see p4/README.md for what is needed): {detail}"
-        )
-    return done.stdout
+    return cache.get(cache.key(["p4", version, *defines, *sources]), lambda: cache.compiled(command, _HELP))
