@@ -21,6 +21,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from tailbound.codec.format import FORMATS
+
 FLOATS, INTEGERS = "*fp32", "*i32"
 POINTERS = {
     "largest": {"x": FLOATS, "out": INTEGERS, "squares": "*fp64"},
@@ -53,10 +55,10 @@ def counts(kernels: Any, name: str, rows: int, block: int, options: dict[str, An
     ``encode4`` is ``encode`` for codes of 4 bits, and so on; without a number they are of 8.
     """
     constants = {"ROWS": rows, "BLOCK": block, "ROTATE": True}
-    name, bits = (plain := name.rstrip("0123456789")), int(name.removeprefix(plain) or 8)
+    name, code = (plain := name.rstrip("0123456789")), FORMATS[int(name.removeprefix(plain) or 8)]
     words = [word for word in ("codes", "seed", "first") if word != "first" or name != "largest"]
     signature = POINTERS[name] | LAYOUT | dict.fromkeys(words, "i32")
-    constants |= {"SQUARES": bits == 4} if name == "largest" else {"BITS": bits}
+    constants |= {"SQUARES": code.clips} if name == "largest" else {"PACKING": code.packing, "ZERO": code.zero}
     if name == "decode":
         constants["SUMMED"] = False
     done = triton.compile(ASTSource(getattr(kernels, name), signature, constants), target=HOPPER, options=options)
