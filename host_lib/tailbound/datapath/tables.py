@@ -12,9 +12,7 @@ from numpy.typing import NDArray
 from tailbound.datapath.core import Core, core
 from tailbound.wire import schema
 
-#: Entries of the two queues. An event that does not fit is a hint lost; a control packet is counted.
-EVENT_QUEUE = CONTROL_QUEUE = 1024
-#: Words of the state (``struct tb_state``).
+#: Words of the state (``struct tb_state``). An event that does not fit its queue is a hint lost; packets are counted.
 EVENT_HEAD, EVENT_TAIL, CONTROL_HEAD, CONTROL_TAIL, EVENTS_LOST, CONTROLS_LOST, STOP, KERNEL_DROPS = range(8)
 #: A map as the library knows it (``struct tb_map``).
 _MAP = np.dtype([("values", "=u8"), ("entries", "=u8"), ("bytes", "=u8")])
