@@ -333,6 +333,57 @@ def test_what_is_named_also_comes_with_a_whole_state() -> None:
             w[1].adopt_any(1, PATIENCE)
 
 
+def test_a_state_of_a_rank_that_was_lost_itself_is_not_taken() -> None:
+    """Where no sound rank answered, it was, and the rank that took it contributed from then on."""
+    with world(3) as w:
+        w.run(2)
+        for rank in (1, 2):
+            w.damage(rank, 0.1 * rank)
+            w[rank].moment.settle(1)
+        w.cut(1, 0)  # the one that is sound
+        w[2]._abstains = lambda: True
+        assert w[1].adopt_any(1, 1.0) is None
+        w[2]._abstains = lambda: False  # it has only missed something
+        assert w[1].adopt_any(1, PATIENCE) == 1
+        assert bool((w.models[1].weight == w.models[2].weight).all())
+        assert not w[1].sound
+
+
+def test_a_take_that_fails_leaves_no_state_of_the_step_before() -> None:
+    """It was settled for a moment, while the parameters were those of the next step already."""
+    with world(2) as w:
+        w.run(2)
+        settled: list[int] = []
+        settle = w[1].moment.settle
+        w.cut(1, 0)
+        w[1].moment.settle = lambda step: settled.append(step) or settle(step)
+        w[1].moment.disturb()  # the update of step 2
+        w[1]._donor = 0
+        w[1].boundary(2)
+        assert w[1].counters["takes_failed"] == 1
+        assert settled == [2]
+        assert w[1]._try(0, 3, 0.1) is None  # between two steps
+        assert settled == [2, 2]
+
+
+def test_an_optimizer_of_another_form_is_taken_with_all_slices() -> None:
+    """It was taken in parts, some of which were of another step's form. Rule: clock-21."""
+    import torch
+
+    with world(2) as w:
+        w.run(2)
+        optimizers = optimizers_of(w)
+        for optimizer, net in zip(optimizers, w.models, strict=True):
+            optimizer.state[net.weight]["momentum_buffer"] = torch.ones_like(net.weight)
+        optimizers[1].state.clear()
+        w.damage(1, 0.5)
+        w.run(REPAIRED - 1)
+        w[1]._most = 1
+        w.run(1)
+        assert w[1].sound
+        assert w[1].counters["whole_taken"] == 1
+
+
 def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
     """The log said memory errors, slices were taken, and the rank was sound again."""
 

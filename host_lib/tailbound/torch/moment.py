@@ -45,10 +45,11 @@ class Moment:
             self._step, self._still = step, True
             self._changed.notify_all()
 
-    def disturb(self) -> None:
-        """The state is about to change; returns when nobody reads."""
+    def disturb(self) -> bool:
+        """The state is about to change. Returns, once no thread reads, whether it stood still."""
         with self._changed:
-            self._still = False
+            still, self._still = self._still, False
+            return still
 
     @contextmanager
     def change(self) -> Iterator[None]:

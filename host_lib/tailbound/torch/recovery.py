@@ -201,6 +201,7 @@ class Recovery:
             inside=lambda: not communicator.elastic or communicator.part != Part.OUTSIDE,
             buckets=partial(buckets, self.layout) if communicator.elastic else lambda: bytes(DIGEST),
             scaler=lambda: held.scaler if (held := itself()) is not None else None,
+            abstains=lambda: (held := itself()) is not None and held.abstaining,
         )
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
         self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._before_forward), prepend=True))

@@ -135,6 +135,7 @@ class Resync:
         inside: whether this process takes part in the job.
         buckets: gives a digest of DDP's buckets, which a rank that comes back compares.
         scaler: gives the scaler, if there is one; its scale goes with the whole state.
+        abstains: whether this rank was lost itself, and has no state to give to another lost rank.
     """
 
     def __init__(
@@ -153,11 +154,12 @@ class Resync:
         inside: Callable[[], bool] = lambda: True,
         buckets: Callable[[], bytes] = lambda: bytes(DIGEST),
         scaler: Callable[[], GradScaler | None] = lambda: None,
+        abstains: Callable[[], bool] = lambda: False,
     ) -> None:
         self.replica, self.moment = replica, Moment()
         self._reliable, self._rank, self._ranks, self._live = reliable, rank, ranks, live
         self._period, self._share, self._closed = period if compare else 0, share, closed
-        self._also, self._buckets, self._scaler = dict(also or {}), buckets, scaler
+        self._also, self._buckets, self._scaler, self._abstains = dict(also or {}), buckets, scaler, abstains
         self.counters: Counter[str] = Counter()
         #: whether this replica has missed nothing since it was last equal to the others
         self.sound = True
@@ -553,7 +555,8 @@ class Resync:
             LayoutError, ConfigError: see ``also.load``.
         """
         replica, before = self.replica, self.moment.step
-        self.moment.disturb()
+        if not self.moment.disturb():
+            before = None  # the update of a later step is made already
         try:
             limits = _limits(self._size(), timeout, bounded=bounded)
             patience = min(timeout, self._patience) if wanted & Wanted.LATER else timeout
@@ -562,12 +565,12 @@ class Resync:
             ask += bytes(DIGEST * first)  # of no slice
             ask += b"".join(replica.mark(which, buffers=buffers) for which in range(first, replica.slices))
             body = memoryview(self._reliable.pull(rank, _NAME, ask, *limits))
-            before = self._put(rank, body)
+            before = stands = self._put(rank, body)
         finally:
             replica.freeze()
             if before is not None:
                 self.moment.settle(before)
-        return before
+        return stands
 
     def _put(self, rank: int, body: memoryview) -> int:
         """Writes what ``rank`` has given in its place, and returns the step."""
@@ -651,6 +654,8 @@ class Resync:
         step, wanted, wait, most, layouts = _ASK.unpack_from(request)
         marks = [request[at : at + DIGEST] for at in range(_ASK.size, len(request), DIGEST)]
         later = bool(wanted & Wanted.LATER)  # whoever synchronises has a few rounds only, and need not queue
+        if later and self._abstains():
+            raise Refusal("this rank was away itself, and has no state yet")
         if later and not self._copying.acquire(blocking=False):
             raise Refusal(_BUSY)
         self.giving.add(one := object())
@@ -676,7 +681,7 @@ class Resync:
                 raise Refusal("this rank is not sound")
             if wanted & Wanted.WHOLE or replica.layouts() != layouts:  # slices do not carry an optimizer's form
                 try:
-                    told, also = replica.describe(), self.tell_also()
+                    told, also, most = replica.describe(), self.tell_also(), 0
                 except ConfigError as error:
                     raise Refusal(f"{NEVER}: {error}") from None
             buffers = bool(told) or bool(wanted & Wanted.BUFFERS)
