@@ -1,9 +1,9 @@
-"""Half precision with torch's own gradient scaler: autocast to float16, and a loss scale that is that of all ranks.
+"""Half precision with torch's own gradient scaler: autocast to float16, and a loss scale for each rank.
 
     torchrun --standalone --nproc-per-node 2 examples/train_fp16.py
 
 A rank gets averages, which are finite where its own gradient was not, so that its scaler alone could not tell.
-``register`` makes it one that asks the other ranks (docs/torch/hook.md, "Loss scale"); the loop stays what it is.
+``register`` makes it one that sees the rank's own overflows (docs/torch/hook.md, "Loss scale"); the loop stays.
 """
 
 import torch
@@ -38,7 +38,7 @@ def main() -> None:
             with torch.autocast("cpu", dtype=torch.float16):
                 loss = nn.functional.cross_entropy(net(points), labels)
             scaler.scale(loss).backward()
-            scaler.unscale_(optimizer)  # before clipping: ranks may have other scales for a step
+            scaler.unscale_(optimizer)  # before clipping: ranks may have other scales
             nn.utils.clip_grad_norm_(net.parameters(), 5.0)
             scaler.step(optimizer)  # leaves the step out where all ranks overflowed
             before = scaler.get_scale()

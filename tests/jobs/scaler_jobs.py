@@ -45,15 +45,14 @@ def train(
     return steps
 
 
-def overflowing(rank: int, ill: list[Collection[int]], loss: float, interval: int) -> dict[str, Any]:
+def overflowing(rank: int, ill: list[Collection[int]]) -> dict[str, Any]:
     """Trains with a scaler while some ranks overflow and packets of all ranks get lost."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     with register(net, optimizer=optimizer, **{**PATIENT, "resync_period": 0}) as state:
-        if loss:
-            assert state.communicator is not None
-            Trouble(seed=7, loss=loss).attach(state.communicator)
-        scaler = GradScaler(state, init_scale=2.0**10, growth_interval=interval)
+        assert state.communicator is not None
+        Trouble(seed=7, loss=0.05).attach(state.communicator)
+        scaler = GradScaler(state, init_scale=2.0**10, growth_interval=100)
         steps = train(net, state, optimizer, scaler, rank, ill)
         stats = state.stats()
     return {"steps": steps, "stats": stats}
@@ -141,7 +140,7 @@ def saved(rank: int) -> tuple[float, float, int]:
     optimizer = torch.optim.SGD(net.parameters(), 0.05)
     with register(net, optimizer=optimizer, **PATIENT) as state:
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=4)
-        train(net, state, optimizer, scaler, rank, [(), (), (0,), (), ()])
+        train(net, state, optimizer, scaler, rank, [(), (), (0, 1), (), ()])
         file = io.BytesIO()
         torch.save(scaler.state_dict(), file)
         scales.append(scaler.get_scale())

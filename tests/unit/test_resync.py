@@ -255,11 +255,14 @@ def test_a_rank_spends_a_share_of_its_time_on_taking(share: float) -> None:
 class Scaler:
     """Of a loss."""
 
-    epoch: Any = (0, 1, 2.0, 2.0, 1)
-    taken: Any = None
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
 
-    def take_over(self, told: Any, step: int) -> None:
-        self.taken = told, step
+    def state_dict(self) -> dict[str, Any]:
+        return {"scale": self.scale}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.scale = state["scale"]
 
 
 def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
@@ -318,13 +321,13 @@ def test_what_is_named_also_comes_with_a_whole_state() -> None:
         also = [Kept(7), Kept(3)]
         for one, each in zip(w.ranks, also, strict=True):
             one._also = {"scheduler": each}
-        scalers = [Scaler(), Scaler()]
+        scalers = [Scaler(2.0), Scaler(8.0)]
         for one, scaler in zip(w.ranks, scalers, strict=True):
             one._scaler = lambda scaler=scaler: scaler
         w.damage(1, 0.5)
         assert w[1].adopt_any(1, PATIENCE) == 1
         assert also[1].kept == 7
-        assert scalers[1].taken == (Scaler.epoch, 2)
+        assert scalers[1].scale == 2.0
         assert w.equal()
         also[0].kept = lambda: None  # cannot be given
         assert w[1].adopt_any(1, 0.3) is None

@@ -189,8 +189,6 @@ def jump(state: Recovery, communicator: Communicator, timeout: float) -> int:
             state.say("no state", "is lost again by when another's state has come; abstains until it has it, in slices")
     if moved:
         moved += _finish(state, communicator, moved, lambda turn, _: step_optimizers(state, turn))
-        if state.scaler is not None:
-            state.scaler.catch_up()
         state.say("jumped", f"was away for too long and has skipped {moved} steps")
     return moved
 

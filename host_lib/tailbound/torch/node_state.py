@@ -8,7 +8,7 @@ first rank keeps it equal to those of other hosts, and hands on what it takes.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.torch.also import Stateful
-from tailbound.torch.loss_scale import Epoch
 from tailbound.torch.memory import check
 from tailbound.torch.node import Node
 from tailbound.torch.node_hold import Holds
@@ -203,7 +202,7 @@ class NodeState(TailboundState):
                 self._takes = bool(heard[0][1])
                 if self.resync is not None and self._first:
                     self.resync.note_missing(sum(missed for missed, *_ in heard))
-                self._share_overflows(heard)
+                self.overflow.share(any(words[3] for words in heard), any(words[4] for words in heard))
                 failed = [rank for rank, words in zip(self._node.members, heard, strict=True) if words[2]]
                 if failed and self._failure is None:
                     self._fail(
@@ -221,9 +220,7 @@ class NodeState(TailboundState):
                 self._fail(error)
             missed, self._missed = self._missed, 0
             takes = self.resync is not None and self.resync.about_to_take
-            overflow, scale = self.overflow.so_far, self.scaler.newest if self.scaler is not None else None
-            epoch = scale.words() if scale is not None else [-1, 0, 0]
-            words = [missed, takes, self._failure is not None, overflow.own, overflow.void, *epoch]
+            words = [missed, takes, self._failure is not None, *self.overflow.so_far]
             self._collectives.tell(words, self._behind(told))
 
         return gathered
@@ -244,14 +241,6 @@ class NodeState(TailboundState):
                 told(heard, error or failed)
 
         return within
-
-    def _share_overflows(self, heard: Sequence[Sequence[int]]) -> None:
-        """Takes in what the ranks of the host say of overflows, and the highest epoch of the loss scale among them."""
-        self.overflow.share(any(words[3] for words in heard), any(words[4] for words in heard))
-        if self.scaler is not None:
-            for words in heard:
-                if words[5] >= 0:
-                    self.scaler.agree(Epoch.of_words(*words[5:]))
 
     def attach(
         self,
@@ -369,7 +358,7 @@ class NodeState(TailboundState):
             told, slices = changes
             if told is not None:
                 replica.arrange(told[0])
-                resync.take_also(told[1], resync.moment.step or 0)
+                resync.take_also(told[1])
             for which, data in slices:
                 replica.write(which, memoryview(data))
             replica.freeze()

@@ -484,8 +484,6 @@ class Recovery:
                 self._count_lost()
             return
         void.on, self._lost_for = False, 0
-        if self.scaler is not None:
-            self.scaler.catch_up()
         if void.lag > 0:
             log.warning(
                 "rank %d: goes on with the others; its data and its learning rate are %d steps behind theirs: "
@@ -535,7 +533,7 @@ class Recovery:
         if scaler is None or scaler is self.scaler or not scaler.is_enabled():
             return
         adopt(self, scaler)
-        log.info("rank %d: a torch.amp.GradScaler steps this model; its scale is that of all ranks now", self.rank)
+        log.info("rank %d: a torch.amp.GradScaler steps this model; it sees this rank's overflows now", self.rank)
         if self.overflow.so_far.void:  # finite gradients: zeros, since all ranks overflowed; it would not step by them
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

@@ -39,7 +39,6 @@ from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST, Replica, digest_of
 from tailbound.torch.standing import Standing, Standings, most_held, prevailing, reference
 from tailbound.transport.reliable import Ended, Refusal, Reliable
-from tailbound.transport.steps import STEP_MASK
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -244,10 +243,10 @@ class Resync:
             ConfigError: one cannot be given, by name.
         """
         scaler = self._scaler()
-        return encode(self._also, scaler.epoch if scaler is not None else None)
+        return encode(self._also, scaler.state_dict() if scaler is not None else None)
 
-    def take_also(self, told: bytes, step: int) -> None:
-        """Takes over what ``tell_also`` of another rank told after ``step``.
+    def take_also(self, told: bytes) -> None:
+        """Takes over what ``tell_also`` of another rank told.
 
         Raises:
             LayoutError, ConfigError: see ``also.load``.
@@ -255,7 +254,7 @@ class Resync:
         states, scale = decode(told)
         load(self._also, states)
         if (scaler := self._scaler()) is not None and scale is not None:
-            scaler.take_over(scale, step + 1 & STEP_MASK)
+            scaler.load_state_dict(scale)
 
     def stats(self) -> dict[str, Any]:
         """Whether it is sound, its number of slices, and counters, in plain types."""
@@ -598,7 +597,7 @@ class Resync:
             replica.write(which, body[at : at + size])
             at += size
         if told:
-            self.take_also(bytes(body[at:]), stands)
+            self.take_also(bytes(body[at:]))
         self.counters["whole_taken" if told else "states_taken"] += 1
         self.counters["slices_taken"] += number
         self.counters["bytes_taken"] += len(body)
