@@ -16,11 +16,10 @@ from tailbound.torch import register, state
 from tailbound.torch.paths import Paths
 
 
-def parity(rank: int, ranks: set[int], copied: bool) -> Any:
-    """The hook's job; buckets of ``ranks`` are coded as on a device, or ``copied`` from one that has no kernels."""
+def parity(rank: int, ranks: set[int]) -> Any:
+    """The hook's job; buckets of ``ranks`` are coded as on a device."""
     if rank in ranks:
-        form = None if copied else PLAIN
-        state.Paths = functools.partial(Paths, host_as_device=True, host_form=form)  # type: ignore[assignment, misc]
+        state.Paths = functools.partial(Paths, host_form=PLAIN)  # type: ignore[assignment, misc]
     return torch_jobs.parity(rank)
 
 
@@ -28,7 +27,7 @@ def failing(rank: int) -> str:
     """Rank 0's device fails in the second step: what its backward pass says. The other rank leaves meanwhile."""
     where = torch.device("cpu")
     if rank == 0:
-        state.Paths = functools.partial(Paths, host_as_device=True, host_form=PLAIN)  # type: ignore[assignment, misc]
+        state.Paths = functools.partial(Paths, host_form=PLAIN)  # type: ignore[assignment, misc]
     net = DDP(torch_jobs.model())
     with register(net, **torch_jobs.PATIENT) as own:
         data, target = torch_jobs.batch(rank, 0)
@@ -58,7 +57,7 @@ def train(rank: int, device: str, kind: str) -> dict[str, Any]:
     errors, digests = [], []
     with register(ours, optimizer=optimizer, **torch_jobs.PATIENT) as own:
         if where.type == "cpu":
-            own.paths = Paths(host_as_device=True, host_form=PLAIN)
+            own.paths = Paths(host_form=PLAIN)
         for step in range(5):
             for net in (plain, ours):
                 net.zero_grad()

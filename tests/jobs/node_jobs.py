@@ -141,7 +141,7 @@ def as_device(rank: int, cuda: bool = False) -> list[dict[str, Any]]:
     else:
         inside = node_shards.Inside("gloo", Stream(), (torch.float32, torch.float64), one_order=True)
         node_state.inside_of = lambda _: inside
-        base.Paths = functools.partial(Paths, host_as_device=True, host_form=PLAIN)
+        base.Paths = functools.partial(Paths, host_form=PLAIN)
     found = []
     for dtype in (torch.float32, torch.bfloat16):
         plain, ours = (DDP(model().to(where, dtype), bucket_cap_mb=0.05) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Buckets on a CUDA device: the bits of the host in either form, streams and futures in order, only codes across.
+"""Buckets on a CUDA device: the bits of the host, streams and futures in order, only codes across.
 
 The cases are those of the ``test_device_*`` modules, which run everywhere on host memory.
 """
@@ -23,24 +23,16 @@ pytestmark = pytest.mark.needs("torch", "CUDA device")
 DEVICE = "cuda:0"
 
 
-@pytest.fixture(params=["triton", "host"])
-def form(request: pytest.FixtureRequest) -> Any:
-    """Either way of coding."""
-    return request.param if request.param == "host" else triton()
-
-
 def triton() -> Any:
-    from tailbound.torch.device_codec.choose import triton_form
+    from tailbound.torch.paths import triton_form
 
-    found = triton_form()
-    assert found is not None
-    return found
+    return triton_form()
 
 
 @pytest.mark.parametrize("bits", [16, 8, (4, 8)])
 @pytest.mark.parametrize("kind", DTYPES)
 @pytest.mark.parametrize("numel", SIZES)
-def test_packets_are_those_of_the_host(numel: int, kind: str, bits: Bits, form: Any) -> None:
+def test_packets_are_those_of_the_host(numel: int, kind: str, bits: Bits) -> None:
     import torch
 
     shape = shape_for(numel, 1408, bits)
@@ -49,16 +41,16 @@ def test_packets_are_those_of_the_host(numel: int, kind: str, bits: Bits, form: 
     for rotate in (True, False):
         exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
         exponents[::2] -= np.int16(numel % 37)
-        check(tensor.to(DEVICE), shape, exponents, rotate, form=form)
+        check(tensor.to(DEVICE), shape, exponents, rotate, form=triton())
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
-def test_not_finite_is_seen(value: float, form: Any) -> None:
+def test_not_finite_is_seen(value: float) -> None:
     import torch
 
     shape, x = shape_for(100_000, 1408), gaussian(100_000)
     x[50_000] = value
-    out = encoded(coder(DEVICE, form), torch.from_numpy(x).to(DEVICE), shape, np.zeros(shape.groups, np.int16))
+    out = encoded(coder(DEVICE, triton()), torch.from_numpy(x).to(DEVICE), shape, np.zeros(shape.groups, np.int16))
     assert not out.done.finite
     assert (out.packets == 7).all()
 
@@ -66,11 +58,11 @@ def test_not_finite_is_seen(value: float, form: Any) -> None:
 @pytest.mark.parametrize(("bits", "summed"), [(16, False), (8, False), (8, True), ((4, 8), False)])
 @pytest.mark.parametrize("rotate", [True, False])
 @pytest.mark.parametrize("numel", SIZES)
-def test_averages_are_those_of_the_host(numel: int, rotate: bool, bits: Bits, summed: bool, form: Any) -> None:
+def test_averages_are_those_of_the_host(numel: int, rotate: bool, bits: Bits, summed: bool) -> None:
     results = Results(shape_for(numel, 704, bits), numel, 0.1, summed=summed)
-    results.check(rotate, DEVICE, form=form)
+    results.check(rotate, DEVICE, form=triton())
     results.source[:] = MISSING
-    results.check(rotate, DEVICE, form=form)
+    results.check(rotate, DEVICE, form=triton())
 
 
 def test_the_bucket_is_read_behind_what_fills_it() -> None:

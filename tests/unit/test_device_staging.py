@@ -30,7 +30,7 @@ pytestmark = pytest.mark.needs("torch")
 
 
 def test_a_block_is_used_again_only_when_its_event_has_happened() -> None:
-    from tailbound.torch.staging import Blocks
+    from tailbound.torch.streams import Blocks
 
     stream = slow_stream()
     blocks, busy = Blocks(stream), Event()
@@ -51,7 +51,7 @@ def test_a_block_is_used_again_only_when_its_event_has_happened() -> None:
 def test_a_block_grows_and_is_handed_out_aligned() -> None:
     import torch
 
-    from tailbound.torch.staging import Block
+    from tailbound.torch.streams import Block
 
     stream = slow_stream()
     block = Block(stream)
@@ -104,70 +104,39 @@ def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None
     assert not any(event.waited for event in stream.events)
 
 
-def test_an_op_of_a_new_kind_is_warmed_up_once_by_who_launches_it() -> None:
-    """The same kernels, with the same arguments but for sizes: what is compiled is compiled then."""
+def test_an_op_of_a_new_kind_is_warmed_up_once_in_the_thread_that_launches_it() -> None:
+    """The same kernels with the same arguments but for sizes, those of error feedback too: nothing compiles later."""
     import torch
 
     from plain_form import PLAIN
     from tailbound.torch.device_coder import DeviceCoder, Workspace
 
-    seen: list[tuple[str, Any, Any, Any]] = []
+    seen: list[tuple[Any, ...]] = []
 
     class Form:
         name = "recorder"
 
         def __getattr__(self, what: str) -> Any:
             def note(x: Any, shape: Any, coding: Any, *more: Any) -> Any:
-                seen.append(
-                    (
-                        what,
-                        (more[-1] if what == "decode" else x).dtype,
-                        np.diff(shape.layout.rows).tolist(),
-                        coding.rotate,
-                    )
-                )
+                kind = (more[-1] if what == "decode" else x).dtype
+                seen.append((what, kind, shape.bits, np.diff(shape.layout.rows).tolist()))
                 return getattr(PLAIN, what)(x, shape, coding, *more)
 
             return note
 
-    coder = DeviceCoder(Workspace(slow_stream(), Form()), None)
-    x, out = torch.zeros(50_000, dtype=torch.float16), torch.zeros(50_000)
-    ops = [shape_for(50_000, 1408), shape_for(50_000, 1408, 8, (49_000, 1000)), shape_for(50_000, 1408)]
-    for shape in ops:
-        for rotate in (True, False):
-            coder.warm_up(x, out, shape, Coding(0, rotate=rotate))
-    half, whole = torch.float16, torch.float32
+    coder, half, whole = DeviceCoder(Workspace(slow_stream(), Form()), None), torch.float16, torch.float32
+    for starts in ((), (49_000, 1000), ()):
+        shape = shape_for(50_000, 1408, 8, starts)
+        coder.warm_up(torch.zeros(50_000, dtype=half), torch.zeros(50_000), shape, Coding(0))
     assert seen == [
-        (what, kind, rows, rotate)
+        (what, kind, 8, rows)
         for rows in ([64], [1, 2, 32])
-        for rotate in (True, False)
         for what, kind in (("largest", half), ("encode", half), ("decode", whole))
     ]
-
-
-def test_what_chooses_exponents_and_keeps_residuals_is_warmed_up_too() -> None:
-    """The transport thread compiles nothing: neither for averages of another type, nor for the own codes' meaning."""
-    import torch
-
-    from plain_form import PLAIN
-    from tailbound.torch.device_coder import DeviceCoder, Workspace
-
-    seen: set[tuple[Any, ...]] = set()
-
-    class Form:
-        name = "recorder"
-
-        def __getattr__(self, what: str) -> Any:
-            def note(x: Any, shape: Any, coding: Any, *more: Any) -> Any:
-                seen.add((what, (more[-1] if what == "decode" else x).dtype, shape.bits))
-                return getattr(PLAIN, what)(x, shape, coding, *more)
-
-            return note
-
-    coder = DeviceCoder(Workspace(slow_stream(), Form()), None)
-    x, out = torch.zeros(50_000), torch.zeros(50_000, dtype=torch.bfloat16)
-    coder.warm_up(x, out, shape_for(50_000, 1408, (4, 8)), Coding(0))
-    assert {("largest", torch.float32, 4), ("decode", torch.bfloat16, 8), ("decode", torch.float32, 4)} <= seen
+    seen.clear()
+    out = torch.zeros(50_000, dtype=torch.bfloat16)
+    coder.warm_up(torch.zeros(50_000), out, shape_for(50_000, 1408, (4, 8)), Coding(0))
+    assert {one[:3] for one in seen} >= {("decode", torch.bfloat16, 8), ("decode", whole, 4)}
 
 
 def test_where_triton_fails_the_error_says_what_to_do() -> None:
@@ -182,7 +151,7 @@ def test_where_triton_fails_the_error_says_what_to_do() -> None:
             raise RuntimeError("there is no compiler")
 
     space = Workspace(slow_stream(), Broken())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"there is no compiler\..*TAILBOUND_DEVICE_CODEC=host"):
+    with pytest.raises(ConfigError, match="there is no compiler"):
         DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), Coding(0))
 
 
@@ -210,17 +179,14 @@ def test_a_path_hands_on_what_its_coder_takes() -> None:
 
     from plain_form import PLAIN
     from tailbound.collective.coder import HOST
-    from tailbound.torch.copied import CopyingCoder
     from tailbound.torch.device_coder import DeviceCoder
     from tailbound.torch.paths import Paths
 
     cpu = torch.device("cpu")
-    plain, device = Paths(), Paths(host_as_device=True, host_form=PLAIN)
-    assert isinstance(Paths(host_as_device=True).of(cpu).coder(None), CopyingCoder)
+    plain, device = Paths(), Paths(host_form=PLAIN)
     assert plain.of(cpu) is plain.of(cpu)
     assert plain.of(cpu).coder(None) is HOST
     assert isinstance(plain.of(cpu).values(torch.zeros(3)), np.ndarray)
     assert isinstance(device.of(cpu).coder(None), DeviceCoder)
-    assert device.of(cpu).values(torch.zeros(3)).shape == (3,)
     with pytest.raises(ConfigError, match=r"shape \(3, 2\) cannot be averaged"):
         device.of(cpu).values(torch.zeros(3, 2))

@@ -217,18 +217,11 @@ def test_every_launch_forbids_fusing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [how["enable_fp_fusion"] for how in seen] == [False] * 3
 
 
-def test_which_form_is_chosen(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    from tailbound.errors import ConfigError
-    from tailbound.torch.device_codec.choose import triton_form as chosen
+def test_without_triton_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.errors import CapabilityError
+    from tailbound.torch import paths
 
-    assert chosen() is triton_form()
-    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "host")
-    assert chosen() is None
-    assert not caplog.text
-    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "auto")
+    assert paths.triton_form() is triton_form()
     monkeypatch.setitem(sys.modules, "tailbound.torch.device_codec.fused", None)
-    assert chosen() is None
-    assert "triton cannot be imported" in caplog.text
-    monkeypatch.setenv("TAILBOUND_DEVICE_CODEC", "cuda")
-    with pytest.raises(ConfigError, match="give one of auto, host"):
-        chosen()
+    with pytest.raises(CapabilityError, match="coded by kernels of Triton, which cannot be imported"):
+        paths.triton_form()

@@ -241,11 +241,6 @@ NODE_GROUP = Setting(
     "ranks of a host share a bucket and send a part of it each ([several ranks a host](torch/nodes.md)); `auto`: those "
     "that torchrun has started there", "off",
 )  # fmt: skip
-DEVICE_CODEC = Setting(
-    "TAILBOUND_DEVICE_CODEC", choice("auto", "host"),
-    "what codes buckets on a device ([GPU](torch/gpu.md)): the host, or (`auto`) kernels of Triton where it can be "
-    "imported", "auto",
-)  # fmt: skip
 _SWITCH = "the lab, `tailbound switch job add`"
 _P4_SWITCH = "`tailbound switch job add`, for the workers of a P4 switch"
 SWITCH_ROWS = Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows, set_by=_SWITCH)
@@ -264,7 +259,6 @@ COOKIE = Setting(
 #: Everything else.
 OTHERS = (
     NODE_GROUP,
-    DEVICE_CODEC,
     SWITCH_ROWS,
     SWITCH_FORM,
     SWITCH_CODES,

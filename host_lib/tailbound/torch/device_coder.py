@@ -23,10 +23,8 @@ from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import GROUP_ROWS, Shape, shape_for
 from tailbound.errors import ConfigError
-from tailbound.settings.table import DEVICE_CODEC
 from tailbound.torch.device_codec.form import By, Form, Largest, Rows
-from tailbound.torch.staging import Block, Blocks
-from tailbound.torch.streams import Stream
+from tailbound.torch.streams import Block, Blocks, Stream
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, WIDTH_STEP
 
 
@@ -35,10 +33,10 @@ class Workspace:
 
     Args:
         stream: of the device.
-        form: how the device codes; None: its buckets are copied to the host and coded there (``CopyingCoder``).
+        form: how the device codes.
     """
 
-    def __init__(self, stream: Stream, form: Form | None) -> None:
+    def __init__(self, stream: Stream, form: Form) -> None:
         self.stream, self.form = stream, form
         self.up, self.down = Blocks(stream), Blocks(stream)
         #: kinds of ops that have been warmed up
@@ -65,8 +63,10 @@ class _Coding:
         return bool(self.done.query())
 
 
-class OnDevice:
-    """What ``collective.coder.Coder`` does for tensors on a device, wherever they are coded.
+class DeviceCoder:
+    """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type, coded there.
+
+    Nothing here waits for the device.
 
     Args:
         workspace: of the device.
@@ -78,7 +78,96 @@ class OnDevice:
 
     def __init__(self, workspace: Workspace, mark: Any) -> None:
         self._space, self._mark = workspace, mark
-        self._ops: dict[int, Any] = {}  # by their seeds
+        self._ops: dict[int, _Coding] = {}  # by their seeds
+
+    def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding) -> None:
+        """Codes a few zeros in the same way, once for each kind of op: so all that is compiled is compiled here.
+
+        Raises:
+            ConfigError: Triton cannot (it needs a C compiler, say).
+        """
+        space, kind = self._space, (x.dtype, out.dtype, shape.bits, coding.rotate)
+        fresh = [size for size in shape.sizes if (*kind, size) not in space.warm]
+        if not fresh:
+            return
+        try:
+            self._rehearse(x, out, fresh, shape.bits, coding)
+        except Exception as error:
+            raise ConfigError(
+                f"Triton's kernels fail on {x.device}: {error}. Give Triton what it needs (a C compiler, say)"
+            ) from error
+        space.warm.update((*kind, size) for size in fresh)
+
+    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, sizes: list[int], bits: int, coding: Coding) -> None:
+        """Codes an op that has one group of each of ``sizes``."""
+        space, device = self._space, x.device
+        runs = tuple(size * ROW_STEP * 8 // bits for size in sizes)
+        small = Shape(sum(runs), WIDTH_STEP, GROUP_ROWS, ROW_STEP, bits, runs)
+        with space.stream.use():
+            zeros = torch.zeros(small.numel, dtype=x.dtype, device=device)
+            by_group = torch.zeros(small.groups, device=device)
+            by_row, keys = (torch.zeros(small.rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
+            self._space.form.largest(zeros, small, coding)
+            self._space.form.encode(zeros, small, coding, By(by_group, by_group, keys))
+            told = {(small.results, out.dtype)}
+            if x.dtype == torch.float32:  # it may have error feedback, which asks what contributions say
+                told.add((small, torch.float32))
+            for each, dtype in told:
+                codes = torch.zeros((small.rows, each.codes), dtype=torch.uint8, device=device)
+                given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
+                self._space.form.decode(given, each, coding, zeros.to(dtype))
+
+    def begin(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
+        """Queues the largest values of the groups, which decide how they are coded."""
+        stream = self._space.stream
+        with stream.use(self._mark):
+            block = self._space.down.take(_room(shape, groups=12))
+            there = self._space.form.largest(x, shape, coding)
+            found = Largest(*(None if part is None else _across(part, block) for part in there))  # type: ignore[arg-type]
+            op = self._ops[coding.seed] = _Coding(stream.event(), block, found)
+        return op.ready
+
+    def measure(
+        self,
+        x: torch.Tensor,
+        shape: Shape,
+        coding: Coding,
+        need: NDArray[np.int16],
+        scratch: Scratch,
+        *,
+        groups: tuple[int, int] | None = None,
+    ) -> bool:
+        """As ``codec.encode.measure``, once it is ``ready``; ``scratch`` is not used."""
+        return _need(self._begun(coding).found, shape, coding, need)
+
+    def encode(
+        self,
+        x: torch.Tensor,
+        shape: Shape,
+        coding: Coding,
+        packets: Packets,
+        scales: Scales,
+        scratch: Scratch,
+        *,
+        groups: tuple[int, int] | None = None,
+    ) -> Encoded | None:
+        """As ``codec.encode.encode``, once it is ``ready``; ``scratch`` is not used.
+
+        None: the codes are being made. To be called again once it is ``ready``.
+        """
+        op = self._begun(coding)
+        if op.codes is None:
+            if not self._code(op, x, shape, coding, scales):
+                self._end(coding)
+                return Encoded(False, 0)
+            if not op.ready():
+                return None
+        assert op.codes is not None
+        assert op.beyond is not None
+        staging.pack(op.codes.numpy(), shape, packets, coding.key)
+        found = Encoded(True, int(op.beyond))
+        self._end(coding)
+        return found
 
     def decode(
         self,
@@ -91,7 +180,6 @@ class OnDevice:
         groups: tuple[int, int] | None = None,
     ) -> int:
         """As ``codec.decode.decode``, but ``out`` is there only when the stream is."""
-        _whole(shape, groups)
         return self._decode(received, shape, coding, out, scratch, STAGE_RESULT)
 
     def write_residual(
@@ -110,17 +198,10 @@ class OnDevice:
 
         The own codes go back to the device.
         """
-        _whole(shape, groups)
         mark_own(own, scales, shape, coding, (0, shape.groups))
         self._decode(own, shape, coding, residual, scratch, STAGE_CONTRIBUTION)
         with self._space.stream.use(self._mark):
             torch.sub(data, residual, out=residual)
-
-    def _decode(
-        self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, scratch: Scratch, stage: int
-    ) -> int:
-        """Decodes all groups; of ``stage`` are the codes."""
-        raise NotImplementedError
 
     def clear(self, average: torch.Tensor) -> None:
         """Makes the average zero."""
@@ -132,119 +213,15 @@ class OnDevice:
         with self._space.stream.use(self._mark):
             average.copy_(x)
 
-
-class DeviceCoder(OnDevice):
-    """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type, coded there.
-
-    Nothing here waits for the device.
-    """
-
-    @property
-    def _form(self) -> Form:
-        assert self._space.form is not None, "nothing codes on this device"
-        return self._space.form
-
-    def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding) -> None:
-        """Codes a few zeros in the same way, once for each kind of op: so all that is compiled is compiled here.
-
-        Raises:
-            ConfigError: Triton cannot (it needs a C compiler, say).
-        """
-        space, kind = self._space, (x.dtype, out.dtype, shape.bits, coding.rotate)
-        fresh = [size for size in shape.sizes if (*kind, size) not in space.warm]
-        if not fresh:
-            return
-        try:
-            self._rehearse(x, out, fresh, shape.bits, coding)
-        except Exception as error:
-            raise ConfigError(
-                f"Triton's kernels fail on {x.device}: {error}. Give Triton what it needs (a C compiler, say), or "
-                f"set {DEVICE_CODEC.variable}=host, which codes buckets on the host"
-            ) from error
-        space.warm.update((*kind, size) for size in fresh)
-
-    def _rehearse(self, x: torch.Tensor, out: torch.Tensor, sizes: list[int], bits: int, coding: Coding) -> None:
-        """Codes an op that has one group of each of ``sizes``."""
-        space, device = self._space, x.device
-        runs = tuple(size * ROW_STEP * 8 // bits for size in sizes)
-        small = Shape(sum(runs), WIDTH_STEP, GROUP_ROWS, ROW_STEP, bits, runs)
-        with space.stream.use():
-            zeros = torch.zeros(small.numel, dtype=x.dtype, device=device)
-            by_group = torch.zeros(small.groups, device=device)
-            by_row, keys = (torch.zeros(small.rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
-            self._form.largest(zeros, small, coding)
-            self._form.encode(zeros, small, coding, By(by_group, by_group, keys))
-            told = {(small.results, out.dtype)}
-            if x.dtype == torch.float32:  # it may have error feedback, which asks what contributions say
-                told.add((small, torch.float32))
-            for each, dtype in told:
-                codes = torch.zeros((small.rows, each.codes), dtype=torch.uint8, device=device)
-                given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
-                self._form.decode(given, each, coding, zeros.to(dtype))
-
-    def begin(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
-        """Queues the largest values of the groups, which decide how they are coded."""
-        stream = self._space.stream
-        with stream.use(self._mark):
-            block = self._space.down.take(_room(shape, groups=12))
-            there = self._form.largest(x, shape, coding)
-            found = Largest(*(None if part is None else _across(part, block) for part in there))  # type: ignore[arg-type]
-            op = self._ops[coding.seed] = _Coding(stream.event(), block, found)
-        return op.ready
-
-    def measure(
-        self,
-        x: torch.Tensor,
-        shape: Shape,
-        coding: Coding,
-        need: NDArray[np.int16],
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> bool:
-        """As ``codec.encode.measure``, once it is ``ready``; ``scratch`` is not used."""
-        _whole(shape, groups)
-        return _need(self._begun(coding).found, shape, coding, need)
-
-    def encode(
-        self,
-        x: torch.Tensor,
-        shape: Shape,
-        coding: Coding,
-        packets: Packets,
-        scales: Scales,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> Encoded | None:
-        """As ``codec.encode.encode``, once it is ``ready``; ``scratch`` is not used.
-
-        None: the codes are being made. To be called again once it is ``ready``.
-        """
-        _whole(shape, groups)
-        op = self._begun(coding)
-        if op.codes is None:
-            if not self._code(op, x, shape, coding, scales):
-                self._end(coding)
-                return Encoded(False, 0)
-            if not op.ready():
-                return None
-        assert op.codes is not None
-        assert op.beyond is not None
-        staging.pack(op.codes.numpy(), shape, packets, coding.key)
-        found = Encoded(True, int(op.beyond))
-        self._end(coding)
-        return found
-
     def _begun(self, coding: Coding) -> _Coding:
-        op: _Coding | None = self._ops.get(coding.seed)
+        op = self._ops.get(coding.seed)
         if op is None or not op.ready():
             raise RuntimeError("codes are asked for before a device is through: call begin(), and ask what it returns")
         return op
 
     def _code(self, op: _Coding, x: torch.Tensor, shape: Shape, coding: Coding, scales: Scales) -> bool:
         """Settles on the host how groups are coded, and has the device do so; False: not all is finite."""
-        stream, form, blocks = self._space.stream, self._form, self._space.down
+        stream, form, blocks = self._space.stream, self._space.form, self._space.down
         with stream.use(self._mark):
             block = blocks.take(_room(shape, rows=shape.codes + 4, groups=8, more=8))
             factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
@@ -288,16 +265,10 @@ class DeviceCoder(OnDevice):
                 given = codes, factors, zeros if summed else keys, group_factors
                 there, by_row, offsets, by_group = (part.to(device, non_blocking=True) for part in given)
                 rows = Rows(there, by_row, offsets, by_group, summed, failed > 0, stage)
-                self._form.decode(rows, shape, coding, out)
+                self._space.form.decode(rows, shape, coding, out)
             finally:
                 blocks.give(block, stream.event())
         return failed
-
-
-def _whole(shape: Shape, groups: tuple[int, int] | None) -> None:
-    """A device shares out the work by itself."""
-    if groups not in (None, (0, shape.groups)):
-        raise ValueError(f"groups {groups} of {shape.groups}: a device codes all of an op at once")
 
 
 def _across(part: torch.Tensor, block: Block) -> torch.Tensor:

@@ -13,10 +13,7 @@ import numpy as np
 import torch
 
 from tailbound.collective.coder import HOST, Coder
-from tailbound.errors import ConfigError
-from tailbound.settings.table import DEVICE_CODEC
-from tailbound.torch.copied import CopyingCoder
-from tailbound.torch.device_codec.choose import triton_form
+from tailbound.errors import CapabilityError, ConfigError
 from tailbound.torch.device_codec.form import Form
 from tailbound.torch.device_coder import DeviceCoder, Workspace, warm_up
 from tailbound.torch.streams import CudaStream, Stream
@@ -52,16 +49,16 @@ class BucketPath:
 
 
 class DevicePath(BucketPath):
-    """Memory of a device, coded there or on the host.
+    """Memory of a device, coded there.
 
     Args:
         stream: of the device.
-        form: see ``Workspace``.
+        form: how the device codes.
     """
 
     native: Collection[torch.dtype] = DTYPES
 
-    def __init__(self, stream: Stream, form: Form | None) -> None:
+    def __init__(self, stream: Stream, form: Form) -> None:
         super().__init__(stream)
         self._workspace = Workspace(stream, form)
 
@@ -77,12 +74,12 @@ class DevicePath(BucketPath):
 
     def coder(self, mark: Any) -> Coder:
         """The device's."""
-        return (DeviceCoder if self._workspace.form else CopyingCoder)(self._workspace, mark)
+        return DeviceCoder(self._workspace, mark)
 
     @property
     def form(self) -> str:
-        """What codes its buckets: ``triton`` or ``host``."""
-        return self._workspace.form.name if self._workspace.form else "host"
+        """The name of what codes its buckets."""
+        return self._workspace.form.name
 
     def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
         """``work`` in the side stream."""
@@ -98,15 +95,13 @@ class Paths:
     """The paths of one state, made as devices turn up.
 
     Args:
-        host_as_device: host memory, too, goes the way of a device; so that this way can be tried without one.
-        host_form: how it is coded then; see ``Workspace``.
+        host_form: tests without a device let host memory go the way of a device, coded by this form.
     """
 
-    def __init__(self, *, host_as_device: bool = False, host_form: Form | None = None) -> None:
-        DEVICE_CODEC.read()  # a value that is none is refused before the first step
-        self._host_as_device, self._host_form = host_as_device, host_form
+    def __init__(self, *, host_form: Form | None = None) -> None:
+        self._host_form = host_form
         self._paths: dict[torch.device, BucketPath] = {}
-        if host_as_device or torch.cuda.is_available():
+        if host_form or torch.cuda.is_available():
             warm_up()
 
     def forms(self) -> dict[str, str]:
@@ -114,14 +109,33 @@ class Paths:
         return {str(device): path.form for device, path in self._paths.items() if isinstance(path, DevicePath)}
 
     def of(self, device: torch.device) -> BucketPath:
-        """The path of ``device``, one of ``KINDS``."""
+        """The path of ``device``, one of ``KINDS``.
+
+        Raises:
+            CapabilityError: it is a CUDA device, and there is no Triton.
+        """
         found = self._paths.get(device)
         if found is None:
             if device.type == "cuda":
                 found = DevicePath(CudaStream(device), triton_form())
-            elif self._host_as_device:
+            elif self._host_form is not None:
                 found = DevicePath(Stream(device), self._host_form)
             else:
                 found = BucketPath()
             self._paths[device] = found
         return found
+
+
+def triton_form() -> Form:
+    """Triton's kernels.
+
+    Raises:
+        CapabilityError: triton cannot be imported.
+    """
+    try:
+        from tailbound.torch.device_codec.fused import TRITON
+    except Exception as error:  # a broken installation raises anything
+        raise CapabilityError(
+            f"buckets on a GPU are coded by kernels of Triton, which cannot be imported ({error}): pip install triton"
+        ) from error
+    return TRITON
