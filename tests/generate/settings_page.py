@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tailbound.settings.table import OPTIONS, OTHERS, Setting
+from tailbound.settings.table import ADVANCED, OPTIONS, OTHERS, Setting
 from tailbound.transport.config import DEFAULT_PORT, PORTS
 
 _HEAD = """\
@@ -14,9 +14,9 @@ Generated from `host_lib/tailbound/settings/table.py` by `make generate`.
 
 None has to be set. An argument of `tailbound.torch.register` wins over the variable, the variable over the default; an
 empty variable is none. An invalid value is a `ConfigError` with the accepted values, before any training step. Unknown
-`TAILBOUND_` variables cause a warning. Arguments take the table's words: `hadamard="off"` is `hadamard=False`. Give all
-ranks the same, but for `TAILBOUND_INTERFACE`; a difference that would let replicas diverge is a `LayoutError` with both
-ranks and values.
+`TAILBOUND_` variables cause a warning. Arguments take the table's words: `bits="4,8"` is `bits=(4, 8)`. Give all ranks
+the same, but for `TAILBOUND_INTERFACE`; a difference that would let replicas diverge is a `LayoutError` with both ranks
+and values.
 """
 
 #: Heading, rows and what is below of the section on ports.
@@ -71,12 +71,14 @@ tried ahead. Multicast that does not arrive is not used.
 
 def page() -> str:
     """The whole page."""
-    options = _table(
-        ("variable", "argument", "default", "give", "what it is", "set by"), map(_option, OPTIONS.values())
-    )
+    head = ("variable", "argument", "default", "give", "what it is", "set by")
+    options, advanced = (_table(head, map(_option, table.values())) for table in (OPTIONS, ADVANCED))
     others = _table(("variable", "default", "give", "what it is", "set by"), map(_other, OTHERS))
     ports = _table(("what", "protocol", "destination port", "source port"), _PORTS)
-    parts = (_HEAD, f"## Options of the hook\n\n{options}", f"## Others\n\n{others}", _PORTS_HEAD, ports, _PORTS_TAIL)
+    parts = (
+        _HEAD, f"## Options of the hook\n\n{options}", f"## Advanced\n\nEntries of `advanced={{...}}`.\n\n{advanced}",
+        f"## Others\n\n{others}", _PORTS_HEAD, ports, _PORTS_TAIL,
+    )  # fmt: skip
     return "\n".join(parts)
 
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import torch_jobs
 from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.torch import BackendOptions, TailboundProcessGroup, backend_bounded, bounded, end_step, exact, register
 from torch_jobs import BOUND, PATIENT, backward, digest, gradient, model, nmse, same_everywhere
@@ -21,7 +22,7 @@ SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
 
 
 def patient(**more: Any) -> BackendOptions:
-    return BackendOptions(**{**PATIENT, **more})
+    return BackendOptions(**torch_jobs.patient(**more))
 
 
 def values(rank: int, numel: int = 5000, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:

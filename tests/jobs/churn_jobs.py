@@ -17,7 +17,7 @@ from tailbound.torch import TailboundState, batches, register
 from torch_jobs import backward, model
 
 #: Deadlines and rates are learned, as in any job; a rank that is stopped for seconds falls out of this ring.
-SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 2.0, "resync_share": 50.0, "timeout": 60.0}
+SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 2.0, "advanced": {"resync_share": 50.0}, "timeout": 60.0}
 
 
 def _turns(state: TailboundState, follow: bool) -> Iterator[int]:

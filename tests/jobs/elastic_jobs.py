@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from register_jobs import said
 from resync_jobs import state_digest
 from tailbound.torch import elastic, register
-from torch_jobs import PATIENT, model
+from torch_jobs import PATIENT, model, patient
 
 #: Deadlines are learned, as in any job.
 SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 8.0, "timeout": 60.0}
@@ -133,7 +133,7 @@ def wrong(rank: int) -> str:
         assert words in refusal, refusal
     assert "find_unused_parameters=False" in said(lambda: register(unused, **PATIENT))
     net = DDP(Crossed(rank), process_group=elastic.alone())
-    with register(net, **{**PATIENT, "deadline_ms": (500.0, 500.0)}) as state:
+    with register(net, **patient(deadline_ms=(500.0, 500.0))) as state:
         net(torch.ones(1, 16)).sum().backward()
         assert state.last.error is None
         with pytest.raises(RuntimeError, match="LayoutError") as caught:  # torch wraps what the hook raises

@@ -11,7 +11,7 @@ from torch import nn
 
 from resync_jobs import state_digest
 from tailbound.torch import GradScaler, register
-from torch_jobs import PATIENT, batch, model
+from torch_jobs import batch, model, patient
 
 #: Ranks whose gradients overflow, by step: all, one, none.
 ILL: list[tuple[int, ...]] = [(), (0, 1), (), (1,), (), ()]
@@ -61,7 +61,7 @@ def lightning(rank: int, say: bool) -> dict[str, Any]:
         def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
             scaler = trainer.precision_plugin.scaler if say else None
             self.state = register(
-                trainer.strategy.model, optimizer=trainer.optimizers[0], scaler=scaler, **PATIENT, resync_period=0
+                trainer.strategy.model, optimizer=trainer.optimizers[0], scaler=scaler, **patient(resync_period=0)
             )
 
         def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
@@ -101,7 +101,7 @@ def accelerate(rank: int, say: bool) -> dict[str, Any]:
     net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), 1e-3))
     scaler = accelerator.scaler if say else None
     scales, moved, digests = list[float](), list[bool](), list[str]()
-    with register(net, optimizer=optimizer.optimizer, scaler=scaler, **PATIENT, resync_period=0):
+    with register(net, optimizer=optimizer.optimizer, scaler=scaler, **patient(resync_period=0)):
         for step in range(len(ILL)):
             before = state_digest(net, optimizer.optimizer)
             optimizer.zero_grad()

@@ -42,13 +42,14 @@ from torch_jobs import (
     gradient,
     model,
     nmse,
+    patient,
     same_everywhere,
 )
 
 #: Ranks on a host.
 HERE = 2
 #: Where the job of a rank ends and the rank does not: the others wait for it in every op until they suspect it.
-HASTY = {**PATIENT, "deadline_ms": (200.0, 200.0), "start_max": 1.0}
+HASTY = patient(deadline_ms=(200.0, 200.0), patience="cloud")
 
 
 def on_hosts(rank: int, here: int = HERE) -> None:
@@ -61,7 +62,7 @@ def shared(rank: int, **options: Any) -> Iterator[tuple[DDP, NodeState]]:
     """A model under Tailbound, with its host that torchrun names."""
     on_hosts(rank)
     ours = DDP(model())
-    with register(ours, node_group="auto", **PATIENT, **options) as state:
+    with register(ours, node_group="auto", **patient(**options)) as state:
         assert isinstance(state, NodeState)
         yield ours, state
 
@@ -193,7 +194,7 @@ def scaled(rank: int, ill: list[Collection[int]]) -> list[Step]:
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
-    with register(net, optimizer=optimizer, node_group="auto", **{**PATIENT, "resync_period": 0}) as state:
+    with register(net, optimizer=optimizer, node_group="auto", **patient(resync_period=0)) as state:
         steps = train(net, state, optimizer, scaler, rank, ill)
         assert type(scaler) is GradScaler
     return steps
@@ -274,7 +275,7 @@ def refusals(rank: int) -> None:
     net = DDP(model())
 
     def refused(words: str, **options: Any) -> None:
-        text = said(lambda: register(net, **{**PATIENT, **options}))
+        text = said(lambda: register(net, **patient(**options)))
         assert words in text, text
 
     refused("start with torchrun", node_group="auto")
@@ -327,7 +328,7 @@ def holding(rank: int) -> dict[str, Any]:
     """Rank 0 alone evaluates for longer than others wait: no job of its host loses anything by it."""
     on_hosts(rank)
     net = DDP(model())
-    options = {**PATIENT, "deadline_ms": (100.0, 100.0), "start_max": 0.2, "stage_max": 0.2, "strict": 0.0}
+    options = patient(deadline_ms=(100.0, 100.0), patience=0.8)
     with register(net, node_group="auto", **options) as state:
         for step in range(4):
             net.zero_grad()

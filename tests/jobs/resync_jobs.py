@@ -18,16 +18,15 @@ from support import Trouble
 from tailbound.torch import TailboundState, batches, register
 from tailbound.torch.register import _SYNC_OPTION
 from tailbound.wire.schema import PacketType
-from torch_jobs import backward, model
+from torch_jobs import backward, model, patient
 
 #: Deadlines that a loaded machine meets as a rule; what it misses is repaired by what is tested here.
 SETTINGS: dict[str, Any] = {
-    "deadline_ms": (500.0, 500.0),
     "ring_mib": 8.0,
     "datapath": "udp",
     "timeout": 60.0,
     # what is kept for a rank that stands still is refused by it where maps change meanwhile
-    "share_rows": False,
+    "advanced": {"deadline_ms": (500.0, 500.0), "share_rows": False},
 }
 
 
@@ -67,7 +66,7 @@ def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
     normed = nn.Sequential(model(), nn.BatchNorm1d(10))
     net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, resync_share=share, fetch=0, **SETTINGS) as state:
+    with register(net, optimizer=optimizer, **patient(SETTINGS, resync_share=share, fetch=0)) as state:
         train(net, optimizer, rank, range(4))
         trouble = lose_results(state, 0.6 if rank in losers else 0.0)
         for step in range(4, 60):  # until what is lost has not come again, nor been made good
@@ -99,7 +98,7 @@ def altered(rank: int) -> dict[str, Any]:
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     options = {"resync_period": 8, "resync_share": 50.0}
-    with register(net, optimizer=optimizer, **options, **SETTINGS) as state:
+    with register(net, optimizer=optimizer, **patient(SETTINGS, **options)) as state:
         train(net, optimizer, rank, range(4))
         state.synchronise(60)
         if rank == 1:
@@ -125,9 +124,9 @@ def stopped(
     """
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": ring_mib, "mtu": mtu}
+    settings = patient(SETTINGS, deadline_ms=(150.0, 150.0), ring_mib=ring_mib, mtu=mtu, resync_share=50.0)
     computed, jumped, back_at = [], [], 0.0
-    with register(net, optimizer=optimizer, resync_share=50.0, **settings) as state:
+    with register(net, optimizer=optimizer, **settings) as state:
         assert state.communicator is not None
         Trouble(seed=3, loss=loss).attach(state.communicator)
         rings = state.communicator.rings(sum(p.numel() for p in net.parameters()))
@@ -162,9 +161,9 @@ def stopped_plain(rank: int, victim: int, away: int, steps: int, meets: int, rea
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, (epoch + 1) / 200))
-    settings = {**SETTINGS, "deadline_ms": (150.0, 150.0), "ring_mib": 0.5}
+    settings = patient(SETTINGS, deadline_ms=(150.0, 150.0), ring_mib=0.5, resync_share=50.0)
     rates, alone, waited, met = dict[int, float](), 0, 0.0, []
-    with register(net, optimizer=optimizer, resync_share=50.0, **settings) as state:
+    with register(net, optimizer=optimizer, **settings) as state:
         assert state.communicator is not None
         for i in range(steps):
             if i == 5 and rank == victim:

@@ -16,7 +16,7 @@ from support import Trouble
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, TailboundState, register
 from tailbound.torch.scaler import adopt
-from torch_jobs import BOUND, PATIENT, batch, gradient, model, nmse
+from torch_jobs import BOUND, PATIENT, batch, gradient, model, nmse, patient
 
 #: What a step of a rank came to: loss scale before and after, whether the parameters moved, their digest.
 Step = tuple[float, float, bool, str]
@@ -49,7 +49,7 @@ def overflowing(rank: int, ill: list[Collection[int]]) -> dict[str, Any]:
     """Trains with a scaler while some ranks overflow and packets of all ranks get lost."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, **{**PATIENT, "resync_period": 0}) as state:
+    with register(net, optimizer=optimizer, **patient(resync_period=0)) as state:
         assert state.communicator is not None
         Trouble(seed=7, loss=0.05).attach(state.communicator)
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=100)
@@ -63,7 +63,7 @@ def stock(rank: int, ill: list[Collection[int]]) -> list[Step]:
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
-    with register(net, optimizer=optimizer, **PATIENT, resync_period=0) as state:
+    with register(net, optimizer=optimizer, **patient(resync_period=0)) as state:
         steps = train(net, state, optimizer, scaler, rank, ill)
         assert state.scaler is scaler
     return steps

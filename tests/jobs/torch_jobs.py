@@ -17,16 +17,23 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.collective import report
 from tailbound.errors import ConfigError, LayoutError
+from tailbound.settings.table import ADVANCED
 from tailbound.torch import TailboundState, allreduce_hook, register
 from tailbound.torch.register import _SYNC_OPTION
 
 #: Long deadlines: a loaded machine must lose nothing where a test compares.
-PATIENT = {
-    "start_max": 5.0, "deadline_ms": (4000.0, 10_000.0), "stage_max": 10.0, "ring_mib": 8.0,
-    "datapath": "udp", "timeout": 60.0,
+PATIENT: dict[str, Any] = {
+    "patience": 26.0, "ring_mib": 8.0, "datapath": "udp", "timeout": 60.0,
+    "advanced": {"deadline_ms": (4000.0, 10_000.0)},
 }  # fmt: skip
 #: Bound of codec-17 for gradients of real nets.
 BOUND = 4e-3
+
+
+def patient(given: dict[str, Any] = PATIENT, /, **more: Any) -> dict[str, Any]:
+    """Options, with ``more`` of them, each where it belongs."""
+    advanced = {name: more.pop(name) for name in ADVANCED if name in more}
+    return {**given, **more, "advanced": given["advanced"] | advanced}
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -79,7 +86,6 @@ def pair(dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[tuple[D
 DIFFERING: dict[str, tuple[Any, Any]] = {
     "bits": (8, (4, 8)),
     "error_feedback": (False, True),
-    "hadamard": (True, "off"),
     "multicast_group": ("239.1.2.3", "239.1.2.4"),
     "result": ("peers", "multicast"),
     "resync_period": (200, 100),
@@ -186,8 +192,8 @@ def refusals(rank: int) -> None:
     refused(ConfigError, "no interface 'nosuch0'", lambda: register(DDP(model()), interface="nosuch0"))
     refused(ConfigError, "UDP port 70000", lambda: register(DDP(model()), port=70000))
     for option in ({"resync_period": -1}, {"resync_share": -0.5}):
-        refused(ConfigError, next(iter(option)), lambda option=option: register(DDP(model()), **option))
-    slow: dict[str, Any] = {"deadline_ms": (5000.0, 10.0), "stage_max": 9.0}
+        refused(ConfigError, next(iter(option)), lambda option=option: register(DDP(model()), advanced=option))
+    slow = patient(deadline_ms=(5000.0, 10.0))
     refused(ConfigError, "4194.24 ms at most", lambda: register(DDP(model()), **slow))
     os.environ["TAILBOUND_PORT"] = "five"
     refused(ConfigError, "TAILBOUND_PORT is 'five'", lambda: register(DDP(model())))
@@ -202,9 +208,9 @@ def refusals(rank: int) -> None:
     refused(LayoutError, "train the same model", other_models)
     for name, values in DIFFERING.items():
         words, beside = f"rank {rank} has {name}=", {"result": "multicast"} if name == "multicast_group" else {}
-        given = {**PATIENT, **beside, name: values[rank > 0]}
+        given = patient(**beside, **{name: values[rank > 0]})
         refused(LayoutError, words, lambda given=given: TailboundState(**given))
-    with TailboundState(**PATIENT | {"fetch": 0.2 + rank, "start_max": 5.0 + rank}) as state:  # not compared
+    with TailboundState(**patient(fetch=0.2 + rank, patience=26.0 + rank)) as state:  # not compared
         state.average(0, torch.ones(3), True).wait()
     with TailboundState(**PATIENT) as state:
         refused(ConfigError, "optimize_ddp", lambda: allreduce_hook(state, (torch.zeros(3),)))
@@ -230,25 +236,25 @@ def refusals(rank: int) -> None:
 def from_environment(rank: int) -> dict[str, Any]:
     """Options come from the environment where nobody gives them."""
     given = {
-        "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "HADAMARD": "off", "SHARE_ROWS": "off",
+        "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "SHARE_ROWS": "off",
         "SAFEGUARD": "skip=0.5", "BITS": "4,8", "RESULT": "peers", "TIMEOUT": "60",
-        "START_MAX": "5", "STAGE_MAX": "3", "HOLD_MAX": "90.5", "MTU": "1200",
+        "PATIENCE": "wan", "HOLD_MAX": "90.5", "MTU": "1200",
     }  # fmt: skip
     os.environ |= {f"TAILBOUND_{name}": text for name, text in given.items()}
     with register(DDP(model()), ring_mib=4.0, bits=16) as state:
         assert state.communicator is not None
         config = state.communicator.config
         return {
-            "datapath": state.communicator.datapath, "ring": config.ring_mib, "rotate": config.rotate,
+            "datapath": state.communicator.datapath, "ring": config.ring_mib,
             "deadlines": (config.deadline_1, config.deadline_2), "share": config.share_rows,
             "skip": config.safeguard.skip, "bits": state.bits, "result": config.result,
-            "patience": (config.start_max, config.stage_max, config.hold_max), "width": config.width,
+            "patience": (config.start_max, config.stage_max, config.fetch, config.hold_max), "width": config.width,
         }  # fmt: skip
 
 
 def other_layout(rank: int) -> str:
     """A rank whose bucket has another size in the same op: ``backward`` fails on both with both named."""
-    with TailboundState(**{**PATIENT, "deadline_ms": (200.0, 200.0)}) as state:
+    with TailboundState(**patient(deadline_ms=(200.0, 200.0))) as state:
         future = state.average(0, torch.ones(100 + 50 * rank), True)
         try:
             future.wait()

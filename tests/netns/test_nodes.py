@@ -39,7 +39,7 @@ class Net(nn.Module):
 def carried(node_group):  # between barriers, as what is measured is in any benchmark
     net = DDP(Net(), bucket_cap_mb=1)
     random = torch.Generator().manual_seed(dist.get_rank())
-    patient = {"start_max": 10.0, "deadline_ms": (4000.0, 10_000.0), "stage_max": 10.0}
+    patient = {"patience": 26.0, "advanced": {"deadline_ms": (4000.0, 10_000.0)}}
     with register(net, node_group=node_group, datapath="udp", timeout=60.0, **patient) as state:
         for step in range(SETTLED + STEPS):
             if step == SETTLED:

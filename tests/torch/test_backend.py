@@ -197,7 +197,7 @@ dist.all_reduce(exact := torch.ones(3))
 assert exact.tolist() == [2, 2, 2]
 net = torch.nn.Linear(64, 64)
 net = torch.nn.parallel.DistributedDataParallel(net, process_group=dist.new_group(backend="gloo"))
-state = tailbound.torch.register(net, datapath="udp", deadline_ms=(2000, 2000), ring_mib=1)
+state = tailbound.torch.register(net, datapath="udp", advanced={"deadline_ms": (2000, 2000)}, ring_mib=1)
 for step in range(3):
     net.zero_grad()
     net(torch.ones(2, 64)).sum().backward()

@@ -56,9 +56,9 @@ def test_the_options_that_have_to_be_equal_are_those_of_the_table(repository: Pa
 def test_options_come_from_the_environment(run: Run) -> None:
     for found in run("torch_jobs.from_environment", 2):
         assert found == {
-            "datapath": "udp", "ring": 4.0, "rotate": False, "deadlines": (1_500_000_000, 1_600_000_000),
+            "datapath": "udp", "ring": 4.0, "deadlines": (1_500_000_000, 1_600_000_000),
             "share": False, "skip": 0.5, "bits": 16, "result": "peers",
-            "patience": (5_000_000_000, 3_000_000_000, 90_500_000_000), "width": 1088,
+            "patience": (5_000_000_000, 10_000_000_000, 1_000_000_000, 90_500_000_000), "width": 1088,
         }  # fmt: skip
 
 

@@ -45,8 +45,8 @@ def test_tcp_is_trained_at_the_first_loss_only() -> None:
 
 
 def test_options_are_values_or_words() -> None:
-    assert parse_options(["result=peers", "hadamard=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
-        "result": "peers", "hadamard": False, "ring_mib": 128.5, "deadline_ms": (1, 2),
+    assert parse_options(["result=peers", "error_feedback=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
+        "advanced": {"result": "peers", "deadline_ms": (1, 2)}, "error_feedback": False, "ring_mib": 128.5,
     }  # fmt: skip
     for wrong in ("late", "=3", "a b=1"):
         with pytest.raises(ConfigError, match="NAME=VALUE"):
@@ -158,7 +158,7 @@ def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path
     (scenario,) = seen["scenarios"]
     assert (scenario.workers, scenario.losses, scenario.seeds) == (2, (0.0, 0.01), (5, 6))
     assert (scenario.variants, scenario.steps) == (("gloo",), 44)
-    assert seen["options"] == {"result": "peers"}
+    assert seen["options"] == {"advanced": {"result": "peers"}}
     assert cli.main(["bench", "train"]) == 0
     assert seen["scenarios"] == plan()
     assert (seen["json_file"], seen["plot"]) == (None, None)

@@ -13,13 +13,13 @@ import pytest
 
 from tailbound.errors import ConfigError
 from tailbound.settings import table as settings
-from tailbound.settings.table import ALL, OPTIONS, Options, config_fields, filled, unknown
+from tailbound.settings.table import ADVANCED, ALL, OPTIONS, Options, config_fields, filled, unknown
 from tailbound.transport.config import Config
 from tailbound.transport.safeguard import Limits
 
 BY_NAME = {setting.variable.removeprefix("TAILBOUND_").lower(): setting for setting in ALL}
 #: Words of the sources that begin like a variable: a glob, the prefix itself.
-NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}
+NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_NAME", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}
 
 
 @pytest.mark.needs("torch")
@@ -30,7 +30,7 @@ def test_every_option_is_an_argument_with_a_line_in_the_docstring() -> None:
     for takes in (register, TailboundState.__init__, BackendOptions.__init__):
         assert get_type_hints(takes)[list(inspect.signature(takes).parameters)[-1]] == Unpack[Options]
     for name in OPTIONS:
-        assert re.search(rf"^ +{name}: .*?Give .*?Default: ", TailboundState.__doc__ or "", re.MULTILINE | re.DOTALL)
+        assert re.search(rf"^ +{name}: .*?Give\s.*?Default:\s", TailboundState.__doc__ or "", re.MULTILINE | re.DOTALL)
 
 
 def test_defaults_make_the_same_config_as_none() -> None:
@@ -38,13 +38,29 @@ def test_defaults_make_the_same_config_as_none() -> None:
     assert Config(0, 2, **config_fields(filled({}))) == Config(0, 2, fetch=200_000_000)
 
 
+@pytest.mark.parametrize(
+    ("patience", "more", "times"),
+    [
+        ("rack", {}, (250, 500, 2.5, 50)), ("cloud", {}, (1000, 2000, 10, 200)), ("WAN", {}, (5000, 10_000, 50, 1000)),
+        (0.52, {}, (100, 200, 1, 20)), ("2.6", {"fetch": 0}, (500, 1000, 5, 0)),
+        ("26", {"fetch": 0.5}, (5000, 10_000, 50, 500)),
+    ],
+)  # fmt: skip
+def test_patience_is_the_longest_time_of_an_op(patience: Any, more: Any, times: tuple[float, ...]) -> None:
+    found = config_fields(filled({"patience": patience, "advanced": more}))
+    assert tuple(found[name] / 1e6 for name in ("start_max", "stage_max", "floor", "fetch")) == pytest.approx(times)
+    if not more:
+        named = {"rack": 1.3, "cloud": 5.2, "WAN": 26}.get(patience, patience)
+        assert Config(0, 2, **found).bound / 1e9 == pytest.approx(named)
+
+
 def test_options_come_to_the_config_in_its_units() -> None:
     group = "239.1.2.3"
-    options: Options = {"floor_ms": 2.5, "hold_max": 1.5, "rate": 8000, "hadamard": False, "multicast_group": group}
-    found = config_fields(filled(options))
-    assert [found[name] for name in ("floor", "hold_max", "rate", "rotate", "group")] == [
-        2_500_000, 1_500_000_000, 1000.0, False, group,
-    ]  # fmt: skip
+    found = config_fields(filled({"hold_max": 1.5, "advanced": {"rate": 8000, "multicast_group": group}}))
+    assert [found[name] for name in ("hold_max", "rate", "group")] == [1_500_000_000, 1000.0, group]
+    for none in (0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match=r"patience=.*: give rack, cloud, wan, or seconds above 0"):
+            config_fields(filled({"patience": none}))
 
 
 def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path) -> None:
@@ -60,7 +76,7 @@ def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path)
     variables = {s.variable for s in ALL}
     named = {name for name in named if not name.startswith(settings.LABORATORY)}
     assert named - NO_VARIABLES <= variables
-    assert variables - {s.variable for s in OPTIONS.values()} <= named  # options are read by their names
+    assert variables - {s.variable for s in (OPTIONS | ADVANCED).values()} <= named  # options are read by their names
 
 
 @pytest.mark.parametrize(
@@ -71,7 +87,8 @@ def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path)
         ("ring_mib", "1.5", 1.5),
         ("deadline_ms", "20, 40", (20.0, 40.0)),
         ("deadline_ms", "learned", None),
-        ("hadamard", "0", False),
+        ("error_feedback", "0", False),
+        ("patience", "Rack", 1.3),
         ("share_rows", "Yes", True),
         ("safeguard", "skip=never, stop=0.5", Limits(skip=None, stop=0.5)),
         ("resync_period", "0", 0),
@@ -101,7 +118,9 @@ def test_what_may_be_given(name: str, text: str, value: Any) -> None:
         ("deadline_ms", "20", "two numbers of milliseconds"),
         ("deadline_ms", "20,0", "two numbers"),
         ("deadline_ms", "20,nan", "two numbers"),
-        ("hadamard", "maybe", "one of on, off"),
+        ("error_feedback", "maybe", "one of on, off"),
+        ("patience", "lan", "rack, cloud, wan, or seconds above 0"),
+        ("patience", "0", "rack, cloud, wan, or seconds above 0"),
         ("share_rows", "auto", "one of on, off"),
         ("safeguard", "warn=0.5", "NAME=VALUE,... of skip, stop"),
         ("safeguard", "skip", "NAME=VALUE"),
@@ -124,29 +143,47 @@ def test_a_wrong_value_is_named_with_its_variable_and_what_to_give(name: str, te
 
 
 def spelled(**given: Any) -> tuple[Any, ...]:
-    found = filled(cast(Options, given))
-    return found["hadamard"], found["share_rows"], found["bits"], found["deadline_ms"], found["multicast_group"]
+    advanced = {name: given.pop(name) for name in ADVANCED if name in given}
+    found = filled(cast(Options, given | {"advanced": advanced}))
+    return found["error_feedback"], found["share_rows"], found["bits"], found["deadline_ms"], found["multicast_group"]
 
 
 def test_arguments_take_the_spellings_of_variables() -> None:
-    """The table lists on and off; whoever passes these words as arguments means the same."""
-    assert spelled(hadamard="off", share_rows="no", bits="4,8", deadline_ms="20,40", multicast_group="") == (
+    """The table lists on and off; a caller who passes these words as arguments means the same."""
+    assert spelled(error_feedback="off", share_rows="no", bits="4,8", deadline_ms="20,40", multicast_group="") == (
         False, False, (4, 8), (20.0, 40.0), "",
     )  # fmt: skip
-    assert spelled(hadamard="ON", share_rows="on") == (True, True, 8, None, "")
+    assert spelled(error_feedback="ON", share_rows="on") == (True, True, 8, None, "")
     for text in ("4,8", "4, 8", "(4, 8)"):
         assert spelled(bits=text)[2] == (4, 8)
     with pytest.raises(ConfigError, match="bits= is '8,4': give one of 16 or 8 or 4,8"):
         spelled(bits="8,4")
-    assert spelled(hadamard=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "")
-    with pytest.raises(ConfigError, match="hadamard= is 'maybe': give one of on, off"):
-        spelled(hadamard="maybe")
-    with pytest.raises(ConfigError, match="bit= is no option: did you mean bits="):
-        spelled(bit=8)
+    assert spelled(error_feedback=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "")
+    with pytest.raises(ConfigError, match="share_rows= is 'maybe': give one of on, off"):
+        spelled(share_rows="maybe")
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"bit": 8}, "bit= is no option: did you mean bits=?"),
+        ({"colour": 8}, "colour= is no option: see docs/settings.md"),
+        ({"start_max": 60}, "start_max= is no option: give patience"),
+        ({"hadamard": False}, "hadamard= is no option: values are always rotated"),
+        ({"result": "peers"}, "result= is no option: give advanced={'result': ...}"),
+        ({"advanced": {"bits": 8}}, "advanced= has no option bits: give bits= without it"),
+        ({"advanced": {"resync_shares": 8}}, "advanced= has no option resync_shares: did you mean resync_share?"),
+    ],
+)
+def test_an_option_that_is_none_is_refused_with_what_to_give(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        filled(cast(Options, given))
+    assert str(caught.value) == says
 
 
 def options(**given: Any) -> dict[str, Any]:
-    found = filled(cast(Options, given))
+    advanced = {name: given.pop(name) for name in ADVANCED if name in given}
+    found = filled(cast(Options, given | {"advanced": advanced}))
     return {"port": found["port"], "switch": found["switch"], "result": found["result"]}
 
 
@@ -184,5 +221,14 @@ def test_what_is_no_setting_is_warned_of_once(
         "TAILBOUND_RNIG_MIB is no setting and does nothing: did you mean TAILBOUND_RING_MIB?"
     ]
     assert unknown(
-        {"TAILBOUND_LAB_STRAGGLER": "1:5:2", "TAILBOUND_WEATHER": "1", "PATH": "/bin", "TAILBOUND_PORT": "1"}
-    ) == ["TAILBOUND_WEATHER is no setting and does nothing: docs/settings.md has all settings"]
+        {
+            "TAILBOUND_LAB_STRAGGLER": "1:5:2",
+            "TAILBOUND_WEATHER": "1",
+            "PATH": "/bin",
+            "TAILBOUND_PORT": "1",
+            "TAILBOUND_STAGE_MAX": "9",
+        }
+    ) == [
+        "TAILBOUND_STAGE_MAX is no setting and does nothing: give patience",
+        "TAILBOUND_WEATHER is no setting and does nothing: see docs/settings.md",
+    ]

@@ -99,6 +99,10 @@ def _deadlines(text: str) -> tuple[float, float] | None:
     return first, second
 
 
+def _patience(text: str) -> float:
+    return {"rack": 1.3, "cloud": 5.2, "wan": 26.0}.get(text.lower()) or float(number(above=0).parse(text))
+
+
 def _limits(text: str) -> Limits:
     known = [field.name for field in fields(Limits)]
     found: dict[str, float | None] = {}
@@ -145,5 +149,6 @@ def parse_rate(text: str) -> int:
 GROUP = Kind("an IPv4 address of 224.0.1.0..239.255.255.255", _group)
 BITS_KIND = Kind("one of " + " or ".join(map(bits_text, BITS)), _bits)
 DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)
+PATIENCE = Kind("rack, cloud, wan, or seconds above 0", _patience)
 RATE = Kind("a rate as in 25gbit or 500mbit", parse_rate)
 LIMITS = Kind("NAME=VALUE,... of " + ", ".join(field.name for field in fields(Limits)), _limits)

@@ -2,8 +2,8 @@
 
 A key of ``Options`` is an option of a job. It makes the keyword argument of ``TailboundState`` and ``register``, the
 environment variable, the row of ``docs/settings.md`` (``make generate``) and the lines in the docstring. It also makes
-the field of ``transport.config.Config`` that has its name. An argument wins over the variable, the variable over the
-default; empty text is none.
+the field of ``transport.config.Config`` that has its name. A key of ``Advanced`` does the same, but its argument is an
+entry of ``advanced=``. An argument wins over the variable, the variable over the default; empty text is none.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import difflib
 import logging
 import os
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, TypedDict, cast, get_type_hints
+from typing import Annotated, Any, TypedDict, get_type_hints
 
 from tailbound.errors import ConfigError
 from tailbound.observe import status, trace
@@ -23,6 +23,7 @@ from tailbound.settings.kinds import (
     DEADLINES,
     GROUP,
     LIMITS,
+    PATIENCE,
     RATE,
     Kind,
     choice,
@@ -38,7 +39,6 @@ from tailbound.transport.config import (
     DSCP_MOST,
     PORTS,
     RESULTS,
-    SOURCE_PORTS_MOST,
     AskedResult,
     Authenticate,
     Config,
@@ -60,7 +60,7 @@ class Setting:
         kind: what may be given.
         doc: what it is, in one line.
         default: value where nothing is given.
-        option: the argument of ``TailboundState`` that it stands for; empty: there is none.
+        option: the argument of ``TailboundState``, or the entry of ``advanced=``; empty: there is none.
         otherwise: the default in words, where the value does not tell.
         set_by: who sets it.
         later: read further down, where it is known whether it is needed; never filled in as an argument.
@@ -110,6 +110,45 @@ def _seconds(default: float, doc: str, *, zero: bool = False) -> Setting:
     return _option(kind, default, f"seconds {doc}", convert=lambda seconds: int(seconds * 1e9))
 
 
+class Advanced(TypedDict, total=False):
+    """Options that hardly any job needs: entries of ``advanced=``."""
+
+    # fmt: off
+    deadline_ms: Annotated[tuple[float, float] | None, _option(
+        DEADLINES, None, "longest waits for contributions and, after them, for results, ms", otherwise="learned",
+    )]
+    fetch: Annotated[float | None, _option(
+        number(0, inclusive=True), None,
+        "seconds that an op waits at most for lost results to come over TCP ([lost](torch/hook.md#lost-results))",
+        otherwise="a twenty-sixth of `patience`",
+    )]
+    share_rows: Annotated[bool, _option(
+        on_off(), True, "stragglers and slow links own fewer rows or none, by agreement",
+    )]
+    resync_period: Annotated[int, _option(integer(0), 200, "steps between two comparisons of digests; 0: none")]
+    resync_share: Annotated[float, _option(
+        number(0, inclusive=True), 0.05,
+        "share of its time in which a rank that missed results takes another's state; 0: it takes none by itself",
+    )]
+    result: Annotated[AskedResult, _option(
+        choice(*RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",
+    )]
+    multicast_group: Annotated[str, _option(
+        GROUP, "", "IPv4 group of the job, the same on all ranks", otherwise="follows from the job's cookie",
+        field="group",
+    )]
+    rate: Annotated[int, _option(
+        RATE, 0,
+        "speed of this rank's link, or its part of one that several ranks share: nothing is sent faster than that "
+        "([transport](transport.md))",
+        otherwise="what its driver says", convert=lambda bits: bits / 8,
+    )]
+    dscp: Annotated[int, _option(
+        integer(0, DSCP_MOST), 0, "class of the job's packets, for switches that keep one apart",
+    )]
+    # fmt: on
+
+
 class Options(TypedDict, total=False):
     """Options of a job, by name: the type, then everything else about it."""
 
@@ -144,41 +183,20 @@ class Options(TypedDict, total=False):
         "([large models](torch/large.md))",
         otherwise="two steps of the model, 64 to 512", convert=lambda mib: Config.ring_mib if mib is None else mib,
     )]
-    deadline_ms: Annotated[tuple[float, float] | None, _option(
-        DEADLINES, None, "longest waits for contributions and, after them, for results, ms", otherwise="learned",
-    )]
-    hadamard: Annotated[bool, _option(
-        on_off(), True, "rotate, so that losses are spread thinly", field="rotate",
-    )]
     safeguard: Annotated[Limits | None, _option(
         LIMITS, None, "fractions of an op's rows lost beyond which to skip it, or to stop",
         otherwise="those of `transport.safeguard.Limits`", convert=lambda limits: limits or Limits(),
     )]
     timeout: Annotated[float, _seconds(180.0, "to wait for the other ranks at the start")]
-    start_max: Annotated[float, _seconds(
-        1.0, "that an op waits at least for a majority to begin it too ([patience](torch/hook.md#patience))",
-    )]
-    stage_max: Annotated[float, _seconds(
-        2.0, "that either half of an op takes at most, and in the first ops of a size",
-    )]
-    floor_ms: Annotated[float, _option(
-        number(above=0), 10.0,
-        "shortest deadline of a half, ms, and what lost tails cost with it: less for fast networks and idle cores "
-        "([simulation](simulate.md#the-goal-and-what-it-takes))",
-        field="floor", convert=lambda ms: int(ms * 1e6),
+    patience: Annotated[str | float, _option(
+        PATIENCE, PATIENCE.parse("cloud"), "longest time of an op, when ranks or packets are missing: `rack` is 1.3 "
+        "seconds, `cloud` 5.2, `wan` 26 ([patience](torch/hook.md#patience))", otherwise="`cloud`",
     )]
     strict: Annotated[float, _seconds(
         0.0, "that an op waits for every row before its deadlines begin ([strict](torch/hook.md#strict))", zero=True,
     )]
-    fetch: Annotated[float, _seconds(
-        0.2, "that an op waits at most for lost results to come over TCP ([lost](torch/hook.md#lost-results))",
-        zero=True,
-    )]
     hold_max: Annotated[float, _seconds(
         60.0, "for which the others wait for a rank within `hold()`, and for its first step",
-    )]
-    share_rows: Annotated[bool, _option(
-        on_off(), True, "stragglers and slow links own fewer rows or none, by agreement",
     )]
     bits: Annotated[Bits, _option(
         BITS_KIND, 8, "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
@@ -186,31 +204,6 @@ class Options(TypedDict, total=False):
     error_feedback: Annotated[bool | None, _option(
         on_off(), None, "what rounding and clipping kept back comes with the next gradient",
         otherwise="with contributions of 4 bits",
-    )]
-    resync_period: Annotated[int, _option(integer(0), 200, "steps between two comparisons of digests; 0: none")]
-    resync_share: Annotated[float, _option(
-        number(0, inclusive=True), 0.05,
-        "share of its time in which a rank that missed results takes another's state; 0: it takes none by itself",
-    )]
-    result: Annotated[AskedResult, _option(
-        choice(*RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",
-    )]
-    source_ports: Annotated[int, _option(
-        integer(0, SOURCE_PORTS_MOST), 0,
-        "source ports of what is sent to one rank, `xdp` only ([transport](transport.md)); 0: by the number of ranks",
-    )]
-    rate: Annotated[int, _option(
-        RATE, 0,
-        "speed of this rank's link, or its part of one that several ranks share: nothing is sent faster than that "
-        "([transport](transport.md))",
-        otherwise="what its driver says", convert=lambda bits: bits / 8,
-    )]
-    dscp: Annotated[int, _option(
-        integer(0, DSCP_MOST), 0, "class of the job's packets, for switches that keep one apart",
-    )]
-    multicast_group: Annotated[str, _option(
-        GROUP, "", "IPv4 group of the job, the same on all ranks", otherwise="follows from the job's cookie",
-        field="group",
     )]
     authenticate: Annotated[Authenticate, _option(
         choice(*AUTHENTICATE), "auto",
@@ -222,20 +215,27 @@ class Options(TypedDict, total=False):
         "file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits",
         otherwise="with `authenticate=on` rank 0 draws one, and hands it over the store",
     )]
-    codec_threads: Annotated[int, _option(
-        integer(0), 0, "threads that code an op ([hook](torch/hook.md)); 0: one for each four cores",
-    )]
+    advanced: Advanced
     # fmt: on
 
 
-def _options() -> dict[str, Setting]:
-    found = {name: hint.__metadata__[0] for name, hint in get_type_hints(Options, include_extras=True).items()}
-    return {name: replace(found[name], variable=PREFIX + name.upper(), option=name) for name in Options.__annotations__}
+def _settings(options: type) -> dict[str, Setting]:
+    hints = get_type_hints(options, include_extras=True).items()
+    found = {name: hint.__metadata__[0] for name, hint in hints if hasattr(hint, "__metadata__")}
+    return {name: replace(one, variable=PREFIX + name.upper(), option=name) for name, one in found.items()}
 
 
-#: Options of a job, by name.
-OPTIONS = _options()
-PORT, RESULT, BITS = (OPTIONS[name] for name in ("port", "result", "bits"))
+#: Options of a job, by name, and those of ``advanced=``.
+OPTIONS, ADVANCED = _settings(Options), _settings(Advanced)
+_OF_A_JOB = OPTIONS | ADVANCED
+#: Options of earlier versions, and what to do without them.
+_GONE = {
+    **dict.fromkeys(("start_max", "stage_max", "floor_ms"), "give patience"),
+    "hadamard": "values are always rotated",
+    "codec_threads": "it follows from the number of cores",
+    "source_ports": "it follows from the number of ranks",
+}
+PORT, RESULT, BITS = OPTIONS["port"], ADVANCED["result"], OPTIONS["bits"]
 NODE_GROUP = Setting(
     "TAILBOUND_NODE_GROUP", choice("auto", "off"),
     "ranks of a host share a bucket and send a part of it each ([several ranks a host](torch/nodes.md)); `auto`: those "
@@ -274,7 +274,7 @@ OTHERS = (
     Setting("TAILBOUND_REQUIRE_ALL", words("1"), "a skipped test is a failure", set_by="continuous integration"),
 )  # fmt: skip
 
-ALL = (*OPTIONS.values(), *OTHERS)
+ALL = (*_OF_A_JOB.values(), *OTHERS)
 #: Variables that the laboratory sets for its own processes.
 LABORATORY = ("TAILBOUND_LAB_", "TAILBOUND_BENCH_")
 _told: set[str] = set()
@@ -283,21 +283,32 @@ _told: set[str] = set()
 def refuse_unknown(options: Mapping[str, Any]) -> None:
     """Raises a ``ConfigError`` for an option that is none, with the nearest one that is."""
     for name in options:
-        if name not in OPTIONS:
-            close = difflib.get_close_matches(name, OPTIONS, 1, 0.8)
-            hint = f"did you mean {close[0]}=?" if close else "docs/settings.md has all options"
-            raise ConfigError(f"{name}= is no option: {hint}")
+        if name not in OPTIONS and name != "advanced":
+            inside = f"give advanced={{{name!r}: ...}}" if name in ADVANCED else ""
+            raise ConfigError(f"{name}= is no option: {inside or _hint(name, OPTIONS, '{}=')}")
+    for name in options.get("advanced") or {}:
+        if name not in ADVANCED:
+            inside = f"give {name}= without it" if name in OPTIONS else ""
+            raise ConfigError(f"advanced= has no option {name}: {inside or _hint(name, ADVANCED, '{}')}")
+
+
+def _hint(name: str, names: Iterable[str], form: str) -> str:
+    """What to give in place of ``name``: one of ``names``, written in a ``form``."""
+    close = difflib.get_close_matches(name, names, 1, 0.8)
+    return _GONE.get(name) or (f"did you mean {form.format(close[0])}?" if close else "see docs/settings.md")
 
 
 def known(option: str, options: Mapping[str, Any]) -> Any:
     """An option as ``TailboundState`` will have it: of ``options``, or of the environment, or by default.
 
-    Text is a value wherever it is one in the environment: ``hadamard="off"``.
+    Text is a value wherever it is one in the environment: ``share_rows="off"``.
 
     Raises:
-        ConfigError: text that is no value of it.
+        ConfigError: text that cannot be its value.
     """
-    setting = OPTIONS[option]
+    setting = _OF_A_JOB[option]
+    if option in ADVANCED:
+        options = options.get("advanced") or {}
     given = options.get(option, "")
     if not isinstance(given, str):
         return given
@@ -306,8 +317,8 @@ def known(option: str, options: Mapping[str, Any]) -> Any:
     return setting.default if setting.later else setting.read()
 
 
-def filled(options: Options) -> Options:
-    """All options: those that the caller left out come from the environment, or are defaults.
+def filled(options: Options) -> dict[str, Any]:
+    """All options by name, also those of ``advanced=``: what is left out comes from the environment, or is a default.
 
     Raises:
         ConfigError: an option that is none, or a value that cannot be. Of unknown variables it warns.
@@ -315,14 +326,23 @@ def filled(options: Options) -> Options:
     refuse_unknown(options)
     for warning in unknown():
         log.warning("%s", warning)
-    return cast(Options, {name: known(name, options) for name in OPTIONS})
+    return {name: known(name, options) for name in _OF_A_JOB}
 
 
-def config_fields(options: Options) -> dict[str, Any]:
-    """Fields of ``Config`` that options stand for, but for the ones that are made of several."""
-    names = {field.name for field in fields(Config)} - {"switch"}
-    values = ((setting, cast(Any, options)[name]) for name, setting in OPTIONS.items())
-    return {name: s.convert(value) for s, value in values if (name := s.field or s.option) in names}
+def config_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of ``Config`` that ``filled`` options stand for, but for the ones that are made of several.
+
+    Raises:
+        ConfigError: a patience of no time.
+    """
+    names = {field.name for field in fields(Config)} - {"switch", "fetch"}
+    found = {s.field or name: s.convert(options[name]) for name, s in _OF_A_JOB.items() if (s.field or name) in names}
+    patience, fetch = options["patience"], options["fetch"]
+    if not patience > 0:
+        raise ConfigError(f"patience={patience!r}: give {PATIENCE.give}")
+    part = int(patience * 1e9) // 26
+    times = {"start_max": 5 * part, "stage_max": 10 * part, "floor": part // 20}
+    return found | times | {"fetch": part if fetch is None else int(fetch * 1e9)}
 
 
 def described() -> str:
@@ -344,8 +364,7 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     said = []
     for name in sorted(found):
         bare = [other.removeprefix(PREFIX) for other in names]  # the prefix alone makes all of them alike
-        close = difflib.get_close_matches(name.removeprefix(PREFIX), bare, 1, 0.8)
-        hint = f"did you mean {PREFIX}{close[0]}?" if close else "docs/settings.md has all settings"
+        hint = _GONE.get(name.removeprefix(PREFIX).lower()) or _hint(name.removeprefix(PREFIX), bare, PREFIX + "{}")
         said.append(f"{name} is no setting and does nothing: {hint}")
     return said
 

@@ -85,9 +85,10 @@ AUTHENTICATE: tuple[Authenticate, ...] = ("auto", "on", "workers", "off")
 class Config:
     """What one rank needs to know; every time in nanoseconds.
 
-    A field that is named like an option of ``settings.table`` is that option; ``rotate`` is ``hadamard``, ``group`` is
-    ``multicast_group``, ``floor`` is ``floor_ms``, and the deadlines are ``deadline_ms``. Simulations and tests alone
-    change ``quiet``, ``self_late_after``, ``suspect_after``, ``repair`` and ``first_step``.
+    A field that is named like an option of ``settings.table`` is that option; ``group`` is ``multicast_group``, the
+    deadlines are ``deadline_ms``, and ``patience`` makes ``start_max``, ``stage_max``, ``floor`` and ``fetch``.
+    Simulations and tests alone change ``quiet``, ``self_late_after``, ``suspect_after``, ``repair``, ``rotate``,
+    ``source_ports``, ``codec_threads`` and ``first_step``.
 
     Attributes:
         rank, ranks: this rank and the world size.
@@ -180,18 +181,14 @@ class Config:
             raise ConfigError(f"dscp is {self.dscp}: give 0 to {DSCP_MOST}")
         if not self.ring_mib > 0:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
-        if self.strict < 0:
-            raise ConfigError(f"strict is {self.strict} ns: give 0 or more; 0 waits for no row past its deadline")
-        if self.fetch < 0:
-            raise ConfigError(f"fetch is {self.fetch} ns: give 0 or more; 0 fetches nothing")
-        for name in ("deadline_1", "deadline_2", "quiet"):
+        for name in ("strict", "fetch", "deadline_1", "deadline_2", "quiet"):
             if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)} ns: give 0 or more; 0 is learned")
+                raise ConfigError(f"{name} is {getattr(self, name)} ns: give 0 or more")
         for name in ("start_max", "stage_max", "hold_max", "floor"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)} ns: give a time above 0")
         if self.deadline_1 > self.stage_max or self.deadline_2 > self.stage_max:
-            raise ConfigError("deadline_1 and deadline_2 must not exceed stage_max: give shorter ones")
+            raise ConfigError("deadline_1 and deadline_2 must not exceed stage_max: give shorter ones or more patience")
 
     @property
     def bound(self) -> int:
@@ -228,7 +225,6 @@ class Config:
         return {
             "authenticate": self.authenticated,
             "bits": bits_text(self.bits),
-            "hadamard": "on" if self.rotate else "off",
             "result": "multicast" if self.result == "multicast" else "any but multicast",
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "safeguard": self.safeguard.text(),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tailbound.errors import ConfigError
+from tailbound.settings.table import ADVANCED
 from tailbound_lab.lab.spec import LabSpec
 
 #: In the order in which they have their first turn (``variants``). TCP carries the averages of all but the last.
@@ -126,13 +127,14 @@ def parse_options(texts: Sequence[str]) -> dict[str, Any]:
     Raises:
         ConfigError: no ``=``, or no name before it.
     """
-    options = {}
+    options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.strip().isidentifier():
-            raise ConfigError(f"option {text!r} is not NAME=VALUE: write for example bits=16 or hadamard=False")
+            raise ConfigError(f"option {text!r} is not NAME=VALUE: write for example bits=16 or result=peers")
+        into = options.setdefault("advanced", {}) if name.strip() in ADVANCED else options
         try:
-            options[name.strip()] = ast.literal_eval(value.strip())
+            into[name.strip()] = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError):
-            options[name.strip()] = value.strip()
+            into[name.strip()] = value.strip()
     return options

@@ -43,7 +43,7 @@ _BATCH = 16
 _TRAINING: dict[str, Any] = {
     "model": "digits", "data": "digits", "variants": ["gloo", "tailbound"], "batch": _BATCH, "turn": 11, "look": 1,
     "learning_rate": 0.01, "momentum": 0.9, "device": "cpu",
-    "bucket_mib": digits.BUCKET_MIB, "options": {"share_rows": False, "result": "fanout"},
+    "bucket_mib": digits.BUCKET_MIB, "options": {"advanced": {"share_rows": False, "result": "fanout"}},
 }  # fmt: skip
 #: Lines of the workers' output that are shown when one fails.
 _LAST_WORDS = 20
