@@ -1,4 +1,4 @@
-"""The send queue over real sockets, and over one that is full or refuses as told."""
+"""The send queue over real sockets, and over one that is full or refuses as told; one burst for all ranks."""
 
 from __future__ import annotations
 
@@ -11,23 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queue_world import ADDRESS, STRIDE, Kernel, memory
-from tailbound.transport.pace import Pacer
+from queue_world import ADDRESS, LATER, MS, STRIDE, Line, memory
+from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.queue import SendQueue
-from tailbound.transport.sender import Sender
+from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import Socket, UdpSocket
-from tailbound.wire.schema import PacketType
+from tailbound.wire.schema import MAX_RANKS, PacketType
 
 C, R = PacketType.CONTRIBUTION, PacketType.RESULT
-LATER = 1 << 62
-MS = 1_000_000
+ALL = MAX_RANKS
 
 
 @pytest.fixture
-def faked(bound: UdpSocket) -> tuple[SendQueue, Kernel]:
-    sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
-    queue = SendQueue(sender)
-    return queue, Kernel(queue)
+def line(bound: UdpSocket) -> Line:
+    return Line([bound])
 
 
 def received(sock: Socket, count: int) -> list[bytes]:
@@ -44,325 +41,329 @@ def test_everything_leaves_at_once_whole_and_in_order(bound: UdpSocket, receiver
     queue, done = SendQueue(sender), []
     packets = memory(150)
     queue.submit(7, C, [(2, packets), (0, packets), (1, packets[:5])], LATER, done.append, 0)
-    assert done == [305]
-    assert queue.empty
-    assert queue.again == 0
+    assert (done, queue.empty, queue.again) == ([305], True, 0)
     assert received(receivers[0], 150) == received(receivers[2], 150) == [p.tobytes() for p in packets]
     assert received(receivers[1], 5) == [p.tobytes() for p in packets[:5]]
     counts = sender.counts[0]
     assert (counts.packets, counts.bytes, counts.bursts, counts.errors) == (150, packets.nbytes, 3, {})
 
 
-def test_bursts_take_turns(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    queue.submit(7, C, [(2, memory(150)), (3, memory(65)), (1, memory(64))], LATER, None, 0)
-    assert kernel.taken == [(2, 64), (3, 64), (1, 64), (2, 64), (3, 1), (2, 22)]
-
-
 @given(st.lists(st.integers(0, 200), min_size=3, max_size=3), st.lists(st.integers(1, 40), max_size=4))
 def test_every_packet_leaves_once_and_in_order(counts: list[int], cuts: list[int]) -> None:
     """Also where the kernel takes fewer messages than it is given."""
     with UdpSocket() as sock:
-        queue = SendQueue(Sender([sock], dict.fromkeys((1, 2, 3), (ADDRESS, 9))))
-        kernel = Kernel(queue)
-        kernel.script = [-cut for cut in cuts]
-        runs = [(1 + i, memory(count, seed=i)) for i, count in enumerate(counts)]
-        queue.submit(7, C, runs, LATER, None, 0)
-        assert queue.empty
-        for rank, packets in runs:
-            assert kernel.data[rank] == packets.tobytes()
+        line = Line([sock])
+        line.kernel.script = [-cut for cut in cuts]
+        line.submit(7, C, *enumerate(counts, 1))
+        assert line.queue.empty
+        for rank, count in enumerate(counts, 1):
+            assert line.kernel.data[rank] == memory(count, seed=rank).tobytes()
 
 
-def test_a_full_socket_is_left_and_gone_on_with(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    kernel.script = [-2, errno.EAGAIN]
-    done: list[int] = []
-    queue.submit(7, C, [(2, memory(150)), (3, memory(65))], LATER, done.append, 5)
-    assert queue.full == {0}
+def test_bursts_take_turns_and_one_turn_has_a_budget(line: Line) -> None:
+    line.submit(7, C, (2, 150), (3, 65), (1, 64))
+    assert line.taken == [(2, 64), (3, 64), (1, 64), (2, 64), (3, 1), (2, 22)]
+    line.submit(8, C, (1, 64 * 80), (2, 64 * 80), now=5)
+    assert len(line.taken) == 6 + 128
+    assert line.queue.again == 5  # at once, but not in this turn
+    line.rest(6)
+    assert line.done == [279, 64 * 160]
+
+
+def test_a_full_socket_is_left_and_gone_on_with(line: Line) -> None:
+    queue = line.queue
+    line.kernel.script = [-2, errno.EAGAIN]
+    line.submit(7, C, (2, 150), (3, 65), now=5)
+    assert (queue.full, line.done, queue.packets, queue.waits) == ({0}, [], 87, 1)
     assert queue.again > 5
-    assert (done, queue.packets, queue.waits) == ([], 87, 1)
     queue.pump(6)
-    assert (queue.again, queue.full) == (0, set())
-    assert done == [215]
-    assert kernel.taken == [(2, 64), (3, 64), (2, 64), (3, 1), (2, 22)]
-
-
-def test_a_full_device_is_tried_again_soon(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    kernel.always = errno.ENOBUFS
-    queue.submit(7, C, [(2, memory(5))], LATER, None, 5)
+    assert (queue.again, queue.full, line.done) == (0, set(), [215])
+    assert line.taken == [(2, 64), (3, 64), (2, 64), (3, 1), (2, 22)]
+    line.kernel.always = errno.ENOBUFS  # of the device, which makes no event of a socket
+    line.submit(8, C, (2, 5), now=7)
     assert not queue.full
-    assert 5 < queue.again <= 5 + MS
-    kernel.always = 0
-    queue.pump(queue.again)
-    assert queue.again == 0
-    assert kernel.taken == [(2, 5)]
+    assert 7 < queue.again <= 7 + MS
+    line.go(queue.again)
+    assert (queue.again, line.done) == (0, [215, 5])
 
 
-def test_results_overtake_contributions_of_later_ops_only(faked: tuple[SendQueue, Kernel]) -> None:
+def test_results_overtake_contributions_of_later_ops_only(line: Line) -> None:
     """Rule: clock-17."""
-    queue, kernel = faked
-    kernel.always = errno.EAGAIN
-    order: list[str] = []
-    queue.submit(7, C, [(1, memory(1)), (2, memory(2))], LATER, lambda n: order.append("c7"), 0)
-    queue.submit(8, C, [(1, memory(3))], LATER, lambda n: order.append("c8"), 0)
-    queue.submit(9, C, [], LATER, lambda n: order.append("c9"), 0)
-    queue.submit(6, R, [(1, memory(4)), (3, memory(5))], LATER, lambda n: order.append("r6"), 0)
-    queue.submit(7, R, [(3, memory(6))], LATER, lambda n: order.append("r7"), 0)
-    kernel.always = 0
-    queue.pump(1)
-    assert kernel.taken == [(1, 4), (3, 5), (1, 1), (2, 2), (3, 6), (1, 3)]
-    assert order == ["r6", "r7", "c7", "c8", "c9"]
+    line.kernel.always = errno.EAGAIN
+    line.submit(7, C, (1, 1), (2, 2))
+    line.submit(8, C, (1, 3))
+    line.submit(9, C)
+    line.submit(6, R, (1, 4), (3, 5))
+    line.submit(7, R, (3, 6))
+    line.go()
+    assert line.taken == [(1, 4), (3, 5), (1, 1), (2, 2), (3, 6), (1, 3)]
+    assert line.done == [9, 6, 3, 3, 0]
 
 
-def test_rows_that_were_asked_for_again_wait_for_nothing_else(faked: tuple[SendQueue, Kernel]) -> None:
+def test_rows_that_were_asked_for_again_wait_for_nothing_else(line: Line) -> None:
     """Rule: clock-17."""
-    queue, kernel = faked
-    kernel.always = errno.EAGAIN
-    queue.submit(7, C, [(2, memory(2))], LATER, None, 0)
-    queue.submit(7, R, [(1, memory(4)), (3, memory(5))], LATER, None, 0)
-    queue.submit(7, R, [(1, memory(1))], LATER, None, 0, again=True)
-    assert (queue.empty, queue.submissions, queue.packets) == (False, 3, 12)
-    kernel.always = 0
-    queue.pump(1)
-    assert kernel.taken == [(1, 1), (2, 2), (1, 4), (3, 5)]
-    assert queue.empty
+    line.kernel.always = errno.EAGAIN
+    line.submit(7, C, (2, 2))
+    line.submit(7, R, (1, 4), (3, 5))
+    line.submit(7, R, (1, 1), again=True)
+    assert (line.queue.empty, line.queue.submissions, line.queue.packets) == (False, 3, 12)
+    line.go()
+    assert line.taken == [(1, 1), (2, 2), (1, 4), (3, 5)]
+    assert line.queue.empty
 
 
-def test_stale_rows_are_dropped_and_counted(faked: tuple[SendQueue, Kernel]) -> None:
-    """Rule: clock-17."""
-    queue, kernel = faked
-    kernel.always = errno.EAGAIN
-    done: list[int] = []
-    queue.submit(7, C, [(1, memory(3)), (2, memory(4))], 100, done.append, 0)
-    queue.submit(8, C, [(1, memory(5)), (2, memory(6))], LATER, done.append, 0, over=lambda rank: rank == 2)
-    kernel.always = 0
-    queue.pump(101)
-    assert kernel.taken == [(1, 5)]
-    assert queue.stale == 3 + 4 + 6
-    assert done == [0, 5]
-    assert queue._sender.counts[2].lost == 10
+def test_stale_rows_are_dropped_and_counted(line: Line) -> None:
+    """Rule: clock-17. Fresh ones are not asked about."""
+    line.submit(6, C, (1, 3), until=100, over=lambda rank: True)
+    line.kernel.always = errno.EAGAIN
+    line.submit(7, C, (1, 3), (2, 4), until=100)
+    line.submit(8, C, (1, 5), (2, 6), over=lambda rank: rank == 2)
+    line.go(101)
+    assert line.taken == [(1, 3), (1, 5)]
+    assert (line.queue.stale, line.done, line.sender.counts[2].lost) == (3 + 4 + 6, [3, 0, 5], 10)
 
 
-def test_what_is_fresh_is_not_asked_about(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    queue.submit(7, C, [(1, memory(3))], 100, None, 0, over=lambda rank: True)
-    assert kernel.taken == [(1, 3)]
-
-
-def test_cancelled_memory_is_never_read_again(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    kernel.always = errno.EAGAIN
-    done: list[int] = []
-    queue.submit(7, C, [(1, memory(3))], LATER, done.append, 0)
-    queue.submit(8, C, [(1, memory(4))], LATER, done.append, 0)
-    assert queue.cancel(7) == 3
-    assert queue.cancel(5) == 0
-    assert done == [0]
-    kernel.always = 0
-    queue.pump(1)
-    assert kernel.taken == [(1, 4)]
-
-
-def test_what_a_receiver_grants_is_obeyed_for_it_alone(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    queue.pacer.follow(queue.pacer.limits.speed)
-    queue.pacer.grant(2, 0.002)
-    now = 1000 * MS
-    queue.submit(7, C, [(2, memory(1300)), (1, memory(130))], LATER, None, now)
-    assert sum(n for rank, n in kernel.taken if rank == 1) == 130
-    first = sum(n for rank, n in kernel.taken if rank == 2)
-    assert 0 < first * STRIDE <= 2.1 * 0.002 * queue.pacer.limits.speed * queue.pacer.limits.quantum / 1e9
-    while not queue.empty:
-        now = queue.again
-        queue.pump(now)
-    assert (now - 1000 * MS) / 1e9 == pytest.approx(1300 * STRIDE / (0.002 * queue.pacer.limits.speed), rel=0.25)
-
-
-def test_one_turn_has_a_budget(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    done: list[int] = []
-    queue.submit(7, C, [(1, memory(64 * 80)), (2, memory(64 * 80))], LATER, done.append, 5)
-    assert len(kernel.taken) == 128
-    assert queue.again == 5  # at once, but not in this turn
-    while not queue.empty:
-        queue.pump(6)
-    assert done == [64 * 160]
+def test_cancelled_memory_is_never_read_again(line: Line) -> None:
+    line.kernel.always = errno.EAGAIN
+    line.submit(7, C, (1, 3))
+    line.submit(8, C, (1, 4))
+    assert (line.queue.cancel(7), line.queue.cancel(5), line.done) == (3, 0, [0])
+    line.go()
+    assert line.taken == [(1, 4)]
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EOPNOTSUPP])
-def test_without_gso_packets_go_one_by_one(faked: tuple[SendQueue, Kernel], number: int) -> None:
-    queue, kernel = faked
-    kernel.script = [number]
-    queue.submit(7, C, [(1, memory(3)), (2, memory(3))], LATER, None, 0)
-    assert sorted(kernel.taken) == [(1, 1), (1, 1), (1, 1), (2, 3)]
-    assert queue._sender.plain == {1}
-    assert queue._sender.counts[1].errors == {errno.errorcode[number]: 1}
+def test_without_gso_packets_go_one_by_one(line: Line, number: int) -> None:
+    line.kernel.script = [number]
+    line.submit(7, C, (1, 3), (2, 3))
+    assert sorted(line.taken) == [(1, 1), (1, 1), (1, 1), (2, 3)]
+    assert (line.sender.plain, line.sender.counts[1].errors) == ({1}, {errno.errorcode[number]: 1})
 
 
-def test_a_refused_burst_is_lost_and_counted(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    kernel.script = [errno.EPERM]
-    done: list[int] = []
-    queue.submit(7, C, [(1, memory(70)), (2, memory(3))], LATER, done.append, 0)
-    assert sorted(kernel.taken) == [(1, 6), (2, 3)]
-    assert (queue._sender.counts[1].lost, queue._sender.counts[1].errors) == (64, {"EPERM": 1})
-    assert done == [9]
+@pytest.mark.parametrize(
+    ("script", "taken", "lost"),
+    [
+        ([errno.EPERM], [(1, 6), (2, 3)], 64),
+        ([errno.ECONNREFUSED], [(1, 6), (1, 64), (2, 3)], 0),  # that is the answer to the datagram before
+        ([errno.ECONNREFUSED] * 2, [(1, 6), (2, 3)], 64),
+    ],
+)
+def test_a_refused_burst_is_lost_and_counted(
+    line: Line, script: list[int], taken: list[tuple[int, int]], lost: int
+) -> None:
+    errors = {errno.errorcode[script[0]]: len(script)}
+    line.kernel.script = script
+    line.submit(7, C, (1, 70), (2, 3))
+    assert (sorted(line.taken), line.done, line.sender.counts[1].lost) == (taken, [73 - lost], lost)
+    assert line.sender.counts[1].errors == errors
+    assert line.queue.empty
 
 
-def test_a_refused_connection_belongs_to_the_datagram_before(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    kernel.script = [errno.ECONNREFUSED]
-    queue.submit(7, C, [(1, memory(3))], LATER, None, 0)
-    assert kernel.taken == [(1, 3)]
-    kernel.script = [errno.ECONNREFUSED] * 2
-    queue.submit(8, C, [(1, memory(3))], LATER, None, 0)
-    assert queue._sender.counts[1].lost == 3
-    assert queue.empty
-
-
-def test_control_packets_never_wait_for_room(faked: tuple[SendQueue, Kernel]) -> None:
-    queue, kernel = faked
-    sender = queue._sender
-    kernel.always = errno.EAGAIN
-    sender.send(1, b"a" * 80)
-    sender.send(2, b"b" * 80)
-    assert not queue.empty
-    queue.pump(5)
-    assert queue.full == {0}
-    assert sender.counts[1].waits == sender.counts[2].waits == 1
-    kernel.always = 0
-    queue.pump(6)
-    assert kernel.single == [((ADDRESS, 9), b"a" * 80), ((ADDRESS, 9), b"b" * 80)]
-    assert queue.empty
-    assert (sender.counts[1].packets, sender.counts[1].bytes, sender.counts[1].lost) == (1, 80, 0)
+def test_control_packets_never_wait_for_room(line: Line) -> None:
+    counts = line.sender.counts
+    line.kernel.always = errno.EAGAIN
+    line.sender.send(1, b"a" * 80)
+    line.sender.send(2, b"b" * 80)
+    assert not line.queue.empty
+    line.queue.pump(5)
+    assert (line.queue.full, counts[1].waits, counts[2].waits) == ({0}, 1, 1)
+    line.go(6)
+    assert line.kernel.single == [((ADDRESS, 9), b"a" * 80), ((ADDRESS, 9), b"b" * 80)]
+    assert line.queue.empty
+    assert (counts[1].packets, counts[1].bytes, counts[1].lost) == (1, 80, 0)
 
 
 def test_bursts_keep_the_gap_that_receivers_need(bound: UdpSocket) -> None:
     gap = 60_000
-    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), Pacer((1, 2), gap=gap))
-    kernel = Kernel(queue)
-    now, done = 1000 * gap, []
-    queue.submit(7, C, [(2, memory(64 * 2)), (1, memory(64 * 2))], LATER, done.append, now)
-    assert kernel.taken == [(2, 64)]
-    assert (queue.again, queue.held, done) == (now + gap, 1, [])
-    queue.submit(8, C, [(1, memory(1))], LATER, done.append, now + 1)  # a gap is between bursts, whomever they are for
+    line = Line([bound], Pacer((1, 2, 3), gap=gap))
+    queue, now = line.queue, 1000 * gap
+    line.submit(7, C, (2, 64 * 2), (1, 64 * 2), now=now)
+    assert line.taken == [(2, 64)]
+    assert (queue.again, queue.held, line.done) == (now + gap, 1, [])
+    line.submit(8, C, (1, 1), now=now + 1)  # a gap is between bursts, whomever they are for
     queue.pump(queue.again - 1)
-    assert len(kernel.taken) == 1
+    assert len(line.taken) == 1
     queue.pump(queue.again)
-    assert kernel.taken[1:] == [(1, 64)]
-    kernel.always = errno.EAGAIN
+    assert line.taken[1:] == [(1, 64)]
+    line.kernel.always = errno.EAGAIN
     now = queue.again
     queue.pump(now)
     assert queue.again > now + 2 * gap  # a full socket is not asked again and again
-    kernel.always = 0
     now += 100 * gap
-    queue.pump(now)  # what a late wake-up has missed is not made up for
-    assert kernel.taken[2:] == [(2, 64)]
-    while not queue.empty:
-        assert queue.again == now + gap
-        now = queue.again
-        queue.pump(now)
-    assert kernel.taken[3:] == [(1, 64), (1, 1)]
-    assert done == [4 * 64, 1]
-    assert queue.again == 0
+    line.go(now)  # what a late wake-up has missed is not made up for
+    assert line.taken[2:] == [(2, 64)]
+    assert line.rest(now) == now + 2 * gap
+    assert line.taken[3:] == [(1, 64), (1, 1)]
+    assert (line.done, queue.again) == ([4 * 64, 1], 0)
 
 
-def test_the_first_rows_leave_no_faster_than_the_link_is_said_to_be(bound: UdpSocket) -> None:
-    """Rule: clock-24."""
-    rate, size = 1_000_000, STRIDE + 42
-    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), Pacer((1, 2), speed=rate, most=rate))
-    kernel, begin, done = Kernel(queue), 1000 * MS, []
-    queue.submit(7, C, [(1, memory(100)), (2, memory(100))], LATER, done.append, begin)
-    now, held = begin, queue.held
-    assert held == 1
-    while not queue.empty:
-        left = sum(count for _, count in kernel.taken) * size
-        assert 0 <= left - rate * (now - begin) / 1e9 <= rate * 0.002 + 3 * size  # it is never idle, either
-        assert queue.again > now
-        queue.pump(queue.again - 1)
-        assert sum(count for _, count in kernel.taken) * size == left
-        now = queue.again
-        queue.pump(now)
-    assert now - begin == pytest.approx(200 * size * 1e9 / rate, abs=3 * MS)
-    assert done == [200]
-    assert {rank: len(data) for rank, data in kernel.data.items()} == {1: 100 * STRIDE, 2: 100 * STRIDE}
+class Ports(Line):
+    """Remembers beside the bursts which socket each call went to (socket, rank, bursts), and refuses full ones."""
 
+    def __init__(self, sockets: list[UdpSocket]) -> None:
+        super().__init__(sockets)
+        self.calls: list[tuple[int, int, int]] = []
+        self.stuck: set[int] = set()
+        index, send = {sock.fileno(): i for i, sock in enumerate(sockets)}, self.kernel.send
 
-def test_a_peer_whose_socket_is_full_holds_up_nobody_else(receivers: list[socket.socket], bound: UdpSocket) -> None:
-    others = [UdpSocket() for _ in range(3)]
-    try:
-        for other in others:
-            other.bind((ADDRESS, 0))
-        queue = SendQueue(Sender([bound, *others], dict.fromkeys((1, 2, 3), (ADDRESS, 9))))
-        kernel = Ports(queue, [bound, *others])
-        kernel.stuck = {2}
-        queue.submit(7, C, [(1, memory(10)), (2, memory(20)), (3, memory(30))], LATER, None, 0)
-        queue.submit(8, C, [(2, memory(5)), (3, memory(6))], LATER, None, 0)
-        assert (kernel.taken, queue.full, queue.packets) == ([(1, 10), (3, 30), (3, 6)], {2}, 25)
-        kernel.stuck.clear()
-        queue.pump(1)
-        assert (kernel.taken[3:], queue.full, queue.again) == ([(2, 20), (2, 5)], set(), 0)
-    finally:
-        for other in others:
-            other.close()
+        def noted(sock: Socket, count: int) -> tuple[int, int]:
+            if (port := index[sock.fileno()]) in self.stuck:
+                return 0, errno.EAGAIN
+            found = send(sock, count)
+            if found[0]:
+                self.calls.append((port, self.taken[-1][0], found[0]))
+            return found
+
+        self.kernel.send = noted  # type: ignore[method-assign]
 
 
 @pytest.fixture
-def ported(bound: UdpSocket) -> Iterator[tuple[SendQueue, list[UdpSocket], Ports]]:
-    """Two peers with three source ports each."""
-    others = [UdpSocket() for _ in range(6)]
-    for other in others:
-        other.bind((ADDRESS, 0))
-    queue = SendQueue(Sender([bound, *others], dict.fromkeys((1, 2), (ADDRESS, 9))))
-    yield queue, others, Ports(queue, others)
-    for other in others:
-        other.close()
+def ported() -> Iterator[Ports]:
+    """Three source ports for each of three peers, behind one for single packets."""
+    sockets = [UdpSocket() for _ in range(10)]
+    for sock in sockets:
+        sock.bind((ADDRESS, 0))
+    yield Ports(sockets)
+    for sock in sockets:
+        sock.close()
 
 
-class Ports(Kernel):
-    """Remembers beside the bursts which socket each call went to, and refuses those that are full."""
-
-    def __init__(self, queue: SendQueue, sockets: list[UdpSocket]) -> None:
-        super().__init__(queue)
-        self._index = {sock.fileno(): i for i, sock in enumerate(sockets)}
-        self.calls: list[tuple[int, int, int]] = []  # socket, rank, bursts
-        self.stuck: set[int] = set()
-
-    def send(self, sock: Socket, count: int) -> tuple[int, int]:
-        if (index := self._index[sock.fileno()]) in self.stuck:
-            return 0, errno.EAGAIN
-        found = super().send(sock, count)
-        if found[0]:
-            self.calls.append((index, self.taken[-1][0], found[0]))
-        return found
+def test_calls_of_a_run_take_the_source_ports_in_turn(ported: Ports) -> None:
+    ported.submit(7, C, (1, 64 * 16 + 1), (2, 64 * 4))
+    of = {rank: [(port, bursts) for port, to, bursts in ported.calls if to == rank] for rank in (1, 2)}
+    assert of[1] == [(1, 4), (2, 4), (3, 4), (1, 4), (2, 1)]  # as many calls as over one socket
+    assert of[2] == [(4, 4)]
+    ported.submit(8, C, (1, 5), (2, 5))
+    assert [port for port, _, _ in ported.calls[-2:]] == [3, 5]  # short ops take turns, too
 
 
-def test_calls_of_a_run_take_the_source_ports_in_turn(ported: tuple[SendQueue, list[UdpSocket], Ports]) -> None:
-    queue, _, kernel = ported
-    queue.submit(7, C, [(1, memory(64 * 16 + 1)), (2, memory(64 * 4))], LATER, None, 0)
-    of = {rank: [(port, bursts) for port, to, bursts in kernel.calls if to == rank] for rank in (1, 2)}
-    assert of[1] == [(0, 4), (1, 4), (2, 4), (0, 4), (1, 1)]  # as many calls as over one socket
-    assert of[2] == [(3, 4)]
-    queue.submit(8, C, [(1, memory(5)), (2, memory(5))], LATER, None, 0)
-    assert [port for port, _, _ in kernel.calls[-2:]] == [2, 4]  # short ops take turns, too
+def test_a_full_port_hands_on_to_the_next_and_all_full_hold_up_nobody_else(ported: Ports) -> None:
+    ported.stuck = {2}
+    ported.submit(7, C, (1, 64 * 12))
+    assert [port for port, _, _ in ported.calls] == [1, 3, 1]
+    assert ported.queue.empty
+    assert not ported.queue.full  # nothing waits for that socket
+    ported.stuck = {1, 2, 3}
+    ported.submit(8, C, (1, 64), (2, 64))
+    assert (ported.queue.full, ported.queue.packets, ported.done) == ({1, 2, 3}, 64, [768])
+    assert ported.calls[-1][1] == 2
+    ported.stuck = {1, 2}
+    ported.queue.pump(1)
+    assert ported.calls[-1][0] == 3
+    assert ported.done == [768, 128]
 
 
-def test_a_full_port_hands_on_to_the_next_and_all_full_wait(
-    ported: tuple[SendQueue, list[UdpSocket], Ports],
-) -> None:
-    queue, _, kernel = ported
-    kernel.stuck = {1}
-    queue.submit(7, C, [(1, memory(64 * 12))], LATER, None, 0)
-    assert [port for port, _, _ in kernel.calls] == [0, 2, 0]
-    assert queue.empty
-    assert not queue.full  # nothing waits for that socket
-    kernel.stuck = {0, 1, 2}
-    done: list[int] = []
-    queue.submit(8, C, [(1, memory(64)), (2, memory(64))], LATER, done.append, 0)
-    assert (queue.full, queue.packets, done) == ({1, 2, 3}, 64, [])
-    assert kernel.calls[-1][1] == 2  # another peer has room
-    kernel.stuck = {0, 1}
-    queue.pump(1)
-    assert kernel.calls[-1][0] == 2
-    assert done == [128]
+# -- one burst for all ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def shared(bound: UdpSocket) -> Shared:
+    return Shared("fanout", (bound,), (ADDRESS, 7), (2, 3, 1))
+
+
+@pytest.fixture
+def fanned(bound: UdpSocket, shared: Shared) -> Line:
+    return Line([bound], shared=shared)
+
+
+def limited(pacer: Pacer, rates: dict[int, float]) -> None:
+    for rank, rate in rates.items():
+        pacer.paths[rank].rate = rate
+        pacer.limited.add(rank)
+
+
+def test_a_burst_for_all_leaves_once_and_counts_for_each(fanned: Line, shared: Shared) -> None:
+    fanned.submit(7, R, (ALL, 150))
+    assert fanned.taken == [(ALL, 64), (ALL, 64), (ALL, 22)]
+    assert fanned.done == [450]
+    for rank in (1, 2, 3):
+        counts = fanned.sender.counts[rank]
+        assert (counts.packets, counts.bytes, counts.bursts, counts.lost) == (150, 150 * STRIDE, 0, 0)
+    assert (shared.counts.packets, shared.counts.bytes, shared.counts.bursts) == (150, 150 * STRIDE, 3)
+    fanned.kernel.script = [-1, errno.EAGAIN]
+    fanned.submit(8, R, (ALL, 100))
+    shared.ranks = (2, 1)  # who has left is not charged
+    fanned.queue.pump(1)
+    assert [fanned.sender.counts[rank].packets for rank in (1, 2, 3)] == [250, 250, 214]
+    assert fanned.done == [450, 3 * 64 + 2 * 36]
+
+
+def test_it_keeps_the_order_of_each_of_its_ranks(fanned: Line) -> None:
+    limited(fanned.queue.pacer, {2: 1e6})
+    fanned.submit(7, C, (1, 3), (2, 50), now=10 * MS)
+    before = fanned.taken.copy()
+    assert (1, 3) in before
+    fanned.submit(7, R, (ALL, 2), now=10 * MS)  # behind what is older for rank 2
+    assert fanned.taken == before
+    fanned.submit(8, R, (1, 4), now=10 * MS)  # behind that
+    fanned.rest(10 * MS + 1)
+    order = [rank for rank, _ in fanned.taken[len(before) :]]
+    assert order[-2:] == [ALL, 1]
+    assert set(order[:-2]) == {2}
+
+
+def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, shared: Shared) -> None:
+    pacer = Pacer((1, 2, 3), PaceConfig(quantum=1 * MS))
+    line, slow = Line([bound], pacer, shared), 64 * STRIDE * 1000.0  # one burst a millisecond
+    limited(pacer, {1: slow, 3: 10 * slow})
+    line.submit(7, R, (ALL, 640), now=100 * MS)
+    now = line.rest(100 * MS)
+    assert sum(n for _, n in line.taken) == 640
+    assert now - 100 * MS >= 8 * MS  # a quantum may leave at once, and one before it is used up
+    assert line.queue.held > 0
+    assert pacer.room(1, STRIDE, now)[0] <= 64 < pacer.room(3, STRIDE, now)[0]
+
+
+def test_a_burst_that_is_cloned_here_costs_as_many(fanned: Line, shared: Shared, bound: UdpSocket) -> None:
+    """So that one turn of the loop does not last N times as long; and copies wait in this host."""
+    fanned.submit(7, R, (ALL, 64 * 100))
+    assert len(fanned.taken) == -(-128 // 3)
+    assert not fanned.queue.empty
+    fanned.rest(1)
+    assert fanned.sender.room == (1 + 3) * bound.room()
+    shared.local = False
+    fanned.submit(8, R, (ALL, 64 * 100))
+    assert len(fanned.taken) == 200
+    assert fanned.sender.room == (1 + 1) * bound.room()
+
+
+@pytest.mark.parametrize(("local", "times"), [(True, 3), (False, 1)])
+def test_clones_take_their_part_of_the_link(bound: UdpSocket, shared: Shared, local: bool, times: int) -> None:
+    """Copies that this host makes leave over its link; those that the network makes do not. Rule: clock-24."""
+    shared.local = local
+    line = Line([bound], Pacer((1, 2, 3), speed=1e6, most=1e6), shared)
+    line.submit(7, R, (ALL, 100), now=1000 * MS)
+    took = line.rest(1000 * MS) - 1000 * MS
+    assert sum(count for _, count in line.taken) == 100
+    assert took == pytest.approx(100 * times * (STRIDE + 42) * 1000, abs=3 * MS)
+
+
+def test_what_is_refused_or_stale_is_lost_for_everybody(fanned: Line, shared: Shared) -> None:
+    fanned.kernel.always = errno.EAGAIN
+    fanned.submit(7, R, (ALL, 3), until=100)
+    fanned.submit(8, R, (ALL, 4), over=lambda rank: rank != 2)  # one rank still wants it
+    fanned.submit(9, R, (ALL, 5), over=lambda rank: True)
+    fanned.go(101)
+    assert fanned.taken == [(ALL, 4)]
+    assert [fanned.sender.counts[rank].lost for rank in (1, 2, 3)] == [8, 8, 8]
+    fanned.kernel.always = errno.ENETUNREACH
+    fanned.submit(10, R, (ALL, 70), now=102)
+    assert fanned.done[-1] == 0
+    assert shared.broken
+    assert shared.counts.errors == {"ENETUNREACH": 2}
+    assert [fanned.sender.counts[rank].lost for rank in (1, 2, 3)] == [78, 78, 78]
+
+
+def test_probes_follow_for_every_rank(fanned: Line) -> None:
+    counted: list[tuple[int, int, int]] = []
+
+    class Probes:
+        waits = False
+
+        def left(self, rank: int, size: int, packets: int, *_: object) -> bool:
+            counted.append((rank, size, packets))
+            return False
+
+    fanned.queue.prober = Probes()  # type: ignore[assignment]
+    fanned.submit(7, R, (ALL, 64))
+    assert counted == [(rank, 64 * STRIDE, 64) for rank in (2, 3, 1)]

@@ -1,18 +1,15 @@
-"""Single packets: over a real socket, and over one that answers as told. Rows leave by the send queue."""
+"""Single packets over a socket that answers as told, and how many leave by one call. Rows leave by the send queue."""
 
 from __future__ import annotations
 
 import errno
-import select
-import socket
 
 import pytest
 
 from tailbound.errors import ConfigError
+from tailbound.transport.batch import MAX_BYTES, burst_packets
 from tailbound.transport.sender import FULL, Sender
-from tailbound.transport.sockets import UdpSocket
 
-ADDRESS = "127.0.0.1"
 PEERS = {1: ("192.0.2.1", 5), 2: ("192.0.2.2", 5)}
 
 
@@ -45,42 +42,27 @@ def scripted() -> Scripted:
     return Scripted()
 
 
-def test_a_packet_arrives_and_is_counted(bound: UdpSocket, receivers: list[socket.socket]) -> None:
-    sender = Sender([bound], {1: receivers[0].getsockname()})
-    sender.send(1, b"x" * 80)
-    assert select.select([receivers[0]], [], [], 5)[0]
-    assert receivers[0].recvfrom(65536) == (b"x" * 80, bound.getsockname())
+@pytest.mark.parametrize(
+    ("script", "taken", "errors"),
+    [
+        ([0], 1, {}),
+        *(([number], 0, {errno.errorcode[number]: 1}) for number in (errno.EPERM, errno.ENETUNREACH, errno.EBADF)),
+        ([errno.ECONNREFUSED, 0], 1, {"ECONNREFUSED": 1}),  # that belongs to the datagram before
+        ([errno.ECONNREFUSED] * 2, 0, {"ECONNREFUSED": 2}),
+        ([errno.EAGAIN, errno.EPERM], 0, {"EPERM": 1}),  # what waits may be refused
+    ],
+)
+def test_packets_leave_or_are_counted_as_lost(
+    scripted: Scripted, script: list[int], taken: int, errors: dict[str, int]
+) -> None:
+    scripted.script = script
+    sender = Sender([scripted, Scripted()], PEERS)
+    sender.send(1, b"a" * 80)
+    assert sender.flush()
     counts = sender.counts[1]
-    assert (counts.packets, counts.bytes, counts.bursts, counts.lost, counts.errors) == (1, 80, 1, 0, {})
-    assert not sender.deferred
-
-
-def test_single_packets_leave_over_the_first_socket(bound: UdpSocket, receivers: list[socket.socket]) -> None:
-    with UdpSocket() as other:
-        other.bind((ADDRESS, 0))
-        sender = Sender([bound, other], {1: receivers[0].getsockname()})
-        sender.send(1, b"x" * 80)
-        assert receivers[0].recvfrom(65536)[1] == bound.getsockname()
-
-
-@pytest.mark.parametrize("number", [errno.EPERM, errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EMSGSIZE, errno.EBADF])
-def test_refused_packets_are_counted_not_raised(scripted: Scripted, number: int) -> None:
-    scripted.always = number
-    sender = Sender([scripted], PEERS)
-    sender.send(1, b"x" * 80)
-    counts = sender.counts[1]
-    assert (counts.errors, counts.lost, counts.packets) == ({errno.errorcode[number]: 1}, 1, 0)
-    assert not sender.deferred
-
-
-def test_a_refused_connection_belongs_to_the_datagram_before(scripted: Scripted) -> None:
-    sender = Sender([scripted], PEERS)
-    scripted.script = [errno.ECONNREFUSED]
-    sender.send(1, b"a")
-    assert (scripted.taken, sender.counts[1].lost) == ([(PEERS[1], b"a")], 0)
-    scripted.always = errno.ECONNREFUSED
-    sender.send(1, b"b")
-    assert (sender.counts[1].lost, sender.counts[1].errors) == (1, {"ECONNREFUSED": 3})
+    assert scripted.taken == [(PEERS[1], b"a" * 80)] * taken
+    assert (counts.packets, counts.bytes, counts.bursts, counts.lost) == (taken, 80 * taken, taken, 1 - taken)
+    assert counts.errors == errors
 
 
 @pytest.mark.parametrize("number", FULL)
@@ -98,14 +80,6 @@ def test_what_finds_no_room_leaves_later_in_its_order(scripted: Scripted, number
     assert sender.packets == 3
 
 
-def test_what_waits_may_be_refused(scripted: Scripted) -> None:
-    scripted.script = [errno.EAGAIN, errno.EPERM]
-    sender = Sender([scripted], PEERS)
-    sender.send(1, b"a")
-    assert sender.flush()
-    assert (sender.counts[1].lost, sender.counts[1].errors) == (1, {"EPERM": 1})
-
-
 def test_the_oldest_give_way_when_too_many_wait(scripted: Scripted) -> None:
     scripted.always = errno.EAGAIN
     sender = Sender([scripted], PEERS)
@@ -115,13 +89,14 @@ def test_the_oldest_give_way_when_too_many_wait(scripted: Scripted) -> None:
     assert (len(sender.deferred), sender.counts[2].lost, sender.counts[1].lost) == (1024, 1, 0)
 
 
-def test_a_closed_socket_loses_packets_only(bound: UdpSocket) -> None:
-    sender = Sender([bound], {1: (ADDRESS, 9)})
-    bound.close()
-    sender.send(1, b"x")
-    assert (sender.counts[1].lost, sender.counts[1].errors) == (1, {"EBADF": 1})
-
-
-def test_no_socket() -> None:
+def test_no_socket_and_a_stride_that_does_not_fit() -> None:
     with pytest.raises(ConfigError, match="at least one that is bound"):
         Sender([], {})
+    for stride in (0, -1, MAX_BYTES + 1):
+        with pytest.raises(ConfigError, match="give 1"):
+            burst_packets(stride)
+
+
+@pytest.mark.parametrize(("stride", "packets"), [(1472, 44), (80, 64), (8960, 7), (1023, 64), (1024, 63), (65507, 1)])
+def test_packets_of_a_burst(stride: int, packets: int) -> None:
+    assert burst_packets(stride) == packets

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import SendQueue
+from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import Socket
+from tailbound.wire.schema import PacketType
 from tailbound_lab.simulate.messages import read
 
 ADDRESS, STRIDE = "127.0.0.1", 128
+MS = 1_000_000
+#: A time that never comes.
+LATER = 1 << 62
 
 
 class Told:
@@ -78,3 +86,42 @@ class Kernel:
 
 def memory(count: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (count, STRIDE), np.uint8)
+
+
+class Line:
+    """A queue to ranks 1, 2 and 3 over ``sockets``, which do as ``kernel`` is told.
+
+    Attributes:
+        done: packets that have left of each submission that is over.
+    """
+
+    def __init__(self, sockets: Sequence[Socket], pacer: Pacer | None = None, shared: Shared | None = None) -> None:
+        self.sender = Sender(sockets, dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
+        if shared is not None:
+            self.sender.share(shared)
+        self.queue = SendQueue(self.sender, pacer)
+        self.kernel = Kernel(self.queue)
+        self.done: list[int] = []
+
+    @property
+    def taken(self) -> list[tuple[int, int]]:
+        return self.kernel.taken
+
+    def submit(
+        self, op: int, kind: PacketType, *runs: tuple[int, int], now: int = 0, until: int = LATER, **more: Any
+    ) -> None:
+        """Rows of ``op``, given as (rank, packets)."""
+        given = [(rank, memory(count, seed=rank)) for rank, count in runs]
+        self.queue.submit(op, kind, given, until, self.done.append, now, **more)
+
+    def go(self, now: int = 1) -> None:
+        """Sockets have room from now on."""
+        self.kernel.always = 0
+        self.queue.pump(now)
+
+    def rest(self, now: int) -> int:
+        """Pumps whenever the queue says so until it is empty; when that is."""
+        while not self.queue.empty:
+            now = max(now, self.queue.again)
+            self.queue.pump(now)
+        return now
