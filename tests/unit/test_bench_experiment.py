@@ -1,4 +1,4 @@
-"""Rows and tables made of the phases of an experiment, taking turns, ending together."""
+"""Rows and tables made of the phases of an experiment, figures of them, and ranks that start and end together."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from tailbound.errors import ConfigError
-from tailbound_lab.bench import allreduce, table, tail
+from tailbound.errors import ConfigError, TransportError
+from tailbound_lab.bench import allreduce, figures, table, tail
 from tailbound_lab.bench.channel import order_of
 from tailbound_lab.bench.experiment import Phase, conditions, rows_of
+from tailbound_lab.bench.link import link_bytes
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.lab.spec import Burst, LabSpec, Straggler
 
@@ -32,23 +34,35 @@ def report(rank: int, counted: dict[str, Any] | None = None, **values: Any) -> d
 
 def phase() -> Phase:
     times = {"tailbound": [[0.1, 0.3], [0.2, 0.1]], "gloo": [[0.5], [0.7]]}
-    first = report(0, {"delivered": 99, "deadline_hits": 2})
-    return Phase(times, [first, report(1)])
-
-
-def test_names_take_turns() -> None:
-    assert [order_of(["a", "b"], i) for i in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
+    return Phase(times, [report(0, {"delivered": 99, "deadline_hits": 2}), report(1)])
 
 
 def test_an_iteration_takes_as_long_as_its_slowest_rank() -> None:
+    assert [order_of(["a", "b"], i) for i in range(3)] == [["a", "b"], ["b", "a"], ["a", "b"]]
     found = phase()
     assert found.slowest("tailbound") == [0.2, 0.3]
     assert found.slowest("tailbound", without=1) == [0.1, 0.3]
-    assert found.slowest("gloo") == [0.7]
-    assert found.slowest("nobody") == []
+    assert (found.slowest("gloo"), found.slowest("nobody")) == ([0.7], [])
     found.add(Phase({"tailbound": [[0.4], [0.1]]}, [report(0)]))
     assert found.slowest("tailbound") == [0.2, 0.3, 0.4]
     assert len(found.reports) == 3
+    with pytest.raises(ValueError, match="shorter"):
+        figures.slowest([[1, 2], [1]])
+
+
+@pytest.mark.parametrize(
+    ("percent", "expected"), [(1, 15), (20, 15), (21, 20), (40, 20), (50, 35), (99, 50), (100, 50)]
+)
+def test_percentiles_are_of_the_nearest_rank(percent: float, expected: float) -> None:
+    assert figures.percentile([50, 15, 40, 35, 20], percent) == expected
+
+
+def test_nmse_and_bytes_of_a_link(tmp_path: Path) -> None:
+    assert figures.nmse(np.array([3.0, 4.5], np.float32), np.array([3.0, 4.0])) == pytest.approx(0.01)
+    dev = tmp_path / "dev"
+    rows = (("lo", 100, 100), ("data0", 4_000_000, 1_000_000))
+    dev.write_text("".join(f" {name}: {took} 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0\n" for name, took, sent in rows))
+    assert (link_bytes("data0", dev), link_bytes("data1", dev)) == (5_000_000, None)
 
 
 def test_rows_are_made_of_the_slowest_ranks_and_of_counts_of_all() -> None:
@@ -68,9 +82,6 @@ def test_rows_are_made_of_the_slowest_ranks_and_of_counts_of_all() -> None:
     assert (one["delivered"], one["deadline_hits"], one["max_ms"]) == (1.0, 0, 200)
     (alone,) = rows_of(Phase({"tailbound": [[0.1]], "gloo": [[]]}), 8, ABOUT)
     assert (alone["name"], alone["cpu_ms"], alone["delivered"]) == ("tailbound", None, None)
-
-
-def test_a_row_with_stamps_has_the_medians_of_all_ranks() -> None:
     ops = [{"codec": codec, "interpreter": 2.0} for codec in (1.0, 3.0)]
     reports = [report(rank, stamps=ops[: rank + 1]) for rank in range(2)]
     _, row = rows_of(Phase({name: [[0.1], [0.2]] for name in ("tailbound", "stamped")}, reports), 8, ABOUT)
@@ -91,34 +102,45 @@ def test_the_table_fits_a_terminal_and_shows_every_row(columns: table.Columns) -
     assert sum(line.count("54989") for line in lines) == 4 + (columns is tail.COLUMNS)
 
 
-def test_a_straggler_that_computes_in_steps_is_refused_where_there_are_none() -> None:
-    with pytest.raises(ConfigError, match="give RANK:MS:EVERY, such as 1:40:160"):
-        allreduce.run(LabSpec(2, straggler=Straggler(1, 40.0, None)))
+@pytest.mark.parametrize(
+    ("spec", "wrong", "words"),
+    [
+        (LabSpec(2, straggler=Straggler(1, 40.0, None)), {}, "give RANK:MS:EVERY, such as 1:40:160"),
+        (LabSpec(2), {"iters": 0}, "at least one"),
+        (LabSpec(2), {"sizes": ()}, "at least one"),
+        (LabSpec(2), {"sizes": (4,)}, "at least one"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(spec: LabSpec, wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        allreduce.run(spec, **wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"iters": 0}, {"sizes": ()}, {"sizes": (4,)}])
-def test_what_cannot_be_measured_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="at least one"):
-        allreduce.run(LabSpec(2), **wrong)
-
-
-def test_a_start_line_ends_for_all_in_the_same_round(tmp_path: Path) -> None:
+def test_ranks_start_together_and_end_in_the_same_round(tmp_path: Path) -> None:
     path = tmp_path / "line"
     StartLine.create(path, 3)
-    rounds: dict[int, int] = {}
+    starts: list[list[int]] = [[], [], []]
 
     def run(rank: int) -> None:
-        line, number = StartLine(path, rank, 3, timeout=20), 0
+        line = StartLine(path, rank, 3, timeout=20)
         while True:
-            line.wait(last=number == 5)  # only rank 0 is heard
+            start = line.wait(last=len(starts[rank]) == 5)  # only rank 0 is heard
             if line.over:
                 break
-            number += 1
-        rounds[rank] = number
+            starts[rank].append(start)
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert rounds == {0: 5, 1: 5, 2: 5}
+    assert starts[0] == starts[1] == starts[2]
+    assert len(starts[0]) == 5
+    assert (np.diff(starts[0]) > 0).all()
+
+
+@pytest.mark.parametrize(("rank", "words"), [(0, "rank 1 did not come"), (1, "rank 0 did not give the start")])
+def test_a_rank_that_did_not_come_to_the_start_is_named(tmp_path: Path, rank: int, words: str) -> None:
+    StartLine.create(tmp_path / "line", 2)
+    with pytest.raises(TransportError, match=words):
+        StartLine(tmp_path / "line", rank, 2, timeout=0.05).wait()

@@ -20,22 +20,13 @@ def training(name: str, losses: list[float] = FALLING, *, ms: float = 100.0, **c
     } | changes  # fmt: skip
 
 
-def test_a_smoothed_loss_is_the_mean_of_the_steps_before() -> None:
+def test_the_first_time_that_the_smoothed_loss_is_below_the_target_counts() -> None:
+    """A smoothed loss is the mean of the steps before; the target is the one after three quarters."""
     assert smoothed([4, 2, 3, 1], 2) == [3, 2.5, 2]
-    assert smoothed([4, 2], 1) == [4, 2]
-    assert smoothed([4], 2) == []
+    assert (smoothed([4, 2], 1), smoothed([4], 2)) == ([4, 2], [])
     assert (window_of(120), window_of(20), window_of(3)) == (20, 3, 1)
-
-
-def test_the_first_time_below_counts_and_never_is_none() -> None:
-    assert first_below([4, 2, 3, 1], 2.5, 2) == 3
-    assert first_below([4, 2, 3, 1], 2.4, 2) == 4
-    assert first_below([4, 2, 3, 1], 1.9, 2) is None
-
-
-def test_the_target_is_the_loss_after_three_quarters() -> None:
-    assert target_of(FALLING, 1) == FALLING[14]
-    assert target_of(FALLING, 3) == FALLING[13]
+    assert [first_below([4, 2, 3, 1], target, 2) for target in (2.5, 2.4, 1.9)] == [3, 4, None]
+    assert (target_of(FALLING, 1), target_of(FALLING, 3)) == (FALLING[14], FALLING[13])
     assert first_below(FALLING, target_of(FALLING, 3), 3) == 15
 
 

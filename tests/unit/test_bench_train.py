@@ -10,16 +10,9 @@ import pytest
 from tailbound import cli
 from tailbound.errors import ConfigError
 from tailbound_lab.bench.softirq import busy_seconds
-from tailbound_lab.bench.train_plan import IMAGES, SCENARIOS, Scenario, parse_options, plan
+from tailbound_lab.bench.train_plan import IMAGES, Scenario, parse_options, plan
 from tailbound_lab.bench.train_rows import Record, Turns, row
 from tailbound_lab.lab.spec import LabSpec
-
-
-def test_changes_are_for_all_scenarios_and_none_changes_nothing() -> None:
-    chosen = plan(["tails-gpt", "accuracy"], workers=2, rate=0, tails=(None,), losses=(0.02,), variants=("gloo",))
-    assert {(s.workers, s.rate, s.losses, s.variants) for s in chosen} == {(2, None, (0.02,), ("gloo",))}
-    assert [s.steps for s in chosen] == [SCENARIOS[name].steps for name in ("tails-gpt", "accuracy")]
-    assert plan(seeds=None) == plan()
 
 
 @pytest.mark.parametrize(
@@ -48,12 +41,6 @@ def test_options_are_values_or_words() -> None:
     assert parse_options(["result=peers", "error_feedback=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
         "advanced": {"result": "peers", "deadline_ms": (1, 2)}, "error_feedback": False, "ring_mib": 128.5,
     }  # fmt: skip
-    for wrong in ("late", "=3", "a b=1"):
-        with pytest.raises(ConfigError, match="NAME=VALUE"):
-            parse_options([wrong])
-
-
-# -- records and rows ---------------------------------------------------------------------------------------------
 
 
 def report(steps: list[float], **values: Any) -> dict[str, Any]:
@@ -85,8 +72,6 @@ END = {
     "gradient_bytes": 8_000_000, "expected": 100, "delivered": 99, "deadline_hits": 1, "datapath": "xdp",
     "spent": [["tailbound", 0.9, 0.3, 3], ["gloo", 0.6, None, 3]],
 }  # fmt: skip
-
-
 THEIR_END = {"gradient_bytes": 8, "spent": END["spent"]}
 
 
@@ -107,10 +92,9 @@ def test_a_turn_counts_when_all_ranks_have_reported_it() -> None:
 
 def test_a_row_has_what_was_asked_for() -> None:
     found = row("tailbound", record(), [END, END], scenario(), 7, SETTINGS)
-    for name in ("name", "workers", "rate", "loss", "seed", "steps_per_s", "accuracy", "step_p50_ms", "step_p99_ms"):
-        assert name in found
     assert found["steps_per_s"] == pytest.approx(3 / 1.1)
     assert (found["step_p50_ms"], found["step_p99_ms"]) == (pytest.approx(300), pytest.approx(500))
+    assert [found[name] for name in ("name", "workers", "rate", "loss")] == ["tailbound", 2, 10**9, 0.0]
     assert (found["accuracy"], found["seed"], found["datapath"], found["complete"]) == (0.96, 7, "xdp", True)
     assert (found["delivered"], found["deadline_hits"]) == (0.99, 2)
     assert found["busy"] == pytest.approx(1.2 / 1.1 / 2)
@@ -123,9 +107,6 @@ def test_a_row_has_what_was_asked_for() -> None:
     cut = row("gloo", record(), [THEIR_END] * 2, scenario(seconds=1.0, batch=5), 7, SETTINGS)
     assert cut["complete"]
     assert not row("gloo", record(), [THEIR_END] * 2, plan()[0], 7, SETTINGS)["complete"]
-
-
-# -- the rest -----------------------------------------------------------------------------------------------------
 
 
 def test_the_machine_gets_busier(tmp_path: Path) -> None:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import io
 import os
 import subprocess
-import threading
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from rich.console import Console
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound_lab.bench import experiment as module
 from tailbound_lab.bench.experiment import Experiment, opened
-from tailbound_lab.bench.start import StartLine
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import LabSpec
 
@@ -131,32 +128,3 @@ def test_one_worker_has_nobody_to_average_with() -> None:
         opened(LabSpec(1), "auto", Console(file=io.StringIO())),
     ):
         pass
-
-
-def test_all_start_together_and_again(tmp_path: Path) -> None:
-    path = tmp_path / "line"
-    StartLine.create(path, 3)
-    starts: list[list[int]] = [[], [], []]
-
-    def rank(number: int) -> None:
-        line = StartLine(path, number, 3, timeout=20)
-        for _ in range(20):
-            starts[number].append(line.wait())
-
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert starts[0] == starts[1] == starts[2]
-    assert (np.diff(starts[0]) > 0).all()
-    assert len(starts[0]) == 20
-
-
-def test_who_did_not_come_to_the_start_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "line"
-    StartLine.create(path, 2)
-    with pytest.raises(TransportError, match="rank 1 did not come"):
-        StartLine(path, 0, 2, timeout=0.05).wait()
-    with pytest.raises(TransportError, match="rank 0 did not give the start"):
-        StartLine(path, 1, 2, timeout=0.05).wait()

@@ -24,23 +24,23 @@ RANKS = [
 ]
 
 
-def test_every_packet_has_gone_somewhere() -> None:
-    whole = balance(RANKS, lost_on_purpose=4, duplicated=6, lost_in_queues=3, socket_drops=1)
-    assert (whole.sent, whole.taken, whole.dropped) == (190, 185, 3)
-    assert whole.difference == 0
-    assert whole.balanced
-    assert whole.as_dict()["balanced"] is True
-
-
 @pytest.mark.parametrize(
     ("change", "difference"),
-    [({"lost_on_purpose": 3}, 1), ({"lost_on_purpose": 6}, -2), ({"duplicated": 7}, 1), ({"lost_in_queues": 2}, 1)],
+    [
+        ({}, 0),
+        ({"lost_on_purpose": 3}, 1),
+        ({"lost_on_purpose": 6}, -2),
+        ({"duplicated": 7}, 1),
+        ({"lost_in_queues": 2}, 1),
+    ],
 )
-def test_a_packet_too_many_or_too_few_shows(change: dict[str, int], difference: int) -> None:
+def test_every_packet_has_gone_somewhere_and_one_too_many_or_too_few_shows(
+    change: dict[str, int], difference: int
+) -> None:
     right = {"lost_on_purpose": 4, "duplicated": 6, "lost_in_queues": 3, "socket_drops": 1}
     whole = balance(RANKS, **(right | change))
-    assert whole.difference == difference
-    assert not whole.balanced
+    assert (whole.sent, whole.dropped, whole.difference) == (190, 3, difference)
+    assert whole.balanced == whole.as_dict()["balanced"] == (difference == 0)
 
 
 def test_the_figures_of_a_training() -> None:

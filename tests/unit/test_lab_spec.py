@@ -1,14 +1,27 @@
-"""The strings of ``tailbound lab run``, and the pure shape of a lab."""
+"""The strings of ``tailbound lab run``, the shape of a lab, its slow rank, its output and what it says at the end."""
 
 from __future__ import annotations
 
+import io
 import ipaddress
+import os
+import signal
+import threading
+from collections.abc import Callable
+from itertools import islice, repeat
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from tailbound.errors import ConfigError
+from tailbound_lab.lab import inject
 from tailbound_lab.lab.cli import lab
+from tailbound_lab.lab.faults import Fault
+from tailbound_lab.lab.output import LineSplitter, Streams
 from tailbound_lab.lab.spec import (
     Burst,
     LabSpec,
@@ -18,68 +31,41 @@ from tailbound_lab.lab.spec import (
     parse_rate,
     parse_straggler,
 )
+from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, run_times, step_delay
 from tailbound_lab.lab.topology import Link, describe
 
-
-@pytest.mark.parametrize(
-    ("text", "rate"),
-    [("1gbit", 10**9), ("2.5Gbit", 2_500_000_000), ("500 mbit", 5 * 10**8), ("800kbit/s", 800_000), ("9000bit", 9000)],
-)
-def test_rates(text: str, rate: int) -> None:
-    assert parse_rate(text) == rate
-
-
-@pytest.mark.parametrize("text", ["", "fast", "1", "1gbps", "1GB", "-1gbit", "7kbit", "1tbit", "1e9bit", "nanbit"])
-def test_bad_rates(text: str) -> None:
-    with pytest.raises(ConfigError, match="rate"):
-        parse_rate(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "value"), [("0", 0.0), ("0.01", 0.01), ("1%", 0.01), (" 12.5% ", 0.125), ("1e-3", 0.001)]
-)
-def test_probabilities(text: str, value: float) -> None:
-    assert parse_probability(text) == pytest.approx(value)
-
-
-@pytest.mark.parametrize("text", ["", "one", "1", "100%", "-0.1", "nan", "inf", "0.1x"])
-def test_bad_probabilities_name_the_option(text: str) -> None:
-    with pytest.raises(ConfigError, match="corruption"):
-        parse_probability(text, "corruption")
+READ: dict[Callable[[str], object], dict[str, object]] = {
+    parse_rate: {
+        "1gbit": 10**9, "2.5Gbit": 2_500_000_000, "500 mbit": 5 * 10**8, "800kbit/s": 800_000, "9000bit": 9000,
+    },
+    parse_probability: {"0": 0.0, "0.01": 0.01, "1%": 0.01, " 12.5% ": 0.125, "1e-3": 0.001},
+    parse_burst: {"0.01": Burst(0.01, 5.0), "2%:8": Burst(0.02, 8.0)},
+    parse_straggler: {
+        "3:40": Straggler(3, 40.0, 160.0), "0:2.5:100": Straggler(0, 2.5, 100.0), "1:40:step": Straggler(1, 40.0, None),
+        str(Straggler(3, 40.0, 160.0)): Straggler(3, 40.0, 160.0),
+        str(Straggler(1, 40.0, None)): Straggler(1, 40.0, None),
+    },
+}  # fmt: skip
+REFUSED: dict[Callable[[str], object], tuple[str, list[str]]] = {
+    parse_rate: ("rate", ["", "fast", "1", "1gbps", "1GB", "-1gbit", "7kbit", "1tbit", "1e9bit", "nanbit"]),
+    parse_probability: ("probability", ["", "one", "1", "100%", "-0.1", "nan", "inf", "0.1x"]),
+    parse_burst: (
+        "burst", ["0.01:", "0.01:0", "0.01:x", "0.01:0.5", "2:4", ":4", "0.01:4:4", "0.01:nan", "0.01:inf"],
+    ),
+    parse_straggler: (
+        "straggler",
+        ["", "3", "3:", "x:40", "-1:40", "3:0", "3:-4", "3:40:40", "3:40:20", "3:40:often", "1:2:3:4", "1:nan"],
+    ),
+}  # fmt: skip
 
 
-def test_bursts() -> None:
-    assert parse_burst("0.01") == Burst(0.01, 5.0)
-    assert parse_burst("2%:8") == Burst(0.02, 8.0)
-
-
-@pytest.mark.parametrize(
-    "text", ["0.01:", "0.01:0", "0.01:x", "0.01:0.5", "2:4", ":4", "0.01:4:4", "0.01:nan", "0.01:inf"]
-)
-def test_bad_bursts(text: str) -> None:
-    with pytest.raises(ConfigError, match="burst"):
-        parse_burst(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("3:40", Straggler(3, 40.0, 160.0)),
-        ("0:2.5:100", Straggler(0, 2.5, 100.0)),
-        ("1:40:step", Straggler(1, 40.0, None)),
-    ],
-)
-def test_stragglers_read_as_they_are_written(text: str, expected: Straggler) -> None:
-    assert parse_straggler(text) == expected
-    assert parse_straggler(str(expected)) == expected
-
-
-@pytest.mark.parametrize(
-    "text", ["", "3", "3:", "x:40", "-1:40", "3:0", "3:-4", "3:40:40", "3:40:20", "3:40:often", "1:2:3:4", "1:nan"]
-)
-def test_bad_stragglers(text: str) -> None:
-    with pytest.raises(ConfigError, match="straggler"):
-        parse_straggler(text)
+@pytest.mark.parametrize("parse", READ)
+def test_strings_are_read_or_refused_by_name(parse: Callable[[str], object]) -> None:
+    assert {text: parse(text) for text in READ[parse]} == READ[parse]
+    named, wrong = REFUSED[parse]
+    for text in wrong:
+        with pytest.raises(ConfigError, match=named):
+            parse(text)
 
 
 @pytest.mark.parametrize(
@@ -137,3 +123,87 @@ def test_bad_options_are_usage_errors(options: list[str], named: str) -> None:
     result = CliRunner().invoke(lab, ["run", *options, *command])
     assert result.exit_code == 2
     assert named in result.output
+
+
+def test_only_the_named_rank_sleeps_and_only_if_it_is_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, delays in (("2:40:step", [0.0, 0.0, 0.04, 0.0]), ("2:40:160", [0.0] * 4), ("", [0.0] * 4)):
+        monkeypatch.setenv(ENVIRONMENT, text) if text else monkeypatch.delenv(ENVIRONMENT)
+        assert [step_delay(rank) for rank in range(4)] == delays
+
+
+@pytest.mark.parametrize(("seconds", "signals"), [(0.0005, 6), (1000.0, 1)])
+def test_a_freezer_stops_and_continues_in_turn_and_leaves_the_group_running(seconds: float, signals: int) -> None:
+    sent: list[int] = []
+    enough = threading.Event()
+
+    def note(group: int, number: int) -> None:
+        assert group == 77
+        sent.append(number)
+        if len(sent) >= signals:
+            enough.set()
+
+    freezer = Freezer(77, seconds, repeat(0.0005), signal_group=note)
+    assert enough.wait(20)
+    freezer.close()
+    assert sent == [signal.SIGSTOP, signal.SIGCONT] * (len(sent) // 2)
+
+
+def test_a_freezer_ends_with_its_group() -> None:
+    gone = threading.Event()
+
+    def missing(group: int, number: int) -> None:
+        gone.set()
+        raise ProcessLookupError
+
+    freezer = Freezer(77, 1000.0, [0.0], signal_group=missing)
+    assert gone.wait(20)
+    freezer.close()
+
+
+def test_running_times_follow_the_seed_and_the_mean() -> None:
+    def times(seed: int, n: int) -> list[float]:
+        return list(islice(run_times(Straggler(0, 40, 200), seed), n))
+
+    assert times(1, 50) == times(1, 50) != times(2, 50)
+    assert sum(times(3, 4000)) / 4000 == pytest.approx(0.160, rel=0.05)
+
+
+def test_lines_come_whole_whatever_the_pieces() -> None:
+    data = "first\nzweite Zeile: äöü\n10 %\r50 %\r100 %\r\nlast without end".encode()
+    for size in range(1, 9):
+        splitter, lines = LineSplitter(), list[str]()
+        for i in range(0, len(data), size):
+            lines += splitter.feed(data[i : i + size])
+        assert lines + splitter.finish() == ["first", "zweite Zeile: äöü", "100 %", "last without end"]
+    broken = LineSplitter()
+    assert broken.feed(b"\xff\xfe\n") == ["\N{REPLACEMENT CHARACTER}" * 2]
+    assert broken.finish() == []
+
+
+def test_every_line_has_its_rank_in_front() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    streams = Streams(11, Console(file=out, width=20), Console(file=err, width=20))
+    long = "[bold]not markup[/bold] " + "x" * 60
+    for rank, error, text in ((3, False, f"{long}\nno end"), (10, True, "oops\n")):
+        read, write = os.pipe()
+        streams.add(rank, os.fdopen(read, "rb"), error=error)
+        os.write(write, text.encode())
+        os.close(write)
+    while streams.open:
+        streams.pump(1.0)
+    streams.close()
+    assert out.getvalue() == f"[ 3] {long}\n[ 3] no end\n"
+    assert err.getvalue() == "[10] oops\n"
+
+
+def test_a_packet_between_two_workers_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both cables saw it, and 5 % of loss were told as 2.58 %."""
+    counts = {"seen": 1000, "lost": 25}
+    monkeypatch.setattr(inject, "FaultProgram", lambda: Mock(counts=lambda: counts))
+    monkeypatch.setattr(inject.namespaces, "call", lambda *_, **__: None)
+    cables = [SimpleNamespace(rank=rank) for rank in range(2)]
+    topology: Any = SimpleNamespace(cables=cables, cable_ends=lambda *_: [("", ""), ("", "")])
+    made = inject.Injector(topology, Fault(loss=0.05), 1)
+    assert str(made.counts(link=inject.LINKS[0])) == (
+        "of 2000 packets 100 lost (5.00 %); 0 duplicated, 0 corrupted, 0 reordered"
+    )
