@@ -34,7 +34,8 @@ class Sums:
 
     def __init__(self, store: Store, cookie: int) -> None:
         self._store, self._cookie = store, cookie
-        #: by op and rank: u16[rows, codes], shifted; in the order of row sequences modulo rows
+        #: by op and rank: u16[rows, codes], shifted; in the order of row sequences modulo the next power of two, which
+        #: goes on where sequences wrap
         self._said: dict[int, dict[int, NDArray[np.uint16]]] = {}
         self._over: set[int] = set()  # ops that have been sealed of late
         self.rows = 0
@@ -50,7 +51,7 @@ class Sums:
             these = heads["op"] == op
             codes = packets[these, HEADER_BYTES:].astype(np.uint16) << heads["shift"][these, None]
             said = self._said.setdefault(op, {})
-            shape = int(heads["rows"][these][0]), codes.shape[1]
+            shape = 1 << (int(heads["rows"][these][0]) - 1).bit_length(), codes.shape[1]
             if burst.source not in said:
                 said[burst.source] = np.zeros(shape, np.uint16)
             said[burst.source][heads["seq"][these] % shape[0]] = codes

@@ -14,7 +14,6 @@ from device_cases import slow_stream, workspace
 from support import PATIENCE, Reference, Team, exact_mean, gradients, nmse, patient, team
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
-from tailbound.errors import ConfigError
 from tailbound.wire.schema import op_label
 
 pytestmark = pytest.mark.needs("torch")
@@ -84,16 +83,6 @@ def test_other_types(kind: str) -> None:
             results = allreduce(job, inputs, {0, 1}, kind)
             np.testing.assert_array_equal(results[0][0], results[1][0])
             assert nmse(results[0][0], exact_mean(inputs)) <= 7e-4
-
-
-def test_what_is_not_read_by_a_coder_is_refused() -> None:
-    """Without a coder, data has to be an array of the host."""
-    with team(1, patient()) as job:
-        array = np.zeros(3, np.float32)
-        with pytest.raises(ConfigError, match="give at least one"):
-            job[0].launch(0, array, array[:2], last=True, done=print)
-        with pytest.raises(ConfigError, match="contiguous one-dimensional"):
-            job[0].launch(0, np.zeros((3, 2), np.float32), array, last=True, done=print)
 
 
 def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
