@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection, Iterable
 
 import pytest
 
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.errors import TransportError
-from tailbound.transport.sequence import Layout, Place, Sequence
+from tailbound.transport.sequence import Layout, Place, Position, Sequence
 from tailbound.wire.schema import op_label, serial_distance
 
 RANKS = 3
+Maps = Collection[tuple[int, OwnerMap]]
 MAP = OwnerMap(0, (0, 1, 2))
 
 
@@ -24,7 +26,7 @@ def step(*sizes: int) -> list[Layout]:
     return [layout(size, index=i, last=i == len(sizes) - 1) for i, size in enumerate(sizes)]
 
 
-def launch(sequence: Sequence, layouts: list[Layout]) -> list[Place]:
+def launch(sequence: Sequence, layouts: Iterable[Layout]) -> list[Place]:
     placed = []
     for each in layouts:
         place, wrong = sequence.assign(each)
@@ -33,18 +35,21 @@ def launch(sequence: Sequence, layouts: list[Layout]) -> list[Place]:
     return placed
 
 
-def test_labels_count_ops_and_steps() -> None:
+def fresh(maps: Maps = (), history: Iterable[Layout] = ()) -> tuple[Sequence, list[Place]]:
+    """A rank that knows ``maps`` from the beginning, and where it has placed ``history``."""
     sequence = Sequence(RANKS, MAP)
-    places = launch(sequence, step(1000, 2000) + step(1000, 2000))
+    if maps:
+        sequence.set_maps(maps)
+    return sequence, launch(sequence, history)
+
+
+def test_labels_count_ops_and_rows_follow_each_other_in_every_ring() -> None:
+    sequence, places = fresh(history=step(1000, 70_000) + step(5, 300_000))
     assert [p.label for p in places] == [op_label(0, 0), op_label(0, 1), op_label(1, 0), op_label(1, 1)]
     assert [p.previous for p in places] == [0xFFFFFFFF, *(p.label for p in places[:-1])]
     assert sequence.next_label == sequence.upcoming == op_label(2, 0)
     assert (places[0].result_seq, places[0].sum_seqs) == (0, (0, 0, 0))
-
-
-def test_rows_follow_each_other_in_every_ring() -> None:
-    sequence = Sequence(RANKS, MAP)
-    for a, b in itertools.pairwise(launch(sequence, step(1000, 70_000, 5, 300_000))):
+    for a, b in itertools.pairwise(places):
         assert b.result_seq == a.result_seq + a.layout.shape.rows
         for rank in range(RANKS):
             assert b.sum_seqs[rank] == a.sum_seqs[rank] + a.placement.counts[rank]
@@ -52,20 +57,14 @@ def test_rows_follow_each_other_in_every_ring() -> None:
 
 @pytest.mark.parametrize("first", [0, (1 << 22) - 2, 0xFFFFFF00 >> 10])
 def test_labels_and_sequences_wrap(first: int) -> None:
-    sequence = Sequence(RANKS, MAP, first)
-    sequence._result_seq, sequence.sum_seqs = 0xFFFFFF00, (0xFFFFFFF0,) * RANKS
-    before = sequence.next_label
-    labels = []
-    for _ in range(6):
-        for place in launch(sequence, step(50_000, 3000)):
-            labels.append(place.label)
-            assert serial_distance(place.previous, place.label) < 0
-            assert 0 <= place.result_seq <= 0xFFFFFFFF
-            assert all(0 <= seq <= 0xFFFFFFFF for seq in place.sum_seqs)
-    assert labels[0] == before
-    assert all(serial_distance(b, a) > 0 for a, b in itertools.pairwise(labels))
-    assert labels == [op_label((first + s) % (1 << 22), i) for s in range(6) for i in range(2)]
-    assert sequence._result_seq == (0xFFFFFF00 + 6 * sum(x.shape.rows for x in step(50_000, 3000))) & 0xFFFFFFFF
+    sequence, rows = Sequence(RANKS, MAP, first), 6 * sum(x.shape.rows for x in step(50_000, 3000))
+    sequence.jump(Position(first, 0xFFFFFF00, (0xFFFFFFF0,) * RANKS, MAP.id, MAP.owners))
+    places = launch(sequence, step(50_000, 3000) * 6)
+    assert [p.label for p in places] == [op_label((first + s) % (1 << 22), i) for s in range(6) for i in range(2)]
+    for place in places:
+        assert serial_distance(place.previous, place.label) < 0
+        assert all(0 <= seq <= 0xFFFFFFFF for seq in (place.result_seq, *place.sum_seqs))
+    assert launch(sequence, step(1))[0].result_seq == (0xFFFFFF00 + rows) & 0xFFFFFFFF
 
 
 def test_predictions_need_two_equal_steps() -> None:
@@ -84,22 +83,16 @@ def test_predictions_need_two_equal_steps() -> None:
 
 
 def test_a_prediction_that_comes_true_is_the_place() -> None:
-    sequence, plain = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    for each in (sequence, plain):
-        launch(each, step(1000, 2000) * 2)
+    history = step(1000, 2000)
+    (sequence, _), (_, wanted) = fresh(history=history * 2), fresh(history=history * 5)
     predicted = [sequence.predict() for _ in range(5)]
     assert sequence.upcoming == predicted[0].label  # type: ignore[union-attr]
-    expected = launch(plain, step(1000, 2000) * 3)
-    assert predicted == expected[:5]
-    for wanted, each in zip(expected, step(1000, 2000) * 3, strict=True):
-        place, wrong = sequence.assign(each)
-        assert (place, wrong) == (wanted, [])
+    assert predicted == wanted[4:9]
+    assert launch(sequence, history * 3) == wanted[4:]
 
 
 def test_no_prediction_beyond_a_step_that_went_another_way() -> None:
-    sequence = Sequence(RANKS, MAP)
-    launch(sequence, step(1000, 2000) * 2)
-    launch(sequence, [layout(500, index=0)])
+    sequence, _ = fresh(history=[*step(1000, 2000) * 2, layout(500, index=0)])
     assert sequence.predict() is None
 
 
@@ -108,9 +101,7 @@ def test_a_wrong_prediction_is_undone(ahead: int, right: int) -> None:
     """What follows has the places of a rank that never predicted anything."""
     old, new = step(1000, 2000), [*step(1000, 2000)[:right], *step(1000, 7000)[right:]]
     new = new if right == 1 else step(640, 7000)
-    sequence, plain = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    for each in (sequence, plain):
-        launch(each, old * 2)
+    (sequence, _), (plain, _) = fresh(history=old * 2), fresh(history=old * 2)
     predicted = [sequence.predict() for _ in range(ahead)]
     got, undone = [], []
     for each in new * 3:
@@ -123,22 +114,17 @@ def test_a_wrong_prediction_is_undone(ahead: int, right: int) -> None:
 
 
 def test_a_step_has_at_most_1024_ops() -> None:
-    sequence = Sequence(RANKS, MAP)
-    launch(sequence, [layout(100, index=i) for i in range(1024)])
+    sequence, _ = fresh(history=[layout(100, index=i) for i in range(1024)])
     with pytest.raises(ValueError, match="larger buckets"):
         sequence.assign(layout(100))
 
 
 def test_a_map_begins_with_a_step_and_moves_every_ring_alike() -> None:
-    history = step(1000, 70_000)
-    other = OwnerMap(257, (2, 0))
-    one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    one.set_maps([(0, MAP), (2, other)])
-    placed = launch(one, history * 3)
-    placed_two = launch(two, history)
-    two.set_maps([(0, MAP), (2, other)])  # told later, in time
-    placed_two += launch(two, history * 2)
-    assert placed == placed_two
+    history, maps = step(1000, 70_000), [(0, MAP), (2, OwnerMap(257, (2, 0)))]
+    _, placed = fresh(maps, history * 3)
+    two, placed_two = fresh(history=history)
+    two.set_maps(maps)  # told later, in time
+    assert placed == placed_two + launch(two, history * 2)
     assert [p.placement.owner_map.id for p in placed] == [0, 0, 0, 0, 257, 257]
     assert placed[-1].placement.counts[1] == 0
 
@@ -147,10 +133,7 @@ def test_a_map_begins_with_a_step_and_moves_every_ring_alike() -> None:
 def test_a_map_told_late_puts_the_ops_to_come_where_the_others_have_them(launched: int) -> None:
     history = step(1000, 70_000) * 9
     maps = [(0, MAP), (1, OwnerMap(1, (2, 0))), (3, OwnerMap(513, (1, 1, 0)))]
-    told, late = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    told.set_maps(maps)
-    places = launch(told, history)
-    launch(late, history[:launched])
+    (told, places), (late, _) = fresh(maps, history), fresh(history=history[:launched])
     ahead = [place for _ in range(3) if (place := late.predict())]
     wrong = late.set_maps(maps)
     assert [p.placement.owner_map.id for p in ahead if p not in wrong] == [0] * (len(ahead) - len(wrong))
@@ -160,22 +143,17 @@ def test_a_map_told_late_puts_the_ops_to_come_where_the_others_have_them(launche
 
 @pytest.mark.parametrize("launched", [3, 7])
 def test_another_history_of_maps_takes_the_place_of_the_first(launched: int) -> None:
-    history = step(1000, 70_000) * 6
-    one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    one.set_maps([(0, MAP), (1, OwnerMap(256, (0,)))])
-    launch(one, history[:launched])
-    for sequence in (one, two):
-        sequence.set_maps([(0, MAP), (2, OwnerMap(257, (1, 0)))])
-    assert launch(one, history[launched:]) == launch(two, history)[launched:]
+    history, right = step(1000, 70_000) * 6, [(0, MAP), (2, OwnerMap(257, (1, 0)))]
+    one, _ = fresh([(0, MAP), (1, OwnerMap(256, (0,)))], history[:launched])
+    one.set_maps(right)
+    assert launch(one, history[launched:]) == fresh(right, history)[1][launched:]
 
 
 def test_a_map_that_was_not_agreed_on_after_all_is_taken_back() -> None:
     history = step(1000, 70_000) * 4
-    one, two = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    one.set_maps([(0, MAP), (1, OwnerMap(256, (0,)))])
-    launch(one, history[:3])
+    one, _ = fresh([(0, MAP), (1, OwnerMap(256, (0,)))], history[:3])
     one.set_maps([(1, MAP)])
-    assert launch(one, history[3:]) == launch(two, history)[3:]
+    assert launch(one, history[3:]) == fresh(history=history)[1][3:]
 
 
 def test_before_the_first_map_that_is_known_it_was_no_other_one() -> None:
@@ -184,11 +162,7 @@ def test_before_the_first_map_that_is_known_it_was_no_other_one() -> None:
 
 def test_steps_before_a_change_stay_where_they_are_although_their_map_is_not_named_any_more() -> None:
     maps = [(0, MAP), (4, OwnerMap(257, (2, 0))), (5, OwnerMap(513, (1, 1, 0))), (6, OwnerMap(769, (0,)))]
-    told, late = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    told.set_maps(maps)
-    late.set_maps(maps[:3])
-    places = launch(told, step(70_000) * 10)
-    launch(late, step(70_000) * 9)
+    (_, places), (late, _) = fresh(maps, step(70_000) * 10), fresh(maps[:3], step(70_000) * 9)
     before = late.sum_seqs
     assert late.set_maps(maps[1:3]) == []
     assert late.sum_seqs == before
@@ -201,10 +175,8 @@ def test_steps_before_a_change_stay_where_they_are_although_their_map_is_not_nam
 def test_a_map_may_have_begun_with_the_oldest_step_that_is_remembered(since: int, known: bool, predicted: int) -> None:
     """Whatever has been predicted since, which the map proves wrong."""
     maps = [(0, MAP), (since, OwnerMap(257, (2, 0)))]
-    told, late = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    told.set_maps(maps)
-    places = launch(told, step(70_000) * 13)
-    launch(late, step(70_000) * 12)  # of eight it is remembered where they began
+    # of eight steps it is remembered where they began
+    (_, places), (late, _) = fresh(maps, step(70_000) * 13), fresh(history=step(70_000) * 12)
     for _ in range(predicted):
         assert late.predict()
     wrong = late.set_maps(maps)
@@ -218,10 +190,7 @@ def test_a_map_may_have_begun_with_the_oldest_step_that_is_remembered(since: int
 def test_who_jumped_knows_nothing_of_what_lies_before(since: int, known: bool, launched: int) -> None:
     """Who told it where to go on had not heard of the map either."""
     maps = [(0, MAP), (since, OwnerMap(257, (2, 0)))]
-    told, donor, lost = (Sequence(RANKS, MAP) for _ in range(3))
-    told.set_maps(maps)
-    places = launch(told, step(70_000) * 22)
-    launch(donor, step(70_000) * 20)
+    (_, places), (donor, _), (lost, _) = fresh(maps, step(70_000) * 22), fresh(history=step(70_000) * 20), fresh()
     lost.jump(donor.position())
     launch(lost, step(70_000) * launched)
     lost.set_maps(maps)
@@ -230,13 +199,10 @@ def test_who_jumped_knows_nothing_of_what_lies_before(since: int, known: bool, l
 
 
 def test_a_map_that_began_too_long_ago_asks_for_a_jump() -> None:
-    sequence = Sequence(RANKS, MAP)
-    launch(sequence, step(1000) * 12)
-    sequence.set_maps([(0, MAP), (2, OwnerMap(257, (1,)))])
+    maps = [(0, MAP), (2, OwnerMap(257, (1,)))]
+    (sequence, _), (donor, _) = fresh(history=step(1000) * 12), fresh(maps, step(1000) * 14)
+    sequence.set_maps(maps)
     assert sequence.adrift
-    donor = Sequence(RANKS, MAP)
-    donor.set_maps([(0, MAP), (2, OwnerMap(257, (1,)))])
-    launch(donor, step(1000) * 14)
     sequence.jump(donor.position())
     assert not sequence.adrift
     assert launch(sequence, step(1000) * 2)[1:] == launch(donor, step(1000) * 2)[1:]
@@ -244,9 +210,7 @@ def test_a_map_that_began_too_long_ago_asks_for_a_jump() -> None:
 
 def test_a_rank_that_jumped_may_hear_later_when_its_map_began() -> None:
     maps = [(0, MAP), (3, OwnerMap(257, (2, 0)))]
-    donor, lost = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    donor.set_maps(maps)
-    launch(donor, step(1000) * 20)
+    (donor, _), (lost, _) = fresh(maps, step(1000) * 20), fresh()
     lost.jump(donor.position())
     launch(lost, step(1000) * 10)
     lost.set_maps(maps)
@@ -256,14 +220,12 @@ def test_a_rank_that_jumped_may_hear_later_when_its_map_began() -> None:
 
 
 def test_a_gap_in_the_history_of_maps_asks_for_a_jump() -> None:
-    sequence = Sequence(RANKS, MAP)
-    sequence.set_maps([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])
+    sequence, _ = fresh([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])
     assert sequence.adrift
 
 
 def test_a_map_turned_within_wrong_predictions_turns_again() -> None:
-    sequence = Sequence(RANKS, MAP)
-    launch(sequence, step(100, 7) * 2)
+    sequence, _ = fresh(history=step(100, 7) * 2)
     sequence.set_maps([(0, MAP), (3, OwnerMap(257, (1,)))])
     ahead = [sequence.predict() for _ in range(3)]
     assert [p.placement.owner_map.id for p in ahead if p] == [0, 0, 257]
@@ -278,9 +240,7 @@ def test_a_map_turned_within_wrong_predictions_turns_again() -> None:
 @pytest.mark.parametrize("launched", [0, 1, 2, 3])
 def test_a_rank_that_jumps_meets_the_others(launched: int) -> None:
     history = step(100, 7, 3000)
-    donor, lost = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    launch(lost, history * 2)
-    launch(donor, history * 9 + history[:launched])
+    (donor, _), (lost, _) = fresh(history=history * 9 + history[:launched]), fresh(history=history * 2)
     lost.predict()
     to = donor.position()
     assert to.step == (9 if launched in (0, 3) else 10) + (launched == 3)
@@ -294,9 +254,7 @@ def test_a_rank_that_jumps_meets_the_others(launched: int) -> None:
 @pytest.mark.parametrize("foreseen", [1, 2, 4])
 def test_who_comes_back_begins_before_what_is_only_foreseen(foreseen: int) -> None:
     """Rule: clock-32."""
-    ahead, usual = Sequence(RANKS, MAP), Sequence(RANKS, MAP)
-    for sequence in (ahead, usual):
-        launch(sequence, step(100, 7, 3000) * 5)
+    (ahead, _), (usual, _) = fresh(history=step(100, 7, 3000) * 5), fresh(history=step(100, 7, 3000) * 5)
     for _ in range(foreseen):
         assert ahead.predict() is not None
     assert ahead.entrance() == usual.entrance() == usual.position()
@@ -304,7 +262,7 @@ def test_who_comes_back_begins_before_what_is_only_foreseen(foreseen: int) -> No
 
 
 def test_the_op_before_the_first_after_a_jump_is_one_that_nobody_has() -> None:
-    sequence = Sequence(RANKS, MAP)
+    sequence, _ = fresh()
     sequence.jump(Sequence(RANKS, MAP, 7).position())
     assert launch(sequence, step(100))[0].previous == op_label(7, 0) - 1
 
@@ -317,14 +275,12 @@ def test_where_to_join_wraps(first: int) -> None:
 
 
 def test_nobody_says_where_to_join_while_the_layout_changes() -> None:
-    sequence = Sequence(RANKS, MAP)
-    launch(sequence, step(100, 7))
+    sequence, _ = fresh(history=step(100, 7))
     assert sequence.position().step == 1
     sequence.assign(layout(100))
     with pytest.raises(TransportError, match="not stable"):
         sequence.position()
-    sequence = Sequence(RANKS, MAP)
-    launch(sequence, step(100, 7) * 2)
+    sequence, _ = fresh(history=step(100, 7) * 2)
     sequence.assign(layout(500))  # this step goes another way
     assert sequence.stable
     with pytest.raises(TransportError, match="not stable"):
