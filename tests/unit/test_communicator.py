@@ -223,7 +223,7 @@ def test_accounts_that_fail_cost_no_future() -> None:
 def test_what_the_transport_thread_had_no_time_for_is_not_done_later() -> None:
     """Who asked was told that it is not: a welcome, a jump."""
     with team(1, patient()) as job:
-        engine, begun, go_on, done = job[0]._engine, threading.Event(), threading.Event(), list[int]()
+        engine, begun, go_on, done = job.engine(0), threading.Event(), threading.Event(), list[int]()
         engine.call(lambda: (begun.set(), go_on.wait(PATIENCE)))
         assert begun.wait(PATIENCE)
         with pytest.raises(TransportError, match=r"rank 0: the transport thread has not answered within 0.01 s: give"):

@@ -108,7 +108,7 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
                     handling = Handling(coder=DeviceCoder(Workspace(stream, PLAIN), None))
                 finished = done[rank][index].set_result
                 job[rank].launch(index, x, out, last=index == 1, done=finished, handling=handling)
-        transport, turns = job[0]._engine, 0
+        transport, turns = job.engine(0), 0
         while not all(one.done() for one in done[0]):
             transport.ask(lambda: None)  # it answers, whatever the device does
             turns += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -23,6 +24,7 @@ from tailbound.wire.tag import EPOCH_BIT
 
 MASTER = bytes(range(32))
 PERIOD = 16
+AGAIN, LAST = {"again": True}, {"last": True}
 
 
 def greeting(rank: int, **more: object) -> Greeting:
@@ -50,40 +52,55 @@ def test_hkdf_has_its_published_values() -> None:
     )
 
 
-def test_a_key_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
     path = tmp_path / "key"
-    for data in (MASTER, MASTER.hex().encode(), MASTER.hex().upper().encode() + b"\n"):
-        path.write_bytes(data)
-        path.chmod(0o600)
-        assert keys.read_key(str(path)) == MASTER
-    assert not caplog.records
-    path.chmod(0o644)
+    path.touch(0o600)
+    path.write_bytes(MASTER)
+    return path
+
+
+@pytest.mark.parametrize("data", [MASTER, MASTER.hex().encode(), MASTER.hex().upper().encode() + b"\n"])
+@pytest.mark.parametrize(
+    ("mode", "user", "warns"),
+    [
+        (0o600, None, None),
+        (0o644, None, "chmod 600"),
+        (0o620, None, "written by other users"),
+        (0o602, None, "written by other users"),
+        pytest.param(0o600, 4321, "is of user 4321", marks=pytest.mark.needs("root")),
+    ],
+)
+def test_a_key_file_is_read_and_its_rights_are_warned_of(
+    key_file: Path, caplog: pytest.LogCaptureFixture, data: bytes, mode: int, user: int | None, warns: str | None
+) -> None:
+    key_file.write_bytes(data)
+    key_file.chmod(mode)
+    if user is not None:
+        os.chown(key_file, user, -1)
     with caplog.at_level(logging.WARNING):
-        assert keys.read_key(str(path)) == MASTER
-    assert "chmod 600" in caplog.text
+        assert keys.read_key(str(key_file)) == MASTER
+    assert (warns or "") in caplog.text
+    assert bool(caplog.records) == (warns is not None)
     assert MASTER.hex() not in caplog.text
-    for mode in (0o620, 0o602):
-        caplog.clear()
-        path.chmod(mode)
-        assert keys.read_key(str(path)) == MASTER
-        assert "written by other users" in caplog.text
-    if os.geteuid() == 0:
-        caplog.clear()
-        path.chmod(0o600)
-        os.chown(path, 4321, -1)
-        assert keys.read_key(str(path)) == MASTER
-        assert "is of user 4321" in caplog.text
-    for zeros in (bytes(32), b"0" * 64):
-        path.write_bytes(zeros)
-        with pytest.raises(ConfigError, match="zeros only"):
-            keys.read_key(str(path))
-    for data in (b"", MASTER[:31], MASTER + b"\n", b"secret of no use"):
-        path.write_bytes(data)
-        with pytest.raises(ConfigError, match="32") as error:
-            keys.read_key(str(path))
-        assert "secret" not in str(error.value)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        keys.read_key(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        *((zeros, "zeros only") for zeros in (bytes(32), b"0" * 64)),
+        *((wrong, "32") for wrong in (b"", MASTER[:31], MASTER + b"\n", b"secret of no use")),
+        (None, "cannot be read"),
+    ],
+)
+def test_what_cannot_be_a_key_is_refused_and_not_shown(key_file: Path, data: bytes | None, words: str) -> None:
+    if data is None:
+        key_file.unlink()
+    else:
+        key_file.write_bytes(data)
+    with pytest.raises(ConfigError, match=words) as error:
+        keys.read_key(str(key_file))
+    assert "secret" not in str(error.value)
 
 
 def test_a_key_that_rank_0_draws() -> None:
@@ -97,12 +114,10 @@ def test_a_key_that_rank_0_draws() -> None:
 
 @pytest.mark.parametrize(("mode", "words"), [("off", "authenticate='off'"), ("file", "key_file")])
 def test_who_waits_for_a_key_that_rank_0_does_not_draw_is_refused_at_once(
-    tmp_path: Path, mode: str, words: str
+    key_file: Path, mode: str, words: str
 ) -> None:
-    path, store = tmp_path / "key", MemoryStore()
-    path.write_bytes(MASTER)
-    path.chmod(0o600)
-    assert keys.agree(store, "job", 0, 1.0, mode, str(path)) == (MASTER if mode == "file" else None)
+    store = MemoryStore()
+    assert keys.agree(store, "job", 0, 1.0, mode, str(key_file)) == (MASTER if mode == "file" else None)
     with pytest.raises(LayoutError, match=f"rank 1 has .* rank 0 .*{words}"):
         keys.agree(store, "job", 1, 0.0, "drawn")
 
@@ -118,28 +133,23 @@ def test_what_is_no_key_in_the_store_is_refused_with_what_to_do(said: str) -> No
             keys.agree(store, "job", 0, 1.0, "drawn")
 
 
-def test_greetings_of_others_are_refused() -> None:
-    own = proven(greeting(0))
-    verify = lambda rank, said: keys.verify(MASTER, rank, said)  # noqa: E731
-    told = {
-        name: json.dumps(dataclasses.asdict(proven(greeting(1), key)))
-        for name, key in (("ours", MASTER), ("other", bytes(32)))
-    }
-    store = MemoryStore()
-    store.set("ours/greeting/1", told["ours"])
-    assert [g.rank for g in rendezvous.exchange(store, own, "ours", 1.0, verify)] == [0, 1]
-    store.set("other/greeting/1", told["other"])
-    with pytest.raises(LayoutError, match="rank 1 was not made with this job's key"):
-        rendezvous.exchange(store, own, "other", 1.0, verify)
-    store.set("moved/greeting/1", told["ours"].replace("198.18.0.1", "198.18.0.9"))
-    with pytest.raises(LayoutError, match="not made with"):
-        rendezvous.exchange(store, own, "moved", 1.0, verify)
-    store.set("own/greeting/1", json.dumps(dataclasses.asdict(own)))
-    with pytest.raises(LayoutError, match="that of rank 0"):
-        rendezvous.exchange(store, own, "own", 1.0, verify)
-    store.set("none/greeting/1", json.dumps(dataclasses.asdict(greeting(1))))
-    with pytest.raises(LayoutError, match="not made with"):
-        rendezvous.exchange(store, own, "none", 1.0, verify)
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (proven(greeting(1)), None),
+        (proven(greeting(1), bytes(32)), "rank 1 was not made with this job's key"),
+        (dataclasses.replace(proven(greeting(1)), address="198.18.0.9"), "not made with"),
+        (proven(greeting(0)), "that of rank 0"),
+        (greeting(1), "not made with"),
+    ],
+    ids=["ours", "another key", "moved", "of another rank", "none"],
+)
+def test_greetings_of_others_are_refused(said: Greeting, words: str | None) -> None:
+    own, store = proven(greeting(0)), MemoryStore()
+    store.set("job/greeting/1", json.dumps(dataclasses.asdict(said)))
+    with pytest.raises(LayoutError, match=words) if words else contextlib.nullcontext():
+        found = rendezvous.exchange(store, own, "job", 1.0, lambda rank, said: keys.verify(MASTER, rank, said))
+        assert [one.rank for one in found] == [0, 1]
 
 
 def test_every_job_has_secrets_of_its_own() -> None:
@@ -213,25 +223,21 @@ def test_stamps_rise_and_count_once() -> None:
     assert not taken.take(1, given[50]), "older than all that may overtake each other"
 
 
-def test_a_hold_is_repeated_until_something_newer_is_said() -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        # a hold is repeated until something newer is said
+        [(10, {}, Word.NEW), (11, {}, Word.NEW), (11, AGAIN, Word.AGAIN), (10, AGAIN, Word.OLD), (12, {}, Word.NEW),
+         (11, AGAIN, Word.OLD)],
+        # of holds and their ends and goodbyes only the last word counts: who repeats one may be anybody, an end that
+        # was overtaken still ends a hold, and other words may overtake each other
+        [(6, {}, Word.NEW), (5, LAST | AGAIN, Word.OLD), (5, LAST, Word.NEW), (8, LAST, Word.NEW), (7, LAST, Word.OLD),
+         (4, {}, Word.NEW), (9, LAST | AGAIN, Word.NEW)],
+    ],
+)  # fmt: skip
+def test_repeated_and_last_words(words: list[tuple[int, dict[str, bool], Word]]) -> None:
     taken = Stamps()
-    assert taken.take(1, 10)
-    assert taken.take(1, 11)
-    assert taken.take(1, 11, again=True) == Word.AGAIN
-    assert not taken.take(1, 10, again=True)
-    assert taken.take(1, 12)
-    assert not taken.take(1, 11, again=True)
-
-
-def test_of_holds_and_their_ends_and_goodbyes_only_the_last_word_counts() -> None:
-    taken = Stamps()
-    assert taken.take(1, 6)
-    assert taken.take(1, 5, last=True, again=True) == Word.OLD, "who repeats it may be anybody"
-    assert taken.take(1, 5, last=True) == Word.NEW, "an end that was overtaken still ends a hold"
-    assert taken.take(1, 8, last=True) == Word.NEW
-    assert taken.take(1, 7, last=True) == Word.OLD
-    assert taken.take(1, 4) == Word.NEW, "other words may overtake each other"
-    assert taken.take(1, 9, last=True, again=True) == Word.NEW
+    assert [taken.take(1, stamp, **how) for stamp, how, _ in words] == [wanted for _, _, wanted in words]
 
 
 def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None:

@@ -29,6 +29,7 @@ from tailbound.codec.scale import headroom_of, shift_cap_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
+from tailbound.collective.transpose import Transpose
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
 from tailbound.transport.reliable import Reliable
@@ -87,10 +88,15 @@ class Trouble:
     dropped: dict[tuple[int, int], int] = field(default_factory=dict)  # (rank, type): packets
     doubled: int = 0
 
+    def begin(self, rank: int) -> Trouble:
+        """Troubles what ``rank`` sends from now on, always alike."""
+        self._random = random.Random(f"{self.seed}/{rank}")
+        return self
+
     def attach(self, communicator: Communicator) -> Trouble:
         """Puts itself between the communicator and the sockets that it sends over."""
         self._sender = communicator.job.sender
-        self._random = random.Random(f"{self.seed}/{communicator.config.rank}")
+        self.begin(communicator.config.rank)
         ranks = {target: rank for rank, target in self._sender.peers.items()}
         self._untroubled = self._sender.sockets.copy()
         self._sender.sockets[:] = [Troubled(sock, self, ranks) for sock in self._untroubled]
@@ -165,6 +171,10 @@ class Team:
 
     def __len__(self) -> int:
         return len(self.communicators)
+
+    def engine(self, rank: int) -> Transpose:
+        """The transport thread of ``rank``: tests ask it through this alone."""
+        return self[rank]._engine
 
     def each(self, function: Callable[[Communicator], T], ranks: Sequence[int] | None = None) -> list[T]:
         """``function(communicator)`` in a thread per rank, at the same time; the results in rank order."""
