@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queue_world import ADDRESS, STRIDE, Kernel, memory
+from queue_world import ADDRESS, STRIDE, Line
 from tailbound.collective.flow_control import FlowControl
-from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import PacketType
 
-C, LATER, MS = PacketType.CONTRIBUTION, 1 << 62, 1_000_000
+C, MS = PacketType.CONTRIBUTION, 1_000_000
 
 
 def traffic(bound: UdpSocket, link: float, *ranks: int) -> FlowControl:
@@ -99,38 +98,36 @@ def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
     assert seen == [(20, 0, 7, 70), (20, 0, 0, 70), (20, 4, 0, 70), (20, 0, 0, 70)]
 
 
-def full_then_not(queue: SendQueue, kernel: Kernel, clock: list[int], rows: int, took: int) -> None:
+def full_then_not(line: Line, clock: list[int], rows: int, took: int) -> None:
     """A run over a socket that is full at once and takes all ``took`` ns later."""
-    kernel.script = [errno.EAGAIN]
-    queue.submit(7, C, [(1, memory(rows))], LATER, None, 0)
+    line.kernel.script = [errno.EAGAIN]
+    line.submit(7, C, (1, rows))
     clock[0] += took
-    queue.pump(1)
-    assert queue.empty
+    line.queue.pump(1)
+    assert line.queue.empty
 
 
 def test_what_leaves_while_sockets_are_full_is_measured(bound: UdpSocket) -> None:
     clock = [5]
-    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), clock=lambda: clock[0])
-    kernel = Kernel(queue)
-    queue.submit(7, C, [(1, memory(6400))], LATER, None, 0)
-    assert queue.drained == 0  # nothing had to wait
-    full_then_not(queue, kernel, clock, 64, MS)
-    assert queue.drained == 0  # too little to say
+    line = Line([bound], clock=lambda: clock[0])
+    line.submit(7, C, (1, 6400))
+    assert line.queue.drained == 0  # nothing had to wait
+    full_then_not(line, clock, 64, MS)
+    assert line.queue.drained == 0  # too little to say
     rows = 1_000_000 // STRIDE
-    full_then_not(queue, kernel, clock, rows, 8 * MS)
-    assert queue.drained == pytest.approx(1.25e8, rel=0.01)
+    full_then_not(line, clock, rows, 8 * MS)
+    assert line.queue.drained == pytest.approx(1.25e8, rel=0.01)
     for _ in range(40):
-        full_then_not(queue, kernel, clock, rows, 16 * MS)
-    assert queue.drained == pytest.approx(6.25e7, rel=0.01)
+        full_then_not(line, clock, rows, 16 * MS)
+    assert line.queue.drained == pytest.approx(6.25e7, rel=0.01)
 
 
 def test_a_link_that_is_never_free_is_measured_too(bound: UdpSocket) -> None:
     clock = [5]
-    queue = SendQueue(Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), clock=lambda: clock[0])
-    kernel = Kernel(queue)
-    queue.submit(7, C, [(1, memory(64 * 400))], LATER, None, 0)
-    while not queue.empty:
-        kernel.script = [-4, errno.EAGAIN]
+    line = Line([bound], clock=lambda: clock[0])
+    line.submit(7, C, (1, 64 * 400))
+    while not line.queue.empty:
+        line.kernel.script = [-4, errno.EAGAIN]
         clock[0] += MS
-        queue.pump(1)
-    assert queue.drained == pytest.approx(4 * 64 * STRIDE * 1e3, rel=0.2)
+        line.queue.pump(1)
+    assert line.queue.drained == pytest.approx(4 * 64 * STRIDE * 1e3, rel=0.2)

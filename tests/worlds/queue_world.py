@@ -41,7 +41,7 @@ class Told:
 
 
 class Kernel:
-    """Stands behind all sockets of a queue: takes and fails as it is told to, remembers (rank, packets) of each burst.
+    """Behind all sockets of a sender: takes and fails as it is told to, remembers (rank, packets) of each burst.
 
     Attributes:
         script: for the next calls, errno, or minus the number of messages to take.
@@ -51,15 +51,15 @@ class Kernel:
         single: (target, packet) of packets that left by themselves.
     """
 
-    def __init__(self, queue: SendQueue) -> None:
+    def __init__(self, sender: Sender) -> None:
         self.script: list[int] = []
         self.always = 0
         self.taken: list[tuple[int, int]] = []
         self.data: defaultdict[int, bytearray] = defaultdict(bytearray)
         self.single: list[tuple[tuple[str, int], bytes]] = []
-        self._batch = queue._batches()
-        sockets = queue._sender.sockets
-        sockets[:] = [Told(sock, self) for sock in sockets]
+        self._ranks = {target: rank for rank, target in sender.peers.items()}
+        self._ranks |= {channel.target: number for number, channel in sender.shared.items()}
+        sender.sockets[:] = [Told(sock, self) for sock in sender.sockets]
 
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         number = max(0, self.script.pop(0) if self.script else self.always)
@@ -69,19 +69,16 @@ class Kernel:
 
     def send_many(self, sock: Socket, messages: int, count: int) -> tuple[int, int]:
         taken, number = self.send(sock, count)
-        for (rank, _), message in zip(self.taken[len(self.taken) - taken :], read(messages, taken), strict=True):
+        for message in read(messages, taken):
+            rank = self._ranks[message.target]
+            self.taken.append((rank, len(message.packets)))
             self.data[rank] += message.data
         return taken, number
 
     def send(self, sock: Socket, count: int) -> tuple[int, int]:
+        """How many of ``count`` messages are taken, and errno where it is none."""
         step = self.script.pop(0) if self.script else self.always
-        if step > 0:
-            return 0, step
-        count = min(count, -step) if step else count
-        for m in range(count):
-            rank = int(np.flatnonzero(self._batch._pointers == self._batch._messages[m, 0])[0])
-            self.taken.append((rank, int(self._batch.order[m, 1])))
-        return count, 0
+        return (0, step) if step > 0 else (min(count, -step) if step else count, 0)
 
 
 def memory(count: int, seed: int = 1) -> np.ndarray:
@@ -95,12 +92,14 @@ class Line:
         done: packets that have left of each submission that is over.
     """
 
-    def __init__(self, sockets: Sequence[Socket], pacer: Pacer | None = None, shared: Shared | None = None) -> None:
-        self.sender = Sender(sockets, dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
+    def __init__(
+        self, sockets: Sequence[Socket], pacer: Pacer | None = None, shared: Shared | None = None, **more: Any
+    ) -> None:
+        self.sender = Sender(sockets, {rank: (ADDRESS, 9000 + rank) for rank in (1, 2, 3)})
         if shared is not None:
             self.sender.share(shared)
-        self.queue = SendQueue(self.sender, pacer)
-        self.kernel = Kernel(self.queue)
+        self.queue = SendQueue(self.sender, pacer, **more)
+        self.kernel = Kernel(self.sender)
         self.done: list[int] = []
 
     @property
