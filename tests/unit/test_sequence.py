@@ -48,6 +48,7 @@ def test_labels_count_ops_and_rows_follow_each_other_in_every_ring() -> None:
     assert [p.label for p in places] == [op_label(0, 0), op_label(0, 1), op_label(1, 0), op_label(1, 1)]
     assert [p.previous for p in places] == [0xFFFFFFFF, *(p.label for p in places[:-1])]
     assert sequence.next_label == sequence.upcoming == op_label(2, 0)
+    assert fresh(history=step(1000, 5)[:1])[0].upcoming == op_label(0, 1)
     assert (places[0].result_seq, places[0].sum_seqs) == (0, (0, 0, 0))
     for a, b in itertools.pairwise(places):
         assert b.result_seq == a.result_seq + a.layout.shape.rows
@@ -166,6 +167,7 @@ def test_steps_before_a_change_stay_where_they_are_although_their_map_is_not_nam
     before = late.sum_seqs
     assert late.set_maps(maps[1:3]) == []
     assert late.sum_seqs == before
+    assert not late.adrift
     late.set_maps(maps[1:])
     assert launch(late, step(70_000)) == places[9:]
 
@@ -217,6 +219,14 @@ def test_a_rank_that_jumped_may_hear_later_when_its_map_began() -> None:
     assert not lost.adrift
     launch(donor, step(1000) * 10)
     assert launch(lost, step(1000)) == launch(donor, step(1000))
+
+
+def test_what_is_known_for_long_is_no_change() -> None:
+    maps = [(0, MAP), (2, OwnerMap(257, (1,))), (20, OwnerMap(513, (2,)))]
+    sequence, _ = fresh(maps[:2], step(1000) * 14)
+    sequence.set_maps(maps)
+    assert not sequence.adrift
+    assert (sequence.map.id, sequence.newest_map) == (257, 513)
 
 
 def test_a_gap_in_the_history_of_maps_asks_for_a_jump() -> None:

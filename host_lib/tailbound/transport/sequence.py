@@ -114,11 +114,6 @@ class Sequence:
         self.next_label = (self._step << OP_INDEX_BITS) + self._index & _U32  # behind a step that is full: of the next
         self.upcoming = self._ahead[0].label if self._ahead else self.next_label
 
-    @property
-    def layouts(self) -> tuple[Layout, ...]:
-        """The ops of a step of the present layout; none while it is not stable."""
-        return self._history[1] if self.stable else ()
-
     def _remember(self, *steps: tuple[Layout, ...]) -> None:
         """``steps``, at most two, are the last finished ones."""
         self._history = list(steps)
