@@ -285,14 +285,12 @@ class World(UncheckedWorld):
         node.poke()
         node.train()
 
-    def propose(self, weights: tuple[int, ...]) -> bool:
-        """The lowest rank that lives proposes that rows are dealt by these weights (clock-22); whether it could."""
+    def propose(self, owners: tuple[int, ...]) -> bool:
+        """The lowest rank that lives proposes that these own all rows (clock-22); whether it could."""
         node = self.alive[0]
         job, agreement = node.engine.job, node.engine.maps.agreement
-        owners = job.weights(weights, switched=False)
-        content = Content(owners)
         node.poke()
-        return agreement.propose(content, step_of(job.sequence.upcoming), self.fabric.clock + node.ahead)
+        return agreement.propose(Content(owners), step_of(job.sequence.upcoming), self.fabric.clock + node.ahead)
 
     def restart_switch(self, length: int = 0) -> None:
         """Its program is loaded anew, and it is away for ``length`` ns: all rows are forgotten, whole ones, too.

@@ -90,10 +90,10 @@ class Training(RuleBasedStateMachine):
         """Before its next step it does nothing for a while, and goes on where the others are then."""
         self.world.nodes[self._one(number)].away = length * MS
 
-    @rule(weights=st.lists(st.integers(0, 3), min_size=5, max_size=5))
-    def propose_a_map(self, weights: list[int]) -> None:
-        chosen = tuple(weights[: self.world.ranks])
-        if any(chosen):
+    @rule(owners=st.sets(st.integers(0, 4)))
+    def propose_a_map(self, owners: set[int]) -> None:
+        chosen = tuple(sorted(owners.intersection(range(self.world.ranks))))
+        if chosen:
             self.world.propose(chosen)
 
     @precondition(lambda self: len(self.world.alive) > 2)

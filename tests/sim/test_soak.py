@@ -17,18 +17,18 @@ def test_the_engine_passes_a_few() -> None:
     assert counts["virtual"] > 0
 
 
-@pytest.mark.parametrize("weights", [(0, 1, 1, 1), (1, 0, 1, 1)], ids=["the one who asks", "the dead one"])
-def test_a_rank_that_is_killed_is_known_as_dead_where_either_owns_no_rows(weights: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("owners", [(1, 2, 3), (0, 2, 3)], ids=["the one who asks", "the dead one"])
+def test_a_rank_that_is_killed_is_known_as_dead_where_either_owns_no_rows(owners: tuple[int, ...]) -> None:
     """Training found it, seed 20261122000000: who owned nothing waited in ``synchronise`` for those that were killed.
 
     Rule: clock-15.
     """
     with World(4, 3, steps=1 << 30).start() as world:
         world.go(150 * MS)
-        assert world.propose(weights)
+        assert world.propose(owners)
         world.go(300 * MS)
         maps = [node.engine.maps.agreement.agreed[-1].content for node in world.alive]
-        assert [tuple(content.weights) for content in maps] == [weights] * 4
+        assert [content.owners for content in maps] == [owners] * 4
         world.kill(1, 0)
         world.go(500 * MS)
         for node in world.alive:

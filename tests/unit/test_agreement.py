@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailbound.codec.shape import shape_for
-from tailbound.errors import ConfigError
 from tailbound.transport.agreement import (
     CHAIN,
     LEAD_STEPS,
@@ -23,7 +22,6 @@ from tailbound.transport.agreement import (
     Message,
     decode_map,
     encode_map,
-    speeds_to_wire,
 )
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.transport.steps import step_distance
@@ -34,7 +32,7 @@ MS = 1_000_000
 # -- what packets say ---------------------------------------------------------------------------------------------
 
 CONTENTS = st.builds(
-    Content, st.lists(st.integers(0, 255), min_size=3, max_size=3).filter(any).map(tuple), st.booleans()
+    Content, st.sets(st.integers(0, 2), min_size=1).map(lambda owners: tuple(sorted(owners))), st.integers(0, 65535)
 )
 MESSAGES = st.one_of(
     st.builds(
@@ -47,10 +45,6 @@ MESSAGES = st.one_of(
     st.builds(
         lambda contents: Message(Kind.SETTLED, 0, tuple(Agreed(i << 8 | 2, 3 * i, c) for i, c in enumerate(contents))),
         st.lists(CONTENTS, min_size=1, max_size=CHAIN),
-    ),
-    st.builds(
-        lambda speeds: Message(Kind.SPEEDS, speeds=speeds),
-        st.tuples(st.integers(0, 255), st.integers(0, 255), st.integers(0, 255)),
     ),
 )
 
@@ -78,15 +72,11 @@ def due(rank: Agreement, step: int) -> Agreed:
     return [each for each in rank.agreed if each is rank.agreed[0] or step_distance(step, each.since) >= 0][-1]
 
 
-def test_speeds_on_the_wire() -> None:
-    assert speeds_to_wire({0: 1.0, 2: 0.25, 3: 0.0}, 5) == (255, 0, 64, 1, 0)
-
-
 # -- two or three ranks, step by step -----------------------------------------------------------------------------
 
 
 def ranks_of(count: int) -> list[Agreement]:
-    return [Agreement(rank, count, Content((1,) * count)) for rank in range(count)]
+    return [Agreement(rank, count, Content(tuple(range(count)))) for rank in range(count)]
 
 
 def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: list[int] | None = None) -> list[int]:
@@ -102,7 +92,7 @@ def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: lis
 
 def test_a_map_begins_three_steps_after_the_newest_once_all_have_acknowledged() -> None:
     ranks = ranks_of(3)
-    wanted = Content((1, 0, 2))
+    wanted = Content((0, 2))
     assert ranks[0].propose(wanted, 5, 0)
     assert turn(ranks, 0, 0) == [1, 2]
     turn(ranks, 1, 0)
@@ -112,7 +102,7 @@ def test_a_map_begins_three_steps_after_the_newest_once_all_have_acknowledged() 
     assert turn(ranks, 0, 2 * MS, step=7) == [1, 2]
     assert {r.agreed[-1] for r in ranks} == {Agreed(1 << 8, 7 + LEAD_STEPS, wanted)}
     assert due(ranks[1], 9).id == 0
-    assert due(ranks[1], 10).owner_map.owners == (2, 0, 2)
+    assert due(ranks[1], 10).owner_map.owners == (0, 2)
 
 
 def test_without_all_acknowledgements_it_lapses_and_waits_longer_every_time() -> None:
@@ -120,7 +110,7 @@ def test_without_all_acknowledgements_it_lapses_and_waits_longer_every_time() ->
     now, gaps = MS, []
     for _ in range(4):
         begun = now
-        while not ranks[0].propose(Content((1, 1, 0)), 5, now):
+        while not ranks[0].propose(Content((0, 1)), 5, now):
             now += MS
         gaps.append(now - begun)
         while ranks[0].busy(5, now) and ranks[0].look():
@@ -134,7 +124,7 @@ def test_without_all_acknowledgements_it_lapses_and_waits_longer_every_time() ->
 
 def test_only_the_lowest_live_rank_is_answered() -> None:
     ranks = ranks_of(3)
-    ranks[1].propose(Content((0, 1, 1)), 5, 0)
+    ranks[1].propose(Content((1, 2)), 5, 0)
     message = ranks[1].turn(0, 5, [2], {})[0][1]
     for live, answered in (([0, 1], False), ([1], True)):
         ranks[2].take(message, 1, live, 0)
@@ -145,22 +135,20 @@ def test_only_the_lowest_live_rank_is_answered() -> None:
 
 def test_nothing_is_proposed_twice_or_while_a_map_is_to_begin() -> None:
     ranks = ranks_of(2)
-    assert not ranks[0].propose(Content((1, 1)), 5, 0)
-    assert ranks[0].propose(Content((0, 1)), 5, 0)
-    assert not ranks[0].propose(Content((1, 0)), 5, 0)
+    assert not ranks[0].propose(Content((0, 1)), 5, 0)
+    assert ranks[0].propose(Content((1,)), 5, 0)
+    assert not ranks[0].propose(Content((0,)), 5, 0)
     for now in range(3):
         turn(ranks, 0, now * MS)
         turn(ranks, 1, now * MS)
     assert ranks[0].known == ranks[1].known == 1 << 8
-    assert not ranks[0].propose(Content((1, 1)), 7, 3 * MS)
-    assert ranks[0].propose(Content((1, 1)), 8, 3 * MS)
-    with pytest.raises(ConfigError):
-        ranks[0].propose(Content((0, 0)), 8, 3 * MS)
+    assert not ranks[0].propose(Content((0, 1)), 7, 3 * MS)
+    assert ranks[0].propose(Content((0, 1)), 8, 3 * MS)
 
 
 def test_whoever_knows_a_map_tells_those_whose_headers_do_not() -> None:
     ranks = ranks_of(3)
-    ranks[0].propose(Content((1, 1, 0)), 5, 0)
+    ranks[0].propose(Content((0, 1)), 5, 0)
     for now in range(3):
         turn(ranks, 0, now * MS, live=[1])  # it takes rank 2 for dead
         turn(ranks, 1, now * MS, live=[0])
@@ -172,8 +160,8 @@ def test_whoever_knows_a_map_tells_those_whose_headers_do_not() -> None:
 
 
 def test_a_job_whose_maps_fill_no_packet_keeps_its_map() -> None:
-    rank = Agreement(0, 200, Content((1,) * 200), room=256)
-    assert not rank.propose(Content((1,) * 199 + (0,)), 5, 0)
+    rank = Agreement(0, 200, Content(tuple(range(200))), room=64)
+    assert not rank.propose(Content(tuple(range(199))), 5, 0)
 
 
 # -- many ranks, a bad network, random histories ------------------------------------------------------------------
@@ -263,9 +251,9 @@ class Network:
             assert self.contents.setdefault(each.id, (each.since, each.content)) == (each.since, each.content)
 
     def wish(self, rank: int) -> None:
-        weights = [self.random.choice((0, 1, 1, 2, 4)) for _ in self.ranks]
-        if any(weights) and min(self.believed[rank], default=rank) > rank:
-            content = Content(tuple(weights), self.random.randrange(2))
+        owners = tuple(r for r in range(len(self.ranks)) if self.random.random() < 0.8)
+        if owners and min(self.believed[rank], default=rank) > rank:
+            content = Content(owners, self.random.randrange(2))
             self.ranks[rank].propose(content, self.step_of(rank), self.now)
 
 
@@ -314,25 +302,25 @@ def test_no_two_ranks_use_one_id_for_two_maps_and_all_come_to_the_same_one(ranks
 def test_what_one_rank_did_not_acknowledge_does_not_hold_up_a_map_without_it() -> None:
     """The majority waited 300 ms for a rank that was away, and twice that before it could propose anything else."""
     ranks = ranks_of(3)
-    assert ranks[0].propose(Content((1, 1, 2)), 5, MS)
+    assert ranks[0].propose(Content((0, 2)), 5, MS)
     ranks[0].turn(MS, 5, [1, 2], {})
     ranks[0].turn(2 * MS, 5, [1], {})  # rank 2 is away
-    assert ranks[0].propose(Content((1, 1, 0)), 5, 3 * MS)
+    assert ranks[0].propose(Content((0, 1)), 5, 3 * MS)
     ranks[0].turn(400 * MS, 5, [1], {})  # nor has rank 1 heard of it
-    assert not ranks[0].propose(Content((1, 1, 0)), 5, 401 * MS)
-    assert ranks[0].propose(Content((2, 1, 0)), 5, 401 * MS)
+    assert not ranks[0].propose(Content((0, 1)), 5, 401 * MS)
+    assert ranks[0].propose(Content((1, 2)), 5, 401 * MS)
 
 
 @pytest.mark.parametrize("seed", [0, 3])
 def test_when_the_leader_dies_the_next_one_leads(seed: int) -> None:
     world = Network(4, seed, loss=0.1, delay=MS)
-    world.ranks[0].propose(Content((1, 0, 1, 1)), 0, 0)
+    world.ranks[0].propose(Content((0, 2, 3)), 0, 0)
     for _ in range(3 + seed):  # between its proposal and the end of it
         world.tick()
     world.dead.add(0)
     for believed in world.believed:
         believed.discard(0)
-    wanted = Content((0, 1, 1, 2))
+    wanted = Content((1, 2, 3))
     for _ in range(5000):
         world.ranks[1].propose(wanted, world.step_of(1), world.now)
         world.tick()

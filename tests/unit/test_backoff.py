@@ -38,9 +38,9 @@ def lapses() -> Iterator[int]:
 
 
 def _proposed(every: int) -> Iterator[tuple[int, bool]]:
-    agreement = Agreement(0, 2, Content((1, 1)))
+    agreement = Agreement(0, 2, Content((0, 1)))
     for now in itertools.count(0, every):
-        new = agreement.propose(Content((1, 0)), 5, now)
+        new = agreement.propose(Content((0,)), 5, now)
         if any(message.kind == Kind.PROPOSE for _, message in agreement.turn(now, 5, [1], {})):
             yield now, new
 
@@ -49,11 +49,11 @@ def told(rank: int) -> Callable[[], Iterator[int]]:
     """A peer whose headers go on naming an older map, where ``rank`` has settled the newest one."""
 
     def times() -> Iterator[int]:
-        agreement = Agreement(rank, 3, Content((1, 1, 1)))
-        first = Agreement(0, 3, Content((1, 1, 1)))
-        first.propose(Content((1, 1, 0)), 5, 0)
+        agreement = Agreement(rank, 3, Content((0, 1, 2)))
+        first = Agreement(0, 3, Content((0, 1, 2)))
+        first.propose(Content((0, 1)), 5, 0)
         for peer, message in first.turn(0, 5, [1, 2], {}):
-            other = Agreement(peer, 3, Content((1, 1, 1)))
+            other = Agreement(peer, 3, Content((0, 1, 2)))
             other.take(message, 0, [0], 0)
             first.take(other.turn(0, 5, [0], {})[0][1], peer, [1, 2], 0)
         first.turn(0, 5, [1, 2], {})

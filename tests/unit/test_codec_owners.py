@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.codec.owners import OwnerMap, Placement, first_place, place, table
+from tailbound.codec.owners import OwnerMap, Placement, first_place, place
 from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
 
@@ -88,26 +88,3 @@ def test_maps_of_equal_tables_share_their_arrays() -> None:
     a, b = (place(shape, OwnerMap(i, (0, 2)), 3) for i in (1, 2))
     assert a.owner_map != b.owner_map
     assert a.position is b.position
-
-
-def test_a_table_names_ranks_by_weight_and_mixes_them() -> None:
-    assert table((1, 1, 1, 1)) == table((4, 4, 4, 4)) == (0, 1, 2, 3)
-    assert table((0, 1, 0, 2)) == (3, 1, 3)
-    assert table((4, 4, 1, 4)) == (0, 1, 3, 0, 1, 3, 2, 0, 1, 3, 0, 1, 3)
-
-
-@pytest.mark.parametrize("weights", [(), (0, 0), (1, -1)])
-def test_bad_weights_are_refused(weights: tuple[int, ...]) -> None:
-    with pytest.raises(ConfigError):
-        table(weights)
-
-
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=32).filter(any))
-def test_rows_follow_the_weights_in_every_group(weights: list[int]) -> None:
-    ranks, total = len(weights), sum(weights)
-    owner_map = OwnerMap(1, table(tuple(weights)))
-    p = place(shape_for(3_000_000, 1408), owner_map, ranks)
-    assert owner_map.share == pytest.approx(max(weights) / total)
-    for owner, weight in enumerate(weights):
-        in_groups = np.bincount(p.groups_of(owner), minlength=p.shape.groups)
-        assert np.all(abs(in_groups - 64 * weight / total) <= max(2, weight))

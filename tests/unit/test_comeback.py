@@ -31,10 +31,10 @@ from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sequence import Position
 from tailbound.wire.schema import op_label
 
-MAPS = (Agreed(0, 0, Content((1, 1, 1))), Agreed(256, 9, Content((2, 0, 1))))
+MAPS = (Agreed(0, 0, Content((0, 1, 2))), Agreed(256, 9, Content((0, 2))))
 KEY = (0, 1000, 0, 34)
 SCALES = {KEY: np.array([-3, 7], np.int16)}
-ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), 256, (0, 0, 2)), MAPS, SCALES, 0xC0)
+ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), 256, (0, 2)), MAPS, SCALES, 0xC0)
 
 
 def check(key: Scales, groups: int) -> None:

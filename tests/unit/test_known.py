@@ -36,9 +36,9 @@ def test_a_switch_is_a_rank_that_owns_and_does_not_contribute() -> None:
     one, switched = known(), known(switch=Switch("10.0.0.1"))
     assert (one.peers, one.world, one.switch) == ([2, 0], 3, None)
     assert (switched.peers, switched.world, switched.switch) == ([2, 0], 4, 3)
-    assert one.weights((1, 2, 1), switched=True) == (1, 2, 1)
-    assert switched.weights((1, 2, 1), switched=True) == (0, 0, 0, 1)
-    assert switched.weights((1, 2, 1), switched=False) == (1, 2, 1, 0)
+    assert one.owners((0, 2), switched=True) == (0, 2)
+    assert switched.owners((0, 2), switched=True) == (3,)
+    assert switched.owners((0, 2), switched=False) == (0, 2)
 
 
 def test_who_was_not_asked_since_it_was_heard_of_is_not_silent() -> None:

@@ -5,14 +5,11 @@ sending order, from a place on that differs by sender (``first_place``): a tail 
 row more than another, a dead owner costs every group the same share. Dealing by ``r mod M`` alone would be unequal (1.5
 times at 48 ranks, 2 times at 128).
 
-A table may name a rank several times, or not at all: that is how a slow link gets a smaller share, and a straggler
-none (clock-22; the gain of StragglAR, for any number of ranks).
+A rank that the table does not name owns nothing, as a straggler does (clock-22).
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -32,33 +29,12 @@ Places = NDArray[np.int64]
 class OwnerMap:
     """A table of owners with its id; ``turns``: keys that came before their time (auth-8).
 
-    ``owners`` holds at least one entry; a rank owns rows in proportion to how often it is named.
+    ``owners`` holds at least one entry; ranks that it names own equally many rows.
     """
 
     id: int
     owners: tuple[int, ...]
     turns: int = 0
-
-    @cached_property
-    def share(self) -> float:
-        """Largest share of the rows that one rank owns."""
-        return max(Counter(self.owners).values()) / len(self.owners)
-
-
-@lru_cache(maxsize=64)
-def table(weights: tuple[int, ...]) -> tuple[int, ...]:
-    """The owners table of ``weights`` (by rank): every rank as often as its weight says, evenly interleaved.
-
-    Equal weights give each rank once, in order.
-
-    Raises:
-        ConfigError: a negative weight, or none above 0.
-    """
-    if not weights or min(weights) < 0 or max(weights) == 0:
-        raise ConfigError(f"weights of owners {weights}: give none below 0 and at least one above")
-    least = math.gcd(*weights)
-    turns = [((2 * j + 1) / (2 * w // least), rank) for rank, w in enumerate(weights) for j in range(w // least)]
-    return tuple(rank for _, rank in sorted(turns))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +86,7 @@ def first_place(placement: Placement, owner: int, sender: int, ranks: int) -> in
 
     Senders begin apart, so that processors that take in two of them seldom want the same row. They begin with an ``r``
     that is a multiple of the length of the owners table: every group has equally many rows before that, and what is cut
-    off at the end still costs every group at most one row more than another (for an owner that the table names once).
+    off at the end still costs every group at most one row more than another.
 
     Args:
         placement: of the op.

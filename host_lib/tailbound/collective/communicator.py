@@ -226,9 +226,9 @@ class Communicator:
         if config.switch is not None:
             rings.append(config.switch.rows // 2)
         self._number(*rings)
-        share_most, outside = sums / self._rows_most, self.part == Part.OUTSIDE
+        least, outside = -(-self._rows_most // sums), self.part == Part.OUTSIDE
         self._engine = Transpose(
-            self.job, on_thread, early, int(timeout * 1e9), share_most=share_most, outside=outside
+            self.job, on_thread, early, int(timeout * 1e9), owners_least=least, outside=outside
         ).start()
         jump.serve(self.reliable, self._engine)
         fetch.serve(self.reliable, self._engine)

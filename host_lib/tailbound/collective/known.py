@@ -62,11 +62,9 @@ class Session:
             switch=ranks if switched else None, world=ranks + switched, shift_cap=shift_cap_of(ranks),
         )  # fmt: skip
 
-    def weights(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
-        """Weights of an owner map: those of the ranks, or (``switched``) all rows for the switch, if there is one."""
-        if self.switch is None:
-            return ranks
-        return (0,) * self.ranks + (1,) if switched else (*ranks, 0)
+    def owners(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
+        """Owners by an owner map: ``ranks``, or (``switched``) the switch alone, if there is one."""
+        return (self.switch,) if switched and self.switch is not None else ranks
 
     def switched(self, owner_map: OwnerMap) -> bool:
         """Whether rows of ops placed by ``owner_map`` go to the switch."""

@@ -1,4 +1,4 @@
-"""Owner maps: who is late, who is slow, MAP packets, and which map the kernel takes (clock-22).
+"""Owner maps: who is late, MAP packets, and which map the kernel takes (clock-22).
 
 ``transport.shares`` says what the map should be, ``transport.agreement`` brings all ranks to the same one, and
 ``transport.sequence`` places ops by it. This file tells them what has been seen, and carries out what they decide.
@@ -25,13 +25,11 @@ from tailbound.transport.agreement import (
     Message,
     decode_map,
     encode_map,
-    speeds_to_wire,
 )
 from tailbound.transport.config import MS
 from tailbound.transport.forgeries import WORDS_APART
-from tailbound.transport.queue import SendQueue
 from tailbound.transport.sequence import REMEMBERED
-from tailbound.transport.shares import FAST_ENOUGH, Lateness, Observation, Shares, Speeds
+from tailbound.transport.shares import Lateness, Shares
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.transport.switch import Fallback
 from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, PacketType, op_label, op_slot
@@ -43,10 +41,6 @@ _TIME_UNIT = TIME_UNIT_US * 1000
 _APART = 20 * MS
 #: All should have heard of a map this long before it begins, in case of short steps; but so many steps at most.
 _NOTICE, _LEAD_MOST = 50 * MS, 64
-#: Speeds are told to the others again after so many steps, while one rank is slow.
-_TELL_SPEEDS = 16
-#: What was told, or measured, holds for so many steps: some such words may be lost.
-_TOLD_FOR = 8 * _TELL_SPEEDS
 #: What is kept for long is dated anew after so many steps, before step numbers turn over.
 _AGE_EVERY = 1 << 10
 #: Turns of keys before their time that a map can say: after so many an epoch lasts as long as it lasts.
@@ -59,25 +53,23 @@ class Maps:
     Args:
         job: of the rank.
         accounts: losses.
-        queue: tells whether flows wait for each other.
-        share_most: a larger share of the rows no rank is to own, since there is no room for more.
+        owners_least: so many ranks have to own rows, since there is no room for a larger share.
         outside: this rank has come back and not entered yet (``comeback``).
     """
 
-    def __init__(self, job: Speaker, accounts: Accounts, queue: SendQueue, share_most: float, *, outside: bool) -> None:
-        self._job, self._accounts, self._queue = job, accounts, queue
-        first = Content(job.weights((1,) * job.ranks, switched=True))
+    def __init__(self, job: Speaker, accounts: Accounts, owners_least: int, *, outside: bool) -> None:
+        self._job, self._accounts = job, accounts
+        self._ranks = tuple(range(job.ranks))
+        first = Content(job.owners(self._ranks, switched=True))
         self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
-        self.shares = Shares(job.ranks, share_most)
+        self.shares = Shares(job.ranks, owners_least)
         states = job.records.peer_states  # columns: a field of a record takes five times as long to read
         self._cookies, self._maps_known = states["cookie"], states["map_known"]
         self._late, self._newest = states["lateness"], states["newest"]
-        self._lateness, self._speeds = Lateness(), Speeds()
+        self._lateness = Lateness()
         self._paces: deque[int] = deque(maxlen=16)
-        self._told: dict[int, tuple[int, dict[int, float]]] = {}  # by sender: when, and how fast it gets all rows
-        self._told_at = self._measured_at = 0  # steps in which this rank has told and could measure that last
         self._step = self._aged = job.config.first_step
-        self._again = self._steps = self._stepped = 0
+        self._again = self._stepped = 0
         self._observed = self._wished = -_APART
         self._lead = LEAD_STEPS
         self._lengths: deque[int] = deque(maxlen=8)  # of the last steps, ns
@@ -108,15 +100,13 @@ class Maps:
             job.counters["control_refused"] += 1
         elif message.kind == Kind.TURN:
             self._turn_asked = message.ref
-        elif message.kind == Kind.SPEEDS:
-            self._told[sender] = self._steps, {r: v / 255 for r, v in enumerate(message.speeds) if v}
         else:
             self._foresee(max((each.content.turns for each in message.maps), default=0))  # before it is acknowledged
             self.agreement.take(message, sender, self._alive(), job.now())
         self._again = 0
 
     def observe(self, op: Op) -> None:
-        """Learns from an op that is over: own lateness, and how fast everybody's rows came in."""
+        """Learns own lateness from an op that is over."""
         job, launch = self._job, op.launch
         now = job.now()
         if now - self._observed < _APART:
@@ -128,18 +118,11 @@ class Maps:
         if record is None:
             return
         opened, first = int(record["opened_ns"]), op_slot(op.label) * MAX_RANKS
-        stamps = job.store.arrivals[first : first + job.ranks]
-        heard = record["heard"].tolist()
-        came, row, done = (stamps[name].tolist() for name in ("first_us", "row_us", "contributed_us"))
+        heard, came = record["heard"].tolist(), job.store.arrivals[first : first + job.ranks]["first_us"].tolist()
         here = [p for p in job.membership.live if came[p] and heard[p >> 6] >> (p & 63) & 1]
         began = [opened + 1000 * (came[p] - 1) for p in here]
         self._lateness.observe(launch.launched, began)
         job.advertise(lateness=min(0xFFFF, self._lateness.value // _TIME_UNIT))
-        rows = int(op.place.placement.counts[job.rank])
-        self._measured_at = self._steps if rows else self._measured_at
-        # flows that receivers slow down (incast) say nothing about links
-        if rows and not self._queue.pacer.granted:
-            self._speeds.observe({p: 1000 * max(1, done[p] - row[p]) for p in here if done[p] and row[p]}, rows)
         self._paces.append(job.now() - max(launch.launched, op.start))
 
     def turn(self, now: int, window: Window) -> int:
@@ -154,7 +137,6 @@ class Maps:
             length = statistics.median_high(self._lengths) if self._lengths else 0
             self._lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // length))) if length else LEAD_STEPS
             self._step, self._again, self._stepped = step, 0, now
-            self._steps += 1
             if step_distance(step, self._aged) >= _AGE_EVERY:
                 self._aged = step
                 self._age(step)
@@ -202,36 +184,23 @@ class Maps:
         """Once a step: what the map should be; proposes it if this is the lowest live rank."""
         job, config = self._job, self._job.config
         present = self.agreement.agreed[-1].content
-        weights = present.weights
+        owners = present.owners if job.switch is None else self._ranks
         if config.share_rows:
-            suspects = job.membership.suspects
-            weights = self.shares.observe(
-                Observation(
-                    lateness,
-                    suspects | job.membership.gone | job.membership.dead(step),
-                    self._all_speeds(),
-                    self._pace(),
-                )
-            )
+            absent = job.membership.suspects | job.membership.gone | job.membership.dead(step)
+            owners = self.shares.observe(lateness, absent, self._pace())
         if job.switch is not None:
-            ranks = weights if config.share_rows else (1,) * job.ranks
             wanted = self.fallback.observe(job.silent_ops, job.switched(self._in_force), now)
-            weights = job.weights(ranks, switched=wanted)
+            owners = job.owners(owners, switched=wanted)
         alive = self._alive()
         self.agreement.among(alive)
         if min(alive, default=job.rank) >= job.rank:
-            content = Content(weights, self._turns(present.turns, now))
+            content = Content(owners, self._turns(present.turns, now))
             if job.steps.in_step and self.agreement.propose(content, step, now):
                 self._foresee(content.turns)
-                job.events.emit("map_proposed", level=logging.INFO, weights=list(weights), step=step)
+                job.events.emit("map_proposed", level=logging.INFO, owners=list(owners), step=step)
             return
         if self._tried() and self._alerts.forgeries.ask(now, WORDS_APART):
             self._send(min(alive), Message(Kind.TURN, present.turns + 1))
-        if self._steps - self._told_at >= _TELL_SPEEDS:
-            speeds = self._own_speeds()
-            if min(speeds.values(), default=1.0) < FAST_ENOUGH:
-                self._told_at = self._steps
-                self._send(min(alive), Message(Kind.SPEEDS, speeds=speeds_to_wire(speeds, job.world)))
 
     def _tried(self) -> bool:
         """Whether the keys in force have been tried too often here, and can be left now."""
@@ -262,22 +231,6 @@ class Maps:
         """What an op takes as a rule, ns; 0: not known yet."""
         return statistics.median_high(self._paces) if self._paces else 0
 
-    def _own_speeds(self) -> dict[int, float]:
-        """How fast rows come in here; nothing where none have come for long, since none are summed here."""
-        return self._speeds.values() if self._steps - self._measured_at <= _TOLD_FOR else {}
-
-    def _all_speeds(self) -> dict[int, float]:
-        """Of every rank, the median of how fast the others get its rows (the slower of two).
-
-        Who has told nothing for a while has nothing to complain of any more.
-        """
-        said: dict[int, list[float]] = {}
-        told = [speeds for at, speeds in self._told.values() if self._steps - at <= _TOLD_FOR]
-        for speeds in [self._own_speeds(), *told]:
-            for rank, speed in speeds.items():
-                said.setdefault(rank, []).append(speed)
-        return {rank: sorted(values)[(len(values) - 1) // 2] for rank, values in said.items()}
-
     def _change(self, window: Window) -> None:
         """Another history of maps is known: places are foretold anew, headers and the kernel follow."""
         job, ops, agreed = self._job, window.ops, self.agreement.agreed
@@ -299,9 +252,8 @@ class Maps:
         job.counters["maps_settled"] += 1
         newest = agreed[-1]
         self._foresee(newest.content.turns)
-        job.events.emit(
-            "map_settled", level=logging.INFO, id=newest.id, since=newest.since, weights=list(newest.content.weights)
-        )  # fmt: skip
+        owners = list(newest.content.owners)
+        job.events.emit("map_settled", level=logging.INFO, id=newest.id, since=newest.since, owners=owners)
 
     def _age(self, step: int) -> None:
         """Keeps what began long ago from seeming to be still to come, here and in the kernel."""
@@ -311,7 +263,7 @@ class Maps:
             return
         job.sequence.set_maps([(each.since, each.owner_map) for each in agreement.agreed])
         (*_, newest) = agreement.agreed
-        if step_distance(step, newest.since) > 0 and not newest.content.weights[job.rank]:
+        if step_distance(step, newest.since) > 0 and job.rank not in newest.content.owners:
             # nothing is summed here: what slots say of ops that are long over must not become older either
             self.seal_all(op_label(step, 0) - 1 & 0xFFFFFFFF)
 

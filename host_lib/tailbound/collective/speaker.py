@@ -80,7 +80,7 @@ class Speaker(Known):
         self.keys = keys
         self._stamps = Stamps()
         self.sender = sender
-        owners = tuple(range(self.ranks)) if self.switch is None else (self.switch,)
+        owners = self.owners(tuple(range(self.ranks)), switched=True)
         self.sequence = Sequence(self.world, OwnerMap(0, owners), config.first_step)
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before, before)

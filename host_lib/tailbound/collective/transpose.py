@@ -88,7 +88,7 @@ class Transpose:
         on_thread: called once in the new thread (to set its affinity or torch's thread count).
         early: control packets that have come already.
         patience: ns for which a peer may be missing from the first step on (``alerts.Unheard``).
-        share_most, outside: of ``Maps``.
+        owners_least, outside: of ``Maps``.
     """
 
     def __init__(
@@ -98,11 +98,11 @@ class Transpose:
         early: Iterable[bytes] = (),
         patience: int = 180 * 10**9,
         *,
-        share_most: float = 1.0,
+        owners_least: int = 1,
         outside: bool = False,
     ) -> None:
         self.job = job
-        self.maps = Maps(job, job.accounts, job.flow.queue, share_most, outside=outside)
+        self.maps = Maps(job, job.accounts, owners_least, outside=outside)
         self.maps.seal_all = lambda label: job.datapath.seal(label, 0, job.store.sum_rows)
         self._inbox = Inbox(job, self.maps, job.channels, job.paths)
         # who comes back may meet a job that has lost more ranks: all others know of these, and wait for none

@@ -109,7 +109,7 @@ class Window:
         results, sums = job.least_rings
         if job.config.switch is not None and job.switched(owner_map):
             return min(results, job.config.switch.rows)
-        return int(min(results, sums / owner_map.share))
+        return min(results, sums * len(owner_map.owners))
 
     def _recordable(self, label: int) -> bool:
         """Whether op records last: peers may lag by as much again, and must keep the record of an op they are in."""

@@ -123,7 +123,7 @@ class Advanced(TypedDict, total=False):
         otherwise="a twenty-sixth of `patience`",
     )]
     share_rows: Annotated[bool, _option(
-        on_off(), True, "stragglers and slow links own fewer rows or none, by agreement",
+        on_off(), True, "stragglers own no rows, by agreement",
     )]
     resync_period: Annotated[int, _option(integer(0), 200, "steps between two comparisons of digests; 0: none")]
     resync_share: Annotated[float, _option(

@@ -20,7 +20,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from tailbound.codec.owners import OwnerMap, table
+from tailbound.codec.owners import OwnerMap
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.steps import OLD, STEP_MASK, step_distance
@@ -47,16 +47,14 @@ class Kind(enum.IntEnum):
     PROPOSE = 1  #: one map, without its beginning; ``ref``: the id of the map it is to follow
     ACKNOWLEDGE = 2  #: ``ref``: the id proposed, or the higher one promised to somebody else, or the one known
     SETTLED = 3  #: the newest maps with their beginnings, oldest first
-    SPEEDS = 4  #: how fast every rank's rows come in here, as u8[ranks]: 255 as fast as the median, 0 unknown
-    TURN = 5  #: keys have been tried too often here; ``ref``: the turns that the next map should have (auth-8)
+    TURN = 4  #: keys have been tried too often here; ``ref``: the turns that the next map should have (auth-8)
 
 
 @dataclass(frozen=True)
 class Content:
-    """What is agreed on: weights of the owners by rank (0..255, not all 0), and how many ``turns`` of keys came before
-    their time (auth-8)."""
+    """What is agreed on: the ``owners``, rising, and how many ``turns`` of keys came before their time (auth-8)."""
 
-    weights: tuple[int, ...]
+    owners: tuple[int, ...]
     turns: int = 0
 
 
@@ -71,8 +69,7 @@ class Agreed:
     @property
     def owner_map(self) -> OwnerMap:
         """As the codec takes it."""
-        content = self.content
-        return OwnerMap(self.id, table(content.weights), content.turns)
+        return OwnerMap(self.id, self.content.owners, self.content.turns)
 
 
 class Message(NamedTuple):
@@ -81,17 +78,20 @@ class Message(NamedTuple):
     kind: Kind
     ref: int = 0
     maps: tuple[Agreed, ...] = ()
-    speeds: tuple[int, ...] = ()
+
+
+def _bytes_of(ranks: int) -> int:
+    """Of a bit for each rank."""
+    return -(-ranks // 8)
 
 
 def encode_map(message: Message, ranks: int) -> bytes:
     """The body of a MAP packet."""
     parts = [_HEAD.pack(message.kind, len(message.maps), ranks, message.ref)]
     for each in message.maps:
-        content = each.content
-        entry = _ENTRY.pack(each.id, each.since, content.turns & 0xFFFF)
-        parts += [entry, bytes(content.weights)]
-    return b"".join([*parts, bytes(message.speeds)])
+        owners = sum(1 << rank for rank in each.content.owners)
+        parts += [_ENTRY.pack(each.id, each.since, each.content.turns & 0xFFFF), owners.to_bytes(_bytes_of(ranks))]
+    return b"".join(parts)
 
 
 def decode_map(body: bytes, ranks: int) -> Message | None:
@@ -105,22 +105,20 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
         return None
     at, maps = _HEAD.size, []
     for _ in range(count):
-        end = at + _ENTRY.size + ranks
+        end = at + _ENTRY.size + _bytes_of(ranks)
         if end > len(body):
             return None
         ident, since, turns = _ENTRY.unpack_from(body, at)
-        weights = tuple(body[at + _ENTRY.size : end])
-        if not any(weights) or since > STEP_MASK or ident & 0xFF >= ranks:
+        bits = int.from_bytes(body[at + _ENTRY.size : end])
+        if not 0 < bits < 1 << ranks or since > STEP_MASK or ident & 0xFF >= ranks:
             return None
-        maps.append(Agreed(ident, since, Content(weights, turns)))
+        maps.append(Agreed(ident, since, Content(tuple(r for r in range(ranks) if bits >> r & 1), turns)))
         at = end
     if any(
         serial_distance(b.id, a.id) <= 0 or step_distance(b.since, a.since) <= 0 for a, b in itertools.pairwise(maps)
     ):
         return None
-    if kind != Kind.SPEEDS:
-        return Message(Kind(kind), ref, tuple(maps))
-    return Message(Kind.SPEEDS, ref, (), tuple(body[at : at + ranks])) if len(body) >= at + ranks else None
+    return Message(Kind(kind), ref, tuple(maps))
 
 
 @dataclass
@@ -139,8 +137,7 @@ class Agreement:
 
     Args:
         rank, ranks: this rank, and world size.
-        first: the map with id 0, with which the job begins on all ranks alike; its weights may name more owners than
-            there are ranks (a switch).
+        first: the map with id 0, with which the job begins on all ranks alike; it may name a switch.
         first_step: the job's first step.
         room: bytes that the body of a packet can have.
     """
@@ -149,7 +146,7 @@ class Agreement:
         self.rank, self.ranks = rank, ranks
         #: settled maps, oldest first; the last one may still be to begin
         self.agreed: list[Agreed] = [Agreed(0, first_step, first)]
-        self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + len(first.weights)))
+        self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + _bytes_of(ranks + 1)))
         self._proposal: _Proposal | None = None
         self._promised = self._promised_at = 0
         self._answers: list[tuple[int, Message]] = []
@@ -199,14 +196,8 @@ class Agreement:
         return waiting or self._proposal is not None or lapsed or self._chain < 2
 
     def propose(self, content: Content, step: int, now: int) -> bool:
-        """Proposes ``content``; returns False if it is the present one, or a change is on its way already.
-
-        Raises:
-            ConfigError: weights that are no map.
-        """
-        table(content.weights)
-        present = self.agreed[-1].content
-        if len(content.weights) != len(present.weights) or content == present or self.busy(step, now, content):
+        """Proposes ``content``; returns False if it is the present one, or a change is on its way already."""
+        if content == self.agreed[-1].content or self.busy(step, now, content):
             return False
         counter = (max(self.known, self._promised, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
         self._promised, self._promised_at = (counter << 8 | self.rank) & 0xFFFFFFFF, now
@@ -327,11 +318,6 @@ class Agreement:
         self._lapsed = self._proposal.content if self._proposal is not None else None
         self._proposal = None
         self._proposals.ask(now)
-
-
-def speeds_to_wire(speeds: Mapping[int, float], ranks: int) -> tuple[int, ...]:
-    """Speeds relative to the median (1.0) as ``Message.speeds``."""
-    return tuple(max(1, min(255, round(255 * speeds[r]))) if r in speeds else 0 for r in range(ranks))
 
 
 assert MAX_RANKS <= 256  # the proposer's rank is the low byte of an id
