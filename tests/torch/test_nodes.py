@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from processes import Run
@@ -15,9 +17,8 @@ def test_gradients_are_those_of_plain_ddp(run: Run) -> None:
 
 
 def test_buckets_on_a_device_are_shared_as_those_in_host_memory_are(run: Run) -> None:
-    """The job of ``test_cuda``: reduce-scatter, one order of collectives, device coder; Gloo in the place of NCCL."""
-    well = {"ranks": 2, "delivered": 1.0, "on": ["cpu"]}
-    assert run("node_jobs.as_device", 4) == [[{**well, "way": "scatter"}, {**well, "way": "exchange"}]] * 4
+    """The job of ``test_cuda``: one order of collectives, device coder; Gloo in the place of NCCL."""
+    assert run("node_jobs.as_device", 4) == [[{"ranks": 2, "delivered": 1.0, "on": ["cpu"]}] * 2] * 4
 
 
 def test_stray_datagrams_neither_hold_nor_end_the_thread() -> None:
@@ -25,7 +26,7 @@ def test_stray_datagrams_neither_hold_nor_end_the_thread() -> None:
     import socket
     import time
 
-    from tailbound.torch.node_hold import Holds
+    from tailbound.torch.node import Holds
 
     name, heard = f"tailbound-test/{os.getpid()}", list[bool]()
     here = Holds(name, 0, 2, heard.append)
@@ -148,31 +149,34 @@ def test_a_state_may_be_closed_after_the_default_group_has_ended() -> None:
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    from tailbound.torch.node import Node
+    from tailbound.torch.node_state import NodeState
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    group = dist.new_group([0])
+    state = object.__new__(NodeState)
+    state._groups = [dist.new_group([0])]
     dist.destroy_process_group()
-    Node(((0,),), (0,), 0).end(group)
+    state._end_groups()
+    assert not state._groups
 
 
-def test_hosts_are_agreed_on_or_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ([("a", 0, 2, ""), ("a", 1, 2, "")] * 2, ""),
+        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 1, "")], "rank 0 on a is one of 2 ranks there, and rank 2 on b"),
+        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 2, "")], "every host cuts a bucket"),
+        ([("a", 0, 2, ""), ("b", 0, 2, ""), ("a", 1, 2, ""), ("b", 1, 2, "")], "rank 1 on b has LOCAL_RANK=0"),
+        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 0, "")], "rank 2 on b has no node_group"),
+        ([("a", 0, 0, ""), ("b", 0, 1, "")], "rank 0 on a has no node_group"),
+        ([("a", 0, 1, ""), ("a", 0, 1, ""), ("b", 0, 0, "no switch")], "rank 2 on b has refused: no switch"),
+    ],
+)
+def test_hosts_are_agreed_on_or_refused_by_name(said: list[tuple[str, int, int, str]], words: str) -> None:
     from tailbound.errors import ConfigError
-    from tailbound.torch.node import agreed
+    from tailbound.torch.node import agree
 
-    both = [("a", [4, 5], "")] * 2 + [("b", [7, 9], "")] * 2
-    assert agreed([4, 5, 7, 9], both) == [(4, 5), (7, 9)]
-    assert agreed([0, 1, 2, 3], [("a", [0, 2], ""), ("b", [1, 3], "")] * 2) == [(0, 2), (1, 3)]
-    for said, words in (
-        ([("a", [0, 1])] * 2 + [("b", [2])], "a has ranks 0, 1, and b has rank 2: every host"),
-        ([("a", [0, 1]), ("a", [1, 2]), ("b", [1, 2])], "rank 0 on a has ranks 0, 1 for its host, and rank 1 takes"),
-        ([("a", [0, 1]), ("a", [0, 1]), ("b", [2, 3])], "and rank 3 does not train this model"),
-        ([("a", [0, 1]), ("a", [0, 1]), ("b", None)], "rank 2 on b has no node_group"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            agreed(range(len(said)), [(*one, "") for one in said])
-    with pytest.raises(ConfigError, match="rank 2 on b has refused: no switch"):
-        agreed(range(3), [("a", [0], ""), ("a", [1], ""), ("b", None, "no switch")])
+    with pytest.raises(ConfigError, match=words) if words else contextlib.nullcontext():
+        agree(said)
 
 
 def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:

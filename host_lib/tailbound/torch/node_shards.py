@@ -1,4 +1,4 @@
-"""Buckets among the ranks of a host: reduce-scatter before the exchange between hosts, all-gather after it.
+"""Buckets among the ranks of a host: all-to-all and a mean before the exchange between hosts, all-gather after it.
 
 A bucket of n entries is cut into as many shards as the host has ranks. The rank at place k gets the mean over the host
 of shard k, has it averaged with those of its peers on other hosts, and hands what comes to all ranks of the host. All
@@ -12,7 +12,7 @@ step have one order: every bucket is reduced, then every bucket is gathered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
@@ -26,9 +26,8 @@ from tailbound.torch.streams import CudaStream, Stream
 #: Shards begin at multiples of so many entries: a cache line and vectors of the codec, in every type.
 ALIGN = 16
 
-#: PyTorch has renamed them: the newer name, and the older one.
+#: PyTorch has renamed it: the newer name, and the older one.
 _all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 _thread = threading.local()
 #: Gets what each place has said, or why that has not come.
 Told: TypeAlias = Callable[[list[list[int]], Exception | None], None]
@@ -40,23 +39,18 @@ class Inside(NamedTuple):
     Attributes:
         backend: of the groups that carry them.
         stream: in which averages of shards are put in order.
-        sums: types that a reduce-scatter of the backend adds up well enough; others go all-to-all.
         one_order: the collectives of a step may not overtake each other, in whatever direction.
     """
 
     backend: str
     stream: Stream
-    sums: Collection[torch.dtype] = ()
     one_order: bool = False
 
 
 def inside_of(device: torch.device) -> Inside:
-    """Gloo for memory of the host, NCCL for a CUDA device.
-
-    Gloo's reduce-scatter is an all-reduce, of twice the bytes. Both add half precision in half precision.
-    """
+    """Gloo for memory of the host, NCCL for a CUDA device."""
     if device.type == "cuda":
-        return Inside("nccl", CudaStream(device), (torch.float32, torch.float64), one_order=True)
+        return Inside("nccl", CudaStream(device), one_order=True)
     return Inside("gloo", Stream(device))
 
 
@@ -73,7 +67,7 @@ class BucketBuffers:
     Attributes:
         sizes: how many entries of each shard are the bucket's.
         received: this rank's shard as each rank of the host has it, [places * sizes[place]]; the memory of
-            ``gathered``. Not used where the backend adds up.
+            ``gathered``.
         shard: their mean, and zeros behind the bucket's end; averaged with other hosts in place.
         gathered: the averages of all shards.
     """
@@ -173,13 +167,12 @@ class HostCollectives:
         """
         if not self._inside.one_order:
             return
-        for dtype in (torch.float32, torch.bfloat16):
-            tensor = torch.zeros(self.places * ALIGN, dtype=dtype, device=self._inside.stream.device)
-            buffers, ended = self._made(tensor), SimpleQueue[Exception | None]()
-            for source, start in (tensor, self.reduce), (buffers.shard, self.gather):
-                start(source, buffers, ended.put)
-                if (failure := ended.get()) is not None:
-                    raise failure
+        tensor = torch.zeros(self.places * ALIGN, device=self._inside.stream.device)
+        buffers, ended = self._made(tensor), SimpleQueue[Exception | None]()
+        for source, start in (tensor, self.reduce), (buffers.shard, self.gather):
+            start(source, buffers, ended.put)
+            if (failure := ended.get()) is not None:
+                raise failure
 
     def buffers(self, index: int, tensor: torch.Tensor) -> BucketBuffers:
         """Memory of bucket ``index``, made anew if it is another one now."""
@@ -199,38 +192,26 @@ class HostCollectives:
     def reduce(self, tensor: torch.Tensor, buffers: BucketBuffers, done: Callable[[Exception | None], None]) -> None:
         """Starts to put this rank's shard of ``tensor`` into ``buffers.shard``; ``done`` is called once, by any thread.
 
-        All-to-all and a mean here, or the backend's reduce-scatter (``Inside.sums``) and a division.
+        Sums are taken in the type's own precision for float32 and float64, and in float32 for halves.
         """
         own = buffers.sizes[self._place]
-        adds_up = tensor.dtype in self._inside.sums
 
         def reduced(error: Exception | None) -> None:
             try:
                 if error is None:
-                    if adds_up:
-                        buffers.shard.div_(self.places)
-                    else:
-                        torch.mean(buffers.received.view(self.places, own), 0, out=buffers.shard[:own])
+                    torch.mean(buffers.received.view(self.places, own), 0, out=buffers.shard[:own])
                     buffers.shard[own:].zero_()  # an average of zeros need not be one
             except Exception as failed:
                 error = failed
             done(error)
 
-        def add_up() -> Any:
-            whole = tensor.detach()
-            if whole.numel() < buffers.gathered.numel():
-                whole = buffers.gathered  # nothing is gathered yet
-                whole[: tensor.numel()].copy_(tensor.detach())
-                whole[tensor.numel() :].zero_()
-            return _reduce_scatter(buffers.shard, whole, group=self._inward, async_op=True)
-
-        def exchange() -> Any:
-            received, sizes = buffers.received, [own] * self.places
-            return dist.all_to_all_single(
+        received, sizes = buffers.received, [own] * self.places
+        self._start(
+            lambda: dist.all_to_all_single(
                 received, tensor.detach(), sizes, buffers.sizes, group=self._inward, async_op=True
-            )
-
-        self._start(add_up if adds_up else exchange, reduced)
+            ),
+            reduced,
+        )
 
     def gather(self, shard: torch.Tensor, buffers: BucketBuffers, done: Callable[[Exception | None], None]) -> None:
         """Starts to put the shards of all ranks into ``buffers.gathered``; ``done`` is called once, by any thread."""

@@ -7,6 +7,7 @@ first rank keeps it equal to those of other hosts, and hands on what it takes.
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -18,8 +19,7 @@ import torch.distributed as dist
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.torch.also import Stateful
 from tailbound.torch.memory import check
-from tailbound.torch.node import Node
-from tailbound.torch.node_hold import Holds
+from tailbound.torch.node import Holds, Node
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
 from tailbound.torch.recovery import WeakHook, joined
 from tailbound.torch.replica import Replica
@@ -29,10 +29,6 @@ from tailbound.torch.state import TailboundState
 _NONE_ALONE = (
     "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "
     'node_group="off" (TAILBOUND_NODE_GROUP=off), so that every rank stands for itself'
-)
-_NO_JOIN = (
-    "the ranks of a host make every forward pass together, and DDP's join() lets one go on without: leave join() out "
-    "and give all ranks as many batches"
 )
 #: What a rank changed in its replica: how optimizers are arranged and what ``also`` holds, and slices with their bytes.
 _Changes = tuple[tuple[bytes, bytes] | None, list[tuple[int, bytes]]]
@@ -73,13 +69,17 @@ class NodeState(TailboundState):
             self._collectives = HostCollectives(inside, inward, outward, node.members, node.place)
             self._collectives.warm_up()
             super().__init__(peers, timeout=timeout, **options)
-            self._holds = self._meet_holds()
+            self._holds: Holds | None = None
+            if self.communicator is not None:
+                name = self._collectives.from_first(f"tailbound-hold/{uuid.uuid4()}")
+                self._holds = Holds(name, node.place, node.places, self.communicator.hold)
+                self._endings.insert(0, self._holds.close)
         except BaseException:
             if self.communicator is not None:
                 self.communicator.close()
             self._end_groups()
             raise
-        self.everyone, self.shards, self.together = group, len(node.members), _NONE_ALONE
+        self.everyone, self.shards, self.together = group, node.places, _NONE_ALONE
         self._stream, self._number = inside.stream, 0
         self._launches = InOrder(inside.stream)
         self._gathers = InOrder(inside.stream, 0 if inside.one_order else None)
@@ -98,22 +98,16 @@ class NodeState(TailboundState):
         finally:
             self._end_groups()
 
-    def _meet_holds(self) -> Holds | None:
-        """Where one rank of this host holds, all its jobs do."""
-        if self.communicator is None:
-            return None
-        name = self._collectives.from_first(f"tailbound-hold/{uuid.uuid4()}")
-        holds = Holds(name, self._node.place, len(self._node.members), self.communicator.hold)
-        self._endings.insert(0, holds.close)
-        return holds
-
     def _hold(self, on: bool) -> None:
         if self._holds is not None:
             self._holds.set(on)
 
     def _end_groups(self) -> None:
         while self._groups:
-            self._node.end(self._groups.pop())
+            group = self._groups.pop()
+            if dist.is_initialized():  # else they have ended with the default group
+                with contextlib.suppress(ValueError):
+                    dist.destroy_process_group(group)
 
     def average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         """As in ``TailboundState``; a rank of this host that does not come is waited for, ``timeout`` seconds at most.
@@ -253,26 +247,14 @@ class NodeState(TailboundState):
         if self.resync is not None:
             self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._refuse_join), prepend=True))
 
-    def ran_out(self) -> None:
-        """What DDP's ``join()`` does for a rank without data is refused, where neighbours wait at boundaries.
-
-        Raises:
-            ConfigError: they would wait for a forward pass that this rank no longer makes.
-        """
-        if self.resync is not None:
-            error = self._no_join()
-            self._fail(error)
-            raise error
-
     def _refuse_join(self, ddp_model: torch.nn.Module, _: object) -> None:
         """Before a forward pass: all ranks are told before one of them has run out of data."""
         if joined(ddp_model):
-            raise self._no_join()
-
-    def _no_join(self) -> ConfigError:
-        return ConfigError(
-            f'rank {self._own}: {_NO_JOIN}, or give register node_group="off" (TAILBOUND_NODE_GROUP=off)'
-        )
+            raise ConfigError(
+                f"rank {self._own}: the ranks of a host make every forward pass together, and DDP's join() lets one go "
+                "on without: leave join() out and give all ranks as many batches, or give register "
+                'node_group="off" (TAILBOUND_NODE_GROUP=off)'
+            )
 
     def hold(self, *, changes: bool = False) -> AbstractContextManager[None]:
         """As in ``TailboundState``, on one rank of the host or on all.

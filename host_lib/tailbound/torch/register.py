@@ -45,7 +45,7 @@ def register(
     *,
     scaler: torch.amp.GradScaler | None = None,
     also: Mapping[str, Stateful] | None = None,
-    node_group: dist.ProcessGroup | Literal["auto", "off"] | None = None,
+    node_group: Literal["auto", "off"] | None = None,
     **options: Unpack[Options],
 ) -> TailboundState:
     """Registers the hook on ``ddp_model`` and returns its state.
@@ -59,8 +59,8 @@ def register(
             place in the data. Their states go with every whole state: to a rank that was away for too long, and to one
             that has come back (``docs/torch/cluster.md``). The same names on all ranks.
         node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
-            (``docs/torch/nodes.md``): a group, ``"auto"`` for those that torchrun has started there, or ``"off"``, so
-            that every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
+            (``docs/torch/nodes.md``): ``"auto"`` for those that torchrun has started there, or ``"off"``, so that
+            every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
         **options: of ``TailboundState``.
 
     Raises:
@@ -233,7 +233,7 @@ def _check_buckets(state: TailboundState, ddp_model: DistributedDataParallel) ->
 def _state(
     ddp_model: DistributedDataParallel,
     group: dist.ProcessGroup,
-    node_group: dist.ProcessGroup | str | None,
+    node_group: str | None,
     options: Options,
 ) -> TailboundState:
     timeout = known("timeout", options)
@@ -253,7 +253,7 @@ def _state(
     model = _of_model(ddp_model)
     if node is None:
         return TailboundState(group, **model, **options)
-    places = len(node.members)
+    places = node.places
     model = {"model": f"{model['model']} on hosts of {places} ranks", "entries": -(-model["entries"] // places)}
     given = {**options, **of_place(node.place, places), **model}
     return NodeState(group, node, device=_device_of(ddp_model), **given)
