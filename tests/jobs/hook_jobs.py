@@ -89,7 +89,9 @@ def memory(rank: int, ours: bool) -> tuple[int, int, int]:
             data = torch.randn(2, 4896, generator=torch.Generator().manual_seed(100 * step + rank))
             net(data).square().mean().backward()
             optimizer.step()
-        rings = state.communicator.rings(entries).taken if state is not None and state.communicator is not None else 0
+        rings = 0
+        if state is not None and state.communicator is not None:
+            rings = state.communicator.rings((entries,)).taken
         return entries, resident() - before, rings
 
 

@@ -129,7 +129,7 @@ def stopped(
     with register(net, optimizer=optimizer, **settings) as state:
         assert state.communicator is not None
         Trouble(seed=3, loss=loss).attach(state.communicator)
-        rings = state.communicator.rings(sum(p.numel() for p in net.parameters()))
+        rings = state.communicator.rings(tuple(p.numel() for p in net.parameters()))
         for step in batches(range(steps), state, on_skip=jumped.append):
             if step == 5 and rank == victim:
                 ready.set()

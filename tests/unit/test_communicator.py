@@ -139,6 +139,11 @@ def test_a_large_bucket_is_many_ops() -> None:
         assert job[0].ops(124_439_808) == 11
 
 
+def test_rows_that_small_tensors_add_count_in_the_rings() -> None:
+    with team(1, patient(width=1408)) as job:
+        assert job[0].rings((64 * 1408, *[100] * 60)).step == 64 + 60
+
+
 def test_the_smallest_ring_of_all_ranks_bounds_what_is_in_flight(caplog: pytest.LogCaptureFixture) -> None:
     """Programs attached for good may have other rings: a rank must not run ahead of what another's ring takes."""
     store = MemoryStore()

@@ -42,7 +42,7 @@ class Job:
     def behind(self) -> int:
         return max(0, self.newest - self.step)
 
-    def rings(self, entries: int) -> tuple[int, int, int]:
+    def rings(self, tensors: tuple[int, ...]) -> tuple[int, int, int]:
         return 1, 2, 0
 
     def hold(self, on: bool) -> None:

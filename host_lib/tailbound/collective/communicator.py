@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -406,17 +406,19 @@ class Communicator:
                 )
 
     def ops(self, numel: int) -> int:
-        """Into how many ops a bucket of ``numel`` entries is cut, with codes of ``config.bits``.
+        """Into how many ops a bucket of ``numel`` entries is cut whose tensors are not known, in ``config.bits``.
 
         Raises:
             ConfigError: more than a step can number.
         """
         return len(self._cut(numel, self.config.bits))
 
-    def rings(self, numel: int) -> Rings:
-        """What this rank's rings take, beside a step of ``numel`` entries."""
+    def rings(self, tensors: tuple[int, ...]) -> Rings:
+        """What this rank's rings take, beside a step of ``tensors`` (entries of each)."""
         store = self.job.store
-        rows = -(-numel // row_entries(self._row_width, self.config.bits))
+        *starts, numel = accumulate(tensors, initial=0)
+        chunks = self._cut(numel, self.config.bits, tuple(starts))
+        rows = sum(shape_for(hi - lo, self._row_width, self.config.bits, sizes).rows for lo, hi, sizes in chunks)
         return Rings(rows, store.result_rows, store.results.nbytes + store.sums.nbytes)
 
     def _cut(self, numel: int, bits: Bits, starts: tuple[int, ...] = ()) -> tuple[Chunk, ...]:

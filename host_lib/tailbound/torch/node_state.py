@@ -295,8 +295,8 @@ class NodeState(TailboundState):
     def _first(self) -> bool:
         return self._node.place == 0
 
-    def _entries(self, replica: Replica) -> int:
-        return -(-replica.entries // self.shards)
+    def _tensors(self, replica: Replica) -> tuple[int, ...]:
+        return (-(-replica.entries // self.shards),)
 
     def end_step(self, *, still: bool) -> None:
         """As in ``TailboundState``; what the host's first rank takes is handed on to all of them."""

@@ -184,7 +184,7 @@ class Recovery:
         replica = Replica(module, least=self.ranks)
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer steps none of the model's parameters: give register the one that does")
-        self._tell_of_ring(self.communicator, self._entries(replica))
+        self._tell_of_ring(self.communicator, self._tensors(replica))
         communicator, job, (period, share) = self.communicator, self.communicator.job, self._resync_settings
         itself = weakref.ref(self)
         self.resync = Resync(
@@ -288,13 +288,13 @@ class Recovery:
             # its data are where its own steps have led it
             self._jumped += max(0, self.communicator.step - self.entrance.alone)
 
-    def _entries(self, replica: Replica) -> int:
-        """Entries that this rank's job averages in a step."""
-        return replica.entries
+    def _tensors(self, replica: Replica) -> tuple[int, ...]:
+        """Entries of the tensors that this rank's job averages in a step."""
+        return tuple(size for p in replica.parameters if (size := p.numel()))
 
-    def _tell_of_ring(self, communicator: Communicator, entries: int) -> None:
-        """Says what the rings take, how many steps of ``entries`` parameters they hold, and what that allows."""
-        rows, held, taken = communicator.rings(entries)
+    def _tell_of_ring(self, communicator: Communicator, tensors: tuple[int, ...]) -> None:
+        """Says what the rings take, how many steps of ``tensors`` they hold, and what that allows."""
+        rows, held, taken = communicator.rings(tensors)
         log.log(
             logging.INFO if rows <= held else logging.WARNING,
             "rank %d: the rings take %d MiB of memory and hold %.1f steps of this model (%.1f M parameters): a rank "
@@ -302,7 +302,7 @@ class Recovery:
             self.rank,
             taken >> 20,
             held / rows,
-            entries / 1e6,
+            sum(tensors) / 1e6,
             max(0, held // rows - 1),
         )
 
