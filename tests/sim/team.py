@@ -7,7 +7,6 @@ one is held to its bound without slack (clock-12).
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -86,9 +85,7 @@ class Member(Communicator):
     def trouble(self, trouble: Trouble | None) -> None:
         """Lets ``trouble`` have what this rank sends from now on; None: nothing has."""
         wire: Wire = self.job.datapath.socket  # type: ignore[attr-defined]
-        if trouble is not None:
-            trouble._random = random.Random(f"{trouble.seed}/{self.config.rank}")
-        wire.trouble = trouble.meet if trouble is not None else None
+        wire.trouble = trouble.begin(self.config.rank).meet if trouble is not None else None
 
 
 class _TeamEngine(Engine):

@@ -6,16 +6,139 @@ The engine itself, at a hundredth of 10 Gb/s with buckets as much smaller, 100 m
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+
 import pytest
 
-from sim.cases import Case, crash, slow_link, stop
+from sim.engine import Plan, Rank, World
 from tailbound.transport.config import FLOOR
 from tailbound.transport.overtime import FIRST, SHARE
-from tailbound_lab.simulate.fabric import MS, S
+from tailbound.transport.pace import PaceConfig
+from tailbound_lab.simulate.fabric import MS, S, Terms
 
 SETTLED = 15
+COMPUTE = 100 * MS
+#: A two-hundredth of 25 MiB of float32: 512 rows of 64 codes, half of whose packets are header.
+BUCKET = 64 * 512
+#: A hundredth of 10 Gb/s, and of the rates of ``pace.PaceConfig``. Packets are an eighth of real ones and no less, so
+#: that a quantum is twice as long: at a twentieth of the rate it is a burst still, not a packet or two.
+NETWORK = Terms(rate=1.25e7, queue=1 << 20, room=64 << 10)
+LIMITS = PaceConfig(step=2.5e3, first=1.5e6, floor=1e4, speed=2.5e7, quantum=1_000_000)
+#: Of virtual time, ns.
+_LONGEST = 120 * S
 #: How many ranks jobs have.
 SIZES = (2, 3, 4, 8)
+
+
+@dataclass
+class Case:
+    """What happens in a job, and to whom.
+
+    Attributes:
+        steps, buckets, loss: how many steps, of buckets of which sizes; of packets, each by itself.
+        slow: by rank, how many times as long it computes.
+        joins: by rank, the step from which on it has no data and computes nothing.
+        pauses: by (rank, step), for how long it holds before it, ns.
+        skips: (rank, step) in which the first bucket is not launched.
+        first: sizes of the buckets of the first step, if others.
+        waits: turns of a transport thread that have to wait for a core, and for how long, ns: (share, mean, most).
+        at: by (rank, step), what is done when that rank begins that step.
+    """
+
+    ranks: int
+    steps: int = 36
+    buckets: tuple[int, ...] = (BUCKET, BUCKET)
+    loss: float = 0.0
+    seed: int = 1
+    slow: Mapping[int, float] = field(default_factory=dict)
+    joins: Mapping[int, int] = field(default_factory=dict)
+    pauses: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    skips: Collection[tuple[int, int]] = ()
+    first: tuple[int, ...] = ()
+    waits: tuple[float, int, int] = (0.0, 0, 0)
+    at: Mapping[tuple[int, int], Callable[[Job], None]] = field(default_factory=dict)
+
+    def run(self) -> Job:
+        """The job, when it is over."""
+        with Job(self) as job:
+            job.run(_LONGEST)
+        return job
+
+
+class Job(World):
+    """The ranks of a case.
+
+    Attributes:
+        errors: of ops.
+        suspected: how often any rank was.
+        trace: D1 of rank 0 at the beginning of every step, ns.
+    """
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.errors, self.suspected, self.trace = case, list[str](), 0, list[int]()
+        terms, plan = replace(NETWORK, loss=case.loss), Plan(case.buckets, COMPUTE, gap=1 * MS, spread=0.02)
+        super().__init__(case.ranks, case.seed, terms, plan, case.steps, limits=LIMITS)
+        for node in self.nodes:
+            node.engine.job.events.emit = self._emit  # type: ignore[method-assign]
+
+    def _emit(self, kind: str, *_: object, **__: object) -> None:
+        self.suspected += kind == "suspect"
+
+    # -- what ranks ask -----------------------------------------------------------------------------------------------
+
+    def before_step(self, node: Rank) -> int:
+        if what := self.case.at.get((node.rank, node.step)):
+            what(self)
+        if node.rank == 0:
+            self.trace.append(node.engine.job.deadlines.advertised)
+        return self.case.pauses.get((node.rank, node.step), 0)
+
+    def compute_of(self, node: Rank) -> int:
+        if node.step >= self.case.joins.get(node.rank, self.steps):
+            return 0
+        return int(COMPUTE * self.case.slow.get(node.rank, 1.0) * (1 + 0.02 * self.fabric.random.random()))
+
+    def waits_for_a_core(self) -> int:
+        (share, mean, most), dice = self.case.waits, self.fabric.random
+        return min(most, int(dice.expovariate(1 / mean))) if share and dice.random() < share else 0
+
+    def buckets_of(self, node: Rank) -> list[tuple[int, int]]:
+        named = list(enumerate(self.case.first if self.case.first and node.step == 0 else self.plan.buckets))
+        return named[1:] if (node.rank, node.step) in self.case.skips else named
+
+    def failed(self, rank: int, error: BaseException) -> None:
+        self.errors.append(str(error))
+
+    # -- what tests ask -----------------------------------------------------------------------------------------------
+
+    @property
+    def suspects(self) -> set[int]:
+        """Who is suspected now, by anybody."""
+        of = (node.engine.job.membership for node in self.nodes)
+        return {rank for one in of for half in (one.contribution, one.result) for rank in half.suspects}
+
+    def missing(self, first: int, last: int, between: Collection[int] = ()) -> float:
+        """Share of the rows from and to ranks of ``between`` (default: all) missing in steps ``first`` to ``last``."""
+        ranks = between or range(self.ranks)
+        ops = [op for rank in ranks for op in self.nodes[rank].over if first <= op.step <= last]
+        lost = sum(op.missing_of[rank] for op in ops for rank in ranks)
+        return lost / max(1, sum(op.expected * len(ranks) // self.ranks for op in ops))
+
+    def bad_steps(self, first: int, last: int, between: Collection[int] = ()) -> list[int]:
+        """Steps in which more than 2 % of the rows were missing."""
+        return [s for s in range(first, last + 1) if self.missing(s, s, between) > 0.02]
+
+    def longest(self, first: int, last: int, ranks: Collection[int]) -> int:
+        """What the longest op of ``ranks`` in these steps took, ns."""
+        return max(self.durations(first, last, ranks))
+
+    def durations(self, first: int, last: int, ranks: Collection[int]) -> list[int]:
+        """From launch to end of every op of ``ranks`` in these steps, ns."""
+        return [op.took for r in ranks for op in self.nodes[r].over if first <= op.step <= last]
+
+    def others(self, but: int) -> list[int]:
+        return [rank for rank in range(self.ranks) if rank != but]
 
 
 def ranks(*everyday: int) -> pytest.MarkDecorator:
@@ -24,27 +147,15 @@ def ranks(*everyday: int) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("ranks", sizes)
 
 
-def others(case: Case, but: int) -> list[int]:
-    return [r for r in range(case.ranks) if r != but]
-
-
-def nobody_else_was_suspected(case: Case, but: int) -> None:
-    assert case.suspects <= {but}
-
-
 class Seen:
-    """What there is to see when it is called, in the midst of a case."""
+    """What there is to see when it is called, in the midst of a case: nobody was suspected, and deadlines are short."""
 
-    suspected: int
-    advertised: list[int]
+    calm = False
 
-    def __call__(self, case: Case) -> None:
-        self.suspected, self.advertised = case.suspected, case.advertised
-
-    def without_trouble(self) -> None:
-        """Nobody has been suspected, and deadlines are short."""
-        assert self.suspected == 0
-        assert all(FLOOR <= deadline <= 30 * MS for deadline in self.advertised)
+    def __call__(self, job: Job) -> None:
+        advertised = [node.engine.job.deadlines.advertised for node in job.nodes]
+        self.calm = not job.suspected and all(FLOOR <= deadline <= 30 * MS for deadline in advertised)
+        self.suspected = job.suspected
 
 
 @pytest.fixture(
@@ -67,28 +178,24 @@ class Course:
 
     def __init__(self, ranks: int) -> None:
         self.settled, self.written, self.joined = Seen(), Seen(), Seen()
-        self.case = Case(
+        self.job = Case(
             ranks,
             steps=self.END,
-            first_layout=[2],
+            first=(2 * BUCKET,),
             pauses={(0, self.WRITES): 2 * S, (0, self.HOLDS): 60 * S},
             joins={0: self.JOINS},
-            at={
-                (0, self.WRITES): self.settled,
-                (0, self.JOINS): self.written,
-                (0, self.HOLDS): self._dies,
-            },
+            at={(0, self.WRITES): self.settled, (0, self.JOINS): self.written, (0, self.HOLDS): self._dies},
         ).run()
 
-    def _dies(self, case: Case) -> None:
-        self.joined(case)
-        case.kill(0, 700 * MS)
+    def _dies(self, job: Job) -> None:
+        self.joined(job)
+        job.kill(0, 700 * MS)
 
 
 def test_another_layout_after_the_first_step(course: Course) -> None:
     """DDP makes its buckets anew after the first backward pass: nothing is missing, and deadlines are short."""
-    case, before = course.case, course.WRITES - 1
-    course.settled.without_trouble()
+    case, before = course.job, course.WRITES - 1
+    assert course.settled.calm
     assert case.missing(0, before) == 0
     assert all(op.complete for node in case.nodes for op in node.over if 0 < op.step <= before)
     assert not case.errors
@@ -96,24 +203,24 @@ def test_another_layout_after_the_first_step(course: Course) -> None:
 
 def test_a_checkpoint_under_hold(course: Course) -> None:
     """Rank 0 writes for two seconds: it is waited for, and nothing is missing afterwards."""
-    case, last = course.case, course.JOINS - 1
+    case, last = course.job, course.JOINS - 1
     assert case.missing(0, last) == 0
     assert course.written.suspected == 0
-    assert max(case.durations(course.WRITES + 2, last, list(range(case.ranks)))) < 50 * MS
+    assert case.longest(course.WRITES + 2, last, range(case.ranks)) < 50 * MS
 
 
 def test_join(course: Course) -> None:
     """A rank without data launches everything at once: under 1 % is missing."""
-    assert course.case.missing(course.JOINS, course.HOLDS - 1) < 0.01
+    assert course.job.missing(course.JOINS, course.HOLDS - 1) < 0.01
     assert course.joined.suspected == 0
 
 
 def test_a_rank_that_holds_and_falls_silent_is_left_out(course: Course) -> None:
     """Silence ends a hold (clock-16)."""
-    case = course.case
+    case = course.job
     assert all(node.step == case.steps for node in case.alive)
     assert len(case.alive) == case.ranks - 1
-    assert max(case.durations(course.HOLDS, case.steps, others(case, 0))) < 3 * S
+    assert case.longest(course.HOLDS, case.steps, case.others(0)) < 3 * S
 
 
 def test_one_percent_of_rows_lost_is_repaired() -> None:
@@ -138,7 +245,8 @@ def test_ranks_that_wait_for_a_core_are_waited_for(seed: int, most: float) -> No
     case = Case(4, steps=60, seed=seed, waits=(0.005, 20 * MS, 200 * MS)).run()
     assert case.missing(SETTLED, case.steps) <= most
     assert case.suspected == 0
-    assert case.waited() <= FIRST + SHARE * case.fabric.now
+    waited = sum(node.engine.job.overtime.waited for node in case.nodes) / case.ranks
+    assert waited <= FIRST + SHARE * case.fabric.now
 
 
 @ranks(2, 4)
@@ -149,28 +257,30 @@ def test_a_rank_dies(ranks: int) -> None:
     """
     gone = ranks - 1
     seen = Seen()
-    case = Case(ranks, steps=32, at={(0, SETTLED + 1): seen, (gone, SETTLED + 1): crash(gone)}).run()
-    left = others(case, gone)
-    seen.without_trouble()
+    case = Case(ranks, steps=32, at={(0, SETTLED + 1): seen, (gone, SETTLED + 1): lambda job: job.kill(gone, 0)}).run()
+    left = case.others(gone)
+    assert seen.calm
     assert case.missing(0, SETTLED) == 0
     assert all(op.complete for node in case.nodes for op in node.over if op.step <= SETTLED)
-    before = max(case.durations(SETTLED, SETTLED, left))
-    assert max(case.durations(SETTLED + 4, case.steps, left)) <= 2 * before
+    assert case.longest(SETTLED + 4, case.steps, left) <= 2 * case.longest(SETTLED, SETTLED, left)
     assert max(case.trace[SETTLED:]) <= 2 * case.trace[SETTLED]
-    most = max(case.durations(SETTLED + 1, SETTLED + 3, left))
+    most = case.longest(SETTLED + 1, SETTLED + 3, left)
     # two ranks make a majority only together: there the survivor's clock starts with D_start
     assert most <= (1100 * MS if ranks == 2 else 100 * MS)
-    nobody_else_was_suspected(case, gone)
+    assert case.suspects <= {gone}
 
 
 @ranks(4)
 def test_a_link_at_a_twentieth_of_its_rate_and_back(ranks: int) -> None:
     """Six steps of four buckets each way, twelve of two; rows of the slow rank may be left out, the others' not."""
     slow, down, up = ranks - 1, SETTLED + 1, SETTLED + 13
-    events = {(0, down): slow_link(slow, 0.05), (0, up): slow_link(slow, 1.0)}
+
+    def speed(share: float) -> Callable[[Job], None]:
+        return lambda job: job.change(slow, 0, speed=share)
+
     # of eight ranks the last is back to its rate after ten steps
-    case = Case(ranks, steps=up + (18 if ranks == 8 else 10), at=events).run()
-    assert len(case.bad_steps(down, case.steps, between=others(case, slow))) <= 12
+    case = Case(ranks, steps=up + (18 if ranks == 8 else 10), at={(0, down): speed(0.05), (0, up): speed(1.0)}).run()
+    assert len(case.bad_steps(down, case.steps, between=case.others(slow))) <= 12
     assert len(case.bad_steps(up, case.steps)) <= 12
     assert case.bad_steps(case.steps - 6, case.steps - 1) == []
     assert all(node.step == case.steps for node in case.nodes)
@@ -188,13 +298,13 @@ def test_a_rank_is_slow(ranks: int, factor: float) -> None:
     """What it is worth waiting for is waited for; else its own rows are missing, and nobody else's."""
     slow = ranks - 1
     case = Case(ranks, steps=26, slow={slow: factor}).run()
-    left = others(case, slow)
+    left = case.others(slow)
     assert case.missing(0, case.steps, between=left) == 0
     assert case.missing(0, case.steps) <= 1.1 / ranks
     late = 100 * MS * (factor - 1)
     # 18 ms on top with links to themselves; up to 46 ms (five seeds) where round trips have limited a rate
-    assert max(case.durations(SETTLED, case.steps, left)) <= late + 50 * MS
-    nobody_else_was_suspected(case, slow)
+    assert case.longest(SETTLED, case.steps, left) <= late + 50 * MS
+    assert case.suspects <= {slow}
 
 
 @ranks(2, 4)
@@ -210,12 +320,12 @@ def test_a_rank_is_stopped(ranks: int) -> None:
         back = at + 16 + length // (95 * MS)
         stops.append((length, at, back))
         at = back
-    events = {(0, first): stop(stopped, length) for length, first, _ in stops}
-    case = Case(ranks, steps=at, buckets_a_step=1, at=events).run()
-    left = others(case, stopped)
+    events = {(0, first): lambda job, n=length: job.stop(stopped, 0, n) for length, first, _ in stops}
+    case = Case(ranks, steps=at, buckets=(BUCKET,), at=events).run()
+    left = case.others(stopped)
     assert all(node.step == case.steps for node in case.nodes)
     for length, first, end in stops:
-        worst = max(case.durations(first, end - 1, left))
+        worst = case.longest(first, end - 1, left)
         if ranks == 2:
             assert worst <= min(length, 1000 * MS) + 100 * MS, length
         elif length == 150 * MS:
@@ -228,7 +338,7 @@ def test_a_rank_is_stopped(ranks: int) -> None:
         # those that ended the same op with and without one more tenth of a deadline are apart by it: once at most
         assert len(case.bad_steps(first, end - 1, between=left)) <= 1, length
         assert case.bad_steps(end - 4, end - 1) == [], length
-    nobody_else_was_suspected(case, stopped)
+    assert case.suspects <= {stopped}
 
 
 @pytest.mark.parametrize(
@@ -237,7 +347,8 @@ def test_a_rank_is_stopped(ranks: int) -> None:
 )
 def test_of_two_ranks_one_comes_back_at_any_point_of_a_step(phase: int) -> None:
     """The other goes on alone and is through with an op at once: only the word of rows too late says how far apart."""
-    case = Case(2, steps=110, buckets_a_step=1, at={(0, 26): stop(1, 5 * S + phase * MS)}).run()
+    stop = {(0, 26): lambda job: job.stop(1, 0, 5 * S + phase * MS)}
+    case = Case(2, steps=110, buckets=(BUCKET,), at=stop).run()
     assert case.nodes[1].engine.job.counters["jumps"] == 1
     assert case.bad_steps(100, 109) == []
 
@@ -246,6 +357,6 @@ def test_of_two_ranks_one_comes_back_at_any_point_of_a_step(phase: int) -> None:
 def test_one_rank_skips_a_bucket_once(ranks: int) -> None:
     """The tags disagree from that op on, and both ranks are named: rows are refused, never summed as something else."""
     skipper = ranks - 1
-    case = Case(ranks, steps=SETTLED + 6, unequal=True, skips={(skipper, SETTLED + 1)}).run()
+    case = Case(ranks, steps=SETTLED + 6, buckets=(BUCKET, BUCKET >> 1), skips={(skipper, SETTLED + 1)}).run()
     assert any(f"rank {skipper}" in error and f"op {SETTLED + 1}.0" in error for error in case.errors)
     assert case.missing(0, SETTLED) == 0

@@ -2,15 +2,13 @@
 
 Nothing is rotated, so every row of a result stands for itself: it must be the mean over the healthy ranks and some of
 the troubled ones. ``SOON`` steps after it is known who is left, every row is averaged over all of them, if they are a
-majority. What ``sim.engine`` checks after every turn is checked as well. A pair that fails leaves out what it
-does not need to fail, and prints itself as a test.
+majority. What ``sim.engine`` checks after every turn is checked as well.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
@@ -103,8 +101,7 @@ def _stop_and_cut(job: Job, rank: int) -> None:
 def _lose_results(job: Job, rank: int) -> None:
     """Nobody gets any of its results."""
     trouble = Trouble(seed=0, loss=1.0, types=frozenset({PacketType.RESULT}))
-    trouble._random = random.Random(0)
-    cast(Wire, job.nodes[rank].datapath.socket).trouble = trouble.meet
+    cast(Wire, job.nodes[rank].datapath.socket).trouble = trouble.begin(rank).meet
 
 
 def _let_results_through(job: Job, rank: int) -> None:
@@ -270,9 +267,9 @@ class Job(World):
                     assert not sum(done.missing_of.values()), f"step {done.step} of rank {node.rank} is not whole"
 
 
-def play(faults: dict[int, str], seed: int) -> None:
-    """One job with ``faults`` by rank."""
-    with Job({rank: FAULTS[name] for rank, name in faults.items()}, seed) as job:
+def play(names: tuple[str, ...], seed: int) -> None:
+    """One job whose troubled ranks have the faults ``names``."""
+    with Job({rank: FAULTS[name] for rank, name in zip(TROUBLED, names, strict=False)}, seed) as job:
         job.start()
         job.until(job.caught_up, LONGEST)
         assert job.caught_up()
@@ -282,18 +279,6 @@ def play(faults: dict[int, str], seed: int) -> None:
         job.check_rows()
         job.check_left(whole)
         job.check_end()
-
-
-def check(faults: dict[int, str], seed: int) -> None:
-    """``play``; if it fails, so does as little of it as fails, with the test that it is."""
-    try:
-        play(faults, seed)
-    except (AssertionError, TimeoutError) as error:
-        for rank, name in faults.items():
-            if len(faults) > 1:
-                check({rank: name}, seed)
-        error.add_note(f"\ndef test_once_more() -> None:\n    play({faults!r}, seed={seed})")
-        raise
 
 
 @pytest.fixture(autouse=True)
@@ -312,19 +297,11 @@ EVERYDAY = [names for names in CASES if len(names) == 1 or sum(map([*FAULTS].ind
 
 @pytest.mark.parametrize("names", EVERYDAY, ids="+".join)
 def test_the_others_go_on_without_what_failed(names: tuple[str, ...]) -> None:
-    check(dict(zip(TROUBLED, names, strict=False)), 0)
+    play(names, 0)
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("names", CASES, ids="+".join)
 def test_all_pairs_with_other_seeds(names: tuple[str, ...]) -> None:
     for seed in range(SEEDS):
-        check(dict(zip(TROUBLED, names, strict=False)), seed)
-
-
-def test_a_failing_pair_says_how_to_see_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And leaves out the fault that it fails without."""
-    monkeypatch.setitem(FAULTS, "slow", Fault(late=True, contributes=True))
-    with pytest.raises(AssertionError) as failed:
-        check({1: "disorder", 2: "slow"}, seed=0)
-    assert "play({2: 'slow'}, seed=0)" in failed.value.__notes__[0]
+        play(names, seed)
