@@ -11,6 +11,8 @@ import pytest
 from tailbound.collective.alerts import REMINDERS, Alerts, Episodes, Losses
 
 S = 1_000_000_000
+#: Shares of rows that are lost, by peer.
+CLEAN, BETWEEN, BAD = {1: 0.0, 2: 0.001, 3: 0.0}, {1: 0.0, 2: 0.01, 3: 0.0}, {1: 0.0, 2: 0.05, 3: 0.001}
 
 
 def test_an_episode_begins_and_ends_after_observations_alike() -> None:
@@ -23,13 +25,7 @@ def test_an_episode_begins_and_ends_after_observations_alike() -> None:
     assert not late.running(7)
     assert late.begun(7) == 5  # so that the end can say how long it was
     assert not late.running(8)
-
-
-def test_keys_have_episodes_of_their_own() -> None:
-    late = Episodes(begin=1, end=1)
-    assert late.see(1, True, 0) == "begins"
-    assert late.see(2, False, 0) is None
-    assert late.see(2, True, 0) == "begins"
+    assert [late.see(8, True, 0) for _ in range(3)] == [None, None, "begins"]  # each key has its own
 
 
 def test_reminders_come_ever_more_rarely() -> None:
@@ -55,32 +51,23 @@ def watch(shares: list[dict[int, float]], window: int = 100) -> list[tuple[int |
     return said
 
 
-def test_the_link_that_loses_is_named_and_cleared() -> None:
-    clean, bad = {1: 0.0, 2: 0.001, 3: 0.0}, {1: 0.0, 2: 0.05, 3: 0.001}
-    assert watch([clean, bad, bad, bad, clean, clean, clean]) == [(2, "begins"), (2, "over")]
-
-
-def test_one_bad_window_is_no_bad_link() -> None:
-    clean, bad = {1: 0.0, 2: 0.0}, {1: 0.0, 2: 0.5}
-    assert watch([clean, bad, clean, bad, clean]) == []
-
-
-def test_between_the_limits_nothing_changes() -> None:
-    assert watch([{1: 0.0, 2: 0.01, 3: 0.0}] * 6) == []
-    assert watch([{1: 0.0, 2: 0.05, 3: 0.0}] * 2 + [{1: 0.0, 2: 0.01, 3: 0.0}] * 6) == [(2, "begins")]
-
-
-def test_where_all_are_lost_alike_it_is_the_own_link() -> None:
-    alike = {1: 0.05, 2: 0.06, 3: 0.04}
-    assert watch([alike] * 4 + [dict.fromkeys(alike, 0.0)] * 3) == [(None, "begins"), (None, "over")]
-
-
-def test_a_peer_that_is_much_worse_is_named_beside_the_own_link() -> None:
-    assert watch([{1: 0.03, 2: 0.2, 3: 0.03}] * 3) == [(None, "begins"), (2, "begins")]
-
-
-def test_of_two_ranks_the_peer_is_named() -> None:
-    assert watch([{1: 0.05}] * 3) == [(1, "begins")]
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ([CLEAN, BAD, BAD, BAD, CLEAN, CLEAN, CLEAN], [(2, "begins"), (2, "over")]),
+        ([CLEAN, BAD, CLEAN, BAD, CLEAN], []),  # one bad window is no bad link
+        ([BETWEEN] * 6, []),
+        ([BAD] * 2 + [BETWEEN] * 6, [(2, "begins")]),  # between the limits nothing changes
+        # where all are lost alike it is the own link
+        ([{1: 0.05, 2: 0.06, 3: 0.04}] * 4 + [CLEAN] * 3, [(None, "begins"), (None, "over")]),
+        ([{1: 0.03, 2: 0.2, 3: 0.03}] * 3, [(None, "begins"), (2, "begins")]),  # and beside it the one that is worse
+        ([{1: 0.05}] * 3, [(1, "begins")]),  # of two ranks the peer
+    ],
+)
+def test_the_link_that_loses_is_named_and_cleared(
+    shares: list[dict[int, float]], said: list[tuple[int | None, str]]
+) -> None:
+    assert watch(shares) == said
 
 
 def test_shares_are_those_of_the_last_window() -> None:

@@ -1,4 +1,4 @@
-"""What is said of ops that are over, before they are let go."""
+"""In which order a window lets go. That it acknowledges before: ``sim.engine``, after every turn (clock-19)."""
 
 from __future__ import annotations
 
@@ -7,42 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tailbound.collective.op import Phase
 from tailbound.collective.window import Window
-
-
-def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
-    """Its last results may leave together with answers, when all ops of the turn have been moved on.
-
-    Without the mark others asked for it in vain, and waited for as long as they wait past deadlines.
-
-    Rules: clock-7b, clock-19.
-    """
-    shape = SimpleNamespace(rows=4)
-    place = SimpleNamespace(
-        label=5, step=0, result_seq=8, sum_seqs=[4, 4],
-        placement=SimpleNamespace(counts=np.array([2, 2]), shares=[2, 2], owner_map=SimpleNamespace(turns=0)),
-        layout=SimpleNamespace(shape=shape),
-    )  # fmt: skip
-    control = {name: np.zeros(1, np.uint32) for name in ("released", "result_base", "sum_base", "first_op")}
-    job: Any = SimpleNamespace(
-        turn_keys=lambda step, turns: None,
-        rank=0,
-        sequence=SimpleNamespace(next_label=6),
-        marks=SimpleNamespace(contributed=5, published=4, told=5),
-        ranks=2,
-        store=SimpleNamespace(control=control, result_rows=64),
-    )
-    running: Any = SimpleNamespace(remove=lambda op: None)
-    queue: Any = SimpleNamespace(cancel=lambda label: 0)
-    window = Window(job, queue, lambda op: None, running)
-    window.pool = SimpleNamespace(keep=lambda place, buffers: None)
-    through = SimpleNamespace(phase=Phase.DONE)
-    done: Any = SimpleNamespace(label=5, first=through, second=through, place=place, start=1, buffers=None)
-    window.ops[5] = done
-    assert window.release()
-    assert not window.ops
-    assert job.marks.published == 5
 
 
 class Written(dict[str, Any]):
