@@ -155,7 +155,7 @@ class Flow:
         self.probed = False  #: a probe timeout has expired
         self._since = self._expired = 0  # the last progress, and probe timeouts since then
         self.mark = NEVER
-        self._came, self._moved = -1, 0  # rows here, and when the last came, or its sender was to be asked
+        self._came = self._moved = 0  # rows here, and when the last came, or its sender was to be asked
         self.questions = 0  #: since the last row
         self._called = -NEVER  # when its sender was asked last since a deadline was near
 
@@ -226,7 +226,7 @@ class Flow:
         """The sender, whose turn it is, is ``asked`` for the mark, or others are; see ``silent``."""
         self._moved = now
         self.questions += asked
-        if now >= call:
+        if asked and now >= call:
             self._called = now
         self._await(path, floor, call)
 
@@ -357,6 +357,8 @@ class Recovery:
             if flow is None:
                 flow = self.flows[sender.rank] = Flow(sender.rows, sender.first)
                 flow.due = now + self._bounds.step
+                if asks:
+                    flow.ask(now, paths(sender.rank), floor, call, asked=False)
             if sender.ended and not flow.ended:
                 flow.ended, flow.due, flow.mark = now, now, NEVER
             if flow.over or now < min(flow.due, flow.mark):
