@@ -13,12 +13,20 @@ from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import Shape
+from tailbound.codec.shape import Shape, shape_for
+from tailbound.wire.bits import Bits
 from tailbound.wire.tag import NO_KEY
 
 SCRATCH = Scratch(2816)
 #: One group and many, rows short and whole, groups of 16, 32 and 64 rows, the last one full and nearly empty.
 SIZES = [1, 256, 1000, 22529, 40000, 90112, 721001]
+#: Sizes of a bucket's tensors.
+TENSORS: list[tuple[int, ...]] = [
+    (100,),
+    (5000, 3),
+    (1408, 1409, 3, 100 * 1408, 64 * 1408 * 2 + 17, 700, 127 * 1408 + 5),
+    (17 * 64 * 7, 9, 9, 9),
+]
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
 SEED, RANK, CAP = 12345, 1, 6
 
@@ -82,6 +90,12 @@ def slow_stream() -> Any:
             return super().host_memory(size)
 
     return Slow()
+
+
+def shapes_of(width: int, bits: Bits = 8) -> list[Shape]:
+    """Shapes of ``SIZES`` and of ``TENSORS``."""
+    flat = [shape_for(numel, width, bits) for numel in SIZES]
+    return flat + [shape_for(sum(sizes), width, bits, sizes) for sizes in TENSORS]
 
 
 def gaussian(numel: int, seed: int = 0, size: float = 1.0) -> NDArray[np.float32]:

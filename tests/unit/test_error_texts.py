@@ -23,7 +23,7 @@ INSTRUCTION = re.compile(
     re.IGNORECASE,
 )
 #: Values that are remedies themselves, by their names in the sources.
-REMEDIES = re.compile(r"\{(example|advice|hint|why|SAME_MODEL|_FAILED|_EQUAL\['wire'\])\}")
+REMEDIES = re.compile(r"\{(example|advice|hint|why|SAME_MODEL|refusal|_CUT|_FAILED|_EQUAL\['wire'\])\}")
 #: Texts put together elsewhere, from a remedy that a test of their own looks at.
 ELSEWHERE = {"kernel/maps.py", "kernel/linear.py", "collective/accounting.py"}
 
@@ -45,7 +45,8 @@ def texts(root: Path) -> list[tuple[str, str]]:
             made = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in NAMES
             if made and node.args and name not in ELSEWHERE:
                 text = ast.unparse(node.args[0])
-                found.append((f"{name}:{node.lineno}", constants.get(text, text)))
+                known = constants.get(text, f"{{{text}}}" if text.isidentifier() else text)
+                found.append((f"{name}:{node.lineno}", known))
     return found
 
 
