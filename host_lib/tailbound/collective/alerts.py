@@ -61,7 +61,8 @@ class Alerts:
         self._suspects: frozenset[int] = frozenset()
         self._away = Episodes(1, 1)
         self._looked: tuple[int, int] | None = None  # when, and at which step
-        self._step_time = 0  # ns, that a step takes lately
+        #: ns that a step takes lately; 0: not known yet
+        self.step_time = 0
         self._lost = 0  # when losses and the interpreter lock were looked at
         self._held_up, self._locked = 0, Episodes(5, 5)
         self._forged, self._said = 0, Backoff(REMINDERS)
@@ -104,7 +105,7 @@ class Alerts:
         """Follows what a step takes."""
         if self._looked is not None and (steps := step_distance(step, self._looked[1])) > 0:
             took = (now - self._looked[0]) // steps
-            self._step_time += (took - self._step_time) // 8 if self._step_time else took
+            self.step_time += (took - self.step_time) // 8 if self.step_time else took
         self._looked = now, step
 
     def _look_at_the_lock(self, step: int, passed: int, now: int) -> None:
@@ -173,7 +174,7 @@ class Alerts:
             f"{who} is late: its gradients come {ms:g} ms after those of the others (step {step}); {since}. "
             f"{Fate.LATE.advice}"
         )
-        warn = self._speaks(rank) and late >= max(_MATTERS, self._step_time // _OF_A_STEP)
+        warn = self._speaks(rank) and late >= max(_MATTERS, self.step_time // _OF_A_STEP)
         self._events.emit("late", text, level=logging.WARNING if warn else logging.INFO, **fields)
 
     def _speaks(self, late: int) -> bool:

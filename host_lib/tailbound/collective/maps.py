@@ -69,10 +69,8 @@ class Maps:
         self._lateness = Lateness()
         self._paces: deque[int] = deque(maxlen=16)
         self._step = self._aged = job.config.first_step
-        self._again = self._stepped = 0
+        self._again = 0
         self._observed = self._wished = -_APART
-        self._lead = LEAD_STEPS
-        self._lengths: deque[int] = deque(maxlen=8)  # of the last steps, ns
         self._misplaced = False
         self._known = 0
         self._in_force = job.sequence.map  # in the last step
@@ -132,11 +130,7 @@ class Maps:
             return 0
         step = step_of(job.sequence.upcoming)
         if step != self._step:
-            if job.steps.in_step:  # who applies steps without computing them makes many in no time
-                self._lengths.append((now - self._stepped) // max(1, step_distance(step, self._step)))
-            length = statistics.median_high(self._lengths) if self._lengths else 0
-            self._lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // length))) if length else LEAD_STEPS
-            self._step, self._again, self._stepped = step, 0, now
+            self._step, self._again = step, 0
             if step_distance(step, self._aged) >= _AGE_EVERY:
                 self._aged = step
                 self._age(step)
@@ -161,7 +155,9 @@ class Maps:
         alive = self._alive()
         newest = max((step_of(self._newest.item(p)) for p in known if p in alive), default=step, key=self._ahead)
         newest = max(newest, step, key=self._ahead)
-        for peer, message in self.agreement.turn(now, newest, alive, known, self._lead):
+        length = self._alerts.step_time
+        lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // length))) if length else LEAD_STEPS
+        for peer, message in self.agreement.turn(now, newest, alive, known, lead):
             self._send(peer, message)
         if self.agreement.known != self._known:
             self._change(window)
@@ -183,24 +179,23 @@ class Maps:
     def _wish(self, step: int, lateness: dict[int, int], now: int) -> None:
         """Once a step: what the map should be; proposes it if this is the lowest live rank."""
         job, config = self._job, self._job.config
-        present = self.agreement.agreed[-1].content
-        owners = present.owners if job.switch is None else self._ranks
+        wanted = self.agreement.wanted
+        owners = wanted.owners if job.switch is None else self._ranks
         if config.share_rows:
             absent = job.membership.suspects | job.membership.gone | job.membership.dead(step)
             owners = self.shares.observe(lateness, absent, self._pace())
         if job.switch is not None:
-            wanted = self.fallback.observe(job.silent_ops, job.switched(self._in_force), now)
-            owners = job.owners(owners, switched=wanted)
+            switched = self.fallback.observe(job.silent_ops, job.switched(self._in_force), now)
+            owners = job.owners(owners, switched=switched)
         alive = self._alive()
-        self.agreement.among(alive)
         if min(alive, default=job.rank) >= job.rank:
-            content = Content(owners, self._turns(present.turns, now))
+            content = Content(owners, self._turns(wanted.turns, now))
             if job.steps.in_step and self.agreement.propose(content, step, now):
                 self._foresee(content.turns)
                 job.events.emit("map_proposed", level=logging.INFO, owners=list(owners), step=step)
             return
         if self._tried() and self._alerts.forgeries.ask(now, WORDS_APART):
-            self._send(min(alive), Message(Kind.TURN, present.turns + 1))
+            self._send(min(alive), Message(Kind.TURN, wanted.turns + 1))
 
     def _tried(self) -> bool:
         """Whether the keys in force have been tried too often here, and can be left now."""
@@ -213,7 +208,7 @@ class Maps:
         if job.keys is None or job.membership.suspects or not job.steps.in_step or turns + 1 >= _TURNS_MOST:
             return turns
         asked = self._tried() or (self._turn_asked == turns + 1 and job.keys.may_turn)
-        if asked and not self.agreement.busy(self._step, now) and self._alerts.forgeries.ask(now):
+        if asked and not self.agreement.waiting(self._step) and self._alerts.forgeries.ask(now):
             return turns + 1
         return turns
 

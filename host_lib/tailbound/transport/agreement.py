@@ -1,9 +1,9 @@
 """Agreeing on owner maps: two phases, led by the lowest live rank (clock-22). Pure, with the time passed in.
 
 The leader proposes a map, every live rank acknowledges it, more than half of all in any case, and only then the leader
-settles the step with which it begins, three or more after the newest. A map that is not acknowledged in time lapses. A
-map that has been settled is told to every rank whose headers name an older one (``map_known``), by whoever knows: the
-leader may have died meanwhile.
+settles the step with which it begins, three or more after the newest. A proposal lasts until that, or until the leader
+wants something else. A map that has been settled is told to every rank whose headers name an older one
+(``map_known``), by whoever knows: the leader may have died meanwhile.
 
 An id means one map with one beginning, for good, and every packet that is placed by a map carries its id. So ranks that
 know different maps refuse each other's packets and lose them, but never put a row where it does not belong. Of two maps
@@ -34,9 +34,6 @@ CHAIN = 4
 _AGAIN = Policy(2 * MS, 250 * MS)
 #: Others than the leader wait so long before they tell of a map.
 _PATIENCE = 20 * MS
-#: A proposal that is not acknowledged by all lapses after so long; and how the next one of the same content waits.
-_LAPSE = 300 * MS
-_PROPOSALS = Policy(_LAPSE, 5_000 * MS)
 
 _HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIH")
 
@@ -45,7 +42,7 @@ class Kind(enum.IntEnum):
     """What the body of a MAP packet is."""
 
     PROPOSE = 1  #: one map, without its beginning; ``ref``: the id of the map it is to follow
-    ACKNOWLEDGE = 2  #: ``ref``: the id proposed, or the higher one promised to somebody else, or the one known
+    ACKNOWLEDGE = 2  #: ``ref``: the id proposed, or a higher one that somebody else has proposed, or the one known
     SETTLED = 3  #: the newest maps with their beginnings, oldest first
     TURN = 4  #: keys have been tried too often here; ``ref``: the turns that the next map should have (auth-8)
 
@@ -127,7 +124,6 @@ class _Proposal:
 
     id: int
     content: Content
-    begun: int
     again: Backoff
     acknowledged: set[int] = field(default_factory=set)
 
@@ -148,17 +144,19 @@ class Agreement:
         self.agreed: list[Agreed] = [Agreed(0, first_step, first)]
         self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + _bytes_of(ranks + 1)))
         self._proposal: _Proposal | None = None
-        self._promised = self._promised_at = 0
+        self._highest = 0  # id that was proposed here, or that this rank has acknowledged
         self._answers: list[tuple[int, Message]] = []
         self._telling: dict[int, Backoff] = {}  # by the rank that is told
-        self._proposals = Backoff(_PROPOSALS)
-        self._lapsed: Content | None = None  # of the last proposal that lapsed, among the present ranks ...
-        self._live: frozenset[int] | None = None  # ... which are these
 
     @property
     def known(self) -> int:
         """Id of the newest map known in full, for ``map_known`` of every header."""
         return self.agreed[-1].id
+
+    @property
+    def wanted(self) -> Content:
+        """What is proposed here, or was agreed on last."""
+        return self._proposal.content if self._proposal is not None else self.agreed[-1].content
 
     @property
     def quiet(self) -> bool:
@@ -168,7 +166,7 @@ class Agreement:
     def adopt(self, agreed: Sequence[Agreed]) -> None:
         """Goes on with the maps that another rank knows, oldest first: this one comes back to a job under way."""
         self.agreed = list(agreed)[-CHAIN:]
-        self._promised = self.known
+        self._highest = self.known
 
     def age(self, step: int) -> bool:
         """Keeps maps that began long before ``step`` from seeming to be still to come, when step numbers turn over.
@@ -186,30 +184,23 @@ class Agreement:
         self.agreed = [present, *self.agreed[begun:]]
         return True
 
-    def busy(self, step: int, now: int, content: Content | None = None) -> bool:
-        """Whether a rank in ``step`` cannot propose ``content`` (None: whatever may be proposed).
-
-        A change is on its way, or this one has just lapsed.
-        """
-        waiting = step_distance(step, self.agreed[-1].since) < 0
-        lapsed = now < self._proposals.due and content in (None, self._lapsed)
-        return waiting or self._proposal is not None or lapsed or self._chain < 2
+    def waiting(self, step: int) -> bool:
+        """Whether the newest map has still to begin for a rank in ``step``, and nothing can be proposed."""
+        return step_distance(step, self.agreed[-1].since) < 0
 
     def propose(self, content: Content, step: int, now: int) -> bool:
-        """Proposes ``content``; returns False if it is the present one, or a change is on its way already."""
-        if content == self.agreed[-1].content or self.busy(step, now, content):
-            return False
-        counter = (max(self.known, self._promised, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
-        self._promised, self._promised_at = (counter << 8 | self.rank) & 0xFFFFFFFF, now
-        self._proposal = _Proposal(self._promised, content, now, Backoff(_AGAIN, now))
-        return True
+        """Proposes ``content`` in place of what was proposed before; returns whether this is new."""
+        if content == self.agreed[-1].content:
+            self._proposal = None
+        elif content != self.wanted and not self.waiting(step) and self._chain >= 2:
+            self._begin(content, now)
+            return True
+        return False
 
-    def among(self, live: Collection[int]) -> None:
-        """These peers have to acknowledge from now on: what others have not, or what lapsed among them, may be now."""
-        there = frozenset(live)
-        if self._live not in (None, there):
-            self._proposal = self._lapsed = None
-        self._live = there
+    def _begin(self, content: Content, now: int) -> None:
+        counter = (max(self.known, self._highest, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
+        self._highest = (counter << 8 | self.rank) & 0xFFFFFFFF
+        self._proposal = _Proposal(self._highest, content, Backoff(_AGAIN, now))
 
     def take(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
         """Takes a message of another rank; ``live``: peers that this rank takes for alive. ``agreed`` may change."""
@@ -230,7 +221,7 @@ class Agreement:
     def turn(
         self, now: int, newest: int, live: Collection[int], known: Mapping[int, int], lead: int = LEAD_STEPS
     ) -> list[tuple[int, Message]]:
-        """What is to be sent now, to whom; a proposal is settled, or lapses. ``agreed`` may change.
+        """What is to be sent now, to whom; a proposal may be settled, which changes ``agreed``.
 
         Args:
             newest: newest step that this rank or a peer has named.
@@ -238,19 +229,17 @@ class Agreement:
             known: ``map_known`` of every peer that is to be told of maps.
             lead: steps after the newest one with which a map begins; more than three where steps are short.
         """
-        self.among(live)
         out, self._answers = self._answers, []
+        if min(live, default=self.rank) < self.rank:
+            self._proposal = None
         proposal = self._proposal
         if proposal is not None:
             missing = [p for p in live if p not in proposal.acknowledged]
-            if min(live, default=self.rank) < self.rank or now - proposal.begun >= _LAPSE:
-                self._give_up(now)
-            elif not missing and 2 * (len(proposal.acknowledged) + 1) > self.ranks:
+            if not missing and 2 * (len(proposal.acknowledged) + 1) > self.ranks:
                 since = newest + lead
                 if step_distance(since, self.agreed[-1].since) <= 0:
                     since = self.agreed[-1].since + 1
                 self._adopt((*self.agreed, Agreed(proposal.id, since & STEP_MASK, proposal.content)))
-                self._proposals.asked = 0
             elif now >= proposal.again.due:
                 proposed = Agreed(proposal.id, 0, proposal.content)
                 out += [(p, Message(Kind.PROPOSE, self.known, (proposed,))) for p in missing]
@@ -288,12 +277,9 @@ class Agreement:
             if serial_distance(self.known, message.ref) > 0:
                 self._telling[sender] = Backoff(_AGAIN, now)
             return
-        if serial_distance(proposed.id, self._promised) >= 0:
-            other = proposed.id & 0xFF != self._promised & 0xFF and serial_distance(self._promised, self.known) > 0
-            if other and now - self._promised_at < 2 * _LAPSE:
-                return  # that one may have been settled, and word of it be on its way
-            self._promised, self._promised_at, self._proposal = proposed.id, now, None
-        self._answers.append((sender, Message(Kind.ACKNOWLEDGE, self._promised)))
+        if serial_distance(proposed.id, self._highest) >= 0:
+            self._highest, self._proposal = proposed.id, None
+        self._answers.append((sender, Message(Kind.ACKNOWLEDGE, self._highest)))
 
     def _count(self, ref: int, sender: int, now: int) -> None:
         proposal = self._proposal
@@ -301,23 +287,18 @@ class Agreement:
             return
         if ref == proposal.id:
             proposal.acknowledged.add(sender)
-        elif serial_distance(ref, proposal.id) > 0:  # somebody else has been promised more: begin above that
-            self._promised, self._promised_at = ref, now
-            self._give_up(now)
+        elif serial_distance(ref, proposal.id) > 0:  # somebody else has proposed more: begin above that
+            self._highest = ref
+            self._begin(proposal.content, now)
 
     def _adopt(self, chain: tuple[Agreed, ...]) -> None:
         """Takes the history that the newest map has: what is newer than the chain's first and not in it is dropped."""
         kept = [each for each in self.agreed if serial_distance(each.id, chain[0].id) < 0]
         self.agreed = [*kept, *chain][-CHAIN:]
-        if serial_distance(self.known, self._promised) > 0:
-            self._promised = self.known
+        if serial_distance(self.known, self._highest) > 0:
+            self._highest = self.known
         self._proposal = None
         self._telling.clear()
-
-    def _give_up(self, now: int) -> None:
-        self._lapsed = self._proposal.content if self._proposal is not None else None
-        self._proposal = None
-        self._proposals.ask(now)
 
 
 assert MAX_RANKS <= 256  # the proposer's rank is the low byte of an id
