@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import ipaddress
-import random
 import select
 import socket
-from collections.abc import Collection
 
 import pytest
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.transport.config import MS, Config
 from tailbound.transport.multicast import (
-    AGAIN,
     BEAT,
     ENOUGH,
     FEW,
     PATIENCE,
     RANGE,
     ROUND,
-    WINDOW,
-    Ears,
     GroupMember,
     Trials,
     check_group,
@@ -88,121 +83,56 @@ def test_a_member_that_is_busy_loses_none_of_the_trials_of_64_ranks() -> None:
 
 
 PEERS = (1, 2, 3)
+GOOD = dict.fromkeys(PEERS, ENOUGH)
 
 
-class Fabric:
-    """One sender and its peers in virtual time; what is lost is up to the test."""
-
-    def __init__(self, loss: float = 0.0) -> None:
-        self.trials = Trials()
-        self.ears = {peer: Ears() for peer in PEERS}
-        self.loss = loss
-        self.deaf: Collection[int] = ()
-        self.mute: Collection[int] = ()
-        self.now, self.tries = 1, 0
-        self._random = random.Random(1)
-
-    def _through(self) -> bool:
-        return self._random.random() >= self.loss
-
-    def until(self, end: int, live: Collection[int] = PEERS) -> None:
-        """Turns at the times asked for; answers come a millisecond later."""
-        while self.now < end and self.trials.failed is None:
-            self.now = max(self.now, self.trials.due)
-            numbers, asked = self.trials.turn(self.now, tuple(live))
-            self.tries += len(numbers)
-            for number in numbers:
-                for peer in PEERS:
-                    if peer not in self.deaf and self._through():
-                        self.ears[peer].hear(0, number)
-            for peer in asked:
-                if peer not in self.mute and self._through() and self._through():
-                    heard = self.ears[peer].answer(0, self.trials.number)
-                    self.trials.answer(peer, self.trials.number, heard, self.now + MS)
+def tried(trials: Trials, until: int, heard: dict[int, int], live: tuple[int, ...] = PEERS) -> list[int]:
+    """Turns at the times asked for until ``until``; peers answer at once. The times of rounds."""
+    now, rounds = trials.due, []
+    while now < until and trials.failed is None:
+        send, asked = trials.turn(now, live)
+        rounds += [now] if send else []
+        for rank in [rank for rank in asked if rank in heard]:
+            trials.answer(rank, trials.number - 1, ROUND, now)  # of a round before: says nothing
+            trials.answer(rank, trials.number, heard[rank], now)
+        now = max(now + MS, trials.due)
+    return rounds
 
 
-def test_a_good_fabric_is_known_after_one_round_and_tried_now_and_then() -> None:
-    fabric = Fabric()
-    fabric.until(2 * BEAT)
-    assert fabric.trials.reached == set(PEERS)
-    assert fabric.tries == ROUND
-    fabric.until(10 * AGAIN)
-    assert 9 * ROUND <= fabric.tries <= 11 * ROUND
-
-
-def test_many_ranks_are_tried_in_proportion_more_rarely() -> None:
-    trials, live = Trials(), tuple(range(1, 8 * FEW + 1))
-    trials.turn(0, live)
-    assert trials.due == 8 * BEAT
-    trials.turn(trials.due, live)
-    for rank in live:
-        trials.answer(rank, ROUND, (1 << ROUND) - 1, trials.due)
-    due = trials.due
-    trials.turn(due, live)
-    assert trials.due == due + 8 * AGAIN
-
-
-def test_lost_packets_do_not_end_it() -> None:
-    fabric = Fabric(loss=0.1)
-    fabric.until(20 * AGAIN)
-    assert (fabric.trials.reached, fabric.trials.failed) == (set(PEERS), None)
-
-
-def test_a_peer_that_hears_too_few_ends_it_and_may_have_just_joined() -> None:
-    fabric = Fabric()
-    fabric.deaf = (2,)
-    fabric.until(PATIENCE // 2)
-    assert (fabric.trials.reached, fabric.trials.failed) == ({1, 3}, None)
-    fabric.deaf = ()
-    fabric.until(PATIENCE)
-    assert fabric.trials.reached == set(PEERS)
-    fabric.deaf = (3,)
-    fabric.until(PATIENCE + 2 * AGAIN + 2 * PATIENCE)
-    assert fabric.trials.failed == 3
-    assert fabric.trials.turn(fabric.now + 2 * AGAIN, PEERS) == (range(0), [])
-
-
-def test_a_good_answer_makes_up_for_bad_ones_before_it() -> None:
+def test_a_good_fabric_is_tried_once_and_again_for_who_comes_back() -> None:
     trials = Trials()
-    trials.turn(0, (1,))
-    later = 2 * PATIENCE
-    for heard, now in ((0, 1), ((1 << ROUND) - 1, 2), (0, later), (0, later + PATIENCE - 1)):
-        trials.answer(1, ROUND, heard, now)
-    assert trials.failed is None
-    trials.answer(1, ROUND, 0, later + PATIENCE)
-    assert trials.failed == 1
+    assert len(tried(trials, 5 * PATIENCE, GOOD)) == 1
+    assert (trials.reached, trials.failed) == (set(PEERS), None)
+    assert not tried(trials, 6 * PATIENCE, GOOD, (1, 2))
+    assert trials.reached == {1, 2}
+    assert len(tried(trials, 7 * PATIENCE, GOOD)) == 1
+    assert trials.reached == set(PEERS)
+
+
+@pytest.mark.parametrize(("peers", "beats"), [(3, 1), (FEW, 1), (8 * FEW, 8)])
+def test_many_ranks_are_tried_in_proportion_more_rarely(peers: int, beats: int) -> None:
+    trials = Trials()
+    tried(trials, 1, {}, tuple(range(1, peers + 1)))
+    assert trials.due == beats * BEAT
+
+
+def test_a_peer_that_goes_on_hearing_too_few_ends_it_and_may_have_just_joined() -> None:
+    trials = Trials()
+    tried(trials, PATIENCE, GOOD | {2: ENOUGH - 1})
+    assert (trials.reached, trials.failed) == ({1, 3}, None)
+    tried(trials, PATIENCE + 2 * BEAT, GOOD)
+    assert trials.reached == set(PEERS)
+    trials = Trials()
+    tried(trials, 3 * PATIENCE, GOOD | {2: ENOUGH - 1})
+    assert trials.failed == 2
+    assert PATIENCE < trials.due < PATIENCE + 4 * BEAT
+    assert trials.turn(9 * PATIENCE, PEERS) == (False, [])
 
 
 def test_silence_says_nothing() -> None:
-    fabric = Fabric()
-    fabric.until(2 * BEAT)
-    fabric.deaf = fabric.mute = (2,)
-    fabric.until(5 * AGAIN)
-    assert (fabric.trials.reached, fabric.trials.failed) == (set(PEERS), None)
-
-
-@pytest.mark.parametrize(("heard", "good"), [(ENOUGH, True), (ENOUGH - 1, False)])
-def test_enough_of_the_round_have_to_be_heard_and_other_rounds_do_not_count(heard: int, good: bool) -> None:
     trials = Trials()
-    trials.turn(0, (1,))
-    trials.answer(1, ROUND - 1, (1 << 64) - 1, 1)
-    trials.answer(1, ROUND, (1 << heard) - 1 | ~0xFFFF & (1 << 64) - 1, 1)
-    assert trials.reached == ({1} if good else set())
-
-
-def test_ears_remember_a_window() -> None:
-    ears = Ears()
-    assert ears.answer(1, 9) == 0
-    for number in (4, 5, 7):
-        ears.hear(1, number)
-    assert ears.answer(1, 7) == 0b1101
-    assert ears.answer(1, 8) == 0b11010
-    assert ears.answer(1, 5) == 0b11
-    ears.hear(1, 6)
-    assert ears.answer(1, 7) == 0b1111
-    ears.hear(1, 7 + WINDOW)
-    assert ears.answer(1, 7 + WINDOW) == 1
-    assert ears.answer(1, 7 + 2 * WINDOW) == 0
+    tried(trials, 5 * PATIENCE, {1: ENOUGH, 3: ENOUGH})
+    assert (trials.reached, trials.failed) == ({1, 3}, None)
 
 
 def test_the_settings_are_checked() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import struct
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from tailbound.datapath.store import is_from_peer
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.config import MS
-from tailbound.transport.multicast import Ears, GroupMember, Trials, group_of, prepare
+from tailbound.transport.multicast import ROUND, GroupMember, Trials, group_of, prepare
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
@@ -34,8 +33,6 @@ from tailbound.wire import packets
 from tailbound.wire.address import is_ipv6
 from tailbound.wire.schema import Flag, PacketType
 
-#: What an answer says: a bitmap of 64 packets, made up to a whole step of bytes.
-_ANSWER = struct.Struct(">QQ")
 #: How often failed clones are taken off what counts as sent.
 _COUNT_EVERY = 200 * MS
 #: Bytes in flight that the socket of a group has room for.
@@ -61,7 +58,6 @@ class Channels:
         wanted: what was asked for, one of ``config.RESULTS``.
         choice: what is done now.
         live: peers that results are for.
-        ears: what this rank has heard of the others' trials of the group, for whoever asks.
         trials: whom the own packets to the group reach; None: there is no group.
         fanout: the program that clones bursts; None: there is none.
         member: hears the group; None: there is none.
@@ -72,7 +68,7 @@ class Channels:
         self.wanted = job.config.result
         self._why_not: dict[str, str] = {}  # by the name of a channel that cannot be had
         self.live: tuple[int, ...] = ()
-        self.ears = Ears()
+        self._heard: dict[int, tuple[int, int]] = {}  # by sender: its newest round, and packets of it that have come
         self.trials: Trials | None = None
         self.fanout: Fanout | None = None
         self.member: GroupMember | None = None
@@ -231,14 +227,15 @@ class Channels:
             self._looked_at = now
             self._take_back()
             self._judge()
-        if self.trials is None:
+        trials = self.trials
+        if trials is None:
             return 0
-        numbers, asked = self.trials.turn(now, self.live)
-        for number in numbers:
-            self._try(number)
+        send, asked = trials.turn(now, self.live)
+        if send:
+            self._try(trials.number)
         for rank in asked:
-            self._job.tell(rank, self._header(rank, self.trials.number, int(Flag.REPEAT)))
-        return self.trials.due if self.live and self.trials.failed is None else 0
+            self._job.tell(rank, self._header(rank, flags=int(Flag.REPEAT), seq=trials.number))
+        return trials.due if trials.failed is None and not trials.reached.issuperset(self.live) else 0
 
     def _take_back(self) -> None:
         """Clones that could not be made had been counted as sent."""
@@ -257,21 +254,23 @@ class Channels:
     # -- trying the group ---------------------------------------------------------------------------------------------
 
     def _try(self, number: int) -> None:
+        """Sends round ``number`` to the group."""
         job = self._job
         channel = self.channel("multicast")
         assert channel is not None
-        packet = job.pack(self._header(job.rank, number), b"")
-        try:
-            channel.sockets[0].sendto(packet, channel.target)
-        except OSError:  # full, or refused: not heard, which is what counts
-            channel.lose(job.sender.counts, 1)
-        else:
-            channel.took(job.sender.counts, 1, len(packet), 1)
-        job.counters["group_tried"] += 1
+        for _ in range(ROUND):
+            packet = job.pack(self._header(job.rank, seq=number), b"")
+            try:
+                channel.sockets[0].sendto(packet, channel.target)
+            except OSError:  # full, or refused: not heard, which is what counts
+                channel.lose(job.sender.counts, 1)
+            else:
+                channel.took(job.sender.counts, 1, len(packet), 1)
+        job.counters["group_tried"] += ROUND
 
-    def _header(self, owner: int, number: int, flags: int = 0) -> NDArray[Any]:
+    def _header(self, owner: int, **fields: int) -> NDArray[Any]:
         job = self._job  # an op that it may name: one begun
-        return job.header(PacketType.GROUP, job.marks.contributed, 0, owner=owner, seq=number, flags=flags)
+        return job.header(PacketType.GROUP, job.marks.contributed, 0, owner=owner, **fields)
 
     def listen(self) -> None:
         """Takes what has come to the group: packets that try whether it reaches this rank."""
@@ -288,17 +287,24 @@ class Channels:
                 job.counters["control_refused"] += 1
                 continue
             job.counters["control_taken"] += 1
-            self.ears.hear(sender, int(head["seq"]))
+            number, (newest, count) = int(head["seq"]), self._heard.get(sender, (0, 0))
+            self._heard[sender] = number, count + 1 if number == newest else 1
 
-    def take(self, head: np.void, body: bytes) -> None:
-        """Takes a GROUP packet that came to this rank alone: a question about the sender's trials, or an answer."""
+    def take(self, head: np.void) -> None:
+        """Takes a GROUP packet that came to this rank alone: a question about the sender's round, or an answer."""
         sender, number = int(head["sender"]), int(head["seq"])
         if int(head["flags"]) & Flag.REPEAT:
             self.listen()  # the question comes by another socket: what it is about may still wait in the group's
-            answer = _ANSWER.pack(self.ears.answer(sender, number), 0)
-            self._job.tell(sender, self._header(sender, number), answer)
-        elif len(body) >= _ANSWER.size and self.trials is not None:
-            self.trials.answer(sender, number, _ANSWER.unpack_from(body)[0], self._job.now())
+            newest, count = self._heard.get(sender, (0, 0))
+            self._job.tell(sender, self._header(sender, seq=number, count=count if number == newest else 0))
+        elif self.trials is not None:
+            self.trials.answer(sender, number, int(head["count"]), self._job.now())
+            self._judge()
+
+    def complained(self, peer: int) -> None:
+        """Most of the own rows do not come to ``peer``, op after op: multicast is given up, if they leave by it."""
+        if self.trials is not None and self.choice.result == "multicast":
+            self.trials.failed = peer
             self._judge()
 
     # -- choosing -----------------------------------------------------------------------------------------------------

@@ -54,8 +54,10 @@ class Inbox:
             else:
                 job.membership.hold(sender, job.now(), again=word == Word.AGAIN)
         elif head["type"] == PacketType.GROUP:
-            self._channels.take(head, body)
+            self._channels.take(head)
         elif head["type"] == PacketType.HELLO:
+            if flags & Flag.COMPLAINT:
+                self._channels.complained(sender)
             self._paths.take(head, body)
         elif head["type"] == PacketType.READY:
             if (op := ops.get(label)) is not None:

@@ -6,8 +6,9 @@ member's socket.
 
 Delivery cannot be told from outside: a bridge without a querier forgets its members, a storm control drops most, and
 one port may be served and another not. So a rank sends ``ROUND`` small packets to the group, then a question to each
-peer over the known way. A peer answers with a bitmap of the packets that it has heard. One peer that goes on hearing
-too few ends multicast for the whole job. Silence says nothing about the fabric.
+peer over the known way. A peer answers with how many of them it has heard. Once it has heard enough it is not tried
+again. One peer that goes on hearing too few, or that later complains of missing rows, ends multicast for the whole
+job. Silence says nothing about the fabric.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from collections.abc import Callable, Sequence
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.transport.sockets import reserve
-from tailbound.wire.schema import HEADER_BYTES, serial_distance
+from tailbound.wire.schema import HEADER_BYTES
 
 #: Groups of an organisation's own (RFC 2365): one of 2 ** 18 by the job's cookie, unless one is given.
 RANGE = ipaddress.IPv4Network("239.192.0.0/14")
@@ -32,13 +33,11 @@ _ROOM = 8 << 20
 _IP_MULTICAST_ALL = 49
 #: Packets of a round, and what must be heard of them.
 ROUND, ENOUGH = 16, 12
-#: ns between a round and its questions; from one trial to the next; and for which a peer may answer that it hears too
-#: few, since it may just have joined.
-BEAT, AGAIN, PATIENCE = 50_000_000, 5_000_000_000, 2_000_000_000
-#: With more peers the first two are longer in proportion: a rank hears the packets of all.
+#: ns between a round and its questions, and for which a peer may answer that it hears too few, since it may just have
+#: joined.
+BEAT, PATIENCE = 50_000_000, 2_000_000_000
+#: With more peers a beat is longer in proportion: a rank hears the packets of all.
 FEW = 8
-#: Packets of a sender that are remembered.
-WINDOW = 64
 
 
 def group_of(cookie: int, given: str = "") -> str:
@@ -133,13 +132,13 @@ def prepare(sock: socket.socket, address: str) -> None:
 
 
 class Trials:
-    """Whether the own packets to the group reach the peers: tried at the start, and again each ``AGAIN``. Pure.
+    """Whether the own packets to the group reach the peers: tried until each has heard enough once. Pure.
 
     Attributes:
-        reached: ranks that have heard enough at least once.
+        reached: ranks that have heard enough.
         failed: a rank that the group does not reach, and why multicast is given up; None: none so far.
         due: when to call ``turn`` again, in ns.
-        number: of the newest packet, which questions are about.
+        number: of the newest round, which questions are about.
     """
 
     def __init__(self) -> None:
@@ -148,65 +147,27 @@ class Trials:
         self.due = 0
         self.number = 0
         self._asking = False
-        self._passed: set[int] = set()  # in this trial
         self._bad: dict[int, int] = {}  # since when a rank has heard too few
 
-    def turn(self, now: int, live: Sequence[int]) -> tuple[range, list[int]]:
-        """Numbers of packets to send to the group, and ranks to ask about them, with ``live`` peers."""
-        if now < self.due or not live or self.failed is not None:
-            return range(0), []
-        for rank in (self.reached | self._bad.keys()).difference(live):  # another process may come in its place
-            self.reached.discard(rank)
-            self._passed.discard(rank)
-            self._bad.pop(rank, None)
-        share = max(FEW, len(live)) / FEW
-        waiting = [rank for rank in live if rank not in self._passed]
-        if not waiting:
-            self._passed.clear()
-            self._asking = False
-            self.due = now + int(AGAIN * share)
-            return range(0), []
-        self.due = now + int(BEAT * share)
+    def turn(self, now: int, live: Sequence[int]) -> tuple[bool, list[int]]:
+        """Whether to send a round to the group, and ranks to ask about the last one, with ``live`` peers."""
+        self.reached.intersection_update(live)  # another process may come in the place of one that has left
+        waiting = [rank for rank in live if rank not in self.reached]
+        if now < self.due or not waiting or self.failed is not None:
+            return False, []
+        self.due = now + BEAT * max(FEW, len(live)) // FEW
         self._asking = not self._asking
         if not self._asking:
-            return range(0), waiting
-        self.number += ROUND
-        return range(self.number - ROUND + 1, self.number + 1), []
+            return False, waiting
+        self.number += 1
+        return True, []
 
     def answer(self, rank: int, number: int, heard: int, now: int) -> None:
-        """``rank`` says which packets it has heard: bit i of ``heard`` stands for packet ``number`` - i."""
-        if number != self.number:
+        """``rank`` says how many packets of round ``number`` it has heard."""
+        if number != self.number or rank in self.reached:
             return
-        if (heard & ((1 << ROUND) - 1)).bit_count() >= ENOUGH:
-            self._passed.add(rank)
+        if heard >= ENOUGH:
             self.reached.add(rank)
             self._bad.pop(rank, None)
         elif now >= self._bad.setdefault(rank, now) + PATIENCE:
             self.failed = rank
-
-
-class Ears:
-    """What has been heard of every sender's packets to the group."""
-
-    def __init__(self) -> None:
-        self._heard: dict[int, tuple[int, int]] = {}  # by sender: newest number, bits
-
-    def hear(self, sender: int, number: int) -> None:
-        """Packet ``number`` of ``sender`` has come."""
-        newest, bits = self._heard.get(sender, (number, 0))
-        ahead = serial_distance(number, newest)
-        if ahead > 0:
-            bits = bits << ahead if ahead < WINDOW else 0
-            newest = number
-        behind = serial_distance(newest, number)
-        if behind < WINDOW:
-            bits |= 1 << behind
-        self._heard[sender] = newest, bits & (1 << WINDOW) - 1
-
-    def answer(self, sender: int, number: int) -> int:
-        """Which of the last 64 packets up to ``number`` have come: bit i for ``number`` - i."""
-        newest, bits = self._heard.get(sender, (number, 0))
-        ahead = serial_distance(number, newest)
-        if abs(ahead) >= WINDOW:
-            return 0
-        return bits << ahead & (1 << WINDOW) - 1 if ahead >= 0 else bits >> -ahead

@@ -21,7 +21,6 @@ from tailbound.codec.shape import layout_tag, shape_for
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Outcome
 from tailbound.errors import TailboundError, TransportError
-from tailbound.transport.backoff import UNBOUNDED
 from tailbound.transport.config import Config
 from tailbound.transport.keys import MASTER, KeyRing
 from tailbound.transport.multicast import Trials
@@ -328,7 +327,6 @@ class World:
             job.sender.share(Shared("multicast", (cast(Any, wire),), (GROUP, PORT), local=False))
             trials = job.channels.trials = Trials()
             trials.reached.update(job.peers)
-            trials.due = UNBOUNDED
             job.channels.follow()
         if self._limits is not None:
             job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
