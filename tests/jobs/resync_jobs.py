@@ -178,7 +178,7 @@ def stopped_plain(rank: int, victim: int, away: int, steps: int, meets: int, rea
             time.sleep(0.02)  # own computing
             optimizer.zero_grad()
             backward(net, rank, i)
-            if not state.void.on:
+            if not state.absence.void:
                 rates[state.communicator.step - 1] = optimizer.param_groups[0]["lr"]
                 alone += len(state.last.missing) == 2
             optimizer.step()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from solo import without_job
+
 pytestmark = pytest.mark.needs("torch")
 
 
@@ -41,14 +43,9 @@ def test_a_job_goes_on_with_fewer_workers(tmp_path: Path) -> None:
 def test_what_a_state_keeps() -> None:
     """Owed batches belong to one rank of one world; everything else to the job."""
     from tailbound.errors import ConfigError
-    from tailbound.torch.recovery import Recovery
-    from tailbound.torch.state import TailboundState
 
     def state(rank: int, ranks: int, **counters: int) -> Any:
-        made: Any = TailboundState.__new__(TailboundState)  # without a job, which opens sockets
-        Recovery.__init__(made, rank, ranks, (200, 0.05))
-        made.communicator = SimpleNamespace(job=SimpleNamespace(counters=counters))
-        return made
+        return without_job(rank, ranks, SimpleNamespace(job=SimpleNamespace(counters=counters)))
 
     one = state(1, 3, ops=7, anything=3)
     one.owed_batches = 4

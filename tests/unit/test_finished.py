@@ -77,7 +77,7 @@ def test_what_a_static_graph_does_not_use_gets_no_gradient(view: bool) -> None:
     from torch import nn
 
     from tailbound.torch.finished import gradients
-    from tailbound.torch.recovery import _used_by
+    from tailbound.torch.state import _used_by
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -105,7 +105,7 @@ def test_before_a_first_step_nothing_counts_as_unused() -> None:
     from torch.nn.parallel import DistributedDataParallel
 
     from tailbound.torch.finished import Layout
-    from tailbound.torch.recovery import _used_by
+    from tailbound.torch.state import _used_by
 
     ddp, layout = DistributedDataParallel(torch.nn.Linear(2, 2), static_graph=True), Layout()
     layout.follow(ddp.parameters(), _used_by(ddp))

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from solo import without_job
+
 pytestmark = pytest.mark.needs("torch")
 
 
@@ -62,7 +64,7 @@ def stepped(state: Any, weight: Any) -> float:
     """By how much an applied step with a gradient of one moves ``weight``."""
     import torch
 
-    from tailbound.torch.catch_up import step_optimizers
+    from tailbound.torch.absence import step_optimizers
 
     before = weight.item()
     weight.grad = torch.ones_like(weight)
@@ -84,7 +86,8 @@ def test_an_optimizer_that_was_replaced_steps_no_more(kept: bool) -> None:
     net = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(net.weight)
     replica, turns = Replica(net), Turns()
-    state = SimpleNamespace(resync=SimpleNamespace(replica=replica), scaler=None, turns=turns)
+    state = without_job(resync=SimpleNamespace(replica=replica))
+    state.steps.turns = turns
     first = torch.optim.SGD(net.parameters(), 1.0)
     assert replica.adopt(first)
     turns.note(first, begins=True)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from tailbound.errors import ConfigError
-from tailbound.torch.recovery import attached
-from tailbound.torch.state import TailboundState
+from tailbound.torch.state import TailboundState, attached
 
 T = TypeVar("T")
 
@@ -46,12 +45,13 @@ def batches(
         raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
     source, others = iter(loader), _Others(state)
     loop = state.loop = object()
-    state.turns.begin()
+    turns = state.steps.turns
+    turns.begin()
     place = 0
     for batch in source:
         if place == 0:
             others.look()
-            if not state.owed_batches and state.between_iterations():
+            if not state.owed_batches and state.steps.between_iterations():
                 applied, skipped = state.catch_up(step)
                 state.owed_batches = per_step * (applied + skipped)
                 if skipped and on_skip is not None:
@@ -67,8 +67,8 @@ def batches(
                 "its iterations. Give one of them both loaders, as in batches(zip(a, b), state)"
             )
         if place == 0:
-            state.turns.iterate()
-            if (apart := state.turns.apart) > 1:
+            turns.iterate()
+            if (apart := turns.apart) > 1:
                 raise ConfigError(
                     f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
                     f"would skip too few. Give tailbound.torch.batches(..., per_step={apart * per_step})"
@@ -87,7 +87,7 @@ class _Others:
 
     def _now(self) -> dict[int, int]:
         """The step that each of them is in."""
-        found = (other for other in attached() if other is not self._state and not other.skips)
+        found = (other for other in attached() if other is not self._state and not other.absence.skips)
         return {id(other): other.communicator.step for other in found if other.communicator is not None}
 
     def look(self) -> None:

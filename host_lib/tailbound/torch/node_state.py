@@ -21,10 +21,9 @@ from tailbound.torch.also import Stateful
 from tailbound.torch.memory import check
 from tailbound.torch.node import Holds, Node
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
-from tailbound.torch.recovery import WeakHook, joined
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
-from tailbound.torch.state import TailboundState
+from tailbound.torch.state import TailboundState, WeakHook, joined
 
 _NONE_ALONE = (
     "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "
@@ -300,7 +299,7 @@ class NodeState(TailboundState):
 
     def end_step(self, *, still: bool) -> None:
         """As in ``TailboundState``; what the host's first rank takes is handed on to all of them."""
-        ended = self.ended is not None
+        ended = self.steps.ended is not None
         super().end_step(still=still)
         if ended and still and self._takes and self.resync is not None:
             self._takes = False

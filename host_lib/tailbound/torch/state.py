@@ -1,31 +1,49 @@
-"""State of the DDP communication hook: one communicator, and memory of its own for every bucket."""
+"""State of the DDP communication hook: averages the buckets of a model, and keeps its replica equal to the others'.
+
+What a step is made of, and what a rank does that was away, are parts of it (``steps``, ``absence``, ``resync``).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import threading
+import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tailbound.codec.format import FORMATS
 from tailbound.collective import report
+from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import Options, config_fields, described, filled, switch_of
 from tailbound.torch import interfaces
+from tailbound.torch.absence import Absence, Place
+from tailbound.torch.also import Stateful
+from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.contribution import Contributions
 from tailbound.torch.elastic import is_elastic
+from tailbound.torch.entrance import Entrance, buckets
+from tailbound.torch.finished import Layout
 from tailbound.torch.memory import Bucket, Memory, check
 from tailbound.torch.paths import Paths
-from tailbound.torch.recovery import Recovery
+from tailbound.torch.replica import DIGEST, Replica
+from tailbound.torch.resync import Resync
+from tailbound.torch.scaler import GradScaler, OverflowNotes
+from tailbound.torch.steps import Steps
 from tailbound.transport.config import DEADLINE_MOST, MS, Config
-from tailbound.transport.steps import step_of
+from tailbound.transport.steps import STEP_MASK, step_of
 from tailbound.wire.bits import Bits, as_bits, both_ways
 
 log = logging.getLogger("tailbound")
@@ -35,9 +53,15 @@ FORMAT = 1
 _KEPT = ("ops", "ops_incomplete", "ops_late", "rows_expected", "rows_delivered", "abstained", "steps_applied")
 #: Jobs made so far by members of a group: all of them agree on the number, other processes need not.
 _jobs: Counter[str] = Counter()
+#: States whose replicas are kept equal in this process.
+_attached: weakref.WeakSet[TailboundState] = weakref.WeakSet()
+#: Seconds for a rank that has come back to enter.
+_ENTER = 180.0
+#: In place of a step that has ended: one that a rank outside made by itself, or that was void.
+_BY_ITSELF = -1
 
 
-class TailboundState(Recovery):
+class TailboundState:
     """What ``allreduce_hook`` needs; make it with ``register`` or by hand before ``register_comm_hook``.
 
     Args:
@@ -50,6 +74,13 @@ class TailboundState(Recovery):
     Raises:
         ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
+
+    #: digests of its replica are compared with those of other ranks; not where the first rank of its host does that
+    _compares = True
+    #: the ranks of a host, which average shards of the same gradients, tell each other of overflows
+    shares_scale = False
+    #: None: a world of one
+    communicator: Communicator | None = None
 
     def __init__(
         self,
@@ -74,16 +105,14 @@ class TailboundState(Recovery):
                 "torch.distributed.init_process_group"
             )
         period = given["resync_period"]
-        super().__init__(dist.get_rank(group), dist.get_world_size(group), (period, given["resync_share"]))
-        self.bits = given["bits"]
-        up, down = both_ways(self.bits)
-        feedback = FORMATS[up].clips if given["error_feedback"] is None else given["error_feedback"]
-        self.contributions = Contributions(feedback)
+        rank, ranks, resync = dist.get_rank(group), dist.get_world_size(group), (period, given["resync_share"])
+        self._set_up(rank, ranks, resync, given["bits"], given["error_feedback"])
+        feedback = self.contributions.feedback
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
             # bytes of the ring that a step takes: rows of 4 bits fill half of theirs
-            step=entries * down // 8 if given["ring_mib"] is None else 0,
+            step=entries * both_ways(self.bits)[1] // 8 if given["ring_mib"] is None else 0,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
             switch=switch_of(switch) if switch and self.ranks > 1 else None,
@@ -96,11 +125,6 @@ class TailboundState(Recovery):
         self.group = group
         #: all ranks whose gradients are averaged, in whatever way
         self.everyone = group
-        #: how buckets go through the engine, by their device
-        self.paths = Paths()
-        self._complaints = Complaints(self.rank)
-        self.complain, self.say = self._complaints.complain, self._complaints.say
-        self.last = Outcome()
         if self.ranks > 1:
             interface, datapath = interfaces.own(given["interface"], datapath)
             self.communicator = Communicator(
@@ -115,6 +139,66 @@ class TailboundState(Recovery):
             )
             self._endings.append(self.communicator.close)
             log.info("rank %d of %d: tailbound over %s", self.rank, self.ranks, self.communicator.datapath)
+
+    def _set_up(
+        self,
+        rank: int,
+        ranks: int,
+        resync: tuple[int, float] = (0, 0.0),
+        bits: Bits = 8,
+        feedback: bool | None = None,
+    ) -> None:
+        """What does not need a job.
+
+        Args:
+            rank, ranks: of the job.
+            resync: ``resync_period`` and ``resync_share``.
+            bits, feedback: of a code; ``error_feedback``.
+
+        Raises:
+            ConfigError: an invalid value.
+        """
+        if min(resync) < 0:
+            raise ConfigError("resync_period and resync_share: give 0 or more")
+        self.rank, self.ranks = rank, ranks
+        self._resync_settings, self.bits = resync, bits
+        self.contributions = Contributions(FORMATS[both_ways(self.bits)[0]].clips if feedback is None else feedback)
+        self.layout, self.memory, self.paths = Layout(), Memory(), Paths()
+        self.steps, self.absence = Steps(self), Absence(self)
+        self._complaints = Complaints(rank)
+        self.complain, self.say = self._complaints.complain, self._complaints.say
+        self.last = Outcome()
+        #: counters of earlier runs that this one goes on from (``load_state_dict``)
+        self.history: list[dict[str, int]] = []
+        #: batches still to be skipped, and the last loop that has begun (``batches``)
+        self.owed_batches = 0
+        self.loop: object = None
+        #: keeps the replica equal to the others', once attached to a model
+        self.resync: Resync | None = None
+        self._handles: list[Any] = []
+        self._early = False  # a boundary before the optimizer has stepped has been told of
+        self._preparing = False  # holds the others until the first step is launched
+        self._within = 0  # contexts of ``hold``
+        self._new_step = False  # one has ended since it was looked whether this rank is lost
+        #: what the gradients handed to the hook are multiplied by, and the scaler that says so
+        self.loss_scale = 1.0
+        self.scaler: GradScaler | None = None
+        #: jobs that average parts of the same model on this host
+        self.shards = 1
+        self.overflow = OverflowNotes()
+        #: lets ranks in that have come back, or this one; None: no rank can
+        self.entrance: Entrance | None = None
+        #: why no rank can skip a step alone, and what to do; empty: each can
+        self.together = ""
+        #: what ends the threads of the job, in order; none of it may hold this object
+        self._endings: list[Callable[[], object]] = []
+        self._unused = weakref.finalize(self, _end_aside, self._endings)
+        self._unused.atexit = False  # communicators end themselves then
+
+    @property
+    def optimizers(self) -> Sequence[torch.optim.Optimizer]:
+        """Those that step the model, as far as is known."""
+        return self.resync.replica.optimizers if self.resync is not None else ()
 
     def average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
         """Starts averaging one bucket; the future completes in bounded time with a tensor like ``tensor``.
@@ -150,11 +234,11 @@ class TailboundState(Recovery):
         if self.communicator is None:
             future.set_result(tensor)
             return future
-        if self.outside or self.void.on:
-            if self.void.on:
+        if self.outside or self.absence.void:
+            if self.absence.void:
                 tensor.detach().zero_()
                 if last:
-                    self.void.made()
+                    self.absence.made()
             future.set_result(tensor)
             if last:
                 self.rehearsed()
@@ -177,7 +261,7 @@ class TailboundState(Recovery):
                 result.copy_(decoded)
             self.applied(outcome, last)
             if last:
-                self.turns.passed(inside=bool(self._stepping))
+                self.steps.passed()
             future.set_result(result)
 
         def complete(outcome: Outcome) -> None:
@@ -202,7 +286,7 @@ class TailboundState(Recovery):
             last=last,
             done=complete,
             prepare=path.within(prepare, mark) if prepare is not None else None,
-            contribute=not self.abstaining,
+            contribute=not self.absence.abstaining,
             handling=Handling(
                 str(tensor.dtype).removeprefix("torch."),
                 path.coder(mark),
@@ -226,8 +310,8 @@ class TailboundState(Recovery):
         """An average is handed out to be applied; ``last``: it ends the step."""
         self.note(outcome)
         if last:
-            self.stepped = False
-            self.ended = step_of(outcome.label)
+            self.steps.stepped = False
+            self.steps.ended = step_of(outcome.label)
 
     def memory_of(
         self, index: int, numel: int, dtype: torch.dtype, device: torch.device, memory: Memory | None = None
@@ -238,6 +322,318 @@ class TailboundState(Recovery):
         """
         native = dtype in self.paths.of(device).native and self.loss_scale == 1.0
         return (memory or self.memory).of(index, numel, dtype, device, native=native)
+
+    def attach(
+        self,
+        ddp_model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        also: Mapping[str, Stateful] | None = None,
+    ) -> None:
+        """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
+
+        Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
+        found at their first ``step()``. A wrapper around one (Accelerate's) stands for it. ``also``: what else goes
+        with a whole state.
+        """
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
+            optimizer = inner  # its own step is what hooks see; with the wrapper beside it steps were applied twice
+        if optimizer is not None:
+            refuse_optimizer(optimizer)
+        if self.communicator is None:
+            return
+        if self.resync is not None:
+            raise ConfigError(
+                "this TailboundState has a model already: make one TailboundState for each model, or call register "
+                "for each"
+            )
+        module = ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model
+        replica = Replica(module, least=self.ranks)
+        if optimizer is not None and not replica.adopt(optimizer):
+            raise ConfigError("the optimizer steps none of the model's parameters: give register the one that does")
+        self._tell_of_ring(self.communicator, self._tensors(replica))
+        communicator, job, (period, share) = self.communicator, self.communicator.job, self._resync_settings
+        itself = weakref.ref(self)
+        self.resync = Resync(
+            self.communicator.reliable,
+            replica,
+            self.rank,
+            self.ranks,
+            lambda: job.membership.alive(job.steps.own),
+            period=period,
+            share=share,
+            compare=self._compares,
+            also=also,
+            closed=lambda: job.membership.gone,
+            inside=lambda: not communicator.elastic or communicator.part != Part.OUTSIDE,
+            buckets=partial(buckets, self.layout) if communicator.elastic else lambda: bytes(DIGEST),
+            scaler=lambda: held.scaler if (held := itself()) is not None else None,
+            abstains=lambda: (held := itself()) is not None and held.absence.abstaining,
+        )
+        # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
+        self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._before_forward), prepend=True))
+        if getattr(ddp_model, "static_graph", False):
+            self.layout.follow(replica.parameters, _used_by(ddp_model))
+        for step_hook in (
+            register_optimizer_step_pre_hook(WeakHook(self.steps.before_step)),
+            register_optimizer_step_post_hook(WeakHook(self.steps.after_step)),
+        ):
+            self._handles.append(step_hook)
+            self._endings.insert(0, step_hook.remove)
+        self.layout.compare(module.parameters())
+        if optimizer is not None:
+            self.steps.look_at(optimizer)
+        if self.communicator.elastic:
+            self.entrance = Entrance(self.communicator, self.resync, self.layout)
+        _attached.add(self)
+        if not self.outside:
+            self._prepare(True)
+
+    def _tensors(self, replica: Replica) -> tuple[int, ...]:
+        """Entries of the tensors that this rank's job averages in a step."""
+        return tuple(size for p in replica.parameters if (size := p.numel()))
+
+    def _tell_of_ring(self, communicator: Communicator, tensors: tuple[int, ...]) -> None:
+        """Says what the rings take, how many steps of ``tensors`` they hold, and what that allows."""
+        rows, held, taken = communicator.rings(tensors)
+        log.log(
+            logging.INFO if rows <= held else logging.WARNING,
+            "rank %d: the rings take %d MiB of memory and hold %.1f steps of this model (%.1f M parameters): a rank "
+            "that misses at most %d applies the others' averages, one that misses more takes another's state",
+            self.rank,
+            taken >> 20,
+            held / rows,
+            sum(tensors) / 1e6,
+            max(0, held // rows - 1),
+        )
+
+    def begin(self, timeout: float) -> None:
+        """Where ranks may come back, DDP runs on each rank by itself: all begin with what rank 0 holds.
+
+        Raises:
+            TransportError: not within ``timeout`` seconds.
+        """
+        if self.entrance is None or self.resync is None or self.communicator is None or self.outside:
+            return
+        if self.rank:
+            self.resync.unsound()
+        if not self.synchronise(timeout):
+            raise TransportError(
+                f"rank {self.rank}: ranks did not take over what rank 0 holds within {timeout:g} s: look at the other "
+                "ranks' logs, or raise timeout= (TAILBOUND_TIMEOUT)"
+            )
+        self.communicator.part = Part.INSIDE
+
+    def _prepare(self, on: bool) -> None:
+        """Until its first step is launched a rank holds the others: its first pass may compile for a minute."""
+        if self.communicator is not None and on != self._preparing:
+            self._preparing = on
+            self._hold(on)
+
+    @property
+    def outside(self) -> bool:
+        """Whether this process has come back to a job under way, and makes steps by itself until it enters."""
+        return self.entrance is not None and self.entrance.outside
+
+    @property
+    def behind(self) -> int:
+        """Steps that the others have finished and this rank has not (clock-20)."""
+        return self.communicator.behind if self.communicator is not None else 0
+
+    def note_missing(self, rows: int) -> None:
+        """An average has been applied without ``rows`` of its rows."""
+        if self.resync is not None:
+            self.resync.note_missing(rows)
+
+    def ran_out(self) -> None:
+        """DDP averages zeros for this rank, outside of a backward pass: it has no data left (``join``), nor steps."""
+        self.note_missing(1)
+
+    def rehearsed(self) -> None:
+        """A step that this process made by itself has its gradients."""
+        self.steps.stepped, self.steps.ended = False, _BY_ITSELF
+        self.steps.passed()
+
+    @torch.compiler.disable
+    def boundary(self) -> None:
+        """Between two steps: the last one has been applied, the next one has not begun.
+
+        After ``optimizer.step()``. Where the optimizer is still to step, or has left a step out, the step stays open.
+        """
+        if not self.steps.half_made:
+            self.end_step(still=True)
+        elif not self._early:
+            self._early = True
+            log.info(
+                "rank %d: boundary() before the optimizer has stepped does nothing: call it after optimizer.step()",
+                self.rank,
+            )
+
+    @torch.compiler.disable
+    def _before_forward(self, ddp_model: torch.nn.Module | None = None, *_: object) -> None:
+        """Before a forward pass of the model: as a rule the boundary of two steps.
+
+        Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``. Nor where its
+        parameters are those of no step.
+        """
+        self.absence.joined = joined(ddp_model)
+        if self.resync is not None and self.resync.moment.changing:
+            return
+        if self.steps.ended is not None:
+            if self.steps.half_made:
+                return
+            self.end_step(still=True)
+        if self._new_step:  # also where the program has called ``boundary`` by itself
+            self._new_step = False
+            self.rejoin()
+
+    def before_backward(self) -> None:
+        """The first average of a step is about to be launched."""
+        self.absence.before_backward()
+        if self.resync is None or self.steps.announced:
+            self.end_step(still=False)
+        else:
+            # within ``step(closure)`` the update follows this pass; and what an earlier pass of the same ``step`` has
+            # ended is followed by one already: nobody is to read in between. Nor where the program makes updates
+            # without an optimizer, which nothing announces
+            with self.resync.moment.change():
+                self.end_step(still=False)
+                self.resync.moment.disturb()
+        if self.resync is None:  # nobody else looks
+            self.rejoin()
+
+    def end_step(self, *, still: bool) -> None:
+        """The step whose averages have come is over; ``still``: nothing uses the parameters now, so they may change."""
+        half_made = self.steps.half_made
+        step, self.steps.ended = self.steps.ended, None
+        if step == _BY_ITSELF:
+            if still:
+                (self.absence.follow if self.absence.void else self._come_in)()
+            return
+        self._new_step |= step is not None
+        if step is not None and self.resync is not None:
+            self.resync.boundary(step, still=still)
+            self.steps.name_what_stays()
+            if self.absence.abstaining and self.resync.sound:
+                self.absence.abstaining = False
+        if still and not half_made and self.entrance is not None and not self.outside:
+            self.entrance.admit(held=self._preparing or self._within > 0)
+
+    def _come_in(self) -> None:
+        """Between two steps: a rank that is outside enters, as soon as it can."""
+        assert self.entrance is not None
+        assert self.communicator is not None
+        if self.entrance.enter(_ENTER):
+            self._preparing = True  # it holds the others since it has entered
+            self.forget()
+            self.overflow.take()
+            # its data are where its own steps have led it
+            self.absence.skipped += max(0, self.communicator.step - self.entrance.alone)
+
+    def rejoin(self) -> None:
+        """Between two steps: a rank that is lost joins the others, since nothing but zeros is left for it.
+
+        Raises:
+            TransportError: it could not for some steps running.
+        """
+        self.absence.rejoin()
+
+    def forget(self) -> None:
+        """Drops what is kept for the next step: the parameters are others now."""
+        self.contributions.forget()
+
+    def synchronise(self, timeout: float = 30.0) -> bool:
+        """Makes all replicas equal to the bit, between two steps: before a checkpoint, or at the end.
+
+        To be called on all ranks after the same step, and after ``optimizer.step()``: before that ranks are made equal
+        as they are there, and none comes in. Each waits until the others have come, and all compare digests of
+        parameters, of what the optimizers keep, and of buffers. Who holds something else takes, point to point, what
+        most of the ranks hold that have missed nothing. Training, or ``close``, may follow at once.
+
+        Args:
+            timeout: seconds to wait, for the slowest rank and for what has to be taken.
+
+        Returns:
+            Whether every rank that has not died answered, these are a majority, and all of them are equal. False if a
+            rank did not come within half of ``timeout``, has closed, or has gone on without synchronising; those that
+            came are equal then, as far as time allowed. False for a rank that has come back and is still ``outside``.
+            The log says who was compared.
+        """
+        half_made, ended = self.steps.half_made, self.steps.ended
+        if half_made and self.absence.place in (Place.OUTSIDE, Place.VOID):
+            return False
+        self.end_step(still=True)
+        if self.resync is None or self.communicator is None:
+            return True
+        if self.absence.place in (Place.OUTSIDE, Place.VOID):
+            return False
+        if self.resync.moment.step is None:  # as all have begun
+            self.resync.moment.settle(self.communicator.step - 1 & STEP_MASK)
+        well = self.resync.synchronise(timeout)
+        if half_made:  # nobody may take this for the state after the step
+            self.steps.ended = ended
+            self.resync.moment.disturb()
+        if self.resync.sound:
+            self.absence.abstaining = False
+        return well
+
+    def hold(self, *, changes: bool = False) -> AbstractContextManager[None]:
+        """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
+
+        For as long as ``hold_max`` at most (clock-16). Anywhere between two averages, also between ``backward`` and
+        ``optimizer.step()``: the step stays open then.
+
+        Args:
+            changes: the weights are others within (their averages, which are evaluated, say), and are put back before
+                the end. No rank takes this one's state meanwhile, and this one joins the others after it.
+        """
+        return self._holding(ends_step=True, changes=changes)
+
+    @contextmanager
+    def _holding(self, *, ends_step: bool, changes: bool) -> Iterator[None]:
+        if self.communicator is None:
+            yield
+            return
+        if ends_step and not self.steps.half_made:
+            self.end_step(still=True)
+        self._hold(True)
+        self._within += 1
+        unread: AbstractContextManager[None] = nullcontext()
+        if changes and self.resync is not None:
+            unread = self.resync.moment.change()
+        try:
+            with unread:
+                yield
+        finally:
+            self._within -= 1
+            if not self._preparing and not self._within:
+                self._hold(False)
+
+    def _hold(self, on: bool) -> None:
+        """Tells the others that this rank holds, or no longer."""
+        if self.communicator is not None:
+            self.communicator.hold(on)
+
+    def catch_up(self, step: Callable[[], object] | None = None) -> tuple[int, int]:
+        """Between two iterations: applies those that the others have finished, without computing them.
+
+        An iteration is what the training loop makes of one step of its data: one backward pass, as a rule, and the
+        optimizer's step. One of several passes is learned from the last ones, and applied as a whole. Where the
+        averages are gone, this rank joins the others at their next step and takes another rank's state.
+
+        Args:
+            step: called once for each applied iteration when the averages are in ``.grad``, instead of its last
+                ``optimizer.step()``: whatever the training loop does between ``backward`` and the next iteration
+                (clipping, the scheduler). Default: ``step()`` of the optimizers whose turn it is, through the gradient
+                scaler if there is one.
+
+        Returns:
+            How many iterations were applied, and how many were skipped since the last call.
+
+        Raises:
+            ConfigError: no optimizer is known, it is still to step, or no rank can skip a step alone (``together``).
+            TailboundError: see ``allreduce_hook``.
+        """
+        return self.absence.catch_up(step)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``), of zero for one rank.
@@ -284,6 +680,16 @@ class TailboundState(Recovery):
         if (rank, ranks) == (self.rank, self.ranks):  # another world has another part of the data for each rank
             self.owed_batches = owed
 
+    def detach(self) -> None:
+        """Lets go of the model. Threads that keep replicas equal end with the communicator."""
+        self._unused.detach()
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        _attached.discard(self)
+        if self.scaler is not None:
+            self.scaler.close()
+
     def close(self, *, farewell: bool = True) -> None:
         """Ends the transport thread and releases the datapath; may be called twice.
 
@@ -319,3 +725,46 @@ def model_digest(model: torch.nn.Module) -> str:
     """Digest of names, shapes and types of the trainable parameters, in order."""
     parts = [f"{n}:{tuple(p.shape)}:{p.dtype}" for n, p in model.named_parameters() if p.requires_grad]
     return hashlib.blake2b("\n".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def attached() -> list[TailboundState]:
+    """The states of all registered models of this process that are not closed."""
+    return list(_attached)
+
+
+class WeakHook:
+    """A hook that does not keep the object of ``method``. In a copy of a model it does nothing."""
+
+    def __init__(self, method: Callable[..., None] | None = None) -> None:
+        self._held = weakref.WeakMethod(method) if method is not None else None
+
+    @torch.compiler.disable
+    def __call__(self, *arguments: Any) -> None:
+        """As ``method``, while its object is there."""
+        if self._held is not None and (found := self._held()) is not None:
+            found(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return WeakHook, ()
+
+
+def joined(ddp_model: torch.nn.Module | None) -> bool:
+    """Whether a forward pass of ``ddp_model`` is within DDP's ``join()``."""
+    return bool(getattr(getattr(ddp_model, "_join_config", None), "enable", False))
+
+
+def _used_by(ddp_model: torch.nn.Module) -> Callable[[], torch.Tensor | None]:
+    """Asks DDP how many ranks use each of its parameters, and does not keep it; None: there is no such model."""
+    held = weakref.ref(ddp_model)
+
+    def used() -> torch.Tensor | None:
+        found = held()
+        return found.reducer._get_local_used_map() if isinstance(found, DistributedDataParallel) else None
+
+    return used
+
+
+def _end_aside(endings: list[Callable[[], object]]) -> None:
+    """Ends a job that nobody can use any more, in a thread of its own: what dropped it may be one of the job's."""
+    if endings:
+        threading.Thread(target=lambda: [end() for end in endings], name="tailbound-end", daemon=True).start()

@@ -1,0 +1,157 @@
+"""Where the program is in its step: what its optimizers have made of the averages that came (clock-20, clock-21)."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from typing import TYPE_CHECKING
+
+import torch
+
+from tailbound.errors import ConfigError
+from tailbound.torch.collectives import refuse_optimizer
+from tailbound.torch.replica import Replica
+from tailbound.torch.scaler import adopt, at_work
+from tailbound.torch.turns import Turns
+
+if TYPE_CHECKING:
+    from tailbound.torch.state import TailboundState
+
+log = logging.getLogger("tailbound")
+
+#: Backward passes after which a model that no optimizer has stepped is warned of: more than are accumulated as a rule.
+_WITHOUT = 16
+
+
+class Steps:
+    """Of the model of ``state``, by what hooks on its optimizers tell.
+
+    Attributes:
+        ended: the step whose last bucket is over, until its boundary.
+        stepped: an optimizer has stepped since.
+        turns: what iterations are made of.
+    """
+
+    def __init__(self, state: TailboundState) -> None:
+        self._held = weakref.ref(state)  # which ends with the program's last reference to it
+        self.ended: int | None = None
+        self.stepped = False
+        self.turns = Turns()
+        #: optimizers of the model that are within ``step``, by id: a closure may make whole passes there. One that has
+        #: raised stays until its next step is made; others then read less often than they could
+        self._stepping = set[int]()
+        self._looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._without = 0  # steps that no optimizer has followed, of a model that none is known of
+        self._named = False
+        self._asked_at: int | None = None  # the step that was half made when a batch was asked for
+        self._asked_early = False  # and its optimizer has stepped only then
+
+    @property
+    def _state(self) -> TailboundState:
+        state = self._held()
+        assert state is not None
+        return state
+
+    @property
+    def _replica(self) -> Replica | None:
+        return self._state.resync.replica if self._state.resync is not None else None
+
+    @property
+    def half_made(self) -> bool:
+        """Whether the averages of a step have come, and the optimizer is still to step (or leaves the step out)."""
+        return self.ended is not None and not self.stepped and bool(self._state.optimizers)
+
+    @property
+    def announced(self) -> bool:
+        """Whether an update would follow the present pass only after a hook of an optimizer has told of it."""
+        return bool(self._state.optimizers) and not self._stepping
+
+    def passed(self) -> None:
+        """A pass has its averages."""
+        self.turns.passed(inside=bool(self._stepping))
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """An optimizer, of whatever model, is about to step."""
+        replica = self._replica
+        if replica is None or not replica.adopt(optimizer):
+            return
+        refuse_optimizer(optimizer)
+        self.look_at(optimizer)
+        self._see_scaler(optimizer)
+        assert self._state.resync is not None
+        self._state.resync.moment.disturb()
+        replica.note_rates(optimizer)
+        self._stepping.add(id(optimizer))
+
+    def after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """The step is made only now: a closure may have averaged in it, before the update."""
+        if any(optimizer is known for known in self._state.optimizers):
+            self._stepping.discard(id(optimizer))
+            self.turns.note(optimizer, begins=not self.stepped)
+            self.stepped = True
+            self._asked_early |= self.ended is not None and self._asked_at == self.ended
+
+    def look_at(self, optimizer: torch.optim.Optimizer) -> None:
+        """Says once what else ``optimizer`` steps."""
+        if optimizer in self._looked_at:
+            return
+        self._looked_at.add(optimizer)
+        stepped = [p for group in optimizer.param_groups for p in group["params"]]
+        if beside := sum(p.requires_grad and not self._state.layout.knows(p) for p in stepped):
+            log.warning(
+                "rank %d: %s steps %d parameter(s) that are not of this model, too: they are not kept equal with it, "
+                "and no rank that was away steps them where it applies what the others have averaged. Give them an "
+                "optimizer of their own, or wrap them in the same DistributedDataParallel",
+                self._state.rank,
+                type(optimizer).__name__,
+                beside,
+            )
+
+    def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
+        """Takes in a scaler of torch's own that is stepping ``optimizer``, so that it sees this rank's overflows."""
+        state, scaler = self._state, at_work()
+        if scaler is None or scaler is state.scaler or not scaler.is_enabled():
+            return
+        adopt(state, scaler)
+        log.info("rank %d: a torch.amp.GradScaler steps this model; it sees this rank's overflows now", state.rank)
+        if state.overflow.so_far.void:  # finite gradients: zeros, since all ranks overflowed; it would not step by them
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
+    def name_what_stays(self) -> None:
+        """After the first steps: says what of the optimizers' state cannot be given to another rank."""
+        replica, rank = self._replica, self._state.rank
+        assert replica is not None
+        if not replica.optimizers:
+            self._without += 1
+            if self._without == _WITHOUT:
+                log.warning(
+                    "rank %d: no torch.optim.Optimizer has stepped this model in its first %d backward passes: what "
+                    "steps it is not known, so a rank that misses something cannot be made equal in it, nor apply what "
+                    "the others have averaged. Pass optimizer= to register",
+                    rank,
+                    _WITHOUT,
+                )
+        if self._named or not any(optimizer.state for optimizer in replica.optimizers):
+            return
+        self._named = True
+        try:
+            replica.describe()
+        except ConfigError as error:
+            log.warning("rank %d: this rank's state cannot be given to a rank that was away: %s", rank, error)
+
+    def between_iterations(self) -> bool:
+        """Whether the last pass is through, for whoever takes the next batch: no optimizer is still to step.
+
+        Raises:
+            ConfigError: it was asked before, and the optimizer has stepped only then.
+        """
+        if self._asked_early:
+            raise ConfigError(
+                "tailbound.torch.batches was asked for a batch between backward() and optimizer.step(), where no step "
+                "can be applied: ask for it after the step. What reads ahead belongs inside, as in "
+                "batches(prefetch(loader), state)"
+            )
+        self._asked_at = self.ended if self.half_made else None
+        return self._asked_at is None

@@ -1,0 +1,290 @@
+"""When other threads may read a rank's state, between and within the steps of its program (clock-21)."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from solo import without_job
+
+pytestmark = pytest.mark.needs("torch")
+
+
+@pytest.fixture
+def alone() -> Iterator[Any]:
+    """A rank that keeps the replica of ``net``, and whose averages are its own gradients."""
+    import torch
+
+    from tailbound.transport.reliable import Reliable
+
+    path = Reliable("127.0.0.1")
+    membership = SimpleNamespace(alive=lambda step: [1])
+    communicator = SimpleNamespace(
+        reliable=path, job=SimpleNamespace(peers=[1], membership=membership, steps=SimpleNamespace(own=0)),
+        rings=lambda entries: (1, 2, 0), hold=lambda on: None, lost=False, behind=0, elastic=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    made = without_job(communicator=communicator, net=torch.nn.Linear(4, 1))
+    made.attach(made.net)
+    yield made
+    made.detach()
+    path.close()
+
+
+def readable(one: Any) -> int | None:
+    """The step after which others may read this rank's state now; None: they may not."""
+    from tailbound.transport.reliable import Refusal
+
+    moment = one.resync.moment
+    if moment.step is None:
+        return None
+    try:
+        with moment.reading(moment.step, 0.0) as step:
+            return int(step)
+    except Refusal:
+        return None
+
+
+class Passes:
+    """Passes of a rank's model, and after which step it may be read in each forward pass and after each backward."""
+
+    def __init__(self, one: Any) -> None:
+        self.one, self.step = one, -1
+        self.forward: list[int | None] = []
+        self.after: list[int | None] = []
+
+    def both(self) -> Any:
+        """A forward and a backward pass, whose averages end a step of the job."""
+        import torch
+
+        self.one.net.zero_grad()
+        data = torch.arange(12.0).view(3, 4) / 12 + self.step
+        loss = (self.one.net(data) - 1.0).square().mean()
+        self.forward.append(readable(self.one))
+        self.one.before_backward()
+        loss.backward()
+        self.step += 1
+        self.one.steps.stepped, self.one.steps.ended = False, self.step
+        self.after.append(readable(self.one))
+        return loss.detach()
+
+
+def stepped(passes: Passes, kind: str, settings: dict[str, Any], closure: bool) -> list[int | None]:
+    """Three iterations; when the state may be read after each update."""
+    import torch
+
+    updated: list[int | None] = []
+    optimizer = getattr(torch.optim, kind)(passes.one.net.parameters(), 0.01, **settings)
+    optimizer.register_step_post_hook(lambda *_: updated.append(readable(passes.one)))
+    passes.one.kept = optimizer  # a state holds its optimizers weakly
+    for _ in range(3):
+        if closure:
+            optimizer.step(passes.both)
+        else:
+            passes.both()
+            optimizer.step()
+    return updated
+
+
+LBFGS = {"max_iter": 2, "tolerance_grad": 0.0, "tolerance_change": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "closure", "forward", "after"),
+    [
+        ("SGD", {}, False, [None, 0, 1], [None, 0, 1]),
+        # Lightning makes both passes within ``step``: the replica went on counting as that before them
+        ("SGD", {"momentum": 0.9}, True, [None, 0, 1], [None] * 3),
+        # a second pass of the same step has no state that is whole
+        ("LBFGS", LBFGS, True, [None, None, 1, None, 3, None], [None] * 6),
+    ],
+)
+def test_nobody_reads_while_an_optimizer_updates(
+    alone: Any, kind: str, settings: dict[str, Any], closure: bool, forward: list[Any], after: list[Any]
+) -> None:
+    import torch
+
+    passes = Passes(alone)
+    assert stepped(passes, kind, settings, closure) == [None] * 3
+    assert (passes.forward, passes.after) == (forward, after)
+    alone.boundary()
+    assert readable(alone) == passes.step
+    passes.both()
+    with alone.hold():
+        assert readable(alone) == passes.step - 1  # of a step that is half made
+    alone.kept.step(lambda: torch.zeros(()))
+    with alone.hold():
+        assert readable(alone) == passes.step
+
+
+def test_without_an_optimizer_nobody_reads_from_the_backward_pass_on(alone: Any) -> None:
+    """Nothing announces an update by hand: it was read while it was made, for the state after the step before."""
+    passes = Passes(alone)
+    for _ in range(3):
+        passes.both()
+    assert passes.forward == [None, 0, 1]
+    assert passes.after == [None] * 3
+    alone.boundary()
+    assert readable(alone) == 2
+
+
+def test_weights_that_an_optimizer_has_moved_for_a_pass_are_no_state(alone: Any) -> None:
+    """SAM's: it moves them, has both passes made, and moves them back for the update."""
+    import torch
+
+    class Sam(torch.optim.SGD):
+        def step(self, closure: Any) -> None:  # type: ignore[override]
+            for sign in (1.0, -1.0):
+                with torch.no_grad():
+                    for p in alone.net.parameters():
+                        p.add_(sign)
+                if sign > 0:
+                    closure()
+            super().step()
+
+    optimizer = Sam(alone.net.parameters(), 0.01)
+    passes = Passes(alone)
+    for _ in range(2):
+        passes.both()  # in which nothing has moved yet
+        optimizer.step(passes.both)
+    assert passes.forward == [None, None, 1, None]
+    assert passes.after == [None, None, 1, None]
+    alone.boundary()
+    assert readable(alone) == 3
+
+
+def test_a_step_that_raises_is_not_made(alone: Any) -> None:
+    import torch
+
+    optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
+    passes = Passes(alone)
+    passes.both()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda: 1 // 0)
+    alone.boundary()
+    assert (alone.steps.ended, readable(alone)) == (0, None)
+    optimizer.step()
+    alone.boundary()
+    assert (alone.steps.ended, readable(alone)) == (None, 0)
+
+
+def test_a_half_made_step_is_not_given_as_that_after_it(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``hold`` and ``boundary`` leave it open; ``synchronise`` compares it, and leaves it open then.
+
+    States: partial to whole.
+    """
+    import torch
+
+    optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
+    passes, met = Passes(alone), list[int]()
+    monkeypatch.setattr(alone.resync, "synchronise", lambda _: met.append(alone.resync.moment.step) or True)
+    stepped_once = [passes.both(), optimizer.step()]
+    passes.both()
+    assert len(stepped_once) == 2
+    alone.boundary()
+    with alone.hold():
+        assert (alone.steps.ended, readable(alone)) == (1, 0)
+    assert alone.synchronise()
+    assert (alone.steps.ended, met, readable(alone)) == (1, [1], None)
+    optimizer.step()
+    with alone.hold():
+        assert (alone.steps.ended, readable(alone)) == (None, 1)
+
+
+def test_nobody_takes_weights_that_are_swapped_for_an_evaluation(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does a rank that is lost take another's state then: it would be overwritten by what is put back."""
+    import torch
+
+    looked: list[int | None] = []
+    monkeypatch.setattr(alone, "rejoin", lambda: looked.append(readable(alone)))
+    alone.steps.ended = 4
+    with alone.hold(changes=True):
+        assert readable(alone) is None
+        alone.net(torch.zeros(1, 4))
+        assert looked == []
+    assert readable(alone) == 4
+    alone.net(torch.zeros(1, 4))
+    assert looked == [4]
+    with alone.hold():
+        assert readable(alone) == 4
+
+
+def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
+    """As Accelerate's: it was known beside the one in it, which then made every applied step twice."""
+    import torch
+
+    from tailbound.torch.absence import step_optimizers
+
+    class Wrapper(torch.optim.Optimizer):
+        def __init__(self, inner: torch.optim.Optimizer) -> None:
+            self.optimizer, self.param_groups = inner, inner.param_groups
+
+        def step(self, closure: Any = None) -> None:
+            self.optimizer.step()
+
+    inner = torch.optim.SGD(alone.net.parameters(), 0.5)
+    made, given = without_job(communicator=alone.communicator), Wrapper(Wrapper(inner))
+    made.attach(alone.net, given)
+    try:
+        given.step()
+        assert made.optimizers == [inner]
+        before = alone.net.bias.item()
+        alone.net.bias.grad = torch.ones(1)
+        step_optimizers(made)
+        assert alone.net.bias.item() == before - 0.5
+    finally:
+        made.detach()
+
+
+@pytest.fixture
+def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process group of one rank that dies after the test's models: the last one would free it with the GIL held."""
+    import torch.distributed as dist
+
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    yield
+    dist.destroy_process_group()
+    gc.collect()
+    del group
+
+
+def _through_a_file(model: Any) -> Any:
+    import torch
+
+    torch.save(model, file := io.BytesIO())
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.parametrize("copied", [copy.deepcopy, _through_a_file])
+def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, copied: Callable[[Any], Any]) -> None:
+    """It has no part in the job. A lock of the transport was to be copied, and could not be."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    from tailbound.torch.hook import allreduce_hook
+
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    state = without_job(communicator=alone.communicator)
+    state.attach(model)
+    model.register_comm_hook(state, allreduce_hook)
+    made, seen = copied(model), list[int]()
+    state._before_forward = lambda *_: seen.append(0)
+    state.before_backward = lambda: seen.append(0)
+    for _ in range(3):
+        made.zero_grad()
+        made(torch.ones(2, 4)).sum().backward()
+        assert made.module.bias.grad.item() == 2.0
+    assert seen == []
+    assert made._comm_hooks == [(allreduce_hook, None)]
+    assert state.resync is not None
+    state.detach()
