@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from solo import without_job
 
 if TYPE_CHECKING:
     import torch
@@ -18,44 +21,50 @@ def _value(x: float) -> torch.Tensor:
     return torch.full((4,), x)
 
 
-def _step(kept: Any, x: torch.Tensor, *, residual: float | None = None, factor: float = 1.0) -> torch.Tensor:
+def _step(kept: Any, x: torch.Tensor, *, feedback: bool, residual: float = 0.0, factor: float = 1.0) -> torch.Tensor:
     """One step of one bucket; what was contributed. ``residual``: what the engine would have left."""
-    from tailbound.torch.memory import Memory
-
-    contribution = kept.begin(0, x, True, Memory().of(0, x.numel(), x.dtype), factor)
+    contribution = kept.of(0, x.numel(), x.dtype).contribution(x, factor, feedback=feedback)
     if contribution.prepare is not None:
         contribution.prepare()
     source: torch.Tensor = contribution.source.clone()
-    if residual is not None and contribution.residual is not None:
+    if contribution.residual is not None:
         contribution.residual[:] = residual
     return source
 
 
 def test_a_residual_is_added_to_the_next_gradient() -> None:
-    """From the third step on: before, the same number of entries may mean other parameters."""
-    from tailbound.torch.contribution import Contributions
+    from tailbound.torch.memory import Memory
 
-    kept = Contributions(True)
-    assert _step(kept, _value(1), residual=100).tolist() == [1] * 4
-    assert _step(kept, _value(1), residual=100).tolist() == [1] * 4
-    assert _step(kept, _value(1), residual=0.25).tolist() == [1] * 4
-    assert _step(kept, _value(2), residual=0.5).tolist() == [2.25] * 4
-    assert _step(kept, _value(1)[:3]).tolist() == [1] * 3  # another bucket
-    assert _step(kept, _value(1), residual=0.5).tolist() == [1] * 4
+    kept = Memory()
+    assert _step(kept, _value(1), feedback=False, residual=100).tolist() == [1] * 4
+    assert _step(kept, _value(1), feedback=True, residual=0.25).tolist() == [1] * 4
+    assert _step(kept, _value(2), feedback=True, residual=0.5).tolist() == [2.25] * 4
+    assert _step(kept, _value(1)[:3], feedback=True).tolist() == [1] * 3  # another bucket
+    assert _step(kept, _value(1), feedback=True, residual=0.5).tolist() == [1] * 4
     kept.forget()
-    assert _step(kept, _value(1)).tolist() == [1] * 4
+    assert _step(kept, _value(1), feedback=True).tolist() == [1] * 4
 
 
-def test_a_gradient_of_another_type_is_contributed_in_float32() -> None:
+def test_nothing_is_kept_before_ddp_has_built_its_buckets() -> None:
+    """As many entries may mean other parameters in the first two steps."""
+    kept: list[bool] = []
+    launch = lambda *_, handling, **__: kept.append(handling.residual is not None)  # noqa: E731
+    state = without_job(communicator=SimpleNamespace(launch=launch, lost=False, behind=0), _feedback=True)
+    for _ in range(4):
+        state.average(0, _value(1.0), True)
+    assert kept == [False, False, True, True]
+
+
+@pytest.mark.parametrize("feedback", [False, True])
+def test_a_gradient_of_another_type_is_contributed_in_float32(feedback: bool) -> None:
     import torch
 
-    from tailbound.torch.contribution import Contributions
+    from tailbound.torch.memory import Memory
 
-    for feedback in (False, True):
-        kept = Contributions(feedback)
-        for _ in range(4):
-            source = _step(kept, _value(1.5).to(torch.bfloat16), residual=0.0)
-            assert (source.dtype, source.tolist()) == (torch.float32, [1.5] * 4)
+    kept = Memory()
+    for _ in range(4):
+        source = _step(kept, _value(1.5).to(torch.bfloat16), feedback=feedback)
+        assert (source.dtype, source.tolist()) == (torch.float32, [1.5] * 4)
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
@@ -63,14 +72,13 @@ def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
     """And its average is decoded over it, in its own type: nothing is allocated."""
     import torch
 
-    from tailbound.torch.contribution import Contributions
     from tailbound.torch.memory import Memory
     from tailbound.torch.paths import Paths
 
     dtype = getattr(torch, kind)
     gradient, path = _value(1.5).to(dtype), Paths().of(torch.device("cpu"))
     bucket = Memory().of(0, 4, dtype, native=dtype in path.native)
-    contribution = Contributions(False).begin(0, gradient, True, bucket)
+    contribution = bucket.contribution(gradient)
     assert contribution.prepare is None
     assert path.values(contribution.source).ctypes.data == gradient.data_ptr()
     decoded, result = bucket.targets(gradient)
@@ -86,11 +94,11 @@ def test_what_is_kept_has_no_loss_scale(kind: str) -> None:
     """Gradients of 1 under scales of 4 and 8."""
     import torch
 
-    from tailbound.torch.contribution import Contributions
+    from tailbound.torch.memory import Memory
 
-    kept = Contributions(True)
+    kept = Memory()
     scaled = {scale: _value(scale).to(getattr(torch, kind)) for scale in (4, 8)}
     for _ in range(2):
-        assert _step(kept, scaled[4], factor=1 / 4).tolist() == [1] * 4
-    assert _step(kept, scaled[8], residual=0.25, factor=1 / 8).tolist() == [1] * 4
-    assert _step(kept, scaled[4], factor=1 / 4).tolist() == [1.25] * 4
+        assert _step(kept, scaled[4], feedback=True, factor=1 / 4).tolist() == [1] * 4
+    assert _step(kept, scaled[8], feedback=True, residual=0.25, factor=1 / 8).tolist() == [1] * 4
+    assert _step(kept, scaled[4], feedback=True, factor=1 / 4).tolist() == [1.25] * 4

@@ -1,6 +1,14 @@
-"""Memory of the buckets, kept from step to step."""
+"""Memory of the buckets, kept from step to step, and what is contributed for them out of it.
+
+Error feedback (EF-SGD, Karimireddy et al., ICML 2019): what rounding and clipping kept back of the last contribution is
+added to this one (``codec.feedback``). What is kept has no loss scale, which may be another one in the next step.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -9,6 +17,20 @@ from tailbound.torch.paths import DTYPES, KINDS
 
 #: Types that can be averaged, by name.
 SUPPORTED = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+
+
+class Contribution(NamedTuple):
+    """One bucket of one step.
+
+    Attributes:
+        source: what is coded, after ``prepare``.
+        prepare: to be called in the transport thread before ``source`` is read.
+        residual: f32[n] that the engine writes, or None.
+    """
+
+    source: torch.Tensor
+    prepare: Callable[[], None] | None = None
+    residual: torch.Tensor | None = None
 
 
 class Bucket:
@@ -38,9 +60,25 @@ class Bucket:
         result = self._part("result", dtype) if into is None else into
         return (result if self.decoded == dtype else self._part("decoded", self.decoded)), result
 
-    def staged(self) -> torch.Tensor:
-        """Float32 memory in which a contribution is put together."""
-        return self._part("staged", torch.float32)
+    def contribution(self, tensor: torch.Tensor, factor: float = 1.0, *, feedback: bool = False) -> Contribution:
+        """What is contributed: ``tensor``, and with ``feedback`` what is kept of the last contribution.
+
+        Args:
+            tensor: the gradient, of any float type; one of the type that is decoded to is coded as it is.
+            factor: one over the loss scale.
+            feedback: error feedback, for this contribution and the next one.
+        """
+        present = tensor.detach()
+        if not feedback and factor == 1.0 and present.dtype in (torch.float32, self.decoded):
+            return Contribution(present)
+        if feedback and "residual" not in self._parts:
+            self._part("residual", torch.float32).zero_()
+        source, residual = self._part("staged", torch.float32), self._parts["residual"] if feedback else None
+        return Contribution(source, partial(_compose, source, present, factor, residual), residual)
+
+    def forget(self) -> None:
+        """Drops what is kept of the last contribution."""
+        self._parts.pop("residual", None)
 
     def _part(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         if name not in self._parts:
@@ -79,6 +117,21 @@ class Memory:
         if found is None or found.kind != made.kind:
             found = self._buckets[index] = made
         return found
+
+    def forget(self) -> None:
+        """Drops what is kept of contributions: the parameters are others now."""
+        for bucket in self._buckets.values():
+            bucket.forget()
+
+
+def _compose(target: torch.Tensor, present: torch.Tensor, factor: float, residual: torch.Tensor | None) -> None:
+    """Writes into ``target`` f32[n]: the gradient, times ``factor``, plus the residual."""
+    if present.dtype == torch.float32:
+        torch.mul(present, factor, out=target)
+    else:  # in float32, since a half-precision gradient times a small factor would vanish
+        target.copy_(present).mul_(factor)
+    if residual is not None:
+        target.add_(residual)
 
 
 def check(index: int, tensor: torch.Tensor) -> None:

@@ -32,7 +32,6 @@ from tailbound.torch.absence import Absence, Place
 from tailbound.torch.also import Stateful
 from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.complaints import Complaints
-from tailbound.torch.contribution import Contributions
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.entrance import Entrance, buckets
 from tailbound.torch.finished import Layout
@@ -53,6 +52,9 @@ FORMAT = 1
 _KEPT = ("ops", "ops_incomplete", "ops_late", "rows_expected", "rows_delivered", "abstained", "steps_applied")
 #: Jobs made so far by members of a group: all of them agree on the number, other processes need not.
 _jobs: Counter[str] = Counter()
+#: Passes of which no error feedback is kept: DDP builds its buckets anew after the first one or, with a static graph,
+#: after the second, and as many entries may then mean other parameters.
+_UNSETTLED = 2
 #: States whose replicas are kept equal in this process.
 _attached: weakref.WeakSet[TailboundState] = weakref.WeakSet()
 #: Seconds for a rank that has come back to enter.
@@ -107,7 +109,6 @@ class TailboundState:
         period = given["resync_period"]
         rank, ranks, resync = dist.get_rank(group), dist.get_world_size(group), (period, given["resync_share"])
         self._set_up(rank, ranks, resync, given["bits"], given["error_feedback"])
-        feedback = self.contributions.feedback
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
@@ -118,7 +119,7 @@ class TailboundState:
             switch=switch_of(switch) if switch and self.ranks > 1 else None,
             **config_fields({**given, "bits": self.bits}),
         )
-        agreed = {"error_feedback": "on" if feedback else "off", "resync_period": str(period)}
+        agreed = {"error_feedback": "on" if self._feedback else "off", "resync_period": str(period)}
         members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         name = f"tailbound/{members}/{_jobs[members]}"
         _jobs[members] += 1
@@ -162,7 +163,8 @@ class TailboundState:
             raise ConfigError("resync_period and resync_share: give 0 or more")
         self.rank, self.ranks = rank, ranks
         self._resync_settings, self.bits = resync, bits
-        self.contributions = Contributions(FORMATS[both_ways(self.bits)[0]].clips if feedback is None else feedback)
+        self._feedback = FORMATS[both_ways(self.bits)[0]].clips if feedback is None else feedback
+        self._handed = 0  # passes whose gradients have been handed over
         self.layout, self.memory, self.paths = Layout(), Memory(), Paths()
         self.steps, self.absence = Steps(self), Absence(self)
         self._complaints = Complaints(rank)
@@ -245,8 +247,9 @@ class TailboundState:
             return future
         bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
         decoded, result = bucket.targets(tensor.detach())
-        contribution = self.contributions.begin(index, tensor, last, bucket, 1 / scale)
-        prepare, residual = contribution.prepare, contribution.residual
+        feedback = self._feedback and self._handed >= _UNSETTLED
+        self._handed += last
+        source, prepare, residual = bucket.contribution(tensor, 1 / scale, feedback=feedback)
         mark = path.stream.mark()
         if last:
             self._prepare(False)
@@ -281,7 +284,7 @@ class TailboundState:
 
         self.communicator.launch(
             index,
-            path.values(contribution.source),
+            path.values(source),
             path.values(decoded),
             last=last,
             done=complete,
@@ -539,7 +542,7 @@ class TailboundState:
 
     def forget(self) -> None:
         """Drops what is kept for the next step: the parameters are others now."""
-        self.contributions.forget()
+        self.memory.forget()
 
     def synchronise(self, timeout: float = 30.0) -> bool:
         """Makes all replicas equal to the bit, between two steps: before a checkpoint, or at the end.
