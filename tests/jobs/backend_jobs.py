@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torch_jobs
 from tailbound.errors import ConfigError, LayoutError, TransportError
-from tailbound.torch import BackendOptions, TailboundProcessGroup, backend_bounded, bounded, end_step, exact, register
+from tailbound.torch import BackendOptions, TailboundProcessGroup, backend, bounded, end_step, exact, register
 from torch_jobs import BOUND, PATIENT, backward, digest, gradient, model, nmse, same_everywhere
 
 SUM, AVG, MAX = dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX
@@ -391,7 +391,7 @@ def refusals(rank: int) -> None:
     group = dist.new_group(pg_options=BackendOptions(interface="nosuch0", bounded=True))
     with says(ConfigError, "nosuch0"):
         dist.all_reduce(values(rank), group=group)
-    backend_bounded.MAX_STEP_OPS = 4
+    backend.MAX_STEP_OPS = 4
     group = dist.new_group(pg_options=patient(ring_mib=0.1, bounded=True))
     with says(ConfigError, "larger ring"):
         dist.all_reduce(torch.zeros(1 << 20), group=group)

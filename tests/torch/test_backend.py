@@ -59,7 +59,7 @@ def test_steps_end_where_the_caller_says(tmp_path: Path) -> None:
 def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
     import torch
 
-    from tailbound.torch.backend_bounded import _launch
+    from tailbound.torch.backend_work import launch
 
     class Communicator:
         """Takes a bucket, and changes nothing."""
@@ -72,7 +72,7 @@ def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
     def taken(value: torch.Tensor, factor: int) -> bool:
         """Whether memory of ``value`` itself is coded; it comes out times ``factor``."""
         was, communicator = value.clone(), Communicator()
-        _launch(communicator, value, 0, True, factor, lambda outcome, error: None)  # type: ignore[arg-type]
+        launch(communicator, value, 0, True, factor, lambda outcome, error: None)  # type: ignore[arg-type]
         assert communicator.dtype == str(value.dtype).removeprefix("torch.")
         assert torch.equal(value, was * factor)
         return communicator.address == value.data_ptr()
@@ -95,7 +95,7 @@ def test_tensors_of_inference_mode_are_averaged(kind: str, factor: int, made_wit
 
     import torch
 
-    from tailbound.torch.backend_bounded import _launch
+    from tailbound.torch.backend_work import launch
 
     errors: list[BaseException | None] = []
 
@@ -112,7 +112,7 @@ def test_tensors_of_inference_mode_are_averaged(kind: str, factor: int, made_wit
     outside = torch.ones(4, dtype=getattr(torch, kind))
     with torch.inference_mode():
         value = torch.ones_like(outside) if made_within else outside
-        _launch(Communicator(), value, 0, True, factor, lambda outcome, error: errors.append(error))  # type: ignore[arg-type]
+        launch(Communicator(), value, 0, True, factor, lambda outcome, error: errors.append(error))  # type: ignore[arg-type]
     assert errors == [None]
     assert value.tolist() == [factor] * 4
 

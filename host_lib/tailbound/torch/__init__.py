@@ -9,8 +9,7 @@ except ImportError as error:
 
 from tailbound.autoload import register_backend
 from tailbound.torch import elastic
-from tailbound.torch.backend import BackendOptions, TailboundProcessGroup
-from tailbound.torch.backend_modes import bounded, end_step, exact
+from tailbound.torch.backend import BackendOptions, TailboundProcessGroup, bounded, end_step, exact
 from tailbound.torch.batches import batches
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.register import register

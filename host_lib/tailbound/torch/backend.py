@@ -23,10 +23,13 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 
 from tailbound.autoload import BACKEND
-from tailbound.errors import ConfigError
+from tailbound.collective.communicator import MAX_STEP_OPS, Communicator, jobs_here
+from tailbound.errors import ConfigError, TransportError
 from tailbound.settings.table import Options, refuse_unknown
-from tailbound.torch.backend_bounded import Bounded, can_be_bounded
+from tailbound.torch.backend_work import BoundedWork, launch
 from tailbound.torch.elastic import COLLECTIVES, Elastic, ElasticProcessGroup
+from tailbound.torch.passes import Passes
+from tailbound.torch.paths import DTYPES
 from tailbound.torch.state import TailboundState
 
 #: Seconds in which Gloo's threads have dropped the tensors of operations that are over.
@@ -39,7 +42,7 @@ class BackendOptions:
     Args:
         bounded: average floating-point all-reduces of this group in bounded time, except within ``exact()``. Otherwise
             only within ``bounded()``.
-        **transport: options of ``TailboundState``, for the group's own job: ``interface``, ``deadline_ms``, ... Those
+        **transport: options of ``TailboundState``, for the group's own job: ``interface``, ``patience``, ... Those
             about a model's replica have no effect.
 
     Raises:
@@ -58,6 +61,8 @@ class BackendOptions:
 class TailboundProcessGroup(dist.ProcessGroup):
     """A process group over Gloo; made by ``init_process_group("tailbound")`` and ``new_group``.
 
+    Its job starts with the first bounded all-reduce, when all ranks have come to it.
+
     Args:
         store: of this group alone.
         rank, size: of this process in the group.
@@ -66,6 +71,7 @@ class TailboundProcessGroup(dist.ProcessGroup):
 
     Attributes:
         bounded_now: floating-point all-reduces that are called now take bounded time (``bounded``, ``exact``).
+        state: of this group's bounded all-reduces; None before the first of them.
     """
 
     def __init__(
@@ -83,8 +89,10 @@ class TailboundProcessGroup(dist.ProcessGroup):
                 group._register_backend(torch.device(device), kind, gloo)
             group._set_default_backend(kind)
         options = options or BackendOptions()
-        self.bounded_now = options.bounded
-        self._bounded = Bounded(options.transport)
+        self.bounded_now, self._transport = options.bounded, options.transport
+        self.state: TailboundState | None = None
+        self._steps, self._lock = Passes(), threading.Lock()  # ops are placed in the order in which they are launched
+        self._buckets = self._ops = 0  # of the present step
 
     def getBackendName(self) -> str:
         """As ``torch.distributed.get_backend`` says."""
@@ -98,52 +106,98 @@ class TailboundProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Any, opts: Any = None, timeout: timedelta | None = None) -> dist.Work:
         """All-reduces ``tensors`` in place; bounded if asked for and possible, else by Gloo.
 
+        A bounded sum is the average times the number of ranks, also where a rank's contribution is missing.
+
         Raises:
-            TailboundError: see ``Bounded.allreduce``.
+            ConfigError: bounded tensors on another device, or too large for the ring; a step without an end; invalid
+                settings.
+            CapabilityError, AttachError, LayoutError, TransportError: the job cannot start or go on.
         """
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         if not isinstance(opts, dist.AllreduceOptions):
             opts = _options(dist.AllreduceOptions(), opts, timeout)
-        if self._bounds(tensors, opts.reduceOp):
-            return self._bounded.allreduce(self, tensors, opts.reduceOp)
-        return self._exact.allreduce(tensors, opts)
+        return self._bounded(tensors, opts.reduceOp) or self._exact.allreduce(tensors, opts)
 
     @torch.compiler.disable
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         """All-reduces every one of ``tensors`` in place; as ``allreduce``."""
         if not isinstance(opts, dist.AllreduceCoalescedOptions):
             opts = _options(dist.AllreduceCoalescedOptions(), opts, None)
-        if self._bounds(tensors, opts.reduceOp):
-            return self._bounded.allreduce(self, list(tensors), opts.reduceOp)
-        return self._exact.allreduce_coalesced(tensors, opts)
+        return self._bounded(list(tensors), opts.reduceOp) or self._exact.allreduce_coalesced(tensors, opts)
 
-    def _bounds(self, tensors: list[torch.Tensor], op: Any) -> bool:
-        return self.bounded_now and self.size() > 1 and can_be_bounded(tensors, op)
+    def _bounded(self, tensors: list[torch.Tensor], op: Any) -> BoundedWork | None:
+        """Averages ``tensors`` (of any shape and strides) in place; None where it was not asked for, or cannot be."""
+        added = op == dist.ReduceOp.SUM or op == dist.ReduceOp.AVG
+        kinds = all(t.dtype in DTYPES and t.layout == torch.strided and t.numel() for t in tensors)
+        if not (self.bounded_now and self.size() > 1 and added and kinds):
+            return None
+        for tensor in tensors:
+            if tensor.device.type != "cpu":
+                raise ConfigError(
+                    f"a bounded all-reduce of a tensor on {tensor.device}: only CPU tensors can be bounded by the "
+                    "backend; use tailbound.torch.register for a DDP model, or put this within tailbound.torch.exact()"
+                )
+        work, factor = BoundedWork(tensors), self.size() if op == dist.ReduceOp.SUM else 1
+        with self._lock:
+            communicator = self._communicator()
+            for tensor in tensors:
+                self._ops += communicator.ops(tensor.numel())
+                if self._ops >= MAX_STEP_OPS:  # one is left for `end_step`
+                    raise ConfigError(
+                        f"rank {self.rank()}: bounded all-reduce {self._buckets} since the last end_step() brings the "
+                        f"step to {self._ops} ops, of {MAX_STEP_OPS} that a step can have: call tailbound.torch."
+                        "end_step() on all ranks after every step of training, or give a larger ring_mib"
+                    )
+                last = self._steps.call((tensor.numel(), tensor.dtype))
+                self._launch(communicator, work, tensor, last, factor)
+                self._buckets += 1
+        return work
 
     def end_step(self) -> None:
         """A step of training is over: its bounded all-reduces have been called (``tailbound.torch.end_step``)."""
-        self._bounded.end_step(self)
+        with self._lock:
+            if self._steps.over():
+                nothing = torch.zeros(1)
+                self._launch(self._communicator(), BoundedWork([nothing]), nothing, True, 1)
+            self._buckets = self._ops = 0
 
-    @property
-    def state(self) -> TailboundState | None:
-        """State of this group's bounded all-reduces; None before the first of them."""
-        return self._bounded.state
+    def _communicator(self) -> Communicator:
+        if self._gloo is None:
+            raise TransportError(f"rank {self.rank()}: this process group has been shut down; make another one")
+        if self.state is None:
+            # An interface takes one xdp job, and a port is taken once: the default group's job has both, unless
+            # another job (a DDP hook's) has been here before.
+            first = self is dist.group.WORLD and not jobs_here()
+            place: dict[str, Any] = {} if first else {"datapath": "udp", "port": 0}
+            self.state = TailboundState(self, **{**place, **self._transport})
+        assert self.state.communicator is not None, "a group of one rank has nothing to average"
+        return self.state.communicator
+
+    def _launch(
+        self, communicator: Communicator, work: BoundedWork, tensor: torch.Tensor, last: bool, factor: int
+    ) -> None:
+        assert self.state is not None
+        launch(communicator, tensor, self._buckets, last, factor, work.of(self.state.note))
 
     def stats(self) -> dict[str, Any]:
         """Counters of this group's bounded all-reduces (``TailboundState.stats``); empty before the first of them."""
-        return self._bounded.stats()
+        return self.state.stats() if self.state is not None else {}
 
     def shutdown(self) -> None:
-        """Ends the group; ``destroy_process_group`` calls it."""
-        self._bounded.close()
+        """Ends the group; ``destroy_process_group`` calls it. What is in flight ends first, in bounded time."""
+        self._close()
         super().shutdown()
         self._outlive()
 
     def abort(self) -> None:
         """Ends the group and lets Gloo's operations fail."""
-        self._bounded.close()
+        self._close()
         super().abort()
         self._outlive()
+
+    def _close(self) -> None:
+        if self.state is not None:
+            self.state.close()
 
     def _outlive(self) -> None:
         """Lets no other reference to Gloo be the last one before its threads are idle.
@@ -198,3 +252,72 @@ def create(backend: _DistributedBackendOptions, options: Any) -> dist.ProcessGro
             f"pg_options is a {type(options).__name__}: give the backend 'tailbound' a tailbound.torch.BackendOptions"
         )
     return TailboundProcessGroup(backend.store, backend.group_rank, backend.group_size, backend.timeout, options)
+
+
+class _Mode:
+    """Sets ``bounded_now`` of a group for as long as the context lasts, for all threads: backward has its own."""
+
+    def __init__(self, group: dist.ProcessGroup | None, on: bool) -> None:
+        self._group, self._on = _ours(group), on
+        self._before: list[bool] = []
+
+    @torch.compiler.disable
+    def __enter__(self) -> None:
+        self._before.append(self._group.bounded_now)
+        self._group.bounded_now = self._on
+
+    @torch.compiler.disable
+    def __exit__(self, *_: object) -> None:
+        self._group.bounded_now = self._before.pop()
+
+
+@torch.compiler.disable
+def bounded(group: dist.ProcessGroup | None = None) -> _Mode:
+    """Within the context, sums and averages of floating-point tensors over ``group`` take bounded time, and are lossy.
+
+    ``with bounded(): loss.backward()`` and then ``end_step()`` do so for DDP without a hook. The context counts when an
+    all-reduce is called, on all threads of this process, and must be the same on all ranks. All else stays exact:
+    other operations, integers, other collectives.
+
+    Args:
+        group: a group of the backend ``tailbound``; default: the default group.
+
+    Raises:
+        ConfigError: it is a group of another backend.
+    """
+    return _Mode(group, True)
+
+
+@torch.compiler.disable
+def exact(group: dist.ProcessGroup | None = None) -> _Mode:
+    """Within the context, all-reduces over ``group`` are exact again (a loss, a metric); otherwise as ``bounded``."""
+    return _Mode(group, False)
+
+
+@torch.compiler.disable
+def end_step(group: dist.ProcessGroup | None = None) -> None:
+    """Says that a step of training is over: all of its bounded all-reduces over ``group`` have been called.
+
+    The transport learns deadlines from steps that are alike. Call it on all ranks at the same place after every step;
+    it waits for nothing. All-reduces that no call ends are one step, which raises once it has too many ops.
+
+    Args:
+        group: a group of the backend ``tailbound``; default: the default group.
+
+    Raises:
+        ConfigError: it is a group of another backend.
+        TransportError: it has been shut down.
+    """
+    _ours(group).end_step()
+
+
+def _ours(group: dist.ProcessGroup | None) -> TailboundProcessGroup:
+    found = group if group is not None else dist.group.WORLD
+    if isinstance(found, TailboundProcessGroup):
+        return found
+    if found is None or not isinstance(found, dist.ProcessGroup):
+        raise ConfigError('no process group here: call torch.distributed.init_process_group("tailbound") first')
+    raise ConfigError(
+        f"this process group has the backend {dist.get_backend(found)!r}: only one of the backend 'tailbound' can be "
+        'bounded; call torch.distributed.init_process_group("tailbound"), or new_group(..., backend="tailbound")'
+    )
