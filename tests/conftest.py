@@ -142,7 +142,6 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "sklearn": (_module("sklearn"), "pip install 'tailbound-lab[demo]'"),
     "matplotlib": (_module("matplotlib"), "pip install 'tailbound-lab[plots]'"),
     "prometheus": (_module("prometheus_client"), "pip install 'tailbound[prometheus]'"),
-    "tensorboard": (_module("tensorboard"), "pip install 'tailbound[tensorboard]'"),
     "lightning": (_module("pytorch_lightning"), "pip install 'tailbound[examples]'"),
     "accelerate": (_module("accelerate"), "pip install 'tailbound[examples]'"),
     "p4c": (_tools("p4c-bm2-ss"), "p4c-bm2-ss on PATH, built from p4c's sources"),

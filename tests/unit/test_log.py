@@ -1,9 +1,8 @@
-"""Structured events: kept, counted, thinned out in the log, written as JSON."""
+"""Structured events: kept, counted, thinned out in the log."""
 
 from __future__ import annotations
 
 import ast
-import json
 import logging
 import re
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import tailbound
-from tailbound.observe.events import LINES, PERIOD, Events, JsonLines
+from tailbound.observe.events import LINES, PERIOD, Events
 
 
 class Clock:
@@ -65,15 +64,6 @@ def test_a_flood_displaces_no_other_event() -> None:
     assert names.count("loss") == names.count("skipped") == 31
     assert [e.fields["op"] for e in events.recent(8)[-2:]] == [9999, 9999]
     assert events.counts["loss"] == 10_000
-
-
-def test_records_become_lines_of_json() -> None:
-    record = logging.LogRecord("tailbound", logging.WARNING, "", 0, "rank %d: %s", (2, "lost"), None)
-    record.tailbound = {"event": "loss", "op": 5}
-    line = json.loads(JsonLines().format(record))
-    assert line | {"time": 0} == {"time": 0, "level": "WARNING", "text": "rank 2: lost", "event": "loss", "op": 5}
-    plain = logging.LogRecord("tailbound", logging.INFO, "", 0, "hello", (), None)
-    assert json.loads(JsonLines().format(plain))["text"] == "hello"
 
 
 def test_every_event_is_in_the_table_of_the_documentation(repository: Path) -> None:

@@ -1,4 +1,4 @@
-"""Metrics are the numbers of ``stats()``, with units and labels; TensorBoard gives back what was put in."""
+"""Metrics are the numbers of ``stats()``, with units and labels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 
 from support import MS, Team, Trouble, gradients, patient, team
 from tailbound.metrics import flatten as flatten_module
-from tailbound.metrics.flatten import Metric, by_path, flatten
-from tailbound.metrics.tensorboard import write
+from tailbound.metrics.flatten import Metric, flatten
 from tailbound.wire.schema import PacketType
 
 NUMEL = 8 * 64 * 256
@@ -120,31 +119,3 @@ def test_a_suspect_and_one_that_has_gone_are_told_apart() -> None:
     suspect = {m.labels["peer"]: m.value for m in metrics if m.name == "tailbound_peer_suspect"}
     assert suspect == {"0": 1, "2": 0}
     assert [m.value for m in metrics if m.name == "tailbound_peer_gone"] == [0, 1]
-
-
-def test_numbers_of_the_model_appear_by_their_path() -> None:
-    stats = {"replica": {"sound": True, "stale": None, "counters": {"taken-over": 2}}, "word": "x"}
-    assert {m.name: m.value for m in by_path(stats, "replica", "entrance", "word")} == {
-        "tailbound_replica_sound": 1,
-        "tailbound_replica_counters_taken_over": 2,
-    }
-
-
-class _Kept:
-    """A writer that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.scalars: list[tuple[str, float, int]] = []
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
-        self.scalars.append((tag, scalar_value, global_step))
-
-
-def test_tags_group_by_name_and_leave_out_what_the_folder_says(stats: dict[str, Any]) -> None:
-    writer = _Kept()
-    assert write(writer, stats, 7, only={"tailbound_delivered_ratio", "tailbound_peer_rtt_seconds"}) == 3
-    assert writer.scalars == [
-        ("tailbound/delivered_ratio", stats["delivered"], 7),
-        ("tailbound/peer_rtt_seconds/peer=0", pytest.approx(stats["status"]["peers"]["0"]["rtt_us"] / 1e6), 7),
-        ("tailbound/peer_rtt_seconds/peer=2", pytest.approx(stats["status"]["peers"]["2"]["rtt_us"] / 1e6), 7),
-    ]

@@ -1,1 +1,1 @@
-"""A rank's status as named metrics with units and labels, for Prometheus (``metrics.host``) and TensorBoard."""
+"""A rank's status as named metrics with units and labels; ``metrics.host`` serves them to Prometheus."""

@@ -114,23 +114,6 @@ def flatten(status: Mapping[str, Any]) -> list[Metric]:
     return sheet.metrics
 
 
-def by_path(stats: Mapping[str, Any], *names: str, **labels: str) -> list[Metric]:
-    """Numbers of some parts of ``stats()`` that have no name in the tables, by their path."""
-    sheet = _Sheet(**labels)
-    for name in names:
-        _walk(sheet, name, stats.get(name))
-    return sheet.metrics
-
-
-def _walk(sheet: _Sheet, name: str, value: Any) -> None:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            _walk(sheet, f"{name}_{key}", inner)
-    else:
-        clean = "".join(c if c.isascii() and c.isalnum() else "_" for c in name.lower())
-        sheet.add(clean, value, "As in stats().")
-
-
 def _at(status: Mapping[str, Any], place: str) -> Any:
     found: Any = status
     for name in place.split():

@@ -1,13 +1,12 @@
 """Structured events of one rank: logged as text with fields, counted, and the last ones kept for the trace and `top`.
 
 An event is a name and fields of plain types: ``emit("suspect", suspect=3, stage="contributions", op="3.1")``. The text
-goes to the logger ``tailbound``; the fields travel with the record (``record.tailbound``), so that ``JsonLines`` or
-any other formatter can write them as data. A flood of one kind is thinned out in the log, never in the counts.
+goes to the logger ``tailbound``; the fields travel with the record (``record.tailbound``), so that a
+formatter can write them as data. A flood of one kind is thinned out in the log, never in the counts.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections import Counter, deque
@@ -100,15 +99,3 @@ class Events:
         while alike > 1 and sum(min(len(kept), alike) for kept in kinds) > most:
             alike -= 1
         return [event for _, event in merge(*(kept[-alike:] for kept in kinds), key=itemgetter(0))][-most:]
-
-
-class JsonLines(logging.Formatter):
-    """Formats records of the logger ``tailbound`` as one JSON object a line, with the event's fields as data."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """One line: time (Unix, s), level, text, and ``event`` with its fields where the record has them."""
-        line: dict[str, Any] = {"time": record.created, "level": record.levelname, "text": record.getMessage()}
-        line |= getattr(record, "tailbound", {})
-        if record.exc_info:
-            line["error"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
