@@ -128,10 +128,9 @@ def gc() -> None:
 
 
 @cli.command()
-@click.option("--json", "as_json", is_flag=True, help="Print the same data as JSON.")
 @click.option("--interface", metavar="IFACE", help="Interface to check; default: the one that a job would use.")
 @click.option("--warm", is_flag=True, help="Only compile the code that the first job would compile.")
-def doctor(as_json: bool, interface: str | None, warm: bool) -> None:
+def doctor(interface: str | None, warm: bool) -> None:
     """Show the datapath of this machine, the reason, and the command for a better one."""
     if warm:
         from tailbound.prepare import Preparation
@@ -142,11 +141,7 @@ def doctor(as_json: bool, interface: str | None, warm: bool) -> None:
         return
     from tailbound.doctor import examine, show
 
-    report = examine(interface)
-    if as_json:
-        click.echo(report.to_json())
-    else:
-        show(report)
+    show(examine(interface))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

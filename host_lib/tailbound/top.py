@@ -5,7 +5,6 @@ The table has one entry for each column, with its meaning and what it shows of a
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -59,14 +58,6 @@ def _rate(name: str, scale: float, digits: int) -> Callable[[Status, Status | No
     return show
 
 
-def _of_peers(name: str, choose: Callable[[Iterable[float]], float]) -> Callable[[Status, Status | None], str]:
-    def show(now: Status, _: Status | None) -> str:
-        values = [float(peer[name]) for peer in now["peers"].values() if peer[name]]
-        return f"{choose(values):.0f}" if values else "-"
-
-    return show
-
-
 def _state(now: Status, _: Status | None) -> tuple[str, str]:
     if float(now["age"]) > SILENT_AFTER:
         return f"silent {float(now['age']):.0f} s", "red"
@@ -77,12 +68,6 @@ def _state(now: Status, _: Status | None) -> tuple[str, str]:
 def _deadlines(now: Status, _: Status | None) -> str:
     d1, d2, q = (float(now["deadlines_ms"][name]) for name in ("d1", "d2", "q"))
     return f"{d1:.0f}/{d2:.0f}/{q:.1f}"
-
-
-def _map(now: Status, _: Status | None) -> tuple[str, str]:
-    owner_map = now["map"]
-    owns = int(now["rank"]) in owner_map["owners"]
-    return f"{int(owner_map['id'])}{'' if owns else ' owns 0'}", ("" if owns else "yellow")
 
 
 def _delivered(now: Status, _: Status | None) -> tuple[str, str]:
@@ -124,21 +109,11 @@ COLUMNS = (
            lambda now, _: f"{float(now['p50_ms']):.1f}"),
     Column("p99 ms", "right", "their 99th percentile", lambda now, _: f"{float(now['p99_ms']):.1f}"),
     Column("D1/D2/q ms", "right", "learned limits: contributions, results, and silence before a probe", _deadlines),
-    Column("cores ms", "right", "waits for a processor: another rank's answer, own wake-up, own op at most",
-           lambda now, _: "/".join(f"{float(now['overtime_ms'][name]):.0f}" for name in ("answer", "late", "lack"))),
     Column("Mb/s", "right", "sent", _rate("sent_bytes", 8e-6, 0)),
-    Column("pace", "right", "Mbit/s to the slowest paced peer", _of_peers("rate_mbit_s", min)),
-    Column("rtt us", "right", "longest round trip to a peer", _of_peers("rtt_us", max)),
-    Column("incast", "right", "peers whose packets this rank takes at once",
-           lambda now, _: str(int(now["incast"]))),
-    Column("map", "left", "number of the owner map; owns 0: sums no rows", _map),
     Column("delivered", "right", "share of expected rows that came in time", _delivered),
     Column("missing", "right", f"rows expected and not taken: the sum of {', '.join(MISSING)}",
            lambda now, _: str(rows(now, "expected") - rows(now, "taken"))),
     *(Column(fate.value, "right", fate.meaning, _rows(fate)) for fate in MISSING),
-    Column("repaired", "right", "rows that came in time because this rank asked for them again", _rows("repaired")),
-    Column("drops", "right", "packets that the datapath did not take",
-           lambda now, _: str(sum(int(n) for n in now["drops"].values()))),
     Column("now", "left", "fates of rows since the last reading, and the peers that should have brought them", _now),
     Column("suspects", "left", "ranks not waited for: 3c for contributions, 3r for results, 3bye after its goodbye",
            _suspects),
@@ -148,8 +123,8 @@ COLUMNS = (
 
 #: Columns that give way where there is no room, the first ones first; job, rank and state never do.
 GIVE_WAY = (
-    "incast", "map", "pace", "rtt us", "cores ms", "drops", "repaired", "Mb/s", "last event", "D1/D2/q ms", "now", "op",
-    "p50 ms", "missing", "absent", "refused", "lost", "late", "suspects", "p99 ms", "op/s", "delivered",
+    "Mb/s", "last event", "D1/D2/q ms", "now", "op", "p50 ms", "missing", "absent", "refused", "lost", "late",
+    "suspects", "p99 ms", "op/s", "delivered",
 )  # fmt: skip
 
 
@@ -248,26 +223,15 @@ class _Explained(click.Command):
 
 @click.command(cls=_Explained, context_settings={"show_default": True})
 @click.option("--once", is_flag=True, help="Show one reading and end.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a reading instead of a table.")
 @click.option("--interval", type=click.FloatRange(0.1, 3600), default=1.0, help="Seconds between readings.")
-@click.option(
-    "--folder", type=click.Path(file_okay=False, path_type=Path),
-    help="Where the ranks write; without it, TAILBOUND_STATUS or the usual places.",
-)  # fmt: skip
-def top(once: bool, as_json: bool, interval: float, folder: Path | None) -> None:
+def top(once: bool, interval: float) -> None:
     """Show every rank on this host: pace, deadlines, and the fates of rows that did not come in time.
 
     Rates are those between two readings. Rows are counted since the start; «now» has those since the last reading.
-    Below the table stands what to do about them.
+    Below the table stands what to do about them. Statuses are read from TAILBOUND_STATUS, or from the usual places.
     """
-    where = [folder] if folder is not None else files.folders()
-    readings = _readings(where, interval, once)
-    if as_json:
-        for now, _ in readings:
-            click.echo(json.dumps({"time": time.time(), "statuses": now}))
-        return
-    named = ", ".join(map(str, where))
-    console = Console()
+    where = files.folders()
+    readings, named, console = _readings(where, interval, once), ", ".join(map(str, where)), Console()
     if once:
         for now, before in readings:
             if found := lines(now, before):
@@ -280,7 +244,7 @@ def top(once: bool, as_json: bool, interval: float, folder: Path | None) -> None
             live.update(table(lines(now, before), f"in {named}", console.width), refresh=True)
 
 
-def _readings(where: list[Path], interval: float, once: bool) -> Iterator[tuple[list[Any], list[Any]]]:
+def _readings(where: Sequence[Path], interval: float, once: bool) -> Iterator[tuple[list[Any], list[Any]]]:
     """Readings, each with the one before; a single one is made of two, shortly after each other."""
     before: list[dict[str, Any]] = files.read(where)
     if not once:

@@ -24,7 +24,6 @@ MACHINE = facts.Machine(
     kernel="6.1.0-13-amd64",
     architecture="x86_64",
     btf=True,
-    jit=True,
     bpf_error=None,
     bcc="/somewhere/bcc",
     headers="/usr/src/linux-headers-6.1.0",
@@ -63,12 +62,6 @@ def link(**values: object) -> interfaces.Interface:
     return dataclasses.replace(LINK, **{"device_mtu": values.get("mtu", LINK.mtu)} | values)
 
 
-def test_all_there_gives_xdp() -> None:
-    verdict = choose(MACHINE, LINK)
-    assert (verdict.datapath, verdict.interface, verdict.commands, verdict.notes) == ("xdp", "eno1", (), (ONE_RANK,))
-    assert verdict.trainer == "TAILBOUND_INTERFACE=eno1"
-
-
 def test_several_ranks_on_a_host_take_udp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """As ``datapath.select`` has it: also where everything else is there, or attached; unless interfaces are named."""
     for attached in (False, True):
@@ -85,62 +78,58 @@ def test_several_ranks_on_a_host_take_udp(monkeypatch: pytest.MonkeyPatch, capsy
     assert not any("LOCAL_WORLD_SIZE=4" in reason for reason in examine().verdict.reasons)
 
 
-def test_no_privileges_gives_udp_and_the_one_command() -> None:
-    user = machine(effective_uid=1000, capabilities=dict.fromkeys(CAPABLE, False), bpf_error="EPERM: not permitted")
-    verdict = choose(user, LINK, tailbound="/venv/bin/tailbound", options="--group train")
-    assert verdict.datapath == "udp"
-    assert verdict.commands == ("sudo /venv/bin/tailbound attach eno1 --group train",)
+NOBODY = {"effective_uid": 1000, "capabilities": dict.fromkeys(CAPABLE, False), "bpf_error": "EPERM: not permitted"}
+BARE = {"bcc": None, "headers": None}
+CLANG = BARE | {"clang": "/usr/bin/clang", "libbpf": True}
+APT = "apt-get install --no-install-recommends "
+
+
+@pytest.mark.parametrize(
+    ("facts_changed", "link_changed", "given", "commands"),
+    [
+        ({}, {}, {}, None),
+        (NOBODY, {}, {"tailbound": "/venv/bin/tailbound", "options": "--group train"},
+         ["sudo /venv/bin/tailbound attach eno1 --group train"]),
+        (NOBODY, {"xdp_program": 7}, {"attached": True}, None),
+        (BARE, {}, {}, [APT + "python3-bpfcc linux-headers-amd64"]),
+        ({"bcc": None} | NOBODY | {"bpf_error": None}, {}, {},
+         [f"sudo {APT}python3-bpfcc", "sudo tailbound attach eno1"]),
+        (CLANG, {}, {}, None),
+        (CLANG | {"bcc": "/somewhere/bcc"}, {}, {}, None),  # without its headers
+        (CLANG | {"libbpf": False}, {}, {}, [APT + "libbpf-dev"]),
+        (BARE | {"objects": (1344, 1408)}, {}, {}, None),  # an object of this width stands in for compilers
+        (BARE | {"objects": (1344, 1408)}, {"mtu": 1450}, {}, None),
+        (BARE | {"objects": (1344, 1408)}, {"mtu": 3498}, {}, [APT + "python3-bpfcc linux-headers-amd64"]),
+    ],
+)  # fmt: skip
+def test_xdp_or_the_commands_for_it(
+    facts_changed: dict, link_changed: dict, given: dict, commands: list[str] | None
+) -> None:
+    """None: it is there."""
+    verdict = choose(machine(**facts_changed), link(**link_changed), **given)
+    assert (verdict.datapath, verdict.interface) == ("xdp" if commands is None else "udp", "eno1")
+    assert list(verdict.commands) == (commands or [])
     assert verdict.trainer == "TAILBOUND_INTERFACE=eno1"
-    assert "lacks CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, and nothing is attached yet" in verdict.reasons[0]
+    if commands is None:
+        assert verdict.notes == (ONE_RANK,)
+    elif facts_changed is NOBODY:
+        assert "lacks CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN, and nothing is attached yet" in verdict.reasons[0]
 
 
-def test_a_program_that_is_there_is_not_called_nothing() -> None:
-    """Tailbound's own program is told from somebody else's, and where there is one nobody reads that there is none."""
-    user = machine(effective_uid=1000, capabilities=dict.fromkeys(CAPABLE, False), bpf_error="EPERM: not permitted")
-    for name, words in (
-        ("tb_worker", "Tailbound's own"),
-        ("tb_switch", "tailbound switch down"),
-        ("xdpfilt", "(xdpfilt) is somebody else's"),
-        (None, "somebody else's"),
-    ):
-        verdict = choose(user, link(xdp_program=12, xdp_name=name))
-        said = " ".join(verdict.reasons)
-        assert words in said
-        assert "nothing is attached" not in said
-        assert verdict.commands == ()
-
-
-def test_attached_gives_xdp_without_privileges() -> None:
-    user = machine(effective_uid=1000, capabilities=dict.fromkeys(CAPABLE, False), bpf_error="EPERM: not permitted")
-    assert choose(user, link(xdp_program=7), attached=True).datapath == "xdp"
-
-
-def test_missing_packages_are_named_for_apt() -> None:
-    verdict = choose(machine(bcc=None, headers=None), LINK)
-    assert verdict.datapath == "udp"
-    assert verdict.commands == ("apt-get install --no-install-recommends python3-bpfcc linux-headers-amd64",)
-    user = machine(bcc=None, effective_uid=1000, capabilities=dict.fromkeys(CAPABLE, False))
-    assert choose(user, LINK).commands == (
-        "sudo apt-get install --no-install-recommends python3-bpfcc",
-        "sudo tailbound attach eno1",
-    )
-
-
-def test_clang_can_stand_in_for_bcc() -> None:
-    without = machine(bcc=None, headers=None, clang="/usr/bin/clang", libbpf=True)
-    assert choose(without, LINK).datapath == "xdp"
-    assert choose(dataclasses.replace(without, bcc="/somewhere/bcc"), LINK).datapath == "xdp"  # without its headers
-    verdict = choose(dataclasses.replace(without, libbpf=False), LINK)
-    assert verdict.commands == ("apt-get install --no-install-recommends libbpf-dev",)
-
-
-def test_an_object_of_this_width_stands_in_for_compilers() -> None:
-    bare = machine(bcc=None, headers=None, objects=(1344, 1408))
-    assert choose(bare, LINK).datapath == "xdp"
-    assert choose(bare, link(mtu=1450)).datapath == "xdp"
-    assert choose(bare, link(mtu=3498)).commands == (
-        "apt-get install --no-install-recommends python3-bpfcc linux-headers-amd64",
-    )
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("tb_worker", "Tailbound's own"), ("tb_switch", "tailbound switch down"),
+        ("xdpfilt", "(xdpfilt) is somebody else's"), (None, "somebody else's"),
+    ],
+)  # fmt: skip
+def test_a_program_that_is_there_is_not_called_nothing(name: str | None, words: str) -> None:
+    """Tailbound's own program is told from somebody else's."""
+    verdict = choose(machine(**NOBODY), link(xdp_program=12, xdp_name=name))
+    said = " ".join(verdict.reasons)
+    assert words in said
+    assert "nothing is attached" not in said
+    assert verdict.commands == ()
 
 
 @pytest.mark.parametrize(
@@ -148,8 +137,6 @@ def test_an_object_of_this_width_stands_in_for_compilers() -> None:
     [
         ({}, {"native_xdp": False, "driver": "r8169"}, "r8169 of eno1 has no native XDP"),
         ({}, {"up": False}, "eno1 is down"),
-        ({}, {"xdp_program": 12}, "program 12 on eno1 is somebody else's"),
-        ({}, {"xdp_program": 12, "xdp_name": "tb_worker"}, "program 12 on eno1 is Tailbound's own"),
         ({}, {"linear": 0, "mtu": 9000}, "ip link set dev eno1 mtu 3498"),
         ({}, {"driver": "ena", "mtu": 9000}, "up to MTU 3498, not 9000"),
         ({}, {"driver": "ena", "tx_queues": 8, "tx_most": 8}, "ethtool -L eno1 combined 4"),
@@ -232,12 +219,6 @@ def test_a_way_over_a_link_local_address_leads_nowhere(monkeypatch: pytest.Monke
     found, why = interfaces.leads_to_peers()
     assert found is None
     assert "is not known: TAILBOUND_INTERFACE=NAME tells it" in why
-
-
-def test_an_interface_that_goes_while_doctor_looks_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    there = interfaces.socket.if_nameindex()
-    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: [*there, (1 << 20, "gone0")])
-    assert [found.name for found in interfaces.interfaces()] == sorted(name for _, name in there if name != "lo")
 
 
 def test_notes_are_commands_to_type() -> None:
@@ -347,7 +328,6 @@ def test_what_a_driver_says_of_queues_and_of_joining_packets(monkeypatch: pytest
 def test_interfaces_of_this_machine() -> None:
     loopback = interfaces.interface("lo")
     assert (loopback.driver, loopback.mtu, loopback.device_mtu) == ("loopback", 65536, 65536)
-    assert all(i.name != "lo" for i in interfaces.interfaces())
     with pytest.raises(ConfigError, match=r"no interface 'nowhere0'.* lo"):
         interfaces.interface("nowhere0")
 

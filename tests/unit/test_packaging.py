@@ -116,7 +116,7 @@ def test_wheel_works_from_site_packages(wheel: Path, repository: Path, tmp_path:
     assert Path(root) == installed / "tailbound"
     assert set(names.split()) == sources(repository).keys()
     script = subprocess.run(
-        [home / "bin" / "tailbound", "doctor", "--json", "--interface", "lo"],
+        [home / "bin" / "tailbound", "doctor", "--interface", "lo"],
         cwd=tmp_path,
         env=environment,
         capture_output=True,

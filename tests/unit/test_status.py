@@ -16,11 +16,11 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from tailbound.cli import cli
+from tailbound.cli import cli, main
 from tailbound.errors import CapabilityError
 from tailbound.metrics.host import host_metrics
 from tailbound.observe import status
-from tailbound.top import COLUMNS, lines, table, top
+from tailbound.top import COLUMNS, lines, table
 from tailbound.wire.schema import MISSING, Verdict
 
 DEAD_PID = 4_194_303  # pid_max at most, taken by nobody in a test's lifetime
@@ -234,13 +234,7 @@ def test_rates_come_from_two_readings() -> None:
     assert (row["op/s"], row["Mb/s"], row["now"]) == ("10.0", "8", "lost 2")
     (first,) = cells(report())
     assert (first["op/s"], first["now"]) == ("-", "late 1 2, lost 1 2, absent 1 2")
-    assert (first["rtt us"], first["incast"], first["map"], first["lost"], first["drops"]) == (
-        "120",
-        "3",
-        "4",
-        "4",
-        "3",
-    )
+    assert (first["p99 ms"], first["D1/D2/q ms"], first["lost"]) == ("30.0", "10/20/0.5", "4")
 
 
 def test_the_columns_of_rows_add_up() -> None:
@@ -313,21 +307,22 @@ def test_a_reader_looks_where_its_own_user_and_root_write(monkeypatch: pytest.Mo
     assert status.folders() == [tmp_path / "named"]
 
 
-def test_once_and_json(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """One reading, no rank at all, and readings until Ctrl-C."""
     put(tmp_path, "a", report(0))
     put(tmp_path, "b", report(1))
-    result = CliRunner().invoke(top, ["--once", "--json", "--interval", "0.1", "--folder", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    shown = json.loads(result.output)
-    assert [s["rank"] for s in shown["statuses"]] == [0, 1]
-    assert shown["statuses"][0]["p99_ms"] == 30.0
+    monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path))
+    assert main(["top", "--once", "--interval", "0.1"]) == 0
+    assert "tailbound: 2 rank(s)" in capsys.readouterr().out
+    naps = iter([None, None])
 
+    def sleep(_: float) -> None:
+        if next(naps, 1):
+            raise KeyboardInterrupt
 
-def test_live_until_interrupted(tmp_path: Path) -> None:
-    put(tmp_path, "a", report(0))
-    command = [sys.executable, "-m", "tailbound", "top", "--json", "--interval", "0.1", "--folder", str(tmp_path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert [json.loads(process.stdout.readline())["statuses"][0]["rank"] for _ in range(3)] == [0, 0, 0]
-        process.send_signal(2)
-        assert process.wait(30) == 130
+    monkeypatch.setattr("tailbound.top.time.sleep", sleep)
+    assert main(["top"]) == 130
+    assert f"tailbound: 2 rank(s) in {tmp_path}" in capsys.readouterr().out
+    monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path / "none"))
+    assert main(["top", "--once"]) == 0
+    assert "no rank of Tailbound writes its status" in capsys.readouterr().out

@@ -26,7 +26,6 @@ class Machine:
     kernel: str  #: release, as in ``uname -r``
     architecture: str
     btf: bool  #: /sys/kernel/btf/vmlinux exists
-    jit: bool | None  #: BPF JIT on; None where the setting cannot be read
     bpf_error: str | None  #: why this process may not use bpf(2); None where it may
     bcc: str | None  #: path of Debian's module
     headers: str | None  #: path of the kernel headers BCC can use
@@ -48,7 +47,6 @@ def machine() -> Machine:
         kernel=platform.release(),
         architecture=platform.machine(),
         btf=Path("/sys/kernel/btf/vmlinux").exists(),
-        jit=_jit(),
         bpf_error=bpf_error(),
         bcc=str(bcc) if bcc else None,
         headers=headers.source_tree(),
@@ -80,11 +78,6 @@ def bpf_error() -> str | None:
     except OSError as error:
         return f"{errno.errorcode.get(error.errno or 0, error.errno)}: {error.strerror}"
     return None
-
-
-def _jit() -> bool | None:
-    text = _read(Path("/proc/sys/net/core/bpf_jit_enable"))
-    return None if text is None else text.strip() != "0"
 
 
 def _read(path: Path) -> str | None:

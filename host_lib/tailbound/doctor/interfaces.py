@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from tailbound.kernel.net import ELSEWHERE, ELSEWHERE_IPV6, interface_towards, r
 from tailbound.wire.schema import IPV4_BYTES, IPV6_BYTES
 
 T = TypeVar("T")
-__all__ = ["NATIVE_DRIVERS", "Interface", "interface", "interfaces", "leads_to_peers"]
+__all__ = ["NATIVE_DRIVERS", "Interface", "interface", "leads_to_peers"]
 
 #: Drivers that have native XDP in Linux 6.2, by the names that ``ethtool -i`` gives. Later kernels say it themselves
 #: (``xdp_features``), which goes first.
@@ -66,15 +65,6 @@ class Interface:
     def ip_bytes(self) -> int:
         """Of an IP header of a job over it."""
         return IPV6_BYTES if self.ipv6 else IPV4_BYTES
-
-
-def interfaces() -> list[Interface]:
-    """All interfaces of this network namespace except loopback, by name."""
-    found = []
-    for name in sorted(name for _, name in socket.if_nameindex() if name != "lo"):
-        with contextlib.suppress(ConfigError, OSError):  # containers end meanwhile, and theirs with them
-            found.append(interface(name))
-    return found
 
 
 def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:

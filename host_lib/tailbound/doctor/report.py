@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import grp
-import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tailbound import __version__
 from tailbound.doctor import facts
-from tailbound.doctor.interfaces import Interface, interface, interfaces, leads_to_peers
+from tailbound.doctor.interfaces import Interface, interface, leads_to_peers
 from tailbound.doctor.verdict import Verdict, choose
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
 from tailbound.kernel.command import tailbound
 from tailbound.kernel.linear import PAGE
 from tailbound.transport.config import row_width
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 __all__ = ["Report", "examine", "show"]
 
@@ -30,14 +24,9 @@ __all__ = ["Report", "examine", "show"]
 class Report:
     """What ``tailbound doctor`` found."""
 
-    version: str
     machine: facts.Machine
-    interfaces: list[Interface]
+    link: Interface | None
     verdict: Verdict
-
-    def to_json(self) -> str:
-        """The whole report as indented JSON."""
-        return json.dumps(dataclasses.asdict(self), indent=2)
 
 
 def examine(name: str | None = None) -> Report:
@@ -61,7 +50,7 @@ def examine(name: str | None = None) -> Report:
         judged=why,
         sharing=_sharing(name),
     )
-    return Report(__version__, machine, interfaces(), verdict)
+    return Report(machine, link, verdict)
 
 
 def _sharing(name: str | None) -> int:
@@ -96,6 +85,7 @@ def _attached(name: str) -> bool:
 def show(report: Report) -> None:
     """Prints the report on standard output: the verdict, then the facts."""
     from rich.console import Console
+    from rich.table import Table
 
     console, verdict = Console(), report.verdict
     lines = []
@@ -111,18 +101,10 @@ def show(report: Report) -> None:
     console.print(f"datapath: [bold]{verdict.datapath}[/bold]{f' on {verdict.interface}' * bool(verdict.interface)}")
     for line in lines:
         console.print(f"  {line}", markup=False, soft_wrap=True)
-    console.print(_table("Machine", ("what", "here"), _machine_rows(report.machine)))
-    title = "Interfaces; what is known of each driver: docs/nics.md"
-    console.print(_table(title, _COLUMNS.split(","), map(_interface_row, report.interfaces)))
-
-
-def _table(title: str, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> Table:
-    from rich.table import Table
-
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*map(_word, row))
-    return table
+    table = Table("what", "here", title="What is known of each driver: docs/nics.md", title_justify="left")
+    for what, here in [*_of_machine(report.machine), *(_of_interface(report.link) if report.link else ())]:
+        table.add_row(what, _word(here))
+    console.print(table)
 
 
 def _word(value: Any) -> str:
@@ -131,12 +113,11 @@ def _word(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
-def _machine_rows(machine: facts.Machine) -> Iterable[tuple[str, Any]]:
+def _of_machine(machine: facts.Machine) -> Iterable[tuple[str, Any]]:
     capabilities = ", ".join(name for name, has in machine.capabilities.items() if has) or "none"
     rows = {
         "kernel": f"{machine.kernel} ({machine.architecture}, {machine.cpus} CPUs)",
         "BTF": machine.btf,
-        "BPF JIT": machine.jit,
         "bpf(2)": machine.bpf_error or "allowed",
         "built ahead, codes a row": ", ".join(map(str, machine.objects)) or "none: programs are compiled here",
         "the same for IPv6": ", ".join(map(str, machine.objects_ipv6)) or "none",
@@ -149,14 +130,19 @@ def _machine_rows(machine: facts.Machine) -> Iterable[tuple[str, Any]]:
     return rows.items()
 
 
-_COLUMNS = "name,up,driver,native XDP,MTU,codes a row,queues rx/tx,LRO,GRO-HW,XDP program"
-
-
-def _interface_row(i: Interface) -> tuple[Any, ...]:
+def _of_interface(i: Interface) -> Iterable[tuple[str, Any]]:
     try:
         linear = i.linear or PAGE if i.native_xdp is not False else None
         width = row_width(0, i.mtu, linear=linear, ip=i.ip_bytes)
     except ConfigError:
         width = None
-    queues = f"{i.rx_queues}/{i.tx_queues}"
-    return i.name, i.up, i.driver, i.native_xdp, i.mtu, width, queues, i.lro, i.gro_hw, i.xdp_program
+    rows = {
+        "up": i.up,
+        "driver": i.driver,
+        "native XDP": i.native_xdp,
+        "MTU": f"{i.mtu}, {_word(width)} codes a row",
+        "queues rx/tx": f"{i.rx_queues}/{i.tx_queues}",
+        "LRO, GRO-HW": f"{_word(i.lro)}, {_word(i.gro_hw)}",
+        "XDP program": i.xdp_program,
+    }
+    return ((f"{i.name}: {what}", here) for what, here in rows.items())
