@@ -72,15 +72,16 @@ def given(monkeypatch: pytest.MonkeyPatch, error: CapabilityError) -> list[str]:
     """Both compilers are there, and BCC fails; returns who has been tried."""
     tried: list[str] = []
 
-    def one(*arguments: Any) -> int:
-        tried.append(arguments[5])
-        if arguments[5] == "bcc":
+    def compiled(*arguments: Any) -> bytes:
+        tried.append(arguments[4])
+        if arguments[4] == "bcc":
             raise error
-        return 5
+        return b""
 
     monkeypatch.setattr(load.built, "find", lambda *_: None)
     monkeypatch.setattr(load, "candidates", lambda: ["bcc", "clang"])
-    monkeypatch.setattr(load, "_load", one)
+    monkeypatch.setattr(load, "compile_program", compiled)
+    monkeypatch.setattr(load, "_into_kernel", lambda *_: 5)
     return tried
 
 

@@ -52,15 +52,25 @@ def load(
             lines.
         ConfigError: no such loader.
     """
-    names = _sources(source, defines, maps, loader, kind)
-    for name, following in itertools.pairwise(names):
+
+    def loaded(by: str) -> int:
+        if by != "object":
+            code = compile_program(source, function, defines, maps, by, kind)
+        elif (found := built.find(source, kind, defines, maps)) is not None:
+            code = found
+        else:
+            raise built.missing(source, defines)
+        return _into_kernel(objects.link(code, maps, fds, defines), function, kind)
+
+    *names, last = _sources(source, defines, maps, loader, kind)
+    for name, following in itertools.pairwise((*names, last)):
         try:
-            return _load(source, function, defines, maps, fds, name, kind)
+            return loaded(name)
         except _Powerless:
             raise
         except CapabilityError as error:
             log.warning("%s by %s cannot be had, trying %s: %s", function, name, following, str(error).splitlines()[0])
-    return _load(source, function, defines, maps, fds, names[-1], kind)
+    return loaded(last)
 
 
 def _sources(source: str, defines: Mapping[str, int], maps: tuple[str, ...], loader: str, kind: str) -> list[str]:
@@ -81,24 +91,10 @@ class _Powerless(CapabilityError):
     """No other compiler would help."""
 
 
-def _load(
-    source: str,
-    function: str,
-    defines: Mapping[str, int],
-    maps: tuple[str, ...],
-    fds: Mapping[str, int],
-    loader: str,
-    kind: str,
-) -> int:
-    if loader != "object":
-        code = compile_program(source, function, defines, maps, loader, kind)
-    elif (found := built.find(source, kind, defines, maps)) is not None:
-        code = found
-    else:
-        raise built.missing(source, defines)
+def _into_kernel(code: bytes, function: str, kind: str) -> int:
     try:
         type_, where = _KINDS[kind]
-        return syscalls.prog_load(objects.link(code, maps, fds, defines), name=function, kind=type_, where=where)
+        return syscalls.prog_load(code, name=function, kind=type_, where=where)
     except syscalls.VerifierError as error:
         if error.errno == errno.EPERM and not error.log:
             raise _Powerless(
