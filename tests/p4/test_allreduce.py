@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from p4_team import p4_team
+from p4_world import lose
 from support import exact_mean, gradients, nmse, patient
 from tailbound.switch import report
 from tailbound.switch.report import lines
@@ -44,7 +45,7 @@ def test_a_lossy_switch_loses_no_row() -> None:
         job.allreduce(gradients("U", 2, NUMEL, seed=0))
         for port in range(2):
             for way in ("in", "out"):
-                box.switch.lose(port, way, 0.05, seed=port + 7)
+                lose(box.switch, port, way, 0.05, seed=port + 7)
         inputs = gradients("U", 2, NUMEL, seed=1)
         results = job.allreduce(inputs)
         counters = [box.switch.port_counters(port) for port in range(2)]

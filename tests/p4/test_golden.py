@@ -37,7 +37,7 @@ def test_golden_checks(world: p4_world.World, golden: Golden) -> None:
             world.feed(sender % p4_world.PORTS, p4_world.frame_of(step, sender % p4_world.PORTS))
             ledger = world.switch.ledger(0)
             found.append([(int(row), Verdict(column)) for row, column in np.argwhere(ledger)])
-            world.switch.zero_counters()
+            p4_world.zero_counters(world.switch)
     (whole,), (broken,) = found
     assert whole[0] == sender
     assert whole[1] is not Verdict.CORRUPT

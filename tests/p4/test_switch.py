@@ -44,7 +44,7 @@ def test_a_restart_forgets_open_rows_and_sums_none_twice(world: p4_world.World) 
     a, b, c = rows(1)[0]
     with world.jobs([JOB]):
         assert send(world, [a, b]) == [{}, {}]
-        world.switch.forget()
+        p4_world.forget(world.switch)
         assert send(world, [c, a]) == [{}, {}]
         (last,) = send(world, [b])
         assert last == dict.fromkeys(range(3), switch_cases.result(b, [c, a, b], "sums"))
@@ -164,13 +164,13 @@ def test_the_drop_simulator_loses_what_its_seed_says(world: p4_world.World, way:
     count, seed, loss = 40, 12345, 0.3
     lost = [x < int(loss * 2**32) for x in drawn(seed, count)]
     alone = switch_cases.Job(ranks=1)
-    world.switch.lose(0, way, loss, seed)
+    p4_world.lose(world.switch, 0, way, loss, seed)
     try:
         with world.jobs([alone]):
             out = [feed(world, contribution(0, job=alone, seq=i), alone) for i in range(count)]
             stored = counted(world)
     finally:
-        world.switch.lose(0, way, 0.0, 1)
+        p4_world.lose(world.switch, 0, way, 0.0, 1)
     assert [not frames for frames in out] == lost
     assert 0 < sum(lost) < count
     assert stored == {Verdict.STORED: count - sum(lost) if way == "in" else count}

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 import switch_cases
 import veths
 from switch_world import entry_of, mac_bytes
+from tailbound.switch.p4 import commands
 from tailbound.switch.p4.compile import Sizes
 from tailbound.switch.p4.switch import P4Switch
 from tailbound.wire.schema import UNKNOWN_SENDER, Verdict
@@ -75,8 +76,8 @@ class World:
     @contextmanager
     def jobs(self, jobs: Sequence[switch_cases.Job], ports: Sequence[int] = range(SIZES.ranks + 1)) -> Iterator[None]:
         """The jobs installed in empty slots, counters at zero; ``ports`` of their ranks."""
-        self.switch.forget()
-        self.switch.zero_counters()
+        forget(self.switch)
+        zero_counters(self.switch)
         for place, job in enumerate(jobs):
             self.switch.put(place, entry_of(job, ports))
         try:
@@ -88,6 +89,24 @@ class World:
     def ledgers(self, jobs: Sequence[switch_cases.Job]) -> NDArray[np.int64]:
         """Counters by place, sender (unknown last) and verdict."""
         return np.stack([self.switch.ledger(place) for place in range(len(jobs))])
+
+
+def forget(switch: P4Switch) -> None:
+    """Empties all slots, as a restart of the switch would; jobs and forwarding stay."""
+    switch.runtime.run_all(f"register_reset {name}" for name in commands.SLOT_STATE)
+
+
+def zero_counters(switch: P4Switch) -> None:
+    switch.runtime.run(f"register_reset {commands.LEDGER}")
+
+
+def lose(switch: P4Switch, port: int, way: str, probability: float, seed: int) -> None:
+    """Loses packets of jobs at a port, ``in`` or ``out`` of the switch, by a generator that starts at ``seed``."""
+    drops = f"{ {'in': commands.INGRESS, 'out': commands.EGRESS}[way] }.drops"
+    limit = min(int(probability * (1 << 32)), (1 << 32) - 1)
+    switch.runtime.run_all(
+        [f"register_write {drops}.state {port} {seed}", f"register_write {drops}.loss {port} {limit}"]
+    )
 
 
 def results(frames: dict[int, list[bytes]], job: switch_cases.Job) -> dict[int, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
 from tailbound.settings.table import PORT
 from tailbound.switch.job import JobSpec, ip_text, mac_bytes, place
 from tailbound.transport.config import row_width
-from tailbound.transport.rendezvous import new_cookie
 from tailbound.transport.switch import ADDRESS, CODES, COOKIE, FORM, ROWS
 from tailbound.wire.address import family_name, ip_bytes, is_ipv6
 
@@ -164,20 +163,6 @@ class Box(Generic[A]):
                 self.switch.drop(number)
                 return True
         return False
-
-    def renew(self, old: int, new: int | None = None) -> Entry:
-        """The same job under another cookie, for another run; packets of the old one are a stranger's from now on.
-
-        Raises:
-            ConfigError: there is no such job.
-        """
-        for number, entry in self.switch.entries().items():
-            if entry.cookie == old:
-                fresh = replace(entry, cookie=new_cookie() if new is None else new)
-                self.switch.drop(number)
-                self.switch.put(number, fresh)
-                return fresh
-        raise ConfigError(f"there is no job {old:#010x} in this switch: see `tailbound switch status`")
 
 
 def check_ports(ports: Sequence[str]) -> None:

@@ -61,16 +61,20 @@ class SummingSwitch:
 
     def renew(self) -> int:
         """A new cookie for another run of the workers' job; the old run's packets are a stranger's from now on."""
-        self.entry = namespaces.call(self._namespace, self._box.renew, self.entry.cookie, patient=True)
+        self.remove(self.entry.cookie)
+        self.entry = self._again(new_cookie())
         return self.entry.cookie
 
     def restart(self) -> None:
         """Down and up again, as a box that crashed: same job and cookie, nothing else is remembered."""
         self._box.close()
         self._box = self._open()
-        self.entry = self.add(
-            JobSpec(self._job.ranks, self.entry.cookie, self._job.port, self._job.rows, headroom=self._job.headroom)
-        )
+        self.entry = self._again(self.entry.cookie)
+
+    def _again(self, cookie: int) -> Entry:
+        """The workers' job, under ``cookie``."""
+        job = self._job
+        return self.add(JobSpec(job.ranks, cookie, job.port, job.rows, headroom=job.headroom))
 
     def status(self) -> dict[str, Any]:
         """As ``tailbound switch status --json`` says it."""

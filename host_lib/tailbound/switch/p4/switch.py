@@ -73,7 +73,7 @@ class P4Switch:
         self.process = process
         self.held = Held() if held is None else held
         self.changed = changed
-        self._runtime = runtime
+        self.runtime = runtime
 
     @property
     def slots(self) -> int:
@@ -115,12 +115,12 @@ class P4Switch:
 
     def close(self) -> None:
         """Ends the session, and the switch unless it was to outlive this process."""
-        self._runtime.close()
+        self.runtime.close()
         self.process.close()
 
     def end(self) -> None:
         """Ends the session and the switch."""
-        self._runtime.close()
+        self.runtime.close()
         self.process.end()
 
     # -- forwarding ---------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class P4Switch:
             AttachError: the switch refuses.
         """
         self._group(commands.FLOOD_GROUP, {0: sorted(ports)})
-        self._runtime.run_all([*commands.stations(stations), commands.flooding(), commands.queues()])
+        self.runtime.run_all([*commands.stations(stations), commands.flooding(), commands.queues()])
 
     # -- jobs ---------------------------------------------------------------------------------------
 
@@ -168,10 +168,10 @@ class P4Switch:
         """
         held = self.held
         entry = held.entries.pop(place)
-        self._runtime.run_all(reversed(held.undo.pop(place)))
+        self.runtime.run_all(reversed(held.undo.pop(place)))
         still = {name for place, left in held.entries.items() for name in _shared(left, place)}
         for name in _shared(entry, place).keys() & held.shared.keys() - still:
-            self._runtime.run_all(held.shared.pop(name))
+            self.runtime.run_all(held.shared.pop(name))
         self.changed()
 
     def entries(self) -> dict[int, Entry]:
@@ -181,26 +181,26 @@ class P4Switch:
     def _tables(self, listed: list[str]) -> list[str]:
         """Adds entries; the commands that take them out again."""
         undo = []
-        for command, answer in zip(listed, self._runtime.run_all(listed), strict=True):
+        for command, answer in zip(listed, self.runtime.run_all(listed), strict=True):
             undo.append(f"table_delete {command.split()[1]} {_number(_HANDLE, command, answer)}")
         return undo
 
     def _group(self, group: int, ports: Mapping[int, list[int]]) -> list[str]:
         """A multicast group: replication id -> ports; the commands that remove it, to be run from the last."""
-        self._runtime.run(f"mc_mgrp_create {group}")
+        self.runtime.run(f"mc_mgrp_create {group}")
         undo = [f"mc_mgrp_destroy {group}"]
         for rid, listed in ports.items():
             command = f"mc_node_create {rid} {' '.join(map(str, listed))}"
-            node = _number(_HANDLE, command, self._runtime.run(command))
-            self._runtime.run(f"mc_node_associate {group} {node}")
+            node = _number(_HANDLE, command, self.runtime.run(command))
+            self.runtime.run(f"mc_node_associate {group} {node}")
             undo += [f"mc_node_destroy {node}", f"mc_node_dissociate {group} {node}"]
         return undo
 
-    # -- counters, the drop simulator, faults -------------------------------------------------------
+    # -- counters -----------------------------------------------------------------------------------
 
     def register(self, name: str) -> NDArray[np.int64]:
         """All cells of a register, by its name in the program."""
-        _, _, cells = self._runtime.run(f"register_read {name}").partition(f"{name}=")
+        _, _, cells = self.runtime.run(f"register_read {name}").partition(f"{name}=")
         return np.array([int(cell) for cell in cells.split(",")], np.int64)
 
     def ledger(self, place: int) -> NDArray[np.int64]:
@@ -224,36 +224,11 @@ class P4Switch:
 
     def port_counters(self, ifindex: int) -> dict[str, int]:
         """Packets of a port: for the switch, others, results and answers sent; and what the drop simulator lost."""
-        answers = self._runtime.run_all(f"counter_read {name} {ifindex}" for name in _PORT_COUNTERS.values())
+        answers = self.runtime.run_all(f"counter_read {name} {ifindex}" for name in _PORT_COUNTERS.values())
         counts = {name: _number(_COUNTER, name, text) for name, text in zip(_PORT_COUNTERS, answers, strict=True)}
         lost = (f"register_read {control}.drops.count {ifindex}" for control in (commands.INGRESS, commands.EGRESS))
-        came, went = (int(text.partition("=")[2]) for text in self._runtime.run_all(lost))
+        came, went = (int(text.partition("=")[2]) for text in self.runtime.run_all(lost))
         return counts | {"lost_in": came, "lost_out": went}
-
-    def lose(self, port: int, way: str, probability: float, seed: int) -> None:
-        """Loses packets of jobs at a port, ``in`` or ``out`` of the switch, by a generator that starts at ``seed``.
-
-        Raises:
-            ConfigError: not a probability, no such way, or a seed outside 1..2^32-1.
-        """
-        controls = {"in": commands.INGRESS, "out": commands.EGRESS}
-        if not 0 <= probability <= 1 or way not in controls or not 0 < seed < 1 << 32:
-            raise ConfigError(
-                f"lose {probability} of what goes {way!r} with seed {seed}: give 0..1, in or out, and 1..2^32-1"
-            )
-        limit = min(int(probability * (1 << 32)), (1 << 32) - 1)
-        drops = f"{controls[way]}.drops"
-        self._runtime.run_all(
-            [f"register_write {drops}.state {port} {seed}", f"register_write {drops}.loss {port} {limit}"]
-        )
-
-    def forget(self) -> None:
-        """Empties all slots, as a restart of the switch would; jobs and forwarding stay."""
-        self._runtime.run_all(f"register_reset {name}" for name in commands.SLOT_STATE)
-
-    def zero_counters(self) -> None:
-        """Begins the ledger anew."""
-        self._runtime.run(f"register_reset {commands.LEDGER}")
 
 
 def _shared(entry: Entry, place: int) -> dict[tuple[str, int], str]:
