@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,13 +19,11 @@ from tailbound_lab.bench.stopwatch import CALLS, COMPILED, Stopwatch
 MS = 1_000_000
 
 
+@dataclass
 class Clocks:
     """Processor time of the watched thread and of the one that asks, which passes when somebody says so."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0
-        monkeypatch.setattr(time, "thread_time_ns", lambda: self.now)
-        monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: self.now)
+    now: int = 0
 
     def spend(self, ns: int) -> None:
         self.now += ns
@@ -33,7 +31,10 @@ class Clocks:
 
 @pytest.fixture
 def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
-    return Clocks(monkeypatch)
+    made = Clocks()
+    monkeypatch.setattr(time, "thread_time_ns", lambda: made.now)
+    monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: made.now)
+    return made
 
 
 def test_the_outermost_stamp_counts_and_other_threads_do_not(clocks: Clocks) -> None:
@@ -72,15 +73,8 @@ def test_the_interpreter_has_what_is_left(clocks: Clocks) -> None:
     assert parts == {"codec": 2, "system_calls": 3, "interpreter": 2 * 9 - 5}
 
 
-@pytest.fixture
-def sock() -> Iterator[sockets.UdpSocket]:
-    with sockets.UdpSocket() as made:
-        made.bind(("127.0.0.1", 0))
-        made.setblocking(False)
-        yield made
-
-
-def test_stamps_are_put_around_compiled_code_and_system_calls_and_taken_out(sock: sockets.UdpSocket) -> None:
+def test_stamps_are_put_around_compiled_code_and_system_calls_and_taken_out(bound: sockets.UdpSocket) -> None:
+    sock = bound
     watch = Stopwatch()
     watch.here()
     data = np.zeros(64, np.uint8)

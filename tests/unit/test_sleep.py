@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tailbound.collective.transpose import Transpose
 from tailbound.transport.config import MS
 
@@ -49,32 +51,23 @@ class Sleeper:
         return int(self.now - self.thread._awake)
 
 
-def test_a_thread_without_ops_sleeps_long_but_breathes() -> None:
-    sleeper = Sleeper()
-    assert sleeper.slept() == 1000 * MS
-    assert max(sleeper.waits) <= 100 * MS
-    assert sleeper.unwatched <= 100 * MS
-
-
-def test_with_an_op_it_looks_around_more_often() -> None:
-    assert Sleeper(ops=True).slept() == 100 * MS
-
-
-def test_it_wakes_up_when_something_is_due() -> None:
-    assert Sleeper().slept(NOW + 3 * MS) == 3 * MS
-    assert Sleeper().slept(NOW - 3 * MS) == 0
-
-
-def test_a_process_that_stood_still_in_its_sleep_is_noticed_at_once() -> None:
-    sleeper = Sleeper(held_up={2: 400 * MS})
-    assert sleeper.slept() == 700 * MS
-    assert sleeper.unwatched > 350 * MS
-
-
-def test_a_thread_that_waited_for_a_core_has_not_been_stopped() -> None:
-    sleeper = Sleeper(held_up={2: 200 * MS})
-    assert sleeper.slept() >= 1000 * MS
-    assert sleeper.unwatched < 350 * MS
+@pytest.mark.parametrize(
+    ("ops", "again", "held_up", "slept", "unwatched"),
+    [
+        (False, 0, 0, 1000, range(101)),  # without ops it sleeps long, but breathes
+        (True, 0, 0, 100, range(101)),  # with one it looks around more often
+        (False, NOW + 3 * MS, 0, 3, range(4)),  # something is due
+        (False, NOW - 3 * MS, 0, 0, range(1)),
+        (False, 0, 400, 700, range(351, 501)),  # a process that stood still in its sleep is noticed at once
+        (False, 0, 200, 1000, range(350)),  # one that waited for a core has not been stopped
+    ],
+)
+def test_how_long_it_sleeps(ops: bool, again: int, held_up: int, slept: int, unwatched: range) -> None:
+    """``held_up``: in its third wait, ms."""
+    sleeper = Sleeper(ops=ops, held_up={2: held_up * MS})
+    assert sleeper.slept(again) == slept * MS
+    assert max(sleeper.waits, default=0) <= 100 * MS
+    assert sleeper.unwatched // MS in unwatched
 
 
 def test_what_a_rate_keeps_back_is_sent_without_a_turn_until_a_submission_is_over() -> None:

@@ -7,64 +7,62 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
 from tailbound.collective.waiter import Waiter
 
 
-def test_a_short_wait_is_short_and_never_early() -> None:
-    fd = os.eventfd(0, os.EFD_NONBLOCK)
-    try:
-        waiter, shortest = Waiter([fd]), 1.0
-        for _ in range(50):
-            begun = time.monotonic()
-            assert waiter.wait(200_000) == 0
-            took = time.monotonic() - begun
-            assert took >= 200e-6
-            shortest = min(shortest, took)
-        assert shortest < 1e-3  # poll would have slept a millisecond or two
-        assert not waiter.readable(fd)
-    finally:
+@pytest.fixture
+def made() -> Iterator[list[int]]:
+    """Two descriptors of events."""
+    fds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
+    yield fds
+    for fd in fds:
         os.close(fd)
 
 
-def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock() -> None:
-    fd, found = os.eventfd(0, os.EFD_NONBLOCK), []
+def test_a_short_wait_is_short_and_never_early(made: list[int]) -> None:
+    waiter, shortest = Waiter(made), 1.0
+    for _ in range(50):
+        begun = time.monotonic()
+        assert waiter.wait(200_000) == 0
+        took = time.monotonic() - begun
+        assert took >= 200e-6
+        shortest = min(shortest, took)
+    assert shortest < 1e-3  # poll would have slept a millisecond or two
+    assert not waiter.readable(made[0])
+
+
+def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock(made: list[int]) -> None:
+    found = []
 
     def waits() -> None:
-        waiter = Waiter([fd])
+        waiter = Waiter(made)
         waiter.wait(50_000_000)
         found.extend([waiter.woken, time.monotonic_ns()])
 
-    try:
-        Waiter([fd]).wait(0)  # compiled before
-        thread = threading.Thread(target=waits)
-        thread.start()
-        released = time.monotonic_ns() + 1_000_000_000
-        ctypes.PyDLL(None).usleep(1_000_000)  # keeps the lock
-        thread.join()
-        assert found[0] < released <= found[1]
-    finally:
-        os.close(fd)
+    Waiter(made).wait(0)  # compiled before
+    thread = threading.Thread(target=waits)
+    thread.start()
+    released = time.monotonic_ns() + 1_000_000_000
+    ctypes.PyDLL(None).usleep(1_000_000)  # keeps the lock
+    thread.join()
+    assert found[0] < released <= found[1]
 
 
-def test_what_is_readable_ends_it() -> None:
-    quiet, loud = os.eventfd(0, os.EFD_NONBLOCK), os.eventfd(0, os.EFD_NONBLOCK)
-    try:
-        waiter = Waiter([quiet, loud])
-        thread = threading.Thread(target=os.eventfd_write, args=(loud, 1))
-        thread.start()
-        assert waiter.wait(60_000_000_000) == 1
-        thread.join()
-        assert waiter.readable(loud)
-        assert not waiter.readable(quiet)
-        os.eventfd_read(loud)
-        assert waiter.wait(-5) == 0
-        assert not waiter.readable(loud)
-    finally:
-        os.close(quiet)
-        os.close(loud)
+def test_what_is_readable_ends_it(made: list[int]) -> None:
+    quiet, loud = made
+    waiter = Waiter(made)
+    thread = threading.Thread(target=os.eventfd_write, args=(loud, 1))
+    thread.start()
+    assert waiter.wait(60_000_000_000) == 1
+    thread.join()
+    assert (waiter.readable(quiet), waiter.readable(loud)) == (False, True)
+    os.eventfd_read(loud)
+    assert waiter.wait(-5) == 0
+    assert not waiter.readable(loud)
 
 
 def test_descriptors_beyond_the_reach_of_select() -> None:
