@@ -50,7 +50,7 @@ _PORTS = (
         "as above",
     ),
     (
-        "resynchronisation, fetching, catching up, the loss scale",
+        "resynchronisation, catching up, the loss scale",
         "TCP between all ranks",
         "any",
         "any",

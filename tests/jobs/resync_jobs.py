@@ -62,11 +62,11 @@ def everywhere(value: Any) -> list[Any]:
 
 
 def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
-    """Results of some ranks get lost for a while, and are not fetched; then a slice a step, or one call, undoes it."""
+    """Results of some ranks get lost for a while; then a slice a step, or one call, undoes it."""
     normed = nn.Sequential(model(), nn.BatchNorm1d(10))
     net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, **patient(SETTINGS, resync_share=share, fetch=0)) as state:
+    with register(net, optimizer=optimizer, **patient(SETTINGS, resync_share=share, insist=0)) as state:
         train(net, optimizer, rank, range(4))
         trouble = lose_results(state, 0.6 if rank in losers else 0.0)
         for step in range(4, 60):  # until what is lost has not come again, nor been made good

@@ -91,7 +91,6 @@ DIFFERING: dict[str, tuple[Any, Any]] = {
     "resync_period": (200, 100),
     "safeguard": ("skip=0.5", "skip=0.25"),
     "share_rows": (True, False),
-    "strict": (0.0, 2.0),
 }
 
 #: Of every step compared in this process; the bound is for their mean.
@@ -210,7 +209,7 @@ def refusals(rank: int) -> None:
         words, beside = f"rank {rank} has {name}=", {"result": "multicast"} if name == "multicast_group" else {}
         given = patient(**beside, **{name: values[rank > 0]})
         refused(LayoutError, words, lambda given=given: TailboundState(**given))
-    with TailboundState(**patient(fetch=0.2 + rank, patience=26.0 + rank)) as state:  # not compared
+    with TailboundState(**patient(insist=0.2 + rank, patience=26.0 + rank)) as state:  # not compared
         state.average(0, torch.ones(3), True).wait()
     with TailboundState(**PATIENT) as state:
         refused(ConfigError, "optimize_ddp", lambda: allreduce_hook(state, (torch.zeros(3),)))
@@ -248,7 +247,7 @@ def from_environment(rank: int) -> dict[str, Any]:
             "datapath": state.communicator.datapath, "ring": config.ring_mib,
             "deadlines": (config.deadline_1, config.deadline_2), "share": config.share_rows,
             "skip": config.safeguard.skip, "bits": state.bits, "result": config.result,
-            "patience": (config.start_max, config.stage_max, config.fetch, config.hold_max), "width": config.width,
+            "patience": (config.start_max, config.stage_max, config.insist, config.hold_max), "width": config.width,
         }  # fmt: skip
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from sim.engine import PORT, Engine, Rank, World, address
 from sim.switch import SimSwitch
 from support import Trouble
-from tailbound.collective import fetch, jump
+from tailbound.collective import jump
 from tailbound.collective.communicator import Communicator, Handling
-from tailbound.collective.op import Op, Outcome
+from tailbound.collective.op import Outcome
 from tailbound.datapath.store import ring_rows
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import Greeting
@@ -33,8 +33,6 @@ from tailbound_lab.simulate.machine import Wire
 T = TypeVar("T")
 Result = tuple[NDArray[np.float32], Outcome]
 Pending = tuple[NDArray[np.float32], Future[Outcome]]
-#: What a question over the reliable path and its answer take.
-FETCHING = 5 * MS
 #: Ranks do not launch at the very same moment.
 _APART = 50_000
 #: Virtual time after which an op that has not ended never will.
@@ -55,7 +53,6 @@ class Member(Communicator):
             self._row_width = switch.width(self.config.width)
             rings.append(switch.rows // 2)
         self._number(*rings)
-        self.job.fetch = self._fetch
 
     def jump(self) -> int:
         """As ``Communicator.jump``, with the donor asked at once."""
@@ -65,22 +62,6 @@ class Member(Communicator):
         if self._others[donor].node.dead:
             raise TransportError(f"rank {donor} is dead")
         return jump.encode(self._others[donor]._engine.position())
-
-    def _fetch(self, op: Op, owner: int, request: bytes, length: int) -> None:
-        """As ``fetch.over``: the owner answers after ``FETCHING``, or never if it is dead."""
-        fabric, other = self.node.world.fabric, self._others[owner]
-
-        def answer() -> None:
-            body = None
-            if not other.node.dead:
-                try:
-                    body = fetch.look_up(other._engine, request)
-                except TransportError:
-                    body = None
-                fetch.take(op, owner, body)
-                self.node.poke()
-
-        fabric.at(fabric.now + FETCHING, answer)
 
     def trouble(self, trouble: Trouble | None) -> None:
         """Lets ``trouble`` have what this rank sends from now on; None: nothing has."""

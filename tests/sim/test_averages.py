@@ -116,7 +116,7 @@ def test_an_op_in_which_all_abstain_takes_no_scales_from_who_owns_no_rows() -> N
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_who_alone_has_lost_all_results_costs_the_others_nothing(ranks: int) -> None:
     """It refused all rows at the old scale, so that all ranks skipped the next op. Rule: codec-5."""
-    with sim_team(ranks, {"width": 256, "fetch": 0}) as job:
+    with sim_team(ranks, {"width": 256}) as job:
         for step in range(16):
             inputs = [np.float32(1.3**step) * each for each in gradients("U", ranks, NUMEL, seed=step)]
             for rank in range(ranks - 1):

@@ -17,7 +17,7 @@ from tailbound_lab.simulate.machine import Wire
 
 RANKS, WIDTH = 3, 64
 NUMEL = 2 * 64 * WIDTH
-LEARNED = {"width": WIDTH, "fetch": 200 * MS}
+LEARNED = {"width": WIDTH, "insist": 200 * MS}
 INPUTS = gradients("U", RANKS, NUMEL, seed=1)
 EXACT = exact_mean(INPUTS)
 

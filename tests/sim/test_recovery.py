@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tailbound.collective.repair import WARM_UP_OPS
+from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound_lab.simulate.fabric import MS
 from tailbound_lab.simulate.layouts import arrange
 from tailbound_lab.simulate.ports import Switching

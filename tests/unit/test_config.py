@@ -27,8 +27,7 @@ from tailbound.transport.config import Config, row_width, width_for_mtu
         ({"deadline_1": -1}, "deadline_1 is -1 ns: give 0 or more"),
         ({"quiet": -5}, "quiet is -5 ns: give 0 or more"),
         ({"deadline_1": 60_000_000, "stage_max": 50_000_000}, "must not exceed stage_max"),
-        ({"strict": -1}, "strict is -1 ns: give 0 or more"),
-        ({"fetch": -1}, "fetch is -1 ns: give 0 or more"),
+        ({"insist": -1}, "insist is -1 ns: give 0 or more"),
         ({"hold_max": 0}, "hold_max is 0 ns: give a time above 0"),
     ],
 )
@@ -40,16 +39,9 @@ def test_what_cannot_be_is_named(settings: dict[str, Any], message: str) -> None
 
 
 def test_the_bound_is_that_of_the_rules() -> None:
-    """clock-12: D_start + 2 stage_max; clock-34: clock-35: and ``strict`` and ``fetch``."""
+    """Rules: clock-12, clock-35."""
     assert Config(0, 1, start_max=5, stage_max=10, deadline_1=1, deadline_2=1, quiet=1).bound == 25
-    assert Config(0, 1, start_max=5, stage_max=10, strict=100, fetch=7).bound == 132
-
-
-def test_all_ranks_have_the_same_strict() -> None:
-    """Rule: clock-34."""
-    words = Config(0, 2, strict=2_500_000_000).common()
-    assert words["strict"] == "2.5"
-    assert {name for name, word in Config(1, 2).common().items() if words[name] != word} == {"strict"}
+    assert Config(0, 1, start_max=5, stage_max=10, insist=7).bound == 32
 
 
 @pytest.mark.parametrize(

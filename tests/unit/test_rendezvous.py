@@ -22,7 +22,7 @@ from tailbound.transport.safeguard import Limits
 def greeting(rank: int, **fields: Any) -> Greeting:
     usual = Greeting(
         rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
-        sum_rows=64, datapath="udp", model="abc", options={"bits": "8", "strict": "2"},
+        sum_rows=64, datapath="udp", model="abc", options={"bits": "8", "share_rows": "on"},
         cookie=7 if rank == 0 else 0,
     )  # fmt: skip
     return replace(usual, **fields)
@@ -41,8 +41,8 @@ def greet(store: MemoryStore, *greetings: Greeting) -> None:
         ("hello", 1, "same version of tailbound"),
         ("width", 448, "same MTU"),
         ("model", "xyz", "same model"),
-        ("options", {"bits": "4", "strict": "2"}, "bits="),
-        ("options", {"bits": "8", "strict": "0"}, "strict="),
+        ("options", {"bits": "4", "share_rows": "on"}, "bits="),
+        ("options", {"bits": "8", "share_rows": "off"}, "share_rows="),
         ("options", {"bits": "8"}, "the argument strict="),
         ("ranks", 2, "same world size"),
     ],

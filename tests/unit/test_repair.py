@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tailbound.collective.repair import (
     PATIENCE_MOST,
     SHARE,
-    WARM_UP_OPS,
     Budget,
     Repairs,
     Request,
@@ -117,7 +116,6 @@ def test_a_request_again_adds_to_the_first() -> None:
     assert len(requests) == 2
     request = requests.newest()
     assert request is not None
-    assert not request.holes
     assert request.places.tolist() == [1, 2, 5]
     requests.done(request, 2)
     assert request.places.tolist() == [5]
@@ -148,27 +146,6 @@ def test_a_request_for_another_layout_takes_the_place_of_the_first() -> None:
     request = requests.newest()
     assert request is not None
     assert request.places.tolist() == [2]
-
-
-def test_gone_is_said_once() -> None:
-    requests = Requests(most=2)
-    assert requests.say_gone(1, 2, first_half=False)
-    assert not requests.say_gone(1, 2, first_half=False)
-    assert requests.say_gone(1, 2, first_half=True)
-    assert not requests.say_gone(1, 2, first_half=False)
-    assert requests.say_gone(1, 3, first_half=False)
-    assert requests.say_gone(1, 2, first_half=False)  # forgotten by then: memory is bounded
-
-
-def test_the_warm_up_is_counted_by_key() -> None:
-    repairs, key, other = Repairs(4), (0, 100, 0, 1), (1, 100, 0, 1)
-    assert repairs.came.shape == (2, 4)
-    for _ in range(WARM_UP_OPS):
-        assert repairs.warming(key)
-        repairs.finished(key)
-    assert not repairs.warming(key)
-    assert repairs.warming((*key[:3], 8 << 2 | 1))  # other bits
-    assert repairs.warming(other)
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------

@@ -34,21 +34,21 @@ def test_every_option_is_an_argument_with_a_line_in_the_docstring() -> None:
 
 
 def test_defaults_make_the_same_config_as_none() -> None:
-    """But for what a job has otherwise than a simulation: results that were lost are fetched."""
-    assert Config(0, 2, **config_fields(filled({}))) == Config(0, 2, fetch=200_000_000)
+    """But for what a job has otherwise than a simulation: results that were lost are insisted on."""
+    assert Config(0, 2, **config_fields(filled({}))) == Config(0, 2, insist=200_000_000)
 
 
 @pytest.mark.parametrize(
     ("patience", "more", "times"),
     [
         ("rack", {}, (250, 500, 2.5, 50)), ("cloud", {}, (1000, 2000, 10, 200)), ("WAN", {}, (5000, 10_000, 50, 1000)),
-        (0.52, {}, (100, 200, 1, 20)), ("2.6", {"fetch": 0}, (500, 1000, 5, 0)),
-        ("26", {"fetch": 0.5}, (5000, 10_000, 50, 500)),
+        (0.52, {}, (100, 200, 1, 20)), ("2.6", {"insist": 0}, (500, 1000, 5, 0)),
+        ("26", {"insist": 0.5}, (5000, 10_000, 50, 500)),
     ],
 )  # fmt: skip
 def test_patience_is_the_longest_time_of_an_op(patience: Any, more: Any, times: tuple[float, ...]) -> None:
     found = config_fields(filled({"patience": patience, "advanced": more}))
-    assert tuple(found[name] / 1e6 for name in ("start_max", "stage_max", "floor", "fetch")) == pytest.approx(times)
+    assert tuple(found[name] / 1e6 for name in ("start_max", "stage_max", "floor", "insist")) == pytest.approx(times)
     if not more:
         named = {"rack": 1.3, "cloud": 5.2, "WAN": 26}.get(patience, patience)
         assert Config(0, 2, **found).bound / 1e9 == pytest.approx(named)
@@ -170,6 +170,7 @@ def test_arguments_take_the_spellings_of_variables() -> None:
         ({"colour": 8}, "colour= is no option: see docs/settings.md"),
         ({"start_max": 60}, "start_max= is no option: give patience"),
         ({"hadamard": False}, "hadamard= is no option: values are always rotated"),
+        ({"fetch": 1}, "fetch= is no option: give advanced={'insist': ...}"),
         ({"result": "peers"}, "result= is no option: give advanced={'result': ...}"),
         ({"advanced": {"bits": 8}}, "advanced= has no option bits: give bits= without it"),
         ({"advanced": {"resync_shares": 8}}, "advanced= has no option resync_shares: did you mean resync_share?"),

@@ -21,7 +21,7 @@ class Half:
     whole: bool = False
     all_finished: bool = False
     repairing: int = 0
-    call_until: int = 0
+    insist: int = 0
     was_late: bool | None = None
     word: int = 0
     asks: tuple[str, ...] = ()
@@ -42,8 +42,8 @@ class Half:
         open_ = now < self.repairing
         return Repair(open_, self.repairing if open_ else 0, self.asks)
 
-    def last_call(self, now: int) -> int:
-        return self.call_until if now < self.call_until else 0
+    def insists(self, over: int, *, late: bool) -> int:
+        return over + self.insist
 
 
 def clocks(due: int = 100 * MS) -> tuple[Extension, Quiet]:
@@ -106,13 +106,21 @@ def test_a_deadline_in_the_first_nanosecond_of_the_clock_is_one() -> None:
     assert decide(Half(), clock, Quiet(), 2, MS, 2, None) == Decision("deadline", 0)
 
 
-def test_a_late_launch_may_use_one_round_of_repair() -> None:
-    """Rule: clock-13."""
+@pytest.mark.parametrize("launched", [0, 130])
+def test_rows_that_can_still_be_had_are_insisted_on_past_the_deadline(launched: int) -> None:
+    """That takes nothing off the overtime budget. Rules: clock-13, clock-35."""
     clock, quiet = clocks()
-    half = Half(progress=3, repairing=134 * MS, call_until=140 * MS)
-    assert decide(half, clock, quiet, 130 * MS, MS, 130 * MS, None) == Decision(None, 134 * MS)
-    assert decide(half, clock, quiet, 136 * MS, MS, 130 * MS, None) == Decision(None, 140 * MS)
-    assert decide(half, clock, quiet, 140 * MS, MS, 130 * MS, None) == Decision("deadline", 0)
+    half = Half(progress=3, repairing=134 * MS, insist=10 * MS)
+    decide(half, clock, quiet, 95 * MS, MS, 0, None)
+    assert decide(half, clock, quiet, 130 * MS, MS, launched * MS, None) == Decision(None, 134 * MS)
+    half.progress += 1
+    assert decide(half, clock, quiet, 136 * MS, MS, launched * MS, None) == Decision(None, 140 * MS)
+    assert decide(half, clock, quiet, 140 * MS, MS, launched * MS, None) == Decision("deadline", 0)
+    overtime = Overtime(95 * MS)
+    overtime.charge(clock, 140 * MS)
+    assert overtime.waited == (0 if launched else 30 * MS)
+    half.whole = True
+    assert decide(half, clock, quiet, 136 * MS, MS, launched * MS, None) == Decision("complete", 0)
 
 
 def until(half: Half, overtime: Overtime, *, words: bool, launched: int = 0, first: int = 95 * MS) -> int:

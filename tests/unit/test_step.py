@@ -20,7 +20,6 @@ from tailbound.collective.actions import (
     AskRows,
     Collect,
     Encode,
-    FetchRows,
     Finish,
     Measure,
     Seal,
@@ -28,7 +27,6 @@ from tailbound.collective.actions import (
     Tell,
 )
 from tailbound.collective.buffers import Buffers
-from tailbound.collective.fetched import Fetch
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
 from tailbound.collective.repair import Repairs
 from tailbound.collective.step import Step, overtaken, recover, stand_still, start_clock, step
@@ -36,7 +34,7 @@ from tailbound.collective.view import View
 from tailbound.transport.config import FLOOR
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Extension, Overtime
-from tailbound.transport.recovery import Bounds, Incoming, Recovery
+from tailbound.transport.recovery import NEVER, Bounds, Incoming, Recovery
 from tailbound.transport.sequence import Layout, Sequence
 
 MS = 1_000_000
@@ -64,7 +62,7 @@ class Told:
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
             silent_since=lambda ranks, now: 0, repairs=Repairs(RANKS),
-            config=SimpleNamespace(stage_max=STAGE_MAX, floor=FLOOR, repair=True, strict=0, fetch=0),
+            config=SimpleNamespace(stage_max=STAGE_MAX, floor=FLOOR, repair=True, insist=0),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
             store=SimpleNamespace(control={"need": np.array([2])}),
         )  # fmt: skip
@@ -92,10 +90,6 @@ class Told:
 
     owners, givers, through = View.owners, View.givers, View.through
 
-    @property
-    def deadlines_from(self) -> int:
-        return self.op.start + self.known.config.strict if self.op.start else 0
-
     def first_deadline(self) -> int:
         return D1
 
@@ -111,14 +105,11 @@ class Told:
     def gather(self, by_owner: np.ndarray | None = None) -> int:
         return self.here
 
-    def unrepaired(self, rank: int) -> np.ndarray:
-        return np.arange(2)
-
     def summed_of(self, flow: Incoming) -> np.ndarray:
         return np.arange(flow.rows) < self.sums[flow.rank]
 
-    def recovery(self, rows: int) -> Recovery:
-        return Recovery(Bounds(rows, FLOOR, late=False, step=FLOOR, look=MS, floor=FLOOR))
+    def recovery(self, *, results: bool) -> Recovery:
+        return Recovery(Bounds(NEVER if results else FLOOR, late=False, step=FLOOR, look=MS, floor=FLOOR))
 
     def take(self, now: int, *, may_send: bool = True) -> Step:
         return step(self.op, self, now, may_send=may_send)  # type: ignore[arg-type]
@@ -338,26 +329,25 @@ def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
     assert (op.second.clock.due, op.second.clock.limit) == (10 * MS + R, 10 * MS + 2 * STAGE_MAX)
 
 
-def test_lost_results_are_fetched_before_the_op_ends(op: Op) -> None:
-    """Of owners that have published: rank 2 has not. They are waited for until all have answered, or in time.
+def test_lost_results_are_insisted_on_past_the_deadline(op: Op) -> None:
+    """Of owners that have published: rank 2 has not. Until all have come, none is to be had, or in time.
 
     Rule: clock-35.
     """
     op.sending, op.start, op.first.phase = Sending.OVER, 10 * MS, Phase.CLOSED
     told = Told(op, record=record(op), published_by={1})
-    told.known.config.repair, told.known.config.fetch = False, 20 * MS
-    now = 10 * MS + R
-    told.take(now - 1)
-    (ask,) = told.take(now).actions
-    assert isinstance(ask, FetchRows)
-    assert (ask.why, {rank: places.tolist() for rank, places in ask.places.items()}) == ("deadline", {1: [0, 1]})
-    op.fetch = Fetch("deadline", now, now + 20 * MS, ask.places)
+    told.known.config.insist, now = 20 * MS, 10 * MS + R
+    op.buffers.source[:], told.known.overtime = MISSING, Overtime(now)
+    told.take(now - MS)
+    recover(op, told, now - MS)  # type: ignore[arg-type]
+    assert op.second.recovery is not None
+    assert told.take(now).actions == ()
     assert told.take(now + 1) == Step((), now + 20 * MS)
     assert told.take(now + 20 * MS).actions == (Finish("deadline"),)
-    told.record = record(op, results_in=op.place.layout.shape.rows)  # the rest has come by itself
-    assert told.take(now + 1).actions == (Finish("deadline"),)
+    told.record = record(op, results_in=op.place.layout.shape.rows)
+    assert told.take(now + 1).actions == (Finish("complete"),)
     told.record = record(op)
-    op.fetch.arrived(op.place, 1, None)
+    op.second.recovery.gone(1)
     assert told.take(now + 1).actions == (Finish("deadline"),)
 
 

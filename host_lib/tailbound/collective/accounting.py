@@ -102,8 +102,6 @@ class Accounts:
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
         flags = int(gather_flags(job.records.results, op.buffers.source, op.label))
-        if op.fetch is not None:  # what came over the reliable path is in no record
-            flags |= op.fetch.flags
         told, flags = flags & (_SKIP | _STOP), flags | op.flags
         found = self.results.judge(expected, taken)
         if found.action:

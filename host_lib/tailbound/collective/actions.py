@@ -70,14 +70,6 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchRows:
-    """Close the second half but for ``places`` of owners' lists, which are asked for over the reliable path first."""
-
-    why: Why
-    places: dict[int, Places]
-
-
-@dataclass(frozen=True, slots=True)
 class Finish:
     """Close the second half: decode the result."""
 
@@ -127,7 +119,7 @@ class Release:
     progress: int | None
 
 
-Move = Abstain | StayOut | Measure | Encode | Collect | Agree | Seal | FetchRows | Finish
+Move = Abstain | StayOut | Measure | Encode | Collect | Agree | Seal | Finish
 Action = Move | Tell | AskMarks | AskRows | Repeat | Release
 #: To be asked with the type of an action: that takes a tenth of ``isinstance`` with so many.
 MOVES: frozenset[type[Action]] = frozenset(get_args(Move))

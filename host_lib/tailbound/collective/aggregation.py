@@ -11,7 +11,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.owners import Places
 from tailbound.collective.actions import Action
 from tailbound.collective.job import Job
 from tailbound.collective.known import Session
@@ -36,9 +35,6 @@ class Aggregation(Protocol):
 
         ``recovery.NEVER``: on arrival.
         """
-
-    def lost(self, view: View) -> dict[int, Places]:
-        """Results that are missing although their owner, who lives, has published them: places in its list."""
 
     def shift_cap(self, session: Session) -> int:
         """How far own codes may be shifted to make room in the sums (codec-6)."""

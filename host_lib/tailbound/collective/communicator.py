@@ -34,7 +34,7 @@ from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import GROUP_ROWS, Shape, cut_tensors, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
-from tailbound.collective import comeback, deaths, fetch, jump, report
+from tailbound.collective import comeback, deaths, jump, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.comeback import Part
@@ -231,8 +231,6 @@ class Communicator:
             self.job, on_thread, early, int(timeout * 1e9), owners_least=least, outside=outside
         ).start()
         jump.serve(self.reliable, self._engine)
-        fetch.serve(self.reliable, self._engine)
-        self.job.fetch = fetch.over(self.reliable, self._engine)
         self.reliable.before_close(self._leave)
         comeback.serve(self.reliable, self._engine)
         deaths.watch(self.reliable, self._engine)
@@ -558,7 +556,7 @@ class Communicator:
         self.reliable.close(farewell=farewell)
 
     def _leave(self) -> None:
-        """Ends the transport, which says goodbye and lingers; others may fetch over the reliable path meanwhile."""
+        """Ends the transport, which says goodbye and lingers."""
         self._engine.close(2 * self.config.bound / 1e9, farewell=self._farewell)
 
     def __enter__(self) -> Communicator:

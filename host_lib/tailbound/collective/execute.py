@@ -23,7 +23,6 @@ from tailbound.collective.actions import (
     AskRows,
     Collect,
     Encode,
-    FetchRows,
     Finish,
     Measure,
     Release,
@@ -35,7 +34,6 @@ from tailbound.collective.actions import (
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
 from tailbound.collective.contribute import abstain, agree, agreed, coding_of, collect, encode, measure, stay_out
-from tailbound.collective.fetched import Fetch
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
 from tailbound.collective.repair import encode_repair
@@ -199,33 +197,18 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
 # -- second half ---------------------------------------------------------------------------------------------------
 
 
-def fetch_rows(job: Job, op: Op, action: FetchRows) -> None:
-    """Asks owners over the reliable path for results that were lost."""
-    now, length = job.now(), job.config.fetch
-    job.overtime.charge(op.second.clock, now)
-    op.fetch = Fetch(action.why, now, now + length, action.places)
-    for owner, places in action.places.items():
-        job.counters["rows_fetch_asked"] += len(places)
-        if job.fetch is None:
-            op.fetch.arrived(op.place, owner, None)
-        else:
-            job.fetch(op, owner, op.fetch.request(op.place, owner), length)
-
-
 def finish(job: Job, op: Op, action: Finish) -> None:
     """Closes the second half of ``op``: decodes what is there."""
     assert op.launch is not None
     op.spans.decoding = job.now()
-    if op.fetch is None:
-        job.overtime.charge(op.second.clock, op.spans.decoding)
+    job.overtime.charge(op.second.clock, op.spans.decoding)
     op.second.why = action.why
     b, place, outcome = op.buffers, op.place, op.outcome
     shape = place.layout.shape
     point_own(b.own_rows, b.results, b.source, b.row_scale, b.row_exponent)
     by_owner = np.zeros(job.world, np.int64)
-    op.packets = b.results.packets
     counts = of(op).read(job, op, action.why, by_owner)
-    received = Received(job.records.result_rows, op.packets, b.source, b.row_scale, counts)
+    received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, counts)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:
@@ -282,7 +265,6 @@ _EXECUTE: dict[type[Action], Callable[[Job, Op, Any], None]] = {
     Abstain: abstain,
     StayOut: stay_out,
     Measure: measure,
-    FetchRows: fetch_rows,
     Agree: agree,
     Encode: encode,
     Collect: collect,

@@ -107,9 +107,7 @@ class FlowControl:
             if op.switched and runs:  # what is missing once all have said so was lost
                 announce(job, op, job.peers)
 
-        until = (
-            (op.start or op.admitted) + job.config.strict + job.config.stage_max
-        )  # no seal is later, so no row is worth more
+        until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
         published = job.records.published  # an owner that has published an op takes no more rows for it
         over = None if op.switched else lambda rank: published(rank, op.label)
         op.spans.queued = now = job.now()
@@ -125,7 +123,7 @@ class FlowControl:
 
         now, gone = job.now(), job.membership.gone
         # as long as receivers may wait for them past their deadlines, as far as can be told from here
-        until = now + job.config.strict + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)
+        until = now + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)
         self.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
 
     def published_by(self, op: Op) -> int:
@@ -140,7 +138,7 @@ class FlowControl:
     def observe(self, op: Op, summed: Sequence[int]) -> None:
         """Feeds the incast control with one sealed op: rows that senders who are through with it lost (clock-24).
 
-        What repair has brought was lost all the same; but in warm-up, where all is repaired until deadlines are known.
+        What repair has brought was lost all the same.
         """
         marks, packets = self._came(op)
         if op.cold:  # ranks that settle on other scales are refused, not lost
@@ -148,8 +146,6 @@ class FlowControl:
         job, own = self._job, op.place.placement.shares[self._job.rank]
         through = [p for p in job.records.all_contributed(job.membership.live, op.label) if p not in op.abstainers]
         asked = op.first.asked
-        if asked and job.repairs.warming(op.key):
-            asked = {}
         lost = sum(
             [
                 max(own - summed[p], len(asked.get(p, ())))

@@ -10,7 +10,6 @@ from tailbound.codec.threads import Threads
 from tailbound.collective.accounting import Accounts
 from tailbound.collective.channels import Channels
 from tailbound.collective.flow_control import FlowControl
-from tailbound.collective.op import Op
 from tailbound.collective.paths import Paths
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
@@ -49,8 +48,6 @@ class Job(Speaker):
         self.accounts = Accounts(self, self.paths.complain)
         link = config.rate or speed_of(datapath.endpoint[0])
         self.flow = FlowControl(self, datapath, link, given=bool(config.rate))
-        #: asks a rank what an op misses of its results (request), within so many ns; None: there is no reliable path
-        self.fetch: Callable[[Op, int, bytes, int], None] | None = None
         self.channels = Channels(self, self.flow.queue, datapath)
 
     def activate(self, addresses: Sequence[Words], own: Words) -> None:

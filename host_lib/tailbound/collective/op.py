@@ -17,7 +17,6 @@ from tailbound.codec.owners import Places
 from tailbound.codec.records import Coding
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
-from tailbound.collective.fetched import Fetch
 from tailbound.errors import TailboundError
 from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
@@ -188,10 +187,6 @@ class Op:
     flags: int = 0
     #: how it is coded, once that was asked for
     coding: Coding | None = None
-    #: results that were lost are asked for over the reliable path; None: they are not, or not yet
-    fetch: Fetch | None = None
-    #: packets that negative entries of ``buffers.source`` mean, when it is decoded: own results, and what was fetched
-    packets: NDArray[np.uint8] | None = None
     #: all others were through with it before this rank had sent rows
     overtaken: bool = False
     #: what is sent to the switch again

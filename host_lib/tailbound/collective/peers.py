@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.owners import Places, first_place
+from tailbound.codec.owners import first_place
 from tailbound.collective.actions import Action, AskMarks, AskRows
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
@@ -89,9 +89,9 @@ class Contributions:
         left = [p for p in self._live if p not in op.abstainers and not (p in op.stayed_out and p in ended)]
         placement, ranks = op.place.placement, known.ranks
         flows = [Incoming(p, view.own, first_place(placement, known.rank, p, ranks), p in ended) for p in left]
-        return _requests(view, half, flows, view.summed_of, view.own * len(known.peers), now)
+        return _requests(view, half, flows, view.summed_of, now)
 
-    def last_call(self, now: int) -> int:
+    def insists(self, over: int, *, late: bool) -> int:
         return 0
 
 
@@ -126,8 +126,6 @@ class Results:
 
     def _owed(self) -> bool:
         """Whether a rank that has said goodbye, and is not waited for, may still answer for its results (clock-15)."""
-        if self._op.fetch is not None:
-            return not self._known.membership.gone.isdisjoint(self._op.fetch.waiting)
         asked = self._op.second.recovery
         gone = (p for p in self._known.membership.gone if self._counts[p] and self._view.published(p))
         return self._repairable() and any(asked is None or not asked.over(p) for p in gone)
@@ -167,14 +165,14 @@ class Results:
             return found
 
         flows = [Incoming(p, counts[p], 0, p in ended) for p in (*running, *ended)]
-        return _requests(view, op.second, flows, here, op.place.layout.shape.rows, now)
+        return _requests(view, op.second, flows, here, now)
 
-    def last_call(self, now: int) -> int:
-        """A late launch may use one request and its answer."""
+    def insists(self, over: int, *, late: bool) -> int:
+        """As long as owners may still give results that they have published."""
         asked = self._op.second.recovery
-        if asked is None:
-            return now + 1 if self._repairable() and self._view.givers() else 0
-        return asked.last_call if asked.open and now < asked.last_call else 0
+        if asked is None:  # nobody has looked at its flows
+            return over + 1 if late and self._repairable() and self._view.givers() else 0
+        return over + self._known.config.insist if asked.open else 0
 
 
 def _requests(
@@ -182,12 +180,11 @@ def _requests(
     half: Half,
     flows: Sequence[Incoming],
     here: Callable[[Incoming], NDArray[np.bool_]],
-    rows: int,
     now: int,
 ) -> tuple[list[Action], int]:
-    """Requests for lost rows and marks of ``flows``, which have ``rows`` rows in all, and when to look again."""
+    """Requests for lost rows and marks of ``flows``, and when to look again."""
     if half.recovery is None:
-        half.recovery = view.recovery(rows)
+        half.recovery = view.recovery(results=half is view.op.second)
     op, paths = view.op, view.known.repairs.paths.__getitem__
     wanted, silent = half.recovery.turn(now, flows, here, paths, asks=op.encoded, deadline=half.clock.due)
     first_half, sizes = half is op.first, {flow.rank: flow.rows for flow in flows}
@@ -218,18 +215,6 @@ class PeerOwned:
         if now < due and not op.news:
             return [], due
         return Results(view).recover(now) if results else Contributions(view).recover(now)
-
-    def lost(self, view: View) -> dict[int, Places]:
-        owners = view.givers()
-        if not owners or (view.op.overtaken and view.record is None):  # the others are far ahead
-            return {}
-        if _nobody_had_any(view.known, view.op):
-            return {}
-        if (repair := view.op.second.recovery) is not None:  # who has said GONE has none of them
-            owners = [p for p in owners if p not in repair.without]
-        view.gather()
-        missing = {p: view.unrepaired(p) for p in owners}
-        return {p: places for p, places in missing.items() if len(places)}
 
     def shift_cap(self, session: Session) -> int:
         return session.shift_cap
@@ -271,24 +256,19 @@ class PeerOwned:
         )
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
-        fetched = 0
-        if op.fetch is not None:
-            fetched, op.packets = op.fetch.settle(place, b)
-        job.counters["rows_fetched"] += fetched
-        outcome.delivered += present - outcome.overwritten + fetched
+        outcome.delivered += present - outcome.overwritten
         outcome.void = present == 0 and _nobody_had_any(job, op)
         if outcome.void:
             return
         others = place.layout.shape.rows - place.placement.shares[job.rank]
         outcome.expected += others
-        outcome.missed = others - present + outcome.overwritten - fetched
+        outcome.missed = others - present + outcome.overwritten
         _suspect(job, op, by_owner)
         if why == "deadline":
             counts = place.placement.shares
             late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
             flows = [(int(by_owner[p]), counts[p]) for p in late]
-            ended = op.fetch.begun if op.fetch is not None else op.spans.decoding
-            cut_off(job, op, op.second, ended - (op.spans.sealed or op.start), flows)
+            cut_off(job, op, op.second, op.second.clock.over - (op.spans.sealed or op.start), flows)
 
 
 def _nobody_had_any(known: Known, op: Op) -> bool:

@@ -1,7 +1,7 @@
 """Requests for lost rows and their answers (clock-13, clock-23, clock-26): bounds, budgets and bodies, as pure parts.
 
 Nothing here reads a clock, a map or a socket: times (ns) and what has been seen are arguments. ``transport.recovery``
-decides which rows are lost. The rows of an op that may be requested are bounded, and so is the pace of answers.
+decides which rows are lost. The pace of answers is bounded.
 
 A REPAIR packet asks for rows of one list of an op. Header: ``rows`` of that list, ``row`` the place of the first bit.
 Body: a bitmap, most significant bit first; a set bit is a missing row. With ``rows`` 0 it only asks for marks.
@@ -9,7 +9,7 @@ Body: a bitmap, most significant bit first; a set bit is a missing row. With ``r
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -21,11 +21,8 @@ from tailbound.transport.config import FLOOR, MS
 from tailbound.transport.recovery import Path
 from tailbound.wire.schema import serial_distance
 
-#: Part of an op's rows that may be asked for, and part of the pace that answers may take. A queue that overflows drops
-#: bursts of 44 rows: ten of them are a twentieth of an op, and rows that arrive come before a short tail.
-ASKED, SHARE = 0.25, 0.05
-#: Ops of one key that count as its warm-up (clock-26).
-WARM_UP_OPS = 20
+#: Part of the pace that answers may take.
+SHARE = 0.05
 #: For so long nothing of an answer comes before it counts as lost, at most; at least for the floor of deadlines. Two
 #: round trips are far less, but the owner's thread may be coding another op when it is asked.
 PATIENCE_MOST = 50 * MS
@@ -33,13 +30,8 @@ PATIENCE_MOST = 50 * MS
 LOOK = 1 * MS
 
 
-def asked_most(rows: int, *, cold: bool) -> int:
-    """How many of an op's ``rows`` may be asked for: a quarter, at least one; all in warm-up and of cold ops."""
-    return rows if cold else max(1, int(rows * ASKED))
-
-
 def patience(stage_two: int, floor: int) -> int:
-    """How long an answer may take without progress: part of what results take as a rule, D2 of clock-11, in ns."""
+    """How long contributions are waited for without progress: part of what results take, D2 of clock-11, in ns."""
     return min(PATIENCE_MOST, max(floor, stage_two // 4))
 
 
@@ -83,8 +75,7 @@ class Request:
     first_half: bool  #: contributions, not results
     layout: int
     places: Places
-    holes: bool = False  #: some of what was asked for does not exist
-    sent: bool = False  #: and some does
+    sent: bool = False  #: some of what was asked for exists
 
 
 class Requests:
@@ -97,7 +88,6 @@ class Requests:
     def __init__(self, most: int = 1024) -> None:
         self._most = most
         self._waiting: dict[tuple[int, int, bool], Request] = {}
-        self._gone: OrderedDict[tuple[int, int, bool], None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -123,16 +113,6 @@ class Requests:
         if not len(request.places):
             self._waiting.pop((request.label, request.asker, request.first_half), None)
 
-    def say_gone(self, label: int, asker: int, *, first_half: bool) -> bool:
-        """Whether ``asker`` is to be told that rows of ``label`` are gone: once."""
-        key = label, asker, first_half
-        if key in self._gone:
-            return False
-        self._gone[key] = None
-        while len(self._gone) > self._most:
-            self._gone.popitem(last=False)
-        return True
-
 
 def _extreme(found: Iterable[tuple[int, int, bool]], *, newest: bool) -> tuple[int, int, bool]:
     """The key of the newest or the oldest op; of one op's, the first."""
@@ -145,7 +125,7 @@ def _extreme(found: Iterable[tuple[int, int, bool]], *, newest: bool) -> tuple[i
 
 
 class Repairs:
-    """What a rank keeps about repair beside its ops: requests, budgets, and how far every key is in its warm-up."""
+    """What a rank keeps about repair beside its ops: requests, budgets, and what answers have taught."""
 
     def __init__(self, ranks: int, floor: int = FLOOR) -> None:
         self.requests = Requests()
@@ -155,7 +135,6 @@ class Repairs:
         self.paths = defaultdict[int, Path](lambda: Path(floor))
         #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
-        self._finished: dict[tuple[int, int, int, int], int] = {}
 
     def take(self, asker: int, size: int, now: int, pace: float, rate: float) -> int:
         """How many of ``size`` bytes of answers may be sent to ``asker`` at ``now``; they are taken off.
@@ -186,14 +165,6 @@ class Repairs:
     def enough_in(self, asker: int, size: int, rate: float) -> int:
         """Nanoseconds until ``size`` bytes (at most what is saved up) may be sent to ``asker``, after ``take``."""
         return max(self._budget.enough_in(size), self._paced[asker].enough_in(size) if rate else 0)
-
-    def warming(self, key: tuple[int, int, int, int]) -> bool:
-        """Whether the next op of ``key`` (``Op.key``) belongs to its warm-up."""
-        return self._finished.get(key, 0) < WARM_UP_OPS
-
-    def finished(self, key: tuple[int, int, int, int]) -> None:
-        """An op of ``key`` (``Op.key``) is over."""
-        self._finished[key] = self._finished.get(key, 0) + 1
 
 
 def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:

@@ -27,7 +27,6 @@ def settle_contributions(job: Job, view: View) -> None:
 
 def settle_results(job: Job, op: Op) -> None:
     """Counts, when the results have been gathered for the last time, what repair has brought."""
-    job.repairs.finished(op.key)
     for owner, places in op.second.asked.items():
         here = op.buffers.source[op.place.placement.rows_of(owner)[places]] != -1
         _count(job, op.second, Stage.RESULTS, owner, len(places), int(here.sum()))
@@ -74,14 +73,13 @@ def answer(job: Job, window: Window, now: int) -> int:
             continue
         part = at[request.places[:count]]
         there = part[exists[part]]
-        request.holes |= len(there) < count
         request.sent |= len(there) > 0
         out = rows[there]
         add_flags(out, states[there], int(Flag.REPEAT), job.key_of(place))
         until = now + job.config.stage_max
         queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now, again=True)
         repairs.requests.done(request, count)
-        if not len(request.places) and request.holes and not (job.config.strict and request.sent):
+        if not len(request.places) and not request.sent:
             _gone(job, request)
     return again
 
@@ -116,14 +114,10 @@ def find(
 
 
 def _gone(job: Job, request: Request) -> None:
-    """Tells the asker that this is all, once per op (``rows`` tells it from the answer to a question for marks).
-
-    A strict one asks until it hears it: it is said whenever rows are asked for of which there are none (clock-34).
-    """
-    news = job.repairs.requests.say_gone(request.label, request.asker, first_half=request.first_half)
-    if not (news or job.config.strict):
-        return
+    """Tells the asker that there are none of these rows (``rows`` tells it from the answer to a question for marks)."""
     flags = Flag.FIRST_HALF if request.first_half else Flag(0)
+    if request.label in job.abstained:
+        flags |= Flag.ABSTAIN
     head = job.header(PacketType.GONE, request.label, request.layout, owner=request.asker, rows=1, flags=flags)
     job.tell(request.asker, head)
     job.counters["repair_gone"] += 1

@@ -16,7 +16,6 @@ from tailbound.collective.actions import (
     Agree,
     Collect,
     Encode,
-    FetchRows,
     Finish,
     Measure,
     Seal,
@@ -24,7 +23,6 @@ from tailbound.collective.actions import (
     Tell,
 )
 from tailbound.collective.aggregation import of
-from tailbound.collective.fetched import Fetch
 from tailbound.collective.op import Half, Op, Phase, Sending
 from tailbound.collective.peers import Contributions
 from tailbound.collective.view import View
@@ -124,7 +122,7 @@ def overtaken(op: Op, view: View, now: int) -> bool:
     owners = view.owners()
     if not owners or not all(view.published(p) and view.contributed(p) for p in owners):
         return False
-    op.start = op.start or max(1, now - 4 * view.known.config.stage_max - view.known.config.strict)
+    op.start = op.start or max(1, now - 4 * view.known.config.stage_max)
     op.overtaken = True
     return True
 
@@ -157,26 +155,20 @@ def _over_for_all(op: Op, view: View, now: int) -> bool:
     Its deadline says so where a switch sums. Owners wait longer for a rank that lives: their marks tell when they have
     published.
     """
-    if not op.start or now <= view.deadlines_from + view.first_deadline():
+    if not op.start or now <= op.start + view.first_deadline():
         return False
-    return (
-        op.switched
-        or now > view.deadlines_from + view.known.config.stage_max
-        or all(map(view.published, view.owners()))
-    )
+    return op.switched or now > op.start + view.known.config.stage_max or all(map(view.published, view.owners()))
 
 
 def _agree(op: Op, view: View, now: int) -> Step:
     """A cold op waits for the needs of all, but for half of the stage at most: what is agreed on is to be sent, too."""
     known = view.known
     missing = [p for p in known.membership.live if p not in op.needs and p not in op.abstainers]
-    start = view.deadlines_from or op.admitted + known.deadlines.start_max
+    start = op.start or op.admitted + known.deadlines.start_max
     limit = start + known.config.stage_max // 2
     settled = [p for p in missing if view.contributed(p)]
     if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
-        # who has settled by what this rank has told answers until it has heard it; who knows scales never does
-        patience = min(known.config.strict, known.deadlines.start_max)
-        limit = min(limit, op.cold_since + max(known.deadlines.advertised, patience))
+        limit = min(limit, op.cold_since + known.deadlines.advertised)
     if op.warm or (settled and now >= limit):
         return Step((StayOut(),))  # whatever this rank chose would not be theirs
     if not missing or now >= limit:
@@ -202,7 +194,7 @@ def _first_half(op: Op, view: View, now: int) -> Step:
         return _NOTHING
     if op.start and not op.first.clock.due:
         config = view.known.config
-        op.first.clock.begin(view.deadlines_from, view.first_deadline(), config.stage_max, config.floor)
+        op.first.clock.begin(op.start, view.first_deadline(), config.stage_max, config.floor)
     why, step = _wait(op.first, Contributions(view), view, now, launched=0)
     return step if why is None else Step((*step.actions, Seal(why)))
 
@@ -213,23 +205,9 @@ def _second_half(op: Op, view: View, now: int) -> Step:
         return _NOTHING
     if op.start and not op.second.clock.due:
         config = view.known.config
-        op.second.clock.begin(view.deadlines_from, view.second_deadline(), 2 * config.stage_max, config.floor)
-    if op.fetch is not None:
-        return _fetching(op.fetch, of(op).results(view), now)
+        op.second.clock.begin(op.start, view.second_deadline(), 2 * config.stage_max, config.floor)
     why, step = _wait(op.second, of(op).results(view), view, now, launched=op.admitted)
-    if why is None:
-        return step
-    # a half is complete without those who have said goodbye, who still answer
-    short = why != "complete" or bool(view.known.membership.gone)
-    lost = of(op).lost(view) if short and view.known.config.fetch else {}
-    return Step((*step.actions, FetchRows(why, lost) if lost else Finish(why)))
-
-
-def _fetching(fetch: Fetch, results: Seen[Action], now: int) -> Step:
-    """Ends the op when all that was asked have answered, when the rest has come by itself, or in time (clock-35)."""
-    if fetch.waiting and now < fetch.until and not results.complete():
-        return Step((), fetch.until)
-    return Step((Finish(fetch.why),))
+    return step if why is None else Step((*step.actions, Finish(why)))
 
 
 def _wait(half: Half, seen: Seen[Action], view: View, now: int, *, launched: int) -> tuple[Why | None, Step]:

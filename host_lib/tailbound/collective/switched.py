@@ -49,15 +49,12 @@ class SwitchOwned:
         op, known = view.op, view.known
         flows = [Incoming(p, 0, 0, view.contributed(p)) for p in known.membership.here]
         if op.second.recovery is None:
-            op.second.recovery = view.recovery(0)
+            op.second.recovery = view.recovery(results=True)
         _, silent = op.second.recovery.turn(
             now, flows, lambda flow: np.ones(flow.rows, bool), known.repairs.paths.__getitem__, asks=op.encoded,
             deadline=op.second.clock.due,
         )  # fmt: skip
         return [AskMarks(tuple(silent))] if silent else [], op.second.recovery.due
-
-    def lost(self, view: View) -> dict[int, Places]:
-        return {}  # a switch keeps no results
 
     def shift_cap(self, session: Session) -> int:
         return 0
@@ -165,7 +162,7 @@ class Results:
             live = sorted([known.rank, *known.membership.live])
             op.retry = Retry(op.place.layout.shape.rows, live.index(known.rank), len(live), known.patience)
         if op.start and not clock.due:
-            clock.begin(view.deadlines_from, view.first_deadline(), known.config.stage_max, known.config.floor)
+            clock.begin(op.start, view.first_deadline(), known.config.stage_max, known.config.floor)
         due = late or op.retry.flushing or clock.expired(now, self.progress, self.left)
         seen = flush.View(
             self.progress,
@@ -181,9 +178,8 @@ class Results:
         looks = (op.retry.look, 0 if op.retry.flushing else clock.next_look(now))
         return Repair(True, min((t for t in looks if t), default=0), tuple(requests))
 
-    def last_call(self, now: int) -> int:
-        until = self._op.admitted + 4 * PATIENCE
-        return until if self._op.own_in and now < until else 0
+    def insists(self, over: int, *, late: bool) -> int:
+        return self._op.admitted + 4 * PATIENCE if late and self._op.own_in else 0
 
     def _missing(self) -> Places:
         """Places of the rows whose results are not here."""

@@ -169,7 +169,8 @@ def note(job: Speaker, op: Op, why: str, now: int) -> None:
                 waited_for=tuple(p for p in job.membership.live if p not in op.abstainers) if waits else (),
                 suspects=tuple(job.membership.contribution.suspects - job.membership.gone) if waits else (),
                 owners=tuple(p for p in job.membership.owners if counts[p]),
-                complete={"complete": now, "quiet": op.second.quiet.since}.get(why, 0),
+                # what came past the deadline says nothing of the next one
+                complete=0 if op.second.clock.over else {"complete": now, "quiet": op.second.quiet.since}.get(why, 0),
                 present=int(record["results_in"]) if record is not None else 0,
                 early=op.early,
                 transfer_cut=op.first.cut,

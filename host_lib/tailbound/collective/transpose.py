@@ -60,7 +60,7 @@ _IDLE_SLEEP = 1_000_000_000
 #: If the thread has not woken up for so long, the process did not run (stopped, or starved): it suspects nobody then.
 _STOPPED = 350_000_000
 
-#: Who closes while others go on answers them for so long at most, and ``Config.fetch`` longer.
+#: Who closes while others go on answers them for so long at most, and ``Config.insist`` longer.
 _LINGER = 500_000_000
 #: What to do when the transport thread has ended by an error.
 _FAILED = "; close the state and register the hook anew. The log has the traceback: report it"
@@ -386,11 +386,11 @@ class Transpose:
     def _linger(self) -> None:
         """Answers requests for rows until all others have said goodbye too, in bounded time (clock-15).
 
-        Of the last op others miss results until their deadline, and then fetch them for ``fetch``.
+        Of the last op others miss results until their deadline, and then ask for them for ``insist``.
         """
         job, config = self.job, self.job.config
         self._silence = 0
-        until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER) + config.fetch
+        until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER) + config.insist
         while (now := job.now()) < until:
             self._obey()
             job.flow.turn(now)

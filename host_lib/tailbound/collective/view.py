@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tailbound.codec.owners import Places
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.repair import LOOK, asked_most, patience
+from tailbound.collective.repair import LOOK, patience
 from tailbound.collective.tally import gather_results, rows_by_rank
 from tailbound.transport.config import FLOOR
 from tailbound.transport.recovery import NEVER, Bounds, Incoming, Recovery
@@ -84,14 +84,6 @@ class View:
 
     # -- time -----------------------------------------------------------------------------------------------------
 
-    @property
-    def deadlines_from(self) -> int:
-        """What deadlines count from, ns: the start of the stage clock, and what ``strict`` puts before them (clock-34).
-
-        0: the clock has not started.
-        """
-        return self.op.start + self.known.config.strict if self.op.start else 0
-
     def first_deadline(self) -> int:
         """How long after its start the first half may last, ns (clock-6)."""
         if self.op.cold:  # until scales are agreed on, it has the whole stage (clock-26)
@@ -139,30 +131,17 @@ class View:
         owner, seq, presence = place.placement.owner, place.result_seq, known.records.presence
         return int(gather_results(presence, seq, known.cookie, place.label, owner, known.rank, source, counts))
 
-    def unrepaired(self, rank: int) -> Places:
-        """Places in the list of ``rank`` of the results that were not here when ``gather`` was called last."""
-        return np.flatnonzero(self.op.buffers.source[self.op.place.placement.rows_of(rank)] == -1)
-
     def summed_of(self, flow: Incoming) -> NDArray[np.bool_]:
         """Which contributions of a flow are here, bool[rows] in the order of sending."""
         here: NDArray[np.bool_] = np.ones(flow.rows, bool)
         here[(self.unsummed(flow.rank) - flow.first) % flow.rows] = False
         return here
 
-    def recovery(self, rows: int) -> Recovery:
-        """Loss detection for a half of ``rows`` rows."""
+    def recovery(self, *, results: bool) -> Recovery:
+        """Loss detection for a half. Results are requested until they come: a lost one costs every replica."""
         known, op = self.known, self.op
         floor, usual = known.config.floor, known.deadlines.stage_two(op.flow_bytes)
-        cold, strict = op.cold or known.repairs.warming(op.key), known.config.strict > 0
         longest = patience(usual, floor)
         late = 0 < op.second.clock.due < op.admitted
-        return Recovery(
-            Bounds(
-                asked_most(rows, cold=cold or strict) if known.config.repair else 0,
-                NEVER if strict else longest << 3 if cold else longest,
-                late,
-                max(LOOK * floor // FLOOR, usual // 4),
-                min(LOOK, longest // 2),
-                floor,
-            )
-        )
+        bound = (NEVER if results else longest) if known.config.repair else 0
+        return Recovery(Bounds(bound, late, max(LOOK * floor // FLOOR, usual // 4), min(LOOK, longest // 2), floor))

@@ -117,9 +117,9 @@ class Advanced(TypedDict, total=False):
     deadline_ms: Annotated[tuple[float, float] | None, _option(
         DEADLINES, None, "longest waits for contributions and, after them, for results, ms", otherwise="learned",
     )]
-    fetch: Annotated[float | None, _option(
+    insist: Annotated[float | None, _option(
         number(0, inclusive=True), None,
-        "seconds that an op waits at most for lost results to come over TCP ([lost](torch/hook.md#lost-results))",
+        "seconds that an op asks for lost results at most past its deadline ([lost](torch/hook.md#lost-results))",
         otherwise="a twenty-sixth of `patience`",
     )]
     share_rows: Annotated[bool, _option(
@@ -192,9 +192,6 @@ class Options(TypedDict, total=False):
         PATIENCE, PATIENCE.parse("cloud"), "longest time of an op, when ranks or packets are missing: `rack` is 1.3 "
         "seconds, `cloud` 5.2, `wan` 26 ([patience](torch/hook.md#patience))", otherwise="`cloud`",
     )]
-    strict: Annotated[float, _seconds(
-        0.0, "that an op waits for every row before its deadlines begin ([strict](torch/hook.md#strict))", zero=True,
-    )]
     hold_max: Annotated[float, _seconds(
         60.0, "for which the others wait for a rank within `hold()`, and for its first step",
     )]
@@ -232,6 +229,8 @@ _OF_A_JOB = OPTIONS | ADVANCED
 _GONE = {
     **dict.fromkeys(("start_max", "stage_max", "floor_ms"), "give patience"),
     "hadamard": "values are always rotated",
+    "fetch": "give advanced={'insist': ...}",
+    "strict": "give a larger patience and advanced={'deadline_ms': ..., 'insist': ...}",
     "codec_threads": "it follows from the number of cores",
     "source_ports": "it follows from the number of ranks",
 }
@@ -335,14 +334,14 @@ def config_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a patience of no time.
     """
-    names = {field.name for field in fields(Config)} - {"switch", "fetch"}
+    names = {field.name for field in fields(Config)} - {"switch", "insist"}
     found = {s.field or name: s.convert(options[name]) for name, s in _OF_A_JOB.items() if (s.field or name) in names}
-    patience, fetch = options["patience"], options["fetch"]
+    patience, insist = options["patience"], options["insist"]
     if not patience > 0:
         raise ConfigError(f"patience={patience!r}: give {PATIENCE.give}")
     part = int(patience * 1e9) // 26
     times = {"start_max": 5 * part, "stage_max": 10 * part, "floor": part // 20}
-    return found | times | {"fetch": part if fetch is None else int(fetch * 1e9)}
+    return found | times | {"insist": part if insist is None else int(insist * 1e9)}
 
 
 def described() -> str:

@@ -1,6 +1,6 @@
 """A replica that has come apart from the others' is made equal again, point to point (clock-21, codec-13).
 
-Lost results are fetched before they part replicas (``collective.fetch``). The rest is rare: a fetch that failed, a rank
+Lost results are asked for before they part replicas (clock-35). The rest is rare: an owner that did not answer, a rank
 that stood still, an owner that died. A rank that has missed nothing since it was last equal to the others is *sound*.
 
 | state | becomes | by |

@@ -102,7 +102,7 @@ class Config:
         quiet: q of clock-10; 0: learned.
         self_late_after: seals missed by the own row before it is no longer waited for (clock-8).
         suspect_after: stages missed by a rank before it is suspected (clock-14).
-        strict, fetch, hold_max: clock-34, clock-35 and clock-16.
+        insist, hold_max: clock-35 and clock-16.
         repair: ask for results that are missing once their owner has finished (clock-23).
         share_rows: clock-22.
         rate: bytes per second of this rank's link; 0: what its driver says.
@@ -123,8 +123,7 @@ class Config:
     start_max: int = 1000 * MS
     stage_max: int = 2000 * MS
     floor: int = FLOOR
-    strict: int = 0
-    fetch: int = 0
+    insist: int = 0
     quiet: int = 0
     self_late_after: int = 3
     suspect_after: int = 3
@@ -181,7 +180,9 @@ class Config:
             raise ConfigError(f"dscp is {self.dscp}: give 0 to {DSCP_MOST}")
         if not self.ring_mib > 0:
             raise ConfigError(f"ring of {self.ring_mib} MiB: give a size above 0")
-        for name in ("strict", "fetch", "deadline_1", "deadline_2", "quiet"):
+        if self.insist < 0:
+            raise ConfigError(f"insist is {self.insist} ns: give 0 or more; 0 waits for no row past its deadline")
+        for name in ("deadline_1", "deadline_2", "quiet"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} is {getattr(self, name)} ns: give 0 or more")
         for name in ("start_max", "stage_max", "hold_max", "floor"):
@@ -192,8 +193,8 @@ class Config:
 
     @property
     def bound(self) -> int:
-        """Longest time in ns from an op's launch to its end, decode apart (clock-12, clock-34, clock-35)."""
-        return self.start_max + self.strict + 2 * self.stage_max + self.fetch
+        """Longest time in ns from an op's launch to its end, decode apart (clock-12, clock-35)."""
+        return self.start_max + 2 * self.stage_max + self.insist
 
     def ring(self, width: int) -> float:
         """MiB of the result ring for rows of ``width`` codes: where the step is known, two steps, up to ``RING_MOST``.
@@ -229,5 +230,4 @@ class Config:
             "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "safeguard": self.safeguard.text(),
             "share_rows": "on" if self.share_rows else "off",
-            "strict": f"{self.strict / 1e9:g}",
         }

@@ -48,6 +48,7 @@ class Extension:
         promised: and before it was ever moved on.
         length: from the start of the stage to ``promised``.
         limit: when it ends the stage whatever comes.
+        over: when it ended the stage, but for rows that can still be had; 0: it has not.
         step: by how much it moves on.
         progress: as of the last look; -1: nobody has looked yet.
     """
@@ -56,6 +57,7 @@ class Extension:
     promised: int = 0
     length: int = 0
     limit: int = 0
+    over: int = 0
     step: int = 1
     progress: int = -1
 
@@ -173,10 +175,11 @@ class Overtime:
         return self.left(now) >= now - clock.promised + clock.step + reserve
 
     def charge(self, clock: Extension, now: int) -> None:
-        """Takes off what a stage that ended at ``now`` has waited past its deadline.
+        """Takes off what a stage that ended at ``now`` has waited past its deadline, until this was over.
 
         Time is paid for once, however many ops wait in it.
         """
+        now = clock.over or now
         if clock.promised and now > clock.promised:
             cost = max(0, now - max(clock.promised, self._until))
             self._saved, self._at = max(0.0, self.left(now) - cost), max(now, self._at)

@@ -92,15 +92,13 @@ class Bounds(NamedTuple):
     """What one half of an op allows, in rows and ns.
 
     Attributes:
-        most: rows that may be requested in all.
-        patience: how long a flow that has ended is waited for while no requested row arrives.
+        patience: how long a flow that has ended is waited for while no requested row arrives; 0: none is requested.
         late: the launch came after the deadline, so that no row is waited for before it is requested.
         step: the time between two looks at a flow that runs.
         look: the time between two looks at a flow with requested rows.
         floor: the shortest deadline.
     """
 
-    most: int
     patience: int
     late: bool
     step: int
@@ -163,16 +161,6 @@ class Flow:
     def requested(self) -> Places:
         """Rows that were requested, in list order."""
         return np.sort((np.flatnonzero(self._times) + self.first) % max(1, self.rows))
-
-    def asked_never(self, places: Places) -> NDArray[np.bool_]:
-        """Which of ``places`` were never requested."""
-        never: NDArray[np.bool_] = self._times[places] == 0
-        return never
-
-    @property
-    def waits(self) -> bool:
-        """Whether a requested row may still come."""
-        return bool(self._out.any())
 
     def look(self, here: NDArray[np.bool_], now: int, path: Path, bounds: Bounds) -> Places:
         """Returns the rows to request now, in the order of sending.
@@ -288,10 +276,8 @@ class Recovery:
     """Loss detection of all flows of one half of one op."""
 
     def __init__(self, bounds: Bounds) -> None:
-        self._bounds, self._left = bounds, bounds.most
+        self._bounds = bounds
         self.flows: dict[int, Flow] = {}
-        self._begun = 0
-        self.without: set[int] = set()  #: ranks that have none of the missing rows, as they say
 
     @property
     def open(self) -> bool:
@@ -302,11 +288,6 @@ class Recovery:
     def due(self) -> int:
         """When to call ``turn`` again; ``NEVER``: when a flow begins."""
         return min((min(flow.due, flow.mark) for flow in self.flows.values() if not flow.over), default=NEVER)
-
-    @property
-    def last_call(self) -> int:
-        """When an op that was launched too late waits no longer (clock-13): one request and its answer."""
-        return self._begun + 2 * self._bounds.patience
 
     @property
     def requested(self) -> dict[int, Places]:
@@ -320,7 +301,6 @@ class Recovery:
 
     def gone(self, rank: int) -> None:
         """``rank`` has said that no more of this op will come."""
-        self.without.add(rank)
         if rank in self.flows:
             self.flows[rank].over = True
 
@@ -347,7 +327,6 @@ class Recovery:
         Returns:
             Which rows to request of which sender, in list order, and whom to ask for the mark.
         """
-        self._begun = self._begun or now
         requests, awaited, floor = [], set(), self._bounds.floor
         silent: list[int] = []
         call = deadline - 3 * floor // 5 if deadline else NEVER
@@ -369,15 +348,11 @@ class Recovery:
             lost = flow.look(arrived, now, path, self._bounds)
             if not len(lost):
                 continue
-            first = flow.asked_never(lost)
-            allowed = thin(lost[first], self._left)
-            self._left -= len(allowed)
-            wanted = np.sort(np.concatenate([lost[~first], allowed]))
-            if not len(wanted):
-                flow.over = bool(flow.ended) and not flow.waits
+            if not self._bounds.patience:
+                flow.over = bool(flow.ended)
                 continue
-            flow.request(wanted, now, path, self._bounds)
-            requests.append((sender.rank, np.sort((wanted + sender.first) % sender.rows)))
+            flow.request(lost, now, path, self._bounds)
+            requests.append((sender.rank, np.sort((lost + sender.first) % sender.rows)))
         for rank, flow in self.flows.items():
             flow.over |= rank not in awaited
         silent.sort(key=lambda rank: self.flows[rank].questions)
@@ -385,10 +360,3 @@ class Recovery:
         for rank in silent:
             self.flows[rank].ask(now, paths(rank), floor, call, asked=rank in asked)
         return requests, asked
-
-
-def thin(places: Places, most: int) -> Places:
-    """At most ``most`` of ``places``, spread evenly: a flow is in (r, g) order, so no group gains or loses more."""
-    if len(places) <= most:
-        return places
-    return places[np.arange(most) * len(places) // most]

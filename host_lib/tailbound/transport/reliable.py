@@ -1,9 +1,8 @@
 """The reliable path: a request and its answer over TCP, point to point, for what must arrive whole.
 
-Slices of a replica's state, where a lost rank jumps to, and results that stayed lost go this way (clock-20, clock-21,
-clock-35). It has threads of its own, and every wait has a time at which it ends. Of the data path only an op that lacks
-results waits for it, for ``fetch`` at most. A peer that is stopped or dead costs the asker its timeout and nobody else
-anything.
+Slices of a replica's state and where a lost rank jumps to go this way (clock-20, clock-21). It has threads of its own,
+and every wait has a time at which it ends. Nothing of the data path waits for it. A peer that is stopped or dead costs
+the asker its timeout and nobody else anything.
 
 Frames, network byte order. Request: magic u32, cookie u32, sender u16, length of name u16, length of request u32, name,
 request. Answer: magic u32, status u8 (0: well, 1: refused, with a text), length u64, body. One request a connection; it

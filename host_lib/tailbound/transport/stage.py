@@ -108,8 +108,11 @@ class Seen(Protocol[Request]):
     def repair(self, now: int, *, late: bool) -> Repair[Request]:
         """What is to be asked for, and whether an answer may still come (clock-23); ``late``: see ``decide``."""
 
-    def last_call(self, now: int) -> int:
-        """Until when a launch that came too late waits for its one round of repair; 0: no longer (clock-13)."""
+    def insists(self, over: int, *, late: bool) -> int:
+        """Until when rows that can still be had are waited for, past a deadline that is ``over`` since then (clock-35).
+
+        0: no longer.
+        """
 
 
 def decide(
@@ -138,6 +141,8 @@ def decide(
     repair = seen.repair(now, late=late)
     finished = not repair.open and seen.finished()
     progress = seen.progress
+    if clock.over:
+        return _insisting(seen, clock, now, late, repair)
     if quiet.passed(now, finished, progress, q):
         return Decision("quiet", 0, repair.requests)
     if late:  # what such a launch waits for others counts from itself
@@ -153,12 +158,20 @@ def decide(
             return repair.open and overtime.worth(clock, now, now, reserve=overtime.reserve)
 
         if clock.expired(now, progress, seen.left if clock.due <= now else 0, unwatched=late, worth=worth):
-            last = seen.last_call(now) if late else 0
-            if not last:
-                return Decision("deadline", 0, repair.requests)
-            return Decision(None, min(last, repair.look or last), repair.requests)
+            clock.over = now
+            return _insisting(seen, clock, now, late, repair)
     looks = filter(None, (quiet.next_look(q), clock.next_look(now), repair.look))
     return Decision(None, min(looks, default=0), repair.requests)
+
+
+def _insisting(
+    seen: Seen[Request], clock: Extension, now: int, late: bool, repair: Repair[Request]
+) -> Decision[Request]:
+    """What becomes of a half whose deadline is over."""
+    until = seen.insists(clock.over, late=late)
+    if now >= until:
+        return Decision("deadline", 0, repair.requests)
+    return Decision(None, min(until, repair.look or until), repair.requests)
 
 
 def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> tuple[int | None, float]:

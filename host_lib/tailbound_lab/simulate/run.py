@@ -83,7 +83,8 @@ def bound(arrangement: Arrangement, rate: int) -> float:
 
 def simulate(ranks: int, wanted: Wanted) -> tuple[Team, list[Step]]:
     """Run the steps of ``ranks``; return the team, closed, and the steps that count."""
-    settings = {**wanted.settings, **({"strict": 30 * S} if wanted.wait else {})}
+    patient = dict.fromkeys(("deadline_1", "deadline_2", "stage_max", "insist"), 30 * S)
+    settings = {**wanted.settings, **(patient if wanted.wait else {})}
     team = Team(wanted.arrangement(ranks), wanted.switching, wanted.seed, **settings)
     try:
         calm = [team.step().slowest / S for _ in range(wanted.warm)]
