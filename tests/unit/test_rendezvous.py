@@ -43,7 +43,7 @@ def greet(store: MemoryStore, *greetings: Greeting) -> None:
         ("model", "xyz", "same model"),
         ("options", {"bits": "4", "share_rows": "on"}, "bits="),
         ("options", {"bits": "8", "share_rows": "off"}, "share_rows="),
-        ("options", {"bits": "8"}, "the argument strict="),
+        ("options", {"bits": "8"}, "the argument share_rows="),
         ("ranks", 2, "same world size"),
     ],
 )
