@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sim.engine import PORT, Engine, Rank, World, address
 from sim.switch import SimSwitch
-from support import Trouble
+from support import Team, Trouble, greeting
 from tailbound.collective import jump
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
@@ -96,16 +96,16 @@ class _TeamWorld(World):
         return node
 
 
-class SimTeam:
-    """Communicators of one job in virtual time; see ``support.Team``."""
+class SimTeam(Team):
+    """Communicators of one job in virtual time."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         width, (sums, results) = world.width, world.rows
         greetings = [
-            Greeting(
-                rank=rank, ranks=world.ranks, wire=VERSION, version="", address=address(rank), port=PORT, width=width,
-                rows=results, sum_rows=sums, datapath="udp", model="", options={},
+            greeting(
+                rank, ranks=world.ranks, wire=VERSION, address=address(rank), port=PORT, width=width, rows=results,
+                sum_rows=sums,
             )
             for rank in range(world.ranks)
         ]  # fmt: skip
@@ -116,9 +116,6 @@ class SimTeam:
 
     def __getitem__(self, rank: int) -> Member:
         return self.communicators[rank]
-
-    def __len__(self) -> int:
-        return len(self.communicators)
 
     @property
     def now(self) -> int:

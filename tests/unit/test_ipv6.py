@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 import cases
-from support import await_that
+from support import await_that, greeting
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.transport.config import Config, row_width, width_for_mtu
-from tailbound.transport.rendezvous import Greeting, check, describe
+from tailbound.transport.rendezvous import check, describe
 from tailbound.transport.sockets import SOCKADDR_BYTES, sending_socket, sockaddr
 from tailbound.wire import packets
 from tailbound.wire.address import Words, endpoint, ip_bytes, is_loopback, words_of
@@ -49,19 +50,15 @@ def test_rows_leave_room_for_the_longer_header() -> None:
         Config(0, 2, mtu=100)
 
 
-def greeting(rank: int, address: str) -> Greeting:
-    return Greeting(
-        rank=rank, ranks=2, wire=1, version="1", address=address, port=5515, width=1344, rows=64, sum_rows=64,
-        datapath="udp", model="m", options={},
-    )  # fmt: skip
+_two = partial(greeting, ranks=2)
 
 
 def test_a_job_is_of_one_family() -> None:
     with pytest.raises(LayoutError, match=r"rank 0 is at 10\.0\.0\.1 and rank 1 at fd00::2: .* all over IPv6; give"):
-        check([greeting(0, "10.0.0.1"), greeting(1, "fd00::2")])
+        check([_two(0, address="10.0.0.1"), _two(1, address="fd00::2")])
     with pytest.raises(LayoutError, match=r"rank 1 is at ::1 and rank 0 at fd00::2: a loopback address"):
-        check([greeting(0, "fd00::2"), greeting(1, "::1")])
-    both = [greeting(0, "fd00::1"), greeting(1, "fd00::2")]
+        check([_two(0, address="fd00::2"), _two(1, address="::1")])
+    both = [_two(0, address="fd00::1"), _two(1, address="fd00::2")]
     check(both)
     assert describe(both) == {"0": "[fd00::1]:5515 (udp)", "1": "[fd00::2]:5515 (udp)"}
 

@@ -8,11 +8,12 @@ import json
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from support import MemoryStore
+from support import MemoryStore, greeting
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.transport import keys, rendezvous
 from tailbound.transport.config import Config
@@ -27,12 +28,8 @@ PERIOD = 16
 AGAIN, LAST = {"again": True}, {"last": True}
 
 
-def greeting(rank: int, **more: object) -> Greeting:
-    fields = {
-        "rank": rank, "ranks": 2, "wire": 1, "version": "0", "address": f"198.18.0.{rank}", "port": 1, "width": 64,
-        "rows": 64, "sum_rows": 64, "datapath": "udp", "model": "", "options": {}, "nonce": "00" * 15 + f"{rank:02x}",
-    }  # fmt: skip
-    return Greeting(**(fields | more))  # type: ignore[arg-type]
+def member(rank: int, **more: Any) -> Greeting:
+    return greeting(rank, **({"ranks": 2, "address": f"198.18.0.{rank}", "nonce": f"{rank:032x}"} | more))
 
 
 def proven(said: Greeting, master: bytes = MASTER) -> Greeting:
@@ -136,16 +133,16 @@ def test_what_is_no_key_in_the_store_is_refused_with_what_to_do(said: str) -> No
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (proven(greeting(1)), None),
-        (proven(greeting(1), bytes(32)), "rank 1 was not made with this job's key"),
-        (dataclasses.replace(proven(greeting(1)), address="198.18.0.9"), "not made with"),
-        (proven(greeting(0)), "that of rank 0"),
-        (greeting(1), "not made with"),
+        (proven(member(1)), None),
+        (proven(member(1), bytes(32)), "rank 1 was not made with this job's key"),
+        (dataclasses.replace(proven(member(1)), address="198.18.0.9"), "not made with"),
+        (proven(member(0)), "that of rank 0"),
+        (member(1), "not made with"),
     ],
     ids=["ours", "another key", "moved", "of another rank", "none"],
 )
 def test_greetings_of_others_are_refused(said: Greeting, words: str | None) -> None:
-    own, store = proven(greeting(0)), MemoryStore()
+    own, store = proven(member(0)), MemoryStore()
     store.set("job/greeting/1", json.dumps(dataclasses.asdict(said)))
     with pytest.raises(LayoutError, match=words) if words else contextlib.nullcontext():
         found = rendezvous.exchange(store, own, "job", 1.0, lambda rank, said: keys.verify(MASTER, rank, said))
@@ -153,8 +150,8 @@ def test_greetings_of_others_are_refused(said: Greeting, words: str | None) -> N
 
 
 def test_every_job_has_secrets_of_its_own() -> None:
-    one, other = proven(greeting(0)), proven(greeting(1))
-    anew = proven(greeting(1, nonce="77" * 16))
+    one, other = proven(member(0)), proven(member(1))
+    anew = proven(member(1, nonce="77" * 16))
     first, second = keys.session(MASTER, [one, other]), keys.session(MASTER, [one, anew])
     assert first != second
     assert keys.path_key(first) not in (first, keys.path_key(second))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any
 
 import pytest
 
-from support import MemoryStore, patient
+from support import MemoryStore, greeting, patient
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import LayoutError, TransportError
 from tailbound.kernel.net import interface, interface_towards
@@ -18,14 +19,8 @@ from tailbound.transport.config import Config
 from tailbound.transport.rendezvous import Greeting, check, exchange, meet
 from tailbound.transport.safeguard import Limits
 
-
-def greeting(rank: int, **fields: Any) -> Greeting:
-    usual = Greeting(
-        rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
-        sum_rows=64, datapath="udp", model="abc", options={"bits": "8", "share_rows": "on"},
-        cookie=7 if rank == 0 else 0,
-    )  # fmt: skip
-    return replace(usual, **fields)
+#: With options that have to be equal.
+speaker = partial(greeting, options={"bits": "8", "share_rows": "on"})
 
 
 def greet(store: MemoryStore, *greetings: Greeting) -> None:
@@ -49,13 +44,13 @@ def greet(store: MemoryStore, *greetings: Greeting) -> None:
 )
 def test_what_must_be_equal(field: str, value: Any, advice: str) -> None:
     store = MemoryStore()
-    greet(store, greeting(0), greeting(2))
+    greet(store, speaker(0), speaker(2))
     with pytest.raises(LayoutError, match=f"rank 1 .*rank 0 .*{advice}"):
-        exchange(store, greeting(1, **{field: value}), "job", 10)
+        exchange(store, speaker(1, **{field: value}), "job", 10)
     store = MemoryStore()
-    greet(store, greeting(0), greeting(1, **{field: value}), greeting(2))
+    greet(store, speaker(0), speaker(1, **{field: value}), speaker(2))
     with pytest.raises(LayoutError, match=f"rank 2 .*rank 1 .*{advice}"):
-        exchange(store, greeting(2), "job", 10)
+        exchange(store, speaker(2), "job", 10)
 
 
 _OLD = asdict(greeting(0))

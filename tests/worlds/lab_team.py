@@ -2,46 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
-from support import PATIENCE, MemoryStore, Team, assembled
-from tailbound.collective.communicator import Communicator
-from tailbound.transport.config import Config
+from support import MemoryStore, Team, await_that, team
 from tailbound_lab.lab.cluster import Cluster
 
 
-@contextmanager
 def lab_team(
-    lab: Cluster,
-    settings: dict[str, Any],
-    *,
-    datapath: str = "xdp",
-    cookie: int | None = None,
-    store: MemoryStore | None = None,
-    name: str = "job",
-) -> Iterator[Team]:
-    """A job with one rank in every worker's namespace, all in this process."""
-    shared = store or MemoryStore()
-    ranks = len(lab.workers)
-
-    def maker(rank: int) -> Callable[[], Communicator]:
-        def make() -> Communicator:
-            config = Config(**({"rank": rank, "ranks": ranks, "port": lab.spec.port} | settings))
-            interface = lab.workers[rank].interface
-            return Communicator(shared, config, datapath=datapath, interface=interface, name=name)
-
-        return lambda: lab.run(rank, make, sysfs=True)
-
-    with assembled([maker(rank) for rank in range(ranks)], cookie) as whole:
-        yield whole
+    lab: Cluster, settings: dict[str, Any], *, datapath: str = "xdp", **more: Any
+) -> contextlib.AbstractContextManager[Team]:
+    """``support.team`` with one rank in every worker's namespace, all in this process."""
+    return team(
+        len(lab.workers), {"port": lab.spec.port} | settings, datapath=datapath, interface=lab.workers[0].interface,
+        within=lambda rank, make: lab.run(rank, make, sysfs=True), **more,
+    )  # fmt: skip
 
 
 def all_said(workers: Sequence[subprocess.Popen[str]], seconds: float) -> list[str]:
@@ -63,30 +47,24 @@ def all_said(workers: Sequence[subprocess.Popen[str]], seconds: float) -> list[s
     return said
 
 
+@functools.cache
+def _held() -> MemoryStore:
+    """The store of a server, in its process."""
+    return MemoryStore()
+
+
 class _Server(BaseManager):
-    pass
+    """Serves a ``MemoryStore`` at a Unix socket, which reaches across network namespaces."""
 
 
-_Server.register("store", callable=None)
-
-
-def _serve(path: Path) -> _Server:
-    """Serves one ``MemoryStore`` at a Unix socket, which reaches across network namespaces."""
-    held = MemoryStore()
-
-    class Server(BaseManager):
-        pass
-
-    Server.register("store", callable=lambda: held)
-    server = Server(address=str(path), authkey=b"tailbound")
-    server.start()
-    return server  # type: ignore[return-value]
+_Server.register("store", callable=_held)
 
 
 @contextmanager
 def served_store(path: Path) -> Iterator[str]:
     """Address for ``connect`` of a store that lives as long as the ``with`` block."""
-    server = _serve(path)
+    server = _Server(address=str(path), authkey=b"tailbound")
+    server.start()
     try:
         yield str(path)
     finally:
@@ -102,10 +80,9 @@ def connect(address: str) -> Any:
 
 def chosen(job: Team, *results: str) -> list[dict[str, Any]]:
     """Waits until the ranks send their results as told; their choices."""
-    until = time.monotonic() + PATIENCE
-    while True:
-        choices = [member.stats()["choice"] for member in job.communicators]
-        if [choice["result"] for choice in choices] == list(results):
-            return choices
-        assert time.monotonic() < until, choices
-        time.sleep(0.005)
+
+    def choices() -> list[dict[str, Any]]:
+        return [member.stats()["choice"] for member in job.communicators]
+
+    await_that(lambda: [choice["result"] for choice in choices()] == list(results), f"{results} are chosen")
+    return choices()

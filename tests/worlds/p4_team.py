@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,16 +11,14 @@ from pyroute2 import IPRoute
 import switch_cases
 import veths
 from p4_world import SIZES
-from support import MemoryStore, Team, assembled
+from support import Team, team
 from tailbound.codec.scale import headroom_of
-from tailbound.collective.communicator import Communicator
 from tailbound.kernel import ethtool
 from tailbound.settings.table import switch_of
 from tailbound.switch.box import Box
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.switch.p4.kept import open_p4
 from tailbound.switch.p4.switch import P4Switch
-from tailbound.transport.config import Config
 from tailbound_lab.lab import namespaces
 
 COOKIE = 0x0B0E0B0E
@@ -49,17 +47,11 @@ def p4_team(
         try:
             there = (RankSpec(switch_cases.ip_of(r), switch_cases.mac_of(r), port) for r, port in enumerate(ports))
             entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows, headroom=headroom_of(ranks)))
-            where, store = switch_of(None, box.environment(entry)), MemoryStore()
-
-            def maker(rank: int) -> Callable[[], Communicator]:
-                config = Config(rank=rank, ranks=ranks, port=entry.port, switch=where, **settings)
-
-                def make() -> Communicator:
-                    return Communicator(store, config, datapath=datapath, interface="data0")
-
-                return lambda: namespaces.call(ends[rank], make, sysfs=True)
-
-            with assembled([maker(rank) for rank in range(ranks)], COOKIE) as whole:
+            given = settings | {"port": entry.port, "switch": switch_of(None, box.environment(entry))}
+            there = {"datapath": datapath, "interface": "data0", "cookie": COOKIE}
+            with team(
+                ranks, given, within=lambda rank, make: namespaces.call(ends[rank], make, sysfs=True), **there
+            ) as whole:
                 yield whole, box
         finally:
             box.close()

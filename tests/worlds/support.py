@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -33,6 +33,7 @@ from tailbound.collective.transpose import Transpose
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
 from tailbound.transport.reliable import Reliable
+from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import EXPONENT_NONE, MISSING, PacketType
@@ -160,7 +161,7 @@ class Troubled:
 
 
 class Team:
-    """Communicators of one job, and a way to let all of them do the same at once."""
+    """Communicators of one job, and a way to let all of them do the same at once; in virtual time ``sim.team``."""
 
     def __init__(self, communicators: Sequence[Communicator]) -> None:
         self.communicators = list(communicators)
@@ -285,16 +286,32 @@ def team(
     name: str = "job",
     store: MemoryStore | None = None,
     cookie: int | None = None,
+    datapath: str = "udp",
+    interface: str | None = None,
+    within: Callable[[int, Callable[[], Communicator]], Communicator] = lambda rank, make: make(),
 ) -> Iterator[Team]:
-    """A job of ``ranks`` communicators over udp on loopback."""
+    """A job of ``ranks`` communicators in this process, by default over udp on loopback.
+
+    ``within`` makes that of a rank where it lives, which may be another network namespace.
+    """
     shared = store or MemoryStore()
 
     def maker(rank: int) -> Callable[[], Communicator]:
-        config = Config(rank=rank, ranks=ranks, **settings)
-        return lambda: Communicator(shared, config, datapath="udp", name=name)
+        config = Config(**({"rank": rank, "ranks": ranks} | settings))
+        given = {"datapath": datapath, "interface": interface, "name": name}
+        return lambda: within(rank, lambda: Communicator(shared, config, **given))
 
     with assembled([maker(rank) for rank in range(ranks)], cookie) as whole:
         yield whole
+
+
+def greeting(rank: int, **fields: Any) -> Greeting:
+    """What ``rank`` of three, or as ``fields`` have it, says of itself at the start."""
+    usual = Greeting(
+        rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
+        sum_rows=64, datapath="udp", model="abc", options={}, cookie=7 if rank == 0 else 0,
+    )  # fmt: skip
+    return replace(usual, **fields)
 
 
 def gradients(kind: str, ranks: int, numel: int, seed: int) -> list[NDArray[np.float32]]:
