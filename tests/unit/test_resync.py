@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -223,21 +224,6 @@ def test_a_giver_that_is_damaged_meanwhile_gives_nothing() -> None:
         assert w[donor].counters["states_taken"] == 1
 
 
-def test_a_state_of_two_lineages_is_taken_from_the_one_that_most_follow() -> None:
-    with world(4) as w:
-        w.run(2)
-        w.damage(3, 0.5)
-        w[0]._sound_again(_later(w, 0))
-        w.run(REPAIRED)
-        assert w[3].lineage == w[1].lineage == w[2].lineage
-
-
-def _later(w: World, rank: int) -> int:
-    from tailbound.torch.resync import _led
-
-    return _led(w.step + 2, rank)
-
-
 @pytest.mark.parametrize("share", [0.0, 1e-6])
 def test_a_rank_spends_a_share_of_its_time_on_taking(share: float) -> None:
     """At most; with none it waits for ``synchronise``."""
@@ -407,28 +393,21 @@ def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFi
         assert w[2].sound
 
 
-def test_ranks_that_are_damaged_at_once_take_from_the_one_that_is_not() -> None:
+@pytest.mark.parametrize(
+    ("damaged", "taken", "led"), [({0, 2}, [4, 0, 4], [0, 0, 0]), ({0, 1, 2}, [0, 4, 4], [1, 0, 0])]
+)
+def test_ranks_that_are_damaged_at_once_take_from_a_sound_one_or_from_the_lowest(
+    damaged: set[int], taken: list[int], led: list[int]
+) -> None:
     with world(3) as w:
         w.run(2)
-        for rank in (0, 2):
-            w.damage(rank, 0.1 * (rank + 1))
-        w.run(2 * REPAIRED)
-        assert w.equal()
-        assert all(one.sound for one in w.ranks)
-        assert w.counts("slices_taken") == [4, 0, 4]
-        assert w.counts("led") == [0, 0, 0]
-
-
-def test_ranks_that_are_all_damaged_take_the_state_of_the_lowest() -> None:
-    with world(3) as w:
-        w.run(2)
-        for rank in range(3):
+        for rank in damaged:
             w.damage(rank, 0.1 * (rank + 1))
         w.run(10)
         assert w.equal()
-        assert [one.lineage for one in w.ranks] == [w[0].lineage] * 3
-        assert w.counts("led") == [1, 0, 0]
-        assert w.counts("slices_taken") == [0, 4, 4]
+        assert {one.lineage for one in w.ranks} == {w[0].lineage} != {0}
+        assert w.counts("slices_taken") == taken
+        assert w.counts("led") == led
 
 
 def test_who_hears_nobody_does_not_lead() -> None:
@@ -445,56 +424,80 @@ def test_who_hears_nobody_does_not_lead() -> None:
         assert not any(one.sound for one in w.ranks)
 
 
+def apart(w: World, damaged: set[int]) -> None:
+    """Two parts of the job know of each other no more, and one of them follows the lowest of its damaged ranks."""
+    w.run(3)
+    w.views = {rank: damaged if rank in damaged else w.live - damaged for rank in w.live}
+    for rank in damaged:
+        w.damage(rank, 0.1 * (rank + 1))
+    w.run(12)
+    assert all(one.sound for one in w.ranks)
+    assert not w.equal()
+    w.views = {}
+
+
+def stopped(w: World) -> None:
+    """Rank 2 has missed nobody, and knows of no lost result of its own: it learns by the others' question."""
+    w.run(3)
+    w.live, w.views = {0, 1}, {2: {0, 1, 2}}
+    for rank in (0, 1):
+        w.damage(rank, 0.1 * (rank + 1))
+    w.run(8)
+    w.live = {0, 1, 2}
+
+
+def absent(w: World) -> None:
+    """Rank 2 misses a ``synchronise``, and hears of the new lineage without digests."""
+    w.run(3)
+    assert synchronise(w, 0.4, [0, 1]) == [False] * 2
+    assert w[0].lineage == w[1].lineage != w[2].lineage
+
+
+def compared(w: World) -> None:
+    """Ranks do not know of each other's absence; with a digest they learn that they follow two states."""
+    from tailbound.torch.resync import _led
+
+    w.damage(2, 0.1)
+    w[2]._sound_again(_led(4, 2))
+    w.run(3)
+    list(w.each(lambda rank: w[rank]._compare_slice(2, 1, (rank + 1) % 3)))
+    assert all(one.sound for one in w.ranks)
+
+
 @pytest.mark.parametrize(
-    ("ranks", "damaged", "yielding"),
-    [(4, {1, 2, 3}, {0}), (5, {0, 1}, {0, 1}), (4, {0, 1}, {2, 3})],
-    ids=["the_lowest_was_away", "most_were_away", "halves"],
+    ("ranks", "part", "yielding"),
+    [
+        (4, partial(apart, damaged={1, 2, 3}), {0}),  # the lowest was away
+        (5, partial(apart, damaged={0, 1}), {0, 1}),  # most were away
+        (4, partial(apart, damaged={0, 1}), {2, 3}),  # halves
+        (3, stopped, {2}),
+        (3, absent, {2}),
+        (3, compared, {2}),
+    ],
 )
-def test_of_two_lineages_that_meet_again_one_gives_way(ranks: int, damaged: set[int], yielding: set[int]) -> None:
+def test_of_two_lineages_that_meet_again_one_gives_way(
+    ranks: int, part: Callable[[World], None], yielding: set[int], caplog: pytest.LogCaptureFixture
+) -> None:
     """All were sound, and different, for good: the one that fewer hold gives way, of equally many the older."""
     with world(ranks) as w:
-        w.run(3)
-        others = w.live - damaged
-        w.views = {rank: damaged if rank in damaged else others for rank in w.live}
-        for rank in damaged:
-            w.damage(rank, 0.1 * (rank + 1))
-        w.run(12)
-        assert all(one.sound for one in w.ranks)
-        assert not w.equal()
-        w.views = {}
-        w.run(16)
-        assert w.equal()
-        assert all(one.sound for one in w.ranks)
-        assert len({one.lineage for one in w.ranks}) == 1
-        assert w.counts("gave_way") == [int(rank in yielding) for rank in range(ranks)]
-
-
-def test_who_was_stopped_learns_of_the_other_lineage_by_the_others_question() -> None:
-    """It has missed nobody, and knows of no lost result of its own."""
-    with world(3) as w:
-        w.run(3)
-        w.live = {0, 1}
-        w.views = {2: {0, 1, 2}}
-        for rank in (0, 1):
-            w.damage(rank, 0.1 * (rank + 1))
-        w.run(8)
-        w.live = {0, 1, 2}
+        part(w)
         w.run(40)
         assert w.equal()
-        assert all(one.sound for one in w.ranks)
-        assert w.counts("gave_way") == [0, 0, 1]
+        assert {one.lineage for one in w.ranks} == {w[0].lineage} != {0}
+        assert w.counts("gave_way") == [int(rank in yielding) for rank in range(ranks)]
+        assert f"those of rank(s) {sorted(w.live - yielding)} hold for all" in caplog.text
+        assert "memory errors" not in caplog.text
 
 
-def test_who_misses_a_synchronise_learns_of_the_new_lineage_without_digests() -> None:
-    with world(3) as w:
-        w.run(3)
-        said = w._threads.map(lambda rank: w[rank].synchronise(0.4), (0, 1))
-        assert not any(said)
-        assert w[0].lineage == w[1].lineage != w[2].lineage
-        w.run(8)
-        assert len({one.lineage for one in w.ranks}) == 1
-        assert all(one.sound for one in w.ranks)
-        assert w.counts("gave_way") == [0, 0, 1]
+def test_a_state_of_two_lineages_is_taken_from_the_one_that_most_follow() -> None:
+    from tailbound.torch.resync import _led
+
+    with world(4) as w:
+        w.run(2)
+        w.damage(3, 0.5)
+        w[0]._sound_again(_led(w.step + 2, 0))
+        w.run(REPAIRED)
+        assert w[3].lineage == w[1].lineage == w[2].lineage
 
 
 def test_a_later_lineage_is_larger_and_has_room_on_the_wire() -> None:
@@ -504,23 +507,6 @@ def test_a_later_lineage_is_larger_and_has_room_on_the_wire() -> None:
     made = [_FIRST, _led(0, 0), _led(0, 0xFFFF), _met(0, bytes(16)), _met(0, b"\xff" * 16), _led(1, 0)]
     assert made == sorted(set(made))
     assert _met(STEP_MASK, b"\xff" * 16) < 1 << 63
-
-
-def test_digests_of_two_lineages_are_no_fault_of_memory(caplog: pytest.LogCaptureFixture) -> None:
-    """The ranks do not know of each other's absence; with a digest they learn that they follow two states."""
-    from tailbound.torch.resync import _led
-
-    with world(3) as w:
-        w.damage(2, 0.1)
-        w[2]._sound_again(_led(4, 2))
-        w.run(3)
-        list(w.each(lambda rank: w[rank]._compare_slice(2, 1, (rank + 1) % 3)))
-        assert all(one.sound for one in w.ranks)
-        w.run(16)
-        assert w.equal()
-        assert w.counts("gave_way") == [0, 0, 1]
-        assert "those of rank(s) [0, 1] hold for all" in caplog.text
-        assert "memory errors" not in caplog.text
 
 
 def test_lineages_are_compared_alike_by_all_and_not_while_they_change() -> None:
@@ -548,17 +534,29 @@ def synchronise(w: World, timeout: float = PATIENCE, ranks: Sequence[int] = ()) 
         return list(threads.map(lambda one: one.synchronise(timeout), chosen))
 
 
-def test_synchronising_takes_the_state_of_a_sound_rank() -> None:
+@pytest.mark.parametrize(
+    ("damaged", "changed", "taken"),
+    [
+        ({0, 2}, set(), [4, 0, 4]),  # by a sound rank's
+        ({0, 1, 2}, set(), [4, 4, 0]),  # there is none: after step 2 it is rank 2's turn
+        (set(), {2}, [0, 0, 4]),  # nothing was missed, and still they differ: most hold something else
+    ],
+)
+def test_synchronising_makes_all_equal(
+    damaged: set[int], changed: set[int], taken: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
     with world(3) as w:
         w.run(3)
-        for rank in (0, 2):
+        for rank in damaged:
             w.damage(rank, 0.3 * (rank + 1))
-        assert synchronise(w) == [True] * 3
-        assert w.equal()
-        assert all(one.sound for one in w.ranks)
-        assert w.counts("slices_taken") == [4, 0, 4]
-        assert synchronise(w) == [True] * 3  # once more after the same step
-        assert w.counts("slices_taken") == [4, 0, 4]
+        for rank in changed:
+            w.models[rank].weight.data += 0.5
+        for _ in range(2):  # once more after the same step
+            assert synchronise(w) == [True] * 3
+            assert w.equal()
+            assert all(one.sound for one in w.ranks)
+            assert w.counts("slices_taken") == taken
+        assert ("of rank(s) [2] are not those of rank" in caplog.text) == bool(changed)
 
 
 def test_all_that_synchronise_have_the_running_statistics_of_rank_0() -> None:
@@ -573,17 +571,6 @@ def test_all_that_synchronise_have_the_running_statistics_of_rank_0() -> None:
                 net.mean.fill_(float(rank) + w.step)
             assert synchronise(w) == [True] * 3
             assert [net.mean.tolist() for net in w.models] == [[float(w.step)] * 3] * 3
-
-
-def test_synchronising_without_a_sound_rank_follows_the_turn() -> None:
-    with world(3) as w:
-        w.run(3)  # after step 2 it is rank 2's turn
-        for rank in range(3):
-            w.damage(rank, 0.3 * (rank + 1))
-        assert synchronise(w) == [True] * 3
-        assert w.equal()
-        assert w.counts("slices_taken") == [4, 4, 0]
-        assert all(one.sound for one in w.ranks)  # all have been compared
 
 
 def test_a_rank_that_hears_nobody_is_not_synchronised() -> None:
@@ -648,18 +635,6 @@ def test_nobody_waits_for_a_rank_that_went_on_without_synchronising() -> None:
         begun = time.monotonic()
         assert not w[1].synchronise(2 * PATIENCE)
         assert time.monotonic() - begun < PATIENCE
-
-
-def test_sound_ranks_are_compared_too(caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing was missed, and still they differ: what most of them hold is taken, and they say who held what."""
-    with world(4, entries=8 * 16384) as w:
-        w.run(3)  # the turn is rank 2's
-        w.models[2].weight.data += 0.5
-        assert all(one.sound for one in w.ranks)
-        assert synchronise(w) == [True] * 4
-        assert w.equal()
-        assert w.counts("slices_taken") == [0, 0, 8, 0]
-        assert "of rank(s) [2] are not those of rank" in caplog.text
 
 
 def test_a_slice_is_compared_by_sound_ranks_that_stand_after_the_same_step() -> None:
@@ -865,37 +840,35 @@ def test_who_could_not_give_its_state_may_give_it_later() -> None:
         assert w[0]._answer(whole(w, 0))
 
 
-def test_a_whole_state_has_room_and_time_by_what_is_held_here() -> None:
-    """18 GB of a model of 1.5 B parameters were refused, and had 30 s."""
-    from tailbound.torch.resync import _limits
-
-    whole, parameters = 18 * 10**9, 6 * 10**9
-    assert _limits(whole, 30.0, bounded=False) == (48.0, 16 * whole, 10e6)
-    assert _limits(parameters, 30.0, bounded=False).most > 5 * whole  # AdamW has not stepped here
-    assert _limits(0, 10.0, bounded=False) == (10.0, 1 << 34, 10e6)
-    assert _limits(whole, 30.0, bounded=True) == (30.0, 16 * whole, 0.0)
-    assert _limits(whole, -1.0, bounded=True).wait > 0
-
-
-@pytest.mark.parametrize("lost", [True, False])
-def test_a_lost_rank_gives_a_whole_state_time_by_its_size_and_synchronising_does_not(lost: bool) -> None:
-    """``synchronise`` ends when its caller says."""
+@pytest.mark.parametrize(
+    ("held", "lost", "limits"),
+    [
+        (18 * 10**9, True, (30.0 + 18, 16 * 18 * 10**9, 10e6)),  # of 1.5 B parameters: it was refused, and had 30 s
+        (6 * 10**9, True, (30.0 + 6, 16 * 6 * 10**9, 10e6)),  # AdamW has not stepped here
+        (0, True, (30.0, 1 << 34, 10e6)),
+        (18 * 10**9, False, (30.0, 16 * 18 * 10**9, 0.0)),  # ``synchronise`` ends when its caller says
+    ],
+)
+def test_a_state_has_room_and_a_lost_rank_gives_it_time_by_what_is_held_here(
+    held: int, lost: bool, limits: tuple[float, int, float]
+) -> None:
     with world(2) as w:
         w.run(2)
         w.damage(1, 0.5)
-        pull, asked = w.paths[1].pull, list[tuple[int, float]]()
+        pull, asked = w.paths[1].pull, list[Any]()
 
-        def noted(rank: int, name: str, request: bytes, timeout: float, *limits: Any) -> bytearray:
+        def noted(rank: int, name: str, request: bytes, *given: Any) -> bytearray:
             if name == "state":
-                asked.append(limits)
-            return pull(rank, name, request, timeout, *limits)
+                asked.append(given)
+            return pull(rank, name, request, *given)
 
         w.paths[1].pull = noted  # type: ignore[method-assign]
+        w[1]._size = lambda: held
         if lost:
-            assert w[1].adopt_any(1, PATIENCE) == 1
+            assert w[1].adopt_any(1, 30.0) == 1
         else:
-            assert synchronise(w) == [True] * 2
-        assert asked == [(1 << 34, 10e6 if lost else 0.0)]
+            assert synchronise(w, 30.0) == [True] * 2
+        assert asked == [(pytest.approx(limits[0], abs=5.0), *limits[1:])]
         assert w.equal()
 
 
@@ -920,29 +893,20 @@ def test_requests_that_make_no_sense_are_refused() -> None:
             w[1].take(0, 0, PATIENCE)
 
 
-def differs(held: dict[int, bytes], rank: int, step: int, ranks: int) -> bool:
-    """Whether ``rank`` holds something else than the rank to go by (clock-33)."""
-    from tailbound.torch.standing import most_held
-
-    return held[most_held(held, step, ranks)] != held[rank]
-
-
 @pytest.mark.parametrize(
     ("held", "unlike"),
     [
-        ("aaaa", set()),
-        ("abaa", {1}),
-        ("baaa", {0}),
-        ("abca", {1, 2}),
+        ("aaaa", [set()] * 4),
+        ("abaa", [{1}] * 4),
+        ("baaa", [{0}] * 4),
+        ("abca", [{1, 2}] * 4),
+        ("ab", [{1}, {0}, {1}, {0}]),  # exactly one yields, and not always the same
     ],
 )
-def test_most_of_the_ranks_decide(held: str, unlike: set[int]) -> None:
-    digests = {rank: each.encode() for rank, each in enumerate(held)}
-    for step in range(9):
-        assert {rank for rank in digests if differs(digests, rank, step, len(held))} == unlike
+def test_most_of_the_ranks_decide(held: str, unlike: list[set[int]]) -> None:
+    """Who holds something else than the rank to go by, by the step (clock-33)."""
+    from tailbound.torch.standing import most_held
 
-
-def test_of_two_ranks_exactly_one_yields_and_not_always_the_same() -> None:
-    digests = {0: b"a", 1: b"b"}
-    yielded = [[rank for rank in digests if differs(digests, rank, step, 2)] for step in range(4)]
-    assert yielded == [[1], [0], [1], [0]]
+    digests = dict(enumerate(held))
+    chosen = [held[most_held(digests, step, len(held))] for step in range(4)]
+    assert [{rank for rank in digests if held[rank] != one} for one in chosen] == unlike

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -28,29 +28,27 @@ class Stateful(Protocol):
         """Takes such a state."""
 
 
+def _saved(name: str, state: Callable[[], object]) -> bytes:
+    out = io.BytesIO()
+    try:
+        torch.save(state(), out)
+    except Exception as error:  # of the caller's own state_dict, too
+        raise ConfigError(
+            f"the state of also[{name!r}] cannot be given to another rank ({type(error).__name__}: {error}): make its "
+            "state_dict() return plain types and tensors"
+        ) from error
+    return out.getvalue()
+
+
 def encode(also: Mapping[str, Stateful], scale: object = None) -> bytes:
     """The states of ``also``, and ``scale``.
 
     Raises:
         ConfigError: one cannot be saved, by name.
     """
-    sizes: list[tuple[str, int]] = []
-    out = io.BytesIO()
-    try:
-        torch.save(scale, out)
-        for name, each in also.items():
-            begun = out.tell()
-            part = io.BytesIO()
-            torch.save(each.state_dict(), part)
-            out.write(part.getbuffer())
-            sizes.append((name, out.tell() - begun))
-    except Exception as error:  # of the caller's own state_dict, too
-        raise ConfigError(
-            f"the state of also[{list(also)[len(sizes)]!r}] cannot be given to another rank "
-            f"({type(error).__name__}: {error}): make its state_dict() return plain types and tensors"
-        ) from error
-    head = json.dumps([out.tell() - sum(size for _, size in sizes), sizes]).encode()
-    return _LENGTH.pack(len(head)) + head + out.getbuffer()
+    parts = {"": _saved("", lambda: scale)} | {name: _saved(name, each.state_dict) for name, each in also.items()}
+    head = json.dumps({name: len(part) for name, part in parts.items()}).encode()
+    return b"".join((_LENGTH.pack(len(head)), head, *parts.values()))
 
 
 def decode(data: bytes | bytearray) -> tuple[dict[str, Any], Any]:
@@ -61,9 +59,8 @@ def decode(data: bytes | bytearray) -> tuple[dict[str, Any], Any]:
     """
     view = memoryview(data)
     at = _LENGTH.size + _LENGTH.unpack_from(view)[0]
-    first, sizes = json.loads(bytes(view[_LENGTH.size : at]))
     found: dict[str, Any] = {}
-    for name, size in [("", first), *sizes]:
+    for name, size in json.loads(bytes(view[_LENGTH.size : at])).items():
         try:
             found[name] = torch.load(io.BytesIO(view[at : at + size]), map_location="cpu", weights_only=True)
         except Exception as error:

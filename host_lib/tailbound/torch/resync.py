@@ -29,7 +29,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntFlag
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -85,27 +85,6 @@ class Wanted(IntFlag):
     LATER = 1  #: the state after a later step will do
     WHOLE = 2  #: all slices of trained parameters, the optimizers' form, and ``also``
     BUFFERS = 4  #: slices that differ in buffers, too; the giver need not be sound
-
-
-class _Limits(NamedTuple):
-    """Of a transfer: seconds until it begins to come, bytes, and bytes a second then (0: ``wait`` is all)."""
-
-    wait: float
-    most: int
-    rate: float
-
-
-def _limits(held: int, timeout: float, *, bounded: bool) -> _Limits:
-    """What another's state may take.
-
-    Args:
-        held: bytes of this rank's own.
-        timeout: seconds; what its size costs comes on top of them.
-        bounded: nothing does.
-    """
-    most = max(_WHOLE_LEAST, _WHOLE_TIMES * held)
-    timeout = max(0.05, timeout)
-    return _Limits(timeout, most, 0.0) if bounded else _Limits(timeout + held / _COPIED, most, RATE)
 
 
 def _led(step: int, rank: int) -> int:
@@ -544,7 +523,7 @@ class Resync:
 
         Args:
             rank, step: whose, and after which step.
-            timeout, bounded: see ``_limits``.
+            timeout: seconds until it begins to come. What its size costs comes on top, unless it is ``bounded``.
             wanted: ``Wanted``.
             most: bytes of slices, but at least one slice; this rank stays unsound if more differ. 0: all.
 
@@ -557,7 +536,9 @@ class Resync:
         if not self.moment.disturb():
             before = None  # the update of a later step is made already
         try:
-            limits = _limits(self._size(), timeout, bounded=bounded)
+            held = self._size()
+            most_bytes = max(_WHOLE_LEAST, _WHOLE_TIMES * held)
+            limits = max(0.05, timeout) + (0.0 if bounded else held / _COPIED), most_bytes, 0.0 if bounded else RATE
             patience = min(timeout, self._patience) if wanted & Wanted.LATER else timeout
             ask = _ASK.pack(step, wanted, max(0, min(int(patience * 1000), 0xFFFF)), most, replica.layouts())
             buffers, first = bool(wanted & Wanted.BUFFERS), replica.trained if wanted & Wanted.WHOLE else 0
@@ -618,7 +599,7 @@ class Resync:
         """Takes the whole state after ``step`` or a later one from any live rank, sound ones first.
 
         For a rank that has jumped. Returns the step; None if nobody gave it. In ``timeout`` seconds it has to begin to
-        come; its size gives it more (``_limits``). A rank that is giving its state to another one is asked again.
+        come; its size gives it more (``take``). A rank that is giving its state to another one is asked again.
         """
         until = time.monotonic() + timeout
         live = sorted(set(self._live()) - {self._rank})
