@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.doctor import examine, facts, interfaces, report
+from tailbound.doctor import facts, interfaces, report
 from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool, net
@@ -60,22 +60,6 @@ def machine(**values: object) -> facts.Machine:
 def link(**values: object) -> interfaces.Interface:
     """Its own device unless ``device_mtu`` says that it is a VLAN's."""
     return dataclasses.replace(LINK, **{"device_mtu": values.get("mtu", LINK.mtu)} | values)
-
-
-def test_several_ranks_on_a_host_take_udp(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As ``datapath.select`` has it: also where everything else is there, or attached; unless interfaces are named."""
-    for attached in (False, True):
-        verdict = choose(MACHINE, LINK, attached=attached, sharing=4)
-        assert (verdict.datapath, verdict.commands, verdict.trainer) == ("udp", (), "")
-    monkeypatch.delenv("TAILBOUND_INTERFACE", raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    report.show(examine())
-    said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("datapath: udp")
-    assert any("because 4 ranks on this host share an interface (LOCAL_WORLD_SIZE=4)" in line for line in said)
-    assert not any("LOCAL_WORLD_SIZE=4" in reason for reason in examine("lo").verdict.reasons)
-    monkeypatch.setenv("TAILBOUND_INTERFACE", "lo")
-    assert not any("LOCAL_WORLD_SIZE=4" in reason for reason in examine().verdict.reasons)
 
 
 NOBODY = {"effective_uid": 1000, "capabilities": dict.fromkeys(CAPABLE, False), "bpf_error": "EPERM: not permitted"}
@@ -166,22 +150,18 @@ def test_no_interface() -> None:
 
 
 @pytest.mark.parametrize(
-    ("environment", "towards_others", "up", "judged", "words"),
+    ("environment", "towards_others", "judged", "words"),
     [
-        ({"TAILBOUND_INTERFACE": "eth2", "MASTER_ADDR": "10.0.0.2"}, "eth0", ["eth0"], "eth2", "TAILBOUND_INTERFACE"),
-        ({"MASTER_ADDR": "10.0.0.2"}, "eth0", ["eth0"], "eth1", "the way to MASTER_ADDR=10.0.0.2"),
-        ({"MASTER_ADDR": "127.0.0.1"}, "eth0", ["eth0"], "eth0", "is this host, and it is the way to other networks"),
-        ({"MASTER_ADDR": "127.0.0.1"}, None, ["eth0"], None, "is this host, and no other network can be reached"),
-        ({}, "eth0", ["eth0", "eth1"], "eth0", "the way to other networks (a guess, TAILBOUND_INTERFACE=NAME tells"),
-        ({}, None, ["eth1"], "eth1", "it alone is up (a guess, TAILBOUND_INTERFACE=NAME tells"),
-        ({}, None, ["eth0", "eth1"], None, "is not known: TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR"),
-        ({}, None, [], None, "is not known: TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR"),
+        ({"TAILBOUND_INTERFACE": "eth2", "MASTER_ADDR": "10.0.0.2"}, "eth0", "eth2", "TAILBOUND_INTERFACE"),
+        ({"MASTER_ADDR": "10.0.0.2"}, "eth0", "eth1", "the way to MASTER_ADDR=10.0.0.2"),
+        ({"MASTER_ADDR": "127.0.0.1"}, "eth0", "eth0", "the way to other networks (a guess, TAILBOUND_INTERFACE=NAME"),
+        ({}, "eth0", "eth0", "the way to other networks (a guess, TAILBOUND_INTERFACE=NAME tells"),
+        ({}, None, None, "is not known: TAILBOUND_INTERFACE=NAME tells it, or MASTER_ADDR"),
     ],
 )
 def test_which_interface_leads_to_the_peers(
     environment: dict[str, str],
     towards_others: str | None,
-    up: list[str],
     judged: str | None,
     words: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -194,10 +174,7 @@ def test_which_interface_leads_to_the_peers(
         name = {"10.0.0.2": "eth1", ELSEWHERE: towards_others}.get(host)
         return Way(name, "10.0.0.1", 1500) if name else None
 
-    names = ["lo", "eth0", "eth1"]
     monkeypatch.setattr(interfaces, "interface_towards", towards)
-    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: list(enumerate(names)))
-    monkeypatch.setattr(net, "link_of", lambda name: {"flags": int(name in [*up, "lo"])})
     found, why = interfaces.leads_to_peers()
     assert found == judged
     assert words in why
@@ -215,7 +192,6 @@ def test_a_way_over_a_link_local_address_leads_nowhere(monkeypatch: pytest.Monke
     for variable in ("TAILBOUND_INTERFACE", "MASTER_ADDR"):
         monkeypatch.setenv(variable, "")
     monkeypatch.setattr(interfaces, "interface_towards", towards)
-    monkeypatch.setattr(interfaces.socket, "if_nameindex", lambda: [(1, "lo")])
     found, why = interfaces.leads_to_peers()
     assert found is None
     assert "is not known: TAILBOUND_INTERFACE=NAME tells it" in why

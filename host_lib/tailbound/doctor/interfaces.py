@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from tailbound.kernel import ethtool, net, pin
 from tailbound.kernel.attach import program_name
 from tailbound.kernel.linear import PAGE, linear_of
 from tailbound.kernel.load import WORKER
-from tailbound.kernel.net import ELSEWHERE, ELSEWHERE_IPV6, interface_towards, resolves
+from tailbound.kernel.net import ELSEWHERE, ELSEWHERE_IPV6, interface_towards
 from tailbound.wire.schema import IPV4_BYTES, IPV6_BYTES
 
 T = TypeVar("T")
@@ -70,8 +69,7 @@ class Interface:
 def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:
     """The interface that a job started in this environment would use, and how that is known, in words.
 
-    A job looks up the way to ``MASTER_ADDR``. Where doctor is called outside a job's environment, the way to other
-    networks stands for it, or the only interface that is up.
+    A job looks up the way to ``MASTER_ADDR``. Outside a job's environment the way to other networks stands for it.
 
     Args:
         named: an interface that the user has named; None: none.
@@ -83,21 +81,10 @@ def leads_to_peers(named: str | None = None) -> tuple[str | None, str]:
         return named, "it was named"
     if variable := os.environ.get("TAILBOUND_INTERFACE"):
         return variable, "TAILBOUND_INTERFACE names it"
-    master = os.environ.get("MASTER_ADDR", "")
     if found := interface_towards():
-        return found.name, f"it is the way to MASTER_ADDR={master}"
-    if master and not resolves(master):
-        return None, f"MASTER_ADDR={master} is no name that this host knows: {_TELLS}"
-    if master and (found := _elsewhere()):
-        return found.name, f"MASTER_ADDR={master} is this host, and it is the way to other networks"
-    if master:
-        return None, f"MASTER_ADDR={master} is this host, and no other network can be reached: {_TELLS}"
-    guessed = f"a guess, {_TELLS}"
+        return found.name, f"it is the way to MASTER_ADDR={os.environ.get('MASTER_ADDR', '')}"
     if found := _elsewhere():
-        return found.name, f"it is the way to other networks ({guessed})"
-    up = [name for _, name in socket.if_nameindex() if name != "lo" and net.link_of(name)["flags"] & 1]
-    if len(up) == 1:
-        return up[0], f"it alone is up ({guessed})"
+        return found.name, f"it is the way to other networks (a guess, {_TELLS})"
     return None, f"which interface leads to the peers is not known: {_TELLS}"
 
 

@@ -48,16 +48,8 @@ def examine(name: str | None = None) -> Report:
         tailbound=tailbound(),
         options=_group_option(),
         judged=why,
-        sharing=_sharing(name),
     )
     return Report(machine, link, verdict)
-
-
-def _sharing(name: str | None) -> int:
-    """Ranks on this host that would share the interface, as ``datapath.select`` sees it: none where one is named."""
-    if name or os.environ.get("TAILBOUND_INTERFACE"):
-        return 1
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
 
 
 def _group_option() -> str:

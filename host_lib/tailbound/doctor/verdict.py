@@ -61,7 +61,6 @@ def choose(
     tailbound: str = "",
     options: str = "",
     judged: str = "",
-    sharing: int = 1,
 ) -> Verdict:
     """Judges one interface.
 
@@ -72,15 +71,8 @@ def choose(
         tailbound: the command as this user would have to type it, if not just ``tailbound``.
         options: of ``tailbound attach``, as this user would have to give them.
         judged: how the interface was found; without one, what would tell it.
-        sharing: ranks on this host of the job that is asked for, which share the interface.
     """
     name = link.name if link else None
-    if sharing > 1:
-        why = (
-            f"{sharing} ranks on this host share an interface (LOCAL_WORLD_SIZE={sharing}), and xdp takes one rank an "
-            "interface: name another one for each rank"
-        )
-        return Verdict("udp", name, (why,), (), tuple(_receive_room(machine)), "", judged)
     trainer = f"TAILBOUND_INTERFACE={name}"
     if link and attached:
         why = f"`tailbound attach` has been done on {name}, and this user may open its maps"

@@ -288,11 +288,6 @@ def interface_towards(host: str = "") -> Interface | None:
     return _with_address(address)
 
 
-def resolves(host: str) -> bool:
-    """Whether ``host`` is an IP address or a name that has one."""
-    return bool(_addresses(host))
-
-
 def _addresses(host: str) -> list[str]:
     """Addresses of ``host``, those of IPv4 first; one in brackets, as in a URL, is taken without them."""
     host = host.removeprefix("[").removesuffix("]")
