@@ -1,7 +1,7 @@
 """Any sequence of faults: a stateful test of the real engine in virtual time.
 
 The same few sequences are tried every time. ``make soak`` tries others for as long as it is told, makes one that fails
-as short as it can, and prints it as a test.
+as short as it can, and prints it.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
 """Part one: sequences of faults on the simulated engine (``sim.test_machine``), with other seeds every time.
 
-A sequence that fails is made as short as the time allows, and printed as a test.
+A sequence that fails is made as short as the time allows, and printed: the lines of its example are a test.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import signal
 import time
 import traceback
@@ -49,18 +48,10 @@ def counted(machine: type[RuleBasedStateMachine], tell: Tell) -> type[RuleBasedS
     return Counted
 
 
-def as_test(error: BaseException, number: int) -> str:
-    """The shortest sequence that fails, as a test; and where it fails."""
-    words = "".join(traceback.format_exception(error))
-    steps = re.findall(r"^\s*\|?\s*(state(?: = |\.).*)$", words, re.MULTILINE)
-    test = "\n".join([f"def test_found_by_seed_{number}() -> None:", *(f"    {step}" for step in steps)])
-    return f"{test}\n\n{words}"
-
-
 def tried(
     machine: type[RuleBasedStateMachine], number: int, sequences: int = SEQUENCES, until: float | None = None
 ) -> str:
-    """Sequences of seed ``number``; the shortest that fails, as a test, or nothing.
+    """Sequences of seed ``number``; the shortest that fails, as hypothesis prints it, or nothing.
 
     Where time is over (``until``, or SIGTERM), what has failed by then is what counts, as short as it has become.
     """
@@ -73,7 +64,7 @@ def tried(
         except unittest.SkipTest:  # nothing is kept
             return ""
         except Exception as error:
-            return as_test(error, number)
+            return f"seed {number}:\n" + "".join(traceback.format_exception(error))
         return ""
 
     found = ""

@@ -44,9 +44,11 @@ def test_the_search_ends_with_the_nearest_when_nothing_comes_near() -> None:
     assert found.on_ms == lengths[1] == pytest.approx(100 / 3)
 
 
-def test_a_burst_that_changes_nothing_is_made_longer_by_a_bounded_factor() -> None:
-    before = Background(10**9, 100.0, 1000.0)
-    assert calibrate.corrected(before, 0.9, 1.5).on_ms == 300.0
-    assert calibrate.corrected(before, 1.01, 3.0).on_ms == 300.0
-    assert calibrate.corrected(before, 50.0, 1.5).on_ms == pytest.approx(100 / 3)
-    assert calibrate.corrected(Background(10**9, 9000.0, 1000.0), 1.0, 3.0).on_ms == 10_000.0
+@pytest.mark.parametrize(
+    ("on_ms", "ratio", "target", "longer"),
+    [(100.0, 0.9, 1.5, 300.0), (100.0, 1.01, 3.0, 300.0), (100.0, 50.0, 1.5, 100 / 3), (9000.0, 1.0, 3.0, 10_000.0)],
+)
+def test_a_burst_is_made_longer_and_shorter_by_bounded_factors(
+    on_ms: float, ratio: float, target: float, longer: float
+) -> None:
+    assert calibrate.corrected(Background(10**9, on_ms, 1000.0), ratio, target).on_ms == pytest.approx(longer)
