@@ -13,7 +13,6 @@ import pytest
 from sim.team import Result, SimTeam, sim_team
 from support import Trouble, exact_mean, gradients, nmse, patient
 from tailbound.codec.shape import shape_for
-from tailbound.collective import fetch, fetched
 from tailbound.collective.communicator import cut
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
@@ -249,6 +248,8 @@ def test_what_cannot_be_met_is_answered_with_gone_or_refused() -> None:
 
 
 def test_what_cannot_be_fetched_is_refused() -> None:
+    from tailbound.collective import fetch, fetched
+
     with sim_team(2, patient(width=WIDTH)) as job:
         voice = Voice(job, 6)
         engine, newest, tag = job[0].node.engine, voice.labels[-1], voice.tag
