@@ -48,29 +48,23 @@ def test_times_to_gloos_loss() -> None:
 
 
 @pytest.mark.needs("torch")
-def test_a_small_gpt_learns_does_not_look_ahead_and_is_left_alone_while_frozen() -> None:
+def test_a_small_gpt_does_not_look_ahead_and_is_left_alone_while_frozen() -> None:
     import torch
 
     from tailbound_lab.bench import text
     from tailbound_lab.bench.gpt import GPT
     from tailbound_lab.bench.trainee import Trainee
 
-    torch.set_num_threads(1)
     data = text.load(1)
-    inputs, labels = torch.from_numpy(data.train_inputs), torch.from_numpy(data.train_labels)
+    inputs, labels = torch.from_numpy(data.train_inputs[:4]), torch.from_numpy(data.train_labels[:4])
     trainee = Trainee(GPT(1, layers=4, heads=4, width=64), lambda net, _: (net, None), rate=3e-3, momentum=None)
-    ahead = inputs[:1].clone()
-    ahead[0, 20:] = 65
+    ahead = inputs.clone()
+    ahead[:, 20:] = 65
     with torch.no_grad():
-        one, other = trainee.net(inputs[:1]), trainee.net(ahead)
+        one, other = trainee.net(inputs), trainee.net(ahead)
     assert torch.allclose(one[:, :, :20], other[:, :, :20], atol=1e-5)
     assert not torch.allclose(one[:, :, 20:], other[:, :, 20:], atol=1e-5)
     before = trainee.weights()
     with trainee.frozen():
-        trainee.step(inputs[:4], labels[:4])
+        trainee.step(inputs, labels)
     assert np.array_equal(trainee.weights(), before)
-    first = trainee.loss
-    for at in range(20):
-        trainee.step(inputs[16 * at : 16 * at + 16], labels[16 * at : 16 * at + 16])
-    assert trainee.loss < first - 1
-    assert 10e6 < sum(p.numel() for p in GPT(1).parameters()) < 11e6

@@ -75,25 +75,6 @@ def alive(pid: int) -> bool:
     return True
 
 
-def test_reports_orders_and_output(lab: Cluster) -> None:
-    text = io.StringIO()
-    heard, started = list[tuple[int, str]](), list[int]()
-    with experiment(lab, text) as workers:
-        assert [message["rank"] for message in workers.ready] == [0, 1, 2]
-        assert workers.datapath == "none"
-        for _ in range(2):
-            found = workers.phase(
-                names=["a"], word="what", on=lambda rank, message: heard.append((rank, message["kind"])),
-                at_start=lambda ranks: started.append(len(ranks.processes)),
-            )  # fmt: skip
-        assert found.times == {"a": [[0.0], [1.0], [2.0]]}
-        assert [(report["rank"], report["word"]) for report in found.reports] == [(rank, "what") for rank in range(3)]
-    assert sorted(heard) == [(rank, "begun") for rank in range(3) for _ in range(2)]
-    assert started == [3, 3]
-    assert sorted(text.getvalue().splitlines()) == [f"[{rank}] hello world" for rank in range(3)]
-    assert not workers.folder.exists()
-
-
 @pytest.mark.parametrize(
     ("how", "rank", "words"),
     [
