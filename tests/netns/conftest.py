@@ -88,6 +88,7 @@ def _loading_meanwhile(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def warm_start(warm_server: warm.Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands in labs need not import PyTorch and Tailbound again; see ``warm_start``."""
+    """Commands in labs need not import PyTorch and Tailbound again, and neither does what compiles; ``warm_start``."""
     forking = SimpleNamespace(**vars(subprocess) | {"Popen": warm.popen_from(warm_server)})
-    monkeypatch.setattr("tailbound_lab.lab.cluster.subprocess", forking)
+    for module in ("tailbound_lab.lab.cluster", "tailbound.prepare"):
+        monkeypatch.setattr(f"{module}.subprocess", forking)

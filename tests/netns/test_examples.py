@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import warm_start as warm
 from lab_team import all_said
 from tailbound_lab.lab.cluster import Cluster
 
@@ -20,14 +21,14 @@ pytestmark = [
 ]
 #: Seconds that an example may take on a loaded machine.
 PATIENCE = 110.0
-#: In the everyday run there is one in the lab, and one that starts as a user starts it, under torchrun; what the others
-#: add to it, they add in PyTorch.
+#: In the everyday run there is one in the lab, that of half precision, and one that starts as a user starts it, under
+#: torchrun; what the others add to them, they add in PyTorch.
 ALL = [
     "train_ddp.py",
-    pytest.param("train_hsdp.py", marks=pytest.mark.thorough),
-    pytest.param("train_nodes.py", marks=pytest.mark.thorough),
-    pytest.param("train_lightning.py", marks=[pytest.mark.thorough, pytest.mark.needs("lightning")]),
-    pytest.param("train_accelerate.py", marks=[pytest.mark.thorough, pytest.mark.needs("accelerate")]),
+    "train_hsdp.py",
+    "train_nodes.py",
+    pytest.param("train_lightning.py", marks=pytest.mark.needs("lightning")),
+    pytest.param("train_accelerate.py", marks=pytest.mark.needs("accelerate")),
 ]
 
 
@@ -38,18 +39,17 @@ def in_lab(lab: Cluster, command: Sequence[str | Path]) -> list[str]:
     return all_said(workers, PATIENCE)
 
 
-def test_without_a_device_the_cuda_example_says_what_to_do(repository: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, repository / "examples" / "train_cuda.py"],
+def test_without_a_device_the_cuda_example_says_what_to_do(warm_server: warm.Server, repository: Path) -> None:
+    process = warm.popen_from(warm_server)(
+        [sys.executable, str(repository / "examples" / "train_cuda.py")],
         env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "LOCAL_RANK": "1"},
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=PATIENCE,
-        check=False,
     )
-    assert done.returncode == 1
-    assert done.stderr.startswith("local rank 1 has no CUDA device: 0 found")
-    assert "--device cpu" in done.stderr
+    _, said = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert said.startswith("local rank 1 has no CUDA device: 0 found")
+    assert "--device cpu" in said
 
 
 @pytest.mark.thorough
@@ -65,6 +65,7 @@ def accuracies(text: str) -> list[float]:
     return [float(found) for found in re.findall(r"accuracy ([0-9.]+)", text)]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize("example", ALL)
 def test_examples_run_in_the_lab(tailbound_lab: Callable[..., Cluster], repository: Path, example: str) -> None:
@@ -85,6 +86,7 @@ def test_half_precision_learns_at_a_scale_that_all_ranks_share(
     for rank, said in enumerate(in_lab(tailbound_lab(workers=2), [repository / "examples" / "train_fp16.py"])):
         assert f"rank {rank}: accuracy" in said
         assert min(accuracies(said)) > 0.9
+        assert "over xdp" in said
         ((scale, lowered),) = re.findall(r"scale ([0-9.e+]+), lowered ([0-9]+) times", said)
         assert 0 < int(lowered) < 24  # not the same everywhere: a rank may hear of two at once
         scales.add(float(scale))

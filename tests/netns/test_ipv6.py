@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab_team import lab_team
-from support import Reference, exact_mean, gradients, nmse, patient
+from support import MS, Reference, exact_mean, gradients, nmse, patient
 from tailbound.errors import ConfigError
 from tailbound.settings.table import switch_of
 from tailbound.switch.job import JobSpec, RankSpec
@@ -95,14 +95,17 @@ with IPRoute() as route:
 told["towards both"] = [opened("udp", towards)[1] for towards in (there, "198.18.0.2")]
 told["by name"] = [opened("udp", towards, interface="data0")[1] for towards in (there, "198.18.0.2", "")]
 del os.environ["MASTER_ADDR"]
-told["attach"] = cli.main(["attach", "data0", "--ring", "1", "--ipv6"])
-told["again"] = cli.main(["attach", "data0", "--ring", "1", "--ipv6", "--replace"])
+attach = ["attach", "data0", "--ring", "1", "--ipv6", "--loader", "clang"]
+told["attach"] = cli.main(attach)
+told["again"] = cli.main([*attach, "--replace"])
 told["xdp"] = [opened(towards=towards) for towards in (there, "198.18.0.2")]
 told["detach"] = cli.main(["detach", "data0"])
 print(json.dumps(told))
 """
 
 
+@pytest.mark.needs("clang", "libbpf")
+@pytest.mark.usefixtures("warm_start")
 def test_the_family_is_that_of_the_way_to_the_peers(tailbound_lab: Callable[..., Cluster]) -> None:
     lab = tailbound_lab(workers=2, ipv6=True)
     argv = [sys.executable, "-c", STORY, lab.workers[1].address]
@@ -130,7 +133,7 @@ def test_the_switch_sums_over_ipv6(tailbound_lab: Callable[..., Cluster]) -> Non
     for datapath in ("xdp", "udp"):
         lab.switch.renew()
         where = switch_of(None, lab.switch.environment)
-        settings = patient(width=0, ring_mib=8.0, switch=where)
+        settings = patient(width=0, ring_mib=8.0, switch=where, quiet=300 * MS)  # after which rows are asked for
         with lab_team(lab, settings, datapath=datapath, cookie=lab.switch.entry.cookie) as job:
             assert {member.datapath for member in job.communicators} == {f"switch-{datapath}"}
             assert job[0].config.width == WIDTH

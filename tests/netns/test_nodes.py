@@ -58,6 +58,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.timeout(150)  # what workers have to say must come out before
 def test_a_host_sends_a_half_of_what_it_would_alone(tailbound_lab: Callable[..., Cluster], tmp_path: Path) -> None:
     """1/L of the bytes of a flat job, and 5 % at most on top."""

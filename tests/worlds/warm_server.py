@@ -148,17 +148,12 @@ def _end(status: int) -> NoReturn:
     os._exit(status)
 
 
-def run(connection: socket.socket) -> NoReturn:
-    """``serve``, and the end of whoever returns from it."""
+if __name__ == "__main__":
+    load()
     try:
-        serve(connection)
+        serve(socket.socket(fileno=int(sys.argv[1])))
     except SystemExit as error:
         if not isinstance(error.code, int | None):
             raise
         _end(error.code or 0)
     _end(0)
-
-
-if __name__ == "__main__":
-    load()
-    run(socket.socket(fileno=int(sys.argv[1])))

@@ -26,14 +26,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Server:
-    """The process that commands are forked from; it starts with the first of them, if not before.
+    """The process that commands are forked from; it starts with the first of them, if not before."""
 
-    ``connection``: to one that runs already.
-    """
-
-    def __init__(self, connection: socket.socket | None = None) -> None:
+    def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._socket = connection
+        self._socket: socket.socket | None = None
 
     def start(self) -> socket.socket:
         """Starts it, once; the connection to it."""
