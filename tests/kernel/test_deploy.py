@@ -25,8 +25,9 @@ from tailbound.kernel import net, pin, syscalls
 LEAST = ("BPF", "CHOWN", "NET_ADMIN", "PERFMON")
 SMALL: dict[str, Any] = {"ring_mib": 1, "mtu": 400}
 COMMAND = [sys.executable, "-m", "tailbound", "attach", "tbx", "--ring", "1", "--mtu", "400", "--group", "12345"]
+COMMAND += ["--loader", "clang"]
 
-needs_wire = pytest.mark.needs("netns", "bpf")
+needs_wire = pytest.mark.needs("netns", "bpf", "clang", "libbpf")
 
 
 def attach_with(*capabilities: str) -> subprocess.CompletedProcess[str]:

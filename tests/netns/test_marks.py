@@ -21,7 +21,7 @@ OPS = 300
 def test_marks_come_back_and_slow_senders(tailbound_lab: Callable[..., Cluster]) -> None:
     """Rule: kernel-26."""
     lab = tailbound_lab(workers=RANKS, rate=100 * MBIT, queue=64 << 10, ecn=True)
-    settings = patient(width=1408, ring_mib=16.0, rate=100 * MBIT / 8, dscp=11)
+    settings = patient(width=1408, ring_mib=8.0, rate=100 * MBIT / 8, dscp=11)
     with lab_team(lab, settings) as job:
         for seed in range(OPS):
             job.allreduce(gradients("U", RANKS, NUMEL, seed=seed))
