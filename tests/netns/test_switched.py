@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +61,7 @@ def test_the_mean_and_its_bits_over_both_datapaths(tailbound_lab: Make) -> None:
     lab, found = tailbound_lab(workers=3, switch=True), list[list[Any]]()
     for datapath in ("xdp", "udp"):
         lab.switch.restart()
-        with through(lab, patient(width=1408, ring_mib=16.0), datapath=datapath) as job:
+        with through(lab, patient(width=1408, ring_mib=8.0), datapath=datapath) as job:
             assert {member.datapath for member in job.communicators} == {f"switch-{datapath}"}
             found.append(steady(job, 3))
             larger = [10 * x for x in gradients("U", 3, NUMEL, seed=1)]
@@ -70,21 +69,22 @@ def test_the_mean_and_its_bits_over_both_datapaths(tailbound_lab: Make) -> None:
             results = job.allreduce(larger)
             assert all(outcome.clipped == 0 for _, outcome in results)
             assert nmse(results[0][0], exact_mean(larger)) <= 5e-3
+            ports = {port["name"]: port for port in lab.switch.status()["ports"]}
+            copies = [ports[f"data{rank}"]["results"] for rank in range(3)]
+            assert min(copies) >= job[0].stats()["counters"]["ops"] * NUMEL // 1408  # of each row, at each port
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
-def test_a_switch_that_restarts_costs_a_bounded_time_and_no_wrong_sum(tailbound_lab: Make) -> None:
+def test_a_switch_that_restarts_costs_no_wrong_sum(tailbound_lab: Make) -> None:
     lab = tailbound_lab(workers=3, switch=True)
-    with through(lab, hasty(width=1408, ring_mib=16.0, rotate=False)) as job:
+    with through(lab, hasty(width=1408, ring_mib=8.0, rotate=False)) as job:
         settle(job)
         for op in range(20):
             inputs = gradients("U", 3, NUMEL, seed=op)
-            begun = time.monotonic()
             if op == 1:
                 lab.switch.restart()
             results = job.allreduce(inputs)
-            assert time.monotonic() - begun < job[0].config.bound / 1e9 + 2
             found = [contributors(out, inputs, {0, 1, 2}, job[0]._row_width) for out, _ in results]
             if op > 1 and all(set(rows) == {frozenset({0, 1, 2})} for rows in found):
                 return
