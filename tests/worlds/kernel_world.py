@@ -40,8 +40,8 @@ class KernelWorld:
     """Maps and program; ``begin`` brings them into the state that ``cases`` begins with, as often as one likes.
 
     Making one costs a run of the verifier, beginning anew nothing: ``kept.Kept`` hands them from test to test.
-    ``source`` is the worker's program, the benchmark's or, for who has one of his own, none. The program's own maps are
-    not frozen, since they are zeroed from here; ``store`` is read-only where the host's would be.
+    ``source`` is the worker's program or, where a test loads one of its own, empty. The program's own maps are not
+    frozen, since they are zeroed from here; ``store`` is read-only where the host's would be.
     """
 
     def __init__(
