@@ -1,4 +1,4 @@
-"""Ranks without privileges, in a job with a key, over maps that root has attached and pinned."""
+"""Ranks without privileges that name no interface, in a job with a key, over maps that root has attached and pinned."""
 
 from __future__ import annotations
 
@@ -33,12 +33,14 @@ def key_file() -> Iterator[Path]:
         yield path
 
 
-# Root attaches; the rank itself has the pins' group, the key file and the store.
+# Root attaches, as the README says; the rank itself has the pins' group, the key file and the store, and names no
+# interface: the program on the way to its peers is the one to use, whose interface has another address before its own.
 UNPRIVILEGED = """
 import os, sys
 from datetime import timedelta
 
 import numpy as np
+from pyroute2 import IPRoute
 from torch._C._distributed_c10d import TCPStore
 
 from tailbound import cli
@@ -48,7 +50,16 @@ from tailbound.transport.config import Config
 
 RANKS, OPS, NUMEL = 2, 4, 64 * 64 * 8
 name, rank, key_file, user = sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+with IPRoute() as route:
+    (index,) = route.link_lookup(ifname=name)
+    (was,) = route.get_addr(index=index, family=2)
+    own = was.get_attr("IFA_LOCAL")
+    route.addr("del", index=index, address=own, prefixlen=was["prefixlen"])
+    for address, length in ((f"192.0.2.{rank + 1}", 32), (own, was["prefixlen"])):
+        route.addr("add", index=index, address=address, prefixlen=length)
 assert cli.main(["attach", name, "--ring", "1", "--group", str(user)]) == 0
+for variable in ("TAILBOUND_INTERFACE", "TAILBOUND_PORT"):
+    del os.environ[variable]
 
 
 def train():
@@ -59,8 +70,8 @@ def train():
     assert {line.split()[1] for line in status if line.startswith(("CapEff", "CapPrm", "CapInh"))} == {"0" * 16}
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), RANKS, rank == 0,
                      timedelta(seconds=PATIENCE), wait_for_workers=False)
-    net = Communicator(store, Config(rank, RANKS, **patient(width=0, key_file=key_file)), datapath="xdp",
-                       interface=name, timeout=PATIENCE)
+    net = Communicator(store, Config(rank, RANKS, **patient(width=0, key_file=key_file)), timeout=PATIENCE)
+    assert net.job.datapath.endpoint[0] == own
     for op in range(OPS):
         inputs = gradients("U", RANKS, NUMEL, seed=op)
         out = inputs[rank].copy()
@@ -102,6 +113,7 @@ def test_ranks_without_privileges_average_over_pins_with_a_key(tailbound_lab: Ma
         lab.popen(
             rank,
             [*script, lab.workers[rank].interface, str(rank), str(key_file), str(USER)],
+            env={"MASTER_ADDR": lab.workers[0].address},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )
         for rank in range(2)

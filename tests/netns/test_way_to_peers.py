@@ -1,6 +1,6 @@
-"""What a new user types: `tailbound attach` on every host, then trainers that name no interface.
+"""A program that is attached on the way to the peers, and may not be used: an error with what to type.
 
-Attaching and training share a process tree here, since its mount namespace takes the pins with it whatever happens.
+Where it may be used: ``test_unprivileged.py``.
 """
 
 from __future__ import annotations
@@ -9,80 +9,13 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lab_team import all_said, served_store
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
-
-#: As the README says, but for the folder: attach as root, then train without any capability.
-HOST = """
-import os, subprocess, sys
-from pyroute2 import IPRoute
-from tailbound import cli
-
-with IPRoute() as route:
-    (index,) = route.link_lookup(ifname="data0")
-    (was,) = route.get_addr(index=index, family=2)
-    for what in ("del", "add"):
-        if what == "add":
-            route.addr("add", index=index, address=os.environ["FIRST_ADDRESS"], prefixlen=32)
-        route.addr(what, index=index, address=was.get_attr("IFA_LOCAL"), prefixlen=was["prefixlen"])
-assert cli.main(["attach", "data0", "--ring", "8", "--group", "root"]) == 0
-bare = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
-for name in ("TAILBOUND_INTERFACE", "TAILBOUND_PORT"):
-    del os.environ[name]
-try:
-    sys.exit(subprocess.run([*bare, sys.executable, *sys.argv[1:]]).returncode)
-finally:
-    cli.main(["detach", "data0"])
-"""
-
-TRAINER = """
-import os, sys
-import numpy as np
-sys.path.insert(0, sys.argv[1])
-from lab_team import connect
-from tailbound.collective.communicator import Communicator
-from tailbound.kernel import syscalls
-from tailbound.transport.config import Config
-
-rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-config = Config(rank=rank, ranks=ranks, ring_mib=8.0, deadline_1=10**9, deadline_2=10**9)
-with Communicator(connect(sys.argv[2]), config) as job:
-    assert job.datapath == "xdp", job.datapath
-    assert job.job.datapath.endpoint[0] == os.environ["ADDRESS"]
-    for op in range(3):
-        data = np.full(100_000, 1.0 + rank, np.float32)
-        outcome = job.allreduce(data).result(60)
-        assert outcome.delivered == outcome.expected > 0
-        assert abs(data.mean() - (1 + ranks) / 2) < 0.05
-    job.meet("over")
-"""
-
-
-@pytest.mark.timeout(150)
-def test_trainers_that_name_no_interface_use_the_program_on_the_way_to_their_peers(
-    tailbound_lab: Callable[..., Cluster], tmp_path: Path
-) -> None:
-    """Another address stands first on their interfaces, which is not the way."""
-    lab = tailbound_lab(workers=2)
-    trainer = tmp_path / "trainer.py"
-    trainer.write_text(TRAINER)
-    way = {"MASTER_ADDR": lab.workers[0].address}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    tests = str(Path(__file__).parents[1] / "worlds")
-    with served_store(tmp_path / "store.sock") as store:
-        argv = [sys.executable, "-c", HOST, str(trainer), tests, store]
-        ways = [
-            way | {"FIRST_ADDRESS": f"192.0.2.{rank + 1}", "ADDRESS": lab.workers[rank].address} for rank in range(2)
-        ]
-        all_said([lab.popen(rank, argv, env=ways[rank], **pipes) for rank in range(2)], 120)
-
 
 REFUSED = """
 import grp, json, os, sys
