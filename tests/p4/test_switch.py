@@ -50,26 +50,6 @@ def test_a_restart_forgets_open_rows_and_sums_none_twice(world: p4_world.World) 
         assert last == dict.fromkeys(range(3), switch_cases.result(b, [c, a, b], "sums"))
 
 
-def test_a_worker_that_disappears_holds_up_its_rows_until_a_flush(world: p4_world.World) -> None:
-    listed = rows(4)
-    with world.jobs([JOB]):
-        assert not any(send(world, [packet for row in listed for packet in row[:2]]))
-        flushes = [contribution(0, seq=64 + i, row=i, rows=4, flags=1) for i in range(4)]
-        for row, flush, out in zip(listed, flushes, send(world, flushes), strict=True):
-            assert out == dict.fromkeys(range(3), switch_cases.result(flush, row[:2], "sums"))
-        assert counted(world)[Verdict.FLUSHED] == 4
-
-
-def test_a_flush_and_the_last_contribution_in_either_order_give_one_answer(world: p4_world.World) -> None:
-    a, b, c = rows(1)[0]
-    flush = contribution(1, seq=64, row=0, rows=1, flags=1)
-    for order in ((a, flush, c), (a, c, flush)):
-        with world.jobs([JOB]):
-            seen = [payload[HEADER_BYTES:] for out in send(world, [*order, b]) for payload in out.values()]
-        assert len(seen) in (5, 4)  # all three, and who asked afterwards
-        assert len(set(seen)) == 1
-
-
 def test_two_jobs_in_the_same_slots_never_mix(world: p4_world.World) -> None:
     """A mistake of the control plane costs rows, not sums."""
     other = replace(switch_cases.OTHER, base=JOB.base, port=JOB.port + 1)
@@ -81,12 +61,6 @@ def test_two_jobs_in_the_same_slots_never_mix(world: p4_world.World) -> None:
         assert send(world, theirs[1:], other) == [{}]
         out = send(world, [*theirs[:1]], other)[0]
         assert out == dict.fromkeys(range(2), switch_cases.result(theirs[0], theirs, "sums", other))
-
-
-def test_a_job_that_never_finishes_is_abandoned_slot_by_slot(world: p4_world.World) -> None:
-    with world.jobs([JOB]):
-        send(world, [contribution(0, seq=64 + i, row=i, rows=40) for i in range(40)])
-        assert counted(world) == {Verdict.STORED: 40, Verdict.ABANDONED: 40 - JOB.rows}
 
 
 def test_jobs_come_and_go(world: p4_world.World) -> None:
@@ -128,12 +102,6 @@ def test_the_class_of_service_stays_and_a_mark_does_not(world: p4_world.World, c
         ((echo,),) = world.feed(1, of_service(probe, came)).values()
         assert echo[15] == leaves
         assert internet_checksum(echo[14:24] + bytes(2) + echo[26:34]) == int.from_bytes(echo[24:26], "big")
-
-
-@pytest.mark.parametrize("change", [{"rows": 24}, {"base": 504, "rows": 16}, {"ranks": 9}], ids=str)
-def test_entries_without_room_are_refused(world: p4_world.World, change: dict[str, int]) -> None:
-    with pytest.raises(ConfigError):
-        world.switch.put(0, entry_of(replace(JOB, **change), range(9)))
 
 
 def test_counters_by_port(world: p4_world.World) -> None:
