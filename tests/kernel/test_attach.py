@@ -383,19 +383,6 @@ def test_stranger_is_never_replaced(wire: list[str]) -> None:
         os.close(program)
 
 
-def test_dies_with_its_process(wire: list[str]) -> None:
-    """A trainer that is killed leaves no program behind (kernel-25)."""
-    code = (
-        "import os, signal, sys; sys.path[:0] = sys.argv[1:]\n"
-        "from tailbound.datapath.xdp import XdpDatapath\n"
-        f"path = XdpDatapath.attach('tbx', {cases.PORT}, **{SIZES})\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, *[p for p in sys.path if p]], capture_output=True, text=True)
-    assert done.returncode == -9, done.stderr
-    assert net.xdp_on("tbx") is None
-
-
 @pytest.mark.parametrize(
     ("interface", "port", "sizes", "error", "says"),
     [

@@ -118,15 +118,6 @@ def test_counters_explain_every_packet(tailbound_lab: Make, exchange: Callable[.
 
 
 @in_a_lab
-def test_the_mean_loss_is_what_was_asked_for(tailbound_lab: Make, exchange: Callable[..., list[int]]) -> None:
-    """Within four standard deviations of the binomial, and of a sum of bursts."""
-    lab = tailbound_lab(workers=2, cables=True)
-    for fault, variance in ((Fault(loss=0.2), 1.0), (Fault(burst=Burst(0.2, 5)), 9.0)):
-        lab.set_faults(fault)
-        lost = PACKETS - len(exchange(lab))
-        assert abs(lost - 0.2 * PACKETS) < 4 * math.sqrt(variance * PACKETS * 0.2 * 0.8)
-
-
 @in_a_lab
 def test_a_seed_gives_the_same_fates_in_every_lab(tailbound_lab: Make, exchange: Callable[..., list[int]]) -> None:
     def fates(seed: int) -> list[int]:

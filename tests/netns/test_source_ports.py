@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,14 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import veths
 from lab_team import lab_team
-from support import PATIENCE, gradients, patient
-from tailbound.datapath.xdp import XdpDatapath
-from tailbound.kernel import ethtool
-from tailbound.transport.queue import SendQueue
-from tailbound.transport.sender import Sender
-from tailbound.transport.sockets import reserve, sending_sockets
+from support import gradients, patient
+from tailbound.transport.sockets import reserve
 from tailbound.wire.schema import PacketType
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
@@ -79,28 +73,3 @@ def test_rows_come_from_several_ports(tailbound_lab: Make, settings: dict[str, A
         run(lab, 2 * 24, **settings)  # 24 bursts for each peer: enough calls for every port
         for kind, found in sources().items():
             assert len({port for address, port in found if address == lab.workers[1].address}) == ports, kind
-
-
-def test_both_queues_of_a_receiver_have_work() -> None:
-    """Queues are chosen by a hash over addresses and ports with a key of the machine's: 16 ports miss none of two."""
-    with veths.pair("tbx", ("10.77.0.1", "10.77.0.2")) as (here, there):
-        for name in (here, there):
-            namespaces.call(name, ethtool.set_queues, "tbx", 2)
-        path = namespaces.call(there, XdpDatapath.attach, "tbx", PORT, 1408, 64, 64)
-        sockets = namespaces.call(here, sending_sockets, "10.77.0.1", 17)
-        try:
-            queue = SendQueue(Sender(sockets, {1: ("10.77.0.2", PORT)}))
-            rows = np.zeros((64 * 44, 1472), np.uint8)
-            queue.submit(7, PacketType.CONTRIBUTION, [(1, rows)], 1 << 62, None, 0)
-            until = time.monotonic() + PATIENCE
-            while not queue.empty:
-                assert time.monotonic() < until
-                queue.pump(1)
-            found = namespaces.call(there, ethtool.statistics, "tbx")
-            packets = [found[f"rx_queue_{q}_xdp_packets"] for q in range(2)]
-            assert sum(packets) >= len(rows)
-            assert min(packets) >= len(rows) // 16
-        finally:
-            path.close()
-            for sock in sockets:
-                sock.close()

@@ -1,114 +1,18 @@
-"""The switch on real ports: copies reach every worker with addresses of its own, and trouble stays bounded."""
+"""The verbs of the switch on a box with two ports; what it does to packets is in ``kernel/test_switch``."""
 
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from switch_cases import Job, contribution, result
-from tailbound.wire.schema import Flag
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.topology import Link
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
-
-Sockets = Callable[..., socket.socket]
-ADDRESS = Link.DATA.switch_address()
-
-
-class Rank:
-    """A worker with a plain UDP socket."""
-
-    def __init__(self, lab: Cluster, sockets: Sockets, rank: int, port: int) -> None:
-        self.socket = sockets(lab, rank, port=port)
-        self.port = port
-
-    def send(self, *several: bytes) -> None:
-        for packet in several:
-            self.socket.sendto(packet, (ADDRESS, self.port))
-
-    def take(self) -> bytes:
-        """The next packet; it must come from the switch."""
-        data, source = self.socket.recvfrom(4096)
-        assert source == (ADDRESS, self.port)
-        return data
-
-
-class Team:
-    """All workers of a lab with a switch, and its job in the terms of ``switch_cases``."""
-
-    def __init__(self, lab: Cluster, sockets: Sockets) -> None:
-        self.lab = lab
-        entry = lab.switch.entry
-        self.job = Job(entry.cookie, len(lab.workers), 0, entry.rows, entry.headroom, entry.port, ADDRESS)
-        self.ranks = [Rank(lab, sockets, rank, entry.port) for rank in range(self.job.ranks)]
-
-    def __getitem__(self, rank: int) -> Rank:
-        return self.ranks[rank]
-
-    def packet(self, rank: int, seq: int = 0, **fields: Any) -> bytes:
-        return contribution(rank, job=self.job, seq=seq, **fields)
-
-    def row(self, seq: int) -> None:
-        """A row that all contribute to and receive."""
-        sent = [self.packet(rank, seq) for rank in range(self.job.ranks)]
-        for rank, packet in zip(self.ranks, sent, strict=True):
-            rank.send(packet)
-        for rank in range(self.job.ranks):
-            assert self[rank].take() == result(sent[-1], sent, "mean", self.job), (seq, rank)
-
-    def verdicts(self) -> dict[str, int]:
-        return dict(self.lab.switch.status()["jobs"][0]["verdicts"])
-
-
-@pytest.fixture
-def team(tailbound_lab: Callable[..., Cluster], datagram_socket: Sockets) -> Callable[..., Team]:
-    return lambda workers=3, **spec: Team(tailbound_lab(workers=workers, switch=True, **spec), datagram_socket)
-
-
-@pytest.mark.parametrize("spec", [{}, {"cables": True}], ids=["veths", "cables"])
-def test_copies_reach_all(team: Callable[..., Team], spec: dict[str, Any]) -> None:
-    three = team(**spec)
-    for seq in range(3):
-        three.row(seq)
-    again = three.packet(1, 1, flags=Flag.REPEAT)
-    three[1].send(again)
-    sent = [three.packet(rank, 1) for rank in range(3)]
-    assert three[1].take() == result(again, sent, "mean", three.job)
-    three.row(3)  # the others' next packet is this row's: nobody else was answered
-    assert three.verdicts() == {"STORED": 4, "ADDED": 8, "ANSWERED": 1}
-    ports = {port["name"]: port for port in three.lab.switch.status()["ports"]}
-    assert [ports[f"data{rank}"]["results"] for rank in range(3)] == [4, 5, 4]
-    assert ports["data1"]["answers"] == 1
-
-
-def test_foreign_traffic_takes_the_bridge(team: Callable[..., Team], datagram_socket: Sockets) -> None:
-    three = team()
-    there, here = datagram_socket(three.lab, 2), datagram_socket(three.lab, 0)
-    here.sendto(b"to a worker", there.getsockname())
-    assert there.recvfrom(100) == (b"to a worker", here.getsockname())
-    here.sendto(three.packet(0), (three.lab.workers[1].address, three.job.port))
-    assert three[1].socket.recvfrom(4096) == (three.packet(0), here.getsockname())
-    assert three.verdicts() == {}
-
-
-def test_another_run_needs_another_cookie(team: Callable[..., Team]) -> None:
-    three = team()
-    three.row(40)
-    three.lab.switch.renew()
-    three[0].send(three.packet(0, 0))  # of the run before: nobody's job any more
-    assert three.lab.environment(1)["TAILBOUND_COOKIE"] == f"{three.lab.switch.entry.cookie:#010x}"
-    three.job = Job(three.lab.switch.entry.cookie, 3, 0, three.job.rows, three.job.headroom, three.job.port, ADDRESS)
-    three.row(0)
-    assert three.verdicts()["WRONG_COOKIE"] == 1
-
 
 # One process, since its mount namespace takes the pins with it whatever happens.
 STORY = """
