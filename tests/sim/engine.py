@@ -33,7 +33,6 @@ from tailbound.collective.op import Op
 from tailbound.collective.running import Running
 from tailbound.collective.step import overtaken, recover, start_clock, step
 from tailbound.collective.view import View
-from tailbound.transport.agreement import Content
 from tailbound.transport.config import Config
 from tailbound.transport.recovery import NEVER
 from tailbound.transport.steps import step_of
@@ -290,7 +289,7 @@ class World(UncheckedWorld):
         node = self.alive[0]
         job, agreement = node.engine.job, node.engine.maps.agreement
         node.poke()
-        return agreement.propose(Content(owners), step_of(job.sequence.upcoming), self.fabric.clock + node.ahead)
+        return agreement.propose(owners, step_of(job.sequence.upcoming), self.fabric.clock + node.ahead)
 
     def restart_switch(self, length: int = 0) -> None:
         """Its program is loaded anew, and it is away for ``length`` ns: all rows are forgotten, whole ones, too.

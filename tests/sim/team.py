@@ -61,7 +61,8 @@ class Member(Communicator):
     def _pull(self, donor: int, *_: object) -> bytes:
         if self._others[donor].node.dead:
             raise TransportError(f"rank {donor} is dead")
-        return jump.encode(self._others[donor]._engine.position())
+        donated = self._others[donor]._engine
+        return jump.encode(donated.position(), donated.job.world)
 
     def trouble(self, trouble: Trouble | None) -> None:
         """Lets ``trouble`` have what this rank sends from now on; None: nothing has."""

@@ -17,7 +17,7 @@ from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.alerts import Unheard
 from tailbound.collective.transpose import Transpose
-from tailbound.transport.agreement import Content, Kind, Message
+from tailbound.transport.agreement import Kind, Message
 from tailbound.transport.steps import STEP_MASK
 from tailbound_lab.simulate.fabric import MS, Terms
 
@@ -32,18 +32,16 @@ LATE = 80 * MS
 STEP = 20 * MS
 
 
-def propose(job: SimTeam, content: Content) -> int:
+def propose(job: SimTeam, owners: tuple[int, ...]) -> int:
     """Has rank 0 propose a map and waits until it is agreed on; its id."""
     agreement = job[0]._engine.maps.agreement
-    assert (
-        job[0]._engine.call(lambda: agreement.propose(content, job[0].job.sequence.upcoming >> 10, job.now)).result(0)
-    )
-    job.until(lambda: agreement.agreed[-1].content == content, f"{content} is agreed on", 1000 * MS)
-    return agreement.agreed[-1].id
+    assert job[0]._engine.call(lambda: agreement.propose(owners, job[0].job.sequence.upcoming >> 10, job.now)).result(0)
+    job.until(lambda: agreement.agreed[-1].map.owners == owners, f"{owners} are agreed on", 1000 * MS)
+    return agreement.known
 
 
 def owners_of(job: SimTeam, rank: int = 0) -> tuple[int, ...]:
-    return job[rank]._engine.maps.agreement.agreed[-1].content.owners
+    return job[rank]._engine.maps.agreement.agreed[-1].map.owners
 
 
 def step(job: SimTeam, seed: int, ranks: list[int] | None = None, late: dict[int, int] | None = None) -> list[Result]:
@@ -141,7 +139,7 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
                     send(peer, message)
 
             maps._send = pick  # type: ignore[method-assign]
-        wanted = propose(job, Content((0, 2)))
+        wanted = propose(job, (0, 2))
         for seed in range(20):
             if {c.job.sequence.map.id for c in job.communicators[:2]} == {wanted}:
                 break
@@ -171,7 +169,7 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
 def test_many_maps_one_after_the_other_cost_no_row_and_no_memory() -> None:
     with sim_team(3, patient(**GIVEN)) as job:
         for i, owners in enumerate([(0, 2), (1,), (0, 1, 2), (2,), (0, 1)]):
-            propose(job, Content(owners))
+            propose(job, owners)
             until(
                 job, {}, lambda owners=owners: all(c.job.sequence.map.owners == owners for c in job.communicators), 20
             )
@@ -186,7 +184,7 @@ def test_many_maps_one_after_the_other_cost_no_row_and_no_memory() -> None:
 def test_who_owns_nothing_learns_how_long_results_take() -> None:
     """It seals nothing, so that its second half has no beginning of its own. Rule: clock-11."""
     with sim_team(3, patient(**GIVEN | {"deadline_1": 0, "deadline_2": 0}), terms=Terms(rate=1e6)) as job:
-        propose(job, Content((0, 1)))
+        propose(job, (0, 1))
         until(job, {}, lambda: all(c.job.sequence.map.owners == (0, 1) for c in job.communicators), 20)
         for seed in range(30):
             right(job, seed)
@@ -209,7 +207,7 @@ def test_maps_hold_when_step_numbers_turn_over(changes: int) -> None:
     with sim_team(4, hasty(**GIVEN) | {"ring_mib": 0.125}) as job:
         for seed in range(4):
             right(job, seed)
-        for content in (Content((0, 1, 2)), Content((0, 1)))[:changes]:
+        for content in ((0, 1, 2), (0, 1))[:changes]:
             propose(job, content)
             for seed in range(8):
                 right(job, seed)
@@ -219,8 +217,8 @@ def test_maps_hold_when_step_numbers_turn_over(changes: int) -> None:
             jump_to(job, to & STEP_MASK)
             for seed in range(8):
                 right(job, seed)
-            assert [owners_of(job, rank) for rank in range(4)] == [agreed.content.owners] * 4
-        propose(job, Content((0, 2, 3)))  # another map can be had, and rank 3 owns rows anew
+            assert [owners_of(job, rank) for rank in range(4)] == [agreed.map.owners] * 4
+        propose(job, (0, 2, 3))  # another map can be had, and rank 3 owns rows anew
         for seed in range(8):
             right(job, seed)
         assert owners_of(job) == (0, 2, 3)

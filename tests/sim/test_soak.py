@@ -27,8 +27,8 @@ def test_a_rank_that_is_killed_is_known_as_dead_where_either_owns_no_rows(owners
         world.go(150 * MS)
         assert world.propose(owners)
         world.go(300 * MS)
-        maps = [node.engine.maps.agreement.agreed[-1].content for node in world.alive]
-        assert [content.owners for content in maps] == [owners] * 4
+        maps = [node.engine.maps.agreement.agreed[-1].map for node in world.alive]
+        assert [each.owners for each in maps] == [owners] * 4
         world.kill(1, 0)
         world.go(500 * MS)
         for node in world.alive:

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.transport.agreement import (
     CHAIN,
     LEAD_STEPS,
     Agreed,
     Agreement,
-    Content,
     Kind,
     Message,
     decode_map,
@@ -31,22 +31,23 @@ MS = 1_000_000
 
 # -- what packets say ---------------------------------------------------------------------------------------------
 
-CONTENTS = st.builds(
-    Content, st.sets(st.integers(0, 2), min_size=1).map(lambda owners: tuple(sorted(owners))), st.integers(0, 65535)
+MAPS = st.builds(
+    lambda owners, turns: (tuple(sorted(owners)), turns), st.sets(st.integers(0, 2), min_size=1), st.integers(0, 65535)
 )
+REFS = st.integers(0, 2**32 - 1)
 MESSAGES = st.one_of(
     st.builds(
-        lambda ident, c, ref: Message(Kind.PROPOSE, ref, (Agreed(ident << 8, 0, c),)),
-        st.integers(0, 99),
-        CONTENTS,
-        st.integers(0, 2**32 - 1),
+        lambda ident, one, ref: Message(Kind.PROPOSE, ref, (Agreed(0, OwnerMap(ident << 8, *one)),)),
+        st.integers(0, 99), MAPS, REFS,
     ),
-    st.builds(lambda ref: Message(Kind.ACKNOWLEDGE, ref), st.integers(0, 2**32 - 1)),
+    st.builds(lambda ref: Message(Kind.ACKNOWLEDGE, ref), REFS),
     st.builds(
-        lambda contents: Message(Kind.SETTLED, 0, tuple(Agreed(i << 8 | 2, 3 * i, c) for i, c in enumerate(contents))),
-        st.lists(CONTENTS, min_size=1, max_size=CHAIN),
+        lambda ones: Message(
+            Kind.SETTLED, 0, tuple(Agreed(3 * i, OwnerMap(i << 8 | 2, *one)) for i, one in enumerate(ones))
+        ),
+        st.lists(MAPS, min_size=1, max_size=CHAIN),
     ),
-)
+)  # fmt: skip
 
 
 @given(MESSAGES, st.integers(0, 15))
@@ -64,7 +65,7 @@ def test_any_bytes_are_a_message_or_none(body: bytes) -> None:
         decode_again = decode_map(encode_map(message, 3), 3)
         assert decode_again == message
         for each in message.maps:
-            assert each.owner_map.owners
+            assert each.map.owners
 
 
 def due(rank: Agreement, step: int) -> Agreed:
@@ -76,7 +77,7 @@ def due(rank: Agreement, step: int) -> Agreed:
 
 
 def ranks_of(count: int) -> list[Agreement]:
-    return [Agreement(rank, count, Content(tuple(range(count)))) for rank in range(count)]
+    return [Agreement(rank, count, tuple(range(count))) for rank in range(count)]
 
 
 def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: list[int] | None = None) -> list[int]:
@@ -92,7 +93,7 @@ def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: lis
 
 def test_a_map_begins_three_steps_after_the_newest_once_all_have_acknowledged() -> None:
     ranks = ranks_of(3)
-    wanted = Content((0, 2))
+    wanted = (0, 2)
     assert ranks[0].propose(wanted, 5, 0)
     assert turn(ranks, 0, 0) == [1, 2]
     turn(ranks, 1, 0)
@@ -100,34 +101,34 @@ def test_a_map_begins_three_steps_after_the_newest_once_all_have_acknowledged() 
     assert ranks[0].known == 0
     turn(ranks, 2, MS)
     assert turn(ranks, 0, 2 * MS, step=7) == [1, 2]
-    assert {r.agreed[-1] for r in ranks} == {Agreed(1 << 8, 7 + LEAD_STEPS, wanted)}
-    assert due(ranks[1], 9).id == 0
-    assert due(ranks[1], 10).owner_map.owners == (0, 2)
+    assert {r.agreed[-1] for r in ranks} == {Agreed(7 + LEAD_STEPS, OwnerMap(1 << 8, wanted))}
+    assert due(ranks[1], 9).map.id == 0
+    assert due(ranks[1], 10).map.owners == (0, 2)
 
 
 def test_a_proposal_waits_for_all_who_live_and_gives_way_to_another_wish() -> None:
     """The majority once waited 300 ms for a rank that was away, and 600 ms before it could propose again."""
     ranks = ranks_of(3)
-    assert ranks[0].propose(Content((0, 1)), 5, 0)
-    assert not ranks[0].propose(Content((0, 1)), 5, 0)
+    assert ranks[0].propose((0, 1), 5, 0)
+    assert not ranks[0].propose((0, 1), 5, 0)
     for now in range(1000):
         turn(ranks, 0, now * MS, live=[1, 2] if now < 900 else [2])
         turn(ranks, 1, now * MS)  # rank 2 never answers
     assert ranks[0].known == 0
-    assert ranks[0].wanted == Content((0, 1))
-    assert ranks[0].propose(Content((0, 2)), 5, 1000 * MS)
+    assert ranks[0].wanted.owners == (0, 1)
+    assert ranks[0].propose((0, 2), 5, 1000 * MS)
     for now in range(1000, 1003):
         turn(ranks, 0, now * MS, live=[1])
         turn(ranks, 1, now * MS)
-    assert ranks[0].agreed[-1] == ranks[1].agreed[-1] == Agreed(2 << 8, 5 + LEAD_STEPS, Content((0, 2)))
-    assert ranks[0].propose(Content((0, 1)), 8, 1003 * MS)
-    assert not ranks[0].propose(Content((0, 2)), 8, 1003 * MS)  # as it is: what was proposed is withdrawn
+    assert ranks[0].agreed[-1] == ranks[1].agreed[-1] == Agreed(5 + LEAD_STEPS, OwnerMap(2 << 8, (0, 2)))
+    assert ranks[0].propose((0, 1), 8, 1003 * MS)
+    assert not ranks[0].propose((0, 2), 8, 1003 * MS)  # as it is: what was proposed is withdrawn
     assert ranks[0].quiet
 
 
 def test_only_the_lowest_live_rank_is_answered() -> None:
     ranks = ranks_of(3)
-    ranks[1].propose(Content((1, 2)), 5, 0)
+    ranks[1].propose((1, 2), 5, 0)
     message = ranks[1].turn(0, 5, [2], {})[0][1]
     for live, answered in (([0, 1], False), ([1], True)):
         ranks[2].take(message, 1, live, 0)
@@ -138,19 +139,19 @@ def test_only_the_lowest_live_rank_is_answered() -> None:
 
 def test_nothing_is_proposed_that_is_so_or_while_a_map_is_to_begin() -> None:
     ranks = ranks_of(2)
-    assert not ranks[0].propose(Content((0, 1)), 5, 0)
-    assert ranks[0].propose(Content((1,)), 5, 0)
+    assert not ranks[0].propose((0, 1), 5, 0)
+    assert ranks[0].propose((1,), 5, 0)
     for now in range(3):
         turn(ranks, 0, now * MS)
         turn(ranks, 1, now * MS)
     assert ranks[0].known == ranks[1].known == 1 << 8
-    assert not ranks[0].propose(Content((0, 1)), 7, 3 * MS)
-    assert ranks[0].propose(Content((0, 1)), 8, 3 * MS)
+    assert not ranks[0].propose((0, 1), 7, 3 * MS)
+    assert ranks[0].propose((0, 1), 8, 3 * MS)
 
 
 def test_whoever_knows_a_map_tells_those_whose_headers_do_not() -> None:
     ranks = ranks_of(3)
-    ranks[0].propose(Content((0, 1)), 5, 0)
+    ranks[0].propose((0, 1), 5, 0)
     for now in range(3):
         turn(ranks, 0, now * MS, live=[1])  # it takes rank 2 for dead
         turn(ranks, 1, now * MS, live=[0])
@@ -162,8 +163,8 @@ def test_whoever_knows_a_map_tells_those_whose_headers_do_not() -> None:
 
 
 def test_a_job_whose_maps_fill_no_packet_keeps_its_map() -> None:
-    rank = Agreement(0, 200, Content(tuple(range(200))), room=64)
-    assert not rank.propose(Content(tuple(range(199))), 5, 0)
+    rank = Agreement(0, 200, tuple(range(200)), room=64)
+    assert not rank.propose(tuple(range(199)), 5, 0)
 
 
 # -- many ranks, a bad network, random histories ------------------------------------------------------------------
@@ -187,13 +188,13 @@ class Network:
         self.random = random.Random(seed)
         self.loss, self.delay, self.now = loss, delay, 0
         self.ranks = ranks_of(ranks)
-        self.sequences = [Sequence(ranks, due(each, 0).owner_map) for each in self.ranks]
+        self.sequences = [Sequence(ranks, due(each, 0).map) for each in self.ranks]
         self.shown = [0] * ranks
         self.seen = [[0] * ranks for _ in self.ranks]  # map_known as heard: by whom, of whom
         self.believed = [set(range(ranks)) - {r} for r in range(ranks)]
         self.dead: set[int] = set()
         self.places: list[dict[int, tuple[int, tuple[int, ...], tuple[int, ...]]]] = [{} for _ in self.ranks]
-        self.contents: dict[int, tuple[int, Content]] = {}
+        self.maps: dict[int, Agreed] = {}
         self._wires: list[_Arrival] = []
         self._order = itertools.count()
 
@@ -238,7 +239,7 @@ class Network:
         agreement, sequence = self.ranks[rank], self.sequences[rank]
         if agreement.known != self.shown[rank]:
             self.shown[rank] = agreement.known
-            sequence.set_maps([(each.since, each.owner_map) for each in agreement.agreed])
+            sequence.set_maps(agreement.agreed)
         behind = newest - self.step_of(rank)
         if self.random.random() < (0.25 if behind == 0 else 0.6):
             if self.random.random() < 0.3:
@@ -250,13 +251,12 @@ class Network:
     def check(self, rank: int) -> None:
         """An id means one map with one beginning, whoever knows it."""
         for each in self.ranks[rank].agreed:
-            assert self.contents.setdefault(each.id, (each.since, each.content)) == (each.since, each.content)
+            assert self.maps.setdefault(each.map.id, each) == each
 
     def wish(self, rank: int) -> None:
         owners = tuple(r for r in range(len(self.ranks)) if self.random.random() < 0.8)
         if owners and min(self.believed[rank], default=rank) > rank:
-            content = Content(owners, self.random.randrange(2))
-            self.ranks[rank].propose(content, self.step_of(rank), self.now)
+            self.ranks[rank].propose(owners, self.step_of(rank), self.now, self.random.randrange(2))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -292,7 +292,7 @@ def test_no_two_ranks_use_one_id_for_two_maps_and_all_come_to_the_same_one(ranks
             break
     histories = [world.ranks[r].agreed[-1] for r in live]
     assert len(set(histories)) == 1
-    assert len(world.contents) > 2
+    assert len(world.maps) > 2
     # the same id for an op means the same owners; and in the end all put every row at the same place again
     for step in range(max(max(p, default=0) for p in world.places)):
         used = {(p[step][0], p[step][1]) for p in world.places if step in p}
@@ -304,16 +304,16 @@ def test_no_two_ranks_use_one_id_for_two_maps_and_all_come_to_the_same_one(ranks
 @pytest.mark.parametrize("seed", [0, 3])
 def test_when_the_leader_dies_the_next_one_leads(seed: int) -> None:
     world = Network(4, seed, loss=0.1, delay=MS)
-    world.ranks[0].propose(Content((0, 2, 3)), 0, 0)
+    world.ranks[0].propose((0, 2, 3), 0, 0)
     for _ in range(3 + seed):  # between its proposal and the end of it
         world.tick()
     world.dead.add(0)
     for believed in world.believed:
         believed.discard(0)
-    wanted = Content((1, 2, 3))
+    wanted = (1, 2, 3)
     for _ in range(5000):
         world.ranks[1].propose(wanted, world.step_of(1), world.now)
         world.tick()
-        if all(r.agreed[-1].content == wanted for r in world.ranks[1:]):
+        if all(r.agreed[-1].map.owners == wanted for r in world.ranks[1:]):
             break
-    assert [r.agreed[-1].content for r in world.ranks[1:]] == [wanted] * 3
+    assert [r.agreed[-1].map.owners for r in world.ranks[1:]] == [wanted] * 3

@@ -10,7 +10,7 @@ import pytest
 
 from tailbound.collective.hello import Hello
 from tailbound.transport import flush
-from tailbound.transport.agreement import Agreement, Content, Kind, Message
+from tailbound.transport.agreement import Agreement, Kind, Message
 from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
 from tailbound.transport.flush import Retry, View
@@ -26,8 +26,8 @@ def hello() -> Iterator[int]:
 
 def proposal() -> Iterator[int]:
     """A map that a live peer does not acknowledge."""
-    agreement = Agreement(0, 2, Content((0, 1)))
-    agreement.propose(Content((0,)), 5, 0)
+    agreement = Agreement(0, 2, (0, 1))
+    agreement.propose((0,), 5, 0)
     for now in itertools.count(0, MS):
         if agreement.turn(now, 5, [1], {}):
             yield now
@@ -37,11 +37,11 @@ def told(rank: int) -> Callable[[], Iterator[int]]:
     """A peer whose headers go on naming an older map, where ``rank`` has settled the newest one."""
 
     def times() -> Iterator[int]:
-        agreement = Agreement(rank, 3, Content((0, 1, 2)))
-        first = Agreement(0, 3, Content((0, 1, 2)))
-        first.propose(Content((0, 1)), 5, 0)
+        agreement = Agreement(rank, 3, (0, 1, 2))
+        first = Agreement(0, 3, (0, 1, 2))
+        first.propose((0, 1), 5, 0)
         for peer, message in first.turn(0, 5, [1, 2], {}):
-            other = Agreement(peer, 3, Content((0, 1, 2)))
+            other = Agreement(peer, 3, (0, 1, 2))
             other.take(message, 0, [0], 0)
             first.take(other.turn(0, 5, [0], {})[0][1], peer, [1, 2], 0)
         first.turn(0, 5, [1, 2], {})

@@ -17,12 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
+from tailbound.codec.owners import OwnerMap
 from tailbound.collective.comeback import Entrance, Life, Part, decode, encode, find_part
 from tailbound.collective.communicator import Communicator, Training
 from tailbound.collective.transpose import Scales
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport import rendezvous
-from tailbound.transport.agreement import Agreed, Content
+from tailbound.transport.agreement import Agreed
 from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.lifeline import Lifelines
@@ -31,10 +32,10 @@ from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sequence import Position
 from tailbound.wire.schema import op_label
 
-MAPS = (Agreed(0, 0, Content((0, 1, 2))), Agreed(256, 9, Content((0, 2))))
+MAPS = (Agreed(0, OwnerMap(0, (0, 1, 2))), Agreed(9, OwnerMap(256, (0, 2))))
 KEY = (0, 1000, 0, 34)
 SCALES = {KEY: np.array([-3, 7], np.int16)}
-ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), 256, (0, 2)), MAPS, SCALES, 0xC0)
+ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), MAPS), SCALES, 0xC0)
 
 
 def check(key: Scales, groups: int) -> None:
@@ -45,14 +46,14 @@ def check(key: Scales, groups: int) -> None:
 
 def test_an_entrance_comes_back() -> None:
     found = decode(encode(ENTRANCE, 3), 3, check)
-    assert (found.position, found.agreed, found.cookie) == (ENTRANCE.position, MAPS, 0xC0)
+    assert (found.position, found.cookie) == (ENTRANCE.position, 0xC0)
     assert {key: known.tolist() for key, known in found.exponents.items()} == {KEY: [-3, 7]}
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("position", {}), ("maps", ""), ("exponents", [[1, 2]]), ("exponents", 3),
+        ("position", {}), ("exponents", [[1, 2]]), ("exponents", 3),
         ("cookie", None),
         ("exponents", [[*KEY, [1]]]), ("exponents", [[*KEY, [1, 2, 3]]]), ("exponents", [[*KEY, [[1, 2]]]]),
         ("exponents", [[*KEY, [1, 1 << 15]]]), ("exponents", [[*KEY, [1, 1e400]]]),
@@ -71,7 +72,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["step", "owners", "x"]), inner),
     max_leaves=12,
 )
-FIELDS = ["position", "maps", "exponents", "cookie"]
+FIELDS = ["position", "exponents", "cookie"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.lists(st.lists(JSON, min_size=5, max_size=5), max_size=2))

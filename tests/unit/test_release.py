@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tailbound.codec.owners import OwnerMap
 from tailbound.collective.op import Phase
 from tailbound.collective.window import Window
 
@@ -28,7 +29,7 @@ def window(control: Written) -> tuple[Window, Any]:
     job: Any = SimpleNamespace(
         turn_keys=lambda step, turns: None,
         rank=0,
-        sequence=SimpleNamespace(next_label=6, jump=lambda to: None),
+        sequence=SimpleNamespace(next_label=6, jump=lambda to: None, map=OwnerMap(0, (0, 1))),
         marks=SimpleNamespace(contributed=5, published=4, told=5),
         ranks=2,
         store=SimpleNamespace(control=control, result_rows=64),
@@ -60,5 +61,5 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
 def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:
     """Else rows that are right would be refused: a row of an op in progress is not stored over (kernel-16)."""
     held, job = window(Written())
-    held.jump(SimpleNamespace(step=3, turns=0, result_seq=100, sum_seqs=[50, 60]))  # type: ignore[arg-type]
+    held.jump(SimpleNamespace(step=3, result_seq=100, sum_seqs=[50, 60]))  # type: ignore[arg-type]
     assert job.store.control.order[:3] == ["released", "result_base", "sum_base"]

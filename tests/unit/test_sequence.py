@@ -210,25 +210,6 @@ def test_a_map_that_began_too_long_ago_asks_for_a_jump() -> None:
     assert launch(sequence, step(1000) * 2)[1:] == launch(donor, step(1000) * 2)[1:]
 
 
-def test_a_rank_that_jumped_may_hear_later_when_its_map_began() -> None:
-    maps = [(0, MAP), (3, OwnerMap(257, (2, 0)))]
-    (donor, _), (lost, _) = fresh(maps, step(1000) * 20), fresh()
-    lost.jump(donor.position())
-    launch(lost, step(1000) * 10)
-    lost.set_maps(maps)
-    assert not lost.adrift
-    launch(donor, step(1000) * 10)
-    assert launch(lost, step(1000)) == launch(donor, step(1000))
-
-
-def test_what_is_known_for_long_is_no_change() -> None:
-    maps = [(0, MAP), (2, OwnerMap(257, (1,))), (20, OwnerMap(513, (2,)))]
-    sequence, _ = fresh(maps[:2], step(1000) * 14)
-    sequence.set_maps(maps)
-    assert not sequence.adrift
-    assert (sequence.map.id, sequence.newest_map) == (257, 513)
-
-
 def test_a_gap_in_the_history_of_maps_asks_for_a_jump() -> None:
     sequence, _ = fresh([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])
     assert sequence.adrift

@@ -11,7 +11,6 @@ are asked to take the rank in again, and from then on wait for it as for any oth
 
 from __future__ import annotations
 
-import base64
 import enum
 import itertools
 import json
@@ -20,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,7 +30,6 @@ from tailbound.collective import jump
 from tailbound.collective.job import log
 from tailbound.collective.transpose import Scales, Transpose
 from tailbound.errors import TransportError
-from tailbound.transport.agreement import Agreed, Kind, Message, decode_map, encode_map
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS
 from tailbound.transport.reliable import Refusal, Reliable
@@ -64,13 +62,11 @@ class Entrance:
 
     Attributes:
         position: of the next step.
-        agreed: the newest owner maps, oldest first.
         exponents: scales that the next op of a key carries on (``Known.exponents``), i16[groups].
         cookie: of the job.
     """
 
     position: Position
-    agreed: tuple[Agreed, ...]
     exponents: dict[Scales, NDArray[np.int16]]
     cookie: int
 
@@ -79,15 +75,13 @@ def entrance(engine: Transpose) -> Entrance:
     """Where the next step of this rank begins; for ``Transpose.call``, between two steps."""
     job = engine.job
     exponents = {key: known.copy() for key, known in job.exponents.items()}
-    agreed = tuple(engine.maps.agreement.agreed)
-    return Entrance(job.sequence.entrance(), agreed, exponents, job.cookie)
+    return Entrance(job.sequence.entrance(), exponents, job.cookie)
 
 
 def encode(found: Entrance, ranks: int) -> bytes:
     """An entrance as bytes; ``ranks`` can own rows."""
     told = {
-        "position": asdict(found.position),
-        "maps": base64.b64encode(encode_map(Message(Kind.SETTLED, 0, found.agreed), ranks)).decode(),
+        "position": jump.encode(found.position, ranks).decode(),
         "exponents": [[*key, known.tolist()] for key, known in found.exponents.items()],
         "cookie": found.cookie,
     }
@@ -105,9 +99,6 @@ def decode(data: bytes, ranks: int, check: Callable[[Scales, int], None]) -> Ent
     """
     try:
         told: dict[str, Any] = json.loads(data)
-        message = decode_map(base64.b64decode(told["maps"]), ranks)
-        if message is None or message.kind != Kind.SETTLED:
-            raise ValueError("no owner maps")
         exponents: dict[Scales, NDArray[np.int16]] = {}
         for bucket, numel, chunk, mode, scales in told["exponents"]:
             key = int(bucket), int(numel), int(chunk), int(mode)
@@ -115,8 +106,8 @@ def decode(data: bytes, ranks: int, check: Callable[[Scales, int], None]) -> Ent
             if exponents[key].ndim != 1:
                 raise ValueError(f"scales of bucket {key[0]} are not one for each of its groups")
             check(key, len(exponents[key]))
-        position = jump.decode(json.dumps(told["position"]).encode(), ranks)
-        return Entrance(position, message.maps, exponents, int(told["cookie"]))
+        position = jump.decode(str(told["position"]).encode(), ranks)
+        return Entrance(position, exponents, int(told["cookie"]))
     except jump.NOISE as error:
         raise TransportError(
             f"the answer is no entrance ({error}): run the same version of Tailbound on all ranks"

@@ -496,7 +496,7 @@ class Communicator:
                 f"rank {self.config.rank} came back into a run of the job that has ended, all other ranks have begun "
                 "anew since: start this rank again"
             )
-        engine.ask(lambda: engine.enter(found.position, found.agreed, found.exponents))
+        engine.ask(lambda: engine.enter(found.position, found.exponents))
         self._step = found.position.step
         here = comeback.ask_all(engine, self.reliable, found.position.step)
         self.part = Part.INSIDE

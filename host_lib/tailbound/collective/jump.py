@@ -1,7 +1,7 @@
 """Where a lost rank joins the others: asked of one of them over the reliable path, never of all (clock-20).
 
 A rank that was away for longer than the ring lasts cannot count the rows it has missed. A donor tells it where the next
-step begins, in labels and in everybody's rings, and which owner map holds there. Old scales stay until the first
+step begins, in labels and in everybody's rings, and the owner maps. Old scales stay until the first
 results bring those of the others.
 """
 
@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
+from tailbound.transport.agreement import Kind, Message, decode_map, encode_map
 from tailbound.transport.reliable import Refusal, Reliable
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import STEP_MASK
-from tailbound.wire.schema import MAX_RANKS, serial_distance
+from tailbound.wire.schema import serial_distance
 
 #: Name of the request on the reliable path.
 REQUEST = "position"
@@ -34,7 +33,7 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
 
     def answer(_: bytes) -> list[bytes]:
         try:
-            return [encode(engine.ask(engine.position, _ENGINE))]
+            return [encode(engine.ask(engine.position, _ENGINE), engine.job.world)]
         except TransportError as error:
             raise Refusal(f"cannot say where the next step begins: {error}") from error
 
@@ -66,29 +65,26 @@ def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
     )
 
 
-def encode(position: Position) -> bytes:
-    """A position as bytes."""
-    return json.dumps(asdict(position)).encode()
+def encode(position: Position, ranks: int) -> bytes:
+    """A position as bytes; ``ranks`` can own rows."""
+    maps = encode_map(Message(Kind.SETTLED, 0, position.agreed), ranks).hex()
+    return json.dumps([position.step, position.result_seq, position.sum_seqs, maps]).encode()
 
 
 def decode(data: bytes, ranks: int) -> Position:
-    """The position in ``data``, for a job of ``ranks``.
+    """The position in ``data``, for a job in which ``ranks`` can own rows.
 
     Raises:
         TransportError: it is none.
     """
     try:
-        found: dict[str, Any] = json.loads(data)
-        sums, owners = [int(s) for s in found["sum_seqs"]], [int(o) for o in found["owners"]]
-        numbers = [int(found[name]) for name in ("step", "result_seq", "map_id")]
-        right = len(sums) == ranks and 1 <= len(owners) <= 16 * MAX_RANKS
-        turns = int(found["turns"])
-        right = right and 0 <= turns < 1 << 16
-        right = right and all(0 <= n < 1 << 32 for n in [*numbers, *sums]) and all(0 <= o < ranks for o in owners)
-        step, result_seq, map_id = numbers
-        if not right or step > STEP_MASK:
+        step, result_seq, sums, maps = json.loads(data)
+        found = decode_map(bytes.fromhex(maps), ranks)
+        position = Position(int(step), int(result_seq), tuple(map(int, sums)), found.maps if found is not None else ())
+        in_range = all(0 <= n < 1 << 32 for n in (position.result_seq, *position.sum_seqs))
+        if not (position.agreed and in_range and 0 <= position.step <= STEP_MASK and len(position.sum_seqs) == ranks):
             raise ValueError("numbers out of range")
-        return Position(step, result_seq, tuple(sums), map_id, tuple(owners), turns)
+        return position
     except NOISE as error:
         raise TransportError(
             f"the answer is no position ({error}): run the same version of Tailbound on all ranks"

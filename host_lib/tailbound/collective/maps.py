@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from tailbound.collective.accounting import Accounts
 from tailbound.collective.alerts import Alerts
@@ -18,9 +18,7 @@ from tailbound.collective.speaker import Speaker
 from tailbound.collective.window import Window
 from tailbound.transport.agreement import (
     LEAD_STEPS,
-    Agreed,
     Agreement,
-    Content,
     Kind,
     Message,
     decode_map,
@@ -28,7 +26,7 @@ from tailbound.transport.agreement import (
 )
 from tailbound.transport.config import MS
 from tailbound.transport.forgeries import WORDS_APART
-from tailbound.transport.sequence import REMEMBERED
+from tailbound.transport.sequence import REMEMBERED, Position
 from tailbound.transport.shares import Lateness, Shares
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.transport.switch import Fallback
@@ -60,7 +58,7 @@ class Maps:
     def __init__(self, job: Speaker, accounts: Accounts, owners_least: int, *, outside: bool) -> None:
         self._job, self._accounts = job, accounts
         self._ranks = tuple(range(job.ranks))
-        first = Content(job.owners(self._ranks, switched=True))
+        first = job.owners(self._ranks, switched=True)
         self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
         self.shares = Shares(job.ranks, owners_least)
         states = job.records.peer_states  # columns: a field of a record takes five times as long to read
@@ -81,11 +79,12 @@ class Maps:
         #: seals all slots of the own sums for ops up to a label
         self.seal_all: Callable[[int], None] = lambda label: None
 
-    def adopt(self, agreed: Sequence[Agreed], step: int, window: Window) -> None:
-        """Goes on with another rank's maps from ``step``, where the sequence has jumped to; no ops are in flight."""
+    def adopt(self, to: Position, window: Window) -> None:
+        """Goes on with another rank's maps, where the sequence has jumped to; no ops are in flight."""
         self._outside = False
-        self.agreement.adopt(agreed)
-        self._step = self._aged = step
+        self.agreement.adopt(to.agreed)
+        self.agreement.age(to.step)
+        self._step = self._aged = to.step
         self._change(window)
 
     def take(self, sender: int, body: bytes) -> None:
@@ -99,7 +98,7 @@ class Maps:
         elif message.kind == Kind.TURN:
             self._turn_asked = message.ref
         else:
-            self._foresee(max((each.content.turns for each in message.maps), default=0))  # before it is acknowledged
+            self._foresee(max((each.map.turns for each in message.maps), default=0))  # before it is acknowledged
             self.agreement.take(message, sender, self._alive(), job.now())
         self._again = 0
 
@@ -189,9 +188,9 @@ class Maps:
             owners = job.owners(owners, switched=switched)
         alive = self._alive()
         if min(alive, default=job.rank) >= job.rank:
-            content = Content(owners, self._turns(wanted.turns, now))
-            if job.steps.in_step and self.agreement.propose(content, step, now):
-                self._foresee(content.turns)
+            turns = self._turns(wanted.turns, now)
+            if job.steps.in_step and self.agreement.propose(owners, step, now, turns):
+                self._foresee(turns)
                 job.events.emit("map_proposed", level=logging.INFO, owners=list(owners), step=step)
             return
         if self._tried() and self._alerts.forgeries.ask(now, WORDS_APART):
@@ -232,7 +231,7 @@ class Maps:
         self._known = self.agreement.known
         job.advertise(map_known=self._known)
         knew = not job.sequence.adrift
-        for place in job.sequence.set_maps([(each.since, each.owner_map) for each in agreed]):
+        for place in job.sequence.set_maps(agreed):
             window.drop(place)
         if knew and job.sequence.adrift:
             said = (
@@ -243,12 +242,11 @@ class Maps:
         self._misplaced = True
         self._show(ops)
         used = [op.place.placement.owner_map for op in ops.values()]
-        window.pool.forget({each.owner_map.owners for each in agreed} | {each.owners for each in used})
+        window.pool.forget({each.map.owners for each in agreed} | {each.owners for each in used})
         job.counters["maps_settled"] += 1
-        newest = agreed[-1]
-        self._foresee(newest.content.turns)
-        owners = list(newest.content.owners)
-        job.events.emit("map_settled", level=logging.INFO, id=newest.id, since=newest.since, owners=owners)
+        since, newest = agreed[-1]
+        self._foresee(newest.turns)
+        job.events.emit("map_settled", level=logging.INFO, id=newest.id, since=since, owners=list(newest.owners))
 
     def _age(self, step: int) -> None:
         """Keeps what began long ago from seeming to be still to come, here and in the kernel."""
@@ -256,9 +254,9 @@ class Maps:
         job.membership.age(step)
         if not agreement.age(step):
             return
-        job.sequence.set_maps([(each.since, each.owner_map) for each in agreement.agreed])
-        (*_, newest) = agreement.agreed
-        if step_distance(step, newest.since) > 0 and job.rank not in newest.content.owners:
+        job.sequence.set_maps(agreement.agreed)
+        since, newest = agreement.agreed[-1]
+        if step_distance(step, since) > 0 and job.rank not in newest.owners:
             # nothing is summed here: what slots say of ops that are long over must not become older either
             self.seal_all(op_label(step, 0) - 1 & 0xFFFFFFFF)
 
@@ -275,13 +273,13 @@ class Maps:
         before = agreed[max(0, agreed.index(after) - 1)]
         since, control = op_label(after.since, 0), job.store.control
         shown = int(control["map_before"][0]), int(control["map_id"][0])
-        if shown == (before.id, after.id) and (before is after or int(control["map_since"][0]) == since):
+        if shown == (before.map.id, after.map.id) and (before is after or int(control["map_since"][0]) == since):
             return
         job.arm(before=False, since=False)  # no label is in the meantime taken to be of a switch's op that is not
-        control["map_before"] = before.id
+        control["map_before"] = before.map.id
         control["map_since"] = since
-        control["map_id"] = after.id
-        job.arm(job.switched(before.owner_map), job.switched(after.owner_map))
+        control["map_id"] = after.map.id
+        job.arm(job.switched(before.map), job.switched(after.map))
 
     def _realign(self, ops: Mapping[int, Op]) -> None:
         """While ops are in flight that were placed by a map that others have left, the window is where it should be."""

@@ -15,7 +15,7 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
@@ -43,7 +43,6 @@ from tailbound.collective.waiter import Waiter
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.forks import keep_from_children
-from tailbound.transport.agreement import Agreed
 from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import Steps, step_distance, step_of
@@ -241,23 +240,19 @@ class Transpose:
         if skipped <= 0:
             return 0
         self._window.jump(to)
+        self.maps.adopt(to, self._window)
         job.membership.woke(to.step)
         job.counters["jumps"] += 1
         job.counters["steps_jumped"] += skipped
         return skipped
 
-    def enter(
-        self,
-        to: Position,
-        agreed: Sequence[Agreed],
-        exponents: Mapping[Scales, NDArray[np.int16]],
-    ) -> None:
+    def enter(self, to: Position, exponents: Mapping[Scales, NDArray[np.int16]]) -> None:
         """Takes part from ``to`` on, as a new process (``comeback``); for ``call``, with nothing launched."""
         job = self.job
         if self._in_flight:
             raise TransportError(f"rank {job.rank}: a rank enters between two steps: call it with no ops in flight")
         self._window.jump(to)
-        self.maps.adopt(agreed, to.step, self._window)
+        self.maps.adopt(to, self._window)
         job.exponents.update(exponents)
         job.membership.woke(to.step)
         job.counters["entered"] += 1

@@ -194,7 +194,7 @@ class Window:
         before = (op_label(to.step, 0) - 1) & 0xFFFFFFFF
         job.marks.contributed = job.marks.published = self._named = before
         control = job.store.control
-        job.turn_keys(to.step, to.turns)
+        job.turn_keys(to.step, job.sequence.map.turns)
         control["released"] = before  # first, as in `release`: what may be written over is said before where
         control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
         if serial_distance(before, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:

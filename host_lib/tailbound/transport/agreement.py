@@ -17,7 +17,7 @@ import enum
 import itertools
 import struct
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tailbound.codec.owners import OwnerMap
@@ -47,26 +47,11 @@ class Kind(enum.IntEnum):
     TURN = 4  #: keys have been tried too often here; ``ref``: the turns that the next map should have (auth-8)
 
 
-@dataclass(frozen=True)
-class Content:
-    """What is agreed on: the ``owners``, rising, and how many ``turns`` of keys came before their time (auth-8)."""
+class Agreed(NamedTuple):
+    """A settled map, and the step it begins with."""
 
-    owners: tuple[int, ...]
-    turns: int = 0
-
-
-@dataclass(frozen=True)
-class Agreed:
-    """A settled map: its id, the step it begins with, its content."""
-
-    id: int
     since: int
-    content: Content
-
-    @property
-    def owner_map(self) -> OwnerMap:
-        """As the codec takes it."""
-        return OwnerMap(self.id, self.content.owners, self.content.turns)
+    map: OwnerMap
 
 
 class Message(NamedTuple):
@@ -86,8 +71,8 @@ def encode_map(message: Message, ranks: int) -> bytes:
     """The body of a MAP packet."""
     parts = [_HEAD.pack(message.kind, len(message.maps), ranks, message.ref)]
     for each in message.maps:
-        owners = sum(1 << rank for rank in each.content.owners)
-        parts += [_ENTRY.pack(each.id, each.since, each.content.turns & 0xFFFF), owners.to_bytes(_bytes_of(ranks))]
+        owners = sum(1 << rank for rank in each.map.owners)
+        parts += [_ENTRY.pack(each.map.id, each.since, each.map.turns & 0xFFFF), owners.to_bytes(_bytes_of(ranks))]
     return b"".join(parts)
 
 
@@ -109,12 +94,11 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
         bits = int.from_bytes(body[at + _ENTRY.size : end])
         if not 0 < bits < 1 << ranks or since > STEP_MASK or ident & 0xFF >= ranks:
             return None
-        maps.append(Agreed(ident, since, Content(tuple(r for r in range(ranks) if bits >> r & 1), turns)))
+        maps.append(Agreed(since, OwnerMap(ident, tuple(r for r in range(ranks) if bits >> r & 1), turns)))
         at = end
-    if any(
-        serial_distance(b.id, a.id) <= 0 or step_distance(b.since, a.since) <= 0 for a, b in itertools.pairwise(maps)
-    ):
-        return None
+    for a, b in itertools.pairwise(maps):
+        if serial_distance(b.map.id, a.map.id) <= 0 or step_distance(b.since, a.since) <= 0:
+            return None
     return Message(Kind(kind), ref, tuple(maps))
 
 
@@ -122,8 +106,7 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
 class _Proposal:
     """A map that has been proposed here and not been settled yet."""
 
-    id: int
-    content: Content
+    map: OwnerMap
     again: Backoff
     acknowledged: set[int] = field(default_factory=set)
 
@@ -133,15 +116,15 @@ class Agreement:
 
     Args:
         rank, ranks: this rank, and world size.
-        first: the map with id 0, with which the job begins on all ranks alike; it may name a switch.
+        first: owners of the map with id 0, with which the job begins on all ranks alike; it may name a switch.
         first_step: the job's first step.
         room: bytes that the body of a packet can have.
     """
 
-    def __init__(self, rank: int, ranks: int, first: Content, first_step: int = 0, room: int = 1408) -> None:
+    def __init__(self, rank: int, ranks: int, first: tuple[int, ...], first_step: int = 0, room: int = 1408) -> None:
         self.rank, self.ranks = rank, ranks
         #: settled maps, oldest first; the last one may still be to begin
-        self.agreed: list[Agreed] = [Agreed(0, first_step, first)]
+        self.agreed: list[Agreed] = [Agreed(first_step, OwnerMap(0, first))]
         self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + _bytes_of(ranks + 1)))
         self._proposal: _Proposal | None = None
         self._highest = 0  # id that was proposed here, or that this rank has acknowledged
@@ -151,12 +134,12 @@ class Agreement:
     @property
     def known(self) -> int:
         """Id of the newest map known in full, for ``map_known`` of every header."""
-        return self.agreed[-1].id
+        return self.agreed[-1].map.id
 
     @property
-    def wanted(self) -> Content:
+    def wanted(self) -> OwnerMap:
         """What is proposed here, or was agreed on last."""
-        return self._proposal.content if self._proposal is not None else self.agreed[-1].content
+        return self._proposal.map if self._proposal is not None else self.agreed[-1].map
 
     @property
     def quiet(self) -> bool:
@@ -165,8 +148,7 @@ class Agreement:
 
     def adopt(self, agreed: Sequence[Agreed]) -> None:
         """Goes on with the maps that another rank knows, oldest first: this one comes back to a job under way."""
-        self.agreed = list(agreed)[-CHAIN:]
-        self._highest = self.known
+        self.agreed, self._proposal = list(agreed)[-CHAIN:], None
 
     def age(self, step: int) -> bool:
         """Keeps maps that began long before ``step`` from seeming to be still to come, when step numbers turn over.
@@ -180,7 +162,7 @@ class Agreement:
         begun = sum(step_distance(step, each.since) >= 0 for each in self.agreed)
         if not begun or step_distance(step, self.agreed[begun - 1].since) <= 2 * OLD:
             return False
-        present = replace(self.agreed[begun - 1], since=step - OLD & STEP_MASK)
+        present = Agreed(step - OLD & STEP_MASK, self.agreed[begun - 1].map)
         self.agreed = [present, *self.agreed[begun:]]
         return True
 
@@ -188,19 +170,27 @@ class Agreement:
         """Whether the newest map has still to begin for a rank in ``step``, and nothing can be proposed."""
         return step_distance(step, self.agreed[-1].since) < 0
 
-    def propose(self, content: Content, step: int, now: int) -> bool:
-        """Proposes ``content`` in place of what was proposed before; returns whether this is new."""
-        if content == self.agreed[-1].content:
+    def propose(self, owners: tuple[int, ...], step: int, now: int, turns: int = 0) -> bool:
+        """Proposes a map in place of what was proposed before; returns whether this is new.
+
+        Args:
+            owners: ranks that own rows, rising.
+            step: of this rank.
+            now: ns.
+            turns: of keys that came before their time (auth-8).
+        """
+        present, wanted = self.agreed[-1].map, self.wanted
+        if (owners, turns) == (present.owners, present.turns):
             self._proposal = None
-        elif content != self.wanted and not self.waiting(step) and self._chain >= 2:
-            self._begin(content, now)
+        elif (owners, turns) != (wanted.owners, wanted.turns) and not self.waiting(step) and self._chain >= 2:
+            self._begin(owners, turns, now)
             return True
         return False
 
-    def _begin(self, content: Content, now: int) -> None:
+    def _begin(self, owners: tuple[int, ...], turns: int, now: int) -> None:
         counter = (max(self.known, self._highest, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
         self._highest = (counter << 8 | self.rank) & 0xFFFFFFFF
-        self._proposal = _Proposal(self._highest, content, Backoff(_AGAIN, now))
+        self._proposal = _Proposal(OwnerMap(self._highest, owners, turns), Backoff(_AGAIN, now))
 
     def take(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
         """Takes a message of another rank; ``live``: peers that this rank takes for alive. ``agreed`` may change."""
@@ -210,7 +200,7 @@ class Agreement:
             self._count(message.ref, sender, now)
         elif message.kind == Kind.SETTLED:
             newest = message.maps[-1]
-            ahead = serial_distance(newest.id, self.known)
+            ahead = serial_distance(newest.map.id, self.known)
             if ahead > 0:
                 self._adopt(message.maps)
             if ahead >= 0:
@@ -239,10 +229,9 @@ class Agreement:
                 since = newest + lead
                 if step_distance(since, self.agreed[-1].since) <= 0:
                     since = self.agreed[-1].since + 1
-                self._adopt((*self.agreed, Agreed(proposal.id, since & STEP_MASK, proposal.content)))
+                self._adopt((*self.agreed, Agreed(since & STEP_MASK, proposal.map)))
             elif now >= proposal.again.due:
-                proposed = Agreed(proposal.id, 0, proposal.content)
-                out += [(p, Message(Kind.PROPOSE, self.known, (proposed,))) for p in missing]
+                out += [(p, Message(Kind.PROPOSE, self.known, (Agreed(0, proposal.map),))) for p in missing]
                 proposal.again.ask(now)
         return out + self._tell(now, known)
 
@@ -270,7 +259,7 @@ class Agreement:
 
     def _consider(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
         """Acknowledges a proposal, unless it is not its sender's turn, or it does not follow the newest map."""
-        proposed = message.maps[0]
+        proposed = message.maps[0].map
         if proposed.id & 0xFF != sender or min(live, default=sender) < sender or self.rank < sender:
             return
         if message.ref != self.known:
@@ -285,18 +274,16 @@ class Agreement:
         proposal = self._proposal
         if proposal is None:
             return
-        if ref == proposal.id:
+        if ref == proposal.map.id:
             proposal.acknowledged.add(sender)
-        elif serial_distance(ref, proposal.id) > 0:  # somebody else has proposed more: begin above that
+        elif serial_distance(ref, proposal.map.id) > 0:  # somebody else has proposed more: begin above that
             self._highest = ref
-            self._begin(proposal.content, now)
+            self._begin(proposal.map.owners, proposal.map.turns, now)
 
     def _adopt(self, chain: tuple[Agreed, ...]) -> None:
         """Takes the history that the newest map has: what is newer than the chain's first and not in it is dropped."""
-        kept = [each for each in self.agreed if serial_distance(each.id, chain[0].id) < 0]
+        kept = [each for each in self.agreed if serial_distance(each.map.id, chain[0].map.id) < 0]
         self.agreed = [*kept, *chain][-CHAIN:]
-        if serial_distance(self.known, self._highest) > 0:
-            self._highest = self.known
         self._proposal = None
         self._telling.clear()
 

@@ -9,12 +9,13 @@ transport of a rank that is still in its backward pass can average and publish f
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tailbound.codec.owners import OwnerMap, Placement, place
 from tailbound.codec.shape import Shape
 from tailbound.errors import TransportError
+from tailbound.transport.agreement import Agreed
 from tailbound.transport.steps import step_distance
 from tailbound.wire.schema import OP_INDEX_BITS, op_label, serial_distance
 
@@ -56,14 +57,12 @@ class Place:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a step begins in everybody's rings, for a rank that jumps there (clock-20)."""
+    """Where a step begins in everybody's rings, and the owner maps: for a rank that jumps there (clock-20)."""
 
     step: int
     result_seq: int
     sum_seqs: tuple[int, ...]
-    map_id: int
-    owners: tuple[int, ...]
-    turns: int = 0
+    agreed: tuple[Agreed, ...]
 
 
 @dataclass
@@ -79,16 +78,12 @@ def _advance(sums: tuple[int, ...], placement: Placement) -> tuple[int, ...]:
     return tuple([(seq + rows) & _U32 for seq, rows in zip(sums, placement.shares, strict=True)])
 
 
-def _position(step: int, result_seq: int, sums: tuple[int, ...], by: OwnerMap) -> Position:
-    return Position(step, result_seq, sums, by.id, by.owners, by.turns)
-
-
 class Sequence:
     """Assigns places in order; ``assign`` for launched ops, ``predict`` for those that only packets name."""
 
     def __init__(self, ranks: int, owner_map: OwnerMap, first_step: int = 0) -> None:
         self._ranks = ranks
-        self._maps: list[tuple[int, OwnerMap]] = [(first_step, owner_map)]  # by the step they begin with
+        self._maps = [Agreed(first_step, owner_map)]  # by the step they begin with
         self._begun: deque[_Begun] = deque()  # ``REMEMBERED`` steps up to the last launch, and predicted ones
         #: row sequences are not those of the others any more, and only ``jump`` can make them so again
         self.adrift = False
@@ -135,8 +130,8 @@ class Sequence:
         begun = [owner_map for since, owner_map in self._maps if step_distance(step, since) >= 0]
         return begun[-1] if begun else self._maps[0][1]
 
-    def set_maps(self, maps: Collection[tuple[int, OwnerMap]]) -> list[Place]:
-        """Takes the owner maps agreed on, each with the step it begins with, oldest first.
+    def set_maps(self, maps: Iterable[Agreed]) -> list[Place]:
+        """Takes the owner maps agreed on, oldest first.
 
         A rank may hear of a map after its beginning. What it has launched since then stays where it was put, for
         nobody (the others refuse its map id); the ops to come are placed as if the map had been known in time.
@@ -156,9 +151,8 @@ class Sequence:
                 self._moved()
                 break
         first = self._maps[0][0]  # older ones are not named any more, which changes nothing
-        known, named = {m.id for _, m in before}, {m.id for _, m in maps}
-        # by id: a rank that jumped knows of its map, but not when it began
-        other = [since for since, m in maps if m.id not in known and serial_distance(m.id, before[0][1].id) > 0]
+        known, named = {m.id for _, m in before}, {m.id for _, m in self._maps}
+        other = [since for since, m in self._maps if m.id not in known and serial_distance(m.id, before[0][1].id) > 0]
         other += [since for since, m in before if m.id not in named and step_distance(since, first) >= 0]
         # so many steps ago: the oldest change (below 0: none yet), and the oldest step that is known from its beginning
         changed = max((step_distance(self._step, since) for since in other), default=-1)
@@ -205,8 +199,7 @@ class Sequence:
                 result_seq = (result_seq + layout.shape.rows) & _U32
                 sums = self._past(sums, layout, step)
             step = (step + 1) & (_U32 >> 10)
-        owner_map = self.map_at(step)
-        return _position(step, result_seq, sums, owner_map)
+        return Position(step, result_seq, sums, tuple(self._maps))
 
     def entrance(self) -> Position:
         """Where the next step begins that this rank launches, between two steps: what a rank that comes back is told.
@@ -217,8 +210,7 @@ class Sequence:
         if self._ahead:
             first = self._ahead[0]
             step, result_seq, sums = first.step, first.result_seq, first.sum_seqs
-        owner_map = self.map_at(step)
-        return _position(step, result_seq, sums, owner_map)
+        return Position(step, result_seq, sums, tuple(self._maps))
 
     def jump(self, to: Position) -> None:
         """Goes on at ``to``; predictions are forgotten, the layout of a step stays known."""
@@ -228,9 +220,8 @@ class Sequence:
         self._current, self._ahead = [], []
         self._begun.clear()
         self.adrift = False
+        self._maps = list(to.agreed)
         self._moved()
-        if self.map.id != to.map_id:  # else it is known already, and so is what is to follow
-            self._maps = [(to.step, OwnerMap(to.map_id, to.owners, to.turns))]
 
     def predict(self) -> Place | None:
         """The op after the last one placed, if the layout has been the same for two steps; it stays to be launched."""
