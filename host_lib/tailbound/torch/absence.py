@@ -20,7 +20,7 @@ import queue
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
@@ -32,8 +32,8 @@ from tailbound.torch.memory import Memory
 from tailbound.torch.turns import Turn
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
 
-if TYPE_CHECKING:
-    from tailbound.torch.state import TailboundState
+#: A ``TailboundState``, whose module imports this one.
+TailboundState: TypeAlias = Any
 
 log = logging.getLogger("tailbound")
 
@@ -114,8 +114,9 @@ class Absence:
 
     @property
     def _job(self) -> Communicator:
-        assert self._state.communicator is not None
-        return self._state.communicator
+        communicator: Communicator | None = self._state.communicator
+        assert communicator is not None
+        return communicator
 
     # -- a loop that skips no batches
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import torch
 
@@ -14,8 +14,8 @@ from tailbound.torch.replica import Replica
 from tailbound.torch.scaler import adopt, at_work
 from tailbound.torch.turns import Turns
 
-if TYPE_CHECKING:
-    from tailbound.torch.state import TailboundState
+#: A ``TailboundState``, whose module imports this one.
+TailboundState: TypeAlias = Any
 
 log = logging.getLogger("tailbound")
 
