@@ -59,7 +59,7 @@ def test_labels_count_ops_and_rows_follow_each_other_in_every_ring() -> None:
 @pytest.mark.parametrize("first", [0, (1 << 22) - 2, 0xFFFFFF00 >> 10])
 def test_labels_and_sequences_wrap(first: int) -> None:
     sequence, rows = Sequence(RANKS, MAP, first), 6 * sum(x.shape.rows for x in step(50_000, 3000))
-    sequence.jump(Position(first, 0xFFFFFF00, (0xFFFFFFF0,) * RANKS, MAP.id, MAP.owners))
+    sequence.jump(Position(first, 0xFFFFFF00, (0xFFFFFFF0,) * RANKS, ((0, MAP),)))
     places = launch(sequence, step(50_000, 3000) * 6)
     assert [p.label for p in places] == [op_label((first + s) % (1 << 22), i) for s in range(6) for i in range(2)]
     for place in places:
