@@ -76,8 +76,8 @@ def test_what_a_static_graph_does_not_use_gets_no_gradient(view: bool) -> None:
     import torch
     from torch import nn
 
+    from tailbound.torch.compat import used_by
     from tailbound.torch.finished import gradients
-    from tailbound.torch.state import _used_by
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -91,7 +91,7 @@ def test_what_a_static_graph_does_not_use_gets_no_gradient(view: bool) -> None:
     net = Net()
     ddp, layout, averages = computed(net, torch.randn(4, 3), static_graph=True, gradient_as_bucket_view=view)
     assert layout.unused() == set()
-    layout.follow(net.parameters(), _used_by(ddp))
+    layout.follow(net.parameters(), used_by(ddp))
     assert layout.unused() == {id(p) for p in net.unused.parameters()}
     with gradients(layout.step(), averages, layout.unused()):
         assert [name for name, p in net.named_parameters() if p.grad is None] == ["unused.weight", "unused.bias"]
@@ -104,9 +104,9 @@ def test_before_a_first_step_nothing_counts_as_unused() -> None:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
+    from tailbound.torch.compat import used_by
     from tailbound.torch.finished import Layout
-    from tailbound.torch.state import _used_by
 
     ddp, layout = DistributedDataParallel(torch.nn.Linear(2, 2), static_graph=True), Layout()
-    layout.follow(ddp.parameters(), _used_by(ddp))
+    layout.follow(ddp.parameters(), used_by(ddp))
     assert layout.unused() == set()

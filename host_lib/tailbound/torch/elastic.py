@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from tailbound.autoload import BACKEND
 from tailbound.errors import ConfigError
+from tailbound.torch.compat import default_group
 
 #: Methods of a process group that are collectives; some have a new and an old name, and not all versions have all.
 COLLECTIVES = (
@@ -115,7 +116,7 @@ def init_process_group(timeout: float = 180.0) -> None:
     )
     own = dist.new_group([rank], timeout=wait, backend="gloo", use_local_synchronization=True)
     _worlds.clear()
-    _worlds[own] = dist.distributed_c10d._get_default_group()
+    _worlds[own] = default_group()
 
 
 def alone() -> dist.ProcessGroup:

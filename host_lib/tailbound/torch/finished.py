@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch._C._distributed_c10d import GradBucket
 
 from tailbound.errors import ConfigError
+from tailbound.torch.compat import GradBucket
 from tailbound.torch.replica import flat
 
 

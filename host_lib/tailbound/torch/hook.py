@@ -4,9 +4,9 @@ No ``from __future__ import annotations`` here: DDP inspects the annotations as 
 """
 
 import torch
-from torch._C._distributed_c10d import GradBucket  # the same object as torch.distributed.GradBucket
 
 from tailbound.errors import ConfigError
+from tailbound.torch.compat import GradBucket, in_backward
 from tailbound.torch.sparse import average_sparse
 from tailbound.torch.state import TailboundState
 
@@ -36,6 +36,6 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
     else:
         state.layout.note(bucket)  # what is in a bucket is part of what ranks compare
         future = state.average(index, buffer, last)  # refuses what is not supported
-    if last and torch._C._current_graph_task_id() < 0:
+    if last and not in_backward():
         state.ran_out()
     return future

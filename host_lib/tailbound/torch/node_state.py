@@ -18,12 +18,13 @@ import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.torch.also import Stateful
+from tailbound.torch.compat import joined
 from tailbound.torch.memory import check
 from tailbound.torch.node import Holds, Node
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
-from tailbound.torch.state import TailboundState, WeakHook, joined
+from tailbound.torch.state import TailboundState, WeakHook
 
 _NONE_ALONE = (
     "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "

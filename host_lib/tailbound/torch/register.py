@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 import logging
 import warnings
-import weakref
 from collections.abc import Mapping
 from typing import Any, Literal, Unpack
 
@@ -20,6 +18,7 @@ from tailbound.settings.table import Options, known, refuse_unknown
 from tailbound.torch import elastic
 from tailbound.torch.also import Stateful, check
 from tailbound.torch.collectives import in_model, refuse_optimizer
+from tailbound.torch.compat import keep_connections
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.interfaces import interface_for
 from tailbound.torch.memory import SUPPORTED
@@ -75,7 +74,7 @@ def register(
         refuse_optimizer(optimizer)
     _check_model(ddp_model)
     _check_ignored(ddp_model)
-    _keep_connections(ddp_model)
+    keep_connections(ddp_model)
     group = elastic.world_of(ddp_model.process_group)
     if group is not ddp_model.process_group and ddp_model.find_unused_parameters:
         raise ConfigError(
@@ -102,23 +101,6 @@ def register(
         state.close()
         raise
     return state
-
-
-def _keep_connections(ddp_model: DistributedDataParallel) -> None:
-    """Keeps the model's Gloo connections until its reducer is gone, and at exit for good.
-
-    A reducer that holds them last destroys them with the GIL held. Gloo's destructor then joins its threads. One of
-    these may wait for the GIL, to free a finished collective or to run its callback, and the process hangs. A reference
-    from Python releases the GIL first. While the interpreter ends no thread gets the GIL, so nothing is destroyed then.
-    """
-    try:
-        connections = ddp_model.process_group._get_backend(torch.device("cpu"))
-    except RuntimeError:  # none for tensors on the CPU
-        return
-    for holder in (ddp_model.reducer, ddp_model.logger):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(connections))  # which exit does not drop, as it does finalizers
-        release = weakref.finalize(holder, ctypes.pythonapi.Py_DecRef, ctypes.py_object(connections))
-        release.atexit = False
 
 
 def _of_model(ddp_model: DistributedDataParallel) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from tailbound.errors import ConfigError, TransportError
+from tailbound.torch.compat import buffers_of
 from tailbound.torch.kept import Told, leaves, of_shape, rebuild, rebuild_setting, tell, tell_setting
 from tailbound.torch.streams import settle_thread
 from tailbound.wire.jit import compiled
@@ -172,7 +173,7 @@ class Replica:
         """Memory of persistent buffers by number, of those that are there now: one may be None, and have data later."""
         found = {}
         for number, (owner, name) in enumerate(self._places):
-            buffer = owner._buffers.get(name)
+            buffer = dict(buffers_of(owner)).get(name)
             view = flat(buffer) if buffer is not None and buffer.numel() else None
             if view is not None:
                 found[number] = view
@@ -396,8 +397,8 @@ def _persistent(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
     """
     seen, places = set[int](), []
     for owner in module.modules():
-        for name, buffer in owner._buffers.items():
-            if name in owner._non_persistent_buffers_set or id(buffer) in seen:
+        for name, buffer in buffers_of(owner):
+            if id(buffer) in seen:
                 continue
             if buffer is not None:
                 seen.add(id(buffer))

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
@@ -29,6 +28,7 @@ import torch
 
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
+from tailbound.torch.compat import SCALERS
 
 #: A ``TailboundState``, whose module imports this one.
 TailboundState: TypeAlias = Any
@@ -100,15 +100,14 @@ class GradScaler(torch.amp.GradScaler):
                 f"each of the {state.shards} shards of this model is averaged by a job of its own, with a loss scale "
                 "of its own, and a host would add gradients of different scales: train in bfloat16, without a scaler"
             )
-        if self._ours and any(math.frexp(each)[0] != 0.5 for each in (self._growth_factor, self._backoff_factor)):
+        factors = self.get_growth_factor(), self.get_backoff_factor()
+        if self._ours and any(math.frexp(factor)[0] != 0.5 for factor in factors):
             raise ConfigError(
-                f"a loss scale that grows by {self._growth_factor:g} and backs off by {self._backoff_factor:g} rounds "
-                "gradients otherwise on each rank: give powers of two, as growth_factor=2.0, backoff_factor=0.5"
+                "a loss scale that grows by {:g} and backs off by {:g} rounds gradients otherwise on each rank: give "
+                "powers of two, as growth_factor=2.0, backoff_factor=0.5".format(*factors)
             )
         self._state = state
         if self._ours:
-            if self._scale is None:
-                self._lazy_init_scale_growth_tracker(torch.device(self._device))
             state.scaler, state.loss_scale = self, self.get_scale()
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
@@ -173,7 +172,7 @@ def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:
     if isinstance(scaler, GradScaler) and not scaler._ours:  # its job is over, or was one rank's
         scaler._join(state)
         return
-    if type(scaler) not in _TORCHS:
+    if type(scaler) not in SCALERS:
         kind = type(scaler)
         raise ConfigError(
             f"{kind.__module__}.{kind.__qualname__} scales the loss of a registered model, and cannot see which ranks "
@@ -186,17 +185,3 @@ def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:
     except BaseException:
         scaler.__class__ = before
         raise
-
-
-def at_work() -> torch.amp.GradScaler | None:
-    """The scaler whose ``step`` the calling thread is in: it says itself to no hook of the optimizer."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not _STEP:
-        frame = frame.f_back  # type: ignore[assignment]
-    found: torch.amp.GradScaler | None = None if frame is None else frame.f_locals["self"]
-    return found
-
-
-#: Classes that differ in their arguments only.
-_TORCHS = (torch.amp.GradScaler, torch.cuda.amp.grad_scaler.GradScaler, torch.cpu.amp.grad_scaler.GradScaler)
-_STEP = torch.amp.GradScaler.step.__code__

@@ -31,6 +31,7 @@ from tailbound.torch import interfaces
 from tailbound.torch.absence import Absence, Place
 from tailbound.torch.also import Stateful
 from tailbound.torch.collectives import refuse_optimizer
+from tailbound.torch.compat import default_store, joined, used_by
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.entrance import Entrance, buckets
@@ -129,7 +130,7 @@ class TailboundState:
         if self.ranks > 1:
             interface, datapath = interfaces.own(given["interface"], datapath)
             self.communicator = Communicator(
-                dist.distributed_c10d._get_default_store(),
+                default_store(),
                 config,
                 datapath=datapath,
                 interface=interface,
@@ -375,7 +376,7 @@ class TailboundState:
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
         self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._before_forward), prepend=True))
         if getattr(ddp_model, "static_graph", False):
-            self.layout.follow(replica.parameters, _used_by(ddp_model))
+            self.layout.follow(replica.parameters, used_by(ddp_model))
         for step_hook in (
             register_optimizer_step_pre_hook(WeakHook(self.steps.before_step)),
             register_optimizer_step_post_hook(WeakHook(self.steps.after_step)),
@@ -749,22 +750,6 @@ class WeakHook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WeakHook, ()
-
-
-def joined(ddp_model: torch.nn.Module | None) -> bool:
-    """Whether a forward pass of ``ddp_model`` is within DDP's ``join()``."""
-    return bool(getattr(getattr(ddp_model, "_join_config", None), "enable", False))
-
-
-def _used_by(ddp_model: torch.nn.Module) -> Callable[[], torch.Tensor | None]:
-    """Asks DDP how many ranks use each of its parameters, and does not keep it; None: there is no such model."""
-    held = weakref.ref(ddp_model)
-
-    def used() -> torch.Tensor | None:
-        found = held()
-        return found.reducer._get_local_used_map() if isinstance(found, DistributedDataParallel) else None
-
-    return used
 
 
 def _end_aside(endings: list[Callable[[], object]]) -> None:

@@ -10,8 +10,9 @@ import torch
 
 from tailbound.errors import ConfigError
 from tailbound.torch.collectives import refuse_optimizer
+from tailbound.torch.compat import scaler_at_work
 from tailbound.torch.replica import Replica
-from tailbound.torch.scaler import adopt, at_work
+from tailbound.torch.scaler import adopt
 from tailbound.torch.turns import Turns
 
 #: A ``TailboundState``, whose module imports this one.
@@ -109,7 +110,7 @@ class Steps:
 
     def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes in a scaler of torch's own that is stepping ``optimizer``, so that it sees this rank's overflows."""
-        state, scaler = self._state, at_work()
+        state, scaler = self._state, scaler_at_work()
         if scaler is None or scaler is state.scaler or not scaler.is_enabled():
             return
         adopt(state, scaler)
