@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 mesh = grid()
 ours, theirs = sharded(mesh["shard"]), sharded(mesh)
-interfaces = ["data0", "plain0"]
+interfaces = "data0,plain0"
 state = fsdp.register(ours, mesh["replicate"], **{**PATIENT, "datapath": "xdp", "interface": interfaces})
 for step in range(4):
     for net in (ours, theirs):

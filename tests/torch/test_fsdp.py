@@ -55,19 +55,3 @@ def test_what_cannot_be_is_refused(run: Run) -> None:
 
 def test_one_host(run: Run) -> None:
     run("fsdp_jobs.alone", 2)
-
-
-def test_interfaces_of_several_ranks_on_a_host() -> None:
-    from tailbound.errors import ConfigError
-    from tailbound.torch.interfaces import interface_for
-
-    assert interface_for(None, 1, 2, "auto") == (None, "udp")
-    assert interface_for("eth0", 0, 1, "xdp") == ("eth0", "xdp")
-    assert interface_for("eth0", 1, 2, "auto") == ("eth0", "udp")
-    assert interface_for("eth0", 1, 2, "udp") == ("eth0", "udp")
-    assert interface_for(["eth0", "eth1"], 1, 2, "xdp") == ("eth1", "xdp")
-    with pytest.raises(ConfigError, match="2 names"):
-        interface_for("eth0", 1, 2, "xdp")
-    for given in (["eth0"], ["eth0", "eth0"]):
-        with pytest.raises(ConfigError, match="each of the 2 ranks"):
-            interface_for(given, 0, 2, "auto")

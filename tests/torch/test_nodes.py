@@ -191,10 +191,16 @@ def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert interfaces.own("eth0, eth1", "xdp") == ("eth1", "xdp")
-    assert interfaces.interface_for("eth0,eth1", 0, 2, "auto") == ("eth0", "auto")
-    assert interfaces.interface_for("eth0", 1, 2, "auto") == ("eth0", "udp")
-    with pytest.raises(ConfigError, match="xdp takes one job an interface"):
+    for given, asked, found in (
+        ("eth0,eth1", "auto", ("eth1", "auto")), ("eth0,eth1", "xdp", ("eth1", "xdp")), (None, "auto", (None, "udp")),
+        ("eth0", "auto", ("eth0", "udp")), ("eth0", "udp", ("eth0", "udp")),
+    ):  # fmt: skip
+        assert interfaces.interface_for(given, 1, 2, asked) == found
+    assert interfaces.interface_for("eth0", 0, 1, "xdp") == ("eth0", "xdp")
+    with pytest.raises(ConfigError, match=r"xdp takes one job an interface.*2 names"):
         interfaces.interface_for("eth0", 1, 2, "xdp")
+    with pytest.raises(ConfigError, match="each of the 2 ranks"):
+        interfaces.interface_for("eth0,eth0", 0, 2, "auto")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="eth0,eth1: give another one to each of the 3 ranks"):
         interfaces.own("eth0,eth1", "auto")

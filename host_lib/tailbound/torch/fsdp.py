@@ -190,7 +190,6 @@ def register(
     replicas: DeviceMesh | dist.ProcessGroup,
     *,
     optimizer: torch.optim.Optimizer | None = None,
-    interface: str | Sequence[str] | None = None,
     **options: Any,
 ) -> FsdpState:
     """Averages the gradients of an FSDP2 model over ``replicas``, makes these equal, and returns the state.
@@ -211,9 +210,9 @@ def register(
         replicas: mesh of one dimension, or group, of the ranks that hold the same shards; the first one's parameters
             and buffers are copied to the others.
         optimizer: the optimizer that steps it; one that is not named is found at its first step.
-        interface: network interface of this host's ranks, or one for each local rank. With several ranks on a host,
-            ``xdp`` needs the latter; one interface for all means ``udp``, each rank on a port of its own.
-        **options: of ``TailboundState``. A switch serves one job, so it needs hosts of one rank.
+        **options: of ``TailboundState``. With several ranks on a host ``xdp`` needs an interface for each of them
+            (``interface="eth0,eth1"``); one for all means ``udp``. A switch serves one job, so it needs hosts of one
+            rank.
 
     Raises:
         ConfigError: not an FSDP2 model, parameters that are not materialised or that FSDP averages over the replicas by
@@ -226,15 +225,15 @@ def register(
     wanted = known("datapath", options)
     if shards > 1 and (wanted == "switch" or options.get("switch")):
         raise ConfigError(f"a switch serves one job, and {shards} shards are {shards} jobs: give no switch")
-    name, options["datapath"] = interface_for(
-        interface or os.environ.get("TAILBOUND_INTERFACE"),
+    options["interface"], options["datapath"] = interface_for(
+        known("interface", options),
         int(os.environ.get("LOCAL_RANK", "0")),
         int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         wanted,
     )
     what = f"{model_digest(model)} in {shards} shards"
     entries = sum(local(p).numel() for p in model.parameters() if p.requires_grad)
-    state = FsdpState(group, shards=shards, model=what, entries=entries, interface=name, **options)
+    state = FsdpState(group, shards=shards, model=what, entries=entries, **options)
     try:
         _make_equal(model, group)
         state.put_under(modules)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
 
 from tailbound.errors import ConfigError
 
@@ -31,14 +30,10 @@ def local_place(what: str, otherwise: str) -> tuple[int, int]:
 
 
 def own(given: str | None, datapath: str) -> tuple[str | None, str]:
-    """Interface and datapath of this rank.
-
-    Args:
-        given: an interface, several with commas between them (the one at LOCAL_RANK), or None.
-        datapath: what was asked for.
+    """Interface and datapath of this rank; of several names with commas between them, the one at LOCAL_RANK.
 
     Raises:
-        ConfigError: too few names, nothing tells which of them is this rank's, or ranks share one that takes one only.
+        ConfigError: too few names, or nothing tells which of them is this rank's.
     """
     if given is None or "," not in given:
         return given, datapath
@@ -47,24 +42,23 @@ def own(given: str | None, datapath: str) -> tuple[str | None, str]:
     return interface_for(given, place, places, datapath)
 
 
-def interface_for(given: str | Sequence[str] | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:
-    """Interface and datapath of the job of one of ``places`` ranks on a host, each with a job of its own.
+def interface_for(given: str | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:
+    """Interface and datapath of the rank at ``place``, of ``places`` ranks on a host with a job each.
 
     Args:
-        given: one interface for all, or one for each rank (a sequence, or names with commas between them), or None.
+        given: one interface for all, one for each with commas between them, or None.
         place: of this rank on its host.
         places: ranks on the host.
-        datapath: what was asked for.
+        datapath: the one that was asked for.
 
     Raises:
-        ConfigError: too few interfaces.
+        ConfigError: too few interfaces, or ranks share one that takes one job only.
     """
-    if isinstance(given, str) and "," in given:
-        given = [name.strip() for name in given.split(",")]
-    if given is not None and not isinstance(given, str):
-        if len(given) < places or len(set(given)) < len(given):
-            raise ConfigError(f"interface={','.join(given)}: give another one to each of the {places} ranks on a host")
-        return given[place], datapath
+    names = [name.strip() for name in (given or "").split(",")]
+    if len(names) > 1:
+        if len(names) < places or len(set(names)) < len(names):
+            raise ConfigError(f"interface={given}: give another one to each of the {places} ranks on a host")
+        return names[place], datapath
     if places == 1 or datapath == "udp":
         return given, datapath
     if datapath != "auto":
