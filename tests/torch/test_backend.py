@@ -245,6 +245,8 @@ SUITE = [
     "test_all_gather$",
     "test_all_gather_object_default_pg",
     "test_scatter$",
+    "test_gather$",
+    "test_send_recv$",
     "test_DistributedDataParallelCPU$",
     "test_DistributedDataParallelCPU_grad_is_view",
     "test_ddp_logging_data_cpu",
