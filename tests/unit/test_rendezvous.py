@@ -38,7 +38,7 @@ def greet(store: MemoryStore, *greetings: Greeting) -> None:
         ("model", "xyz", "same model"),
         ("options", {"bits": "4", "share_rows": "on"}, "bits="),
         ("options", {"bits": "8", "share_rows": "off"}, "share_rows="),
-        ("options", {"bits": "8"}, "the argument share_rows="),
+        ("options", {"bits": "8"}, "the option share_rows"),
         ("ranks", 2, "same world size"),
     ],
 )
@@ -112,7 +112,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "advice"),
     [
-        ({}, {"safeguard": Limits(skip=0.5)}, "the argument safeguard="),
+        ({}, {"safeguard": Limits(skip=0.5)}, "the option safeguard"),
         ({}, {"ranks": 3}, "world size"),
     ],
 )

@@ -135,7 +135,9 @@ class Channels:
     ) -> None:
         job, port = self._job, self._datapath.endpoint[1]
         if is_ipv6(address):
-            raise CapabilityError("groups are of IPv4, and this job talks over IPv6: use result='fanout' or 'peers'")
+            raise CapabilityError(
+                "groups are of IPv4, and this job talks over IPv6: use TAILBOUND_RESULT=fanout or peers"
+            )
         group = group_of(job.cookie, job.config.group)
         ports = ports_of(len(endpoints), job.config.source_ports)
         socks = tuple(sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports))

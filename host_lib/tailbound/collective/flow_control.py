@@ -89,7 +89,7 @@ class FlowControl:
         self._said = True
         log.info(
             "a receiver grants a share of the link, whose speed is unknown: the drain rate stands in for it; "
-            "set rate= or TAILBOUND_RATE"
+            "set TAILBOUND_RATE"
         )
 
     def contributions(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:

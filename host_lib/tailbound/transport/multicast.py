@@ -91,7 +91,7 @@ class GroupMember:
         except OSError as error:
             self.socket.close()
             raise CapabilityError(
-                f"{group} cannot be joined at {address} ({error.strerror}): use result='fanout' or 'peers'"
+                f"{group} cannot be joined at {address} ({error.strerror}): use TAILBOUND_RESULT=fanout or peers"
             ) from error
 
     def descriptors(self) -> list[int]:
@@ -127,7 +127,7 @@ def prepare(sock: socket.socket, address: str) -> None:
         sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 0)
     except OSError as error:
         raise CapabilityError(
-            f"multicast cannot be sent from {address} ({error.strerror}): use result='fanout' or 'peers'"
+            f"multicast cannot be sent from {address} ({error.strerror}): use TAILBOUND_RESULT=fanout or peers"
         ) from error
 
 

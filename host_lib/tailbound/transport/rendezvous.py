@@ -216,7 +216,7 @@ def compare(own: Greeting, other: Greeting) -> None:
         if mine != theirs:
             raise LayoutError(
                 f"rank {own.rank} has {name}={mine}, rank {other.rank} has {name}={theirs}: give every rank the same "
-                f"(the argument {name}=, or the variable TAILBOUND_{name.upper()})"
+                f"(the option {name}, or the variable TAILBOUND_{name.upper()})"
             )
 
 
