@@ -12,7 +12,6 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 from tailbound.errors import TransportError
 
@@ -20,29 +19,32 @@ from tailbound.errors import TransportError
 _SIZES = (10, 5_000, 200_000)
 
 
-class _MemoryStore:
+class MemoryStore:
     """A ``rendezvous.Store`` for threads of one process."""
 
     def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
+        self.values: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
-    def set(self, key: str, value: Any) -> None:
+    def set(self, key: str, value: str | bytes) -> None:
+        """As in ``torch.distributed.Store``."""
         with self._changed:
-            self._values[key] = value.encode() if isinstance(value, str) else bytes(value)
+            self.values[key] = value.encode() if isinstance(value, str) else value
             self._changed.notify_all()
 
     def get(self, key: str) -> bytes:
-        with self._changed:
-            return self._values[key]
+        """Waits for it, a minute at most."""
+        self.wait([key], timedelta(minutes=1))
+        return self.values[key]
 
     def check(self, keys: list[str]) -> bool:
-        with self._changed:
-            return all(key in self._values for key in keys)
+        """Whether all are there."""
+        return all(key in self.values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Until all are there; raises a ``TimeoutError``."""
         with self._changed:
-            if not self._changed.wait_for(lambda: all(k in self._values for k in keys), timeout.total_seconds()):
+            if not self._changed.wait_for(lambda: self.check(keys), timeout.total_seconds()):
                 raise TimeoutError(f"{keys} not set within {timeout}")
 
 
@@ -54,7 +56,7 @@ def compile_all() -> None:
     from tailbound.collective.communicator import Communicator
     from tailbound.transport.config import Config
 
-    store = _MemoryStore()
+    store = MemoryStore()
 
     def rank(number: int) -> None:
         with Communicator(store, Config(rank=number, ranks=2, port=0, ring_mib=4), datapath="udp") as ours:

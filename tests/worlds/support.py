@@ -11,13 +11,11 @@ import functools
 import random
 import select
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +28,7 @@ from tailbound.codec.shape import shape_for
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.collective.transpose import Transpose
+from tailbound.prepare import MemoryStore as MemoryStore
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
 from tailbound.transport.reliable import Reliable
@@ -44,31 +43,6 @@ MS = 1_000_000
 #: Seconds that anything may take on a loaded machine before a test gives up on it.
 PATIENCE = 60.0
 _TYPE_AT = HEADER_DTYPE.fields["type"][1]
-
-
-class MemoryStore:
-    """The part of ``torch.distributed.Store`` that the rendezvous uses, for threads of one process."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-        self._changed = threading.Condition()
-
-    def set(self, key: str, value: str | bytes) -> None:
-        with self._changed:
-            self.values[key] = value.encode() if isinstance(value, str) else value
-            self._changed.notify_all()
-
-    def get(self, key: str) -> bytes:
-        self.wait([key], timedelta(seconds=PATIENCE))
-        return self.values[key]
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.values for key in keys)
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: all(k in self.values for k in keys), timeout.total_seconds()):
-                raise TimeoutError(f"no {keys}")
 
 
 @dataclass
