@@ -6,54 +6,50 @@ import multiprocessing
 import os
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.needs("torch")
 
 
-def test_unasked_everything_is_as_over_gloo(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
+@pytest.fixture
+def over(tmp_path: Path) -> Callable[..., list[Any]]:
+    """Starts a job of ``backend_jobs`` over the backend, by name; returns what its ranks return."""
 
-    with Job(backend_jobs.collectives, 3, tmp_path, backend="tailbound") as job:
-        job.results()
+    def start(name: str, ranks: int, *given: Any) -> list[Any]:
+        import backend_jobs
+        from processes import Job
 
+        with Job(getattr(backend_jobs, name), ranks, tmp_path, *given, backend="tailbound") as job:
+            return job.results()
 
-def test_gloos_threads_may_hold_the_last_reference(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.dropped, 2, tmp_path, backend="tailbound") as job:
-        job.results()
+    return start
 
 
-def test_a_model_may_hold_the_last_reference_to_a_group_that_has_just_ended(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.outlived, 2, tmp_path, backend="tailbound") as job:
-        job.results()
+def test_unasked_everything_is_as_over_gloo(over: Callable[..., list[Any]]) -> None:
+    over("collectives", 3)
 
 
-def test_what_is_bounded_and_what_stays_exact(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.kinds, 2, tmp_path, backend="tailbound") as job:
-        for stats in job.results():
-            assert stats["delivered"] == 1.0
+def test_gloos_threads_may_hold_the_last_reference(over: Callable[..., list[Any]]) -> None:
+    over("dropped", 2)
 
 
-def test_steps_end_where_the_caller_says(tmp_path: Path) -> None:
+def test_a_model_may_hold_the_last_reference_to_a_group_that_has_just_ended(over: Callable[..., list[Any]]) -> None:
+    over("outlived", 2)
+
+
+def test_what_is_bounded_and_what_stays_exact(over: Callable[..., list[Any]]) -> None:
+    for stats in over("kinds", 2):
+        assert stats["delivered"] == 1.0
+
+
+def test_steps_end_where_the_caller_says(over: Callable[..., list[Any]]) -> None:
     """Also where one step is not like the one before."""
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.told, 2, tmp_path, backend="tailbound") as job:
-        assert job.results() == [list(range(1, 10))] * 2
+    assert over("told", 2) == [list(range(1, 10))] * 2
 
 
 def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
@@ -117,52 +113,32 @@ def test_tensors_of_inference_mode_are_averaged(kind: str, factor: int, made_wit
     assert value.tolist() == [factor] * 4
 
 
-def test_groups_have_jobs_of_their_own_and_may_be_made_again(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.groups, 3, tmp_path, str(tmp_path / "second"), backend="tailbound") as job:
-        job.results()
+def test_groups_have_jobs_of_their_own_and_may_be_made_again(over: Callable[..., list[Any]], tmp_path: Path) -> None:
+    over("groups", 3, str(tmp_path / "second"))
 
 
-def test_ddp_with_and_without_a_hook(tmp_path: Path) -> None:
+def test_ddp_with_and_without_a_hook(over: Callable[..., list[Any]]) -> None:
     """Plain DDP within ``bounded()`` against plain DDP over Gloo, beside DDP with the hook over this backend."""
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.training, 2, tmp_path, backend="tailbound") as job:
-        for stats in job.results():
-            assert stats["delivered"] == 1.0
+    for stats in over("training", 2):
+        assert stats["delivered"] == 1.0
 
 
-def test_compiled_steps(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.compiled, 2, tmp_path, backend="tailbound") as job:
-        first, second = job.results()
-        assert first == second > 5
+def test_compiled_steps(over: Callable[..., list[Any]]) -> None:
+    first, second = over("compiled", 2)
+    assert first == second > 5
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.refusals, 2, tmp_path, backend="tailbound") as job:
-        job.results()
+def test_what_cannot_be_is_refused(over: Callable[..., list[Any]]) -> None:
+    over("refusals", 2)
 
 
-def test_ranks_that_disagree_are_named_and_live_on(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
-
-    with Job(backend_jobs.disagreement, 2, tmp_path, backend="tailbound") as job:
-        for said in job.results():
-            assert len(said) == 2
-            for text in said:
-                assert "LayoutError" in text
-                assert "rank 0" in text
-                assert "rank 1" in text
+def test_ranks_that_disagree_are_named_and_live_on(over: Callable[..., list[Any]]) -> None:
+    for said in over("disagreement", 2):
+        assert len(said) == 2
+        for text in said:
+            assert "LayoutError" in text
+            assert "rank 0" in text
+            assert "rank 1" in text
 
 
 def test_a_killed_rank_does_not_stop_the_others(tmp_path: Path) -> None:
