@@ -1,7 +1,7 @@
 """What a datapath is: memory that fills by itself, a way to seal it, and something to wait on.
 
-The collective reads and writes the arrays of a ``Store``; who fills them (XDP programs in the kernel, or a receiving
-thread with numba) it does not know. Both ways follow the same slot rules and give the same bits.
+The collective reads and writes the arrays of a ``Store``. XDP programs in the kernel fill them, or a thread in the C
+library, by the same rules and to the same bits.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import grp
 import logging
-import os
 from collections.abc import Mapping
 
 import numpy as np
@@ -140,7 +139,7 @@ class XdpDatapath:
         try:
             return cls(maps, interface, port, program, link, tagged=tagged, address=address)
         except BaseException:
-            _close(maps, program, link)
+            maps.close(link, program)
             raise
 
     @classmethod
@@ -182,7 +181,7 @@ class XdpDatapath:
             fds = {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}
             pin.pin(found, fds, link, group, program if replaces else -1)
         finally:
-            _close(maps, program, link)
+            maps.close(link, program)
 
     @classmethod
     def is_attached(cls, interface: str) -> bool:
@@ -292,7 +291,7 @@ class XdpDatapath:
         for sock in (self.socket, *self._sending):
             sock.close()
         self._ring.close()
-        _close(self.maps, self.program, self._link)
+        self.maps.close(self._link, self.program)
 
 
 def _attach(
@@ -325,7 +324,7 @@ def _attach(
         if link < 0:
             link = attaching.attach(program, device)
     except BaseException:
-        _close(maps, program, link)
+        maps.close(link, program)
         raise
     return maps, program, link, tagged
 
@@ -349,13 +348,6 @@ def _own_address(interface: str, *, ipv6: bool) -> Words:
         return words_of(net.address_of(interface, ipv6=ipv6))
     except ConfigError:
         return Words(0)
-
-
-def _close(maps: Maps, program: int, link: int) -> None:
-    for fd in (link, program):
-        if fd >= 0:
-            os.close(fd)
-    maps.close()
 
 
 def attach(

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -145,7 +144,7 @@ class Fanout:
         try:
             return cls(made, interface, port, ports, program, link, most, address=address)
         except BaseException:
-            _close(made, program, link)
+            made.close(link, program)
             raise
 
     @classmethod
@@ -162,7 +161,7 @@ class Fanout:
         try:
             pin.add(interface, load.FANOUT, made.fds, link, group)
         finally:
-            _close(made, program, link)
+            made.close(link, program)
 
     @classmethod
     def open(cls, interface: str, port: int, ports: int = 1, *, address: str = "") -> Fanout:
@@ -257,7 +256,7 @@ class Fanout:
         self.lead = None
         self._settings["active"] = 0
         del self._settings
-        _close(self.maps, self.program, self._link)
+        self.maps.close(self._link, self.program)
 
 
 def rotated(own: int, ranks: Iterable[int]) -> Sequence[int]:
@@ -285,12 +284,5 @@ def _attach(interface: str, to: int, loader: str, most: int, *, ipv6: bool) -> t
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
         return made, program, attach_tcx(program, interface)
     except BaseException:
-        _close(made, program, -1)
+        made.close(program)
         raise
-
-
-def _close(made: Maps, program: int, link: int) -> None:
-    for fd in (link, program):
-        if fd >= 0:
-            os.close(fd)
-    made.close()

@@ -71,11 +71,15 @@ class Maps:
         memory = _mapped(self.fds[map_.name], dims[0] * _value_bytes(shape), writable=map_.writer != "program")
         self.arrays[map_.name] = np.frombuffer(memory, dtype, int(np.prod(dims))).reshape(dims)
 
-    def close(self) -> None:
-        """Closes the descriptors. The memory is unmapped when the last array that refers to it is gone."""
+    def close(self, *others: int) -> None:
+        """Closes the descriptors, and before them ``others``, but -1.
+
+        The memory is unmapped when the last array that refers to it is gone.
+        """
         self.arrays.clear()
-        for fd in self.fds.values():
-            os.close(fd)
+        for fd in (*others, *self.fds.values()):
+            if fd >= 0:
+                os.close(fd)
         self.fds.clear()
 
 

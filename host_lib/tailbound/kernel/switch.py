@@ -157,11 +157,8 @@ class Switch:
 
     def close(self) -> None:
         """Closes descriptors; may be called twice."""
-        for fd in (self.program, self.out):
-            if fd >= 0:
-                os.close(fd)
+        self.maps.close(self.program, self.out)
         self.program = self.out = -1
-        self.maps.close()
 
     # -- job entries --------------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ Runs on the port of a two-port bridge at which packets come in, and only there: 
 
 from __future__ import annotations
 
-import os
 import struct
 from dataclasses import dataclass
 
@@ -129,10 +128,6 @@ class FaultProgram:
 
     def close(self) -> None:
         """Detaches and closes; may be called twice."""
-        for link in self._links:
-            os.close(link)
+        self.maps.close(*self._links, self.program)
         self._links.clear()
-        if self.program >= 0:
-            os.close(self.program)
-            self.program = -1
-        self.maps.close()
+        self.program = -1
