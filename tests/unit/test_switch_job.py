@@ -18,8 +18,8 @@ def entry(cookie: int, base: int, rows: int) -> Entry:
     return Entry(cookie, "10.0.0.9", bytes(6), 5515, base, rows, 4, (member,))
 
 
-def spec(cookie: int = 9, rows: int = 16, base: int | None = None) -> JobSpec:
-    return JobSpec(RANKS, cookie, rows=rows, base=base)
+def spec(cookie: int = 9, rows: int = 16) -> JobSpec:
+    return JobSpec(RANKS, cookie, rows=rows)
 
 
 @pytest.mark.parametrize(
@@ -38,18 +38,11 @@ def test_room_is_found(there: dict[int, tuple[int, int]], rows: int, want: tuple
     assert place(spec(rows=rows), entries, SLOTS) == want
 
 
-@pytest.mark.parametrize("base", [1, 15, 16, 31])
-def test_slots_that_overlap_are_refused_by_name(base: int) -> None:
-    with pytest.raises(ConfigError, match=r"overlap 16..31, which are job 0x00000005's"):
-        place(spec(base=base), {0: entry(5, 16, 16)}, SLOTS)
-
-
 @pytest.mark.parametrize(
     ("asked", "there", "words"),
     [
         (spec(cookie=5), {0: entry(5, 0, 16)}, "job 0x00000005 is in the switch already"),
         (spec(rows=128), {}, "128 slots for job 0x00000009: the switch has 64"),
-        (spec(base=56), {}, "slots 56..71: choose some of the switch's 0..63"),
         (spec(rows=32), {0: entry(5, 8, 32)}, r"no 32 free slots.*8..39 by 0x00000005"),
         (spec(), {n: entry(n + 20, n, 1) for n in range(SWITCH_JOBS)}, f"has {SWITCH_JOBS} jobs already"),
     ],

@@ -131,7 +131,6 @@ def job() -> None:
     type=int,
     help=f"Slots of the job, a power of two.  [default: {DEFAULT_ROWS}, or as many as a smaller switch has]",
 )
-@click.option("--base", type=int, help="First slot of the job; default: the first free range.")
 @click.option("--headroom", type=int, default=DEFAULT_HEADROOM, help="Room for growth, in quarter powers of two.")
 def add(ranks: tuple[str, ...], cookie: int | None, rows: int | None, **options: Any) -> None:
     """Add a job and print the variables of its workers. A restarted job needs a new cookie."""

@@ -1,6 +1,6 @@
 """Which jobs may share a switch, and where their slots lie. No I/O.
 
-A job has a cookie of its own and a range of slots of its own; both are refused by name where another job has them.
+A job has a cookie of its own, which is refused by name where another job has it, and a range of slots of its own.
 """
 
 from __future__ import annotations
@@ -103,7 +103,6 @@ class JobSpec:
         cookie: 1..2**32 - 1.
         port: UDP port.
         rows: slots, a power of two.
-        base: first slot; None: wherever there is room.
         headroom: what the next op's scale leaves above the largest need, in quarter powers of two.
     """
 
@@ -111,7 +110,6 @@ class JobSpec:
     cookie: int
     port: int = DEFAULT_PORT
     rows: int = DEFAULT_ROWS
-    base: int | None = None
     headroom: int = DEFAULT_HEADROOM
 
     def __post_init__(self) -> None:
@@ -156,17 +154,6 @@ def place(spec: JobSpec, there: Mapping[int, Entry], slots: int) -> tuple[int, i
             f"{spec.rows} slots for job {spec.cookie:#010x}: the switch has {slots}, ask for at most these"
         )
     taken = sorted((other.base, other.base + other.rows, other.cookie) for other in there.values())
-    if spec.base is not None:
-        end = spec.base + spec.rows
-        if spec.base < 0 or end > slots:
-            raise ConfigError(f"slots {spec.base}..{end - 1}: choose some of the switch's 0..{slots - 1}")
-        for low, high, cookie in taken:
-            if spec.base < high and low < end:
-                raise ConfigError(
-                    f"slots {spec.base}..{end - 1} of job {spec.cookie:#010x} overlap {low}..{high - 1}, "
-                    f"which are job {cookie:#010x}'s: choose others"
-                )
-        return free[0], spec.base
     base = 0
     for low, high, _ in taken:
         if base + spec.rows <= low:
