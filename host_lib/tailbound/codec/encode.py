@@ -116,53 +116,9 @@ def _at_once(rows, turn):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
-    codes, work, keys, targets = form.codes, memory.work, memory.keys, memory.addresses
-    pitch = codes + PITCH_EXTRA
-    none = np.float32(0.0)
-    for g in range(lo, hi):
-        row, rows, first, entries, turn = _group(form, g)
-        size = rows * codes
-        source, at = _source(x, first, entries, size, memory)
-        if turn:
-            _spread(source, at, row, rows, form, memory)
-        most = np.uint32(0)
-        for r in range(0, rows, _at_once(rows, turn)):
-            ahead = _ahead(x, first + r * codes, size, memory.columns)
-            if not turn:
-                begin = at + r * codes
-                if rows >= 8:
-                    bits = kernels.measure_plain8(source, begin, codes, codes, none, none, keys, targets, ahead)
-                else:
-                    bits = kernels.measure_plain1(source, begin, codes, codes, none, none, keys, targets, ahead)
-            elif rows >= 8:
-                bits = kernels.measure_turned8(work, r * pitch, pitch, codes, none, none, keys, targets, ahead)
-            elif rows == 4:
-                bits = kernels.measure_turned4(work, 0, pitch, codes, none, none, keys, targets, ahead)
-            else:
-                bits = kernels.measure_turned2(work, 0, pitch, codes, none, none, keys, targets, ahead)
-            most = max(most, bits)
-        if most >= OVERFLOW_BITS:
-            return False
-        need[g] = need_of(planes.reach(normalised(most, rows, turn), form.code, source, at, rows, codes, entries))
-    return True
-
-
-@compiled
-def _quantise(values, first, apart, rows, turn, form, factor, packets, row, ahead, memory):  # type: ignore[no-untyped-def]
-    """Codes of the rows that a kernel takes at once, from ``row`` on. Returns the bits of the largest value."""
-    codes, keys, targets, out, position = form.codes, memory.keys, memory.addresses, packets.memory, packets.position
-    span = np.float32(form.code.span)
-    if form.code.packing == PLANES:  # settled already
-        most = np.uint32(0)
-        for i in range(_at_once(rows, turn)):
-            begin = first + i * apart
-            bits = kernels.measure_plain1(values, begin, apart, codes, factor, span, keys, targets, ahead)
-            target = out[position[row + i], HEADER_BYTES : HEADER_BYTES + 2 * codes]
-            parts = memory.columns[:codes]
-            planes.write_row16(values[begin : begin + codes], factor, keys[i], parts, memory.row[:codes], target)
-            most = max(most, bits)
-        return most
+def _quantise(values, first, apart, rows, turn, form, factor, ahead, memory):  # type: ignore[no-untyped-def]
+    """Codes of the rows that a kernel takes at once, to ``memory.addresses``. Returns the bits of the largest value."""
+    codes, keys, targets, span = form.codes, memory.keys, memory.addresses, np.float32(form.code.span)
     if not turn:
         if rows >= 8:
             return kernels.finish_plain8(values, first, apart, codes, factor, span, keys, targets, ahead)
@@ -172,6 +128,44 @@ def _quantise(values, first, apart, rows, turn, form, factor, packets, row, ahea
     if rows == 4:
         return kernels.finish_turned4(values, first, apart, codes, factor, span, keys, targets, ahead)
     return kernels.finish_turned2(values, first, apart, codes, factor, span, keys, targets, ahead)
+
+
+@compiled
+def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
+    codes, pitch = form.codes, form.codes + PITCH_EXTRA
+    for i in range(8):  # codes are made all the same: an op is cold once
+        memory.addresses[i] = np.int64(memory.codes.ctypes.data) + i * codes
+    for g in range(lo, hi):
+        row, rows, first, entries, turn = _group(form, g)
+        source, at = _source(x, first, entries, rows * codes, memory)
+        if turn:
+            _spread(source, at, row, rows, form, memory)
+        most = np.uint32(0)
+        for r in range(0, rows, _at_once(rows, turn)):
+            ahead = _ahead(x, first + r * codes, rows * codes, memory.columns)
+            if turn:
+                bits = _quantise(memory.work, r * pitch, pitch, rows, turn, form, np.float32(0.0), ahead, memory)
+            else:
+                bits = _quantise(source, at + r * codes, codes, rows, turn, form, np.float32(0.0), ahead, memory)
+            most = max(most, bits)
+        if most >= OVERFLOW_BITS:
+            return False
+        need[g] = need_of(planes.reach(normalised(most, rows, turn), form.code, source, at, rows, codes, entries))
+    return True
+
+
+@compiled
+def _write_planes(values, first, apart, rows, form, factor, packets, row, ahead, memory):  # type: ignore[no-untyped-def]
+    """The same of settled values, as planes in packets."""
+    codes, keys, targets, most = form.codes, memory.keys, memory.addresses, np.uint32(0)
+    parts, work = memory.columns[:codes], memory.row[:codes]
+    for i in range(rows):
+        begin = first + i * apart
+        bits = kernels.measure_plain1(values, begin, apart, codes, factor, factor, keys, targets, ahead)
+        target = packets.memory[packets.position[row + i], HEADER_BYTES : HEADER_BYTES + 2 * codes]
+        planes.write_row16(values[begin : begin + codes], factor, keys[i], parts, work, target)
+        most = max(most, bits)
+    return most
 
 
 @compiled
@@ -196,10 +190,11 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
             if form.code.packing == HALVES:
                 targets[i] = np.int64(memory.codes.ctypes.data) + i * codes
             keys[i] = np.uint32(row_key(form.rounding, k + i) + form.step)
-        if turn:
-            bits = _quantise(work, r * pitch, pitch, rows, turn, form, factor, packets, k, ahead, memory)
+        values, begin, apart = (work, r * pitch, pitch) if turn else (source, at + r * codes, codes)
+        if form.code.packing == PLANES:
+            bits = _write_planes(values, begin, apart, step, form, factor, packets, k, ahead, memory)
         else:
-            bits = _quantise(source, at + r * codes, codes, rows, turn, form, factor, packets, k, ahead, memory)
+            bits = _quantise(values, begin, apart, rows, turn, form, factor, ahead, memory)
         most = max(most, bits)
         for i in range(step):
             place = position[k + i]

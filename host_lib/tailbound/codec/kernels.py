@@ -85,7 +85,7 @@ def _spread_rows(rows: int) -> Any:
 spread1, spread2, spread4, spread8 = (_spread_rows(rows) for rows in (1, 2, 4, 8))
 
 
-def _finish_rows(rows: int, turn: bool, quantise: bool) -> Any:
+def _finish_rows(rows: int, turn: bool, quantise: bool = True) -> Any:
     @_kernel
     def finish(
         typing: Any,
@@ -113,12 +113,11 @@ def _finish_rows(rows: int, turn: bool, quantise: bool) -> Any:
             zero = e.const(VI32, 0)
             most = e.variable(zero)
             ahead, width, parts = (builder.extract_value(args[8], i) for i in range(3))
-            if quantise:
-                key_at = e.address(sig.args[6], args[6])
-                keys = [e.splat(builder.trunc(e.load(e.step(key_at, I64(i), 4), I32, 4), I16)) for i in range(rows)]
-                target_at = e.address(sig.args[7], args[7])
-                targets = [e.load(e.step(target_at, I64(i), 8), I64, 8) for i in range(rows)]
-                scale, below, above = e.splat(args[4]), *_bounds(e, args[5])
+            key_at = e.address(sig.args[6], args[6])
+            keys = [e.splat(builder.trunc(e.load(e.step(key_at, I64(i), 4), I32, 4), I16)) for i in range(rows)]
+            target_at = e.address(sig.args[7], args[7])
+            targets = [e.load(e.step(target_at, I64(i), 8), I64, 8) for i in range(rows)]
+            scale, below, above = e.splat(args[4]), *_bounds(e, args[5])
             with e.columns(args[3]) as column:
                 values = []
                 for row in range(rows):
@@ -133,13 +132,12 @@ def _finish_rows(rows: int, turn: bool, quantise: bool) -> Any:
                     bits = builder.and_(builder.bitcast(value, VI32), e.const(VI32, 0x7FFFFFFF))
                     largest = e.umax(largest, bits)
                 builder.store(largest, most)
-                if quantise:
-                    part = e.load(e.step(parts, column, 2), VI16, 2)
-                    for row in range(rows):
-                        offset = _offset(e, part, keys[row])
-                        code = e.clamp(builder.fadd(builder.fmul(values[row], scale), offset), below, above)
-                        out = builder.trunc(builder.fptosi(code, VI32), VI8)
-                        e.store(out, builder.add(targets[row], column), 1)
+                part = e.load(e.step(parts, column, 2), VI16, 2)
+                for row in range(rows) if quantise else ():
+                    offset = _offset(e, part, keys[row])
+                    code = e.clamp(builder.fadd(builder.fmul(values[row], scale), offset), below, above)
+                    out = builder.trunc(builder.fptosi(code, VI32), VI8)
+                    e.store(out, builder.add(targets[row], column), 1)
             return e.largest(builder.load(most))
 
         return signature, emit
@@ -147,10 +145,9 @@ def _finish_rows(rows: int, turn: bool, quantise: bool) -> Any:
     return finish
 
 
-finish_turned2, finish_turned4, finish_turned8 = (_finish_rows(rows, True, True) for rows in (2, 4, 8))
-finish_plain1, finish_plain8 = (_finish_rows(rows, False, True) for rows in (1, 8))
-measure_turned2, measure_turned4, measure_turned8 = (_finish_rows(rows, True, False) for rows in (2, 4, 8))
-measure_plain1, measure_plain8 = (_finish_rows(rows, False, False) for rows in (1, 8))
+finish_turned2, finish_turned4, finish_turned8 = (_finish_rows(rows, True) for rows in (2, 4, 8))
+finish_plain1, finish_plain8 = (_finish_rows(rows, False) for rows in (1, 8))
+measure_plain1 = _finish_rows(1, False, quantise=False)
 
 
 def _settle_rows(rows: int) -> Any:
