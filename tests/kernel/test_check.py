@@ -7,7 +7,7 @@ import pytest
 
 import cases
 from kernel_world import HEADERS
-from tailbound.wire.check import check_reference
+from reference_proof import check_reference
 from tailbound.wire.schema import PacketType, Verdict
 
 

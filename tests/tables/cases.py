@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_proof import check_packet
 from tailbound.wire import packets, schema
-from tailbound.wire.check import check_packet
 from tailbound.wire.proof import proof_of
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, UNKNOWN_SENDER, Flag, PacketType, Verdict, op_label
 from tailbound.wire.tag import key_of

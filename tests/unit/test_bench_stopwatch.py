@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numba.core.dispatcher import Dispatcher
 
+from reference_proof import check_packet
 from tailbound.collective.waiter import Waiter
 from tailbound.transport import sockets
-from tailbound.wire.check import check_packet
 from tailbound_lab.bench.stopwatch import CALLS, COMPILED, Stopwatch
 
 MS = 1_000_000

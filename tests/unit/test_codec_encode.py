@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 import reference
 from device_cases import CAP, RANK, SCRATCH, SEED, Outputs, encoded, finite_need, gaussian, measured
+from reference_proof import check_packet
 from tailbound.codec import encode as host
 from tailbound.codec.hashing import mix, seed_of
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import NEED_LEAST, cold_exponents, need_of, scale_of, shift_cap_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
-from tailbound.wire.check import check_packet, final
+from tailbound.wire.check import final
 from tailbound.wire.schema import EXPONENT_NONE
 
 

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 import reference
+from reference_proof import check_packet
 from tailbound.codec import mean
 from tailbound.codec.mean import Means, mean_by, mean_rows
 from tailbound.codec.owners import OwnerMap, place
@@ -19,7 +20,7 @@ from tailbound.codec.scale import scale_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
 from tailbound.codec.threads import Threads
-from tailbound.wire.check import check_packet, final
+from tailbound.wire.check import final
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import EXPONENT_NONE
 

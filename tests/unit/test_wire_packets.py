@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from golden import Golden, golden_packets
+from reference_proof import check_packet, check_reference
 from tailbound.wire import packets
-from tailbound.wire.check import K1, K2, K3, K4, check_packet, check_reference, partial
+from tailbound.wire.check import K1, K2, K3, K4, partial
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES, PacketType
 

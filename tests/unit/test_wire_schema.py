@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from generate.__main__ import generated, of_schema, stale
+from reference_proof import check_reference
 from tailbound.kernel.cache import assets
 from tailbound.kernel.compile import clang_path
 from tailbound.wire import schema
-from tailbound.wire.check import check_reference
 from tailbound.wire.packets import DTYPES, HEADER_DTYPE, dtype_of
 from tailbound.wire.schema import Field, Struct, op_label, op_slot, serial_distance
 

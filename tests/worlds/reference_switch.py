@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference_proof import check_packet
 from tailbound.wire import packets
-from tailbound.wire.check import check_packet
 from tailbound.wire.schema import (
     EXPONENT_NONE,
     HEADER_BYTES,

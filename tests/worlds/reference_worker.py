@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.wire.check import check_reference
+from reference_proof import check_reference, tag_reference
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import (
     HEADER_BYTES,
@@ -30,7 +30,6 @@ from tailbound.wire.schema import (
     op_slot,
 )
 from tailbound.wire.schema import serial_distance as serial
-from tailbound.wire.tag import tag_reference
 
 _ROWS = (PacketType.CONTRIBUTION, PacketType.RESULT)
 _STALE = {PacketType.CONTRIBUTION: Verdict.STALE_OP}

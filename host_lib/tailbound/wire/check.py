@@ -23,29 +23,6 @@ K1 = 0x9E3779B97F4A7C15
 K2 = 0xC2B2AE3D27D4EB4F
 K3 = 0x2E8A5C3D4B7F9D62
 K4 = 0x58F1A6B5D3C4E792
-_U64 = (1 << 64) - 1
-
-
-def check_reference(header: bytes, payload: bytes) -> int:
-    """The check of a packet in plain Python integers: the definition that every other implementation is tested with.
-
-    Args:
-        header: 64 bytes; the last 8 (the check field) are taken as zero.
-        payload: a multiple of 16 bytes.
-
-    Raises:
-        ValueError: a length does not fit.
-    """
-    if len(header) != 64 or len(payload) % 16:
-        raise ValueError(f"header of {len(header)} bytes (want 64), payload of {len(payload)} (want a multiple of 16)")
-    data = payload + header[:56] + bytes(8)
-    a, b = [0, 0], [0, 0]
-    for i in range(len(data) // 8):
-        lane = i & 1
-        a[lane] = a[lane] + int.from_bytes(data[8 * i : 8 * i + 8], "little") & _U64
-        b[lane] = b[lane] + a[lane] & _U64
-    c = a[0] * K1 + a[1] * K2 + b[0] * K3 + b[1] * K4 & _U64
-    return c ^ c >> 32
 
 
 _K1, _K2, _K3, _K4 = np.uint64(K1), np.uint64(K2), np.uint64(K3), np.uint64(K4)
@@ -80,11 +57,3 @@ def final(header_words: NDArray[np.uint64], state: NDArray[np.uint64]) -> np.uin
     b1 += a1
     c = a0 * _K1 + a1 * _K2 + b0 * _K3 + b1 * _K4
     return np.uint64(c ^ (c >> np.uint64(32)))
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def check_packet(packet: NDArray[np.uint8]) -> np.uint64:
-    """The check that ``packet`` (u8[64 + payload], C-contiguous) ought to carry, as the integer in its last field."""
-    state = np.zeros(4, np.uint64)
-    partial(packet[64:].view(np.uint64), state)
-    return final(packet[:64].view(np.uint64), state)

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.errors import CapabilityError
-from tailbound.wire.check import check_reference
-from tailbound.wire.schema import HEADER, HEADER_BYTES, ROW_STEP, VERSION, Field, Flag, PacketType
-from tailbound.wire.tag import tag_reference
+from tailbound.wire.proof import proof_of
+from tailbound.wire.schema import HEADER, HEADER_BYTES, KEY_WORDS, ROW_STEP, VERSION, Field, Flag, PacketType
+from tailbound.wire.tag import NO_KEY
 
 try:
     from scapy import fields
@@ -64,10 +64,12 @@ class Tailbound(Packet):
     def post_build(self, pkt: bytes, pay: bytes) -> bytes:
         """Fills in the check or the tag, unless one was given; a payload of odd length counts as padded with zeros."""
         if self.check is None:
-            padded = pay + bytes(-len(pay) % ROW_STEP)
-            odd = bool(int.from_bytes(pkt[2:4], "big") & Flag.EPOCH)
-            proof = tag_reference(pkt, padded, self.keys[odd]) if self.keys else check_reference(pkt, padded)
-            pkt = pkt[: HEADER_BYTES - 8] + proof.to_bytes(8, "big")
+            padded = np.frombuffer(bytearray(pkt + pay + bytes(-len(pay) % ROW_STEP)), np.uint8)
+            key = self.keys[bool(int.from_bytes(pkt[2:4], "big") & Flag.EPOCH)] if self.keys else NO_KEY
+            most = 8 * (len(key) - KEY_WORDS)
+            if self.keys and len(padded) - HEADER_BYTES > most:
+                raise ValueError(f"a payload of {len(pay)} bytes does not fit the key: give {most} at most")
+            pkt = pkt[: HEADER_BYTES - 8] + int(proof_of(padded, key)).to_bytes(8, "big")
         return pkt + pay
 
 

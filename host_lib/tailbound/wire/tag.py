@@ -24,7 +24,6 @@ from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Flag
 NO_KEY: NDArray[np.uint64] = np.zeros(0, np.uint64)
 #: Where the header's words and a row's begin in a key.
 HEAD_AT = KEY_WORDS - HEADER_BYTES // 8
-_MASK = (1 << 64) - 1
 #: The epoch's flag in the first word of a header, read as a little-endian word: flags are its bytes 2 and 3.
 EPOCH_BIT = int.from_bytes(bytes(2) + int(Flag.EPOCH).to_bytes(2, "big"), "little")
 
@@ -39,60 +38,6 @@ def key_of(secret: bytes, epoch: int) -> NDArray[np.uint64]:
         raise ValueError(f"a secret of {len(secret)} bytes: give 80 and a multiple of 8 for rows")
     words = np.frombuffer(secret, "<u8")
     return np.concatenate([words[:2], [np.uint64(EPOCH_BIT * (epoch & 1))], words[2:]]).astype(np.uint64)
-
-
-def siphash_reference(k0: int, k1: int, message: bytes) -> int:
-    """SipHash-2-4 in plain Python integers."""
-
-    def rotated(x: int, by: int) -> int:
-        return (x << by | x >> 64 - by) & _MASK
-
-    def mixed(v: list[int], rounds: int) -> None:
-        for _ in range(rounds):
-            v[0] = v[0] + v[1] & _MASK
-            v[1] = rotated(v[1], 13) ^ v[0]
-            v[0] = rotated(v[0], 32)
-            v[2] = v[2] + v[3] & _MASK
-            v[3] = rotated(v[3], 16) ^ v[2]
-            v[0] = v[0] + v[3] & _MASK
-            v[3] = rotated(v[3], 21) ^ v[0]
-            v[2] = v[2] + v[1] & _MASK
-            v[1] = rotated(v[1], 17) ^ v[2]
-            v[2] = rotated(v[2], 32)
-
-    v = [k0 ^ 0x736F6D6570736575, k1 ^ 0x646F72616E646F6D, k0 ^ 0x6C7967656E657261, k1 ^ 0x7465646279746573]
-    data = message + bytes(7 - len(message) % 8) + bytes([len(message) & 255])
-    for at in range(0, len(data), 8):
-        word = int.from_bytes(data[at : at + 8], "little")
-        v[3] ^= word
-        mixed(v, 2)
-        v[0] ^= word
-    v[2] ^= 255
-    mixed(v, 4)
-    return v[0] ^ v[1] ^ v[2] ^ v[3]
-
-
-def tag_reference(header: bytes, payload: bytes, key: NDArray[np.uint64]) -> int:
-    """The tag of a packet in plain Python integers: the definition that every other implementation is tested with.
-
-    Args:
-        header: 64 bytes, its flag of the epoch as it is sent; the last 8 (the check field) are not looked at.
-        payload: a multiple of 16 bytes.
-        key: of the epoch.
-
-    Raises:
-        ValueError: a length does not fit.
-    """
-    if len(header) != HEADER_BYTES or len(payload) % 16 or len(payload) > 8 * (len(key) - KEY_WORDS):
-        raise ValueError(f"header of {len(header)} bytes and payload of {len(payload)} do not fit a key of {len(key)}")
-    words = [int(word) for word in key.tolist()]
-    data = header[:56] + len(payload).to_bytes(8, "little") + payload
-    total = 0
-    for i in range(len(data) // 8):
-        x = int.from_bytes(data[8 * i : 8 * i + 8], "little") + words[HEAD_AT + i] & _MASK
-        total = total + x * (x >> 32) & _MASK
-    op, seq = int.from_bytes(header[8:12], "big"), int.from_bytes(header[16:20], "big")
-    return siphash_reference(words[0], words[1], (op << 32 | seq).to_bytes(8, "little") + total.to_bytes(8, "little"))
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
