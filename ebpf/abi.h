@@ -183,7 +183,7 @@ _Static_assert(sizeof(struct tb_peer_state) == 64, "tb_peer_state");
 
 /* One context; written by the host, mmapped, `active` last. The program clears that and `tagged`. */
 struct tb_control {
-	__u32 active; /* 0: drop everything of ours as INACTIVE; ACTIVE_WITH_SOCKET: 0 once the job has no socket */
+	__u32 active; /* 0: drop all of ours as INACTIVE; ACTIVE_WITH_SOCKET: 0 once the job has no socket */
 	__u32 cookie; /* job */
 	__u32 rank; /* own rank */
 	__u32 ranks; /* world size */
@@ -198,7 +198,7 @@ struct tb_control {
 	__u32 need; /* majority: floor(L / 2) + 1 with L = live_peers + 1 */
 	__u32 shift_cap; /* kcap: largest shift taken */
 	__u32 first_op; /* ops before this one are stale */
-	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS steps further */
+	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS further */
 	__u32 sum_rows; /* sums ring in use, a power of two: pinned maps may have been made for fewer ranks */
 	__u32 tagged; /* Tagging: whose packets carry tags; 0: all carry checks */
 	__u32 prefix[3]; /* what is before address in an own IPv6 address; 0 for IPv4 */

@@ -29,8 +29,7 @@ from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import step_of
-from tailbound.wire import packets
-from tailbound.wire.address import is_ipv6
+from tailbound.wire.address import is_ipv6, words_of
 from tailbound.wire.schema import Flag, PacketType
 
 #: How often failed clones are taken off what counts as sent.
@@ -145,7 +144,7 @@ class Channels:
             opened.callback(sock.close)
             prepare(sock, address)
         self.member = GroupMember(group, port, address, partial(is_from_peer, job.store.peers))
-        job.store.control["group"] = packets.packed(group)
+        job.store.control["group"] = words_of(group).address
         self.trials = Trials()
         job.sender.share(Shared("multicast", socks, (group, port), local=False))
 

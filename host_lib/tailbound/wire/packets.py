@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import socket
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -75,15 +74,6 @@ def offset_of(name: str) -> int:
 
 
 _CHECK, _CHECK_AT = struct.Struct(">Q"), offset_of("check")
-
-
-def packed(address: str) -> int:
-    """An IPv4 address as the maps hold it: network byte order, read as a host integer.
-
-    Raises:
-        OSError: not an address.
-    """
-    return int(np.frombuffer(socket.inet_aton(address), np.uint32)[0])
 
 
 def header(**values: Any) -> NDArray[Any]:

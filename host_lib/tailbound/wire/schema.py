@@ -454,9 +454,7 @@ CONTROL = Struct(
     "tb_control",
     "One context; written by the host, mmapped, `active` last. The program clears that and `tagged`.",
     (
-        Field(
-            "active", "u32", "0: drop everything of ours as INACTIVE; ACTIVE_WITH_SOCKET: 0 once the job has no socket"
-        ),
+        Field("active", "u32", "0: drop all of ours as INACTIVE; ACTIVE_WITH_SOCKET: 0 once the job has no socket"),
         Field("cookie", "u32", "job"),
         Field("rank", "u32", "own rank"),
         Field("ranks", "u32", "world size"),
@@ -471,11 +469,7 @@ CONTROL = Struct(
         Field("need", "u32", "majority: floor(L / 2) + 1 with L = live_peers + 1"),
         Field("shift_cap", "u32", "kcap: largest shift taken"),
         Field("first_op", "u32", "ops before this one are stale"),
-        Field(
-            "released",
-            "u32",
-            "newest op over here: late rows may open its record; records reach OP_STEPS steps further",
-        ),
+        Field("released", "u32", "newest op over here: late rows may open its record; records reach OP_STEPS further"),
         Field("sum_rows", "u32", "sums ring in use, a power of two: pinned maps may have been made for fewer ranks"),
         Field("tagged", "u32", "Tagging: whose packets carry tags; 0: all carry checks"),
         Field("prefix", "u32", "what is before address in an own IPv6 address; 0 for IPv4", 3),
@@ -650,32 +644,8 @@ SWITCH_PORT = Struct(
     ),
 )
 
-STRUCTS: tuple[Struct, ...] = (
-    SLOT_RECORD,
-    SLOT_LOCK,
-    PLAIN_LOCK,
-    EXPECT,
-    RESULT_RECORD,
-    PRESENCE,
-    OP_RECORD,
-    ARRIVAL,
-    PEER,
-    PEER_STATE,
-    CONTROL,
-    EXPECT_RESULTS,
-    LEDGER,
-    EVENT,
-    FAULTS,
-    FAULT_COUNTS,
-    FANOUT,
-    FANOUT_PEER,
-    FANOUT_COUNTS,
-    SWITCH_DIRECTORY,
-    SWITCH_JOB,
-    SWITCH_RANK,
-    SWITCH_SLOT,
-    SWITCH_PORT,
-)
+#: All but the header.
+STRUCTS = tuple(each for each in list(globals().values()) if isinstance(each, Struct) and each is not HEADER)
 
 #: Maps of the worker program, in order of creation.
 WORKER_MAPS: tuple[Map, ...] = (
@@ -692,16 +662,7 @@ WORKER_MAPS: tuple[Map, ...] = (
     Map("arrivals", "arrival times by op and rank", "tb_arrival", (OP_RING, MAX_RANKS), "program"),
     Map("peer_states", "marks of ranks", "tb_peer_state", (MAX_RANKS,), "program"),
     Map("ledger", "row cpu * (MAX_RANKS + 1) + sender: counters", "tb_ledger", ("cpus", MAX_RANKS + 1), "program"),
-    Map(
-        "keys",
-        "keys of even and odd epochs",
-        "u8",
-        (KEY_EPOCHS,),
-        "host",
-        mmap=False,
-        width=("key_bytes",),
-        secret=True,
-    ),
+    Map("keys", "of even and odd epochs", "u8", (KEY_EPOCHS,), "host", mmap=False, width=("key_bytes",), secret=True),
     Map("slot_locks", "locks and seals of sum slots", "tb_slot_lock", ("sum_rows",), "both", mmap=False),
     Map("result_locks", "locks of result rows", "tb_lock", ("result_rows",), "program", mmap=False),
     Map("op_locks", "locks of op records", "tb_lock", (OP_RING,), "program", mmap=False),

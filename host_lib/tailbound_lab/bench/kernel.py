@@ -21,7 +21,8 @@ from tailbound.errors import TailboundError
 from tailbound.kernel import load, maps, syscalls
 from tailbound.kernel.maps import put_key
 from tailbound.wire import schema
-from tailbound.wire.packets import header, packed, packet
+from tailbound.wire.address import words_of
+from tailbound.wire.packets import header, packet
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
 from tailbound.wire.tag import key_of
 from tailbound_lab.bench.frames import frame
@@ -82,8 +83,8 @@ class Bench:
         for epoch in range(schema.KEY_EPOCHS):
             put_key(self.maps.fds["keys"], epoch, self._key)
         peers, control = self.maps.arrays["peers"], self.maps.arrays["control"][0]
-        peers["address"] = packed(_PEER)
-        control["cookie"], control["address"] = _COOKIE, packed(_OWN)
+        peers["address"] = words_of(_PEER).address
+        control["cookie"], control["address"] = _COOKIE, words_of(_OWN).address
         control["live"][-1] = 1 << 63  # one who never sends: else a row would be complete with its first contribution
         control["shift_cap"], control["sum_rows"], control["active"] = 1, rows, 1
         self._op = 1 << schema.OP_INDEX_BITS
