@@ -10,6 +10,7 @@ import pytest
 
 from fault_rows import contributors
 from reference_switch import shuffled
+from sim.repeats import total
 from sim.team import Result, SimTeam, sim_switched_team
 from support import Trouble, gradients, hasty, patient
 from tailbound.transport.backoff import Policy
@@ -32,8 +33,11 @@ def inputs_of(seed: int) -> list[np.ndarray]:
     return gradients("U", RANKS, NUMEL, seed=seed)
 
 
-def counter(job: SimTeam, name: str) -> int:
-    return sum(member.stats()["counters"].get(name, 0) for member in job.communicators)
+def width(job: SimTeam) -> int:
+    """Codes of a row, which the switch takes."""
+    switch = job[0].config.switch
+    assert switch is not None
+    return switch.width(WIDTH)
 
 
 def alike(results: list[Result]) -> None:
@@ -43,7 +47,7 @@ def alike(results: list[Result]) -> None:
 
 def of(out: np.ndarray, inputs: list[np.ndarray], job: SimTeam) -> set[frozenset[int] | None]:
     """Whose means the rows are."""
-    return set(contributors(out, inputs, set(range(RANKS)), job[0]._row_width))
+    return set(contributors(out, inputs, set(range(RANKS)), width(job)))
 
 
 def everybody(job: SimTeam, seed: int) -> None:
@@ -71,10 +75,10 @@ def test_what_is_lost_is_sent_again_and_nothing_is_missing(form: str) -> None:
         counts = switch.rules.counts
         assert counts[Verdict.ANSWERED] > 0 < counts[Verdict.DUPLICATE]
         assert not counts[Verdict.FLUSHED]
-        assert counter(job, "seal_deadline_hits") == 0
-        assert counter(job, "rows_flushed") == 0 < counter(job, "rows_sent_again")
+        assert total(job, "seal_deadline_hits") == 0
+        assert total(job, "rows_flushed") == 0 < total(job, "rows_sent_again")
         # a row again for each that lacked it, now and then twice; never a storm
-        assert counter(job, "rows_sent_again") <= 0.5 * counter(job, "contributions_sent")
+        assert total(job, "rows_sent_again") <= 0.5 * total(job, "contributions_sent")
 
 
 def test_a_switch_that_loses_half_of_all_is_asked_within_bounds() -> None:
@@ -83,8 +87,8 @@ def test_a_switch_that_loses_half_of_all_is_asked_within_bounds() -> None:
             inputs = inputs_of(op)
             for out, outcome in job.allreduce(inputs):
                 assert outcome.missed or None not in of(out, inputs, job)
-        again = counter(job, "rows_sent_again") + counter(job, "rows_flushed")
-        assert again <= 4 * RANKS * (NUMEL // job[0]._row_width) * 8
+        again = total(job, "rows_sent_again") + total(job, "rows_flushed")
+        assert again <= 4 * RANKS * (NUMEL // width(job)) * 8
 
 
 def test_a_worker_that_vanishes_costs_flushes_for_three_ops_and_then_nothing() -> None:
