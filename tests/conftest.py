@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from tailbound.doctor import facts
 from tailbound.errors import CapabilityError, TailboundError
@@ -52,14 +53,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 if not any(Path("/dev").glob("nvidia[0-9]*")):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-try:
-    from hypothesis import settings
-except ImportError:  # the tests that use it say so themselves
-    pass
-else:
-    # Shared cores make single examples slow, and the same commit has to give the same answer.
-    settings.register_profile("tailbound", derandomize=True, deadline=None, database=None, print_blob=True)
-    settings.load_profile("tailbound")
+# Shared cores make single examples slow, and the same commit has to give the same answer.
+settings.register_profile("tailbound", derandomize=True, deadline=None, database=None, print_blob=True)
+settings.load_profile("tailbound")
 
 
 def _tools(*names: str) -> Callable[[], bool]:

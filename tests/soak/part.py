@@ -95,8 +95,6 @@ class Part:
         finally:
             self._end(GRACE)
             self._say()
-            for line in getattr(self._module, "closing", lambda _: [])(self.counts):
-                print(f"    {line}")
 
     def _hear(self, seconds: float) -> None:
         for pipe in connection.wait(list(self._pipes), seconds):
