@@ -1,20 +1,20 @@
-"""The send queue over real sockets, and over one that is full or refuses as told; one burst for all ranks."""
+"""The send queue over sockets that are full or refuse as told; one burst for all ranks.
+
+Over real ones: every job over udp (``test_communicator.py``).
+"""
 
 from __future__ import annotations
 
 import errno
-import select
-import socket
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queue_world import ADDRESS, LATER, MS, STRIDE, Line, memory
+from queue_world import ADDRESS, MS, STRIDE, Line, memory
 from tailbound.transport.pace import PaceConfig, Pacer
-from tailbound.transport.queue import SendQueue
-from tailbound.transport.sender import Sender, Shared
+from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import Socket, UdpSocket
 from tailbound.wire.schema import MAX_RANKS, PacketType
 
@@ -25,27 +25,6 @@ ALL = MAX_RANKS
 @pytest.fixture
 def line(bound: UdpSocket) -> Line:
     return Line([bound])
-
-
-def received(sock: Socket, count: int) -> list[bytes]:
-    out = []
-    for _ in range(count):
-        assert select.select([sock], [], [], 5)[0], f"only {len(out)} of {count} datagrams"
-        out.append(sock.recv(65536))
-    assert not select.select([sock], [], [], 0)[0]
-    return out
-
-
-def test_everything_leaves_at_once_whole_and_in_order(bound: UdpSocket, receivers: list[socket.socket]) -> None:
-    sender = Sender([bound], {r: sock.getsockname() for r, sock in enumerate(receivers)})
-    queue, done = SendQueue(sender), []
-    packets = memory(150)
-    queue.submit(7, C, [(2, packets), (0, packets), (1, packets[:5])], LATER, done.append, 0)
-    assert (done, queue.empty, queue.again) == ([305], True, 0)
-    assert received(receivers[0], 150) == received(receivers[2], 150) == [p.tobytes() for p in packets]
-    assert received(receivers[1], 5) == [p.tobytes() for p in packets[:5]]
-    counts = sender.counts[0]
-    assert (counts.packets, counts.bytes, counts.bursts, counts.errors) == (150, packets.nbytes, 3, {})
 
 
 @given(st.lists(st.integers(0, 200), min_size=3, max_size=3), st.lists(st.integers(1, 40), max_size=4))
@@ -63,6 +42,9 @@ def test_every_packet_leaves_once_and_in_order(counts: list[int], cuts: list[int
 def test_bursts_take_turns_and_one_turn_has_a_budget(line: Line) -> None:
     line.submit(7, C, (2, 150), (3, 65), (1, 64))
     assert line.taken == [(2, 64), (3, 64), (1, 64), (2, 64), (3, 1), (2, 22)]
+    counts = line.sender.counts[2]
+    assert (counts.packets, counts.bytes, counts.bursts, counts.errors) == (150, 150 * STRIDE, 3, {})
+    assert (line.queue.empty, line.queue.again) == (True, 0)
     line.submit(8, C, (1, 64 * 80), (2, 64 * 80), now=5)
     assert len(line.taken) == 6 + 128
     assert line.queue.again == 5  # at once, but not in this turn
