@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from support import await_that, gradients, patient, team
 from tailbound.collective.alerts import Alerts
 from tailbound.collective.announce import hold
 from tailbound.collective.inbox import Inbox
+from tailbound.observe import status as observe
 from tailbound.transport import forgeries, keys
 from tailbound.wire import packets
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
@@ -86,7 +88,10 @@ def test_no_secret_is_in_logs_status_files_and_traces(
         Alerts(job[0].job, None, job[0].job.events).look_for_forged(13, 0, 1)  # type: ignore[arg-type]
         assert job[0].stats()["counters"]["requests_forged"] == 0
         await_that(lambda: len(list(status.glob("*.json"))) == 2, "both have written")
+        told = observe.read([status])
+        assert [(one["rank"], one["pid"]) for one in told] == [(0, os.getpid()), (1, os.getpid())]
         shown = [file.read_bytes() for file in status.glob("*.json")]
+    assert list(status.iterdir()) == [], "a status is there while the job is"
     shown += [file.read_bytes() for file in traces.iterdir()]
     shown += ["\n".join(f"{r.getMessage()} {vars(r)}" for r in caplog.records).encode()]
     assert len(shown) == 2 + 2 + 1

@@ -6,11 +6,13 @@ Sizes, cuts and labels in virtual time: ``sim/test_whole.py``.
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 import threading
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -238,3 +240,26 @@ def test_what_the_transport_thread_had_no_time_for_is_not_done_later() -> None:
         assert done == [2]
         with pytest.raises(ZeroDivisionError):
             engine.ask(lambda: 1 // 0)
+
+
+def test_a_trace_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TAILBOUND_TRACE", str(tmp_path / "traces"))
+    with team(2, patient(repair=False, share_rows=False)) as job:
+        for op in range(4):
+            job.allreduce(gradients("U", 2, NUMEL, seed=op))
+        assert job[0].trace(tmp_path / "now.json").exists()
+    files = sorted((tmp_path / "traces").iterdir())
+    assert [f.name.rpartition("-")[2] for f in files] == ["rank0.json", "rank1.json"]
+    for rank, file in enumerate(files):
+        events = json.loads(file.read_text())["traceEvents"]
+        spans = [e for e in events if e["ph"] == "X"]
+        assert {e["pid"] for e in spans} == {rank}
+        by_stage = {name: [e for e in spans if e["cat"] == name] for name in {e["cat"] for e in spans}}
+        assert {name: len(found) for name, found in by_stage.items()} == dict.fromkeys(
+            ("op", "queue", "agree", "encode", "send", "wait for contributions", "average and publish",
+             "wait for results", "decode"), 4,
+        )  # fmt: skip
+        for whole in by_stage["op"]:
+            inside = [e for e in spans if e["name"].split()[-1] == whole["name"].split()[-1]]
+            assert all(e["dur"] >= 0 for e in inside)
+            assert max(e["ts"] + e["dur"] for e in inside) <= whole["ts"] + whole["dur"] + 0.001
