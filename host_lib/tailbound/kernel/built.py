@@ -9,8 +9,10 @@ the sources that it is of, and is taken only beside these: a checkout whose sour
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tailbound.errors import CapabilityError
@@ -112,13 +114,15 @@ def build(folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.bpf.o"):
         old.unlink()
-    made = []
     signature = f'-DTB_SIGNATURE="{compiling.signature()}"'
-    for source, defines in _all():
+
+    def one(source: str, defines: Mapping[str, int]) -> Path:
         path = folder / _name(source, defines)
         path.write_bytes(compiling.compile_object(source, [*compiling.object_flags(defines), signature]))
-        made.append(path)
-    return made
+        return path
+
+    with ThreadPoolExecutor(os.cpu_count()) as compilers:
+        return list(compilers.map(lambda each: one(*each), _all()))
 
 
 def missing(source: str, defines: Mapping[str, int]) -> CapabilityError:
