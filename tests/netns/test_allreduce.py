@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,10 +16,7 @@ import pytest
 
 from lab_team import lab_team, served_store
 from left_behind import nothing_more
-from support import MS, PATIENCE, MemoryStore, Reference, Team, exact_mean, gradients, hasty, nmse, patient
-from tailbound.collective.communicator import Communicator
-from tailbound.errors import AttachError, ConfigError, LayoutError, TransportError
-from tailbound.transport.config import Config
+from support import MS, PATIENCE, Reference, Team, exact_mean, gradients, hasty, nmse, patient
 from tailbound.wire.bits import Bits
 from tailbound.wire.schema import op_label
 from tailbound_lab.lab.cluster import Cluster
@@ -203,41 +199,3 @@ def test_a_killed_worker_is_named_and_the_others_finish(lab: Cluster, tmp_path: 
             assert told["stats"]["counters"]["ops"] == ops
         for pipe in (workers[victim].stdin, workers[victim].stdout):
             pipe.close()
-
-
-def test_what_cannot_be_is_refused(lab: Cluster) -> None:
-    worker = lab.workers[0]
-
-    def join(datapath: str, interface: str, **settings: Any) -> None:
-        config = Config(**({"rank": 0, "ranks": 2, "port": lab.spec.port, "ring_mib": 1.0} | settings))
-        Communicator(MemoryStore(), config, datapath=datapath, interface=interface, timeout=0.1).close()
-
-    with pytest.raises(ConfigError, match="no interface 'nosuch0'"):
-        lab.run(0, join, "xdp", "nosuch0")
-    blocker = lab.run(0, socket.socket, socket.AF_INET, socket.SOCK_DGRAM)
-    with blocker:
-        blocker.bind((worker.address, lab.spec.port))
-        with pytest.raises(ConfigError, match=f"UDP port {lab.spec.port} .*one rank and one job an interface"):
-            lab.run(0, join, "xdp", worker.interface)
-        # udp takes the next one of its range, and gets as far as missing the other rank
-        with pytest.raises(TransportError, match="rank 1 did not greet"):
-            lab.run(0, join, "udp", worker.interface)
-    with pytest.raises(AttachError, match="lo"):
-        lab.run(0, join, "xdp", "lo")
-    with lab_team(lab, patient(**WIDE)), pytest.raises(AttachError, match=worker.interface):
-        lab.run(0, lambda: join("xdp", worker.interface, port=lab.spec.port + 1))
-
-
-def test_ranks_with_another_mtu_are_told(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=2)
-    worker = lab.workers[1]
-
-    def shrink() -> None:
-        from pyroute2 import IPRoute
-
-        with IPRoute() as route:
-            route.link("set", index=route.link_lookup(ifname=worker.interface)[0], mtu=1000)
-
-    lab.run(1, shrink)
-    with pytest.raises(LayoutError, match=r"width 1408.*width|width.*same MTU"), lab_team(lab, patient(**WIDE)):
-        pass
