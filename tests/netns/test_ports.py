@@ -1,4 +1,4 @@
-"""Ports of a host: two jobs on one address, and a restart while a forked child of the killed trainer lives on."""
+"""A restart while a forked child of the killed trainer lives on."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ time.sleep(600)
 
 
 @pytest.mark.needs("bpf", "bcc", "headers")
+@pytest.mark.usefixtures("warm_start")
 def test_a_killed_trainer_leaves_neither_program_nor_port_to_its_children(
     tailbound_lab: Callable[..., Cluster],
 ) -> None:
