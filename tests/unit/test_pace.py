@@ -55,18 +55,11 @@ def test_the_first_limit_has_bounds() -> None:
         assert [path.take(20 * MS, sent) for _ in range(3)][-1] == rate
 
 
-def test_short_round_trips_add_and_after_three_add_more() -> None:
+def test_short_round_trips_add_and_raises_have_a_pause() -> None:
     path = limited()
-    rates = [path.take(L.t_low - 1) for _ in range(7)]
-    steps = [(b - a - L.step) / a for a, b in zip([2e8, *rates[:1]], rates[:2], strict=True)]
-    assert steps == pytest.approx([L.addend] * 2)
-    assert rates[5] - rates[4] == pytest.approx(5 * (L.addend * rates[4] + L.step))
-
-
-def test_raises_have_a_pause() -> None:
+    assert path.take(L.t_low - 1) == pytest.approx(2e8 * (1 + L.addend) + L.step)
     path = limited(step=MS)
-    rates = [path.take(100_000) for _ in range(8)]
-    assert len(set(rates)) <= 3
+    assert len({path.take(100_000) for _ in range(8)}) <= 3
 
 
 def test_long_round_trips_multiply_down_in_proportion() -> None:
@@ -100,22 +93,12 @@ def test_a_rate_comes_back_where_the_first_packets_of_others_make_one_long_round
     assert path.free
 
 
-def test_between_the_bounds_the_gradient_decides() -> None:
-    path = limited()
-    up = path.take(3 * MS)  # falling
-    assert up > 2e8
-    down = path.take(5 * MS)  # rising
-    assert down < up
-    assert down < path.take(4_500_000) < up  # falling
-
-
-def test_a_rate_does_not_sink_in_a_queue_that_others_keep_standing() -> None:
-    """Round trips that go up and down between the bounds say nothing: they lowered a rate to the floor in 40 ops."""
-    path = limited()
-    chance = random.Random(1)
-    for _ in range(200):
-        path.take(chance.randrange(4 * MS, 7 * MS))
-    assert path.rate > 0.5 * 2e8
+def test_a_queue_within_the_target_that_others_keep_standing_lowers_no_rate() -> None:
+    """Round trips that went up and down there lowered a rate to the floor in 40 ops."""
+    path, chance = limited(), random.Random(1)
+    rates = [path.take(chance.randrange(L.t_low, L.t_high)) for _ in range(40)]
+    assert rates == sorted(rates)
+    assert path.free
 
 
 def test_the_bucket_holds_one_quantum() -> None:

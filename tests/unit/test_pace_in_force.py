@@ -85,17 +85,13 @@ def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
     placement = SimpleNamespace(shares=[10, 20, 30])
     op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1, key=())
     op.first = SimpleNamespace(asked={})
-    flow._states["marked"][1] = 500
     flow.observe(op, [0, 10, 10])
     op.cold = False
-    flow._states["marked"][2] = 7
-    flow.observe(op, [0, 10, 10])
-    flow._states["marked"][1] = 0  # begun anew
-    flow.observe(op, [0, 10, 10])
+    flow.observe(op, [0, 10, 9])
     op.first.asked = {1: range(4)}
     flow.observe(op, [0, 10, 10])  # all are in, four of them by repair
     flow.observe(op, [0, 0, 10])  # nothing of rank 1 came: no queue loses all of a sender's rows
-    assert seen == [(20, 0, 7, 70), (20, 0, 0, 70), (20, 4, 0, 70), (20, 0, 0, 70)]
+    assert seen == [(20, 1), (20, 4), (20, 0)]
 
 
 def full_then_not(line: Line, clock: list[int], rows: int, took: int) -> None:

@@ -15,7 +15,7 @@ from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.transport.incast import Incast, granted
 from tailbound.transport.pace import Pacer
-from tailbound.transport.probe import Prober, risen
+from tailbound.transport.probe import Prober
 from tailbound.transport.queue import SendQueue
 from tailbound.wire.schema import PacketType, serial_distance
 
@@ -55,7 +55,6 @@ class FlowControl:
         self.queue = SendQueue(job.sender, pacer, prober, job.now)
         self.incast = Incast(len(peers))
         self._again = 0
-        self._marked = self.marked  # packets of peers that came with CE, as of the last op
 
     def turn(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits, within what live receivers advertise."""
@@ -140,7 +139,6 @@ class FlowControl:
 
         What repair has brought was lost all the same.
         """
-        marks, packets = self._came(op)
         if op.cold:  # ranks that settle on other scales are refused, not lost
             return
         job, own = self._job, op.place.placement.shares[self._job.rank]
@@ -154,16 +152,8 @@ class FlowControl:
             ]
         )
         self.incast.follow(len(job.membership.live))
-        self.incast.observe(own * len(through), lost, marks, packets)
+        self.incast.observe(own * len(through), lost)
         job.advertise(incast=self.incast.advertised)
-
-    def _came(self, op: Op) -> tuple[int, int]:
-        """Packets that came with CE since the last op, and packets of both halves of this one."""
-        marked = self.marked
-        new, self._marked = risen(self._marked, marked), marked
-        shares = op.place.placement.shares
-        own = shares[self._job.rank]
-        return new, own * len(self._job.membership.live) + sum(shares) - own
 
     @property
     def marked(self) -> int:

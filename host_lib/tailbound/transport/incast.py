@@ -7,12 +7,8 @@ sample an op.
 What it advertises is always the number, also when all may send: 0 is what a receiver says that has none, and changes
 nothing.
 
-Marks and loss count, never lateness. **Marks** (CE) show a queue before it overflows: where more than a tenth of the
-packets of a trial of eight ops carry one, the number falls by half of their share, as a window does in DCTCP. Of one op
-nobody could tell: ops overlap, and marks of the next one come before this one is over. Fewer are for the senders, who
-hear of them sooner (``transport.pace``).
-
-**Loss** is what is missing although its sender has said that it is through. Loss that is always there (a bad cable) is
+Loss alone counts, never lateness; marks (CE) are for the senders, who hear of them sooner (``transport.pace``). Loss is
+what is missing although its sender has said that it is through. Loss that is always there (a bad cable) is
 not for this: it is the long-run floor. Loss in a few ops only (foreign bursts) is not either: too many senders at once
 are too many in every op. A fall that did not lower the loss was for nothing, so what is lost then belongs to the floor,
 and the number goes back.
@@ -30,8 +26,6 @@ _TRIAL, _PATIENCE = 8, 4
 _SOON, _ENOUGH = 3, 64
 #: A fall helped if no more than this part of the loss is left.
 _HELPED = 0.7
-#: Marked share of a trial's packets that makes a number fall.
-_MARKED = 0.1
 #: Weight of an op in the long-run floor.
 _SLOW = 1 / 256
 
@@ -43,10 +37,9 @@ class Incast:
         senders: peers in all; the number starts there and never exceeds it.
 
     Attributes:
-        taken: the number, with a fraction: of small falls several make one sender less.
+        taken: the number.
         floor: loss that is always there.
         falls: times that the number fell.
-        marked: share of the last trial's packets that came with CE.
     """
 
     def __init__(self, senders: int) -> None:
@@ -54,9 +47,7 @@ class Incast:
         self.taken = float(senders)
         self.floor = 0.0
         self.falls = 0
-        self.marked = 0.0
-        self._expected = self._lost = self._ops = self._hit = self._packets = self._marks = 0
-        self._good = 0.0  # good trials; one with marks halves them
+        self._expected = self._lost = self._ops = self._hit = self._good = 0
         self._before: tuple[float, float] | None = None  # number and loss before the fall that is on trial
 
     @property
@@ -66,43 +57,30 @@ class Incast:
 
     def follow(self, senders: int) -> None:
         """So many senders are there now."""
-        if senders != self.senders and senders > 0:
+        if senders > 0:
             self.taken = float(senders) if self.taken >= self.senders else min(self.taken, float(senders))
             self.senders = senders
 
-    def observe(self, expected: int, lost: int, marks: int = 0, packets: int = 0) -> None:
+    def observe(self, expected: int, lost: int) -> None:
         """One op.
 
         Args:
             expected: rows of senders that are through with it.
             lost: those of them that did not arrive.
-            marks: packets that have come with CE since the op before.
-            packets: of this op.
         """
         if expected <= 0 or self.senders < 2:
             return
-        self._marks += marks
-        self._packets += packets
         self._expected += expected
         self._lost += lost
         self._ops += 1
         self._hit += lost > self._tolerated * expected
         if self._ops >= _TRIAL or self._soon():
             self._decide(self._lost / self._expected, often=2 * self._hit > self._ops)
-            self._heed()
-            self._expected = self._lost = self._ops = self._hit = self._packets = self._marks = 0
+            self._expected = self._lost = self._ops = self._hit = 0
 
     def _soon(self) -> bool:
         """Whether a fall shows after few ops of many rows: senders that are slowed down for nothing cost time."""
         return self._before is not None and self._ops >= _SOON and self._before[1] * self._expected >= _ENOUGH
-
-    def _heed(self) -> None:
-        self.marked = min(1.0, self._marks / self._packets) if self._packets else 0.0
-        if self.marked <= _MARKED:
-            return
-        fewer = max(1.0, self.taken * (1 - self.marked / 2))
-        self.falls += fewer < self.taken
-        self.taken = fewer
 
     @property
     def _tolerated(self) -> float:
@@ -113,10 +91,10 @@ class Incast:
             taken, before = self._before
             self._before = None
             if loss > _HELPED * before:
-                self.taken, self.floor, self._good = min(taken, float(self.senders)), max(self.floor, loss), 0.0
+                self.taken, self.floor, self._good = min(taken, float(self.senders)), max(self.floor, loss), 0
                 return
         if loss > self._tolerated and often:
-            self._good = 0.0
+            self._good = 0
             if self.advertised > 1:
                 self._before = self.taken, loss
                 self.taken = max(1.0, math.ceil(self.taken / 2))
@@ -124,11 +102,10 @@ class Incast:
             return
         if loss <= self._tolerated:
             self.floor += _TRIAL * _SLOW * (loss - self.floor)
-        crowded = self._marks > _MARKED * self._packets
-        self._good = self._good / 2 if crowded else self._good + 1
-        if self._good >= _PATIENCE and self.taken < self.senders:
+        self._good += 1
+        if self._good >= _PATIENCE:
             self.taken = min(float(self.senders), self.taken + max(1.0, self.taken // 4))
-            self._good = 0.0
+            self._good = 0
 
 
 def granted(advertised: int, senders: int) -> float:

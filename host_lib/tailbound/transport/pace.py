@@ -12,26 +12,22 @@ says 10 Gbit/s whatever it takes. Three things lower the rate of a path:
   3.1), with a rate in place of a window. Departures from the paper, each because of what is here:
 
   - Once an echo and not once a round trip; there is one probe on the way, so these are the same.
-  - Marks do not replace round trips: an echo with marks counts for both, and the lower rate holds. Only between
-    the bounds, where round trips tell no more than which way a queue goes, marks alone decide while they come.
+  - Marks do not replace round trips: an echo with marks counts for both, the lower rate holds, and nothing rises.
   - The first mark counts in full: a path that has no rate yet has no history either.
   - Marks never take a rate below half of an equal share of the link. Whoever fills a queue without heeding marks (TCP
     without ECN) marks all packets of others; a sender that went on halving would be gone. What is lost lowers a
     grant besides.
   - While marks come, what is added is the same for all, which is what makes shares equal.
 
-- **Round trips** that the peers' kernels reflect: TIMELY (SIGCOMM'15, section 4). Departures:
+- **Round trips** that the peers' kernels reflect, against a target as in Swift (SIGCOMM'20, section 3.1): above it a
+  rate falls in proportion to what is too much, below it the rate rises. Departures:
 
-  - The first limit is what drained: bytes on the way divided by the round trip.
-  - One round trip is in flight at a time, so a decrease is never repeated for packets that were queued before it.
-  - The addend is a part of the rate (5 %) and a little, not 10 Mb/s, so that a link that comes back is used within tens
-    of ops; and there is a pause between two raises, or short round trips would make it an explosion.
-  - Above T_high nothing is lowered while round trips fall: the queue drains already.
-  - Between the bounds a fall of round trips gives back what an equal rise has taken, so that a queue that others keep
-    standing does not lower a rate for ever.
-  - The gradient is taken relative to ``t_low``, not to the smallest round trip, which on one host is scheduling noise.
-  - One long round trip after a short one changes nothing, and the first limit takes three: hosts that share cores make
-    such without any queue.
+  - The first limit is what drained: bytes on the way divided by the round trip. It takes three long round trips, and a
+    fall takes two: hosts that share cores make single ones without any queue.
+  - One round trip is in flight at a time, so a fall is never repeated for packets that were queued before it, and
+    nothing is lowered while round trips do not rise: the queue drains already.
+  - The addend is a part of the rate and a little, so that a link that comes back is used within tens of ops; and there
+    is a pause between two raises, or short round trips would make it an explosion.
 
 Loss lowers no rate by itself; at the receiver it lowers the grant. A rate whose echoes stay away for good rises again.
 """
@@ -44,8 +40,6 @@ from dataclasses import dataclass
 from tailbound.transport.batch import burst_packets
 
 _SECOND = 1_000_000_000
-#: A queue whose round trips fall by this part of ``t_low`` is being drained already: what was done is enough.
-_FALLING = 0.1
 #: Rates that differ by more than this are those of different links, not of one queue.
 _UNEVEN = 2.0
 #: Speeds of a link that differ by less are the same.
@@ -63,13 +57,10 @@ class PaceConfig:
     """Settings of the control of a rate; times in ns, rates in bytes per second.
 
     Attributes:
-        t_low: round trips below this say that there is no queue (the paper's T_low).
-        t_high: round trips above this are never accepted (T_high).
+        t_low: round trips below this say that there is no queue.
+        t_high: the target; round trips above it are never accepted.
         beta: multiplicative decrease.
-        alpha: weight of a new difference of round trips in the gradient.
-        addend, step: part of the rate, and bytes per second, that are added; five times as much after ``hai`` good
-            ones running (HAI).
-        gentle: multiplicative decrease by the gradient, between the bounds.
+        addend, step: part of the rate, and bytes per second, that are added.
         pause: ns between two raises.
         sure: long round trips running that make a first limit (two make a decrease).
         first: no first limit is lower: what little was sent says nothing about the path.
@@ -89,12 +80,9 @@ class PaceConfig:
     t_low: int = 2_000_000
     t_high: int = 8_000_000
     beta: float = 0.8
-    alpha: float = 0.875
-    addend: float = 0.05
+    addend: float = 0.1
     step: float = 2.5e5
-    gentle: float = 0.2
     pause: int = 4_000_000
-    hai: int = 3
     sure: int = 3
     first: float = 1.5e8
     floor: float = 1e6
@@ -136,8 +124,6 @@ class Path:
         self.marked = 0.0
         self.granted = 1.0
         self.slowed = 0
-        self._difference = 0.0
-        self._good = 0
         self._long = 0
         self._raised = 0
         self._fresh = True  # round trips have made no first limit since it was free
@@ -183,8 +169,6 @@ class Path:
         """
         limits, before = self._limits, self.rtt
         self.rtt = rtt
-        change = rtt - before if before else 0
-        self._difference += limits.alpha * (change - self._difference)
         self._long = self._long + 1 if rtt > limits.t_high else 0
         drained = sent * _SECOND / max(rtt, whole)
         if rtt > limits.t_low:
@@ -200,7 +184,7 @@ class Path:
             self.slowed += lower < self.rate
             self._set(lower)
             self.free = False
-            self._raised, self._good = now, 0
+            self._raised = now
 
     def _time(self, before: int, drained: float, marked: float, now: int) -> None:
         """What the round trip says, with the one ``before``, while ``drained`` bytes per second left."""
@@ -208,35 +192,18 @@ class Path:
         if self._fresh and self._long >= limits.sure:
             self._set(min(self.rate, max(self._first, drained)))
             self.free = self._fresh = False
-            self._raised, self._good = now, 0
+            self._raised = now
+        elif self.free:
             return
-        if self.free:
-            return
-        gradient = self._difference / limits.t_low
-        if limits.t_low <= rtt <= limits.t_high and self.marked > limits.marked:
-            if not marked:
-                self._raise(now)
-        elif rtt < limits.t_low:
+        elif rtt <= limits.t_high and not marked:
             self._raise(now)
-        elif rtt > limits.t_high:
-            self._good = 0
-            if self._long >= 2 and gradient > -_FALLING:
-                self._set(self.rate * (1 - limits.beta * (1 - limits.t_high / rtt)))
-        elif gradient > 0:
-            self._good = 0
-            if before <= limits.t_low:
-                return  # one long round trip after a short one: what others have just begun to send
-            self._set(self.rate * (1 - limits.gentle * min(1.0, gradient)))
-        elif rtt < 2 * limits.t_low:
-            self._good = 0
-            self._raise(now)
-        elif before <= limits.t_high:
-            self._set(self.rate / (1 - limits.gentle * min(1.0, -gradient)))
+        elif self._long >= 2 and rtt >= before:
+            self._set(self.rate * (1 - limits.beta * (1 - limits.t_high / rtt)))
 
     def unheard(self, now: int) -> None:
         """Echoes have stayed away for long: nothing says that the rate is right."""
         if not self.free:
-            self.marked, self._good = 0.0, 0
+            self.marked = 0.0
             self._raise(now)
 
     @property
@@ -249,12 +216,9 @@ class Path:
         if now - self._raised < limits.pause:
             return
         self._raised = now
-        self._good += 1
-        if self.marked > limits.marked:
-            self._set(self.rate + limits.share * self.speed / self.peers)
-            return
-        times = 5 if self._good >= limits.hai else 1
-        self._set(self.rate + times * (limits.addend * self.rate + limits.step))
+        marked = self.marked > limits.marked
+        more = limits.share * self.speed / self.peers if marked else limits.addend * self.rate + limits.step
+        self._set(self.rate + more)
 
     def _set(self, rate: float) -> None:
         """Sets the rate; one above the speed is no limit any more."""

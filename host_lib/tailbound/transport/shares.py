@@ -68,7 +68,7 @@ class _Rank:
         """Changes once the same has been ``wanted`` often enough running (``go``: to lose the rows)."""
         self.since_return = min(_RELAPSE, self.since_return + 1)
         self.alike = self.alike + 1 if wanted != self.owns else 0
-        if not self.alike or self.alike < (self.need if wanted else go):
+        if self.alike < (self.need if wanted else go):
             return
         self.owns, self.alike = wanted, 0
         if wanted:
