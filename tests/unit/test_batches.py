@@ -56,16 +56,33 @@ def run(state: Away, epochs: list[range], **options: Any) -> list[list[int]]:
     return out
 
 
-def test_in_step_nothing_is_left_out() -> None:
-    assert run(Away(), [range(5)]) == [[0, 1, 2, 3, 4]]
-
-
-def test_as_many_batches_as_steps() -> None:
-    calls: list[int] = []
-    state = Away(applied={2: 3}, jumps={7: 2})
-    assert run(state, [range(12)], step=lambda: calls.append(0), on_skip=calls.append) == [[0, 1, 5, 6, 9, 10, 11]]
-    assert calls == [0, 0, 0, 2]
-    assert state.step == 12
+@pytest.mark.parametrize(
+    ("applied", "jumps", "gone", "epochs", "per_step", "seen", "calls"),
+    [
+        ({}, {}, None, [5], 1, [[0, 1, 2, 3, 4]], []),
+        ({2: 3}, {7: 2}, None, [12], 1, [[0, 1, 5, 6, 9, 10, 11]], [0, 0, 0, 2]),  # as many batches as steps
+        ({3: 1}, {1: 2}, None, [6], 1, [[0, 4, 5]], [2, 0]),  # a jump, and then finished steps
+        ({2: 3}, {}, 5, [9], 1, [[0, 1, 6, 7, 8]], [0, 0, 0, 1]),  # a step whose averages are gone is told
+        ({}, {3: 4}, None, [5, 5], 1, [[0, 1, 2], [2, 3, 4]], [4]),  # what is left goes into the next epoch
+        ({1: 2}, {}, None, [10], 2, [[0, 1, 6, 7, 8, 9]], [0, 0]),
+    ],
+)
+def test_batches_of_steps_that_are_not_computed_are_left_out(
+    applied: dict[int, int],
+    jumps: dict[int, int],
+    gone: int | None,
+    epochs: list[int],
+    per_step: int,
+    seen: list[list[int]],
+    calls: list[int],
+) -> None:
+    """``calls``: 0 for each applied step, the number of those that were skipped."""
+    made: list[int] = []
+    state = Away(applied, jumps, gone)
+    options: Any = {"step": lambda: made.append(0), "on_skip": made.append, "per_step": per_step}
+    assert run(state, [range(epoch) for epoch in epochs], **options) == seen
+    assert made == calls
+    assert state.step == sum(epochs) // per_step
 
 
 def test_two_loops_at_a_time_are_refused_and_two_in_turn_are_not() -> None:
@@ -78,22 +95,3 @@ def test_two_loops_at_a_time_are_refused_and_two_in_turn_are_not() -> None:
     assert run(state, [range(3)]) == [[0, 1, 2]]
     with pytest.raises(ConfigError, match=r"batches\(zip\(a, b\), state\)"):
         list(zip(batches(range(9), state), batches(range(9), state), strict=True))
-
-
-def test_a_jump_and_then_finished_steps() -> None:
-    assert run(Away(jumps={1: 2}, applied={3: 1}), [range(6)]) == [[0, 4, 5]]
-
-
-def test_a_step_whose_averages_are_gone_is_left_out_and_told() -> None:
-    skipped: list[int] = []
-    state = Away(applied={2: 3}, gone=5)
-    assert run(state, [range(9)], on_skip=skipped.append) == [[0, 1, 6, 7, 8]]
-    assert skipped == [1]
-
-
-def test_what_is_left_at_the_end_goes_into_the_next_epoch() -> None:
-    assert run(Away(jumps={3: 4}), [range(5), range(5)]) == [[0, 1, 2], [2, 3, 4]]
-
-
-def test_steps_of_several_batches() -> None:
-    assert run(Away(applied={1: 2}), [range(10)], per_step=2) == [[0, 1, 6, 7, 8, 9]]

@@ -3,73 +3,58 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 
 pytestmark = pytest.mark.needs("torch")
 
 PATIENCE = 30
+LAST = (1 << 22) - 1  # steps are serial numbers
 
 
-def test_only_the_step_asked_for_and_only_while_it_stands_still() -> None:
+@pytest.mark.parametrize(
+    ("done", "asked", "later", "said"),
+    [
+        ([], 4, False, "step 4 has not ended here yet"),
+        ([("settle", 4)], 4, False, 4),
+        ([("settle", 4)], 5, False, "step 5 has not ended"),
+        ([("settle", 4)], 3, False, "step 3 is past"),
+        ([("settle", 4)], 3, True, 4),
+        ([("settle", 4), ("disturb",)], 4, False, "step 4 is past"),
+        ([("settle", 4), ("disturb",)], 4, True, "not ended"),
+        ([("settle", 4), ("close",)], 4, False, "closing"),
+        ([("settle", LAST)], 0, False, "not ended"),
+        ([("settle", LAST), ("settle", 0)], LAST, False, "past"),
+        ([("settle", 4), ("change",)], 4, False, "step 4 is past"),  # nobody reads within, whatever settles there
+        ([("settle", 4), ("change",), ("settle", 5)], 4, True, "not ended"),
+        ([("settle", 4), ("change",), ("settle", 5), ("leave",)], 5, False, 5),
+        ([("settle", 5), ("change",), ("disturb",), ("leave",)], 5, False, "step 5 is past"),
+    ],
+)
+def test_only_the_step_asked_for_and_only_while_it_stands_still(
+    done: list[tuple[Any, ...]], asked: int, later: bool, said: int | str
+) -> None:
     from tailbound.torch.moment import Moment
     from tailbound.transport.reliable import Refusal
 
     moment = Moment()
-    with pytest.raises(Refusal, match="step 4 has not ended here yet"), moment.reading(4, 0):
-        pass
-    moment.settle(4)
-    with moment.reading(4, 0) as stands:
-        assert stands == 4
-    with pytest.raises(Refusal, match="step 5 has not ended"), moment.reading(5, 0):
-        pass
-    with pytest.raises(Refusal, match="step 3 is past"), moment.reading(3, 0):
-        pass
-    with moment.reading(3, 0, or_later=True) as stands:
-        assert stands == 4
-    moment.disturb()
-    with pytest.raises(Refusal, match="step 4 is past"), moment.reading(4, 0):
-        pass
-    with pytest.raises(Refusal, match="not ended"), moment.reading(4, 0.01, or_later=True):
-        pass
-    moment.close()
-    with pytest.raises(Refusal, match="closing"), moment.reading(4, PATIENCE):
-        pass
-
-
-def test_nobody_reads_within_a_change_whatever_settles_there() -> None:
-    from tailbound.torch.moment import Moment
-    from tailbound.transport.reliable import Refusal
-
-    moment = Moment()
-    moment.settle(4)
-    with moment.change():
-        assert moment.changing
-        with pytest.raises(Refusal, match="step 4 is past"), moment.reading(4, 0):
+    change = moment.change()
+    for name, *arguments in done:
+        if name == "change":
+            change.__enter__()
+            assert moment.changing
+        elif name == "leave":
+            change.__exit__(None, None, None)
+            assert not moment.changing
+        else:
+            getattr(moment, name)(*arguments)
+    if isinstance(said, str):
+        with pytest.raises(Refusal, match=said), moment.reading(asked, 0, or_later=later):
             pass
-        moment.settle(5)
-        with pytest.raises(Refusal, match="not ended"), moment.reading(4, 0.01, or_later=True):
-            pass
-    assert not moment.changing
-    with moment.reading(5, 0) as stands:
-        assert stands == 5
-    with moment.change():
-        moment.disturb()
-    with pytest.raises(Refusal, match="step 5 is past"), moment.reading(5, 0):
-        pass
-
-
-def test_steps_are_serial_numbers() -> None:
-    from tailbound.torch.moment import Moment
-    from tailbound.transport.reliable import Refusal
-
-    moment, last = Moment(), (1 << 22) - 1
-    moment.settle(last)
-    with pytest.raises(Refusal, match="not ended"), moment.reading(0, 0):
-        pass
-    moment.settle(0)
-    with pytest.raises(Refusal, match="past"), moment.reading(last, 0):
-        pass
+    else:
+        with moment.reading(asked, 0, or_later=later) as stands:
+            assert stands == said
 
 
 def test_a_reader_waits_for_the_step_and_a_change_waits_for_the_reader() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,58 +47,34 @@ def test_steps_go_on_as_they_have_repeated(steps: list[str], wanted: str) -> Non
     assert due(steps) == wanted
 
 
-def test_an_optimizer_that_is_dropped_is_not_waited_for() -> None:
-    import torch
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_optimizer_that_was_replaced_or_dropped_steps_no_more(kept: bool) -> None:
+    """A second phase of training has a new one. The first stepped on where steps were applied, and kept its state."""
+    import weakref
 
-    from tailbound.torch.turns import Turns
-
-    weight = torch.nn.Parameter(torch.zeros(1))
-    first, second = (torch.optim.SGD([weight], 0.1) for _ in range(2))
-    turns = Turns()
-    turns.note(first, begins=True)
-    del first
-    assert turns.due([second]) == [second]
-
-
-def stepped(state: Any, weight: Any) -> float:
-    """By how much an applied step with a gradient of one moves ``weight``."""
     import torch
 
     from tailbound.torch.absence import step_optimizers
-
-    before = weight.item()
-    weight.grad = torch.ones_like(weight)
-    step_optimizers(state)
-    return float(before - weight.item())
-
-
-@pytest.mark.parametrize("kept", [False, True])
-def test_an_optimizer_that_was_replaced_steps_no_more(kept: bool) -> None:
-    """A second phase of training has a new one. The first stepped on where steps were applied, and kept its state."""
-    import weakref
-    from types import SimpleNamespace
-
-    import torch
-
     from tailbound.torch.replica import Replica
-    from tailbound.torch.turns import Turns
 
     net = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(net.weight)
-    replica, turns = Replica(net), Turns()
+    replica = Replica(net)
     state = without_job(resync=SimpleNamespace(replica=replica))
-    state.steps.turns = turns
     first = torch.optim.SGD(net.parameters(), 1.0)
     assert replica.adopt(first)
-    turns.note(first, begins=True)
+    state.steps.turns.note(first, begins=True)
     left, other = weakref.ref(first), first if kept else None
     del first
     second = torch.optim.SGD(net.parameters(), 0.125)
     assert replica.adopt(second)
-    turns.note(second, begins=True)
+    assert state.steps.turns.due([second]) == [second]  # a dropped one is not waited for
+    state.steps.turns.note(second, begins=True)
     assert (left() is None) == (other is None)
     assert replica.optimizers == ([other, second] if kept else [second])
-    assert stepped(state, net.weight) == 0.125
+    net.weight.grad = torch.ones_like(net.weight)
+    step_optimizers(state)
+    assert net.weight.item() == -0.125
 
 
 @pytest.mark.parametrize(("pattern", "apart"), [("100" * 5, 1), ("100" * 6, 3), ("11" + "100" * 50, 1)])
