@@ -13,6 +13,7 @@ pytestmark = pytest.mark.needs("torch")
         "torch._C._current_graph_task_id",
         "torch._C._distributed_c10d.GradBucket",
         "torch.amp.GradScaler._check_inf_per_device",
+        "torch.amp.GradScaler._lazy_init_scale_growth_tracker",
         "torch.amp.GradScaler.step.__code__",
         "torch.distributed.ProcessGroup._get_backend",
         "torch.distributed.ProcessGroup._set_group_name",

@@ -31,7 +31,6 @@ def test_a_scaler_whose_job_is_over_scales_as_torchs_and_may_be_given_to_another
     given.close()  # as the state does
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 1.0)
-    given.scale(weight)
     for gradient in (8.0, float("inf")):  # nobody is told of the overflow
         weight.grad = torch.full((1,), gradient)
         given.step(optimizer)

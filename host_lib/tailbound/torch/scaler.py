@@ -108,6 +108,8 @@ class GradScaler(torch.amp.GradScaler):
             )
         self._state = state
         if self._ours:
+            if self._scale is None:
+                self._lazy_init_scale_growth_tracker(torch.device(self._device))
             state.scaler, state.loss_scale = self, self.get_scale()
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
