@@ -126,7 +126,7 @@ def test_half_way_between_two_values_of_bfloat16_the_even_one_is_taken() -> None
     import torch
 
     from plain_form import PLAIN
-    from tailbound.torch.device_codec.form import Rows
+    from tailbound.torch.device_coder import Rows
 
     shape, coding = shape_for(1024, 64), Coding(5, rotate=False)
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).repeat(4).view(16, 64)
@@ -208,7 +208,7 @@ def test_every_launch_forbids_fusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("largest", "encode", "decode"):
         monkeypatch.setattr(triton_kernels, name, Kernel())
-    from tailbound.torch.device_codec.form import By, Rows
+    from tailbound.torch.device_coder import By, Rows
 
     x, form, shape = torch.zeros(1000), triton_form(), shape_for(1000, 64)
     form.largest(x, shape, Coding(1))

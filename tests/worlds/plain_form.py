@@ -12,7 +12,7 @@ import reference
 from tailbound.codec.hashing import STAGE_CONTRIBUTION
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import Shape
-from tailbound.torch.device_codec.form import By, Form, Largest, Rows
+from tailbound.torch.device_coder import By, Form, Largest, Rows
 
 
 class _Plain:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -23,9 +23,63 @@ from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import GROUP_ROWS, Shape, shape_for
 from tailbound.errors import ConfigError
-from tailbound.torch.device_codec.form import By, Form, Largest, Rows
 from tailbound.torch.streams import Block, Blocks, Stream
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, WIDTH_STEP
+
+
+class By(NamedTuple):
+    """What codes are made by, on the device: ``codec.plan.Factors``, keys as i32[T]."""
+
+    factors: torch.Tensor
+    limits: torch.Tensor
+    keys: torch.Tensor
+
+
+class Largest(NamedTuple):
+    """What decides how groups are coded: bits of their largest values, i32[G], and for codes of 4 bits the sums of
+    squares before rotation, f64[G].
+    """
+
+    bits: torch.Tensor
+    squares: torch.Tensor | None = None
+
+
+class Rows(NamedTuple):
+    """What averages are made of, on the device: ``codec.staging.Unpacked``.
+
+    Attributes:
+        codes: u8[T, bytes of a row], twice as many if ``summed``.
+        offsets: i32[T], ``keys``, or ``zeros`` if ``summed``.
+        failed: whether there are groups of which nothing was received.
+        stage: whose rounding offsets the codes have.
+    """
+
+    codes: torch.Tensor
+    factors: torch.Tensor
+    offsets: torch.Tensor
+    group_factors: torch.Tensor
+    summed: bool
+    failed: bool
+    stage: int = STAGE_RESULT
+
+
+class Form(Protocol):
+    """How a device codes: kernels of Triton, and in tests what stands in for them. Their bits are the same.
+
+    A form keeps nothing and waits for nothing. What it returns is queued on the current stream.
+    """
+
+    #: as ``stats()`` says it
+    name: str
+
+    def largest(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Largest:
+        """Of each group of ``x`` (any float type, [numel]) once rotated."""
+
+    def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bytes of codes of ``x``, u8[T, bytes of a row], and how many rotated values are beyond limits, i64[1]."""
+
+    def decode(self, rows: Rows, shape: Shape, coding: Coding, out: torch.Tensor) -> None:
+        """What ``rows``, of ``shape``, say to ``out`` (any float type, [numel])."""
 
 
 class Workspace:

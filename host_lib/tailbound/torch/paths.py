@@ -14,8 +14,7 @@ import torch
 
 from tailbound.collective.coder import HOST, Coder
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.torch.device_codec.form import Form
-from tailbound.torch.device_coder import DeviceCoder, Workspace, warm_up
+from tailbound.torch.device_coder import DeviceCoder, Form, Workspace, warm_up
 from tailbound.torch.streams import CudaStream, Stream
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ from tailbound.codec.hashing import COLUMN, STAGE_CONTRIBUTION, mix, rounding_se
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import Shape
 from tailbound.torch.device_codec import triton_kernels
-from tailbound.torch.device_codec.form import By, Form, Largest, Rows
+from tailbound.torch.device_coder import By, Form, Largest, Rows
 
 #: Columns of a program, and its warps: one column a thread, so that all rows of it are in one thread's registers.
 BLOCK, WARPS = 128, 4
