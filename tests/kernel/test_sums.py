@@ -1,6 +1,6 @@
 """What is in the sums afterwards: many ranks, shifts, short rows, half bytes, serial numbers that wrap.
 
-Rules that take several packets to see, and codes of 4 bits: ``unit/test_udp_rules.py`` has the same.
+Rules that take several packets to see, and codes of 4 bits: ``unit/test_udp_cases.py`` has the same.
 """
 
 from __future__ import annotations

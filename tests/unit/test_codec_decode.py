@@ -18,10 +18,10 @@ from tailbound.codec.shape import shape_for
 
 
 @pytest.mark.parametrize("rotate", [True, False])
-@pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])
-def test_decode_equals_the_reference(summed: bool, rotate: bool) -> None:
+@pytest.mark.parametrize(("bits", "summed"), [(8, False), (8, True), (16, False)], ids=["8", "sums", "16"])
+def test_decode_equals_the_reference(bits: int, summed: bool, rotate: bool) -> None:
     """Rows of the ring, own ones and missing ones."""
-    for shape in shapes_of(704):
+    for shape in shapes_of(704, bits):
         numel = shape.numel
         results = Results(shape, numel, 0.1, summed=summed)
         present, scale = results.source != MISSING, np.nan_to_num(results.scale)

@@ -200,16 +200,6 @@ def test_next_scale_is_the_largest_need_plus_headroom() -> None:
     assert owner.e_next[2] == 13 or owner.groups[2] != 0
 
 
-def test_ranges_of_places_make_the_same_rows() -> None:
-    whole, parts = Owner(), Owner()
-    whole.mean()
-    for lo in range(0, parts.rows, 7):
-        parts.mean(places=(lo, min(lo + 7, parts.rows)))
-    assert np.array_equal(whole.out, parts.out)
-    assert np.array_equal(whole.e_next, parts.e_next)
-    assert np.array_equal(whole.scale, parts.scale)
-
-
 def test_threads_that_share_the_rows_make_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """In two pieces, the last block of rows a short one; the need of a row in one piece counts in the other, too."""
     whole, shared = (Owner(4 * 1408 * 64 * 16 + 9, ring=2048) for _ in range(2))

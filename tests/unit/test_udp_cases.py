@@ -1,10 +1,16 @@
-"""The shared table of cases through the udp datapath."""
+"""The shared tables of cases through the udp datapath."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
+import bare_cases
 import cases
+import nibble_cases
+import rule_cases
 from case_worlds import udp_before
 from tailbound.wire.schema import Verdict
 from udp_world import World
@@ -48,3 +54,24 @@ def test_cases_with_tags() -> None:
 
 def test_every_verdict_has_a_case() -> None:
     assert set(Verdict) - ELSEWHERE == {case.verdict for case in cases.CASES}
+
+
+@pytest.mark.parametrize("check", rule_cases.CHECKS)
+def test_rules(check: Callable[[Any], None]) -> None:
+    check(World())
+
+
+@pytest.mark.parametrize("count", nibble_cases.COUNTS)
+def test_sums_of_half_bytes(count: int) -> None:
+    nibble_cases.check_sums(World(), count)
+
+
+def test_half_bytes_of_more_than_seventeen_ranks() -> None:
+    nibble_cases.check_more(World(ranks=32))
+
+
+def test_a_switch_has_no_key_and_nobody_else_lacks_it() -> None:
+    """Rule: auth-7."""
+    world = World()
+    world.arm()
+    assert bare_cases.wrong(world) == {}

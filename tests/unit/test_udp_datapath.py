@@ -118,14 +118,6 @@ class Rows:
         finalise(self.packets, head, self.states, Fields(self.zeros), seq, np.arange(rows, dtype=np.uint32), op)
         return self.packets
 
-    def results(self, owner: int, op: int, seq: int) -> np.ndarray:
-        rows = len(self.packets)
-        fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows}
-        head = header(type=PacketType.RESULT, op=op, sender=owner, owner=owner, published=op - 1, **fields)
-        more = Fields(self.zeros, scale=np.ones(rows, np.float32), counted=np.full(rows, RANKS, np.uint16))
-        finalise(self.packets, head, self.states, more, seq, np.arange(rows, dtype=np.uint32)[::-1].copy(), op)
-        return self.packets
-
 
 def lanes(path: UdpDatapath, slot: int) -> np.ndarray:
     return path.store.sums[slot].view(np.uint16).reshape(-1, 2, 4).transpose(0, 2, 1).reshape(-1)[:CODES]
@@ -345,11 +337,6 @@ def test_a_port_that_is_taken(ranks: list[Rank]) -> None:
 def test_an_address_of_another_host() -> None:
     with pytest.raises(ConfigError, match=r"cannot bind 192.0.2.1:0.*give a local address"):
         UdpDatapath("192.0.2.1", 0, WIDTH, SUM_ROWS, 64)
-
-
-def test_sizes_that_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="use a power of two"):
-        UdpDatapath("127.0.0.1", 0, WIDTH, 63, 64)
 
 
 def test_no_longer_queue_stands_behind_a_slow_link_than_with_xdp(ranks: list[Rank]) -> None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import bare_cases
 import cases
 from cases import OP, SUM_BASE, SUM_ROWS
 from tailbound.datapath.tables import CONTROLS_LOST, EVENTS_LOST
@@ -70,12 +69,6 @@ def test_recorded_packets_do_not_say_that_their_rank_lives(world: World) -> None
     assert (state["last_ns"], state["deadline"], state["incast"]) == (world.clock, 200, 9)
 
 
-def test_a_switch_has_no_key_and_nobody_else_lacks_it(world: World) -> None:
-    """Rule: auth-7."""
-    world.arm()
-    assert bare_cases.wrong(world) == {}
-
-
 def test_marks_are_counted_by_sender_and_told_by_echoes(world: World) -> None:
     """Rule: kernel-26."""
     row = cases.contribution(1)
@@ -132,6 +125,3 @@ def test_more_probes_than_can_be_answered_at_once(world: World) -> None:
     probe = cases.control_packet(PacketType.PROBE, b"")
     world.feed(probe * 100, 1, segment=len(probe))
     assert world.reflected == 64
-
-
-FUZZED = World()
