@@ -48,10 +48,10 @@ def p4_team(
             there = (RankSpec(switch_cases.ip_of(r), switch_cases.mac_of(r), port) for r, port in enumerate(ports))
             entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows, headroom=headroom_of(ranks)))
             given = settings | {"port": entry.port, "switch": switch_of(None, box.environment(entry))}
-            there = {"datapath": datapath, "interface": "data0", "cookie": COOKIE}
             with team(
-                ranks, given, within=lambda rank, make: namespaces.call(ends[rank], make, sysfs=True), **there
-            ) as whole:
+                ranks, given, datapath=datapath, interface="data0", cookie=COOKIE,
+                within=lambda rank, make: namespaces.call(ends[rank], make, sysfs=True),
+            ) as whole:  # fmt: skip
                 yield whole, box
         finally:
             box.close()
