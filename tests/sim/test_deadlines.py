@@ -52,13 +52,6 @@ def test_a_layout_that_changes_is_never_warm() -> None:
             assert not c.job.pending
 
 
-def test_given_deadlines_are_advertised_from_the_start() -> None:
-    with sim_team(2, LEARNED | {"deadline_1": 640 * MS, "deadline_2": 500 * MS}) as job:
-        job.allreduce(gradients("U", 2, NUMEL, seed=1))
-        for c in job.communicators:
-            assert int(c.job.store.peer_states[c.job.peers[0]]["deadline"]) == 10_000
-
-
 def test_where_some_rows_are_always_lost_a_deadline_leaves_time_to_ask_for_them() -> None:
     """An answer takes a round trip of 30 ms, and all rows that are not lost come within 3. Rule: clock-5."""
     terms = Terms(latency=15 * MS, loss=0.03)
