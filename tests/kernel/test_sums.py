@@ -16,7 +16,7 @@ import nibble_cases
 import rule_cases
 from kernel_world import KernelWorld
 from loaders import both_loaders
-from tailbound.wire.schema import EXPONENT_NONE, Verdict, op_slot
+from tailbound.wire.schema import EXPONENT_NONE, Verdict
 
 FF = bytes([255]) * cases.WIDTH
 
@@ -41,26 +41,6 @@ def test_lanes_hold_65535(make) -> None:
     assert (record["count"], record["units"], record["need"]) == (129, 257, 128 - 200)
     assert record["exponent"] == cases.EXPONENT
     assert record["row"] == 5
-
-
-def test_every_rank_once(make) -> None:
-    """255 senders in turn, each with codes of its own: exact sums, a full bitmap, and everything heard."""
-    world = make(ranks=256)
-    slot = cases.SEQ & (cases.SUM_ROWS - 1)
-    rng = np.random.default_rng(1)
-    codes = rng.integers(0, 256, (256, cases.CODES), np.uint8)
-    for sender in rng.permutation(np.arange(1, 256)):
-        world.take(contribution(int(sender), codes[sender].tobytes()))
-    assert np.array_equal(world.lanes(slot, cases.CODES), codes[1:].astype(np.uint16).sum(0, dtype=np.uint16))
-    assert not world.store.sums[slot, 2 * cases.CODES :].any()
-    ranks = [2**64 - 2, *[2**64 - 1] * 3]
-    assert world.store.slots[slot]["ranks"].tolist() == ranks
-    op = world.store.ops[op_slot(cases.OP)]
-    assert op["heard"].tolist() == ranks
-    assert (op["heard_live"], op["rows_complete"], op["progress"]) == (255, 1, 255)
-    arrivals = world.store.arrivals.reshape(-1, 256)[op_slot(cases.OP)]
-    assert (arrivals["first_us"] > 0).tolist() == [False, *[True] * 255]
-    assert world.counted() == {Verdict.STORED: 1, Verdict.ADDED: 254}
 
 
 @pytest.mark.parametrize("check", rule_cases.CHECKS)
