@@ -1,17 +1,18 @@
-"""All-reduces through the lab's summing switch, over xdp and udp workers: bits, faults, restarts, bytes."""
+"""All-reduces through the lab's summing switch, over xdp and udp workers: bits, and what leaves each port."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fault_rows import contributors
 from lab_team import lab_team
-from support import Team, exact_mean, gradients, hasty, nmse, patient
+from support import Team, exact_mean, gradients, nmse, patient
 from tailbound.settings.table import switch_of
+from tailbound.wire.schema import Tagging
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
@@ -41,22 +42,6 @@ def steady(job: Team, ops: int, numel: int = NUMEL) -> list[Any]:
     return outs
 
 
-def settle(job: Team, ops: int = 3) -> None:
-    """Until so many ops running were whole: deadlines are short here, and a thread may well not run for as long."""
-    seen = 0
-    for op in range(20):
-        results = job.allreduce(gradients("U", len(job), NUMEL, seed=op))
-        if any(o.delivered < o.expected or o.late for _, o in results):
-            seen = 0
-            continue
-        for out, _ in results:
-            np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
-        seen += 1
-        if seen == ops:
-            return
-    pytest.fail("never whole")
-
-
 def test_the_mean_and_its_bits_over_both_datapaths(tailbound_lab: Make) -> None:
     lab, found = tailbound_lab(workers=3, switch=True), list[list[Any]]()
     for datapath in ("xdp", "udp"):
@@ -76,16 +61,18 @@ def test_the_mean_and_its_bits_over_both_datapaths(tailbound_lab: Make) -> None:
         np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
 
 
-def test_a_switch_that_restarts_costs_no_wrong_sum(tailbound_lab: Make) -> None:
+def test_a_switch_that_has_no_key(tailbound_lab: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Rule: auth-7."""
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_bytes(bytes(range(32)))
     lab = tailbound_lab(workers=3, switch=True)
-    with through(lab, hasty(width=1408, ring_mib=8.0, rotate=False)) as job:
-        settle(job)
-        for op in range(20):
-            inputs = gradients("U", 3, NUMEL, seed=op)
-            if op == 1:
-                lab.switch.restart()
-            results = job.allreduce(inputs)
-            found = [contributors(out, inputs, {0, 1, 2}, job[0]._row_width) for out, _ in results]
-            if op > 1 and all(set(rows) == {frozenset({0, 1, 2})} for rows in found):
-                return
-        pytest.fail("never whole again")
+    with through(lab, patient(width=1408, ring_mib=8.0, key_file=str(key), authenticate="workers")) as job:
+        steady(job, 3)
+        for member in job.communicators:
+            stats = member.stats()
+            assert stats["authenticated"] == "workers"
+            assert set(stats["drops"]) <= {"STALE_RESULT"}
+            assert stats["event_counts"]["switch_unchecked"] == 1
+            assert member.job.store.control["tagged"][0] & Tagging.ON
+    assert f"{switch_of(None, lab.switch.environment).address} carry no tag" in caplog.text
