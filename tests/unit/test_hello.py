@@ -70,34 +70,31 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short")
-def test_one_direction_that_is_dropped_is_named_by_all(lose: Callable[[Drop], None]) -> None:
-    lose(lambda sender, receiver, size: (sender, receiver) == (0, 1))
-    for rank, said in enumerate(refusals(3)):
-        assert said.startswith(
-            f"rank {rank}: UDP does not pass between all ranks, let firewalls pass it:\n  rank 1 does not hear rank 0: "
-        )
-        assert re.search(r"to UDP port \d+ of 127\.0\.0\.1; let it in \(firewall", said)
-        assert said.count("does not hear") == 1
-        assert "TAILBOUND_PORT" in said
-
-
-@pytest.mark.usefixtures("short")
-def test_full_rows_that_are_dropped_are_told_apart_from_silence(lose: Callable[[Drop], None]) -> None:
-    lose(lambda sender, receiver, size: size > 200)
-    for said in refusals(2):
-        assert "does not hear" not in said
-        assert f"rank 0 hears rank 1, but no packets of {20 + 8 + 64 + 256} bytes" in said
-        assert "rank 1 hears rank 0, but no" in said
-        assert "MTU" in said
-
-
-@pytest.mark.usefixtures("short")
-def test_nothing_arrives_anywhere(lose: Callable[[Drop], None]) -> None:
-    lose(lambda sender, receiver, size: True)
-    for said in refusals(3):
-        assert [line.split(":")[0].strip() for line in said.splitlines()[1:4]] == [
-            f"rank {rank} does not hear ranks {others}" for rank, others in enumerate(("1-2", "0, 2", "0-1"))
-        ]
+@pytest.mark.parametrize(
+    ("ranks", "drop", "lines"),
+    [
+        (3, lambda sender, receiver, _: (sender, receiver) == (0, 1), ["rank 1 does not hear rank 0: nothing from .*"]),
+        (3, lambda *_: True, [
+            f"rank {r} does not hear ranks {others}: .*" for r, others in enumerate(("1-2", "0, 2", "0-1"))
+        ]),
+        (2, lambda sender, receiver, size: size > 200, [
+            rf"rank {r} hears rank {1 - r}, but no packets of {20 + 8 + 64 + 256} bytes .* MTU .*" for r in range(2)
+        ]),
+    ],
+    ids=["one direction", "nothing", "full rows"],
+)  # fmt: skip
+def test_who_does_not_hear_whom_is_named_by_all(
+    lose: Callable[[Drop], None], ranks: int, drop: Drop, lines: list[str]
+) -> None:
+    lose(drop)
+    for rank, said in enumerate(refusals(ranks)):
+        first, *found, last = said.splitlines()
+        assert first == f"rank {rank}: UDP does not pass between all ranks, let firewalls pass it:"
+        assert len(found) == len(lines)
+        assert all(re.fullmatch(f"  {line}", each) for line, each in zip(lines, found, strict=True)), found
+        if "does not hear" in said:
+            assert re.search(r"to UDP port \d+ of 127\.0\.0\.1; let it in \(firewall", said)
+        assert "TAILBOUND_PORT" in last
 
 
 @pytest.mark.parametrize("loss", [0.0, 0.1, 0.4])
