@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.errors import ConfigError
@@ -129,10 +128,6 @@ def refused_late(rank: int) -> None:
     with register(net, **PATIENT) as state:
         backward(net, rank, 0)
         assert state.last.error is None
-    net = DDP(model())
-    net.register_comm_hook(None, default_hooks.allreduce_hook)
-    assert "has the communication hook" in said(lambda: register(net, **PATIENT))
-    assert not ours(), ours()
 
 
 def dropped(rank: int) -> dict[str, bool]:

@@ -93,28 +93,6 @@ def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def altered(rank: int) -> dict[str, Any]:
-    """Rank 1 changes a weight; nothing is lost, and digests tell."""
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    options = {"resync_period": 8, "resync_share": 50.0}
-    with register(net, optimizer=optimizer, **patient(SETTINGS, **options)) as state:
-        train(net, optimizer, rank, range(4))
-        state.synchronise(60)
-        if rank == 1:
-            with torch.no_grad():
-                next(net.parameters()).view(-1)[0] += 1.0
-        apart = state_digest(net, optimizer)
-        together: list[str] = []
-        for step in range(8, 400, 8):
-            train(net, optimizer, rank, range(step, step + 8))
-            together = everywhere(state_digest(net, optimizer))
-            if len(set(together)) == 1:
-                break
-        counters = state.stats()["replica"]["counters"]
-        return {"apart": apart, "together": together, "counters": counters}
-
-
 def stopped(
     rank: int, victim: int, ring_mib: float, away: int, steps: int, mtu: int, loss: float, ready: Any, moved: Any
 ) -> dict[str, Any]:  # fmt: skip

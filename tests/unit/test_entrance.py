@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from solo import Kept
 from tailbound.collective.comeback import Part
 from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.transport.reliable import Refusal
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
     from tailbound.torch.entrance import Entrance
 
 pytestmark = pytest.mark.needs("torch")
-
-
-class Kept:
-    """A state of anything."""
-
-    def __init__(self, kept: Any) -> None:
-        self.kept = kept
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kept": self.kept}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.kept = state["kept"]
 
 
 class Reliable:

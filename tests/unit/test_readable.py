@@ -215,6 +215,17 @@ def test_nobody_takes_weights_that_are_swapped_for_an_evaluation(alone: Any, mon
         assert readable(alone) == 4
 
 
+@pytest.mark.parametrize("compares", [True, False])
+def test_replicas_are_compared_as_often_as_the_options_say(alone: Any, compares: bool) -> None:
+    """By one rank of a host."""
+    made = without_job(communicator=alone.communicator, _resync_settings=(8, 0.5), _compares=compares)
+    made.attach(alone.net)
+    try:
+        assert (made.resync._period, made.resync._share) == (8 * compares, 0.5)
+    finally:
+        made.detach()
+
+
 def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
     """As Accelerate's: it was known beside the one in it, which then made every applied step twice."""
     import torch

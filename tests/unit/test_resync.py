@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from solo import Kept
 from support import await_that
 from tailbound.transport.reliable import Unreachable
 
@@ -238,19 +239,6 @@ def test_a_rank_spends_a_share_of_its_time_on_taking(share: float) -> None:
         assert w.equal()
 
 
-class Scaler:
-    """Of a loss."""
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"scale": self.scale}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.scale = state["scale"]
-
-
 def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
     import torch
 
@@ -285,19 +273,6 @@ def test_running_statistics_are_no_difference_until_all_meet() -> None:
         assert w.models[1].mean.tolist() == [1.0] * 3
 
 
-class Kept:
-    """A scheduler, say."""
-
-    def __init__(self, kept: Any) -> None:
-        self.kept = kept
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"kept": self.kept}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.kept = state["kept"]
-
-
 def test_what_is_named_also_comes_with_a_whole_state() -> None:
     """A rank that had jumped kept its own scheduler, whose learning rate lagged for good."""
     from tailbound.errors import LayoutError
@@ -307,13 +282,13 @@ def test_what_is_named_also_comes_with_a_whole_state() -> None:
         also = [Kept(7), Kept(3)]
         for one, each in zip(w.ranks, also, strict=True):
             one._also = {"scheduler": each}
-        scalers = [Scaler(2.0), Scaler(8.0)]
+        scalers = [Kept(2.0), Kept(8.0)]
         for one, scaler in zip(w.ranks, scalers, strict=True):
             one._scaler = lambda scaler=scaler: scaler
         w.damage(1, 0.5)
         assert w[1].adopt_any(1, PATIENCE) == 1
         assert also[1].kept == 7
-        assert scalers[1].scale == 2.0
+        assert scalers[1].kept == 2.0
         assert w.equal()
         also[0].kept = lambda: None  # cannot be given
         assert w[1].adopt_any(1, 0.3) is None

@@ -26,6 +26,19 @@ def without_job(rank: int = 0, ranks: int = 2, communicator: Any = None, **field
     return made
 
 
+class Kept:
+    """A scheduler, say."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"kept": self.kept}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.kept = state["kept"]
+
+
 class Job:
     """Stands in for the communicator: hands out the averages in ``told``, or keeps what it is given there."""
 
