@@ -50,7 +50,7 @@ _PORTS = (
         "as above",
     ),
     (
-        "resynchronisation, catching up, the loss scale",
+        "resynchronisation, catching up",
         "TCP between all ranks",
         "any",
         "any",
