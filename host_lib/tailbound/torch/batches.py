@@ -43,14 +43,20 @@ def batches(
     """
     if per_step < 1:
         raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
-    source, others = iter(loader), _Others(state)
+    source, others = iter(loader), _steps_of_others(state)
     loop = state.loop = object()
     turns = state.steps.turns
     turns.begin()
     place = 0
     for batch in source:
         if place == 0:
-            others.look()
+            before, others = others, _steps_of_others(state)
+            if any(before.get(one, at) != at for one, at in others.items()):
+                raise ConfigError(
+                    "another registered model makes steps in this loop, and tailbound.torch.batches lets only one "
+                    "model catch up: give one DistributedDataParallel a module that contains both models, or leave "
+                    "batches out"
+                )
             if not state.owed_batches and state.steps.between_iterations():
                 applied, skipped = state.catch_up(step)
                 state.owed_batches = per_step * (applied + skipped)
@@ -75,26 +81,7 @@ def batches(
                 )
 
 
-class _Others:
-    """Other registered models of this process: none of them may make steps where only ``state`` can catch up.
-
-    One that catches up by itself, by ``batches`` of its own, may.
-    """
-
-    def __init__(self, state: TailboundState) -> None:
-        self._state = state
-        self._steps = self._now()
-
-    def _now(self) -> dict[int, int]:
-        """The step that each of them is in."""
-        found = (other for other in attached() if other is not self._state and not other.absence.skips)
-        return {id(other): other.communicator.step for other in found if other.communicator is not None}
-
-    def look(self) -> None:
-        """Raises a ``ConfigError`` if one of them has made a step since the last call."""
-        before, self._steps = self._steps, self._now()
-        if any(before.get(one, step) != step for one, step in self._steps.items()):
-            raise ConfigError(
-                "another registered model makes steps in this loop, and tailbound.torch.batches lets only one model "
-                "catch up: give one DistributedDataParallel a module that contains both models, or leave batches out"
-            )
+def _steps_of_others(state: TailboundState) -> dict[int, int]:
+    """The steps that other registered models of this process are in, where they do not catch up by themselves."""
+    found = (other for other in attached() if other is not state and not other.absence.skips)
+    return {id(other): other.communicator.step for other in found if other.communicator is not None}
