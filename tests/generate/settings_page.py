@@ -16,7 +16,7 @@ None has to be set. An argument of `tailbound.torch.register` wins over the vari
 empty variable is none. An invalid value is a `ConfigError` with the accepted values, before any training step. Unknown
 `TAILBOUND_` variables cause a warning. Arguments take the table's words: `bits="4,8"` is `bits=(4, 8)`. Give all ranks
 the same, but for `TAILBOUND_INTERFACE`; a difference that would let replicas diverge is a `LayoutError` with both ranks
-and values.
+and values. `tailbound switch job add` prints those of a switch.
 """
 
 #: Heading, rows and what is below of the section on ports.
@@ -71,9 +71,9 @@ tried ahead. Multicast that does not arrive is not used.
 
 def page() -> str:
     """The whole page."""
-    head = ("variable", "argument", "default", "give", "what it is", "set by")
+    head = ("variable", "argument", "default", "give", "what it is")
     options, advanced = (_table(head, map(_option, table.values())) for table in (OPTIONS, ADVANCED))
-    others = _table(("variable", "default", "give", "what it is", "set by"), map(_other, OTHERS))
+    others = _table(("variable", "default", "give", "what it is"), map(_other, OTHERS))
     ports = _table(("what", "protocol", "destination port", "source port"), _PORTS)
     parts = (
         _HEAD, f"## Options of the hook\n\n{options}", f"## Advanced\n\nEntries of `advanced={{...}}`.\n\n{advanced}",
@@ -92,7 +92,7 @@ def _option(setting: Setting) -> tuple[str, ...]:
 
 
 def _other(setting: Setting) -> tuple[str, ...]:
-    return f"`{setting.variable}`", _default(setting), setting.kind.give, setting.doc, setting.set_by
+    return f"`{setting.variable}`", _default(setting), setting.kind.give, setting.doc
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

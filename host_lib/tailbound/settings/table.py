@@ -1,4 +1,4 @@
-"""Every setting of Tailbound, once: its type, text, meaning and default, and who sets it.
+"""Every setting of Tailbound, once: its type, text, meaning and default.
 
 A key of ``Options`` is an option of a job. It makes the keyword argument of ``TailboundState`` and ``register``, the
 environment variable, the row of ``docs/settings.md`` (``make generate``) and the lines in the docstring. It also makes
@@ -62,7 +62,6 @@ class Setting:
         default: value where nothing is given.
         option: the argument of ``TailboundState``, or the entry of ``advanced=``; empty: there is none.
         otherwise: the default in words, where the value does not tell.
-        set_by: who sets it.
         later: read further down, where it is known whether it is needed; never filled in as an argument.
         field: the field of ``Config``, where it has another name than the option.
         convert: the value of that field.
@@ -74,7 +73,6 @@ class Setting:
     default: Any = None
     option: str = ""
     otherwise: str = ""
-    set_by: str = "you"
     later: bool = False
     field: str = ""
     convert: Callable[[Any], Any] = lambda value: value
@@ -159,18 +157,17 @@ class Options(TypedDict, total=False):
     )]
     switch: Annotated[str | None, _option(
         words("ADDRESS, ADDRESS:PORT or [IPV6]:PORT"), None, "where the job's switch is, with `datapath=switch`",
-        set_by="you, the lab, `tailbound switch job add`", otherwise="none", later=True,
+        otherwise="none", later=True,
     )]
     interface: Annotated[str | None, _option(
         words("the name of an interface"), None,
         "network interface of this rank, or `eth0,eth1`: one for each rank of the host",
-        set_by="you, the lab", otherwise="the way to MASTER_ADDR",
+        otherwise="the way to MASTER_ADDR",
     )]
     port: Annotated[int, _option(
         integer(0, 65535), 0,
         f"first of {PORTS} UDP ports, for firewalls: `udp` takes one that is free, `xdp` has the one of its program",
         otherwise=f"any that is free; `xdp` and a switch's job: {DEFAULT_PORT}",
-        set_by="you, the lab, `tailbound switch job add`",
     )]
     mtu: Annotated[int, _option(
         integer(0, 65535), 0,
@@ -240,20 +237,18 @@ NODE_GROUP = Setting(
     "ranks of a host share a bucket and send a part of it each ([several ranks a host](torch/nodes.md)); `auto`: those "
     "that torchrun has started there", "off",
 )  # fmt: skip
-_SWITCH = "the lab, `tailbound switch job add`"
-_P4_SWITCH = "`tailbound switch job add`, for the workers of a P4 switch"
-SWITCH_ROWS = Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows, set_by=_SWITCH)
+# `tailbound switch job add` prints the next four, and the lab sets them
+SWITCH_ROWS = Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows)
 SWITCH_FORM = Setting(
     switch.FORM, choice(*switch.FORMS), "what the switch sends: means (XDP switch), or sums (P4 switch)",
-    switch.Switch.form, set_by=_P4_SWITCH,
+    switch.Switch.form,
 )  # fmt: skip
 SWITCH_CODES = Setting(
     switch.CODES, integer(0), f"widest row that the switch takes, a multiple of {WIDTH_STEP}; 0: what packets hold",
-    switch.Switch.codes, set_by="`tailbound switch job add`",
+    switch.Switch.codes,
 )  # fmt: skip
 COOKIE = Setting(
-    switch.COOKIE, integer(1, (1 << 32) - 1), "cookie that the switch knows the job by", 0, set_by=_SWITCH,
-    otherwise="drawn by rank 0",
+    switch.COOKIE, integer(1, (1 << 32) - 1), "cookie that the switch knows the job by", 0, otherwise="drawn by rank 0",
 )  # fmt: skip
 #: Everything else.
 OTHERS = (
@@ -270,7 +265,7 @@ OTHERS = (
         status.VARIABLE, words("a folder, or off"), "where status files for `tailbound top` go; `off`: nowhere",
         otherwise="`/run/tailbound-status` for root, else the user's runtime folder",
     ),
-    Setting("TAILBOUND_REQUIRE_ALL", words("1"), "a skipped test is a failure", set_by="continuous integration"),
+    Setting("TAILBOUND_REQUIRE_ALL", words("1"), "in continuous integration: a skipped test is a failure"),
 )  # fmt: skip
 
 ALL = (*_OF_A_JOB.values(), *OTHERS)
