@@ -164,7 +164,7 @@ def test_a_state_may_be_closed_after_the_default_group_has_ended() -> None:
     [
         ([("a", 0, 2, ""), ("a", 1, 2, "")] * 2, ""),
         ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 1, "")], "rank 0 on a is one of 2 ranks there, and rank 2 on b"),
-        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 2, "")], "every host cuts a bucket"),
+        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 2, "")], "3 ranks are not on hosts of 2 each"),
         ([("a", 0, 2, ""), ("b", 0, 2, ""), ("a", 1, 2, ""), ("b", 1, 2, "")], "rank 1 on b has LOCAL_RANK=0"),
         ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 0, "")], "rank 2 on b has no node_group"),
         ([("a", 0, 0, ""), ("b", 0, 1, "")], "rank 0 on a has no node_group"),

@@ -20,10 +20,6 @@ from tailbound.transport import rendezvous
 
 #: Seconds for a datagram to a neighbour: its thread does nothing else than read them.
 _PATIENCE = 1.0
-_CUT = (
-    "every host cuts a bucket into as many shards as it has ranks, so start as many on each host, or pass "
-    "node_group='off'"
-)
 #: Models registered so far over the default group; all ranks agree on the number.
 _registered = itertools.count()
 
@@ -88,7 +84,8 @@ def find(
         TransportError: a rank did not come.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
-    place, places, refusal = 0, 0, ""
+    place, places = 0, 0
+    refusal: ConfigError | None = None
     if ranks < dist.get_world_size():
         if (NODE_GROUP.read() if asked is None else asked) == "off":
             return None
@@ -100,19 +97,19 @@ def find(
             if places > 1:
                 check(place, places)
     except ConfigError as error:
-        refusal = str(error)
+        refusal = error
     prefix, store = f"tailbound/hosts/{next(_registered)}", dist.distributed_c10d._get_default_store()
-    text = json.dumps([socket.gethostname(), place, places, refusal])
+    text = json.dumps([socket.gethostname(), place, places, str(refusal or "")])
     if not (places or refusal):
         store.set(f"{prefix}/hosts/{rank}", text)  # for those who have asked for hosts: they name this rank
         return None
     try:
         shared = rendezvous.share(store, "hosts", text, rank, ranks, prefix, timeout)
     except TransportError:
-        if not refusal:
+        if refusal is None:
             raise
-    if refusal:
-        raise ConfigError(refusal)
+    if refusal is not None:
+        raise refusal
     agree([json.loads(words) for words in shared])
     return Node(place, places) if places > 1 else None
 
@@ -139,7 +136,8 @@ def agree(said: Sequence[tuple[str, int, int, str]]) -> None:
             )
         if places != expected:
             raise ConfigError(
-                f"rank 0 on {first} is one of {expected} ranks there, and rank {rank} on {name} one of {places}: {_CUT}"
+                f"rank 0 on {first} is one of {expected} ranks there, and rank {rank} on {name} one of {places}: start "
+                "as many on each host, or pass node_group='off'"
             )
         if place != rank % places:
             raise ConfigError(
@@ -147,7 +145,9 @@ def agree(said: Sequence[tuple[str, int, int, str]]) -> None:
                 "torchrun does, or pass node_group='off'"
             )
     if len(said) % expected:
-        raise ConfigError(f"{len(said)} ranks are not on hosts of {expected} each: {_CUT}")
+        raise ConfigError(
+            f"{len(said)} ranks are not on hosts of {expected} each: start as many on each, or pass node_group='off'"
+        )
 
 
 class Holds:
