@@ -24,8 +24,6 @@ from tailbound.codec.records import Coding
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.wire.bits import Bits
-from tailbound.wire.schema import key_bytes
-from tailbound.wire.tag import key_of
 
 pytestmark = pytest.mark.needs("torch", "triton")
 
@@ -67,15 +65,6 @@ def test_packets_are_those_of_the_host(name: str, kind: str) -> None:
     exponents[1:] -= np.int16(31)
     out = check(tensor.to(DEVICE), shape, exponents, form=triton_form())
     assert (out.done.clipped > 0) == (shape.groups > 1)
-
-
-def test_packets_of_a_job_with_a_key_are_those_of_the_host() -> None:
-    """Rule: auth-1."""
-    import torch
-
-    shape, x = shape_for(*SHAPES["3 groups"]), gaussian(9000, 7, 1e-2)
-    key = key_of(np.random.default_rng(5).bytes(key_bytes(64) - 8), 0)
-    check(torch.from_numpy(x).to(DEVICE), shape, exponents_for(x, shape, True), form=triton_form(), key=key)
 
 
 @pytest.mark.parametrize("summed", [False, True], ids=["codes", "sums"])

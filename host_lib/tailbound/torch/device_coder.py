@@ -192,7 +192,10 @@ class DeviceCoder:
         groups: tuple[int, int] | None = None,
     ) -> bool:
         """As ``codec.encode.measure``, once it is ``ready``; ``scratch`` is not used."""
-        return _need(self._begun(coding).found, shape, coding, need)
+        scales = Scales(np.zeros(shape.groups, np.int16), need, np.empty(shape.groups, np.uint8))
+        factors, limits = np.empty((2, shape.groups), np.float32)
+        by = Factors(factors, limits, np.empty(shape.rows, np.uint32))
+        return plan(*_words(self._begun(coding).found, shape, coding, scales, by)).finite
 
     def encode(
         self,
@@ -334,14 +337,6 @@ def _words(found: Largest, shape: Shape, coding: Coding, scales: Scales, by: Fac
     """Arguments of ``plan``."""
     given: tuple[Any, ...] = found.bits.numpy().view(np.uint32), shape, coding, scales, by
     return given if found.squares is None else (*given, found.squares.numpy())
-
-
-def _need(largest: Largest, shape: Shape, coding: Coding, need: NDArray[np.int16]) -> bool:
-    """What scales groups need, i16[G] to ``need``; False: not finite."""
-    scales = Scales(np.zeros(shape.groups, np.int16), need, np.empty(shape.groups, np.uint8))
-    factors, limits = np.empty((2, shape.groups), np.float32)
-    by = Factors(factors, limits, np.empty(shape.rows, np.uint32))
-    return plan(*_words(largest, shape, coding, scales, by)).finite
 
 
 def _room(shape: Shape, *, rows: int = 0, groups: int = 0, more: int = 0) -> int:
