@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -43,21 +43,13 @@ _SECTION = "tailbound"
 
 def _all() -> Iterator[tuple[str, dict[str, int]]]:
     """Source and macros of every object."""
-    for width in WIDTHS:
-        yield "worker.bpf.c", {"TB_WIDTH": width}
-        yield "tagged.bpf.c", {"TB_WIDTH": width}
-        if width <= _SWITCH_MOST:
-            yield "switch.bpf.c", {"TB_WIDTH": width}
-            yield "switch_out.bpf.c", {"TB_WIDTH": width}
-    for width in WIDTHS_IPV6:
-        yield "worker.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
-        yield "tagged.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
-        if width <= _SWITCH_MOST:
-            yield "switch.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
-            yield "switch_out.bpf.c", {"TB_WIDTH": width, "TB_IPV6": 1}
-    for copies in FANOUT_COPIES:
-        yield "fanout.bpf.c", {"TB_MOST_COPIES": copies}
-        yield "fanout.bpf.c", {"TB_MOST_COPIES": copies, "TB_IPV6": 1}
+    families: tuple[tuple[Iterable[int], dict[str, int]], ...] = (WIDTHS, {}), (WIDTHS_IPV6, {"TB_IPV6": 1})
+    for there, family in families:
+        for width in there:
+            for program in ("worker", "tagged", "switch", "switch_out")[: 4 if width <= _SWITCH_MOST else 2]:
+                yield f"{program}.bpf.c", {"TB_WIDTH": width} | family
+        for copies in FANOUT_COPIES:
+            yield "fanout.bpf.c", {"TB_MOST_COPIES": copies} | family
     yield "faults.bpf.c", {}
 
 

@@ -126,9 +126,7 @@ def _create(map_: Map, shape: Shape, node: int) -> int:
         names = [f.name for f in _STRUCTS[map_.value].fields]
         blob = syscalls.btf_load(_lock_btf(map_.value, *names))
         try:
-            types = (blob, _KEY_TYPE, _VALUE_TYPE) if size == 8 else None
-            if types is None:
-                raise ValueError(f"map {map_.name}: a value with a lock has 8 bytes, not {size}")
+            types = blob, _KEY_TYPE, _VALUE_TYPE  # of 8 bytes
             return syscalls.map_create(
                 syscalls.MAP_TYPE_ARRAY, 4, size, entries, name=f"tb_{map_.name}", btf=types, node=node
             )
@@ -150,26 +148,22 @@ def create(maps: Iterable[Map], shapes: Mapping[str, Shape], *, events: bool, no
     Raises:
         CapabilityError: the kernel refuses; the message says which map and why.
     """
-    made = Maps()
+    made, name = Maps(), ""
     try:
         for map_ in maps:
-            try:
-                made.fds[map_.name] = _create(map_, shapes[map_.name], node)
-            except OSError as error:
-                raise CapabilityError(_refused(f"map {map_.name}", error)) from error
+            name = map_.name
+            made.fds[name] = _create(map_, shapes[name], node)
             if map_.mmap:
-                made.map_array(map_, shapes[map_.name])
+                made.map_array(map_, shapes[name])
         if events:
-            try:
-                made.fds[EVENTS] = syscalls.map_create(
-                    syscalls.MAP_TYPE_RINGBUF, 0, 0, schema.EVENT_RING_BYTES, name="tb_events"
-                )
-            except OSError as error:
-                raise CapabilityError(_refused("the event ring", error)) from error
-            try:
-                made.fds[PROGRAMS] = syscalls.map_create(syscalls.MAP_TYPE_PROG_ARRAY, 4, 4, 1, name="tb_programs")
-            except OSError as error:
-                raise CapabilityError(_refused("the array of programs", error)) from error
+            for name, kind, size, entries in (
+                (EVENTS, syscalls.MAP_TYPE_RINGBUF, 0, schema.EVENT_RING_BYTES),
+                (PROGRAMS, syscalls.MAP_TYPE_PROG_ARRAY, 4, 1),
+            ):
+                made.fds[name] = syscalls.map_create(kind, size, size, entries, name=f"tb_{name}")
+    except OSError as error:
+        made.close()
+        raise CapabilityError(_refused(f"map {name}", error)) from error
     except BaseException:
         made.close()
         raise
