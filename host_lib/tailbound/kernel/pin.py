@@ -23,6 +23,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import compile as compile_
@@ -95,6 +96,23 @@ def _begun(file: Path) -> Path:
 def _fresh(folder: Path) -> Path:
     """Where pins are made that are to take the place of others."""
     return folder.with_name(f"{folder.name}+")
+
+
+def read(file: Path) -> dict[str, Any] | None:
+    """What ``write`` has written; None where nothing is there, or no such thing."""
+    try:
+        found: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def write(file: Path, values: Mapping[str, Any]) -> None:
+    """Writes settings for root alone, all at once."""
+    begun = _begun(file)
+    begun.write_text(json.dumps(values) + "\n")
+    begun.chmod(0o600)
+    os.replace(begun, file)
 
 
 def refused(doing: str, error: OSError) -> CapabilityError:

@@ -6,7 +6,6 @@ A crash leaves at worst a folder without a file of settings; the next ``up`` or 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -39,11 +38,7 @@ def _file() -> Path:
 
 def _settings() -> dict[str, Any] | None:
     """What is up here; None if nothing is, or what is there is left over from something that did not finish."""
-    try:
-        found: dict[str, Any] = json.loads(_file().read_text())
-    except (OSError, ValueError):
-        return None
-    return found if (_folder() / _PROGRAM).exists() else None
+    return pin.read(_file()) if (_folder() / _PROGRAM).exists() else None
 
 
 def is_up() -> bool:
@@ -92,10 +87,7 @@ def _pin(box: Box[Switch]) -> None:
         "ports": [{"name": port.name, "ifindex": port.ifindex} for port in box.ports],
         "sizes": {"width": sizes.width, "slots": sizes.slots, "ports": sizes.ports, "cpus": sizes.cpus},
     }
-    temporary = _file().with_suffix(".new")
-    temporary.write_text(json.dumps(settings) + "\n")
-    temporary.chmod(0o600)
-    os.replace(temporary, _file())
+    pin.write(_file(), settings)
 
 
 def find() -> Box[Switch]:

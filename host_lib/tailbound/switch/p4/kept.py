@@ -7,7 +7,6 @@ anew whenever a job comes or goes.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -100,17 +99,9 @@ def _file() -> Path:
     return _folder() / "switch.json"
 
 
-def _read() -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(_file().read_text())
-    except (OSError, ValueError):
-        return None
-    return found
-
-
 def is_up() -> bool:
     """Whether a P4 switch was brought up here and not down again; it may have ended by itself."""
-    return _read() is not None
+    return pin.read(_file()) is not None
 
 
 def up(ports: Sequence[str], address: str, *, thrift_port: int = THRIFT_PORT, **options: Any) -> Box[P4Switch]:
@@ -120,7 +111,7 @@ def up(ports: Sequence[str], address: str, *, thrift_port: int = THRIFT_PORT, **
         AttachError: a P4 switch is up here already, or it does not start.
         CapabilityError, ConfigError: see ``open_p4``; or its files may not be written.
     """
-    there = _read()
+    there = pin.read(_file())
     if there is not None:
         names = ", ".join(name for name, _ in there["ports"])
         raise AttachError(
@@ -147,7 +138,7 @@ def find() -> Box[P4Switch]:
         AttachError: none is, or it has ended or does not answer.
         CapabilityError: ``simple_switch_CLI`` is missing.
     """
-    there = _read()
+    there = pin.read(_file())
     if there is None:
         raise AttachError(
             "no switch is up in this network namespace: run `tailbound switch up --p4 PORT... --address ADDRESS`"
@@ -175,7 +166,7 @@ def down() -> bool:
     Raises:
         CapabilityError: no privilege to.
     """
-    there = _read()
+    there = pin.read(_file())
     if there is not None:
         Process(there["pid"], there["born"]).end()
     try:
@@ -200,9 +191,7 @@ def _keep(box: Box[P4Switch], thrift_port: int) -> None:
     }
 
     def write() -> None:
-        temporary = _file().with_suffix(".new")
-        temporary.write_text(json.dumps(fixed | {"held": _plain(box.switch.held)}) + "\n")
-        os.replace(temporary, _file())
+        pin.write(_file(), fixed | {"held": _plain(box.switch.held)})
 
     box.switch.changed = write
     write()
