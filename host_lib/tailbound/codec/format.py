@@ -12,7 +12,8 @@ knows of packing alone:
   made and read as codes of 8 bits whose distance from zero is 7 at most. Results have 8 bits, so a row has no more
   entries than bytes fit a packet.
 
-Another width needs an object here, in ``FORMATS``, and where its packing is new its lanes in ``ebpf/lanes.h``.
+Another width needs an object in ``FORMATS`` and a place in ``wire.bits.BITS``. A new packing needs its lanes in
+``ebpf/lanes.h``, too.
 """
 
 from __future__ import annotations
