@@ -1,22 +1,26 @@
-"""What a system refuses at the start: options that are done without, and errors that reach all other ranks at once."""
+"""The start: options that are done without, errors that reach all other ranks at once, and who is waited for."""
 
 from __future__ import annotations
 
 import errno
+import json
+import logging
 import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import pytest
 
-from support import MemoryStore, patient, team
+from support import MemoryStore, greeting, patient, team
 from tailbound.collective import communicator
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import CapabilityError, TailboundError, TransportError
 from tailbound.transport import keys, rendezvous, sockets
 from tailbound.transport.config import Config
+from tailbound.transport.rendezvous import exchange
 from tailbound.transport.sockets import UdpSocket
 
 
@@ -96,3 +100,29 @@ def test_what_others_wait_for_is_named_in_words() -> None:
     for name, what in (("active", "open its sockets and maps"), ("heard", "say whom it hears")):
         with pytest.raises(TransportError, match=rf"rank 1 did not {what} within 0.01 s: start it"):
             rendezvous.share(MemoryStore(), name, "1", 0, 2, "job", 0.01)
+
+
+# -- who is waited for, and who has come ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rank", "level"), [(0, logging.WARNING), (4, logging.INFO)])
+def test_ranks_that_have_not_called_register_are_named_before_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int, level: int
+) -> None:
+    """By one of those that wait. Nothing was said for three minutes."""
+    monkeypatch.setattr(rendezvous, "_NAMED", 0.05)
+    store = MemoryStore()
+    for one in (0, 4):
+        store.set(f"job/greeting/{one}", json.dumps(asdict(greeting(one, ranks=8))))
+    with caplog.at_level(logging.INFO, "tailbound"), pytest.raises(TransportError, match=r"within 0.2 s"):
+        exchange(store, greeting(rank, ranks=8), "job", 0.2)
+    words = "waits for ranks 1-3, 5-7 of 8: every rank of the group has to call register; timeout=0.2 seconds"
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(level, f"rank {rank} {words}")]
+
+
+def test_rank_0_says_at_the_start_which_datapath_each_rank_has(caplog: pytest.LogCaptureFixture) -> None:
+    with team(3, patient()):
+        pass
+    assert [r.getMessage() for r in caplog.records if "averages" in r.getMessage()] == [
+        "tailbound averages gradients over udp on ranks 0-2"
+    ]
