@@ -53,7 +53,7 @@ def check(results: list[Result], inputs: list[np.ndarray], without: int | None =
 
 
 def everybody(results: list[Result], inputs: list[np.ndarray]) -> None:
-    """Nothing is missing anywhere, and nobody is late."""
+    """Nothing is missing anywhere, and no rank is late."""
     check(results, inputs)
     for _, outcome in results:
         assert (outcome.delivered, outcome.missing, outcome.late) == (outcome.expected, set(), False)
@@ -328,7 +328,7 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
 
 
 def test_an_error_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Of whoever watches: a peer of which nothing ever comes, or the program (``unit/test_unheard``)."""
+    """Watchers look for a peer of which nothing ever comes, and at the program (``unit/test_unheard``)."""
 
     class Watcher:
         def look(self, now: int) -> TransportError:
