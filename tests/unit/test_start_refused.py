@@ -1,4 +1,4 @@
-"""The start: options that are done without, errors that reach all other ranks at once, and who is waited for."""
+"""The start: options that are done without, errors that reach all other ranks at once, and ranks that are missing."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_what_others_wait_for_is_named_in_words() -> None:
             rendezvous.share(MemoryStore(), name, "1", 0, 2, "job", 0.01)
 
 
-# -- who is waited for, and who has come ----------------------------------------------------------------------------
+# -- ranks that are missing, and what the others are -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rank", "level"), [(0, logging.WARNING), (4, logging.INFO)])
