@@ -123,7 +123,7 @@ def _plug(ip: IPRoute, index: int, bridge: int, *, flood: bool) -> None:
     ip.link("set", index=index, state="up")
 
 
-def _switch(topology: Topology, mtu: int, queues: int, flood: bool, queued: bool) -> None:
+def _switch(topology: Topology, mtu: int, queues: int, queued: bool) -> None:
     _quiet()
     with IPRoute() as ip:
         bridges = _bridges(ip, mtu)
@@ -136,18 +136,14 @@ def _switch(topology: Topology, mtu: int, queues: int, flood: bool, queued: bool
                 else:
                     mac = link.mac(worker.rank)
                     index = _pair(ip, name, worker.namespace, link.interface, mac, mtu, queues)
-                _plug(ip, index, bridges[link], flood=flood)
+                _plug(ip, index, bridges[link], flood=False)
                 if queued or link is Link.DATA:
                     _queue(ip, index, queues)
-                if not flood:
-                    ip.fdb("add", ifindex=index, lladdr=link.mac(worker.rank), flags=_NTF_MASTER, state=_NUD_NOARP)
+                ip.fdb("add", ifindex=index, lladdr=link.mac(worker.rank), flags=_NTF_MASTER, state=_NUD_NOARP)
 
 
 def _cable(worker: Worker, mtu: int, queues: int) -> None:
-    """Two ports that flood to each other and learn nothing: a wire, for whatever addresses pass.
-
-    Entries in its table would only filter, and a flooding switch must reach the workers through it.
-    """
+    """Two ports that flood to each other and learn nothing: a wire, for whatever addresses pass."""
     _quiet()
     with IPRoute() as ip:
         bridges = _bridges(ip, mtu)
@@ -253,7 +249,7 @@ def set_port_state(interface: str, state: int) -> None:
         ip.link("update", index=if_nametoindex(interface), family=_AF_BRIDGE, attrs=[attribute])
 
 
-def build(topology: Topology, *, mtu: int, queues: int, flood: bool, wire: bool) -> None:
+def build(topology: Topology, *, mtu: int, queues: int, wire: bool) -> None:
     """Make every namespace and interface of ``topology``; returns when all ports forward.
 
     ``wire``: XDP will be put on all inner ends, so every end needs a queue.
@@ -268,7 +264,7 @@ def build(topology: Topology, *, mtu: int, queues: int, flood: bool, wire: bool)
     def inside(name: str, function: partial[None]) -> None:
         namespaces.call(name, function, patient=True)
 
-    inside(topology.switch, partial(_switch, topology, mtu, queues, flood, wire or bool(topology.cables)))
+    inside(topology.switch, partial(_switch, topology, mtu, queues, wire or bool(topology.cables)))
     for cable in topology.cables:
         inside(cable.namespace, partial(_cable, topology.workers[cable.rank], mtu, queues))
     for worker in topology.workers:

@@ -95,7 +95,7 @@ class Cluster:
         try:
             queues = os.cpu_count() or 1
             wire = self.spec.wire_size
-            build.build(self.topology, mtu=self.spec.mtu, queues=queues, flood=self.spec.flood, wire=wire)
+            build.build(self.topology, mtu=self.spec.mtu, queues=queues, wire=wire)
             if wire:
                 self._force_wire_size()
             if self.spec.switch:

@@ -204,7 +204,6 @@ class LabSpec:
             super-frames from leaving the worker. Faults imply it.
         seed: of losses, of the straggler's stops and of the background.
         mtu: of every interface, in bytes.
-        flood: the switch knows no addresses and floods every frame to every worker.
         cables: build cables with idle fault programs where nothing asks for them, so that rate and
             faults can be set later. Implies wire size.
         port: UDP port of the job (``TAILBOUND_PORT``).
@@ -226,7 +225,6 @@ class LabSpec:
     wire: bool = False
     seed: int = 1
     mtu: int = DEFAULT_MTU
-    flood: bool = False
     cables: bool = False
     port: int = DEFAULT_PORT
     reorder: float = 0.0
