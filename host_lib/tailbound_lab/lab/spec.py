@@ -208,7 +208,6 @@ class LabSpec:
             faults can be set later. Implies wire size.
         port: UDP port of the job (``TAILBOUND_PORT``).
         switch: the switch sums for the job of all workers (``TAILBOUND_SWITCH``). Implies wire size.
-        switch_rows: slots of that job, a power of two.
         queue: bytes that wait before a worker's link at most, in the network; None: 25 ms at its rate. Implies wire
             size.
         ecn: packets that come when a quarter of that waits are marked (CE) if their sender knows of that.
@@ -230,7 +229,6 @@ class LabSpec:
     reorder: float = 0.0
     background: Background | None = None
     switch: bool = False
-    switch_rows: int = 1 << 14
     queue: int | None = None
     ecn: bool = False
     ipv6: bool = False
@@ -253,13 +251,8 @@ class LabSpec:
             raise ConfigError(f"MTU {self.mtu} is outside 576..9000")
         if not 1 <= self.port <= 65535:
             raise ConfigError(f"port {self.port} is outside 1..65535")
-        if self.switch and (
-            self.workers >= MAX_RANKS or self.switch_rows < 1 or self.switch_rows & self.switch_rows - 1
-        ):
-            raise ConfigError(
-                f"a switch for {self.workers} workers with {self.switch_rows} rows: it takes up to {MAX_RANKS - 1} "
-                "workers, and a power of two of rows"
-            )
+        if self.switch and self.workers >= MAX_RANKS:
+            raise ConfigError(f"a switch for {self.workers} workers: it takes up to {MAX_RANKS - 1}")
         if self.straggler is not None and self.straggler.rank >= self.workers:
             raise ConfigError(f"straggler rank {self.straggler.rank} does not exist: ranks are 0..{self.workers - 1}")
 

@@ -18,6 +18,9 @@ from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.spec import LabSpec
 from tailbound_lab.lab.topology import Link, Topology
 
+#: Slots of the workers' job, a power of two; another one fits beside it.
+_ROWS = 1 << 14
+
 
 class SummingSwitch:
     """Attached until closed, or until its owner dies.
@@ -34,15 +37,14 @@ class SummingSwitch:
         self._namespace = topology.switch
         self._address = Link.DATA.switch_address(ipv6=spec.ipv6)
         self._ports = [Link.DATA.port(worker.rank) for worker in topology.workers]
-        self._slots = 2 * spec.switch_rows
         workers = (RankSpec(w.address, w.mac, Link.DATA.port(w.rank)) for w in topology.workers)
-        self._job = JobSpec(tuple(workers), new_cookie(), spec.port, spec.switch_rows)
+        self._job = JobSpec(tuple(workers), new_cookie(), spec.port, _ROWS)
         self._box = self._open()
         self.entry = self.add(self._job)
 
     def _open(self) -> Box[Switch]:
         def inside() -> Box[Switch]:
-            return open_xdp(self._ports, self._address, mac=Link.DATA.switch_mac, slots=self._slots)
+            return open_xdp(self._ports, self._address, mac=Link.DATA.switch_mac, slots=2 * _ROWS)
 
         return namespaces.call(self._namespace, inside, patient=True)
 
@@ -54,10 +56,6 @@ class SummingSwitch:
     def add(self, spec: JobSpec) -> Entry:
         """Takes another job in; see ``Box.add``."""
         return namespaces.call(self._namespace, self._box.add, spec, patient=True)
-
-    def remove(self, cookie: int) -> bool:
-        """Takes a job out; whether it was there."""
-        return self._box.remove(cookie)
 
     def renew(self) -> int:
         """A new cookie for another run of the workers' job; the old run's packets are a stranger's from now on."""
