@@ -370,19 +370,6 @@ def test_a_sweep_leaves_what_is_just_being_pinned(wire: list[str], monkeypatch: 
     XdpDatapath.open("tbx").close()
 
 
-def test_stranger_is_never_replaced(wire: list[str]) -> None:
-    """Rule: kernel-25."""
-    program = syscalls.prog_load(PASS_ALL, name="stranger")
-    link = attach.attach(program, "tbx")
-    try:
-        with pytest.raises(AttachError, match=r"stranger.*never replaces"):
-            XdpDatapath.attach("tbx", cases.PORT, **SIZES)
-        assert attach.program_name(net.xdp_on("tbx").prog_id) == "stranger"  # type: ignore[union-attr]
-    finally:
-        os.close(link)
-        os.close(program)
-
-
 @pytest.mark.parametrize(
     ("interface", "port", "sizes", "error", "says"),
     [

@@ -18,8 +18,8 @@ from tailbound.cli import cli
 from tailbound.datapath.xdp import XdpDatapath, detach
 from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, CapabilityError
+from tailbound.kernel import attach, net, pin, syscalls
 from tailbound.kernel import compile as compile_
-from tailbound.kernel import net, pin, syscalls
 
 #: In the unit, in the DaemonSet and in docs/deploy.md.
 LEAST = ("BPF", "CHOWN", "NET_ADMIN", "PERFMON")
@@ -110,6 +110,7 @@ def test_units_call_commands_and_options_that_there_are(repository: Path, name: 
 
 @needs_wire
 def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> None:
+    """Rule: kernel-25."""
     attach_for_good("tbx", **SMALL)
     old = net.xdp_on("tbx")
     with pytest.raises(AttachError, match="already carries Tailbound's tb_worker"):
@@ -143,8 +144,10 @@ def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> N
         syscalls.XDP_FLAGS_DRV_MODE,
     )
     try:
-        with pytest.raises(AttachError, match="which Tailbound never replaces"):
-            attach_for_good("tbx", **SMALL, replace=True)
+        for replace in (False, True):
+            with pytest.raises(AttachError, match=r"another.* which Tailbound never replaces"):
+                attach_for_good("tbx", **SMALL, replace=replace)
+        assert attach.program_name(net.xdp_on("tbx").prog_id) == "another"
     finally:
         os.close(link)
 
