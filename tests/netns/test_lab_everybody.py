@@ -76,35 +76,14 @@ def test_a_lab_with_rate_and_losses_is_there_for_everybody() -> None:
     assert 115 < int(lost[1]) < 285  # 200, and six times the standard deviation
 
 
-#: What has to be refused, by what of it the error names.
-NEEDS_XDP = {
-    "bursts": ["--burst-loss", "0.01"],
-    "duplicates": ["--duplicate", "0.01"],
-    "corruption": ["--corrupt", "0.01"],
-    "reordering": ["--reorder", "0.01"],
-    "a switch that sums": ["--switch"],
-}
-COMMANDS = """
-import contextlib, io, json, sys
-from tailbound import cli
-told = []
-for words in json.loads(sys.argv[1]):
-    with contextlib.redirect_stderr(io.StringIO()) as said:
-        told.append((cli.main(words), said.getvalue()))
-print(json.dumps(told))
-"""
-
-
 def test_what_needs_xdp_is_refused_by_name() -> None:
-    """All of it by commands of one process, and one as a user types it."""
-    commands = [["lab", "run", "--workers", "2", *option, "--", "true"] for option in NEEDS_XDP.values()]
-    argv = [*_RESTARTED, "-c", COMMANDS, json.dumps(commands)]
-    told = json.loads(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
-    typed = start(*commands[0])
-    told.append((typed.wait(_PATIENCE), typed.communicate()[1]))
-    for words, (status, said) in zip([*NEEDS_XDP, next(iter(NEEDS_XDP))], told, strict=True):
-        assert status != 0
-        assert f"{words}: done by XDP programs, which need root" in " ".join(said.split())
+    faults = [word for name in ("burst-loss", "duplicate", "corrupt", "reorder") for word in (f"--{name}", "0.01")]
+    more = ["--switch", "--rate", "1gbit", "--queue", "64KiB"]
+    process = start("lab", "run", "--workers", "2", *faults, *more, "--", "true")
+    said = " ".join(process.communicate(timeout=_PATIENCE)[1].split())
+    assert process.returncode != 0
+    names = "bursts, duplicates, corruption, reordering, a switch that sums, finite queues"
+    assert f"{names}: done by XDP programs, which need root" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
