@@ -19,7 +19,7 @@ _LENGTH = struct.Struct("!I")
 
 
 class Stateful(Protocol):
-    """What has a state to be taken over: a scheduler, say."""
+    """An object whose state is taken over: a scheduler, say."""
 
     def state_dict(self) -> dict[str, Any]:
         """Its state, in types that ``torch.load(weights_only=True)`` takes."""

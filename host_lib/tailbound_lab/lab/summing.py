@@ -59,7 +59,7 @@ class SummingSwitch:
 
     def renew(self) -> int:
         """A new cookie for another run of the workers' job; the old run's packets are a stranger's from now on."""
-        self.remove(self.entry.cookie)
+        self._box.remove(self.entry.cookie)
         self.entry = self._again(new_cookie())
         return self.entry.cookie
 
