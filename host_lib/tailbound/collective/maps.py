@@ -11,19 +11,12 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Mapping
 
-from tailbound.collective.accounting import Accounts
 from tailbound.collective.alerts import Alerts
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.window import Window
-from tailbound.transport.agreement import (
-    LEAD_STEPS,
-    Agreement,
-    Kind,
-    Message,
-    decode_map,
-    encode_map,
-)
+from tailbound.observe.ledger import Ledger
+from tailbound.transport.agreement import LEAD_STEPS, Agreement, Kind, Message, decode_map, encode_map
 from tailbound.transport.config import MS
 from tailbound.transport.forgeries import WORDS_APART
 from tailbound.transport.sequence import REMEMBERED, Position
@@ -50,14 +43,13 @@ class Maps:
 
     Args:
         job: of the rank.
-        accounts: losses.
+        ledger: of losses.
         owners_least: so many ranks have to own rows, since there is no room for a larger share.
         outside: this rank has come back and not entered yet (``comeback``).
     """
 
-    def __init__(self, job: Speaker, accounts: Accounts, owners_least: int, *, outside: bool) -> None:
-        self._job, self._accounts = job, accounts
-        self._ranks = tuple(range(job.ranks))
+    def __init__(self, job: Speaker, ledger: Ledger, owners_least: int, *, outside: bool) -> None:
+        self._job, self._ranks = job, tuple(range(job.ranks))
         first = job.owners(self._ranks, switched=True)
         self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
         self.shares = Shares(job.ranks, owners_least)
@@ -72,7 +64,7 @@ class Maps:
         self._misplaced = False
         self._known = 0
         self._in_force = job.sequence.map  # in the last step
-        self._alerts = Alerts(job, accounts.ledger, job.events)
+        self._alerts = Alerts(job, ledger, job.events)
         self._turn_asked = 0  # turns of keys that another rank has asked for
         self._outside = outside
         self.fallback = Fallback(job.config.suspect_after)
@@ -137,11 +129,9 @@ class Maps:
                 self._wished = now
                 lateness = self._lateness_of_all()
                 self._alerts.look(step, lateness, self._pace(), now)
-                config, keyed = job.config, job.keys is not None
                 if job.keys is not None:
                     self._alerts.look_for_forged(step, job.keys.epoch, now)
-                if config.share_rows or job.switch is not None or keyed:
-                    self._wish(step, lateness, now)
+                self._wish(step, lateness, now)
             self._show(ops)
         if self._misplaced:
             self._realign(ops)
@@ -177,10 +167,9 @@ class Maps:
 
     def _wish(self, step: int, lateness: dict[int, int], now: int) -> None:
         """Once a step: what the map should be; proposes it if this is the lowest live rank."""
-        job, config = self._job, self._job.config
-        wanted = self.agreement.wanted
+        job, wanted = self._job, self.agreement.wanted
         owners = wanted.owners if job.switch is None else self._ranks
-        if config.share_rows:
+        if job.config.share_rows:
             absent = job.membership.suspects | job.membership.gone | job.membership.dead(step)
             owners = self.shares.observe(lateness, absent, self._pace())
         if job.switch is not None:
