@@ -115,9 +115,9 @@ def test_an_option_that_is_none_is_refused_with_the_nearest_one(model: Distribut
     from tailbound.torch import TailboundState, register
 
     for take in (lambda **given: register(model, **given), TailboundState):
-        with pytest.raises(ConfigError, match=r"bit= is no option: did you mean bits=\?"):
+        with pytest.raises(ConfigError, match=r"there is no option bit= here: did you mean bits\?"):
             take(bit=16)
-        with pytest.raises(ConfigError, match=r"qqq= is no option: see docs/settings.md"):
+        with pytest.raises(ConfigError, match=r"there is no option qqq= here: see docs/settings.md"):
             take(qqq=16)
 
 

@@ -166,14 +166,14 @@ def test_arguments_take_the_spellings_of_variables() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"bit": 8}, "bit= is no option: did you mean bits=?"),
-        ({"colour": 8}, "colour= is no option: see docs/settings.md"),
-        ({"start_max": 60}, "start_max= is no option: give patience"),
-        ({"hadamard": False}, "hadamard= is no option: values are always rotated"),
-        ({"fetch": 1}, "fetch= is no option: give advanced={'insist': ...}"),
-        ({"result": "peers"}, "result= is no option: give advanced={'result': ...}"),
-        ({"advanced": {"bits": 8}}, "advanced= has no option bits: give bits= without it"),
-        ({"advanced": {"resync_shares": 8}}, "advanced= has no option resync_shares: did you mean resync_share?"),
+        ({"bit": 8}, "there is no option bit= here: did you mean bits?"),
+        ({"colour": 8}, "there is no option colour= here: see docs/settings.md"),
+        ({"start_max": 60}, "there is no option start_max= here: give patience"),
+        ({"hadamard": False}, "there is no option hadamard= here: values are always rotated"),
+        ({"fetch": 1}, "there is no option fetch= here: give advanced={'insist': ...}"),
+        ({"result": "peers"}, "there is no option result= here: give advanced={'result': ...}"),
+        ({"advanced": {"bits": 8}}, "there is no option bits= here: give bits="),
+        ({"advanced": {"resync_shares": 8}}, "there is no option resync_shares= here: did you mean resync_share?"),
     ],
 )
 def test_an_option_that_is_none_is_refused_with_what_to_give(given: dict[str, Any], says: str) -> None:

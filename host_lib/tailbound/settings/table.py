@@ -103,9 +103,8 @@ def _option(kind: Kind, default: Any, doc: str, **more: Any) -> Setting:
     return Setting("", kind, doc, default, **more)
 
 
-def _seconds(default: float, doc: str, *, zero: bool = False) -> Setting:
-    kind = number(0, inclusive=True) if zero else number(above=0)
-    return _option(kind, default, f"seconds {doc}", convert=lambda seconds: int(seconds * 1e9))
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)
 
 
 class Advanced(TypedDict, total=False):
@@ -184,13 +183,14 @@ class Options(TypedDict, total=False):
         LIMITS, None, "fractions of an op's rows lost beyond which to skip it, or to stop",
         otherwise="those of `transport.safeguard.Limits`", convert=lambda limits: limits or Limits(),
     )]
-    timeout: Annotated[float, _seconds(180.0, "to wait for the other ranks at the start")]
+    timeout: Annotated[float, _option(number(above=0), 180.0, "seconds to wait for the other ranks at the start")]
     patience: Annotated[str | float, _option(
         PATIENCE, PATIENCE.parse("cloud"), "longest time of an op, when ranks or packets are missing: `rack` is 1.3 "
         "seconds, `cloud` 5.2, `wan` 26 ([patience](torch/hook.md#patience))", otherwise="`cloud`",
     )]
-    hold_max: Annotated[float, _seconds(
-        60.0, "for which the others wait for a rank within `hold()`, and for its first step",
+    hold_max: Annotated[float, _option(
+        number(above=0), 60.0, "seconds for which the others wait for a rank within `hold()`, and for its first step",
+        convert=_nanoseconds,
     )]
     bits: Annotated[Bits, _option(
         BITS_KIND, 8, "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
@@ -276,14 +276,12 @@ _told: set[str] = set()
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:
     """Raises a ``ConfigError`` for an option that is none, with the nearest one that is."""
-    for name in options:
-        if name not in OPTIONS and name != "advanced":
-            inside = f"give advanced={{{name!r}: ...}}" if name in ADVANCED else ""
-            raise ConfigError(f"{name}= is no option: {inside or _hint(name, OPTIONS, '{}=')}")
-    for name in options.get("advanced") or {}:
-        if name not in ADVANCED:
-            inside = f"give {name}= without it" if name in OPTIONS else ""
-            raise ConfigError(f"advanced= has no option {name}: {inside or _hint(name, ADVANCED, '{}')}")
+    for names, given in (OPTIONS, options), (ADVANCED, options.get("advanced") or {}):
+        for name in given.keys() - names.keys() - {"advanced"}:
+            place = f"advanced={{{name!r}: ...}}" if name in ADVANCED else f"{name}=" if name in OPTIONS else ""
+            raise ConfigError(
+                f"there is no option {name}= here: {f'give {place}' if place else _hint(name, names, '{}')}"
+            )
 
 
 def _hint(name: str, names: Iterable[str], form: str) -> str:
@@ -334,9 +332,9 @@ def config_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     patience, insist = options["patience"], options["insist"]
     if not patience > 0:
         raise ConfigError(f"patience={patience!r}: give {PATIENCE.give}")
-    part = int(patience * 1e9) // 26
+    part = _nanoseconds(patience) // 26
     times = {"start_max": 5 * part, "stage_max": 10 * part, "floor": part // 20}
-    return found | times | {"insist": part if insist is None else int(insist * 1e9)}
+    return found | times | {"insist": part if insist is None else _nanoseconds(insist)}
 
 
 def described() -> str:
