@@ -148,13 +148,6 @@ def test_without_progress_a_flow_that_has_ended_is_given_up() -> None:
     assert receiver.recovery.due == NEVER
 
 
-def test_patience_may_be_without_end() -> None:
-    """Rule: clock-35."""
-    receiver = Receiver(BOUNDS._replace(patience=NEVER), here={1: {*range(ROWS)} - {3}}, ended={1})
-    assert len(receiver.run(MS, 10_000 * MS)) > 20
-    assert receiver.recovery.open
-
-
 @pytest.mark.parametrize("way", ["gone", "suspect"])
 def test_who_brings_nothing_any_more_is_over(way: str) -> None:
     receiver = Receiver(here={1: set(range(50)), 2: set(range(50))}, ended={1, 2})

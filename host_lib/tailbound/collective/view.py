@@ -11,7 +11,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.repair import LOOK, patience
 from tailbound.collective.tally import gather_results, rows_by_rank
 from tailbound.transport.config import FLOOR
-from tailbound.transport.recovery import NEVER, Bounds, Incoming, Recovery
+from tailbound.transport.recovery import Bounds, Incoming, Recovery
 
 
 class View:
@@ -138,10 +138,10 @@ class View:
         return here
 
     def recovery(self, *, results: bool) -> Recovery:
-        """Loss detection for a half. Results are requested until they come: a lost one costs every replica."""
+        """Loss detection for a half. Results are insisted on: a lost one costs every replica."""
         known, op = self.known, self.op
         floor, usual = known.config.floor, known.deadlines.stage_two(op.flow_bytes)
         longest = patience(usual, floor)
+        bound = max(longest, known.config.insist * results) if known.config.repair else 0
         late = 0 < op.second.clock.due < op.admitted
-        bound = (NEVER if results else longest) if known.config.repair else 0
         return Recovery(Bounds(bound, late, max(LOOK * floor // FLOOR, usual // 4), min(LOOK, longest // 2), floor))

@@ -60,8 +60,13 @@ class Path:
             return self._guess
         return min(self._most, max(self._least, int(self._usual + 4 * self._varies)))
 
-    def answered(self, took: int) -> None:
-        """An answer came ``took`` after its request."""
+    def answered(self, took: int, first: int = 0) -> None:
+        """An answer came ``took`` after its request, and ``first`` after the first one of several.
+
+        After less than half of the usual time it answers an earlier one.
+        """
+        if self._guess or 2 * took < self._usual:
+            took = max(took, first)
         self._guess = 0
         if not self._usual:
             self._usual, self._varies = float(took), took / 2
@@ -122,6 +127,20 @@ class Incoming(NamedTuple):
     ended: bool
 
 
+class Silence(NamedTuple):
+    """By what all flows of a half wait for marks.
+
+    Attributes:
+        floor: the shortest deadline.
+        last: when a row of any of them came last.
+        call: when there is still time for an answer before the deadline; ``NEVER``: that is not known.
+    """
+
+    floor: int
+    last: int
+    call: int
+
+
 class Flow:
     """Loss detection of one flow; ``rows`` and ``first`` as for ``Incoming``.
 
@@ -134,7 +153,7 @@ class Flow:
 
     __slots__ = (
         "_asked", "_called", "_came", "_expired", "_first", "_highest", "_moved", "_next", "_noted", "_order", "_out",
-        "_passed", "_since", "_times", "due", "ended", "first", "mark", "over", "probed", "questions", "rows",
+        "_passed", "_since", "due", "ended", "first", "mark", "moved", "over", "probed", "questions", "rows",
     )  # fmt: skip
 
     def __init__(self, rows: int, first: int) -> None:
@@ -146,13 +165,13 @@ class Flow:
         self._passed = self._highest = -1, -1  # places that count as passed, and those that will after the window
         self._noted = 0  # when ``_highest`` was seen
         self._out: NDArray[np.bool_] = np.zeros(rows, bool)  # requested, and not here
-        self._times = np.zeros(rows, np.int32)
         # when each row was requested first and last
         self._first: NDArray[np.int64] = np.zeros(rows, np.int64)
         self._asked: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.probed = False  #: a probe timeout has expired
         self._since = self._expired = 0  # the last progress, and probe timeouts since then
         self.mark = NEVER
+        self.moved = 0  #: when the last row came
         self._came = self._moved = 0  # rows here, and when the last came, or its sender was to be asked
         self.questions = 0  #: since the last row
         self._called = -NEVER  # when its sender was asked last since a deadline was near
@@ -160,7 +179,7 @@ class Flow:
     @property
     def requested(self) -> Places:
         """Rows that were requested, in list order."""
-        return np.sort((np.flatnonzero(self._times) + self.first) % max(1, self.rows))
+        return np.sort((np.flatnonzero(self._first) + self.first) % max(1, self.rows))
 
     def look(self, here: NDArray[np.bool_], now: int, path: Path, bounds: Bounds) -> Places:
         """Returns the rows to request now, in the order of sending.
@@ -196,42 +215,44 @@ class Flow:
             self.due = min(self.due, self._timeout(path))
         return np.flatnonzero(lost)
 
-    def silent(self, here: NDArray[np.bool_], now: int, path: Path, floor: int, call: int) -> bool:
+    def silent(self, here: NDArray[np.bool_], now: int, path: Path, silence: Silence) -> bool:
         """Whether the sender is to be asked for the mark, which has not come; notes when (``mark``).
 
         Args:
             here, now, path: as for ``look``.
-            floor: see ``Bounds``.
-            call: when there is still time for an answer before the deadline; ``NEVER``: that is not known.
+            silence: of the half.
         """
         came = int(np.count_nonzero(here))
         if came != self._came:
-            self._came, self._moved, self.questions = came, now, 0
-        self._await(path, floor, call)
+            self._came, self.questions = came, 0
+            self._moved = self.moved = now
+        self._await(path, silence)
         return now >= self.mark
 
-    def ask(self, now: int, path: Path, floor: int, call: int, *, asked: bool) -> None:
+    def ask(self, now: int, path: Path, silence: Silence, *, asked: bool) -> None:
         """The sender, whose turn it is, is ``asked`` for the mark, or others are; see ``silent``."""
         self._moved = now
         self.questions += asked
-        if asked and now >= call:
+        if asked and now >= silence.call:
             self._called = now
-        self._await(path, floor, call)
+        self._await(path, silence)
 
-    def _await(self, path: Path, floor: int, call: int) -> None:
-        soon, late = 2 * floor // 5, 2 * floor
-        first = max(path.pto, soon) if self._came or self.rows <= SHORT else late
-        usual = self._moved + min(first << min(self.questions, _DOUBLED), 8 * late)
+    def _await(self, path: Path, silence: Silence) -> None:
+        soon, late = 2 * silence.floor // 5, 2 * silence.floor
+        if self._came or self.rows <= SHORT:
+            first, since = max(path.pto, soon), self._moved
+        else:  # while rows of others come, nobody is missed
+            first, since = late, max(self._moved, silence.last)
+        usual = since + min(first << min(self.questions, _DOUBLED), 8 * late)
         # a deadline that has moved on is another one
-        self.mark = min(usual, max(call, self._moved + soon, self._called + late))
+        self.mark = min(usual, max(silence.call, self._moved + soon, self._called + late))
 
     def request(self, places: Places, now: int, path: Path, bounds: Bounds) -> None:
         """``places`` are requested now."""
         self._order[places] = np.arange(self._next, self._next + len(places))
         self._next += len(places)
         self._out[places], self._asked[places] = True, now
-        self._first[places[self._times[places] == 0]] = now
-        self._times[places] += 1
+        self._first[places[self._first[places] == 0]] = now
         self._since = self._since or now
         self.due = min(now + bounds.look, self._timeout(path))
 
@@ -242,7 +263,7 @@ class Flow:
         # while a flow runs, answers wait in its queues
         after = came & (self._first >= (self.ended or NEVER))
         if after.any():
-            path.answered(now - int(self._first[after].max()))
+            path.answered(now - int(self._asked[after].max()), now - int(self._first[after].max()))
         self._out &= ~here
         self._since, self._expired = now, 0
 
@@ -329,7 +350,8 @@ class Recovery:
         """
         requests, awaited, floor = [], set(), self._bounds.floor
         silent: list[int] = []
-        call = deadline - 3 * floor // 5 if deadline else NEVER
+        last = max((max(flow.moved, flow.ended) for flow in self.flows.values()), default=0)
+        silence = Silence(floor, last, deadline - 3 * floor // 5 if deadline else NEVER)
         for sender in senders:
             awaited.add(sender.rank)
             flow = self.flows.get(sender.rank)
@@ -337,13 +359,13 @@ class Recovery:
                 flow = self.flows[sender.rank] = Flow(sender.rows, sender.first)
                 flow.due = now + self._bounds.step
                 if asks:
-                    flow.ask(now, paths(sender.rank), floor, call, asked=False)
+                    flow.ask(now, paths(sender.rank), silence, asked=False)
             if sender.ended and not flow.ended:
                 flow.ended, flow.due, flow.mark = now, now, NEVER
             if flow.over or now < min(flow.due, flow.mark):
                 continue
             arrived, path = here(sender), paths(sender.rank)
-            if asks and not flow.ended and flow.silent(arrived, now, path, floor, call):
+            if asks and not flow.ended and flow.silent(arrived, now, path, silence):
                 silent.append(sender.rank)
             lost = flow.look(arrived, now, path, self._bounds)
             if not len(lost):
@@ -356,7 +378,7 @@ class Recovery:
         for rank, flow in self.flows.items():
             flow.over |= rank not in awaited
         silent.sort(key=lambda rank: self.flows[rank].questions)
-        asked = silent if now >= call else silent[:AT_ONCE]
+        asked = silent if now >= silence.call else silent[:AT_ONCE]
         for rank in silent:
-            self.flows[rank].ask(now, paths(rank), floor, call, asked=rank in asked)
+            self.flows[rank].ask(now, paths(rank), silence, asked=rank in asked)
         return requests, asked
