@@ -14,7 +14,6 @@ from tailbound.collective.repair import (
     PATIENCE_MOST,
     SHARE,
     Budget,
-    Repairs,
     Request,
     Requests,
     decode_repair,
@@ -34,55 +33,25 @@ def test_patience_follows_what_results_take() -> None:
 # -- answers ------------------------------------------------------------------------------------------------------
 
 
-def test_when_the_budget_is_back() -> None:
-    budget = Budget(1e9, 10_000)
-    assert budget.enough_in(10_000) == 0
-    budget.take(1, 5)
-    assert budget.enough_in(10_000) > 0
-    budget.take(9_999, 5)
-    wait = budget.enough_in(4000)
-    assert wait in (80_000, 80_001)
-    assert wait == pytest.approx(4000 / (SHARE * 1e9) * 1e9, abs=2)
-    assert budget.take(4000, 5 + wait) == 4000
-    assert budget.enough_in(1 << 40) <= 10_000 / (SHARE * 1e9) * 1e9 + 2  # never a wait without an end
-    budget.give(700)
-    assert budget.take(700, 5 + wait) == 700
-
-
-def _answered(repairs: Repairs, seconds: float, pace: float, rates: dict[int, float]) -> dict[int, int]:
-    """Bytes of answers in ``seconds`` to ranks that ask for all they can get, beyond what had been saved up."""
-    now, sent = 1, dict.fromkeys(rates, 0)
-    for rank, rate in rates.items():
-        while repairs.take(rank, 1 << 30, now, pace, rate):
-            pass
-    for _ in range(int(seconds * 1e4)):
-        now += 100_000
-        for rank, rate in rates.items():
-            sent[rank] += repairs.take(rank, 1 << 30, now, pace, rate)
-    return sent
-
-
 @pytest.mark.parametrize("pace", [1.25e7, 1.25e9])
-def test_answers_to_all_take_their_share_of_the_pace_in_force(pace: float) -> None:
-    sent = _answered(Repairs(4), 1.0, pace, {1: 0.0, 2: 0.0, 3: 0.0})
-    assert sum(sent.values()) == pytest.approx(SHARE * pace, rel=0.01)
+def test_answers_take_their_share_of_the_pace_in_force(pace: float) -> None:
+    budget, sent = Budget(10_000), 0
+    assert budget.ready(5, pace) == 10_000
+    budget.spend(10_000)
+    for now in range(5, 10**9, 50_000):
+        ready = budget.ready(now, pace)
+        budget.spend(ready)
+        sent += ready
+    assert sent == pytest.approx(SHARE * pace, rel=0.01)
 
 
-def test_answers_to_a_rank_take_their_share_of_its_rate() -> None:
-    sent = _answered(Repairs(4), 1.0, 1.25e9, {1: 1e7, 2: 0.0})
-    assert sent[1] == pytest.approx(SHARE * 1e7, rel=0.02)
-    assert sum(sent.values()) == pytest.approx(SHARE * 1.25e9, rel=0.01)
-
-
-def test_what_is_not_needed_is_put_back_in_both() -> None:
-    repairs = Repairs(4)
-    depth = repairs.take(1, 1 << 30, 1, 1e9, 1e7)
-    assert repairs.take(1, 1000, 1, 1e9, 1e7) == 0
-    wait = repairs.enough_in(1, 1000, 1e7)
-    assert Repairs(4).enough_in(2, 1000, 0.0) == 0
-    assert wait == pytest.approx(1000 / (SHARE * 1e7) * 1e9, rel=0.01)
-    repairs.give(1, depth, 1e7)
-    assert repairs.take(1, 1 << 30, 1, 1e9, 1e7) == depth
+def test_when_the_budget_is_back() -> None:
+    budget = Budget(10_000)
+    budget.spend(10_000)
+    wait = budget.enough_in(4000, 1e9)
+    assert wait == pytest.approx(4000 / (SHARE * 1e9) * 1e9, abs=2)
+    assert budget.ready(wait, 1e9) == 4000
+    assert budget.enough_in(1 << 40, 1e9) <= 10_000 / (SHARE * 1e9) * 1e9 + 2  # never a wait without an end
 
 
 def test_who_has_had_its_share_does_not_hold_the_others_up() -> None:

@@ -10,7 +10,7 @@ Body: a bitmap, most significant bit first; a set bit is a missing row. With ``r
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,8 @@ from tailbound.transport.config import FLOOR, MS
 from tailbound.transport.recovery import Path
 from tailbound.wire.schema import serial_distance
 
-#: Part of the pace that answers may take.
-SHARE = 0.05
+#: Part of the pace to a rank that answers to it may take.
+SHARE = 0.1
 #: For so long nothing of an answer comes before it counts as lost, at most; at least for the floor of deadlines. Two
 #: round trips are far less, but the owner's thread may be coding another op when it is asked.
 PATIENCE_MOST = 50 * MS
@@ -36,34 +36,31 @@ def patience(stage_two: int, floor: int) -> int:
 
 
 class Budget:
-    """Bytes that may be spent on answers now: a share of the pace, saved up to ``depth``.
+    """Bytes of answers that may be sent to one rank now: a share of what it can be sent, saved up to ``depth``.
 
     Args:
-        pace: bytes per second at which this rank sends; to be set anew whenever another one is in force.
         depth: bytes saved up at most.
     """
 
-    def __init__(self, pace: float, depth: int = 256 << 10) -> None:
-        self.pace, self._depth = pace, depth
+    def __init__(self, depth: int = 256 << 10) -> None:
+        self._depth = depth
         self._tokens, self._at = float(depth), 0
 
-    def take(self, size: int, now: int) -> int:
-        """How many of ``size`` bytes may be sent at ``now``; they are taken off."""
+    def ready(self, now: int, pace: float) -> int:
+        """Bytes that may be sent at ``now``, where ``pace`` bytes per second are possible."""
         if now > self._at:
-            self._tokens = min(float(self._depth), self._tokens + (now - self._at) * 1e-9 * self.pace * SHARE)
+            self._tokens = min(float(self._depth), self._tokens + (now - self._at) * 1e-9 * pace * SHARE)
             self._at = now
-        granted = min(size, int(self._tokens))
-        self._tokens -= granted
-        return granted
+        return int(self._tokens)
 
-    def give(self, size: int) -> None:
-        """Puts back what was granted and not needed."""
-        self._tokens += size
+    def spend(self, size: int) -> None:
+        """So many bytes are sent now."""
+        self._tokens -= size
 
-    def enough_in(self, size: int) -> int:
+    def enough_in(self, size: int, pace: float) -> int:
         """Nanoseconds until ``size`` bytes (at most the depth) are there."""
         lacking = min(size, self._depth) - self._tokens
-        return int(lacking / (self.pace * SHARE) * 1e9) + 1 if lacking > 0 else 0
+        return int(lacking / (pace * SHARE) * 1e9) + 1 if lacking > 0 else 0
 
 
 @dataclass
@@ -76,6 +73,11 @@ class Request:
     layout: int
     places: Places
     sent: bool = False  #: some of what was asked for exists
+
+    @property
+    def key(self) -> tuple[int, int, bool]:
+        """Requests of one key are put together."""
+        return self.label, self.asker, self.first_half
 
 
 class Requests:
@@ -94,34 +96,26 @@ class Requests:
 
     def add(self, request: Request) -> None:
         """Takes a request; rows of the same op for the same rank are put together."""
-        key = request.label, request.asker, request.first_half
-        old = self._waiting.get(key)
+        old = self._waiting.get(request.key)
         if old is not None and old.layout == request.layout:
             request.places = np.union1d(old.places, request.places)
-        self._waiting[key] = request
+        self._waiting[request.key] = request
         if len(self._waiting) > self._most:
-            del self._waiting[_extreme(self._waiting, newest=False)]
+            del self._waiting[max(self._waiting.values(), key=self._age).key]
 
     def newest(self, without: Collection[int] = ()) -> Request | None:
         """The request to answer first, of those of ranks that are not among ``without``."""
-        left = [key for key in self._waiting if key[1] not in without]
-        return self._waiting[_extreme(left, newest=True)] if left else None
+        left = (request for request in self._waiting.values() if request.asker not in without)
+        return min(left, key=self._age, default=None)
 
     def done(self, request: Request, count: int) -> None:
         """The first ``count`` places of ``request`` have been dealt with."""
         request.places = request.places[count:]
         if not len(request.places):
-            self._waiting.pop((request.label, request.asker, request.first_half), None)
+            self._waiting.pop(request.key, None)
 
-
-def _extreme(found: Iterable[tuple[int, int, bool]], *, newest: bool) -> tuple[int, int, bool]:
-    """The key of the newest or the oldest op; of one op's, the first."""
-    keys = list(found)
-
-    def age(key: tuple[int, int, bool]) -> int:
-        return serial_distance(keys[0][0], key[0])
-
-    return min(keys, key=age) if newest else max(keys, key=age)
+    def _age(self, request: Request) -> int:
+        return serial_distance(next(iter(self._waiting))[0], request.label)
 
 
 class Repairs:
@@ -129,42 +123,11 @@ class Repairs:
 
     def __init__(self, ranks: int, floor: int = FLOOR) -> None:
         self.requests = Requests()
-        self._budget = Budget(0.0)
-        self._paced: dict[int, Budget] = {}  # of ranks that were ever sent to at a rate
+        self.budgets = defaultdict[int, Budget](Budget)  #: by the rank that is answered
         #: what requests have taught, by the rank that they went to
         self.paths = defaultdict[int, Path](lambda: Path(floor))
         #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
-
-    def take(self, asker: int, size: int, now: int, pace: float, rate: float) -> int:
-        """How many of ``size`` bytes of answers may be sent to ``asker`` at ``now``; they are taken off.
-
-        Args:
-            asker: who has asked.
-            size: bytes.
-            now: ns.
-            pace: bytes per second at which this rank sends to all others together.
-            rate: bytes per second to which what is sent to ``asker`` is held; 0: not held.
-        """
-        self._budget.pace = pace
-        granted = self._budget.take(size, now)
-        if rate:
-            own = self._paced.setdefault(asker, Budget(rate))
-            own.pace = rate
-            held = own.take(granted, now)
-            self._budget.give(granted - held)
-            granted = held
-        return granted
-
-    def give(self, asker: int, size: int, rate: float) -> None:
-        """Puts back what ``take`` has granted and was not needed."""
-        self._budget.give(size)
-        if rate:
-            self._paced[asker].give(size)
-
-    def enough_in(self, asker: int, size: int, rate: float) -> int:
-        """Nanoseconds until ``size`` bytes (at most what is saved up) may be sent to ``asker``, after ``take``."""
-        return max(self._budget.enough_in(size), self._paced[asker].enough_in(size) if rate else 0)
 
 
 def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:

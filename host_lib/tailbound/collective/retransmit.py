@@ -46,7 +46,7 @@ def answer(job: Job, window: Window, now: int) -> int:
     """Sends rows that others have asked for, as far as the budget goes; returns when to go on (0: nothing left)."""
     if not len(job.repairs.requests):  # asked in every turn
         return 0
-    repairs, queue, pace = job.repairs, job.flow.queue, job.flow.pace
+    repairs, queue, share = job.repairs, job.flow.queue, job.flow.pace / max(1, len(job.peers))
     held: set[int] = set()  # askers that have had their share
     again = 0
 
@@ -61,14 +61,14 @@ def answer(job: Job, window: Window, now: int) -> int:
             continue
         rows, states, exists, at, place = found
         stride = rows.shape[1]
-        asker, rate = request.asker, queue.pacer.limit(request.asker)
-        burst = min(len(request.places), burst_packets(stride))
-        granted = repairs.take(asker, len(request.places) * stride, now, pace, rate)
-        count = granted // stride
-        repairs.give(asker, granted - count * stride, rate)
+        asker, budget = request.asker, repairs.budgets[request.asker]
+        pace = min(queue.pacer.limit(asker) or share, share)
+        count = min(len(request.places), budget.ready(now, pace) // stride)
+        budget.spend(count * stride)
         if count == 0:
             held.add(asker)
-            look = now + repairs.enough_in(asker, burst * stride, rate)
+            burst = min(len(request.places), burst_packets(stride))
+            look = now + budget.enough_in(burst * stride, pace)
             again = min(again, look) if again else look
             continue
         part = at[request.places[:count]]
