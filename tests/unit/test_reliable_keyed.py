@@ -212,7 +212,7 @@ def test_who_ends_connections_makes_one_look_a_second_in_the_end(monkeypatch: py
         said = connected(one, other)
 
         def waits() -> bool:
-            return one.revived >= 3 and 1 in one._looking or (is_renewed(one, 4) and False)
+            return (one.revived >= 3 and 1 in one._looking) or (is_renewed(one, 4) and False)
 
         await_that(waits, "three looks at once, and one that waits")
         time.sleep(0.1)
