@@ -84,7 +84,7 @@ def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: lis
     """One rank's turn, its packets delivered at once; returns to whom it sent."""
     live = [r for r in range(len(ranks)) if r != who] if live is None else live
     known = {r: ranks[r].known for r in live}
-    sent = ranks[who].turn(now, step, live, known)
+    sent = ranks[who].poll(now, step, live, known)
     for to, message in sent:
         whom = [r for r in range(len(ranks)) if r != to]
         ranks[to].take(decode_map(encode_map(message, len(ranks)), len(ranks)), who, whom, now)  # type: ignore[arg-type]
@@ -129,12 +129,12 @@ def test_a_proposal_waits_for_all_who_live_and_gives_way_to_another_wish() -> No
 def test_only_the_lowest_live_rank_is_answered() -> None:
     ranks = ranks_of(3)
     ranks[1].propose((1, 2), 5, 0)
-    message = ranks[1].turn(0, 5, [2], {})[0][1]
+    message = ranks[1].poll(0, 5, [2], {})[0][1]
     for live, answered in (([0, 1], False), ([1], True)):
         ranks[2].take(message, 1, live, 0)
-        assert bool(ranks[2].turn(0, 5, live, {})) == answered
+        assert bool(ranks[2].poll(0, 5, live, {})) == answered
     ranks[0].take(message, 1, [1, 2], 0)
-    assert ranks[0].turn(0, 5, [1, 2], {}) == []
+    assert ranks[0].poll(0, 5, [1, 2], {}) == []
 
 
 def test_nothing_is_proposed_that_is_so_or_while_a_map_is_to_begin() -> None:
@@ -227,7 +227,7 @@ class Network:
             known = {p: self.seen[rank][p] for p in range(len(self.ranks)) if p != rank}
             # how far the others are is heard late
             heard_newest = max(self.step_of(rank), newest - self.random.randrange(2))
-            for to, message in agreement.turn(self.now, heard_newest, self.believed[rank], known):
+            for to, message in agreement.poll(self.now, heard_newest, self.believed[rank], known):
                 self.send(rank, to, agreement.known.to_bytes(4, "big") + encode_map(message, len(self.ranks)))
             if self.random.random() < 0.3:  # the headers of ordinary packets
                 for to in known:

@@ -21,7 +21,7 @@ def hello() -> Iterator[int]:
     asker = Hello([1], 0)
     while True:
         yield asker.look
-        asker.turn(asker.look)
+        asker.poll(asker.look)
 
 
 def proposal() -> Iterator[int]:
@@ -29,7 +29,7 @@ def proposal() -> Iterator[int]:
     agreement = Agreement(0, 2, (0, 1))
     agreement.propose((0,), 5, 0)
     for now in itertools.count(0, MS):
-        if agreement.turn(now, 5, [1], {}):
+        if agreement.poll(now, 5, [1], {}):
             yield now
 
 
@@ -40,18 +40,18 @@ def told(rank: int) -> Callable[[], Iterator[int]]:
         agreement = Agreement(rank, 3, (0, 1, 2))
         first = Agreement(0, 3, (0, 1, 2))
         first.propose((0, 1), 5, 0)
-        for peer, message in first.turn(0, 5, [1, 2], {}):
+        for peer, message in first.poll(0, 5, [1, 2], {}):
             other = Agreement(peer, 3, (0, 1, 2))
             other.take(message, 0, [0], 0)
-            first.take(other.turn(0, 5, [0], {})[0][1], peer, [1, 2], 0)
-        first.turn(0, 5, [1, 2], {})
+            first.take(other.poll(0, 5, [0], {})[0][1], peer, [1, 2], 0)
+        first.poll(0, 5, [1, 2], {})
         if rank:
             agreement.take(Message(Kind.SETTLED, 0, tuple(first.agreed)), 0, [0], 0)
         else:
             agreement = first
         now = 0
         while True:
-            if any(message.kind == Kind.SETTLED for _, message in agreement.turn(now, 5, [2], {2: 0})):
+            if any(message.kind == Kind.SETTLED for _, message in agreement.poll(now, 5, [2], {2: 0})):
                 yield now
             now += MS
 
@@ -64,7 +64,7 @@ def switch_row(*, due: bool) -> Callable[[], Iterator[int]]:
     def times() -> Iterator[int]:
         retry = Retry(100, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
         for now in range(MS, 3_000 * MS, MS):
-            if retry.turn(now, View(99, lambda: np.array([3]), sent=True, finished=True, short=False, due=due), MS):
+            if retry.poll(now, View(99, lambda: np.array([3]), sent=True, finished=True, short=False, due=due), MS):
                 yield now
 
     return times
@@ -74,7 +74,7 @@ def switch_gone() -> Iterator[int]:
     """Rows of a switch that is not there, more than a window takes."""
     retry = Retry(5000, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
     for now in range(2 * MS, 3_000 * MS, MS):
-        for again in retry.turn(
+        for again in retry.poll(
             now, View(0, lambda: np.arange(5000), sent=True, finished=False, short=False, due=True), MS
         ):
             assert again.flush

@@ -37,7 +37,7 @@ class Worker:
     def turn(self, after: int = 0, pause: int = PAUSE) -> list[Again]:
         self.now += after
         view = View(int(self.here.sum()), self.missing, self.sent, self.finished, self.short, self.due)
-        return self.retry.turn(self.now, view, pause)
+        return self.retry.poll(self.now, view, pause)
 
     def run(self, length: int) -> list[Again]:
         """Turns whenever one is due, for ``length`` ns."""

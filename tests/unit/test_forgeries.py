@@ -40,7 +40,7 @@ def test_a_turn_makes_all_epochs_one_later() -> None:
                     assert made.may_turn
                     made.foresee(1)
                 if at >= 0:
-                    made.turn(at, int(at >= since))
+                    made.advance(at, int(at >= since))
             sent = [made.of(made.at, made.turns).tobytes() for made in ranks]
             for made in ranks:
                 assert {key.tobytes() for key in made.both} >= set(sent), (since, step)
@@ -51,7 +51,7 @@ def test_a_turn_makes_all_epochs_one_later() -> None:
 def test_no_turn_comes_near_another_change_of_keys() -> None:
     made, apart = ring(), PERIOD // 32
     for step in range(1, 2 * PERIOD):
-        made.turn(step, int(step >= 300))
+        made.advance(step, int(step >= 300))
         into = step % PERIOD
         assert made.may_turn == (apart <= into < PERIOD - apart and not 300 <= step < 300 + apart)
 
@@ -63,7 +63,7 @@ def test_a_turn_that_was_foreseen_and_does_not_come() -> None:
     made.foresee(0)
     assert {made.now.tobytes(), made.of(100, 1).tobytes()} == {key.tobytes() for key in made.both}
     for step in range(101, PERIOD + 20):
-        made.turn(step, 0)
+        made.advance(step, 0)
     assert {key.tobytes() for key in made.both} >= {made.now.tobytes()}
     assert first & {key.tobytes() for key in made.both}
 
@@ -71,6 +71,6 @@ def test_a_turn_that_was_foreseen_and_does_not_come() -> None:
 def test_who_comes_back_has_the_keys_of_the_others() -> None:
     made, late = ring(), KeyRing(bytes(range(32)), 7, 64, 300, PERIOD, turns=1)
     for step in range(1, 301):
-        made.turn(step, int(step >= 200))
+        made.advance(step, int(step >= 200))
     assert made.now.tobytes() == late.now.tobytes()
     assert made.epoch == late.epoch == 1

@@ -162,14 +162,14 @@ def test_nobody_waits_for_another_try_once_all_have_been_heard(monkeypatch: pyte
 
 def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     talk = Hello([1, 2], 0)
-    assert talk.turn(0) == [1, 2]
-    assert talk.turn(0) == []
+    assert talk.poll(0) == [1, 2]
+    assert talk.poll(0) == []
     talk.take(1, WIDE, SMALL | WIDE | BURST)
     assert talk.look == hello.TRIES.first
     asked, now = [], 0
     while now < 10_000 * MS:
         now = talk.look
-        asked += [(now, peer) for peer in talk.turn(now)]
+        asked += [(now, peer) for peer in talk.poll(now)]
     assert {peer for _, peer in asked} == {2}
     gaps = [b[0] - a[0] for a, b in itertools.pairwise(asked)]
     assert gaps == sorted(gaps)
@@ -186,7 +186,7 @@ def test_a_peer_that_is_heard_but_may_not_hear_is_asked_on() -> None:
     talk = Hello([1], 0)
     talk.take(1, WIDE, SMALL)
     assert not talk.complete
-    assert talk.turn(0) == [1]
+    assert talk.poll(0) == [1]
 
 
 def test_a_peer_that_no_burst_reaches_gets_none() -> None:
@@ -245,7 +245,7 @@ def test_what_comes_is_taken_between_the_tries_of_many_ranks() -> None:
     )  # fmt: skip
     talk = hello._Talk(cast(Job, job))
     talk._poll = SimpleNamespace(poll=lambda _: pytest.fail("all are heard, and it waits"))  # type: ignore[assignment]
-    talk.turn(3_600_000 * MS)
+    talk.poll(3_600_000 * MS)
     assert sorted(set(heard)) == job.peers
     assert talk.hello.complete
     talk.close()

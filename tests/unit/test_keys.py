@@ -170,7 +170,7 @@ def ring(at: int = 0) -> tuple[KeyRing, list[int]]:
 def test_two_keys_are_in_force_and_the_next_lies_ready() -> None:
     made, installed = ring()
     for step in range(5 * PERIOD):
-        made.turn(step)
+        made.advance(step)
         epoch = step // PERIOD
         assert made.now is made.of(step)
         assert made.now is made.both[epoch & 1]
@@ -179,18 +179,18 @@ def test_two_keys_are_in_force_and_the_next_lies_ready() -> None:
             assert made.of(near).tobytes() in [key.tobytes() for key in made.both], (step, near)
     assert installed == [0, 1, 2, 3, 4, 5][: len(installed)]
     assert len(installed) == 6
-    made.turn(3)  # a word of an older step changes nothing
+    made.advance(3)  # a word of an older step changes nothing
     assert made.at == 5 * PERIOD - 1
 
 
 def test_ranks_agree_wherever_they_begin_and_jump() -> None:
     made, _ = ring()
     for step in (3, 40, 41, 1000):
-        made.turn(step)
+        made.advance(step)
     late, installed = ring(995)
     assert installed == [62, 61]
     assert np.array_equal(late.now, made.now) == (995 // PERIOD == 1000 // PERIOD)
-    late.turn(1000)
+    late.advance(1000)
     assert np.array_equal(late.now, made.now)
 
 
@@ -199,7 +199,7 @@ def test_epochs_go_on_where_labels_begin_anew() -> None:
     made, _ = ring(wrap - 2)
     before = made.now.tobytes()
     for step in (STEP_MASK, 0, 1):
-        made.turn(step)
+        made.advance(step)
     assert made.at == wrap + 1
     first, _ = ring()
     assert made.now.tobytes() not in (first.now.tobytes(), before)

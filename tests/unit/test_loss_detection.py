@@ -43,7 +43,7 @@ class Receiver:
 
     def turn(self, now: int) -> dict[int, list[int]]:
         flows = [Incoming(rank, ROWS, self.first, rank in self.ended) for rank in sorted(self.here)]
-        requests, asked = self.recovery.turn(now, flows, self.arrived, lambda _: self.path)
+        requests, asked = self.recovery.poll(now, flows, self.arrived, lambda _: self.path)
         assert not asked
         return {rank: places.tolist() for rank, places in requests}
 
@@ -244,7 +244,7 @@ def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int
     used = path or Path(floor)
     while now <= until:
         here = lambda flow: np.arange(of) < rows[flow.rank]  # noqa: E731
-        requests, asked = recovery.turn(now, flows, here, lambda _: used, asks=True, deadline=deadline)
+        requests, asked = recovery.poll(now, flows, here, lambda _: used, asks=True, deadline=deadline)
         assert not requests
         if asked:
             found.append(((now - floor // 10 * any(rows.values())) / MS, asked))

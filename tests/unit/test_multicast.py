@@ -90,7 +90,7 @@ def tried(trials: Trials, until: int, heard: dict[int, int], live: tuple[int, ..
     """Turns at the times asked for until ``until``; peers answer at once. The times of rounds."""
     now, rounds = trials.due, []
     while now < until and trials.failed is None:
-        send, asked = trials.turn(now, live)
+        send, asked = trials.poll(now, live)
         rounds += [now] if send else []
         for rank in [rank for rank in asked if rank in heard]:
             trials.answer(rank, trials.number - 1, ROUND, now)  # of a round before: says nothing
@@ -126,7 +126,7 @@ def test_a_peer_that_goes_on_hearing_too_few_ends_it_and_may_have_just_joined() 
     tried(trials, 3 * PATIENCE, GOOD | {2: ENOUGH - 1})
     assert trials.failed == 2
     assert PATIENCE < trials.due < PATIENCE + 4 * BEAT
-    assert trials.turn(9 * PATIENCE, PEERS) == (False, [])
+    assert trials.poll(9 * PATIENCE, PEERS) == (False, [])
 
 
 def test_silence_says_nothing() -> None:

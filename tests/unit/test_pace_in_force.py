@@ -58,10 +58,10 @@ def test_a_driver_that_says_10_mbit_s_is_not_believed(bound: UdpSocket) -> None:
 def test_a_grant_is_a_share_among_live_ranks_and_ends_with_the_number_of_all(bound: UdpSocket) -> None:
     flow = live(traffic(bound, 1.25e8), 1, 2)
     flow._states["incast"][[1, 2]] = 1, 2
-    flow.turn(1)
+    flow.poll(1)
     assert (flow.queue.pacer.rate(1), flow.queue.pacer.limited) == (1.25e8 / 2, {1})
     live(flow, 1)
-    flow.turn(10 * MS)
+    flow.poll(10 * MS)
     assert flow.queue.pacer.limited == set()
 
 
@@ -69,10 +69,10 @@ def test_a_grant_ends_with_the_rank_that_gave_it(bound: UdpSocket) -> None:
     """A rank that was killed while it took one sender at a time held up the others' results for the rest of the job."""
     flow = live(traffic(bound, 1.25e8), 1, 2)
     flow._states["incast"][[1, 2]] = 2, 1
-    flow.turn(1)
+    flow.poll(1)
     assert flow.queue.pacer.granted
     live(flow, 1)
-    flow.turn(10 * MS)
+    flow.poll(10 * MS)
     assert not flow.queue.pacer.granted
 
 

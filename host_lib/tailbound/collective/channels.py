@@ -219,7 +219,7 @@ class Channels:
         self._queue.pacer.holds(job.sender.room)
         self._judge()
 
-    def turn(self, now: int) -> int:
+    def poll(self, now: int) -> int:
         """Once a turn: tries the group, and counts; returns when to look again (0: on arrival)."""
         if not self.opened:
             return 0
@@ -231,7 +231,7 @@ class Channels:
         trials = self.trials
         if trials is None:
             return 0
-        send, asked = trials.turn(now, self.live)
+        send, asked = trials.poll(now, self.live)
         if send:
             self._try(trials.number)
         for rank in asked:

@@ -56,7 +56,7 @@ class FlowControl:
         self.incast = Incast(len(peers))
         self._again = 0
 
-    def turn(self, now: int) -> None:
+    def poll(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits, within what live receivers advertise."""
         if now >= self._again and self._job.sender.peers:
             self._again = now + _LOOK_EVERY

@@ -56,7 +56,7 @@ class Hello:
 
     @property
     def look(self) -> int:
-        """When to call ``turn`` again; 0: there is nothing to send unless something comes."""
+        """When to call ``poll`` again; 0: there is nothing to send unless something comes."""
         return min((self._tries[p].due for p in self.heard if not self._settled(p)), default=0)
 
     @property
@@ -72,7 +72,7 @@ class Hello:
     def _settled(self, peer: int) -> bool:
         return bool(self.heard[peer] & self.told[peer] & WIDE) and self._knows(peer)
 
-    def turn(self, now: int) -> list[int]:
+    def poll(self, now: int) -> list[int]:
         """Peers that are to be tried now."""
         due = [p for p in self.heard if not self._settled(p) and self._tries[p].due <= now]
         for peer in due:
@@ -133,11 +133,11 @@ def prove(job: Job, store: Store, prefix: str, greetings: Sequence[Greeting], ti
             talk.stop()
 
     while not talk.hello.complete and job.now() < begun + LIMIT:
-        talk.turn(begun + LIMIT)
+        talk.poll(begun + LIMIT)
     teller = threading.Thread(target=tell, name="tailbound-hello", daemon=True)
     teller.start()
     while not talk.stopped:  # a peer may still lack an answer
-        talk.turn(job.now() + TRIES.most)
+        talk.poll(job.now() + TRIES.most)
     teller.join()
     talk.close()
     if failed:
@@ -183,14 +183,14 @@ class _Talk:
         self.others: list[bytes] = []
         self.hello = Hello(job.peers, job.now())
 
-    def turn(self, until: int) -> None:
+    def poll(self, until: int) -> None:
         """Sends what is due, and takes what has come, waiting for it until ``until`` (ns) at most.
 
         What comes meanwhile is taken after each peer: the tries of many ranks would overflow the socket's buffer.
         A turn that hears the last peer in this way ends at once, since no packet may come that ends its wait.
         """
         job, before = self._job, self.hello.complete
-        for peer in self.hello.turn(job.now()):
+        for peer in self.hello.poll(job.now()):
             self._trials.ask(peer, FIRST)
             if number := self._trials.refused[peer]:
                 self._unsent[peer] = os.strerror(number)

@@ -64,7 +64,7 @@ class Holding:
         if self._ends:
             self._end()
 
-    def turn(self, now: int) -> int:
+    def poll(self, now: int) -> int:
         """Says what is due; returns when to look again, ns (0: this rank does not hold)."""
         if 0 < self._ends <= now:
             self._end()

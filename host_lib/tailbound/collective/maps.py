@@ -114,7 +114,7 @@ class Maps:
         job.advertise(lateness=min(0xFFFF, self._lateness.value // _TIME_UNIT))
         self._paces.append(job.now() - max(launch.launched, op.start))
 
-    def turn(self, now: int, window: Window) -> int:
+    def poll(self, now: int, window: Window) -> int:
         """Works on everything about maps, ``window`` follows; returns when to look again (0: on arrival)."""
         job, ops = self._job, window.ops
         if job.ranks == 1:
@@ -146,7 +146,7 @@ class Maps:
         newest = max(newest, step, key=self._ahead)
         length = self._alerts.step_time
         lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // length))) if length else LEAD_STEPS
-        for peer, message in self.agreement.turn(now, newest, alive, known, lead):
+        for peer, message in self.agreement.poll(now, newest, alive, known, lead):
             self._send(peer, message)
         if self.agreement.known != self._known:
             self._change(window)

@@ -132,7 +132,7 @@ class Paths:
 
     # -- what is tried ------------------------------------------------------------------------------------------------
 
-    def turn(self, now: int) -> int:
+    def poll(self, now: int) -> int:
         """Once a turn: tries what is due; returns when to look again (0: on arrival)."""
         sender = self._job.sender
         if sender.refusals != self._refusals and now >= self._looked + _LOOK_EVERY:

@@ -186,7 +186,7 @@ def _requests(
     if half.recovery is None:
         half.recovery = view.recovery(results=half is view.op.second)
     op, paths = view.op, view.known.repairs.paths.__getitem__
-    wanted, silent = half.recovery.turn(now, flows, here, paths, asks=op.encoded, deadline=half.clock.due)
+    wanted, silent = half.recovery.poll(now, flows, here, paths, asks=op.encoded, deadline=half.clock.due)
     first_half, sizes = half is op.first, {flow.rank: flow.rows for flow in flows}
     asked: list[Action] = [AskRows(rank, places, sizes[rank], first_half=first_half) for rank, places in wanted]
     return [*asked, AskMarks(tuple(silent))] if silent else asked, half.recovery.due

@@ -160,7 +160,7 @@ class Speaker(Known):
     def turn_keys(self, step: int, turns: int) -> None:
         """This rank has come as far as ``step``, under an owner map with so many turns of keys (auth-4, auth-8)."""
         if self.keys is not None:
-            self.counters["keys_turned_early"] += self.keys.turn(step, turns)
+            self.counters["keys_turned_early"] += self.keys.advance(step, turns)
 
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""

@@ -50,7 +50,7 @@ class SwitchOwned:
         flows = [Incoming(p, 0, 0, view.contributed(p)) for p in known.membership.here]
         if op.second.recovery is None:
             op.second.recovery = view.recovery(results=True)
-        _, silent = op.second.recovery.turn(
+        _, silent = op.second.recovery.poll(
             now, flows, lambda flow: np.ones(flow.rows, bool), known.repairs.paths.__getitem__, asks=op.encoded,
             deadline=op.second.clock.due,
         )  # fmt: skip
@@ -172,7 +172,7 @@ class Results:
             short=_short(known, op),
             due=due,
         )
-        requests: list[Action] = [Repeat(*again) for again in op.retry.turn(now, seen, known.deadlines.quiet)]
+        requests: list[Action] = [Repeat(*again) for again in op.retry.poll(now, seen, known.deadlines.quiet)]
         if op.retry.flushing and not op.spans.sealed:
             requests.append(Release(self.progress if due and not late else None))
         looks = (op.retry.look, 0 if op.retry.flushing else clock.next_look(now))

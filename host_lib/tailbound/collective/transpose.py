@@ -359,7 +359,7 @@ class Transpose:
             self._group_fd = group.socket.fileno() if group is not None else -1
             self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
             while not self._closing or (self._farewell and self._in_flight):
-                again = self._turn(self.job.now())
+                again = self._poll(self.job.now())
                 self._sleep(again)
             if self._farewell:
                 sent = self.job.marks.contributed
@@ -388,7 +388,7 @@ class Transpose:
         until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER) + config.insist
         while (now := job.now()) < until:
             self._obey()
-            job.flow.turn(now)
+            job.flow.poll(now)
             deque(job.datapath.events(), maxlen=0)  # nothing begins here any more, and what is readable wakes
             if self._group_fd >= 0:
                 job.channels.listen()
@@ -479,7 +479,7 @@ class Transpose:
             self._silence = min(self._silence, look) if self._silence else look
         return stirred
 
-    def _turn(self, now: int) -> int:
+    def _poll(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
         job, window, ops = self.job, self._window, self._ops
         looks: list[int] = []
@@ -487,7 +487,7 @@ class Transpose:
         job.overtime.turned(self._run_queue.waited())
         if self._commands:
             self._obey()
-        looks.append(self._holding.turn(now))
+        looks.append(self._holding.poll(now))
         if self._waiter.readable(self._event_fd):
             for event in job.datapath.events():
                 if event.kind == Event.OPENED:
@@ -500,9 +500,9 @@ class Transpose:
         for rank in job.membership.suspects:
             if (named := job.records.newest(rank)) is not None:
                 job.membership.heard(rank, step_of(named))
-        looks.append(job.channels.turn(now))
-        looks.append(job.paths.turn(now))
-        looks.append(self.maps.turn(now, self._window))
+        looks.append(job.channels.poll(now))
+        looks.append(job.paths.poll(now))
+        looks.append(self.maps.poll(now, self._window))
         if self._new or window.waiting:
             self._admit()
         if job.membership.left:
@@ -513,7 +513,7 @@ class Transpose:
                 self._give_up(error)
         if (steps := self.standing()) != job.steps:  # seldom, and to set an attribute of a session takes a call
             job.steps = steps
-        job.flow.turn(now)
+        job.flow.poll(now)
         holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)
         if holding or stood:

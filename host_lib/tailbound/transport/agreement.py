@@ -143,7 +143,7 @@ class Agreement:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is on its way: ``turn`` does nothing, unless a peer does not know the newest map."""
+        """Whether nothing is on its way: ``poll`` does nothing, unless a peer does not know the newest map."""
         return not (self._answers or self._proposal or self._telling)
 
     def adopt(self, agreed: Sequence[Agreed]) -> None:
@@ -208,7 +208,7 @@ class Agreement:
             else:
                 self._telling[sender] = Backoff(_AGAIN, now)
 
-    def turn(
+    def poll(
         self, now: int, newest: int, live: Collection[int], known: Mapping[int, int], lead: int = LEAD_STEPS
     ) -> list[tuple[int, Message]]:
         """What is to be sent now, to whom; a proposal may be settled, which changes ``agreed``.
@@ -236,7 +236,7 @@ class Agreement:
         return out + self._tell(now, known)
 
     def look(self) -> int:
-        """When ``turn`` is due again; 0 if nothing is on its way."""
+        """When ``poll`` is due again; 0 if nothing is on its way."""
         looks = [telling.due for telling in self._telling.values()]
         if self._proposal is not None:
             looks.append(self._proposal.again.due)

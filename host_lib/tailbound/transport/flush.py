@@ -83,7 +83,7 @@ class Retry:
         self._sent_at: NDArray[np.int64] = np.zeros(rows, np.int64)
         self._gaps = max(GAPS_LEAST, int(rows * GAPS))
         self._progress, self._moved = -1, 0
-        #: when to call ``turn`` again, ns; 0: not before something arrives
+        #: when to call ``poll`` again, ns; 0: not before something arrives
         self.look = 0
         self._reached = 0  # at the last look, results had come for places up to here
         self._window, self._silent, self._asked_at, self._at_asking = WINDOW, 0, 0, 0
@@ -101,7 +101,7 @@ class Retry:
         """How long the answer to a row is waited for, by how often it has been sent again: i64[FLUSHES + 1]."""
         return np.array([self._again.wait(max(1, times)) for times in range(FLUSHES + 1)])
 
-    def turn(self, now: int, view: View, pause: int) -> list[Again]:
+    def poll(self, now: int, view: View, pause: int) -> list[Again]:
         """What to send again now.
 
         Args:

@@ -231,7 +231,7 @@ class KeyRing:
         """The key of the epoch of a step near the present one, whose owner map has so many ``turns``."""
         return self._key(max(0, self.at + step_distance(step, self.at & STEP_MASK)) // self._period + turns)
 
-    def turn(self, step: int, turns: int = 0) -> bool:
+    def advance(self, step: int, turns: int = 0) -> bool:
         """This rank has come as far as ``step``, under an owner map with so many turns; whether that has one more."""
         further = step_distance(step, self.at & STEP_MASK)
         if further <= 0:

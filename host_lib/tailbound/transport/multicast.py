@@ -137,7 +137,7 @@ class Trials:
     Attributes:
         reached: ranks that have heard enough.
         failed: a rank that the group does not reach, and why multicast is given up; None: none so far.
-        due: when to call ``turn`` again, in ns.
+        due: when to call ``poll`` again, in ns.
         number: of the newest round, which questions are about.
     """
 
@@ -149,7 +149,7 @@ class Trials:
         self._asking = False
         self._bad: dict[int, int] = {}  # since when a rank has heard too few
 
-    def turn(self, now: int, live: Sequence[int]) -> tuple[bool, list[int]]:
+    def poll(self, now: int, live: Sequence[int]) -> tuple[bool, list[int]]:
         """Whether to send a round to the group, and ranks to ask about the last one, with ``live`` peers."""
         self.reached.intersection_update(live)  # another process may come in the place of one that has left
         waiting = [rank for rank in live if rank not in self.reached]

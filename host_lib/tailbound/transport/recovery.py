@@ -307,7 +307,7 @@ class Recovery:
 
     @property
     def due(self) -> int:
-        """When to call ``turn`` again; ``NEVER``: when a flow begins."""
+        """When to call ``poll`` again; ``NEVER``: when a flow begins."""
         return min((min(flow.due, flow.mark) for flow in self.flows.values() if not flow.over), default=NEVER)
 
     @property
@@ -325,7 +325,7 @@ class Recovery:
         if rank in self.flows:
             self.flows[rank].over = True
 
-    def turn(
+    def poll(
         self,
         now: int,
         senders: Iterable[Incoming],

@@ -82,7 +82,7 @@ class Engine(Transpose):
 
     def turn(self, now: int) -> tuple[int, int]:
         """One turn; the latest time of the next, and when to wake up first."""
-        return self._next_wake(self._turn(now), now)
+        return self._next_wake(self._poll(now), now)
 
     def look_out(self, now: int, end: int) -> int:
         """Woke up without anything to read; when to wake up next (0: for a turn)."""
