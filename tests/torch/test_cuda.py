@@ -110,11 +110,11 @@ def test_memory_for_copies_is_page_locked_and_used_again() -> None:
 
     space = workspace(DEVICE, triton())
     with space.stream.use():
-        block = space.up.take(1000)
+        block = space.up.acquire(1000)
         assert block.piece(100, dtype=torch.uint8).is_pinned()
         space.up.give(block, space.stream.event())
         torch.cuda.synchronize()
-        assert space.up.take(1000) is block
+        assert space.up.acquire(1000) is block
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])

@@ -87,7 +87,7 @@ def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: lis
     sent = ranks[who].poll(now, step, live, known)
     for to, message in sent:
         whom = [r for r in range(len(ranks)) if r != to]
-        ranks[to].take(decode_map(encode_map(message, len(ranks)), len(ranks)), who, whom, now)  # type: ignore[arg-type]
+        ranks[to].receive(decode_map(encode_map(message, len(ranks)), len(ranks)), who, whom, now)  # type: ignore[arg-type]
     return [to for to, _ in sent]
 
 
@@ -131,9 +131,9 @@ def test_only_the_lowest_live_rank_is_answered() -> None:
     ranks[1].propose((1, 2), 5, 0)
     message = ranks[1].poll(0, 5, [2], {})[0][1]
     for live, answered in (([0, 1], False), ([1], True)):
-        ranks[2].take(message, 1, live, 0)
+        ranks[2].receive(message, 1, live, 0)
         assert bool(ranks[2].poll(0, 5, live, {})) == answered
-    ranks[0].take(message, 1, [1, 2], 0)
+    ranks[0].receive(message, 1, [1, 2], 0)
     assert ranks[0].poll(0, 5, [1, 2], {}) == []
 
 
@@ -219,7 +219,7 @@ class Network:
             heard = int.from_bytes(arrival.body[:4], "big")
             self.seen[rank][arrival.sender] = max(self.seen[rank][arrival.sender], heard)
             if message is not None:
-                self.ranks[rank].take(message, arrival.sender, self.believed[rank], self.now)
+                self.ranks[rank].receive(message, arrival.sender, self.believed[rank], self.now)
         newest = max(self.step_of(r) for r in range(len(self.ranks)) if r not in self.dead)
         for rank, agreement in enumerate(self.ranks):
             if rank in self.dead:

@@ -58,7 +58,7 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(job: SimTeam) ->
     bare = packets.packet(packets.header(type=PacketType.HOLD, cookie=job[1].job.cookie, sender=0, owner=1), b"")
     inbox = Inbox(job[1].job, *[None] * 3)  # type: ignore[arg-type]
     for data in (word, word, bare):  # as a datapath does that does not look at tags of control packets
-        inbox.take(data, {})
+        inbox.receive(data, {})
     assert counts() == [taken, replayed + 2, refused + 1]
 
 

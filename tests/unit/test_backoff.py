@@ -42,11 +42,11 @@ def told(rank: int) -> Callable[[], Iterator[int]]:
         first.propose((0, 1), 5, 0)
         for peer, message in first.poll(0, 5, [1, 2], {}):
             other = Agreement(peer, 3, (0, 1, 2))
-            other.take(message, 0, [0], 0)
-            first.take(other.poll(0, 5, [0], {})[0][1], peer, [1, 2], 0)
+            other.receive(message, 0, [0], 0)
+            first.receive(other.poll(0, 5, [0], {})[0][1], peer, [1, 2], 0)
         first.poll(0, 5, [1, 2], {})
         if rank:
-            agreement.take(Message(Kind.SETTLED, 0, tuple(first.agreed)), 0, [0], 0)
+            agreement.receive(Message(Kind.SETTLED, 0, tuple(first.agreed)), 0, [0], 0)
         else:
             agreement = first
         now = 0

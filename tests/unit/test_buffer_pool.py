@@ -17,7 +17,7 @@ def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:
     def held(numel: int) -> weakref.ref[object]:
         layout = Layout((0, numel, 0, 1), shape_for(numel, 64, 8), numel, True)
         place, _ = sequence.assign(layout)
-        buffers = pool.take(layout.shape, place.placement)
+        buffers = pool.acquire(layout.shape, place.placement)
         pool.keep(place, buffers)
         return weakref.ref(buffers)
 

@@ -34,16 +34,16 @@ def test_a_block_is_used_again_only_when_its_event_has_happened() -> None:
 
     stream = slow_stream()
     blocks, busy = Blocks(stream), Event()
-    first = blocks.take(1000)
+    first = blocks.acquire(1000)
     blocks.give(first, busy)
-    second = blocks.take(2000)  # the first one may still be read
+    second = blocks.acquire(2000)  # the first one may still be read
     assert second is not first
     blocks.give(second, busy)
-    third = blocks.take(1000)  # however many are under way, nobody waits for one
+    third = blocks.acquire(1000)  # however many are under way, nobody waits for one
     assert third not in (first, second)
     busy.done = True
-    assert blocks.take(1000) is first
-    assert blocks.take(1000) is second
+    assert blocks.acquire(1000) is first
+    assert blocks.acquire(1000) is second
     assert not busy.waited
     assert stream.sizes == [1000, 2000, 1000]
 

@@ -88,7 +88,7 @@ def test_who_can_never_be_let_in_hears_so_at_once() -> None:
     def take(*_: Any) -> int:
         raise Refusal(f"{NEVER}: the state of also['thing']")
 
-    resync.take = take
+    resync.take_state = take
     begun = time.monotonic()
     thread = _admitted(donor)
     with pytest.raises(ConfigError, match=r"cannot give its state: .*also\['thing'\]"):

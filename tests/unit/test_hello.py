@@ -164,7 +164,7 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     talk = Hello([1, 2], 0)
     assert talk.poll(0) == [1, 2]
     assert talk.poll(0) == []
-    talk.take(1, WIDE, SMALL | WIDE | BURST)
+    talk.receive(1, WIDE, SMALL | WIDE | BURST)
     assert talk.look == hello.TRIES.first
     asked, now = [], 0
     while now < 10_000 * MS:
@@ -174,9 +174,9 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     gaps = [b[0] - a[0] for a, b in itertools.pairwise(asked)]
     assert gaps == sorted(gaps)
     assert gaps[-1] == hello.TRIES.most
-    talk.take(2, SMALL, SMALL | WIDE | BURST)
+    talk.receive(2, SMALL, SMALL | WIDE | BURST)
     assert not talk.complete
-    talk.take(2, WIDE, 0)
+    talk.receive(2, WIDE, 0)
     assert talk.complete
     assert talk.look == 0
     assert talk.plain == set()
@@ -184,18 +184,18 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
 
 def test_a_peer_that_is_heard_but_may_not_hear_is_asked_on() -> None:
     talk = Hello([1], 0)
-    talk.take(1, WIDE, SMALL)
+    talk.receive(1, WIDE, SMALL)
     assert not talk.complete
     assert talk.poll(0) == [1]
 
 
 def test_a_peer_that_no_burst_reaches_gets_none() -> None:
     talk = Hello([1, 2], 0)
-    talk.take(1, WIDE, SMALL | WIDE | BURST)
+    talk.receive(1, WIDE, SMALL | WIDE | BURST)
     for _ in range(ANSWERS):
         assert not talk.complete
-        talk.take(2, WIDE, SMALL | WIDE, answer=False)  # what a peer's own tries say is no answer to another burst
-        talk.take(2, 0, SMALL | WIDE)
+        talk.receive(2, WIDE, SMALL | WIDE, answer=False)  # what a peer's own tries say is no answer to another burst
+        talk.receive(2, 0, SMALL | WIDE)
     assert talk.complete
     assert talk.plain == {2}
 

@@ -212,12 +212,12 @@ def test_stamps_rise_and_count_once() -> None:
     given = [made.stamp() for _ in range(100)]
     assert given == sorted(set(given))
     taken = Stamps()
-    assert all(taken.take(1, stamp) for stamp in (given[3], given[1], given[2]))
-    assert not any(taken.take(1, stamp) for stamp in given[1:4])
-    assert taken.take(2, given[1])
+    assert all(taken.accept(1, stamp) for stamp in (given[3], given[1], given[2]))
+    assert not any(taken.accept(1, stamp) for stamp in given[1:4])
+    assert taken.accept(2, given[1])
     for stamp in range(given[-1], given[-1] + 2000):
-        assert taken.take(1, stamp)
-    assert not taken.take(1, given[50]), "older than all that may overtake each other"
+        assert taken.accept(1, stamp)
+    assert not taken.accept(1, given[50]), "older than all that may overtake each other"
 
 
 @pytest.mark.parametrize(
@@ -234,16 +234,16 @@ def test_stamps_rise_and_count_once() -> None:
 )  # fmt: skip
 def test_repeated_and_last_words(words: list[tuple[int, dict[str, bool], Word]]) -> None:
     taken = Stamps()
-    assert [taken.take(1, stamp, **how) for stamp, how, _ in words] == [wanted for _, _, wanted in words]
+    assert [taken.accept(1, stamp, **how) for stamp, how, _ in words] == [wanted for _, _, wanted in words]
 
 
 def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None:
     taken = Stamps()
-    assert taken.take(1, 10, again=True), "recorded, and sent to the new process before it knows better"
+    assert taken.accept(1, 10, again=True), "recorded, and sent to the new process before it knows better"
     assert taken.begin(1, 20)
     for stamp in (10, 15, 20):
-        assert taken.take(1, stamp, again=True) == Word.OLD
-    assert taken.take(1, 21)
+        assert taken.accept(1, stamp, again=True) == Word.OLD
+    assert taken.accept(1, 21)
     assert not taken.begin(1, 20), "it has said something since"
 
 

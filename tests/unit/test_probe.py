@@ -26,7 +26,7 @@ def test_the_wait_in_own_queues_is_no_part_of_a_round_trip(by: Any, left: int) -
     for rtt, found in ((30 * MS, left), (5 * MS, 1)):
         prober.packet(3, 0, held=9 * MS)
         states["rtt_ns"][3] = rtt
-        assert prober.take(40 * MS) == [Echo(3, found, rtt, ANY, 0.0)]
+        assert prober.collect(40 * MS) == [Echo(3, found, rtt, ANY, 0.0)]
 
 
 def test_one_is_on_the_way_and_the_next_follows_after_some_bytes() -> None:
@@ -35,14 +35,14 @@ def test_one_is_on_the_way_and_the_next_follows_after_some_bytes() -> None:
     prober.packet(3, 0)
     assert not prober.left(3, 10 * EVERY, 1300, MS, False)
     assert prober.left(0, 0, 0, MS, False)
-    assert prober.take(MS) == []
+    assert prober.collect(MS) == []
     states["rtt_ns"][3] = 400_000
-    assert prober.take(MS) == [Echo(3, 400_000, 400_000, EVERY, 0.0)]
-    assert prober.take(MS) == []
+    assert prober.collect(MS) == [Echo(3, 400_000, 400_000, EVERY, 0.0)]
+    assert prober.collect(MS) == []
     assert prober.left(3, 0, 0, 2 * MS, False)
     prober.packet(3, 2 * MS)
     states["rtt_ns"][3] = 500_000
-    assert prober.take(3 * MS) == [Echo(3, 500_000, 500_000, 10 * EVERY, 0.0)]
+    assert prober.collect(3 * MS) == [Echo(3, 500_000, 500_000, 10 * EVERY, 0.0)]
     assert not prober.left(3, EVERY - 1, 130, 4 * MS, False)
     assert prober.left(3, 0, 0, 4 * MS, True)
     assert prober.by == "kernel"
@@ -56,9 +56,9 @@ def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next() ->
     assert prober.lost == 1
     prober.packet(3, LOST)
     states["rtt_ns"][3] = LOST + MS  # of the first
-    assert prober.take(LOST + MS) == []
+    assert prober.collect(LOST + MS) == []
     states["rtt_ns"][3] = 2 * MS
-    assert prober.take(LOST + 2 * MS) == [Echo(3, 2 * MS, 2 * MS, EVERY, 0.0)]
+    assert prober.collect(LOST + 2 * MS) == [Echo(3, 2 * MS, 2 * MS, EVERY, 0.0)]
 
 
 @pytest.mark.parametrize(("by", "ways"), [("kernel", 1), ("thread", 2)])
@@ -90,7 +90,7 @@ def test_an_echo_says_how_many_packets_were_marked() -> None:
         assert prober.left(3, EVERY, count, now, False)
         prober.packet(3, now)
         states["told"][3], states["rtt_ns"][3] = told, MS + len(shares)
-        (echo,) = prober.take(now + 2 * MS)
+        (echo,) = prober.collect(now + 2 * MS)
         shares.append(echo.marked)
     assert shares == [0.0, 0.0, 0.2, 1.0, 0.0]  # the first says where its count begins
     assert prober.marked == 20 + 996
@@ -104,7 +104,7 @@ def test_a_count_that_began_anew_is_no_share() -> None:
         prober.left(3, EVERY, 99, now, False)
         prober.packet(3, now)
         states["told"][3], states["rtt_ns"][3] = told, MS + i
-        (echo,) = prober.take(now + 2 * MS)
+        (echo,) = prober.collect(now + 2 * MS)
         assert echo.marked == (0.3 if told == 30 else 0.0)
     assert prober.marked == 30
 
@@ -113,11 +113,11 @@ def test_after_a_lost_probe_marks_are_those_of_both_intervals() -> None:
     prober, states = make()
     prober.packet(3, 0)
     states["rtt_ns"][3] = MS
-    prober.take(2 * MS)
+    prober.collect(2 * MS)
     for now in (10 * MS, 10 * MS + LOST):
         assert prober.left(3, EVERY, 99, now, False)
         prober.packet(3, now)
     assert prober.missed[3] == 1
     states["told"][3], states["rtt_ns"][3] = 100, 2 * MS
-    assert prober.take(20 * MS + LOST) == [Echo(3, 2 * MS, 2 * MS, EVERY, 0.5)]
+    assert prober.collect(20 * MS + LOST) == [Echo(3, 2 * MS, 2 * MS, EVERY, 0.5)]
     assert prober.missed[3] == 0

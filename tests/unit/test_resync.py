@@ -751,7 +751,7 @@ def test_ranks_that_are_lost_together_begin_with_different_donors() -> None:
             raise Unreachable("it does not give it")
 
         for rank in (3, 4, 5):
-            w[rank].take = lambda donor, *_, rank=rank: refuse(rank, donor)
+            w[rank].take_state = lambda donor, *_, rank=rank: refuse(rank, donor)
             assert w[rank].adopt_any(1, PATIENCE) is None
         assert [each[:3] for each in asked[3:]] == [[1, 2, 0], [2, 0, 1], [0, 1, 2]]
         assert [sorted(each[3:]) for each in asked[3:]] == [[4, 5], [3, 5], [3, 4]]
@@ -860,12 +860,12 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         for answer in (b"", bytes(20), w[0]._answer(whole(w, 0))[0]):  # the last one tells of slices
             w[1]._reliable = SimpleNamespace(pull=lambda *_, answer=answer: answer)
             with pytest.raises(TransportError, match="bytes as its state: run one version"):
-                w[1].take(0, 0, PATIENCE)
+                w[1].take_state(0, 0, PATIENCE)
             assert w[1].sound
         w[1]._reliable = w.paths[1]
         w[0].moment.disturb()
         with pytest.raises(Refusal, match="step 0 is past"):
-            w[1].take(0, 0, PATIENCE)
+            w[1].take_state(0, 0, PATIENCE)
 
 
 @pytest.mark.parametrize(

@@ -322,7 +322,9 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
     monkeypatch.setattr("tailbound.top.time.sleep", sleep)
     assert main(["top"]) == 130
-    assert f"tailbound: 2 rank(s) in {tmp_path}" in " ".join(capsys.readouterr().out.split())  # a title may be two lines
+    assert f"tailbound: 2 rank(s) in {tmp_path}" in " ".join(
+        capsys.readouterr().out.split()
+    )  # a title may be two lines
     monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path / "none"))
     assert main(["top", "--once"]) == 0
     assert "no rank of Tailbound writes its status" in capsys.readouterr().out

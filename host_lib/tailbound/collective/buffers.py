@@ -96,7 +96,7 @@ class BufferPool:
         self._step = 0
         self._kept: deque[Kept] = deque()
 
-    def take(self, shape: Shape, placement: Placement) -> Buffers:
+    def acquire(self, shape: Shape, placement: Placement) -> Buffers:
         """A free one, or a new one when all of this shape are in use."""
         free = self._free[shape, placement.owner_map.owners]
         return free.pop() if free else Buffers(shape, placement, self._rank, self._ranks)

@@ -291,7 +291,7 @@ class Channels:
             number, (newest, count) = int(head["seq"]), self._heard.get(sender, (0, 0))
             self._heard[sender] = number, count + 1 if number == newest else 1
 
-    def take(self, head: np.void) -> None:
+    def receive(self, head: np.void) -> None:
         """Takes a GROUP packet that came to this rank alone: a question about the sender's round, or an answer."""
         sender, number = int(head["sender"]), int(head["seq"])
         if int(head["flags"]) & Flag.REPEAT:

@@ -79,7 +79,7 @@ class Hello:
             self._tries[peer].ask(now)
         return due
 
-    def take(self, peer: int, heard: int, says: int, *, answer: bool = True) -> None:
+    def receive(self, peer: int, heard: int, says: int, *, answer: bool = True) -> None:
         """A packet of ``peer`` has come, of kind ``heard``, and says what has come there from here; bits.
 
         ``answer``: to a try, and not one of the peer's own.
@@ -203,9 +203,9 @@ class _Talk:
 
     def _read(self) -> None:
         for data in self._job.datapath.control_packets():
-            self._take(data)
+            self._receive(data)
 
-    def _take(self, data: bytes) -> None:
+    def _receive(self, data: bytes) -> None:
         job = self._job
         parsed = job.unpack(data)
         if parsed is None:
@@ -216,8 +216,8 @@ class _Talk:
             return
         known = int(head["sender"]) in self.hello.heard and int(head["owner"]) == job.rank
         if known and int(head["cookie"]) == job.cookie:
-            said = self._trials.take(head, body)
-            self.hello.take(said.peer, said.heard, said.told if said.trial == FIRST else 0, answer=said.answer)
+            said = self._trials.receive(head, body)
+            self.hello.receive(said.peer, said.heard, said.told if said.trial == FIRST else 0, answer=said.answer)
 
     def report(self) -> Report:
         """What this rank has to say; while all is well, nothing."""

@@ -22,7 +22,7 @@ class Inbox:
         self._job, self._maps, self._channels, self._paths = job, maps, channels, paths
         self._early: dict[int, dict[int, tuple[int, int, bytes]]] = {}  # label, sender: layout, flags, body
 
-    def take(self, data: bytes, ops: dict[int, Op]) -> None:
+    def receive(self, data: bytes, ops: dict[int, Op]) -> None:
         """Works on one control packet (UDP payload); the kernel has checked it, it is checked again here."""
         job = self._job
         parsed = job.unpack(data)
@@ -47,18 +47,18 @@ class Inbox:
             job.membership.bye(sender, label)
             job.publish_live()
         elif head["type"] == PacketType.MAP:
-            self._maps.take(sender, body)
+            self._maps.receive(sender, body)
         elif head["type"] == PacketType.HOLD:
             if flags & Flag.FLUSH:
                 job.membership.unhold(sender)
             else:
                 job.membership.hold(sender, job.now(), again=word == Word.AGAIN)
         elif head["type"] == PacketType.GROUP:
-            self._channels.take(head)
+            self._channels.receive(head)
         elif head["type"] == PacketType.HELLO:
             if flags & Flag.COMPLAINT:
                 self._channels.complained(sender)
-            self._paths.take(head, body)
+            self._paths.receive(head, body)
         elif head["type"] == PacketType.READY:
             if (op := ops.get(label)) is not None:
                 if int(head["layout"]) == op.place.layout.tag:

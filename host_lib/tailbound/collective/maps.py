@@ -79,7 +79,7 @@ class Maps:
         self._step = self._aged = to.step
         self._change(window)
 
-    def take(self, sender: int, body: bytes) -> None:
+    def receive(self, sender: int, body: bytes) -> None:
         """Takes the body of a MAP packet of another rank."""
         job = self._job
         if self._outside:  # it is told where it enters
@@ -91,7 +91,7 @@ class Maps:
             self._turn_asked = message.ref
         else:
             self._foresee(max((each.map.turns for each in message.maps), default=0))  # before it is acknowledged
-            self.agreement.take(message, sender, self._alive(), job.now())
+            self.agreement.receive(message, sender, self._alive(), job.now())
         self._again = 0
 
     def observe(self, op: Op) -> None:

@@ -87,7 +87,7 @@ class Paths:
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
-    def take(self, head: np.void, body: bytes) -> None:
+    def receive(self, head: np.void, body: bytes) -> None:
         """Takes a HELLO packet."""
         peer, flags, now = int(head["sender"]), int(head["flags"]), self._job.now()
         if flags & Flag.STOP:
@@ -97,7 +97,7 @@ class Paths:
         elif flags & Flag.ABSTAIN:
             self._job.cannot_send[peer] = now
         else:
-            said, trial = self.trials.take(head, body), self._open.get(peer)
+            said, trial = self.trials.receive(head, body), self._open.get(peer)
             if said.heard & BURST:
                 self._unproven.discard(peer)
             if trial is not None and said.trial == trial.number:

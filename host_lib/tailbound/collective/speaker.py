@@ -145,7 +145,7 @@ class Speaker(Known):
         stamp = int.from_bytes(head.tobytes()[_STAMP_AT : _STAMP_AT + 8], "big")
         last = head["type"] in (PacketType.HOLD, PacketType.BYE)
         repeated = head["type"] == PacketType.HOLD and not int(head["flags"]) & Flag.FLUSH
-        return self._stamps.take(int(head["sender"]), stamp, last=last, again=repeated)
+        return self._stamps.accept(int(head["sender"]), stamp, last=last, again=repeated)
 
     def present(self, rank: int, stamp: int) -> None:
         """``rank``, which made ``stamp`` just now, is there: what it said before, or its process before, is void."""

@@ -118,7 +118,7 @@ class Transpose:
         self._error: BaseException | None = None
         self._on_thread = on_thread
         for data in early:
-            self._inbox.take(data, self._ops)
+            self._inbox.receive(data, self._ops)
         self._commands: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._holding = Holding(job)
         self._newest = job.marks.contributed  # op that was launched here
@@ -460,7 +460,7 @@ class Transpose:
     def _serve(self, now: int) -> int:
         """Takes in what others ask for, and answers; returns when to go on with that, ns (0: nothing left)."""
         for data in self.job.datapath.control_packets():
-            self._inbox.take(data, self._ops)
+            self._inbox.receive(data, self._ops)
         return answer(self.job, self._window, now)
 
     def _listen(self, now: int) -> bool:
@@ -494,7 +494,7 @@ class Transpose:
                     self._window.named(event.op)
         if self._waiter.readable(self._control_fd):
             for data in job.datapath.control_packets():
-                self._inbox.take(data, self._ops)
+                self._inbox.receive(data, self._ops)
         if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
             job.channels.listen()
         for rank in job.membership.suspects:

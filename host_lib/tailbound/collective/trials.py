@@ -125,7 +125,7 @@ class Trials:
             sender.took(peer, len(packets), sum(map(len, packets)), 1)
         return number
 
-    def take(self, head: np.void, body: bytes) -> Said:
+    def receive(self, head: np.void, body: bytes) -> Said:
         """Takes a HELLO packet of a peer, and answers a question."""
         peer, trial, place = int(head["sender"]), int(head["row"]), int(head["rows"])
         kind, answer = 0, not int(head["flags"]) & Flag.REPEAT

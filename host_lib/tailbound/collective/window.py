@@ -122,7 +122,7 @@ class Window:
 
     def _open(self, place: Place) -> Op:
         job, shape, owner_map = self._job, place.layout.shape, place.placement.owner_map
-        op = Op(place, self.pool.take(shape, place.placement), switched=job.switched(owner_map))
+        op = Op(place, self.pool.acquire(shape, place.placement), switched=job.switched(owner_map))
         self.ops[place.label] = op
         self.running.add(op)
         return op

@@ -175,7 +175,7 @@ class DeviceCoder:
         """Queues the largest values of the groups, which decide how they are coded."""
         stream = self._space.stream
         with stream.use(self._mark):
-            block = self._space.down.take(_room(shape, groups=12))
+            block = self._space.down.acquire(_room(shape, groups=12))
             there = self._space.form.largest(x, shape, coding)
             found = Largest(*(None if part is None else _across(part, block) for part in there))  # type: ignore[arg-type]
             op = self._ops[coding.seed] = _Coding(stream.event(), block, found)
@@ -280,7 +280,7 @@ class DeviceCoder:
         """Settles on the host how groups are coded, and has the device do so; False: not all is finite."""
         stream, form, blocks = self._space.stream, self._space.form, self._space.down
         with stream.use(self._mark):
-            block = blocks.take(_room(shape, rows=shape.codes + 4, groups=8, more=8))
+            block = blocks.acquire(_room(shape, rows=shape.codes + 4, groups=8, more=8))
             factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
             keys = block.piece(shape.rows, dtype=torch.int32)
             by = Factors(factors.numpy(), limits.numpy(), keys.numpy().view(np.uint32))
@@ -309,7 +309,7 @@ class DeviceCoder:
         summed = received.counts is not None
         width = shape.codes * (2 if summed else 1)
         with stream.use(self._mark):
-            block = blocks.take(_room(shape, rows=width + 12, groups=4))
+            block = blocks.acquire(_room(shape, rows=width + 12, groups=4))
             codes = block.piece(shape.rows, width, dtype=torch.uint8)
             factors = block.piece(shape.rows, dtype=torch.float32)
             zeros, keys = (block.piece(shape.rows, dtype=torch.int32) for _ in range(2))

@@ -163,7 +163,7 @@ class Entrance:
             else:
                 for donor in alike:
                     try:
-                        self._take(donor, until)
+                        self._adopt(donor, until)
                     except TransportError as error:
                         reason = str(error)
                         if NEVER in reason:  # asking again does not help
@@ -178,7 +178,7 @@ class Entrance:
                 )
             self._pause()
 
-    def _take(self, donor: int, until: float) -> None:
+    def _adopt(self, donor: int, until: float) -> None:
         """Takes over what ``donor`` holds and goes on with its next step.
 
         Raises:
@@ -189,7 +189,7 @@ class Entrance:
             body = self._ask_in(donor, min(until, begun + _TURN))
             (step,) = _STEP.unpack_from(body)
             stopped = time.monotonic()
-            self._resync.take(donor, step, _SILENCE + self._resync.transfer(), Wanted.WHOLE | Wanted.BUFFERS)
+            self._resync.take_state(donor, step, _SILENCE + self._resync.transfer(), Wanted.WHOLE | Wanted.BUFFERS)
             here = self._communicator.enter(bytes(body[_STEP.size :]))
             self._communicator.hold(True)  # until its first step with the others is launched: it may look for its data
         finally:

@@ -9,7 +9,7 @@ that stood still, an owner that died. A rank that has missed nothing since it wa
 | unsound | sound | the state of a sound rank, taken after one step; or a meeting in which all hold the same |
 | unsound | sound, leads | all live ranks are unsound, and this one is the lowest: a new *lineage* begins |
 
-There is one question, "what is your state" (``standing``), and one transfer, ``take``. Between two steps an unsound
+There is one question, "what is your state" (``standing``), and one transfer, ``take_state``. Between two steps an unsound
 rank sends digests of all its slices to a sound rank that stands after the same step. It gets the slices that differ, as
 many as come within a step. It is sound when none is left. A rank that was lost, has come back, or has an optimizer of
 another form takes the whole state, with that of ``also``.
@@ -516,7 +516,7 @@ class Resync:
 
     # -- the transfer, in the training thread
 
-    def take(
+    def take_state(
         self, rank: int, step: int, timeout: float, wanted: int = 0, *, bounded: bool = False, most: int = 0
     ) -> int:
         """Takes the state of ``rank`` as it is after ``step``, in place; returns the step after which it stands.
@@ -587,9 +587,9 @@ class Resync:
         return int(stands)
 
     def _try(self, *arguments: Any, **limits: Any) -> int | None:
-        """As ``take``; None, and a line in the log, where that was not possible."""
+        """As ``take_state``; None, and a line in the log, where that was not possible."""
         try:
-            return self.take(*arguments, **limits)
+            return self.take_state(*arguments, **limits)
         except TransportError as error:
             log.info("rank %d: not synchronised: %s", self._rank, error)
             self.counters["takes_failed"] += 1
@@ -599,7 +599,7 @@ class Resync:
         """Takes the whole state after ``step`` or a later one from any live rank, sound ones first.
 
         For a rank that has jumped. Returns the step; None if nobody gave it. In ``timeout`` seconds it has to begin to
-        come; its size gives it more (``take``). A rank that is giving its state to another one is asked again.
+        come; its size gives it more (``take_state``). A rank that is giving its state to another one is asked again.
         """
         until = time.monotonic() + timeout
         live = sorted(set(self._live()) - {self._rank})
@@ -615,7 +615,7 @@ class Resync:
                     if left <= 0:
                         return None
                     try:
-                        return self.take(rank, step, left, Wanted.LATER | Wanted.WHOLE | Wanted.BUFFERS)
+                        return self.take_state(rank, step, left, Wanted.LATER | Wanted.WHOLE | Wanted.BUFFERS)
                     except TransportError as error:
                         if isinstance(error, Refusal) and str(error).endswith(_BUSY):
                             busy.append(rank)

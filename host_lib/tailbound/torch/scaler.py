@@ -58,7 +58,7 @@ class OverflowNotes:
         with self._lock:
             self.so_far = Overflow(self.so_far.own or own, self.so_far.void or void)
 
-    def take(self) -> Overflow:
+    def collect(self) -> Overflow:
         """What the step says, and begins the next one."""
         with self._lock:
             taken, self.so_far = self.so_far, Overflow()
@@ -138,7 +138,7 @@ class GradScaler(torch.amp.GradScaler):
             super().update(new_scale)
             return
         before = self._state.loss_scale
-        if self._state.overflow.take().own:
+        if self._state.overflow.collect().own:
             self._mark(self._per_optimizer_states.values())
         super().update(new_scale)
         self._state.loss_scale = scale = self.get_scale()

@@ -529,7 +529,7 @@ class TailboundState:
         if self.entrance.enter(_ENTER):
             self._preparing = True  # it holds the others since it has entered
             self.forget()
-            self.overflow.take()
+            self.overflow.collect()
             # its data are where its own steps have led it
             self.absence.skipped += max(0, self.communicator.step - self.entrance.alone)
 

@@ -170,7 +170,7 @@ class Blocks:
         self._free: list[Block] = []
         self._lock = threading.Lock()
 
-    def take(self, size: int) -> Block:
+    def acquire(self, size: int) -> Block:
         """A block with room for ``size`` bytes that nothing reads any more; within ``stream.use``."""
         with self._lock:
             idle = [block for block in self._free if block.busy.query()]

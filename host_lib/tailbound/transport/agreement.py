@@ -192,7 +192,7 @@ class Agreement:
         self._highest = (counter << 8 | self.rank) & 0xFFFFFFFF
         self._proposal = _Proposal(OwnerMap(self._highest, owners, turns), Backoff(_AGAIN, now))
 
-    def take(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
+    def receive(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
         """Takes a message of another rank; ``live``: peers that this rank takes for alive. ``agreed`` may change."""
         if message.kind == Kind.PROPOSE:
             self._consider(message, sender, live, now)

@@ -306,7 +306,7 @@ class Stamps:
         self._floor[sender] = max(stamp, self._floor.get(sender, 0))
         return self._newest.get(sender, 0) <= stamp
 
-    def take(self, sender: int, stamp: int, *, last: bool = False, again: bool = False) -> Word:
+    def accept(self, sender: int, stamp: int, *, last: bool = False, again: bool = False) -> Word:
         """Takes a packet, if it may count.
 
         Args:

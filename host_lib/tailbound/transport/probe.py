@@ -136,7 +136,7 @@ class Prober:
         self.sent += 1
         return data
 
-    def take(self, now: int) -> list[Echo]:
+    def collect(self, now: int) -> list[Echo]:
         """Echoes since the last call."""
         found = []
         for peer, (sent, before, size, count, held) in self._waiting.items():

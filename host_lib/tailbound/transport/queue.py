@@ -208,7 +208,7 @@ class SendQueue:
     def pump(self, now: int, fresh: _Item | None = None) -> None:
         """Sends what may leave now."""
         if self.prober is not None and self.prober.waits:
-            for echo in self.prober.take(now):
+            for echo in self.prober.collect(now):
                 self.pacer.observe(echo.peer, echo.rtt, echo.sent, echo.marked, now, echo.whole)
         if self._pumping:  # a callback of ours has submitted more
             self._look(now)

@@ -417,7 +417,7 @@ class Reliable:
         try:
             with sock, contextlib.ExitStack() as ends:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                found = self._take(sock)
+                found = self._receive(sock)
                 if found is None:
                     return
                 status, parts = 0, []
@@ -445,7 +445,7 @@ class Reliable:
         finally:
             self._leave(sock)
 
-    def _take(self, sock: socket.socket) -> tuple[Handler, bytes, _Tags | None] | None:
+    def _receive(self, sock: socket.socket) -> tuple[Handler, bytes, _Tags | None] | None:
         """The handler, the request and the answer's tags; None for what is not of this job, which gets no answer."""
         patience = _PROOF if self._key else _SILENCE
         until = time.monotonic() + patience
