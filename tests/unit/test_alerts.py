@@ -94,5 +94,5 @@ def test_a_rank_says_itself_that_it_waits_for_the_interpreter_lock() -> None:
     alerts = Alerts(known, None, events)  # type: ignore[arg-type]
     for turn, share in enumerate([0.02] * 10 + [0.05] * 10 + [0.16] * 10 + [0.0] * 5):
         known.overtime.held_up += int(share * S)
-        alerts.look(turn, {}, 0, (turn + 1) * S)
+        alerts.check(turn, {}, 0, (turn + 1) * S)
     assert said == [pytest.approx(0.16)]

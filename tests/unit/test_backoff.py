@@ -20,8 +20,8 @@ def hello() -> Iterator[int]:
     """A peer that never answers before the first op."""
     asker = Hello([1], 0)
     while True:
-        yield asker.look
-        asker.poll(asker.look)
+        yield asker.due
+        asker.poll(asker.due)
 
 
 def proposal() -> Iterator[int]:

@@ -128,7 +128,7 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
     """Rule: clock-14. It codes many large ops; who stands still for so long in a single one has been stopped."""
     with team(1, patient()) as job:
         engine, skew = job[0]._engine, 0
-        counters, now, look = engine.job.counters, engine.job.now, engine._look
+        counters, now, look = engine.job.counters, engine.job.now, engine._advance
 
         def slow(op: Op, *arguments: Any, **more: Any) -> Any:
             nonlocal skew

@@ -165,10 +165,10 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     assert talk.poll(0) == [1, 2]
     assert talk.poll(0) == []
     talk.receive(1, WIDE, SMALL | WIDE | BURST)
-    assert talk.look == hello.TRIES.first
+    assert talk.due == hello.TRIES.first
     asked, now = [], 0
     while now < 10_000 * MS:
-        now = talk.look
+        now = talk.due
         asked += [(now, peer) for peer in talk.poll(now)]
     assert {peer for _, peer in asked} == {2}
     gaps = [b[0] - a[0] for a, b in itertools.pairwise(asked)]

@@ -27,16 +27,16 @@ def job(**more: Any) -> Any:
 def test_patience_begins_with_the_first_op_and_ends_in_an_error() -> None:
     one = job()
     unheard = Unheard(one, one.sequence, 10 * S)
-    assert unheard.look(50 * S) is None
+    assert unheard.check(50 * S) is None
     one.sequence.next_label += 1
-    assert unheard.look(100 * S) is None
+    assert unheard.check(100 * S) is None
     one.records.peer_states[1]["cookie"], one.records.peer_states[1]["newest"] = 7, 1024
     one.records.peer_states[2]["cookie"], one.records.peer_states[2]["newest"] = (
         7,
         1023,
     )  # a word of before the first op
-    assert unheard.look(109 * S) is None
-    error = unheard.look(110 * S)
+    assert unheard.check(109 * S) is None
+    error = unheard.check(110 * S)
     assert error is not None
     assert "rank 0: nothing has come from rank 2 since" in str(error)
 
@@ -47,7 +47,7 @@ def test_who_said_goodbye_or_was_heard_once_is_no_error() -> None:
     for kind in (one, job(switch=3)):
         unheard = Unheard(kind, kind.sequence, 1 * S)
         kind.sequence.next_label += 1
-        assert [unheard.look(second * S) for second in range(1, 9)] == [None] * 8
+        assert [unheard.check(second * S) for second in range(1, 9)] == [None] * 8
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_what_is_wrong_with_the_program_is_an_error(wrong: dict[str, int], text:
     known = SimpleNamespace(rank=3, store=SimpleNamespace(control=control), armed=Tagging.ON)
     path = SimpleNamespace(interface="eth0", withdrawn=False)
     watching = Watch(known, path)  # type: ignore[arg-type]
-    assert watching.look(1) is None
+    assert watching.check(1) is None
     path.withdrawn = bool(wrong.pop("withdrawn", False))
     control.update({name: [value] for name, value in wrong.items()})
-    assert f"rank 3: {text}" in str(watching.look(100 * S))
+    assert f"rank 3: {text}" in str(watching.check(100 * S))

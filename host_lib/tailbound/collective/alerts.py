@@ -69,7 +69,7 @@ class Alerts:
         #: tries at the keys in force
         self.forgeries = Forgeries()
 
-    def look(self, step: int, lateness: Mapping[int, int], pace: int, now: int) -> None:
+    def check(self, step: int, lateness: Mapping[int, int], pace: int, now: int) -> None:
         """Looks at everybody.
 
         Args:
@@ -350,7 +350,7 @@ class Unheard:
         self._first = sequence.next_label
         self._since = 0
 
-    def look(self, now: int) -> TransportError | None:
+    def check(self, now: int) -> TransportError | None:
         """The error, once patience is over; to be called now and then (``LOOK_EVERY``)."""
         if not self._left:
             return None
@@ -381,7 +381,7 @@ class Watch:
     def __init__(self, known: Known, datapath: Datapath) -> None:
         self._known, self._datapath = known, datapath
 
-    def look(self, now: int) -> TransportError | None:
+    def check(self, now: int) -> TransportError | None:
         """The error, if there is one; to be called now and then (``LOOK_EVERY``)."""
         known, control = self._known, self._known.store.control
         if self._datapath.withdrawn:

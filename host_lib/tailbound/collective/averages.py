@@ -34,7 +34,7 @@ class Averages:
         self._since: int | None = None  # the first of the last steps in a row that averaged nothing ...
         self._last = 0  # ... and the last of them
 
-    def look(self, op: Op, ops: Iterable[Op]) -> TransportError | None:
+    def check(self, op: Op, ops: Iterable[Op]) -> TransportError | None:
         """Takes an op that is over; the error with which the job ends after two steps that have averaged nothing.
 
         Args:

@@ -55,7 +55,7 @@ class Hello:
         return all(bits & WIDE and self._knows(p) for p, bits in self.heard.items())
 
     @property
-    def look(self) -> int:
+    def due(self) -> int:
         """When to call ``poll`` again; 0: there is nothing to send unless something comes."""
         return min((self._tries[p].due for p in self.heard if not self._settled(p)), default=0)
 
@@ -197,7 +197,7 @@ class _Talk:
             self._read()
         if self.hello.complete and not before:
             return
-        look = min(self.hello.look or until, until)
+        look = min(self.hello.due or until, until)
         if self._poll.poll(max(0, look - job.now()) / MS):
             self._read()
 

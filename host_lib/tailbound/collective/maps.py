@@ -128,7 +128,7 @@ class Maps:
             if now - self._wished >= _APART:
                 self._wished = now
                 lateness = self._lateness_of_all()
-                self._alerts.look(step, lateness, self._pace(), now)
+                self._alerts.check(step, lateness, self._pace(), now)
                 if job.keys is not None:
                     self._alerts.look_for_forged(step, job.keys.epoch, now)
                 self._wish(step, lateness, now)
@@ -150,7 +150,7 @@ class Maps:
             self._send(peer, message)
         if self.agreement.known != self._known:
             self._change(window)
-        look = self.agreement.look()
+        look = self.agreement.due()
         self._again = max(now + MS, look) if look else now + _IDLE
         return look
 

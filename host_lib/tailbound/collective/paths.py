@@ -153,7 +153,7 @@ class Paths:
         tries = [*(trial.tries for trial in self._open.values()), *again.values()]
         return min((each.due for each in tries), default=0)
 
-    def look(self, now: int) -> TransportError | None:
+    def check(self, now: int) -> TransportError | None:
         """The error with which the job ends, if it is to end (``alerts``)."""
         return self._error
 

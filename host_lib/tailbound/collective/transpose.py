@@ -509,7 +509,7 @@ class Transpose:
             self._tell_of_left()
         if now - self._watched >= LOOK_EVERY and self._error is None:
             self._watched = now
-            if error := next(filter(None, (watching.look(now) for watching in self._watching)), None):
+            if error := next(filter(None, (watching.check(now) for watching in self._watching)), None):
                 self._give_up(error)
         if (steps := self.standing()) != job.steps:  # seldom, and to set an attribute of a session takes a call
             job.steps = steps
@@ -530,7 +530,7 @@ class Transpose:
         looks.append(running.find(now))
         for op in list(ops.values()):
             if everything or running.has_news(op):
-                look, moved = self._look(op, now, holds=bool(holding))
+                look, moved = self._advance(op, now, holds=bool(holding))
                 looks.append(look)
                 everything |= moved  # others may stand otherwise by it
                 if moved:
@@ -562,7 +562,7 @@ class Transpose:
             self.job.counters["stops_noticed"] += 1
         self._awake = now
 
-    def _look(self, op: Op, now: int, *, holds: bool) -> tuple[int, bool]:
+    def _advance(self, op: Op, now: int, *, holds: bool) -> tuple[int, bool]:
         """Does all that there is to do for ``op``; ``holds``: somebody does, so that no clock starts.
 
         Returns:
@@ -654,7 +654,7 @@ class Transpose:
         op.second.phase = Phase.DONE
         job, outcome = self.job, op.outcome
         self._note(op, job.accounts.in_pieces)
-        outcome.error = outcome.error or self._averages.look(op, self._ops.values())
+        outcome.error = outcome.error or self._averages.check(op, self._ops.values())
         if outcome.error is not None and self._error is None:
             log.error("%s", outcome.error)
             self._error = outcome.error

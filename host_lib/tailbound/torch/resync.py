@@ -9,10 +9,10 @@ that stood still, an owner that died. A rank that has missed nothing since it wa
 | unsound | sound | the state of a sound rank, taken after one step; or a meeting in which all hold the same |
 | unsound | sound, leads | all live ranks are unsound, and this one is the lowest: a new *lineage* begins |
 
-There is one question, "what is your state" (``standing``), and one transfer, ``take_state``. Between two steps an unsound
-rank sends digests of all its slices to a sound rank that stands after the same step. It gets the slices that differ, as
-many as come within a step. It is sound when none is left. A rank that was lost, has come back, or has an optimizer of
-another form takes the whole state, with that of ``also``.
+There is one question, "what is your state" (``standing``), and one transfer, ``take_state``. Between two steps an
+unsound rank sends digests of all its slices to a sound rank that stands after the same step. It gets the slices that
+differ, as many as come within a step. It is sound when none is left. A rank that was lost, has come back, or has an
+optimizer of another form takes the whole state, with that of ``also``.
 
 Nothing is collective. A rank waits for one peer at a time, and every wait ends by itself.
 """

@@ -235,7 +235,7 @@ class Agreement:
                 proposal.again.ask(now)
         return out + self._tell(now, known)
 
-    def look(self) -> int:
+    def due(self) -> int:
         """When ``poll`` is due again; 0 if nothing is on its way."""
         looks = [telling.due for telling in self._telling.values()]
         if self._proposal is not None:

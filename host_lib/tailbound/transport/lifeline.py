@@ -94,14 +94,14 @@ class Lifelines:
         while not self._over:
             for key, _ in self._selector.select():
                 if key.data >= 0:
-                    self._look(key.data, key.fileobj)  # type: ignore[arg-type]
+                    self._check(key.data, key.fileobj)  # type: ignore[arg-type]
         with self._lock:  # farewells have been said
             for line in self._lines:
                 line.close()
         self._selector.close()
         os.close(self._wake)
 
-    def _look(self, rank: int, line: socket.socket) -> None:
+    def _check(self, rank: int, line: socket.socket) -> None:
         with self._lock:
             if line not in self._lines:
                 return  # it gave way since

@@ -211,7 +211,7 @@ class SendQueue:
             for echo in self.prober.collect(now):
                 self.pacer.observe(echo.peer, echo.rtt, echo.sent, echo.marked, now, echo.whole)
         if self._pumping:  # a callback of ours has submitted more
-            self._look(now)
+            self._pump_at(now)
             return
         self.full.clear()
         self.again = 0
@@ -253,7 +253,7 @@ class SendQueue:
                 budget = self._drain(item, budget, behind, now)
             if item.left:
                 if budget <= 0:
-                    self._look(now)
+                    self._pump_at(now)
                     return
                 for flow in item.flows:
                     if flow[NEXT] < flow[TOTAL]:
@@ -301,7 +301,7 @@ class SendQueue:
                 most = self.pacer.bursts(max(1, min(budget // cost, most)), item.stride, cost, now)
                 if not most:
                     self.held += 1
-                    self._look(self.pacer.opens)
+                    self._pump_at(self.pacer.opens)
                     return budget
                 count = batch.fill(item.flows, item.stride, channel, most)
                 if count:
@@ -336,7 +336,7 @@ class SendQueue:
             flow[SIZE], flow[ALLOWED] = size, allowed
             if again:
                 self.held += 1
-                self._look(again)
+                self._pump_at(again)
 
     def _batches(self) -> Batch:
         if self._batch is None:
@@ -411,9 +411,9 @@ class SendQueue:
             self.pacer.full(sum(map(self._sender.room_of, self.full)), now)
         else:  # a full device is full for the other sockets of the channel as well
             self._blocked.update(next(ports for ports in self._sender.ports if port in ports))
-        self._look(now + (_ROOM if number == errno.EAGAIN else _RETRY))
+        self._pump_at(now + (_ROOM if number == errno.EAGAIN else _RETRY))
 
-    def _look(self, when: int) -> None:
+    def _pump_at(self, when: int) -> None:
         self.again = min(self.again, when) if self.again else when
 
     def _expire(self, item: _Item, now: int) -> None:

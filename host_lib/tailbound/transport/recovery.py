@@ -181,7 +181,7 @@ class Flow:
         """Rows that were requested, in list order."""
         return np.sort((np.flatnonzero(self._first) + self.first) % max(1, self.rows))
 
-    def look(self, here: NDArray[np.bool_], now: int, path: Path, bounds: Bounds) -> Places:
+    def detect(self, here: NDArray[np.bool_], now: int, path: Path, bounds: Bounds) -> Places:
         """Returns the rows to request now, in the order of sending.
 
         Args:
@@ -219,7 +219,7 @@ class Flow:
         """Whether the sender is to be asked for the mark, which has not come; notes when (``mark``).
 
         Args:
-            here, now, path: as for ``look``.
+            here, now, path: as for ``detect``.
             silence: of the half.
         """
         came = int(np.count_nonzero(here))
@@ -367,7 +367,7 @@ class Recovery:
             arrived, path = here(sender), paths(sender.rank)
             if asks and not flow.ended and flow.silent(arrived, now, path, silence):
                 silent.append(sender.rank)
-            lost = flow.look(arrived, now, path, self._bounds)
+            lost = flow.detect(arrived, now, path, self._bounds)
             if not len(lost):
                 continue
             if not self._bounds.patience:
