@@ -83,7 +83,7 @@ def switch_gone() -> Iterator[int]:
 
 TIMES = {
     "hello": (hello, [0, 20, 60, 140, 300, 620, 940, 1260]),
-    "proposal": (proposal, [0, 2, 6, 14, 30, 62, 126, 254, 504, 754]),
+    "proposal": (proposal, [0, 2, 6, 14, 30, 62, 94, 126, 158, 190]),
     "told by the leader": (told(0), [0, 2, 6, 14, 30, 62, 126, 254, 504, 754]),
     "told by another": (told(1), [20, 22, 26, 34, 50, 82, 146, 274, 524, 774]),
     "row of a switch": (switch_row(due=False), [2, 7, 17, 37, 77]),

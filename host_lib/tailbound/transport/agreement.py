@@ -30,8 +30,9 @@ from tailbound.wire.schema import MAX_RANKS, serial_distance
 LEAD_STEPS = 3
 #: So many maps are remembered, and told as one chain.
 CHAIN = 4
-#: How a packet of the same purpose is sent to the same rank again.
-_AGAIN = Policy(2 * MS, 250 * MS)
+#: How a packet of the same purpose is sent to the same rank again; a proposal soon, since a rank that was stopped may
+#: be all that it waits for.
+_AGAIN, _SOON = Policy(2 * MS, 250 * MS), Policy(2 * MS, 32 * MS)
 #: Others than the leader wait so long before they tell of a map.
 _PATIENCE = 20 * MS
 
@@ -190,7 +191,7 @@ class Agreement:
     def _begin(self, owners: tuple[int, ...], turns: int, now: int) -> None:
         counter = (max(self.known, self._highest, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
         self._highest = (counter << 8 | self.rank) & 0xFFFFFFFF
-        self._proposal = _Proposal(OwnerMap(self._highest, owners, turns), Backoff(_AGAIN, now))
+        self._proposal = _Proposal(OwnerMap(self._highest, owners, turns), Backoff(_SOON, now))
 
     def receive(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
         """Takes a message of another rank; ``live``: peers that this rank takes for alive. ``agreed`` may change."""
