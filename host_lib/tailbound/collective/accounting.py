@@ -55,13 +55,13 @@ class Accounts:
         """
         job, own = self._job, op.place.placement.shares[self._job.rank]
         expected = taken = 0
-        there = int(op.own_present)
+        there, asked = int(op.own_present), op.first.asked
         for peer in job.membership.here:
             if peer in op.abstainers:
                 continue
             count = summed[peer]
             finished = job.records.contributed(peer, op.label) and peer not in op.stayed_out
-            self._close(Stage.CONTRIBUTIONS, peer, own, count, finished=finished)
+            self._close(Stage.CONTRIBUTIONS, peer, own, count, len(asked.get(peer, ())), finished=finished)
             if count or finished:
                 expected += own
                 taken += count
@@ -74,11 +74,12 @@ class Accounts:
         if found.action:
             self._say(op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
 
-    def _close(self, stage: Stage, peer: int, due: int, came: int, *, finished: bool) -> None:
+    def _close(self, stage: Stage, peer: int, due: int, came: int, again: int, *, finished: bool) -> None:
+        """``again``: rows of those that came that had to be asked for, which hide no loss here."""
         self.ledger.close(stage, peer, due, came, finished=finished)
         if not finished:
             return
-        short = self._short[stage, peer] = self._short[stage, peer] + 1 if 2 * came < due else 0
+        short = self._short[stage, peer] = self._short[stage, peer] + 1 if 2 * (came - again) < due else 0
         if short >= _COMPLAIN:
             self._complain(peer)
 
@@ -88,14 +89,14 @@ class Accounts:
         Args:
             by_owner: results present of each owner.
         """
-        job, counts = self._job, op.place.placement.shares
+        job, counts, asked = self._job, op.place.placement.shares, op.second.asked
         expected = taken = 0
         for peer in job.membership.here:
             if not counts[peer]:
                 continue
             due, count = counts[peer], by_owner[peer]
             finished = job.records.published(peer, op.label)
-            self._close(Stage.RESULTS, peer, due, count, finished=finished)
+            self._close(Stage.RESULTS, peer, due, count, len(asked.get(peer, ())), finished=finished)
             if count or finished:
                 expected += due
                 taken += count
