@@ -178,7 +178,7 @@ def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
     assert not talk.complete
     talk.receive(2, WIDE, 0)
     assert talk.complete
-    assert talk.look == 0
+    assert talk.due == 0
     assert talk.plain == set()
 
 
@@ -233,7 +233,7 @@ def test_what_comes_is_taken_between_the_tries_of_many_ranks() -> None:
         while buffer:
             yield buffer.popleft()
 
-    def take(head: np.void, body: bytes) -> Said:
+    def receive(head: np.void, body: bytes) -> Said:
         heard.append(int(head["sender"]))
         return Said(heard[-1], True, BURST | WIDE, hello.FIRST, BURST | WIDE, 0)
 
@@ -241,7 +241,7 @@ def test_what_comes_is_taken_between_the_tries_of_many_ranks() -> None:
     job = SimpleNamespace(
         rank=0, cookie=7, peers=[*range(1, ranks)], now=lambda: MS, unpack=packets.parse,
         datapath=SimpleNamespace(fds=lambda: (-1, wake), control_packets=control_packets),
-        paths=SimpleNamespace(trials=SimpleNamespace(ask=answer, take=take, refused=dict.fromkeys(range(ranks), 0))),
+        paths=SimpleNamespace(trials=SimpleNamespace(ask=answer, receive=receive, refused=dict.fromkeys(range(ranks), 0))),
     )  # fmt: skip
     talk = hello._Talk(cast(Job, job))
     talk._poll = SimpleNamespace(poll=lambda _: pytest.fail("all are heard, and it waits"))  # type: ignore[assignment]
