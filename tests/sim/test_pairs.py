@@ -222,10 +222,13 @@ class Job(World):
             same_bits(self.results[rank], self.results[self.healthy[0]], WIDTH)
 
     def may_be_missed(self, step: int) -> set[int]:
-        """The troubled ranks; and who is late, since it has waited for them until its deadline in the step before."""
+        """The troubled ranks, and those that the step before has cost time or scales.
+
+        They waited for the troubled ones until a deadline, or had no results of theirs where others did: what they send
+        by older scales is refused once.
+        """
         before = ((rank, done) for rank in self.healthy for done in self.nodes[rank].over if done.step == step - 1)
-        waited = {rank for rank, done in before if done.outcome.deadline_hits}
-        return set(self.troubles) | waited
+        return set(self.troubles) | {r for r, done in before if done.outcome.deadline_hits or done.outcome.missed}
 
     def caught_up(self) -> bool:
         """Whether all are through the step that fails, and those that are left are in step, and know who is left."""
