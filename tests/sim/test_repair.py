@@ -59,7 +59,7 @@ def test_lost_contributions_come_back_and_count_as_lost() -> None:
         seen: list[tuple[int, int]] = []
         for member in job.communicators:
             incast = member.job.flow.incast
-            incast.observe = lambda expected, lost, *_: seen.append((expected, lost))  # type: ignore[method-assign]
+            incast.update = lambda expected, lost, *_: seen.append((expected, lost))  # type: ignore[method-assign]
         troubles = lossy(job, 0.05, PacketType.CONTRIBUTION)
         for _, outcome in job.allreduce(gradients("U", ranks, NUMEL, seed=1)):
             assert outcome.delivered == outcome.expected

@@ -44,10 +44,10 @@ def watch(shares: list[dict[int, float]], window: int = 100) -> list[tuple[int |
     """What is said, window by window, of peers that lose these shares of 1000 rows each."""
     losses, said = Losses(window), []
     totals = dict.fromkeys(shares[0], (0, 0))
-    losses.observe(totals, 0)
+    losses.update(totals, 0)
     for now, one in enumerate(shares):
         totals = {peer: (totals[peer][0] + 1000, totals[peer][1] + int(1000 * share)) for peer, share in one.items()}
-        said += [(found.peer, found.turn) for found in losses.observe(totals, now)]
+        said += [(found.peer, found.turn) for found in losses.update(totals, now)]
     return said
 
 
@@ -72,10 +72,10 @@ def test_the_link_that_loses_is_named_and_cleared(
 
 def test_shares_are_those_of_the_last_window() -> None:
     losses = Losses(100)
-    losses.observe({1: (0, 0), 2: (0, 0)}, 0)
-    assert losses.observe({1: (60, 30), 2: (60, 0)}, 0) == []  # too few rows to judge
-    losses.observe({1: (1000, 100), 2: (1000, 0)}, 0)
-    (found,) = losses.observe({1: (2000, 300), 2: (2000, 10)}, 0)
+    losses.update({1: (0, 0), 2: (0, 0)}, 0)
+    assert losses.update({1: (60, 30), 2: (60, 0)}, 0) == []  # too few rows to judge
+    losses.update({1: (1000, 100), 2: (1000, 0)}, 0)
+    (found,) = losses.update({1: (2000, 300), 2: (2000, 10)}, 0)
     assert (found.peer, found.share, found.others) == (1, 0.2, 0.01)
 
 

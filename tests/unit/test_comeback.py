@@ -171,7 +171,7 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
 def test_who_comes_back_counts_as_new() -> None:
     members = Membership(4, 0)
     for op in range(3):
-        members.contribution.observe({2}, op)
+        members.contribution.absent({2}, op)
     members.bye(1, 0)
     members.heard(2, 5)
     assert (members.live, members.owners, members.dead(9)) == ([3], [2, 3], {2})
@@ -199,18 +199,18 @@ def test_rows_that_a_dead_rank_had_sent_ahead_do_not_bring_it_back() -> None:
     assert members.died(2, op_label(7, 3))
     assert members.live == [1, 3]
     for op in (op_label(7, 3), op_label(8, 0), op_label(9, 1)):
-        members.contribution.observe((), op)
+        members.contribution.absent((), op)
         assert members.live == [1, 3]
-    members.contribution.observe((), op_label(10, 0))
+    members.contribution.absent((), op_label(10, 0))
     assert members.live == [1, 2, 3]
 
 
 def test_a_suspect_that_dies_is_not_forgiven_for_what_it_sent_before() -> None:
     members = Membership(4, 0)
     for op in range(3):
-        members.contribution.observe({2}, op)
+        members.contribution.absent({2}, op)
     members.died(2, 4)
-    members.contribution.observe((), 5)
+    members.contribution.absent((), 5)
     assert members.live == [1, 3]
 
 

@@ -23,7 +23,7 @@ def learned(**settings: int) -> Deadlines:
 
 def feed(deadlines: Deadlines, count: int, size: int = BIG, **values: int | bool) -> None:
     for _ in range(count):
-        deadlines.observe(Sample(size, **({"first": 2 * MS, "transfer": 8 * MS, "results": 6 * MS} | values)))  # type: ignore[arg-type]
+        deadlines.learn(Sample(size, **({"first": 2 * MS, "transfer": 8 * MS, "results": 6 * MS} | values)))  # type: ignore[arg-type]
 
 
 def observe(deadlines: Deadlines, steps: range, size: int = BIG, places: int = 1, **values: Any) -> None:
@@ -32,7 +32,7 @@ def observe(deadlines: Deadlines, steps: range, size: int = BIG, places: int = 1
         for place in range(places):
             given = {name: value(step, place) if callable(value) else value for name, value in values.items()}
             sample = {"first": 2 * MS, "transfer": 8 * MS, "results": 30 * MS} | given
-            deadlines.observe(Sample(size, step=step, **sample))
+            deadlines.learn(Sample(size, step=step, **sample))
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=500))
@@ -254,7 +254,7 @@ def test_no_arrival_no_sample() -> None:
     """Rule: clock-5."""
     d = learned()
     for _ in range(50):
-        d.observe(Sample(BIG))
+        d.learn(Sample(BIG))
     assert d.stage_one(BIG) == d.stage_two(BIG) == 2000 * MS
 
 
@@ -311,7 +311,7 @@ def test_what_is_kept_is_what_would_be_worked_out_anew() -> None:
             lost = rng.choice((0.0, 0.3))
             sample = Sample(rng.choice(asked), ms, 2 * ms, ms, early=rng.random() < 0.5, regretted=rng.random() < 0.3,
                             lost=lost, step=step, whole=3 * ms, start=ms)  # fmt: skip
-            deadlines.observe(sample)
+            deadlines.learn(sample)
         elif what == 1:
             step += rng.randrange(2)
             deadlines.step(step, now, now + MS, last=rng.random() < 0.5, cut=rng.random() < 0.3)

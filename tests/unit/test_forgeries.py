@@ -10,14 +10,14 @@ PERIOD = 2048
 
 def test_tries_are_counted_by_epoch_and_said_once() -> None:
     seen = Forgeries()
-    assert not seen.observe(MOST, 3)
-    assert seen.observe(MOST + 1, 3)
-    assert not seen.observe(MOST + 2, 3)
+    assert not seen.count(MOST, 3)
+    assert seen.count(MOST + 1, 3)
+    assert not seen.count(MOST + 2, 3)
     assert seen.passed
-    assert not seen.observe(MOST + 5, 4)
+    assert not seen.count(MOST + 5, 4)
     assert (seen.tried, seen.passed) == (3, False)
-    assert not seen.observe(2 * MOST + 2, 4)
-    assert seen.observe(2 * MOST + 3, 4)
+    assert not seen.count(2 * MOST + 2, 4)
+    assert seen.count(2 * MOST + 3, 4)
 
 
 def test_another_key_is_asked_for_now_and_then() -> None:

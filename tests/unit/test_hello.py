@@ -241,7 +241,9 @@ def test_what_comes_is_taken_between_the_tries_of_many_ranks() -> None:
     job = SimpleNamespace(
         rank=0, cookie=7, peers=[*range(1, ranks)], now=lambda: MS, unpack=packets.parse,
         datapath=SimpleNamespace(fds=lambda: (-1, wake), control_packets=control_packets),
-        paths=SimpleNamespace(trials=SimpleNamespace(ask=answer, receive=receive, refused=dict.fromkeys(range(ranks), 0))),
+        paths=SimpleNamespace(
+            trials=SimpleNamespace(ask=answer, receive=receive, refused=dict.fromkeys(range(ranks), 0))
+        ),
     )  # fmt: skip
     talk = hello._Talk(cast(Job, job))
     talk._poll = SimpleNamespace(poll=lambda _: pytest.fail("all are heard, and it waits"))  # type: ignore[assignment]

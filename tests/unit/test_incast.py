@@ -11,7 +11,7 @@ from tailbound.transport.incast import Incast, granted
 
 def feed(incast: Incast, ops: int, loss: float, rows: int = 1000) -> None:
     for _ in range(ops):
-        incast.observe(rows, round(rows * loss))
+        incast.update(rows, round(rows * loss))
 
 
 def test_without_loss_all_may_send() -> None:
@@ -52,7 +52,7 @@ def test_an_op_is_hit_by_more_than_what_is_tolerated() -> None:
 def test_a_loss_that_is_just_tolerated_belongs_to_the_floor_however_many_ops_it_hits() -> None:
     incast = Incast(7)
     for expected, lost in [(500, 1)] * 5 + [(833, 0), (833, 0), (834, 0)]:
-        incast.observe(expected, lost)
+        incast.update(expected, lost)
     assert incast.taken == 7
     assert incast.floor == pytest.approx(0.001 * 8 / 256)
 
@@ -92,7 +92,7 @@ def test_loss_that_is_always_there_becomes_the_floor(loss: float) -> None:
     incast, rng = Incast(7), random.Random(1)
     below = 0
     for _ in range(1000):
-        incast.observe(1000, sum(rng.random() < loss for _ in range(1000)))
+        incast.update(1000, sum(rng.random() < loss for _ in range(1000)))
         below += incast.taken < 7
     assert incast.floor == pytest.approx(loss, rel=0.4)
     assert incast.taken == 7

@@ -16,8 +16,8 @@ def membership() -> Membership:
 
 def miss(who: Membership, rank: int, times: int, *, step: int = 5, in_step: bool = True) -> None:
     for op in range(times):
-        who.observe(who.contribution, {rank}, op, in_step=in_step, step=step)
-        who.observe(who.result, {rank}, op, in_step=in_step, step=step)
+        who.absent(who.contribution, {rank}, op, in_step=in_step, step=step)
+        who.absent(who.result, {rank}, op, in_step=in_step, step=step)
 
 
 def test_who_has_not_said_goodbye_is_here_suspect_or_not() -> None:
@@ -42,7 +42,7 @@ def test_what_a_rank_sent_before_it_died_does_not_clear_it() -> None:
     who = membership()
     who.contribution.accuse(3, 7)
     for op, suspects in ((5, {3}), (6, {3}), (7, set())):
-        who.observe(who.contribution, set(), op, in_step=True, step=0)
+        who.absent(who.contribution, set(), op, in_step=True, step=0)
         assert who.suspects == suspects
 
 
@@ -72,7 +72,7 @@ def test_who_is_suspect_in_one_half_and_silent_for_two_steps_is_dead(
     who.heard(3, 5)
     for op in range(3):
         assert who.dead(9) == set()
-        who.observe(getattr(who, half), {3}, op, in_step=True, step=5)
+        who.absent(getattr(who, half), {3}, op, in_step=True, step=5)
     assert (who.live, who.owners) == (live, owners)
     assert who.dead(6) == set()
     assert who.dead(7) == {3}

@@ -22,7 +22,7 @@ class Steady(Path):
 
     def take(self, rtt: int, sent: int = 0, marked: float = 0.0) -> float:
         self._now += self._step
-        self.observe(rtt, sent, marked, self._now)
+        self.echoed(rtt, sent, marked, self._now)
         return self.rate
 
 
@@ -45,7 +45,7 @@ def test_what_has_drained_took_the_whole_round_trip() -> None:
     """What waited in this host's own queues is among what left: over the shorter time it was too much."""
     path = Path(L, L.speed)
     for i in range(L.sure):
-        path.observe(20 * MS, 1 << 24, 0.0, i * 50 * MS, whole=40 * MS)
+        path.echoed(20 * MS, 1 << 24, 0.0, i * 50 * MS, whole=40 * MS)
     assert path.rate == pytest.approx((1 << 24) / 0.040)
 
 
@@ -105,7 +105,7 @@ def test_the_bucket_holds_one_quantum() -> None:
     pacer = Pacer([1, 2])
     assert pacer.room(1, 1000, 5) == (1 << 30, 0)
     for _ in range(3):
-        pacer.observe(1, 10 * MS, 2_000_000, 0.0, 0)  # 2e8 bytes a second
+        pacer.echoed(1, 10 * MS, 2_000_000, 0.0, 0)  # 2e8 bytes a second
     assert pacer.limited == {1}
     assert pacer.burst(1, 1000, 44) == 44
     assert pacer.burst(1, 20_000, 44) == 5
@@ -210,10 +210,10 @@ def test_a_fast_link_whose_packets_are_all_marked_slows_down(speed: float, peers
     """It stayed at 3125 MB/s: the first limit was below the least that marks leave."""
     pacer = Pacer(range(1, peers + 1), speed=speed)
     for i in range(300):
-        pacer.observe(1, 20 * MS, 192 << 10, 1.0, i * 20 * MS)
+        pacer.echoed(1, 20 * MS, 192 << 10, 1.0, i * 20 * MS)
     timed = Pacer(range(1, peers + 1), speed=speed)
     for i in range(300):
-        timed.observe(1, 20 * MS, 192 << 10, 0.0, i * 20 * MS)
+        timed.echoed(1, 20 * MS, 192 << 10, 0.0, i * 20 * MS)
     assert pacer.limited == timed.limited == {1}
     assert pacer.rate(1) == timed.rate(1) <= 2e6  # marks do not switch round trips off
 
@@ -227,7 +227,7 @@ def test_three_long_round_trips_make_a_first_limit_though_a_mark_came_before() -
 def test_a_limit_stays_when_the_link_is_taken_to_be_slower() -> None:
     pacer = Pacer([1, 2], speed=3.125e9)
     for i in range(3):
-        pacer.observe(1, 10 * MS, 3_000_000, 0.0, i)
+        pacer.echoed(1, 10 * MS, 3_000_000, 0.0, i)
     pacer.follow(1e8)
     assert (pacer.limited, pacer.rate(1), pacer.rate(2)) == ({1}, 1e8, 1e8)
     pacer.follow(3.125e9)
@@ -246,7 +246,7 @@ def test_where_nobody_knows_the_speed_a_grant_is_a_part_of_what_drained() -> Non
     pacer = Pacer([1, 2, 3], L)
     pacer.grant(1, 1 / 3)
     assert pacer.rate(1) == L.first / 3  # a third of 20 Gbit/s said nothing
-    pacer.observe(1, 5 * MS, 3_000_000, 0.0, 0)
+    pacer.echoed(1, 5 * MS, 3_000_000, 0.0, 0)
     assert pacer.rate(1) == 6e8 / 3
     pacer.follow(9e7)
     assert pacer.rate(1) == 3e7
@@ -255,7 +255,7 @@ def test_where_nobody_knows_the_speed_a_grant_is_a_part_of_what_drained() -> Non
 def test_a_rate_without_echoes_rises_again() -> None:
     pacer, now = Pacer([1, 2], speed=SPEED), 0
     for i in range(50):
-        pacer.observe(1, 50 * MS, 1 << 16, 1.0, i)
+        pacer.echoed(1, 50 * MS, 1 << 16, 1.0, i)
     low = pacer.rate(1)
     for lost in range(1, 8):
         pacer.unheard(1, lost, lost * 100 * MS)
@@ -270,7 +270,7 @@ def test_ranks_that_are_gone_have_no_share() -> None:
     pacer = Pacer([1, 2, 3, 4], speed=SPEED)
     pacer.among(2)
     for i in range(50):
-        pacer.observe(1, MS, 1 << 16, 1.0, i)
+        pacer.echoed(1, MS, 1 << 16, 1.0, i)
     assert pacer.rate(1) == SPEED / 2 / 2
 
 

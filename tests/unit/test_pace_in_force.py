@@ -78,19 +78,19 @@ def test_a_grant_ends_with_the_rank_that_gave_it(bound: UdpSocket) -> None:
 
 def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
     flow, seen = live(traffic(bound, 1.25e8), 1, 2), []
-    flow.incast.observe = lambda *counts: seen.append(counts)  # type: ignore[method-assign]
+    flow.incast.update = lambda *counts: seen.append(counts)  # type: ignore[method-assign]
     flow._job.records = SimpleNamespace(all_contributed=lambda ranks, _: ranks)  # type: ignore[assignment]
     flow._job.advertise = lambda **_: None  # type: ignore[method-assign]
     flow._job.repairs = SimpleNamespace(warming=lambda _: False)  # type: ignore[attr-defined]
     placement = SimpleNamespace(shares=[10, 20, 30])
     op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1, key=())
     op.first = SimpleNamespace(asked={})
-    flow.observe(op, [0, 10, 10])
+    flow.count_sealed(op, [0, 10, 10])
     op.cold = False
-    flow.observe(op, [0, 10, 9])
+    flow.count_sealed(op, [0, 10, 9])
     op.first.asked = {1: range(4)}
-    flow.observe(op, [0, 10, 10])  # all are in, four of them by repair
-    flow.observe(op, [0, 0, 10])  # nothing of rank 1 came: no queue loses all of a sender's rows
+    flow.count_sealed(op, [0, 10, 10])  # all are in, four of them by repair
+    flow.count_sealed(op, [0, 0, 10])  # nothing of rank 1 came: no queue loses all of a sender's rows
     assert seen == [(20, 1), (20, 4), (20, 0)]
 
 

@@ -16,7 +16,7 @@ def observe(
     shares: Shares, lateness: dict[int, int] | None = None, absent: tuple[int, ...] = (), pace: int = 20
 ) -> tuple[int, ...]:
     """One observation, in ms."""
-    return shares.observe({r: ms * MS for r, ms in (lateness or {}).items()}, absent, pace * MS)
+    return shares.update({r: ms * MS for r, ms in (lateness or {}).items()}, absent, pace * MS)
 
 
 def steps_until(shares: Shares, wanted: tuple[int, ...], lateness: dict[int, int] | None = None, **more: int) -> int:
@@ -30,7 +30,7 @@ def steps_until(shares: Shares, wanted: tuple[int, ...], lateness: dict[int, int
 def lateness_of(launches: list[int], rank: int) -> int:
     late = Lateness()
     for _ in range(16):
-        late.observe(launches[rank], [t for r, t in enumerate(launches) if r != rank])
+        late.add(launches[rank], [t for r, t in enumerate(launches) if r != rank])
     return late.value
 
 
@@ -54,8 +54,8 @@ def test_the_late_ones_see_themselves_and_nobody_else(launches: list[int], late:
 def test_lateness_needs_half_a_window(ops: int, value: int) -> None:
     late = Lateness()
     for _ in range(ops):
-        late.observe(10, [0, 0])
-    late.observe(5, [])  # nobody else was there
+        late.add(10, [0, 0])
+    late.add(5, [])  # nobody else was there
     assert late.value == value
 
 
@@ -63,10 +63,10 @@ def test_lateness_needs_half_a_window(ops: int, value: int) -> None:
 def test_who_is_in_time_in_three_of_sixteen_ops_is_not_late(in_time: int, value: int) -> None:
     late = Lateness()
     for op in range(16):
-        late.observe(0 if op < in_time else 10 if op < 12 else 900, [0, 0])
+        late.add(0 if op < in_time else 10 if op < 12 else 900, [0, 0])
     assert late.value == value
     for _ in range(3):
-        late.observe(0, [7])
+        late.add(0, [7])
     assert late.value == 0
 
 

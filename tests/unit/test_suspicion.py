@@ -10,30 +10,30 @@ from tailbound.transport.membership import Suspicion
 
 def test_three_misses_running() -> None:
     suspicion = Suspicion(4, 0, 3)
-    assert suspicion.observe({3}, 10) == set()
-    assert suspicion.observe({3}, 11) == set()
+    assert suspicion.absent({3}, 10) == set()
+    assert suspicion.absent({3}, 11) == set()
     assert suspicion.suspects == frozenset()
-    assert suspicion.observe({3}, 12) == {3}
+    assert suspicion.absent({3}, 12) == {3}
     assert suspicion.suspects == {3}
     assert suspicion.first_missed(3) == 10
-    assert suspicion.observe({3}, 13) == set()  # said once
+    assert suspicion.absent({3}, 13) == set()  # said once
 
 
 def test_any_row_clears() -> None:
     suspicion = Suspicion(4, 0, 1)
-    suspicion.observe({1})
+    suspicion.absent({1})
     suspicion.clear(2)
     assert suspicion.suspects == {1}
     suspicion.clear(1)
     assert suspicion.suspects == frozenset()
-    suspicion.observe({1})
-    suspicion.observe(set())
+    suspicion.absent({1})
+    suspicion.absent(set())
     assert suspicion.suspects == frozenset()
 
 
 def test_when_more_than_half_are_suspect_nobody_is_until_one_is_cleared() -> None:
     suspicion = Suspicion(4, 0, 1)
-    suspicion.observe({1, 2, 3})
+    suspicion.absent({1, 2, 3})
     assert suspicion.suspects == frozenset()
     suspicion.clear(1)
     assert suspicion.suspects == {2, 3}
@@ -47,7 +47,7 @@ def test_when_more_than_half_are_suspect_nobody_is_until_one_is_cleared() -> Non
 def test_suspects_are_those_absent_from_the_last_stages(ranks: int, after: int, stages: list[set[int]]) -> None:
     suspicion = Suspicion(ranks, 0, after)
     for op, absent in enumerate(stages):
-        suspicion.observe(absent, op)
+        suspicion.absent(absent, op)
     last = stages[-after:]
     missing = set.intersection(*last) if len(last) == after else set()
     expected = {rank for rank in missing if 0 < rank < ranks}

@@ -78,16 +78,16 @@ def test_the_datapath_switch_needs_to_know_its_switch(monkeypatch: pytest.Monkey
 
 def test_a_silent_switch_is_left_and_tried_again_ever_more_seldom() -> None:
     fallback, now = Fallback(after=3), 0
-    assert fallback.observe(2, True, now)
-    assert not fallback.observe(3, True, now)
+    assert fallback.update(2, True, now)
+    assert not fallback.update(3, True, now)
     rests = []
     for _ in range(9):
         left = now
-        while not fallback.observe(3, False, now):
+        while not fallback.update(3, False, now):
             now += 100 * MS
         rests.append(now - left)
-        assert fallback.observe(5, True, now)  # silent from before: does not count twice
-        assert not fallback.observe(6, True, now)
+        assert fallback.update(5, True, now)  # silent from before: does not count twice
+        assert not fallback.update(6, True, now)
     assert rests[0] == RESTS.first
     assert rests[1] == 2 * RESTS.first
     assert rests[-1] == RESTS.most
@@ -95,8 +95,8 @@ def test_a_silent_switch_is_left_and_tried_again_ever_more_seldom() -> None:
 
 def test_a_switch_that_went_on_for_long_is_trusted_again() -> None:
     fallback = Fallback(after=3)
-    fallback.observe(3, True, 0)
-    assert fallback.observe(3, False, RESTS.first)
-    fallback.observe(0, True, 10 * RESTS.first)
-    assert not fallback.observe(3, True, 20 * RESTS.first)
-    assert fallback.observe(3, False, 21 * RESTS.first)
+    fallback.update(3, True, 0)
+    assert fallback.update(3, False, RESTS.first)
+    fallback.update(0, True, 10 * RESTS.first)
+    assert not fallback.update(3, True, 20 * RESTS.first)
+    assert fallback.update(3, False, 21 * RESTS.first)

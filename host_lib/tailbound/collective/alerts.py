@@ -98,7 +98,7 @@ class Alerts:
         if now >= self._lost + _LOOK_AT_LOSSES:
             self._look_at_the_lock(step, now - self._lost, now)
             self._lost = now
-            for loss in self._losses.observe(self._totals(), now):
+            for loss in self._losses.update(self._totals(), now):
                 self._say_loss(loss, step, now)
 
     def _time(self, step: int, now: int) -> None:
@@ -133,7 +133,7 @@ class Alerts:
         """Each forged packet is a try at a key: says that there are some, ever more rarely, and when it is too many."""
         count = int(self._known.records.verdicts([UNKNOWN_SENDER])[0, Verdict.FORGED])
         tries = self.forgeries
-        if tries.observe(count, epoch):
+        if tries.count(count, epoch):
             text = (
                 f"{tries.tried} packets without a right tag came while one key was in force (step {step}), more than "
                 f"{MOST}: somebody may be trying keys. The next key is asked for before its time; find out who sends "
@@ -244,7 +244,7 @@ class Losses:
         self._shares: dict[int, float] = {}
         self._episodes = Episodes(begin=2, end=2)
 
-    def observe(self, totals: Mapping[int, tuple[int, int]], now: int) -> list[Loss]:
+    def update(self, totals: Mapping[int, tuple[int, int]], now: int) -> list[Loss]:
         """Takes by peer (rows expected, rows lost on the way) since the start of the job."""
         fresh = []
         for peer, (expected, lost) in totals.items():

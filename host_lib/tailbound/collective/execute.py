@@ -155,7 +155,7 @@ def _account(job: Job, view: View) -> list[int]:
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
     suspect(job, op, absent, ("contributions",), "sent no contribution for", "no longer waiting for it")
-    job.flow.observe(op, summed)
+    job.flow.count_sealed(op, summed)
     job.publish_live()
     return summed
 

@@ -134,7 +134,7 @@ class FlowControl:
             marks.told = op.label
         return marks.told
 
-    def observe(self, op: Op, summed: Sequence[int]) -> None:
+    def count_sealed(self, op: Op, summed: Sequence[int]) -> None:
         """Feeds the incast control with one sealed op: rows that senders who are through with it lost (clock-24).
 
         What repair has brought was lost all the same.
@@ -152,7 +152,7 @@ class FlowControl:
             ]
         )
         self.incast.follow(len(job.membership.live))
-        self.incast.observe(own * len(through), lost)
+        self.incast.update(own * len(through), lost)
         job.advertise(incast=self.incast.advertised)
 
     @property

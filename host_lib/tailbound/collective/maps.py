@@ -94,7 +94,7 @@ class Maps:
             self.agreement.receive(message, sender, self._alive(), job.now())
         self._again = 0
 
-    def observe(self, op: Op) -> None:
+    def learn(self, op: Op) -> None:
         """Learns own lateness from an op that is over."""
         job, launch = self._job, op.launch
         now = job.now()
@@ -110,7 +110,7 @@ class Maps:
         heard, came = record["heard"].tolist(), job.store.arrivals[first : first + job.ranks]["first_us"].tolist()
         here = [p for p in job.membership.live if came[p] and heard[p >> 6] >> (p & 63) & 1]
         began = [opened + 1000 * (came[p] - 1) for p in here]
-        self._lateness.observe(launch.launched, began)
+        self._lateness.add(launch.launched, began)
         job.advertise(lateness=min(0xFFFF, self._lateness.value // _TIME_UNIT))
         self._paces.append(job.now() - max(launch.launched, op.start))
 
@@ -171,9 +171,9 @@ class Maps:
         owners = wanted.owners if job.switch is None else self._ranks
         if job.config.share_rows:
             absent = job.membership.suspects | job.membership.gone | job.membership.dead(step)
-            owners = self.shares.observe(lateness, absent, self._pace())
+            owners = self.shares.update(lateness, absent, self._pace())
         if job.switch is not None:
-            switched = self.fallback.observe(job.silent_ops, job.switched(self._in_force), now)
+            switched = self.fallback.update(job.silent_ops, job.switched(self._in_force), now)
             owners = job.owners(owners, switched=switched)
         alive = self._alive()
         if min(alive, default=job.rank) >= job.rank:

@@ -58,7 +58,7 @@ def suspect(job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], wha
     halves = {"contributions": membership.contribution, "results": membership.result}
     new: set[int] = set()
     for one in stages:
-        new |= membership.observe(halves[one], absent, op.label, in_step=in_step, step=op.place.step)
+        new |= membership.absent(halves[one], absent, op.label, in_step=in_step, step=op.place.step)
     for rank in sorted(new):
         job.events.emit(
             "suspect",
@@ -192,7 +192,7 @@ def settle(job: Speaker) -> None:
         one = pending.popleft()
         record = job.records.of(one.label)
         if record is not None:
-            job.deadlines.observe((_of_switch if one.switched else _of_peers)(job, one, record))
+            job.deadlines.learn((_of_switch if one.switched else _of_peers)(job, one, record))
     rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.membership.live, *range(job.ranks, job.world))]
     if any(rtts):
         job.deadlines.round_trip(min(max(rtts), 5 * MS))

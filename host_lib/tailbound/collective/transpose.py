@@ -660,7 +660,7 @@ class Transpose:
             self._error = outcome.error
         outcome.nanoseconds = job.now() - launch.launched
         job.overtime.ended()
-        for entry in (job.accounts.delivered, self.maps.observe):
+        for entry in (job.accounts.delivered, self.maps.learn):
             self._note(op, entry)
         try:
             launch.done(outcome)

@@ -82,6 +82,6 @@ class AnswerTime:
         """Until an answer has come, the least."""
         return min(self._most, max(self._least, int(2 * self._usual)))
 
-    def observe(self, took: int) -> None:
+    def add(self, took: int) -> None:
         """An answer came ``took`` after it was asked for."""
         self._usual += (took - self._usual) / 8

@@ -183,7 +183,7 @@ class Deadlines:
 
     # -- learning -------------------------------------------------------------------------------------------------
 
-    def observe(self, sample: Sample) -> None:
+    def learn(self, sample: Sample) -> None:
         """Takes an op that is settled; only while this rank is in step (clock-5)."""
         size = self._sizes.setdefault(sample.flow_bytes.bit_length(), _Size())
         size.ops += 1

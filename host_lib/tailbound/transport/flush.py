@@ -163,7 +163,7 @@ class Retry:
         here[missing] = False
         answered = np.flatnonzero(here & (self._times == 1))
         if len(answered):
-            self._patience.observe(now - int(np.median(self._sent_at[answered])))
+            self._patience.add(now - int(np.median(self._sent_at[answered])))
             self._times[answered] = REPEATS  # counted once
         return missing
 

@@ -30,7 +30,7 @@ class Forgeries:
         self._epoch = self._before = self._all = 0
         self._due = 0
 
-    def observe(self, forged: int, epoch: int) -> bool:
+    def count(self, forged: int, epoch: int) -> bool:
         """Takes the number of packets without a right tag so far; whether the bound has been passed by that.
 
         Args:

@@ -61,7 +61,7 @@ class Incast:
             self.taken = float(senders) if self.taken >= self.senders else min(self.taken, float(senders))
             self.senders = senders
 
-    def observe(self, expected: int, lost: int) -> None:
+    def update(self, expected: int, lost: int) -> None:
         """One op.
 
         Args:

@@ -54,7 +54,7 @@ class Suspicion:
             if step_distance(step, step_of(label)) > OLD:
                 self._first_missed[rank] = op_label(step - OLD & STEP_MASK, 0)
 
-    def observe(self, absent: Iterable[int], op: int = 0) -> set[int]:
+    def absent(self, absent: Iterable[int], op: int = 0) -> set[int]:
         """Takes the ranks absent from one stage of ``op``, in which everybody else was present.
 
         Returns:
@@ -232,7 +232,7 @@ class Membership:
         """This process did not run for a while: it suspects nobody in ``step`` (clock-14)."""
         self._blind_step = step
 
-    def observe(self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
+    def absent(self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
         """Takes the ranks of which nothing came in one half of an op; returns new suspects (clock-14)."""
         if not in_step:
             return set()
@@ -240,7 +240,7 @@ class Membership:
             if step_distance(step, self._blind_step) <= 0:
                 return set()
             self._blind_step = None
-        return half.observe(absent, op)
+        return half.absent(absent, op)
 
     def hold(self, rank: int, now: int, *, again: bool = False) -> None:
         """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16).

@@ -157,7 +157,7 @@ class Path:
         self.rate = speed if self.free else min(self.rate, speed)
         self.speed, self.known = speed, known
 
-    def observe(self, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
+    def echoed(self, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
         """Takes one echo.
 
         Args:
@@ -300,9 +300,9 @@ class Pacer:
         #: ranks that may not be sent to as fast as the link is; empty as a rule
         self.limited: set[int] = set()
 
-    def observe(self, rank: int, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
-        """An echo of ``rank``; see ``Path.observe``."""
-        self.paths[rank].observe(rtt, sent, marked, now, whole)
+    def echoed(self, rank: int, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
+        """An echo of ``rank``; see ``Path.echoed``."""
+        self.paths[rank].echoed(rtt, sent, marked, now, whole)
         self._note(rank)
 
     def grant(self, rank: int, share: float) -> None:

@@ -209,7 +209,7 @@ class SendQueue:
         """Sends what may leave now."""
         if self.prober is not None and self.prober.waits:
             for echo in self.prober.collect(now):
-                self.pacer.observe(echo.peer, echo.rtt, echo.sent, echo.marked, now, echo.whole)
+                self.pacer.echoed(echo.peer, echo.rtt, echo.sent, echo.marked, now, echo.whole)
         if self._pumping:  # a callback of ours has submitted more
             self._pump_at(now)
             return

@@ -42,7 +42,7 @@ class Lateness:
     def __init__(self) -> None:
         self._samples: deque[int] = deque(maxlen=_LATENESSES)
 
-    def observe(self, launched: int, arrivals: Collection[int]) -> None:
+    def add(self, launched: int, arrivals: Collection[int]) -> None:
         """Takes the own launch and the first arrivals of live peers in one op, in ns of one clock."""
         if arrivals:
             self._samples.append(launched - statistics.median_high(arrivals))
@@ -90,7 +90,7 @@ class Shares:
         self._least = min(least, ranks)
         self.owners: tuple[int, ...] = tuple(range(ranks))
 
-    def observe(self, lateness: Mapping[int, int], absent: Collection[int], pace: int) -> tuple[int, ...]:
+    def update(self, lateness: Mapping[int, int], absent: Collection[int], pace: int) -> tuple[int, ...]:
         """Takes one observation; returns the owners that the next map should have.
 
         Args:

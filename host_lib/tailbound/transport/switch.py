@@ -99,7 +99,7 @@ class Fallback:
         self._tried: int | None = None  # when rows went there again
         self._before = 0
 
-    def observe(self, silent_ops: int, switched: bool, now: int) -> bool:
+    def update(self, silent_ops: int, switched: bool, now: int) -> bool:
         """Takes the silent ops running, and whether the map in force names the switch.
 
         Returns:
