@@ -104,8 +104,8 @@ def gaussian(numel: int, seed: int = 0, size: float = 1.0) -> NDArray[np.float32
 
 def begun(by: Any, x: Any, shape: Shape, coding: Coding) -> None:
     """A device has done what comes before coding; on the host there is nothing."""
-    if hasattr(by, "begin"):
-        by.begin(x, shape, coding)
+    if hasattr(by, "prepare"):
+        by.prepare(x, shape, coding)
         settle(by, coding)
 
 

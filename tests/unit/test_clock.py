@@ -41,7 +41,7 @@ def test_a_deadline_without_progress_is_kept() -> None:
     clock = Extension()
     assert not clock.expired(10**12, 0, 1)  # not begun
     assert clock.next_look(5) == 0
-    clock.begin(1000, 100, 500)
+    clock.start(1000, 100, 500)
     assert not clock.expired(1050, 7, 1)
     assert clock.next_look(1050) == 1090  # to see whether rows come in the last tenth
     assert not clock.expired(1090, 7, 1)
@@ -52,14 +52,14 @@ def test_a_deadline_without_progress_is_kept() -> None:
 def test_the_last_tenth_counts_from_the_first_look_in_it() -> None:
     """Rule: clock-7c."""
     clock = Extension()
-    clock.begin(1000, 100, 500)
+    clock.start(1000, 100, 500)
     assert clock.next_look(1089) == 1090
     assert clock.next_look(1090) == 1100
     assert not clock.expired(1090, 0, 1)
     assert not clock.expired(1095, 5, 1)
     assert not clock.expired(1100, 5, 1)
     other = Extension()
-    other.begin(1000, 100, 500)
+    other.start(1000, 100, 500)
     assert not other.expired(1050, 1, 1)  # too early to count
     assert not other.expired(1090, 5, 1)
     assert other.expired(1100, 5, 1)
@@ -74,13 +74,13 @@ def test_waiting_on_is_weighed_by_whether_rows_came_at_all() -> None:
         return len(asked) < 3
 
     clock = Extension()
-    clock.begin(1000, 100, 500)
+    clock.start(1000, 100, 500)
     clock.expired(1090, 0, 9, worth=worth)
     assert not clock.expired(1100, 3, 6, worth=worth)
     assert not clock.expired(1110, 3, 6, worth=worth)
     assert clock.expired(1120, 3, 6, worth=worth)
     unseen = Extension()
-    unseen.begin(1000, 100, 500)
+    unseen.start(1000, 100, 500)
     assert unseen.expired(1100, 3, 6, worth=worth)
     assert asked == [True, False, False, False]
 
@@ -88,15 +88,15 @@ def test_waiting_on_is_weighed_by_whether_rows_came_at_all() -> None:
 def test_begin_counts_once() -> None:
     clock = Extension()
     assert clock.due == clock.promised == clock.length == clock.limit == 0  # not yet
-    clock.begin(1000, 100, 500)
-    clock.begin(2000, 300, 500)
+    clock.start(1000, 100, 500)
+    clock.start(2000, 300, 500)
     assert (clock.due, clock.limit) == (1100, 1500)
 
 
 def test_a_deadline_moves_on_by_a_tenth_while_rows_come() -> None:
     """Rule: clock-7c."""
     clock = Extension()
-    clock.begin(1000, 100, 500)
+    clock.start(1000, 100, 500)
     clock.expired(1090, 1, 1)
     assert not clock.expired(1100, 2, 1)
     assert clock.due == 1110

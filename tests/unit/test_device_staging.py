@@ -80,7 +80,7 @@ def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None
     coding, out = Coding(SEED, RANK, CAP), Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
     scales = Scales(exponents, out.need, out.shift)
-    ready = coder.begin(x, shape, coding)
+    ready = coder.prepare(x, shape, coding)
     assert not ready()
     with pytest.raises(RuntimeError, match="before a device is through"):
         coder.measure(x, shape, coding, out.need, SCRATCH)

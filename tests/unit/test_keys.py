@@ -163,7 +163,7 @@ def test_every_job_has_secrets_of_its_own() -> None:
 def ring(at: int = 0) -> tuple[KeyRing, list[int]]:
     made, installed = KeyRing(MASTER, 7, 64, at, PERIOD), list[int]()
     made.install = lambda epoch, key: installed.append(epoch)
-    made.begin()
+    made.activate()
     return made, installed
 
 
@@ -240,11 +240,11 @@ def test_repeated_and_last_words(words: list[tuple[int, dict[str, bool], Word]])
 def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None:
     taken = Stamps()
     assert taken.accept(1, 10, again=True), "recorded, and sent to the new process before it knows better"
-    assert taken.begin(1, 20)
+    assert taken.reset(1, 20)
     for stamp in (10, 15, 20):
         assert taken.accept(1, stamp, again=True) == Word.OLD
     assert taken.accept(1, 21)
-    assert not taken.begin(1, 20), "it has said something since"
+    assert not taken.reset(1, 20), "it has said something since"
 
 
 def test_settings_that_cannot_be() -> None:

@@ -70,7 +70,7 @@ def test_verdicts_count_from_the_begin_of_the_job() -> None:
     one = known()
     ledger = one.store.ledger["verdict"]
     ledger[2, Verdict.ADDED], ledger[UNKNOWN_SENDER, Verdict.NOT_LINEAR] = 5, 3
-    one.records.begin()
+    one.records.reset()
     ledger[2, Verdict.ADDED] += np.uint64(2)
     ledger[UNKNOWN_SENDER, Verdict.NOT_LINEAR] += np.uint64(1)
     assert one.records.verdicts()[2, Verdict.ADDED] == 2

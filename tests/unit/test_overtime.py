@@ -10,7 +10,7 @@ MS, S = 1_000_000, 1_000_000_000
 
 def deadline(due: int, length: int = 40 * MS) -> Extension:
     clock = Extension()
-    clock.begin(due - length, length, 2 * S)
+    clock.start(due - length, length, 2 * S)
     return clock
 
 

@@ -48,7 +48,7 @@ class Half:
 
 def clocks(due: int = 100 * MS) -> tuple[Extension, Quiet]:
     clock = Extension()
-    clock.begin(due - 50 * MS, 50 * MS, 500 * MS)
+    clock.start(due - 50 * MS, 50 * MS, 500 * MS)
     return clock, Quiet()
 
 
@@ -102,7 +102,7 @@ def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
 def test_a_deadline_in_the_first_nanosecond_of_the_clock_is_one() -> None:
     """Rule: clock-13."""
     clock = Extension()
-    clock.begin(0, 1, 500)
+    clock.start(0, 1, 500)
     assert decide(Half(), clock, Quiet(), 2, MS, 2, None) == Decision("deadline", 0)
 
 
@@ -145,7 +145,7 @@ def test_who_lives_is_waited_for_as_long_as_there_is_time_saved_up() -> None:
     overtime = Overtime(95 * MS)
     overtime = Overtime(95 * MS)
     spent = Extension()
-    spent.begin(1, 19 * MS, 500 * MS)
+    spent.start(1, 19 * MS, 500 * MS)
     overtime.charge(spent, 20 * MS + 2 * FIRST)  # far more was waited than was saved up
     assert until(Half(), overtime, words=True) == 100 * MS
 

@@ -422,7 +422,7 @@ def test_after_a_hold_deadlines_start_anew(op: Op, switched: bool, sealed: bool)
     op.switched, op.start = switched, 10 * MS
     op.first.phase = Phase.DONE if sealed else Phase.OPEN
     for half in (op.first, op.second):
-        half.clock.begin(op.start, D1, STAGE_MAX)
+        half.clock.start(op.start, D1, STAGE_MAX)
     stand_still(op, 700 * MS)
     assert op.start == (10 * MS if sealed else 0)
     assert (op.first.clock.due == 0) == (switched or not sealed)
@@ -471,8 +471,8 @@ def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_ar
 def test_marks_of_the_present_half_are_asked_for_before_its_deadline(op: Op, published: bool) -> None:
     """Of who leaves one open. Rule: clock-30."""
     op.sending, op.first.phase = Sending.OVER, Phase.DONE if published else Phase.OPEN
-    (op.second if published else op.first).clock.begin(10 * MS, 10 * MS, STAGE_MAX)
-    (op.first if published else op.second).clock.begin(MS, 2 * MS, STAGE_MAX)
+    (op.second if published else op.first).clock.start(10 * MS, 10 * MS, STAGE_MAX)
+    (op.first if published else op.second).clock.start(MS, 2 * MS, STAGE_MAX)
     told, now = Told(op, record=record(op)), 5 * MS
     (told.published_by if published else told.contributed_by).add(1)
     op.buffers.source[:] = MISSING

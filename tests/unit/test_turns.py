@@ -85,7 +85,7 @@ def test_iterations_that_leave_steps_out_now_and_then_are_no_accumulation(patter
     from tailbound.torch.turns import Turns
 
     optimizer, turns = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1), Turns()
-    turns.begin()
+    turns.start()
     for step in pattern:
         if step == "1":
             turns.passed()

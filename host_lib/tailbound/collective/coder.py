@@ -42,7 +42,7 @@ class Coder(Protocol):
     def warm_up(self, x: Values, out: Values, shape: Shape, coding: Coding) -> None:
         """Compiles what such an op takes, which may last seconds; in the thread that launches it."""
 
-    def begin(self, x: Values, shape: Shape, coding: Coding) -> Callable[[], bool]:
+    def prepare(self, x: Values, shape: Shape, coding: Coding) -> Callable[[], bool]:
         """Gives the device what it has to do before ``measure`` and ``encode``.
 
         Returns:
@@ -118,7 +118,7 @@ class HostCoder:
         """The compiled passes are warm before the first op (``collective.warmup``)."""
 
     @staticmethod
-    def begin(x: Values, shape: Shape, coding: Coding) -> Callable[[], bool]:
+    def prepare(x: Values, shape: Shape, coding: Coding) -> Callable[[], bool]:
         """There is nothing to wait for."""
         return lambda: True
 

@@ -22,14 +22,14 @@ from tailbound.wire.schema import EXPONENT_NONE, op_slot
 from tailbound.wire.tag import NO_KEY
 
 
-def begin(job: Job, op: Op) -> None:
+def prepare(job: Job, op: Op) -> None:
     """Queues on a device what comes before measuring and coding, ahead of the op's turn to send; once."""
     launch = op.launch
     if launch is None or not launch.coder.ahead or op.begun or op.silent or op.encoded:
         return
     _prepared(op)
     op.begun = job.now()
-    op.ready = launch.coder.begin(launch.data, op.place.layout.shape, coding_of(job, op))
+    op.ready = launch.coder.prepare(launch.data, op.place.layout.shape, coding_of(job, op))
 
 
 def abstain(job: Job, op: Op, action: Abstain) -> None:

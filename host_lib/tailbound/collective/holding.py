@@ -49,7 +49,7 @@ class Holding:
         peers = [job.sender.peers[rank] for rank in job.peers]
         self._heartbeat = Heartbeat(job.sender.sockets[0], peers, HEADER_BYTES, HOLD_EVERY)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """This rank is between steps from now on."""
         self._ends = 0
         self._say(self._job.now())

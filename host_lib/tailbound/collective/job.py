@@ -57,7 +57,7 @@ class Job(Speaker):
         first = self.sequence.next_label
         self.datapath.reset(first)
         if self.keys is not None:
-            self.keys.begin()
+            self.keys.activate()
         store.peers[:] = 0
         for rank, words in enumerate(addresses):
             if rank != self.rank:
@@ -85,7 +85,7 @@ class Job(Speaker):
         switched = self.switched(self.sequence.map)
         self.arm(switched, switched)
         self._live = None
-        self.records.begin()
+        self.records.reset()
         self.publish_live()
         self.datapath.fence()
         control["active"] = self.datapath.active

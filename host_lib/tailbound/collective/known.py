@@ -163,7 +163,7 @@ class Records:
         counts = self._ledger[schema.UNKNOWN_SENDER :: schema.MAX_RANKS + 1, Verdict.NOT_LINEAR]
         return int(counts.sum() - self._before[schema.UNKNOWN_SENDER, Verdict.NOT_LINEAR])
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """What has been counted until now was of other jobs."""
         self._before = self.verdicts() + self._before
 

@@ -194,7 +194,7 @@ def _first_half(op: Op, view: View, now: int) -> Step:
         return _NOTHING
     if op.start and not op.first.clock.due:
         config = view.known.config
-        op.first.clock.begin(op.start, view.first_deadline(), config.stage_max, config.floor)
+        op.first.clock.start(op.start, view.first_deadline(), config.stage_max, config.floor)
     why, step = _wait(op.first, Contributions(view), view, now, launched=0)
     return step if why is None else Step((*step.actions, Seal(why)))
 
@@ -205,7 +205,7 @@ def _second_half(op: Op, view: View, now: int) -> Step:
         return _NOTHING
     if op.start and not op.second.clock.due:
         config = view.known.config
-        op.second.clock.begin(op.start, view.second_deadline(), 2 * config.stage_max, config.floor)
+        op.second.clock.start(op.start, view.second_deadline(), 2 * config.stage_max, config.floor)
     why, step = _wait(op.second, of(op).results(view), view, now, launched=op.admitted)
     return step if why is None else Step((*step.actions, Finish(why)))
 

@@ -162,7 +162,7 @@ class Results:
             live = sorted([known.rank, *known.membership.live])
             op.retry = Retry(op.place.layout.shape.rows, live.index(known.rank), len(live), known.patience)
         if op.start and not clock.due:
-            clock.begin(op.start, view.first_deadline(), known.config.stage_max, known.config.floor)
+            clock.start(op.start, view.first_deadline(), known.config.stage_max, known.config.floor)
         due = late or op.retry.flushing or clock.expired(now, self.progress, self.left)
         seen = flush.View(
             self.progress,

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tailbound.collective.alerts import LOOK_EVERY, Unheard, Watch
 from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
-from tailbound.collective.contribute import begin
+from tailbound.collective.contribute import prepare
 from tailbound.collective.execute import SAME_MODEL, move, remind
 from tailbound.collective.holding import Holding
 from tailbound.collective.inbox import Inbox
@@ -214,7 +214,7 @@ class Transpose:
 
     def hold(self, on: bool) -> None:
         """Tells the others, from now on or no longer, that this rank is alive but between steps (clock-16)."""
-        self.ask(self._holding.begin if on else self._holding.resume)
+        self.ask(self._holding.start if on else self._holding.resume)
 
     def position(self) -> Position:
         """Where a rank that is lost can join: the next step that begins here. For ``call``.
@@ -580,7 +580,7 @@ class Transpose:
             self._check_layout(op, view)
         alone, sent, begun = self._before(op)
         if alone and begun:
-            begin(job, op)
+            prepare(job, op)
         look, ended = move(job, op, view, may_send=alone and sent)
         if op.first.phase is Phase.DONE:
             self._window.advance_published()

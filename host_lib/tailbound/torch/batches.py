@@ -46,7 +46,7 @@ def batches(
     source, others = iter(loader), _steps_of_others(state)
     loop = state.loop = object()
     turns = state.steps.turns
-    turns.begin()
+    turns.start()
     place = 0
     for batch in source:
         if place == 0:

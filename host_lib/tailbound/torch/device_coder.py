@@ -171,7 +171,7 @@ class DeviceCoder:
                 given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
                 self._space.form.decode(given, each, coding, zeros.to(dtype))
 
-    def begin(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
+    def prepare(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
         """Queues the largest values of the groups, which decide how they are coded."""
         stream = self._space.stream
         with stream.use(self._mark):

@@ -58,7 +58,7 @@ class Turns:
         if self._open and held not in self._open[-1]:
             self._open[-1] += (held,)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """A loop begins: what was under way before is no iteration of it."""
         self._open, self._idle = [], None
 

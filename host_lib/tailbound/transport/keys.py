@@ -257,7 +257,7 @@ class KeyRing:
             for epoch in new:
                 self.install(epoch, self._key(epoch))
 
-    def begin(self) -> None:
+    def activate(self) -> None:
         """Puts both keys in force."""
         for epoch in self._epochs:
             self.install(epoch, self._key(epoch))
@@ -301,7 +301,7 @@ class Stamps:
         self._newest: dict[int, int] = {}
         self._last: dict[int, int] = {}
 
-    def begin(self, sender: int, stamp: int) -> bool:
+    def reset(self, sender: int, stamp: int) -> bool:
         """Nothing that ``sender`` said up to ``stamp`` counts any more; returns whether it has said nothing since."""
         self._floor[sender] = max(stamp, self._floor.get(sender, 0))
         return self._newest.get(sender, 0) <= stamp

@@ -61,7 +61,7 @@ class Extension:
     step: int = 1
     progress: int = -1
 
-    def begin(self, start: int, length: int, stage_max: int, least_step: int = 1) -> None:
+    def start(self, start: int, length: int, stage_max: int, least_step: int = 1) -> None:
         """Starts the deadline at ``start + length``; later calls change nothing."""
         if not self.due:
             self.due = self.promised = start + length

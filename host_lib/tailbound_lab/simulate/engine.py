@@ -59,7 +59,7 @@ class Engine(Transpose):
 
     def rest(self, on: bool) -> None:
         """In place of ``hold``."""
-        (self._holding.begin if on else self._holding.resume)()
+        (self._holding.start if on else self._holding.resume)()
 
     def _deliver(self, op: Op) -> None:
         """Notes, before anything of the op is let go, which rows of whom have not come."""
