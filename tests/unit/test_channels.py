@@ -122,8 +122,8 @@ def test_one_slow_link_does_not_slow_down_all(job: Any) -> None:
 def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> None:
     job.records.peer_states["newest"] = 100 << 10
     for op in range(3):
-        job.membership.observe(job.membership.contribution, {2}, op, in_step=True, step=op)
-        job.membership.observe(job.membership.result, {2}, op, in_step=True, step=op)
+        job.membership.absent(job.membership.contribution, {2}, op, in_step=True, step=op)
+        job.membership.absent(job.membership.result, {2}, op, in_step=True, step=op)
     assert job.membership.dead(100) == {2}
     job.channels.follow()
     assert job.channels.live == (1, 2, 3)
@@ -154,12 +154,12 @@ def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
 def answered(job: Any, now: int, deaf: int = -1) -> int:
     """A turn of trials whose packets all but ``deaf`` have heard; when the next one is due."""
     job.now = lambda: now
-    due = int(job.channels.turn(now))
+    due = int(job.channels.poll(now))
     while job.told:
         rank, head, _ = job.told.pop()
         assert (int(head["flags"][0]), int(head["owner"][0])) == (Flag.REPEAT, rank)
         count = 0 if rank == deaf else ROUND
-        job.channels.take({"sender": rank, "seq": int(head["seq"][0]), "flags": 0, "count": count})
+        job.channels.receive({"sender": rank, "seq": int(head["seq"][0]), "flags": 0, "count": count})
     return due
 
 
@@ -237,7 +237,7 @@ def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
     for _ in range(3):
         job.channels.listen()
     for seq, heard in ((7, 3), (8, 0)):
-        job.channels.take({"sender": 2, "seq": seq, "flags": int(Flag.REPEAT)})
+        job.channels.receive({"sender": 2, "seq": seq, "flags": int(Flag.REPEAT)})
         rank, head, _ = job.told.pop()
         assert [int(head[name][0]) for name in ("type", "seq", "flags", "count")] == [PacketType.GROUP, seq, 0, heard]
         assert rank == 2

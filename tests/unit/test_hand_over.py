@@ -138,7 +138,7 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
 
         seen = set[int]()
         monkeypatch.setattr(engine.job, "now", lambda: now() + skew)
-        monkeypatch.setattr(engine, "_look", slow)
+        monkeypatch.setattr(engine, "_advance", slow)
         stands, go_on = threading.Event(), threading.Event()
         waits = engine.call(lambda: (stands.set(), go_on.wait(PATIENCE)))
         assert stands.wait(PATIENCE)
