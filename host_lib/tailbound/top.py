@@ -108,7 +108,7 @@ COLUMNS = (
     Column("p50 ms", "right", "median time of the last 512, from launch to result",
            lambda now, _: f"{float(now['p50_ms']):.1f}"),
     Column("p99 ms", "right", "their 99th percentile", lambda now, _: f"{float(now['p99_ms']):.1f}"),
-    Column("D1/D2/q ms", "right", "learned limits: contributions, results, and silence before a probe", _deadlines),
+    Column("D1/D2/q ms", "right", "learned limits: contributions, results, and silence that ends a half", _deadlines),
     Column("Mb/s", "right", "sent", _rate("sent_bytes", 8e-6, 0)),
     Column("delivered", "right", "share of expected rows that came in time", _delivered),
     Column("missing", "right", f"rows expected and not taken: the sum of {', '.join(MISSING)}",

@@ -12,8 +12,10 @@ knows of packing alone:
   made and read as codes of 8 bits whose distance from zero is 7 at most. Results have 8 bits, so a row has no more
   entries than bytes fit a packet.
 
-Another width needs an object in ``FORMATS`` and a place in ``wire.bits.BITS``. A new packing needs its lanes in
-``ebpf/lanes.h``, too.
+Another width of a known packing needs an object in ``FORMATS`` and a place in ``wire.bits.BITS``. A new packing needs
+its lanes in the programs, too (``ebpf/lanes.h``, ``nibbles.h``, the branches of ``ingest.h`` by flag), a flag in
+``wire.schema``, its place where codes are packed (``encode``, ``decode``, ``mean``, ``planes``, Triton's kernels), and
+the reference in the tests. A width that does not divide 128 needs other steps in ``shape.shape_for``.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ class Config:
     """What one rank needs to know; every time in nanoseconds.
 
     A field that is named like an option of ``settings.table`` is that option; ``group`` is ``multicast_group``, the
-    deadlines are ``deadline_ms``, and ``patience`` makes ``start_max``, ``stage_max``, ``floor`` and ``fetch``.
+    deadlines are ``deadline_ms``, and ``patience`` makes ``start_max``, ``stage_max``, ``floor`` and ``insist``.
     Simulations and tests alone change ``quiet``, ``self_late_after``, ``suspect_after``, ``repair``, ``rotate``,
     ``source_ports``, ``codec_threads`` and ``first_step``.
 

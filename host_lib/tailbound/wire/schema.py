@@ -196,7 +196,7 @@ class Verdict(enum.IntEnum):
     LAYOUT_MISMATCH = 24, Fate.REFUSED, _BOTH, "another layout of the op than this rank's", (
         "Register the same model and options on all ranks")
     WRONG_MAP = 25, Fate.REFUSED, _BOTH, "a row under another owner map than the op's", (
-        "A few at a change of maps: nothing to do; many: see which rank is behind")
+        "A few at a change of maps: nothing to do; many: see who is behind (state, in `tailbound top`)")
     ABANDONED = 26, Fate.REFUSED, _FIRST, (
         "counted besides: a contribution was in a sum that another scale or op has replaced"), _SCALES
     DUPLICATE_RESULT = 27, Fate.DUPLICATED, _SECOND, "the result was there already"
