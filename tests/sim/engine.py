@@ -4,7 +4,7 @@ A switch that sums is the reference of the tests (``reference_switch``). Checked
 (``Rank.check``, ``Sums``, ``World.finished``):
 
 - acknowledgements of a peer never go back (clock-7b);
-- what a rank has let go it has acknowledged: nobody waits for a rank that has forgotten an op (clock-19);
+- what a rank has let go it has acknowledged: no rank waits for a rank that has forgotten an op (clock-19);
 - the first turn in which D_start and twice ``stage_max`` are over ends an op, and the engine has asked for one by then
   (clock-12);
 - sums that are sealed are those of what their contributors have sent (kernel-16);
@@ -159,7 +159,7 @@ class Rank(UncheckedRank):
         """
         job = self.engine.job
         states = job.store.peer_states[: job.world]
-        if (told := states.tobytes()) != self._told:  # else nobody has said anything since it was looked at
+        if (told := states.tobytes()) != self._told:  # else no rank has said anything since it was looked at
             self._told = told
             self._check_marks(states)
         released = int(job.store.control["released"][0])

@@ -47,7 +47,7 @@ class Tcp:
         self._out = Port(network.switching.rate / 8, float("inf"))
         self._window, self._threshold = 10.0, float("inf")
         self._flying = 0
-        self._lost = 0  # of these, what will not come, as nobody knows yet
+        self._lost = 0  # of these, what will not come, as no rank knows yet
         self._lowered = 0  # when the window last was; segments that left before are of that round trip
         self._rtt = 0
         self._waits, self._number = _TIMEOUT, 0  # for how long, and how often an acknowledgement has come

@@ -195,7 +195,7 @@ class SimTeam(Team):
         return self.finish(self.start(inputs, ranks, late, silent, starts))
 
     def drain(self) -> None:
-        """Lets time pass until nothing is in flight and nobody has anything to do for a while."""
+        """Lets time pass until nothing is in flight and no rank has anything to do for a while."""
         self.until(lambda: all(node.engine.idle for node in self.world.alive), "all are at rest")
         self.go(500 * MS)
 

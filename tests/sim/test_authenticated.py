@@ -46,7 +46,7 @@ def test_keys_that_are_tried_too_often_give_way_on_all_ranks_at_once(
         def average(op: int, whole: bool = True) -> list[int]:
             """Turns of all ranks' keys after an op; ``whole``: nothing was missing, and all had the same bits.
 
-            While a map begins rows may be lost that somebody places by the one before (clock-22).
+            While a map begins rows may be lost that a rank places by the one before (clock-22).
             """
             results = job.allreduce(gradients("U", RANKS, NUMEL, seed=op))
             if whole:

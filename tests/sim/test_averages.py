@@ -73,7 +73,7 @@ AWAY: dict[str, Callable[[World, int], None]] = {
 
 @pytest.mark.parametrize("how", AWAY)
 def test_the_others_average_again_when_the_only_owner_is_away(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody was left with a scale of any group, so that no row was ever sent again. Rule: codec-5.
+    """No rank was left with a scale of any group, so that no row was ever sent again. Rule: codec-5.
 
     Three ops pass until it is suspected. Three more pass until a map without it has been settled, since the map before
     was still waiting for it, and three until that begins. No job leaves all rows to one rank, and one that does ends
@@ -88,7 +88,7 @@ def test_the_others_average_again_when_the_only_owner_is_away(how: str, monkeypa
         AWAY[how](job, 2)
         gone = max(node.step for node in job.nodes)
         job.until(lambda: job.nodes[0].step > gone + 12, LONGEST)
-        # steps may be equal by chance while it is away or late: then nobody waits for it
+        # steps may be equal by chance while it is away or late: then no rank waits for it
         members, missed = job.nodes[0].engine.job.membership, {2} if how == "dies" else set()
         job.until(lambda: len({n.step for n in job.alive}) == 1 and members.suspects <= missed, LONGEST)
         back = job.nodes[0].step

@@ -148,7 +148,7 @@ def ranks(*everyday: int) -> pytest.MarkDecorator:
 
 
 class Seen:
-    """What there is to see when it is called, in the midst of a case: nobody was suspected, and deadlines are short."""
+    """What a look in the midst of a case finds: no rank was suspected, and deadlines are short."""
 
     calm = False
 
@@ -295,7 +295,7 @@ def test_a_link_at_a_twentieth_of_its_rate_and_back(ranks: int) -> None:
     ],
 )
 def test_a_rank_is_slow(ranks: int, factor: float) -> None:
-    """What it is worth waiting for is waited for; else its own rows are missing, and nobody else's."""
+    """What it is worth waiting for is waited for; else its own rows are missing, and no other rank's."""
     slow = ranks - 1
     case = Case(ranks, steps=26, slow={slow: factor}).run()
     left = case.others(slow)
@@ -311,7 +311,7 @@ def test_a_rank_is_slow(ranks: int, factor: float) -> None:
 def test_a_rank_is_stopped(ranks: int) -> None:
     """The others lose no more than one deadline an op until it is suspected; it comes back, and all is whole.
 
-    At first nobody can tell it from a rank that waits for a core: in one op each half may last half a deadline longer.
+    At first no rank can tell it from a rank that waits for a core: in one op each half may last half a deadline longer.
     It is stopped for 0.15, for 1 and for 5 s, one after the other in the same job. After 0.15 s it speaks before that
     is over, so it is waited for: one op lasts until its rows are there, and nothing is missing.
     """

@@ -1,4 +1,4 @@
-"""A rank that is back, and a peer that has not heard of it: nobody is left out for good (clock-32)."""
+"""A rank that is back, and a peer that has not heard of it: no rank is left out for good (clock-32)."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_losses_are_repaired_within_the_bound(job: Make, terms: Terms, seed: int
     assert (waits(world) > 0) == (terms is NARROW)
     assert world.counts["compared"] > 0.8 * 4 * 80
     assert world.share >= 0.985
-    assert world.times()[-1] < 1000  # nobody waits for what will not come
+    assert world.times()[-1] < 1000  # no rank waits for what will not come
 
 
 def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.MonkeyPatch) -> None:

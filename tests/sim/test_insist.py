@@ -1,4 +1,4 @@
-"""Lost results are asked for past the deadline, in virtual time, and nobody waits long for them (clock-35)."""
+"""Lost results are asked for past the deadline, in virtual time, and no rank waits long for them (clock-35)."""
 
 from __future__ import annotations
 

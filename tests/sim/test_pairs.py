@@ -99,7 +99,7 @@ def _stop_and_cut(job: Job, rank: int) -> None:
 
 
 def _lose_results(job: Job, rank: int) -> None:
-    """Nobody gets any of its results."""
+    """No rank gets any of its results."""
     trouble = Trouble(seed=0, loss=1.0, types=frozenset({PacketType.RESULT}))
     cast(Wire, job.nodes[rank].datapath.socket).trouble = trouble.begin(rank).meet
 
@@ -242,7 +242,7 @@ class Job(World):
         )
 
     def failed(self, rank: int, error: BaseException) -> None:
-        """Whom nobody hears any more ends by an error, as it averages nothing (clock-37)."""
+        """Whom no rank hears any more ends by an error, as it averages nothing (clock-37)."""
         if rank not in self.gone:
             raise error
 
@@ -264,7 +264,7 @@ class Job(World):
             assert trouble.refused is None or self.refused(trouble.refused) > 0, f"no {trouble.refused}"
         for node in self.alive:
             for done in node.over:
-                if node.rank in self.healthy and not done.outcome.skipped:  # what all skip nobody waits for
+                if node.rank in self.healthy and not done.outcome.skipped:  # what all skip no rank waits for
                     assert done.outcome.missing <= self.may_be_missed(done.step)
                 if done.step < FAILS or (done.step == self.steps - 1 and all(t.again for t in self.troubles.values())):
                     assert not sum(done.missing_of.values()), f"step {done.step} of rank {node.rank} is not whole"

@@ -110,7 +110,7 @@ def test_a_rank_that_is_always_late_is_not_waited_for_and_comes_back() -> None:
             assert all(o.deadline_hits > 0 for _, o in results[:3])
         assert job[3].job.self_late
         assert suspects(job)[:3] == [[3]] * 3
-        for op in range(5):  # nobody waits for it, nor its transport for its own rows
+        for op in range(5):  # no rank waits for it, nor its transport for its own rows
             inputs = inputs_of(job, op)
             results = job.allreduce(inputs, late={3: 1000 * MS})
             check(results, inputs, without=3)
@@ -127,7 +127,7 @@ def test_a_rank_that_is_always_late_is_not_waited_for_and_comes_back() -> None:
 
 @pytest.mark.parametrize(("ranks", "first"), [(2, False), (3, True)])
 def test_a_rank_dies_and_comes_back(ranks: int, first: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """Three ops cost deadlines, then nobody waits for it any more; what is said names it, op and half.
+    """Three ops cost deadlines, then no rank waits for it any more; what is said names it, op and half.
 
     In the first op the scales are not agreed on yet: the others wait for its needs too, in bounded time.
     Rules: clock-9, clock-14.
@@ -213,7 +213,7 @@ def test_a_late_rank_that_foresaw_another_layout_publishes_nothing() -> None:
 
 
 def test_a_rank_without_rows_gets_the_mean_of_the_others() -> None:
-    """It takes part without rows by choice: nobody waits for them, it is not suspected, nor counted as late."""
+    """It takes part without rows by choice: no rank waits for them, it is not suspected, nor counted as late."""
     with sim_team(3, settings(patient())) as job:
         warm_up(job)
         for op in range(4):
@@ -278,7 +278,7 @@ def test_who_has_lost_the_word_of_a_rank_that_abstains_hears_it_with_its_results
 
 
 def test_the_others_wait_for_a_rank_that_holds() -> None:
-    """Three times as long as both deadlines: nobody is left out, nobody is suspected (clock-16)."""
+    """Three times as long as both deadlines: no rank is left out, no rank is suspected (clock-16)."""
     with sim_team(3, settings(hasty(deadline_1=300 * MS, deadline_2=300 * MS))) as job:
         warm_up(job)
         inputs = inputs_of(job, 1)

@@ -92,7 +92,7 @@ def test_a_switch_that_loses_half_of_all_is_asked_within_bounds() -> None:
 
 
 def test_a_worker_that_vanishes_costs_flushes_for_three_ops_and_then_nothing() -> None:
-    """Rows are released with what is in; everybody left has the same; and once it is suspect nobody waits for it.
+    """Rows are released with what is in; everybody left has the same; and once it is suspect no rank waits for it.
 
     Rule: clock-28.
     """
@@ -161,7 +161,7 @@ def test_a_switch_that_is_loaded_anew_goes_on(when: int) -> None:
             inputs = inputs_of(op)
             job.at(when * 10_000, switch.restart)
             for out, outcome in job.allreduce(inputs):
-                # rows that went on without somebody are means of fewer, never of anything else
+                # rows that went on without a rank are means of fewer, never of anything else
                 assert outcome.missed or None not in of(out, inputs, job)
         for op in range(3):
             job.allreduce(inputs_of(op))
@@ -235,7 +235,7 @@ def test_who_has_lost_the_results_of_a_group_costs_only_its_own_rows_of_one_op(
 ) -> None:
     """The next rows at its old scale kept out all others' that came behind them, until the deadline. Rule: codec-5.
 
-    Where all have lost them, nobody knows a scale, and all agree on one: no group is left to which nobody contributes.
+    Where all have lost them, no rank knows a scale, and all agree on one: each group has a contributor.
     """
     lose = [False]
 

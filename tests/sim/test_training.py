@@ -71,7 +71,7 @@ class Training:
     ids=["four ranks", "four that drift apart", "eight ranks"],
 )
 def test_what_waits_in_own_queues_slows_nobody_down(ranks: int, steps: int, spread: int) -> None:
-    """Nobody says how fast the links are, so sockets fill up: 1 MiB there takes 34 ms, as do the echoes behind it."""
+    """No rank says how fast the links are, so sockets fill up: 1 MiB there takes 34 ms, as do the echoes behind it."""
     training = Training(ranks, steps, spread)
     training.run()
     training.team.close()

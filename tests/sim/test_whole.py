@@ -105,7 +105,7 @@ def test_steps_in_flight_beyond_the_records_of_ops() -> None:
 
 
 def test_a_step_larger_than_the_ring_goes_through_it_op_by_op() -> None:
-    """Half of the ring is in flight at most, nothing is lost, and nobody in step is taken for lost (clock-20)."""
+    """Half of the ring is in flight at most, nothing is lost, and no rank in step is taken for lost (clock-20)."""
     buckets = 12
     with sim_team(RANKS, patient(ring_mib=0.25)) as job:
         ring, most = job[0].job.store.result_rows, 0

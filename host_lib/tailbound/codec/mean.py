@@ -13,7 +13,7 @@ are there taken off one by one. Both are unbiased, taken off or not, so a row ma
 - rows in which more than half of the sums are zero, such as those of a group with few columns that are not: there the
   rounding of the others is the smaller error. Even columns decide on odd ones and odd ones on even ones, because what
   decides on an offset must not depend on it (offsets of different columns are independent);
-- rows in which somebody is shifted (units other than the count): whose offset counts how often is not known.
+- rows in which a rank is shifted (units other than the count): whose offset counts how often is not known.
 
 The result's offset is left to whoever decodes; a negative scale says so.
 
@@ -78,7 +78,7 @@ class Means(NamedTuple):
 
 @compiled
 def _needs(sums, own, group_of):  # type: ignore[no-untyped-def]
-    """Largest need over the owner's rows of each group, own included; EXPONENT_NONE where nobody had anything."""
+    """Largest need over the owner's rows of each group, own included; EXPONENT_NONE where no rank had anything."""
     slots, most, mask = sums.slots, own.most, sums.rows.shape[0] - 1
     for k in own.rows:
         most[group_of[k]] = EXPONENT_NONE
@@ -93,7 +93,7 @@ def _needs(sums, own, group_of):  # type: ignore[no-untyped-def]
 
 @compiled
 def _bitmap(slot, peers):  # type: ignore[no-untyped-def]
-    """The ranks of a slot; nobody without ``peers``."""
+    """The ranks of a slot; no rank without ``peers``."""
     ranks, none = slot.ranks, np.uint64(0)
     return (ranks[0], ranks[1], ranks[2], ranks[3]) if peers else (none, none, none, none)
 
@@ -152,7 +152,7 @@ def _rounded(row, zero, k, members, zeros, subtract, form, memory, target):  # t
     """
     entries = np.int64(form.entries)
     even, odd = _zeros(memory.lanes, zeros, entries)
-    known = subtract and zero == form.code.zero * members[0]  # nobody is shifted
+    known = subtract and zero == form.code.zero * members[0]  # no rank is shifted
     of_even, of_odd = known and 2 * odd <= entries // 2, known and 2 * even <= entries // 2
     for lane in range(LANES):
         memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane) else of_odd) else 0

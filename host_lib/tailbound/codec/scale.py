@@ -97,7 +97,7 @@ def next_exponent(e: Any, need: Any, headroom: Any, cap: Any) -> int:
 
     Args:
         e: of this op; EXPONENT_NONE: not known.
-        need: EXPONENT_NONE: nobody had anything.
+        need: EXPONENT_NONE: no rank had anything.
         headroom: h.
         cap: kcap; 0 where contributions cannot be shifted.
     """

@@ -22,7 +22,7 @@ class Abstain:
 
 @dataclass(frozen=True, slots=True)
 class StayOut:
-    """Nobody takes the own rows: say so instead of sending them.
+    """No rank takes the own rows: say so instead of sending them.
 
     They come too late for all (clock-17), or the others send by scales that this rank does not know (codec-5).
     """
@@ -39,7 +39,7 @@ class Encode:
 
     Attributes:
         scales: of its groups, i16[G].
-        late: nobody waits for them any more, but they still serve to ask a switch for results.
+        late: no rank waits for them any more, but they still serve to ask a switch for results.
     """
 
     scales: NDArray[np.int16] = field(compare=False)

@@ -335,7 +335,7 @@ class Unheard:
     """Peers that have not named an op yet: an error after some patience, not a suspicion for ever.
 
     Who has taken part and falls silent is suspected, and the others go on without it. Who has not taken part in one op
-    has ended before its first step, or its packets are dropped: the others would train alone, and nobody would know.
+    has ended before its first step, or its packets are dropped: the others would train alone, and no rank would know.
 
     Args:
         known: of this rank.
@@ -345,7 +345,7 @@ class Unheard:
 
     def __init__(self, known: Known, sequence: Sequence, patience: int) -> None:
         self._known, self._sequence, self._patience = known, sequence, patience
-        # contributions to a switch are seen by nobody else
+        # contributions to a switch are seen by no other rank
         self._left = set(known.peers) if known.switch is None else set()
         self._first = sequence.next_label
         self._since = 0

@@ -149,7 +149,7 @@ class Channels:
         job.sender.share(Shared("multicast", socks, (group, port), local=False))
 
     def close(self) -> None:
-        """Detaches and leaves; may be called twice, when nobody sends any more."""
+        """Detaches and leaves; may be called twice, when no rank sends any more."""
         if self.fanout is not None:
             self._take_back()
             self.fanout.close()
@@ -201,7 +201,7 @@ class Channels:
         """
         job, here, suspects = self._job, self._job.membership.here, self._job.membership.suspects
         if here is self._followed and not suspects and not self._doubted:
-            return  # nobody can be dead, and who is there has not changed
+            return  # no rank can be dead, and who is there has not changed
         dead = job.membership.dead(step_of(job.sequence.upcoming))
         live = tuple(p for p in here if not (p in dead and job.beyond(p)))
         self._followed = here

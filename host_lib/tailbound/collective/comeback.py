@@ -4,8 +4,8 @@ It finds in the store that the job has begun, and asks the others what part they
 processes, too, the job begins anew, at step 0 and with another cookie. Else it stays *outside* until it enters.
 
 It enters between two steps of a live rank, the donor, which holds meanwhile: in the steps to come nothing is missing
-here, and nobody has to wait for more than the transfer. What a process needs to take part beside its replica is told by
-the donor: where the step begins in everybody's rings, owner maps and exponents, the scales of all buckets. All others
+here, and no rank waits for more than the transfer. What a process needs to take part beside its replica is told by the
+donor: where the step begins in everybody's rings, owner maps and exponents, the scales of all buckets. All others
 are asked to take the rank in again, and from then on wait for it as for any other.
 """
 
@@ -198,7 +198,7 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
 def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
     """Asks all peers to take this rank in from ``step`` on. Returns who has.
 
-    Nobody waits for the others until their rows come. They are asked again as long as the job lasts: one that has heard
+    No rank waits for the others until their rows come. They are asked again as long as the job lasts: one that heard
     this rank say goodbye sends it nothing before it takes it in.
 
     Raises:

@@ -235,7 +235,7 @@ class Communicator:
         comeback.serve(self.reliable, self._engine)
         deaths.watch(self.reliable, self._engine)
         if self.part == Part.BEGINS:  # who comes back into a job connects when it is taken in
-            # where all processes begin anew nobody knows who of the others had been connected to the one before
+            # where all processes begin anew no rank knows who of the others had been connected to the one before
             others = range(config.rank + 1, config.ranks) if before is None else self.job.peers
             deaths.connect(self.reliable, config.rank, others, timeout)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))

@@ -39,7 +39,7 @@ def abstain(job: Job, op: Op, action: Abstain) -> None:
 
 
 def stay_out(job: Job, op: Op, action: StayOut) -> None:
-    """The own rows have been sealed without us: one packet says so instead of rows that nobody takes (clock-17)."""
+    """The own rows have been sealed without us: one packet says so instead of rows that no rank takes (clock-17)."""
     _prepared(op)
     op.outcome.late = op.outcome.unsent = True
     job.counters["late_launches"] += 1

@@ -172,7 +172,7 @@ def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
 
 
 def _publish(job: Job, op: Op, own: int, empty: int) -> None:
-    """Sends the means to every peer, but for ``empty`` rows to which nobody contributed."""
+    """Sends the means to every peer, but for ``empty`` rows to which no rank contributed."""
     b, place, results = op.buffers, op.place, op.buffers.results
     if job.peers:
         flags = op.flags

@@ -84,7 +84,7 @@ class FlowControl:
             self._say()
 
     def _say(self) -> None:
-        """Once: a receiver takes fewer senders, and nobody knows what a part of the link is."""
+        """Once: a receiver takes fewer senders, and no rank knows what a part of the link is."""
         self._said = True
         log.info(
             "a receiver grants a share of the link, whose speed is unknown: the drain rate stands in for it; "
@@ -94,7 +94,7 @@ class FlowControl:
     def contributions(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
         """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
 
-        Who sends rows to a switch tells the others by READY that they have left, since nobody else hears of them.
+        Who sends rows to a switch tells the others by READY that they have left, since no other rank hears of them.
         """
         job = self._job
 

@@ -205,7 +205,7 @@ class Maps:
             self._job.keys.foresee(turns)
 
     def _lateness_of_all(self) -> dict[int, int]:
-        """Lateness in ns by rank, as each has told it; not of suspects, whom nobody waits for."""
+        """Lateness in ns by rank, as each has told it; not of suspects, whom no rank waits for."""
         job, suspects = self._job, self._job.membership.suspects
         told = {p: self._late.item(p) * _TIME_UNIT for p in self._known_by_peers() if p not in suspects}
         return told | {job.rank: self._lateness.value}

@@ -170,7 +170,7 @@ class Results:
     def insists(self, over: int, *, late: bool) -> int:
         """As long as owners may still give results that they have published."""
         asked = self._op.second.recovery
-        if asked is None:  # nobody has looked at its flows
+        if asked is None:  # no rank has looked at its flows
             return over + 1 if late and self._repairable() and self._view.givers() else 0
         return over + self._known.config.insist if asked.open else 0
 

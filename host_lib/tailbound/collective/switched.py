@@ -126,7 +126,7 @@ def _awaited(known: Known, op: Op) -> int:
 
 
 def _short(known: Known, op: Op) -> bool:
-    """Whether it is known that somebody brings no rows to ``op``."""
+    """Whether it is known that a rank brings no rows to ``op``."""
     return bool(op.abstainers or op.stayed_out) or len(known.membership.live) < len(known.peers)
 
 

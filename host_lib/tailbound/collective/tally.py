@@ -153,7 +153,7 @@ def point_own(
     scale: NDArray[np.float32],
     exponent: NDArray[np.int16],
 ) -> None:
-    """Points the own rows of ``source`` at the own results: -2 - place, or -1 where nobody contributed."""
+    """Points the own rows of ``source`` at the own results: -2 - place, or -1 where no rank contributed."""
     for place in range(rows.shape[0]):
         k = rows[place]
         source[k] = -2 - place if own.usable[place] else -1

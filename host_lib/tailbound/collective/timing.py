@@ -27,7 +27,7 @@ _PENDING_MOST = 1024
 #: Once a size is known, ops that follow each other faster than so many floors teach nothing new, and reading stamps
 #: costs time.
 _APART = 2
-#: What a user can do about a rank that nobody waits for.
+#: What a user can do about a rank that no rank waits for.
 WHO_WAITS = (
     "Where it evaluates or writes a checkpoint, state.hold() lets the others wait; where it was stopped, "
     "tailbound.torch.batches() lets it catch up"
@@ -82,7 +82,7 @@ def forgive(job: Speaker, ops: Iterable[tuple[int, int]]) -> bool:
     halves = job.membership.contribution, job.membership.result
     if not any(half.suspects for half in halves):
         return False
-    limits: dict[int, tuple[int, int]] = {}  # by step; until somebody else is waited for
+    limits: dict[int, tuple[int, int]] = {}  # by step; until another rank is waited for
     found = False
     for label, start in ops:
         record, step = job.records.of(label), step_of(label)

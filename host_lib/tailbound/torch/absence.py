@@ -355,7 +355,7 @@ class Absence:
         )
 
     def _jump(self) -> int:
-        """Joins the others at their next step, without their state; 0: this rank is not lost, or nobody says where."""
+        """Joins the others at their next step, without their state; 0: this rank is not lost, or no rank says where."""
         self._job.drain(2)
         try:
             skipped = self._job.jump()

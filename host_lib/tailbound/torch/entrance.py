@@ -142,7 +142,7 @@ class Entrance:
         Raises:
             LayoutError: its buckets, or names in ``also``, are not those of the others.
             ConfigError: a state cannot go from one rank to another, by name.
-            TransportError: nobody has given its state for ``timeout`` seconds.
+            TransportError: no rank has given its state for ``timeout`` seconds.
         """
         self.alone += 1
         until, reason = time.monotonic() + timeout, "no rank of the job is inside it"

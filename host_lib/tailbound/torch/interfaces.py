@@ -18,7 +18,7 @@ def local_place(what: str, otherwise: str) -> tuple[int, int]:
         otherwise: what a user can do who has no torchrun.
 
     Raises:
-        ConfigError: nobody says them.
+        ConfigError: no rank says them.
     """
     try:
         return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])

@@ -53,7 +53,7 @@ class Moment:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """Nobody reads within the context, whatever settles there; it begins when nobody reads.
+        """No thread reads within the context, whatever settles there; it begins when none reads.
 
         At its end the state is to be what it was before, or what has been settled or disturbed meanwhile.
         """

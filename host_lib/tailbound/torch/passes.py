@@ -1,4 +1,4 @@
-"""Which all-reduce is the last of a step, where nobody says so beforehand. Pure.
+"""Which all-reduce is the last of a step, where no rank says so beforehand. Pure.
 
 The transport numbers ops by (step, index), learns deadlines from steps of the same layout and foresees their ops
 (clock-2, clock-5, clock-18). DDP's hook marks the last bucket of a step. FSDP tells only that a backward pass is over,

@@ -83,7 +83,7 @@ def register(
             "loss) and pass find_unused_parameters=False, or use torch.distributed.init_process_group"
         )
     check(also or {})
-    # over a group of one rank nobody waits for another
+    # over a group of one rank no rank waits for another
     barriers = in_model(ddp_model, _SYNC_OPTION) if group is ddp_model.process_group else []
     for barrier in barriers:
         warnings.warn(barrier.warning, stacklevel=2)

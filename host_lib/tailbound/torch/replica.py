@@ -3,7 +3,7 @@
 A slice is a range of parameter entries with the optimizer's entries of the same range: an elementwise optimizer then
 goes on equally wherever a slice is equal. What an optimizer keeps in other shapes (step counts, lists of matrices) goes
 with a parameter's first entry. Frozen parameters, which a program may change by itself (a momentum encoder), and large
-buffers have slices of their own, behind those of trained parameters; as a rule these are equal, and nobody sends them.
+buffers have slices of their own, behind those of trained parameters; as a rule these are equal, and no rank sends them.
 Small buffers go with the last slice of trained parameters. All ranks cut alike, since the cut depends on the model as
 it was in the beginning. Plain values beside a parameter, and settings of groups, are told apart from the slices
 (``describe``).

@@ -598,7 +598,7 @@ class Resync:
     def adopt_any(self, step: int, timeout: float) -> int | None:
         """Takes the whole state after ``step`` or a later one from any live rank, sound ones first.
 
-        For a rank that has jumped. Returns the step; None if nobody gave it. In ``timeout`` seconds it has to begin to
+        For a rank that has jumped. Returns the step; None if no rank gave it. In ``timeout`` seconds it has to begin to
         come; its size gives it more (``take_state``). A rank that is giving its state to another one is asked again.
         """
         until = time.monotonic() + timeout

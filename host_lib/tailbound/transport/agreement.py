@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
     """What the body of a MAP packet is."""
 
     PROPOSE = 1  #: one map, without its beginning; ``ref``: the id of the map it is to follow
-    ACKNOWLEDGE = 2  #: ``ref``: the id proposed, or a higher one that somebody else has proposed, or the one known
+    ACKNOWLEDGE = 2  #: ``ref``: the id proposed, or a higher one that another rank has proposed, or the one known
     SETTLED = 3  #: the newest maps with their beginnings, oldest first
     TURN = 4  #: keys have been tried too often here; ``ref``: the turns that the next map should have (auth-8)
 
@@ -277,7 +277,7 @@ class Agreement:
             return
         if ref == proposal.map.id:
             proposal.acknowledged.add(sender)
-        elif serial_distance(ref, proposal.map.id) > 0:  # somebody else has proposed more: begin above that
+        elif serial_distance(ref, proposal.map.id) > 0:  # another rank has proposed more: begin above that
             self._highest = ref
             self._begin(proposal.map.owners, proposal.map.turns, now)
 

@@ -48,7 +48,7 @@ class View:
         missing: places (in the switch's list, i64[], rising) of those that are not; only called when it matters.
         sent: whether all own contributions have left.
         finished: whether all that are waited for have said that theirs have.
-        short: whether it is known that somebody waited for brings no rows.
+        short: whether it is known that a rank waited for brings no rows.
         due: whether the deadline has passed.
     """
 
@@ -117,7 +117,7 @@ class Retry:
         quiet = now - self._moved >= pause
         out: list[Again] = []
         if not (self.flushing or view.due or (view.short and view.finished and view.sent and quiet)):
-            if view.progress:  # else nobody knows yet whether all have begun
+            if view.progress:  # else no rank knows yet whether all have begun
                 self._add(out, self._overtaken(now, view, quiet), now, flush=False)
         else:
             if not self.flushing:

@@ -4,9 +4,9 @@ One secret of 32 bytes, the *master*, is a file's, or drawn by rank 0 and handed
 and the reliable path are authenticated with follows from it by HKDF-SHA256 (RFC 5869) and from the greetings of all
 ranks, each of which has a number that was never used before: a job has keys of its own, also where the file stays.
 
-Rows are tagged with the key of an *epoch* of ``EPOCH_STEPS`` steps. Two are in force at once, so that nobody waits when
+Rows are tagged with the key of an *epoch* of ``EPOCH_STEPS`` steps. Two are in force at once: no rank waits when
 one gives way to the next: ranks are a few steps apart, and the key to come lies ready half an epoch before. Where
-somebody tries keys (``forgeries``) ranks agree on an owner map with one *turn* more: from its first step on all epochs
+a rank tries keys (``forgeries``) ranks agree on an owner map with one *turn* more: from its first step on all epochs
 are one later.
 """
 
@@ -43,7 +43,7 @@ log = logging.getLogger("tailbound")
 MASTER = 32
 #: What rank 0 says that it has, and a key that it says.
 _MODES, _HEX = ("off", "file", "drawn"), re.compile(rf"[0-9a-f]{{{2 * MASTER}}}")
-#: Steps of an epoch, a power of two. A rank that was stopped for half of them hears nobody afterwards.
+#: Steps of an epoch, a power of two. A rank that was stopped for half of them hears no rank afterwards.
 EPOCH_STEPS = 1 << 15
 #: Control packets of a rank that may overtake each other.
 _STAMPS = 1024
@@ -102,7 +102,7 @@ def _text(raw: bytes) -> str:
 def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path: str = "") -> bytes | None:
     """The master of the job; None: it has no key.
 
-    Rank 0 says what it has, so that nobody waits for a key that it does not draw. A drawn one is what it says: whoever
+    Rank 0 says what it has, so that no rank waits for a key that it does not draw. A drawn one is what it says: whoever
     reads the store has it, too.
 
     Args:
@@ -147,7 +147,7 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
 
 
 def prove(master: bytes, said: Mapping[str, Any]) -> str:
-    """What shows that a greeting, as a mapping, is of somebody who has the master."""
+    """What shows that a greeting, as a mapping, is of a rank who has the master."""
     text = json.dumps({name: value for name, value in said.items() if name != "proof"}, sort_keys=True)
     return hmac.new(expand(extract(b"", master), b"tailbound greeting", 32), text.encode(), "sha256").hexdigest()
 
@@ -156,7 +156,7 @@ def verify(master: bytes, rank: int, said: Mapping[str, Any]) -> None:
     """Checks the greeting of the rank that is asked for.
 
     Raises:
-        LayoutError: it is not of somebody who has the master.
+        LayoutError: it is not of a rank who has the master.
     """
     if not hmac.compare_digest(prove(master, said).encode(), str(said.get("proof")).encode(errors="replace")):
         raise LayoutError(
@@ -289,7 +289,7 @@ class Word(enum.IntEnum):
 
     OLD = 0  #: it does not count
     NEW = 1
-    AGAIN = 2  #: its sender repeats what it said last, or somebody else does
+    AGAIN = 2  #: its sender repeats what it said last, or another rank does
 
 
 class Stamps:

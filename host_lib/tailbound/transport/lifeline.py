@@ -1,8 +1,8 @@
 """A connection to every other rank that says nothing: when a process dies its kernel closes it, and the others know.
 
 Without it a rank that was killed is suspected when it has missed three ops, and each may wait for it until its
-deadline. A word of farewell before a connection is closed tells that nobody died; in a job with a key it is a tag, one
-for each side (auth-6). What else ends a connection is a death, or a middlebox, or somebody who would like it to look
+deadline. A word of farewell before a connection is closed tells that no rank died; in a job with a key it is a tag, one
+for each side (auth-6). What else ends a connection is a death, or a middlebox, or a rank who would like it to look
 like a death: ``reliable`` makes it anew, and a rank has died only where that is refused.
 
 A rank that comes back connects anew. The connection to the process before it may end after that (its host had lost

@@ -26,7 +26,7 @@ class Suspicion:
         changed: called when ``suspects`` has.
 
     Attributes:
-        suspects: ranks suspected now; nobody when it would be more than half of all ranks, self included (clock-14).
+        suspects: ranks suspected now; no rank when it would be more than half of all ranks, self included (clock-14).
             A plain attribute, since it is read a hundred times an op.
     """
 
@@ -157,7 +157,7 @@ class Membership:
     def dead(self, step: int) -> set[int]:
         """Ranks suspect in a half that have not been heard for two steps before ``step`` (clock-15).
 
-        One half is enough: a rank without rows has no contributions to miss, and nobody misses results of its own.
+        One half is enough: a rank without rows has no contributions to miss, and no rank misses results of its own.
         """
         heard = self._heard_step
         silent = {r: step_distance(step, heard[r]) if r in heard else step for r in self.suspects}
@@ -200,7 +200,7 @@ class Membership:
         return self.contribution.accuse(rank, from_, anew=True) | self.result.accuse(rank, from_, anew=True)
 
     def bye(self, rank: int, op: int) -> None:
-        """``rank`` has said goodbye, after ``op``: nobody waits for it any more."""
+        """``rank`` has said goodbye, after ``op``: no rank waits for it any more."""
         if serial_distance(op, self._before.get(rank, op)) < 0:
             return  # it is of the process before the present one
         if rank not in self.gone:
@@ -229,7 +229,7 @@ class Membership:
             self._sort()
 
     def woke(self, step: int) -> None:
-        """This process did not run for a while: it suspects nobody in ``step`` (clock-14)."""
+        """This process did not run for a while: it suspects no rank in ``step`` (clock-14)."""
         self._blind_step = step
 
     def absent(self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:

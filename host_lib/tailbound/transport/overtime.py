@@ -2,7 +2,7 @@
 
 A deadline follows what ops usually take. Where threads wait for a core, or a neighbour takes the processors away for a
 moment, an op takes longer than that without anything being lost, and its rows are worth more than a short tail. So a
-deadline moves on while rows come, or while somebody who is missed may still live, and every rank keeps a balance:
+deadline moves on while rows come, or while a rank who is missed may still live, and every rank keeps a balance:
 ``SHARE`` of the time that passes is saved up, at most ``MOST``, and what ops have waited past their deadlines is taken
 off. A link that stays slow, or a rank that is late in every step, uses it up once; then deadlines end ops as if there
 were none of it.
@@ -50,7 +50,7 @@ class Extension:
         limit: when it ends the stage whatever comes.
         over: when it ended the stage, but for rows that can still be had; 0: it has not.
         step: by how much it moves on.
-        progress: as of the last look; -1: nobody has looked yet.
+        progress: as of the last look; -1: no rank has looked yet.
     """
 
     due: int = 0
@@ -80,7 +80,7 @@ class Extension:
     ) -> bool:
         """Whether the deadline has passed, moving it on if ``progress`` rose by ``left`` since it was last looked at.
 
-        ``unwatched`` is the answer where nobody looked in the last tenth: True, it is over (a launch that came too
+        ``unwatched`` is the answer where no rank looked in the last tenth: True, it is over (a launch that came too
         late, clock-13); False, this thread was busy with something else, and rows may be on their way: one tenth more.
         ``worth`` is asked otherwise, with whether rows came at all since then: it is moved on, too, if this says so.
         """
@@ -152,7 +152,7 @@ class Overtime:
         return self._asked.get(rank, 0)
 
     def silence(self, clock: Extension) -> int:
-        """How long somebody who is missed at the deadline of ``clock`` may well say nothing, ns."""
+        """How long a rank who is missed at the deadline of ``clock`` may well say nothing, ns."""
         return max(self._floor, clock.length // 2, min(LONGEST, _MARGIN * max(self.answer, self.lack)))
 
     # -- the balance --------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ class Overtime:
         Args:
             clock: the deadline.
             now: the time, ns.
-            heard: when rows came last, or anything at all of somebody who is missed; 0: never.
+            heard: when rows came last, or anything at all of a rank who is missed; 0: never.
             reserve: what is to be left of the balance.
         """
         if not heard or now - heard > self.silence(clock):

@@ -65,7 +65,7 @@ class PaceConfig:
         sure: long round trips running that make a first limit (two make a decrease).
         first: no first limit is lower: what little was sent says nothing about the path.
         floor: no rate is lower, or than half of an equal share of the link if that is less.
-        speed: of a link of which nobody says how fast it is.
+        speed: of a link of which no rank says how fast it is.
         quantum: ns of sending that may leave at once.
         ahead: ns of sending at the link's speed, for all ranks together, that may lie in this host's own queues. Twice
             as much made senders slow down before their own queue (docs/simulate.md); half as much wakes them up twice
@@ -102,7 +102,7 @@ class Path:
         limits: settings.
         speed: of the link, where the rate begins; never more.
         peers: ranks that share it.
-        known: somebody says so; otherwise the speed is an assumption, and no grant is a part of it.
+        known: a rank says so; otherwise the speed is an assumption, and no grant is a part of it.
 
     Attributes:
         rate: bytes per second.
@@ -268,7 +268,7 @@ class Pacer:
         ranks: destinations.
         limits: settings.
         gap: ns from one burst to the next, whomever they are for; 0: none. For receivers with room for few bursts.
-        speed: bytes per second of the link, where every path begins; 0: nobody knows, so that paths begin at
+        speed: bytes per second of the link, where every path begins; 0: no rank knows, so that paths begin at
             ``limits.speed``.
         most: bytes per second that all ranks together never exceed; 0: the link itself sees to it.
         room: bytes that may wait in this host's own sockets and queues.
@@ -313,7 +313,7 @@ class Pacer:
             self._note(rank)
 
     def follow(self, speed: float) -> None:
-        """The link turned out to have this speed, in bytes per second; 0: nobody knows."""
+        """The link turned out to have this speed, in bytes per second; 0: no rank knows."""
         known, speed = speed > 0, speed or self.limits.speed
         if known == self.known and abs(speed - self._speed) <= _MOVED * self._speed:
             return
@@ -343,7 +343,7 @@ class Pacer:
 
     @property
     def granted(self) -> bool:
-        """Whether somebody grants less than the link's speed."""
+        """Whether a rank grants less than the link's speed."""
         return any(self.paths[rank].granted < 1 for rank in self.limited)
 
     def rate(self, rank: int) -> float:
@@ -381,7 +381,7 @@ class Pacer:
         return size, min(allowed for allowed, _ in rooms), max(again for _, again in rooms)
 
     def even(self, ranks: Collection[int]) -> bool:
-        """Whether nobody among ``ranks`` is more than ``_UNEVEN`` times slower than another."""
+        """Whether no rank among ``ranks`` is more than ``_UNEVEN`` times slower than another."""
         if self.limited.isdisjoint(ranks):
             return True
         rates = [self.rate(rank) for rank in ranks]

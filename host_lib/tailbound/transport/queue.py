@@ -7,12 +7,12 @@ has been sent.
 
 Results go before the contributions of later ops, and behind those of their own: an owner that has its sums early would
 otherwise keep the others' sums waiting for as long as its own results take to send. Rows that were asked for again go
-first: they are few, somebody waits for them who does so for a few milliseconds only, and their flow has ended.
+first: they are few, a rank waits for them who does so for a few milliseconds only, and their flow has ended.
 
 Rows for everybody may leave once, over a shared channel (``sender.Shared``): they wait for what is older for any of its
 ranks, leave at the rate of the slowest, and are paid for and counted by rank.
 
-A row is stale when its time is up (``until``) or when nobody takes it any more (``over``); it is dropped and counted.
+A row is stale when its time is up (``until``) or when no rank takes it any more (``over``); it is dropped and counted.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class SendQueue:
         clock: CLOCK_MONOTONIC in ns, for ``drained``.
 
     Attributes:
-        stale: rows dropped because their time was up or nobody takes them any more.
+        stale: rows dropped because their time was up or no rank takes them any more.
         waits: times a socket or a device queue was full.
         held: times a rate kept something back.
         drained: bytes per second that left while sockets were full, lately, which is what the link takes; 0: none has

@@ -241,7 +241,7 @@ class Flow:
         soon, late = 2 * silence.floor // 5, 2 * silence.floor
         if self._came or self.rows <= SHORT:
             first, since = max(path.pto, soon), self._moved
-        else:  # while rows of others come, nobody is missed
+        else:  # while rows of others come, no rank is missed
             first, since = late, max(self._moved, silence.last)
         usual = since + min(first << min(self.questions, _DOUBLED), 8 * late)
         # a deadline that has moved on is another one

@@ -2,7 +2,7 @@
 
 Slices of a replica's state and where a lost rank jumps to go this way (clock-20, clock-21). It has threads of its own,
 and every wait has a time at which it ends. Nothing of the data path waits for it. A peer that is stopped or dead costs
-the asker its timeout and nobody else anything.
+the asker its timeout and no other rank anything.
 
 Frames, network byte order. Request: magic u32, cookie u32, sender u16, length of name u16, length of request u32, name,
 request. Answer: magic u32, status u8 (0: well, 1: refused, with a text), length u64, body. One request a connection; it
@@ -88,7 +88,7 @@ class Refusal(TransportError):
 
 
 class Unreachable(TransportError):
-    """No connection to a peer can be made: nobody listens there, or no packet comes through."""
+    """No connection to a peer can be made: no rank listens there, or no packet comes through."""
 
 
 class Ended(list["Buffer"]):
@@ -165,7 +165,7 @@ class Reliable:
         """From now on ends of connections to peers are looked after that were made by ``keep``, here or there.
 
         What has not ended by a farewell is made anew, since anybody may have ended it. Who takes the new one lives,
-        however long its process leaves it without an answer. Where nobody listens, ``lost(rank)`` is called, which may
+        however long its process leaves it without an answer. Where no rank listens, ``lost(rank)`` is called, which may
         wait: if it returns true the process has ended, else there are more attempts.
         """
 

@@ -170,7 +170,7 @@ def come_back(own: Greeting, texts: list[str], verify: Verify = unproven) -> lis
 
 
 def _parse(own: Greeting, rank: int, text: bytes, verify: Verify) -> Greeting:
-    """A greeting; another version may have other fields, and somebody else may write anything."""
+    """A greeting; another version may have other fields, and another rank may write anything."""
     usual = asdict(own)
     try:
         said = json.loads(text)

@@ -34,7 +34,7 @@ class Limits:
     """Fractions of an op's rows beyond which an owner that lost them acts; None: never.
 
     Attributes:
-        skip: nobody applies the op: its average is zero and flagged ``skipped``.
+        skip: no rank applies the op: its average is zero and flagged ``skipped``.
         stop: the next launch raises ``TransportError`` on every rank.
     """
 

@@ -134,7 +134,7 @@ class Sequence:
         """Takes the owner maps agreed on, oldest first.
 
         A rank may hear of a map after its beginning. What it has launched since then stays where it was put, for
-        nobody (the others refuse its map id); the ops to come are placed as if the map had been known in time.
+        no rank (the others refuse its map id); the ops to come are placed as if the map had been known in time.
 
         Where a map began more than ``REMEMBERED`` steps ago, or before this rank jumped, places are not known any more
         (``adrift``).

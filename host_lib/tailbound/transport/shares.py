@@ -125,6 +125,6 @@ class Shares:
 def late_limit(lateness: Collection[int], pace: int) -> int:
     """Lateness (ns) above which a rank is a straggler, with those of all ranks, where an op takes ``pace`` ns.
 
-    Where one is very late, all wait for it: who comes long before it holds up nobody.
+    Where one is very late, all wait for it: who comes long before it holds up no rank.
     """
     return max(_LEAST, pace // 4, max(lateness, default=0) // 4)

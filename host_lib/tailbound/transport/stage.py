@@ -102,7 +102,7 @@ class Seen(Protocol[Request]):
     def heard(self, now: int) -> int:
         """Since when those who are waited for and not through leave a question open, the last of them, ns.
 
-        ``now``: one of them has not been asked since it was heard of; 0: nobody is waited for, or ever was heard of.
+        ``now``: one of them has not been asked since it was heard of; 0: no rank is waited for, or ever was heard of.
         """
 
     def repair(self, now: int, *, late: bool) -> Repair[Request]:
@@ -184,8 +184,8 @@ def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> tuple[int | None, flo
 
     Returns:
         How long the slowest would have taken at its pace (None: nothing was cut), in place of an arrival that will
-        never be seen, since senders drop what nobody takes any more, but twice what it had at most: a rank that stopped
-        in the middle has no pace; and the share of the rows that was lost by it.
+        never be seen, since senders drop what no rank takes any more, but twice what it had at most: a rank that
+        stopped in the middle has no pace; and the share of the rows that was lost by it.
     """
     begun = [(came, expected) for came, expected in flows if 0 < came < expected]
     if not begun:

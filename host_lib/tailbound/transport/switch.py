@@ -1,6 +1,6 @@
 """A job's aggregating switch: where it is, what it can hold, and whether rows go there while it may be silent.
 
-A switch that restarts, or that nobody reaches, sends nothing: every op then lasts until its deadline and brings
+A switch that restarts, or that no rank reaches, sends nothing: every op then lasts until its deadline and brings
 nothing. After a few such ops the ranks agree on an owner map without the switch, and try it again after a rest, which
 doubles each time that this was too early. So a switch that is gone for good costs a few ops in ever more minutes.
 """
