@@ -79,7 +79,7 @@ def test_the_others_average_again_when_the_only_owner_is_away(how: str, monkeypa
     was still waiting for it, and three until that begins. No job leaves all rows to one rank, and one that does ends
     after two such steps, but here.
     """
-    monkeypatch.setattr(Averages, "look", lambda *_: None)
+    monkeypatch.setattr(Averages, "check", lambda *_: None)
     with World(3, 1, plan=PLAN, steps=1 << 30, share_rows=True, rotate=False, **SHORT) as job:
         job.start()
         job.until(lambda: job.nodes[0].step >= 4, LONGEST)
