@@ -331,7 +331,7 @@ def test_an_error_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """Watchers look for a peer of which nothing ever comes, and at the program (``unit/test_unheard``)."""
 
     class Watcher:
-        def look(self, now: int) -> TransportError:
+        def check(self, now: int) -> TransportError:
             return TransportError("told; look")
 
     with sim_team(2, settings(hasty())) as job:

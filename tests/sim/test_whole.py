@@ -15,10 +15,10 @@ from support import Trouble, exact_mean, gradients, nmse, patient
 from tailbound.codec.shape import shape_for
 from tailbound.collective.communicator import cut
 from tailbound.collective.op import Outcome
-from tailbound.errors import ConfigError, TransportError
+from tailbound.errors import ConfigError
 from tailbound.transport.sequence import Position
 from tailbound.wire import packets
-from tailbound.wire.schema import HEADER_BYTES, PacketType, op_label
+from tailbound.wire.schema import PacketType, op_label
 from tailbound_lab.simulate.fabric import MS, Burst
 
 RANKS = 3
@@ -133,7 +133,7 @@ def test_labels_wrap() -> None:
     """Steps around 2**22, where the op label passes 2**32, and row sequences that pass it too (clock-18)."""
     wrap, numel = 1 << 22, 5000
     with sim_team(RANKS, patient(first_step=wrap - 5)) as job:
-        near = Position(wrap - 4, 0xFFFFFFFF - 100, (0xFFFFFFFF - 30,) * RANKS, 0, job[0].job.sequence.map.owners)
+        near = Position(wrap - 4, 0xFFFFFFFF - 100, (0xFFFFFFFF - 30,) * RANKS, job[0].node.engine.position().agreed)
         for member in job.communicators:
             assert member.node.engine.jump(near) == 1
         labels = []
@@ -213,8 +213,8 @@ def test_results_outlive_their_op_by_two_steps() -> None:
         ask, two = (voice.tag, 0, OWN, TWO), [(PacketType.RESULT, 0), (PacketType.RESULT, 2)]
         assert voice.ask((voice.labels[-1], *ask)) == two
         assert voice.ask((voice.labels[-2], *ask)) == two
-        assert voice.ask((voice.labels[-3], *ask)) == [(PacketType.GONE, 0)]
-        assert voice.ask((voice.labels[-3], *ask)) == []  # once
+        for _ in range(2):  # each request is answered: an answer may be lost
+            assert voice.ask((voice.labels[-3], *ask)) == [(PacketType.GONE, 0)]
         assert job[0].stats()["counters"]["repair_rows_sent"] == 4
 
 
@@ -245,27 +245,3 @@ def test_what_cannot_be_met_is_answered_with_gone_or_refused() -> None:
         ahead = (newest + (5 << 10)) & 0xFFFFFFFF
         assert voice.ask((ahead, tag, 0, OWN, b"\x80")) == []  # not finished here
         assert voice.refused() == len(bad) + 1
-
-
-def test_what_cannot_be_fetched_is_refused() -> None:
-    from tailbound.collective import fetch, fetched
-
-    with sim_team(2, patient(width=WIDTH)) as job:
-        voice = Voice(job, 6)
-        engine, newest, tag = job[0].node.engine, voice.labels[-1], voice.tag
-
-        def ask(label: int, tag: int, rows: int, *places: int) -> bytes:
-            bits = np.zeros(rows, np.uint8)
-            bits[list(places)] = 1
-            return fetched.ASK.pack(label, tag, rows) + np.packbits(bits).tobytes()
-
-        for request, why in (
-            (b"", "a request of 0 bytes"),
-            (ask(voice.labels[0], tag, OWN, 3), "not kept"),  # too long ago
-            (ask(newest, tag ^ 1, OWN, 3), "not kept"),
-            (ask(newest, tag, OWN + 9, OWN + 8), "not kept"),
-            (ask(newest, tag, OWN), "not kept"),
-        ):
-            with pytest.raises(TransportError, match=why):
-                fetch.look_up(engine, request)
-        assert len(fetch.look_up(engine, ask(newest, tag, OWN, 3, 5))) == 2 * (HEADER_BYTES + WIDTH)
