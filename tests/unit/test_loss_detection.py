@@ -264,7 +264,7 @@ BEGUN, NOT_BEGUN = [4, 12, 28, 60, 124, 252], [20, 60, 140, 300]
     [
         ({1: 40}, {}, BEGUN),
         ({1: 0}, {}, NOT_BEGUN),
-        ({1: 0}, {"of": 3}, BEGUN),  # the flow may be lost as a whole
+        ({1: 0}, {"of": 3}, [4, 44, 124, 284]),  # the flow may be lost as a whole
         ({1: 0}, {"of": 4}, NOT_BEGUN),
         ({1: 40}, {"path": SLOW}, [9, 27, 63, 135, 279]),
         ({1: 40}, {"floor": FLOOR // 50}, [t / 50 for t in BEGUN]),

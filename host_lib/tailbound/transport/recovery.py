@@ -30,7 +30,8 @@ _PROBES = 2
 _DOUBLED = 6
 #: Senders that are asked for their marks together, in turn; before a deadline all are.
 AT_ONCE = 8
-#: A flow of so few rows may well be lost as a whole: its sender counts as one that has begun.
+#: A flow of so few rows may well be lost as a whole: for the first question of a half its sender counts as one that has
+#: begun. With many ranks all flows are short, and late senders would be asked as often as those that lost a tail.
 SHORT = 3
 
 
@@ -134,11 +135,13 @@ class Silence(NamedTuple):
         floor: the shortest deadline.
         last: when a row of any of them came last.
         call: when there is still time for an answer before the deadline; ``NEVER``: that is not known.
+        rounds: how often some were asked in this half.
     """
 
     floor: int
     last: int
     call: int
+    rounds: int
 
 
 class Flow:
@@ -239,13 +242,14 @@ class Flow:
 
     def _await(self, path: Path, silence: Silence) -> None:
         soon, late = 2 * silence.floor // 5, 2 * silence.floor
-        if self._came or self.rows <= SHORT:
-            first, since = max(path.pto, soon), self._moved
-        else:  # while rows of others come, no rank is missed
-            first, since = late, max(self._moved, silence.last)
-        usual = since + min(first << min(self.questions, _DOUBLED), 8 * late)
+        # while rows of others come, a sender of which nothing has come is not missed
+        since = self._moved if self._came else max(self._moved, silence.last)
+        asked = self.questions if self._came else max(self.questions, silence.rounds)
+        begun = self._came or (self.rows <= SHORT and not asked)
+        first = max(path.pto, soon) if begun else late
+        usual = since + min(first << min(asked, _DOUBLED), 8 * late)
         # a deadline that has moved on is another one
-        self.mark = min(usual, max(silence.call, self._moved + soon, self._called + late))
+        self.mark = min(usual, max(silence.call, since + soon, self._called + late))
 
     def request(self, places: Places, now: int, path: Path, bounds: Bounds) -> None:
         """``places`` are requested now."""
@@ -298,6 +302,7 @@ class Recovery:
 
     def __init__(self, bounds: Bounds) -> None:
         self._bounds = bounds
+        self._rounds = 0  # how often senders were asked for their marks
         self.flows: dict[int, Flow] = {}
 
     @property
@@ -351,7 +356,7 @@ class Recovery:
         requests, awaited, floor = [], set(), self._bounds.floor
         silent: list[int] = []
         last = max((max(flow.moved, flow.ended) for flow in self.flows.values()), default=0)
-        silence = Silence(floor, last, deadline - 3 * floor // 5 if deadline else NEVER)
+        silence = Silence(floor, last, deadline - 3 * floor // 5 if deadline else NEVER, self._rounds)
         for sender in senders:
             awaited.add(sender.rank)
             flow = self.flows.get(sender.rank)
@@ -379,6 +384,8 @@ class Recovery:
             flow.over |= rank not in awaited
         silent.sort(key=lambda rank: self.flows[rank].questions)
         asked = silent if now >= silence.call else silent[:AT_ONCE]
+        self._rounds += bool(asked)
+        silence = silence._replace(rounds=self._rounds)
         for rank in silent:
             self.flows[rank].ask(now, paths(rank), silence, asked=rank in asked)
         return requests, asked
