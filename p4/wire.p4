@@ -36,6 +36,7 @@ const bit<16> TB_FLAG_COMPLAINT = 64;
 const bit<16> TB_FLAG_FIRST_HALF = 128;
 const bit<16> TB_FLAG_SUMS = 256;
 const bit<16> TB_FLAG_SWITCHED = 512;
+const bit<16> TB_FLAG_OVERFLOW = 1024;
 const bit<16> TB_FLAG_HALVES = 2048;
 const bit<16> TB_FLAG_EPOCH = 4096;
 

@@ -17,7 +17,7 @@ from tailbound.wire.schema import Flag, Stage, Verdict
 #: Ops running of which less than half has come from a rank that has sent all, until it is told so.
 _COMPLAIN = 2
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
-_SKIP, _STOP = int(Flag.SKIP), int(Flag.STOP)
+_SKIP, _STOP, _OVERFLOW = int(Flag.SKIP), int(Flag.STOP), int(Flag.OVERFLOW)
 
 
 class Accounts:
@@ -103,6 +103,7 @@ class Accounts:
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
         flags = int(gather_flags(job.records.results, op.buffers.source, op.label))
+        op.outcome.overflowed |= bool(flags & _OVERFLOW)
         told, flags = flags & (_SKIP | _STOP), flags | op.flags
         found = self.results.judge(expected, taken)
         if found.action:

@@ -54,11 +54,11 @@ def decode_ready(body: bytes, groups: int) -> Ready | None:
 def announce(job: Speaker, op: Op, peers: Iterable[int]) -> None:
     """Sends READY for ``op`` to ``peers``."""
     body = encode_ready(set(op.needs) | {job.rank}, op.needs.get(job.rank) if op.cold else None)
-    flags = Flag(0)
-    if op.abstains:
-        flags |= Flag.ABSTAIN
-        if op.label not in job.abstained:
-            job.abstained.append(op.label)
+    flags = Flag.ABSTAIN if op.abstains else Flag(0)
+    if op.outcome.overflowed:
+        flags |= Flag.OVERFLOW
+    if flags:
+        job.remember(op.label, flags)
     if op.outcome.late:
         flags |= Flag.LATE
     head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags, seq=op.place.result_seq)
@@ -69,7 +69,7 @@ def announce(job: Speaker, op: Op, peers: Iterable[int]) -> None:
 
 def acknowledge(job: Speaker, label: int, layout: int, peers: Iterable[int]) -> None:
     """Tells ``peers`` by GONE how far this rank is: the marks say it. And that it abstained: a word may be lost."""
-    flags = Flag.ABSTAIN if label in job.abstained else Flag(0)
+    flags = job.said.get(label, Flag(0))
     head = job.header(PacketType.GONE, label, layout, flags=flags)
     for peer in peers:
         job.tell(peer, head)

@@ -127,7 +127,7 @@ def _encode(job: Job, op: Op) -> None:
         op.sending, op.begun = Sending.CODING, job.now()
         return
     if not all(part.finite for part in parts):
-        op.outcome.abstained = True
+        op.outcome.abstained = op.outcome.overflowed = True
         job.counters["abstained"] += 1
         _done_sending(job, op)
         return

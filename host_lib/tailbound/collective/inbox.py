@@ -75,6 +75,7 @@ class Inbox:
         elif head["type"] == PacketType.GONE and label in ops:
             if flags & Flag.ABSTAIN:
                 ops[label].abstainers.add(sender)
+            ops[label].outcome.overflowed |= bool(flags & Flag.OVERFLOW)
             if int(head["rows"]):
                 half = ops[label].first if flags & Flag.FIRST_HALF else ops[label].second
                 if half.recovery is not None:
@@ -95,6 +96,7 @@ class Inbox:
             return
         if flags & Flag.ABSTAIN:
             op.abstainers.add(sender)
+        op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
         if flags & Flag.LATE:
             op.stayed_out.add(sender)
         if ready.needs is not None:

@@ -43,6 +43,7 @@ class Outcome:
         failed_groups: groups of which no row arrived (zero in the result).
         void: of one op nothing is there at all, and as far as this rank knows since no rank's gradient was finite.
         abstained: the own gradient was not finite.
+        overflowed: some rank's gradient was not, the own one included, as far as this rank has heard.
         late: the own gradient came after its rows had been sealed.
         missing: ranks from which nothing came in a stage.
         overwritten: result rows that were overwritten before use.
@@ -62,6 +63,7 @@ class Outcome:
     clipped: int = 0
     void: bool = False
     abstained: bool = False
+    overflowed: bool = False
     late: bool = False
     missing: set[int] = field(default_factory=set)
     overwritten: int = 0
@@ -77,7 +79,7 @@ class Outcome:
         for name in ("expected", "delivered", "deadline_hits", "failed_groups", "clipped",
                      "overwritten", "missed"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("void", "abstained", "late", "missing", "skipped", "doubtful"):
+        for name in ("void", "abstained", "overflowed", "late", "missing", "skipped", "doubtful"):
             setattr(self, name, getattr(self, name) | getattr(other, name))
         self.unsent &= other.unsent
         self.label, self.error = other.label, self.error or other.error

@@ -116,8 +116,7 @@ def find(
 def _gone(job: Job, request: Request) -> None:
     """Tells the asker that there are none of these rows (``rows`` tells it from the answer to a question for marks)."""
     flags = Flag.FIRST_HALF if request.first_half else Flag(0)
-    if request.label in job.abstained:
-        flags |= Flag.ABSTAIN
+    flags |= job.said.get(request.label, Flag(0))
     head = job.header(PacketType.GONE, request.label, request.layout, owner=request.asker, rows=1, flags=flags)
     job.tell(request.asker, head)
     job.counters["repair_gone"] += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -34,8 +34,8 @@ assert packets.offset_of("published") == _MARKS_AT + 4
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
 _STAMP_AT = packets.offset_of("exponent")
 assert packets.offset_of("count") == _STAMP_AT + 8
-#: So many ops back a rank remembers that it abstained.
-_ABSTAINED = 256
+#: Of so many ops a rank remembers what it said of its gradient.
+_SAID = 256
 
 
 @dataclass
@@ -84,8 +84,8 @@ class Speaker(Known):
         self.sequence = Sequence(self.world, OwnerMap(0, owners), config.first_step)
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before, before)
-        #: the newest ops that this rank said it has nothing for; peers that missed the word ask
-        self.abstained: deque[int] = deque(maxlen=_ABSTAINED)
+        #: what this rank said of its gradient (``ABSTAIN``, ``OVERFLOW``), by op; peers that missed the word ask
+        self.said: dict[int, Flag] = {}
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank, now)
         first = self.sequence.map.id
@@ -114,6 +114,12 @@ class Speaker(Known):
         for name, value in fields.items():
             head[name] = value
         return head
+
+    def remember(self, label: int, flags: Flag) -> None:
+        """Keeps what is said of the own gradient of an op."""
+        self.said[label] = self.said.get(label, Flag(0)) | flags
+        if len(self.said) > _SAID:
+            del self.said[next(iter(self.said))]
 
     def tell(self, rank: int, head: NDArray[Any], body: bytes = b"") -> bytes:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""

@@ -1,14 +1,15 @@
 """A gradient scaler for ranks that average (clock-25).
 
 ``torch.amp.GradScaler`` looks for Inf and NaN in the gradients that it is given. Under Tailbound these are finite: a
-rank whose own gradient is not stays out of the average, and would never back off. Here each rank has a loss scale of
-its own:
+rank whose own gradient is not stays out of the average, and would never back off. Here all ranks have one loss scale:
 
-- gradients are divided by it before they are coded and multiplied by it again after, in float32: on the wire they have
-  no scale, ranks whose scales differ average the same quantity, and the codec's own scales do not jump with it;
-- a rank that overflows lowers its scale, while the step is applied with the others' average;
+- a rank that overflows says so in its packets, and owners hand that on with their results (``Flag.OVERFLOW``): all
+  ranks lower their scales in that step, which is applied with the others' average;
 - a step is skipped by all ranks, which all lower their scales, where all of them overflowed in any bucket;
-- scales of ranks differ by powers of two only, so that an unscaled average has the same bits on all of them;
+- gradients are divided by the scale before they are coded and multiplied by it again after, in float32: on the wire
+  they have no scale, and the codec's own scales do not jump with it;
+- a rank that heard nothing of an op has another scale from then on, by powers of two only, so that an unscaled average
+  has the same bits on all ranks; it takes the scale of the rank whose state it takes;
 - the ranks of a host that share buckets (``node_group``) add up what they have scaled: at the end of a step they tell
   each other of overflows, so that their scales stay equal.
 
@@ -35,9 +36,9 @@ TailboundState: TypeAlias = Any
 
 
 class Overflow(NamedTuple):
-    """``own``: a gradient of this rank had Inf or NaN. ``void``: no rank had a part of a gradient."""
+    """``any``: a gradient of some rank had Inf or NaN. ``void``: no rank had a part of a gradient."""
 
-    own: bool = False
+    any: bool = False
     void: bool = False
 
 
@@ -51,12 +52,12 @@ class OverflowNotes:
 
     def note(self, outcome: Outcome) -> None:
         """Takes in what became of a bucket."""
-        self.share(outcome.abstained, outcome.void)
+        self.share(outcome.overflowed or outcome.abstained, outcome.void)
 
-    def share(self, own: bool, void: bool) -> None:
+    def share(self, overflowed: bool, void: bool) -> None:
         """Takes in what those say, too, who average other parts of the same gradient."""
         with self._lock:
-            self.so_far = Overflow(self.so_far.own or own, self.so_far.void or void)
+            self.so_far = Overflow(self.so_far.any or overflowed, self.so_far.void or void)
 
     def collect(self) -> Overflow:
         """What the step says, and begins the next one."""
@@ -100,12 +101,8 @@ class GradScaler(torch.amp.GradScaler):
                 f"each of the {state.shards} shards of this model is averaged by a job of its own, with a loss scale "
                 "of its own, and a host would add gradients of different scales: train in bfloat16, without a scaler"
             )
-        factors = self.get_growth_factor(), self.get_backoff_factor()
-        if self._ours and any(math.frexp(factor)[0] != 0.5 for factor in factors):
-            raise ConfigError(
-                "a loss scale that grows by {:g} and backs off by {:g} rounds gradients otherwise on each rank: give "
-                "powers of two, as growth_factor=2.0, backoff_factor=0.5".format(*factors)
-            )
+        if self._ours:
+            _check_factors(self.get_growth_factor(), self.get_backoff_factor())
         self._state = state
         if self._ours:
             if self._scale is None:
@@ -133,12 +130,15 @@ class GradScaler(torch.amp.GradScaler):
                 found.fill_(1.0)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """As in torch; a step in which this rank's own gradients overflowed counts as one with infinite gradients."""
+        """As in torch; a step in which some rank's gradients overflowed counts as one with infinite gradients.
+
+        A scale of 1 is lowered no more: gradients that are not finite then are not so for its sake.
+        """
         if not self._ours:
             super().update(new_scale)
             return
         before = self._state.loss_scale
-        if self._state.overflow.collect().own:
+        if self._state.overflow.collect().any and before > 1:
             self._mark(self._per_optimizer_states.values())
         super().update(new_scale)
         self._state.loss_scale = scale = self.get_scale()
@@ -147,7 +147,13 @@ class GradScaler(torch.amp.GradScaler):
             self._state.say("overflow", text, logging.INFO)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; states of torch's own scaler fit."""
+        """As in torch; states of torch's own scaler fit.
+
+        Raises:
+            ConfigError: factors that are no powers of two.
+        """
+        if self._ours:
+            _check_factors(state_dict.get("growth_factor", 2.0), state_dict.get("backoff_factor", 0.5))
         super().load_state_dict(state_dict)
         if self._ours:
             self._state.loss_scale = self.get_scale()
@@ -158,6 +164,15 @@ class GradScaler(torch.amp.GradScaler):
         Another state may take it in then (``adopt``). It keeps its class, since a thread may still be in its methods.
         """
         self._ours = False
+
+
+def _check_factors(growth: float, backoff: float) -> None:
+    """Raises a ``ConfigError`` for factors by which scales of ranks could differ otherwise than by powers of two."""
+    if any(math.frexp(factor)[0] != 0.5 for factor in (growth, backoff)):
+        raise ConfigError(
+            f"a loss scale that grows by {growth:g} and backs off by {backoff:g} rounds gradients otherwise on each "
+            "rank: give powers of two, as growth_factor=2.0, backoff_factor=0.5"
+        )
 
 
 def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:

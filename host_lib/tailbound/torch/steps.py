@@ -109,12 +109,12 @@ class Steps:
             )
 
     def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes in a scaler of torch's own that is stepping ``optimizer``, so that it sees this rank's overflows."""
+        """Takes in a scaler of torch's own that is stepping ``optimizer``, so that it hears of all overflows."""
         state, scaler = self._state, scaler_at_work()
         if scaler is None or scaler is state.scaler or not scaler.is_enabled():
             return
         adopt(state, scaler)
-        log.info("rank %d: a torch.amp.GradScaler steps this model; it sees this rank's overflows now", state.rank)
+        log.info("rank %d: a torch.amp.GradScaler steps this model; its scale is that of all ranks now", state.rank)
         if state.overflow.so_far.void:  # finite gradients: zeros, since all ranks overflowed; it would not step by them
             for group in optimizer.param_groups:
                 for parameter in group["params"]:

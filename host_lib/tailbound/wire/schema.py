@@ -83,6 +83,7 @@ class Flag(enum.IntFlag):
     FIRST_HALF = 128  #: repair, gone: contributions are meant, not results
     SUMS = 256  #: result of a switch: u16 sums of the codes, big-endian, in code order
     SWITCHED = 512  #: result of a switch: mean codes, in the contributions' scale
+    OVERFLOW = 1024  #: ready, gone, result: a rank's gradient of this op is not finite
     HALVES = 2048  #: contribution: two codes of 4 bits a byte
     EPOCH = 4096  #: with a tag: which of the two keys in force it was made with
 
