@@ -16,8 +16,9 @@ ONE_RANK: list[Collection[int]] = [(), (1,), (), (), (2,), (), (), ()]
 
 
 def test_a_rank_that_overflows_lowers_the_scale_of_all(run: Run) -> None:
-    """Else loops that clip scaled gradients part replicas for good. Its step is applied everywhere, with the mean of the
-    others. 5 % of all packets get lost.
+    """Else loops that clip scaled gradients part replicas. Its step is applied everywhere, with the mean of the others.
+
+    5 % of all packets get lost.
     """
     results = run("scaler_jobs.overflowing", 3, ONE_RANK)
     for rank, result in enumerate(results):
@@ -33,7 +34,7 @@ def test_the_scaler_of_torch_backs_off(run: Run) -> None:
 
     ill: list[Collection[int]] = [(0, 1, 2), (), (1,), (), (0, 1, 2), (), ()]
     results = run("scaler_jobs.stock", 3, ill)
-    for rank, steps in enumerate(results):
+    for steps in results:
         assert [moved for _, _, moved, _ in steps] == [len(ranks) < 3 for ranks in ill]
         assert [before / after for before, after, _, _ in steps] == [2 if ranks else 1 for ranks in ill]
     for step in range(len(ill)):

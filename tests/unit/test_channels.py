@@ -236,7 +236,9 @@ def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
     job.channels.member = SimpleNamespace(packets=lambda: [waiting.pop(0)] if waiting else [])
     for _ in range(3):
         job.channels.listen()
-    for seq, heard in ((7, 3), (8, 0)):
+    for seq, heard in ((7, 3), (8, 0), (7, 0)):
+        if (seq, heard) == (7, 0):
+            job.channels.forget(2)  # another process, whose first rounds have the numbers of the one before
         job.channels.receive({"sender": 2, "seq": seq, "flags": int(Flag.REPEAT)})
         rank, head, _ = job.told.pop()
         assert [int(head[name][0]) for name in ("type", "seq", "flags", "count")] == [PacketType.GROUP, seq, 0, heard]

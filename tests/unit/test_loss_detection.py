@@ -292,5 +292,15 @@ def test_of_many_that_are_missing_few_are_asked_at_a_time_and_all_in_turn() -> N
     assert {rank for asked in late for rank in asked} == set(many)
 
 
+def test_rows_of_a_sender_that_is_awaited_again_are_requested() -> None:
+    """It was suspected for a while by what another op had not got. Rules: clock-14, clock-23."""
+    receiver = begun(Receiver(), set(range(ROWS)) - {7})
+    left = receiver.recovery.poll(STEP, [], receiver.arrived, lambda _: receiver.path)
+    assert (left, receiver.recovery.over(1), receiver.recovery.open) == (([], []), True, False)
+    receiver.ended = {1}
+    assert receiver.run(2 * STEP, 3 * STEP + 2 * WINDOW)[0][1] == [7]
+    assert receiver.recovery.standing == (True, 1)
+
+
 def test_a_flow_without_rows_is_no_error() -> None:
     assert Flow(0, 0).requested.tolist() == []

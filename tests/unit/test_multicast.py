@@ -129,6 +129,17 @@ def test_a_peer_that_goes_on_hearing_too_few_ends_it_and_may_have_just_joined() 
     assert trials.poll(9 * PATIENCE, PEERS) == (False, [])
 
 
+def test_a_rank_that_comes_back_may_have_just_joined_too() -> None:
+    """What the process before it had not heard does not count against it."""
+    trials = Trials()
+    trials.poll(0, PEERS)
+    trials.answer(2, trials.number, ENOUGH - 1, 0)
+    trials.poll(PATIENCE, [1, 3])
+    trials.poll(2 * PATIENCE, PEERS)
+    trials.answer(2, trials.number, ENOUGH - 1, 2 * PATIENCE)
+    assert trials.failed is None
+
+
 def test_silence_says_nothing() -> None:
     trials = Trials()
     tried(trials, 5 * PATIENCE, {1: ENOUGH, 3: ENOUGH})

@@ -291,6 +291,10 @@ class Channels:
             number, (newest, count) = int(head["seq"]), self._heard.get(sender, (0, 0))
             self._heard[sender] = number, count + 1 if number == newest else 1
 
+    def forget(self, rank: int) -> None:
+        """Another process is ``rank`` now, which numbers its rounds from the beginning."""
+        self._heard.pop(rank, None)
+
     def receive(self, head: np.void) -> None:
         """Takes a GROUP packet that came to this rank alone: a question about the sender's round, or an answer."""
         sender, number = int(head["sender"]), int(head["seq"])

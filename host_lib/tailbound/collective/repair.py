@@ -21,8 +21,8 @@ from tailbound.transport.config import FLOOR, MS
 from tailbound.transport.recovery import Path
 from tailbound.wire.schema import serial_distance
 
-#: Part of the pace to a rank that answers to it may take.
-SHARE = 0.1
+#: Part of the pace to a rank that answers to it may take; lost results are insisted on, and have more.
+SHARE, RESULTS = 0.1, 5
 #: For so long nothing of an answer comes before it counts as lost, at most; at least for the floor of deadlines. Two
 #: round trips are far less, but the owner's thread may be coding another op when it is asked.
 PATIENCE_MOST = 50 * MS

@@ -9,7 +9,7 @@ from tailbound.codec.owners import Places
 from tailbound.collective.buffers import Kept
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
-from tailbound.collective.repair import Request
+from tailbound.collective.repair import RESULTS, Request
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
 from tailbound.transport.batch import burst_packets
@@ -62,7 +62,7 @@ def answer(job: Job, window: Window, now: int) -> int:
         rows, states, exists, at, place = found
         stride = rows.shape[1]
         asker, budget = request.asker, repairs.budgets[request.asker]
-        pace = min(queue.pacer.limit(asker) or share, share)
+        pace = min(queue.pacer.limit(asker) or share, share) * (1 if request.first_half else RESULTS)
         count = min(len(request.places), budget.ready(now, pace) // stride)
         budget.spend(count * stride)
         if count == 0:

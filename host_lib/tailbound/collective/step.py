@@ -228,9 +228,12 @@ def recover(op: Op, view: View, now: int) -> Step:
 
     Marks only once the own rows have left: until then this rank holds up the others.
     """
-    halves = op.first.recovery, op.second.recovery
-    before = [half is not None and half.open for half in halves]
+    before = _standing(op)
     actions, look = of(op).recover(view, now)
     op.news = False
-    op.stirred |= before != [half is not None and half.open for half in (op.first.recovery, op.second.recovery)]
+    op.stirred |= before != _standing(op)
     return Step(tuple(actions), look)
+
+
+def _standing(op: Op) -> list[tuple[bool, int]]:
+    return [half.recovery.standing if half.recovery is not None else (False, 0) for half in (op.first, op.second)]

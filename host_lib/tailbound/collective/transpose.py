@@ -293,6 +293,7 @@ class Transpose:
         job = self.job
         job.membership.back(rank, step)
         job.hear(rank, job.now())
+        job.channels.forget(rank)
         job.publish_live()
         self._unsettled = True
         job.counters["ranks_back"] += 1

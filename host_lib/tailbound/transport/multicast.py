@@ -152,6 +152,7 @@ class Trials:
     def poll(self, now: int, live: Sequence[int]) -> tuple[bool, list[int]]:
         """Whether to send a round to the group, and ranks to ask about the last one, with ``live`` peers."""
         self.reached.intersection_update(live)  # another process may come in the place of one that has left
+        self._bad = {rank: since for rank, since in self._bad.items() if rank in live}
         waiting = [rank for rank in live if rank not in self.reached]
         if now < self.due or not waiting or self.failed is not None:
             return False, []

@@ -304,16 +304,22 @@ class Recovery:
         self._bounds = bounds
         self._rounds = 0  # how often senders were asked for their marks
         self.flows: dict[int, Flow] = {}
+        self._left: set[int] = set()  # senders whose rows are not awaited now; a suspect may come back
 
     @property
     def open(self) -> bool:
         """Whether a flow has ended, and its missing rows may still come."""
-        return any(flow.ended and not flow.over for flow in self.flows.values())
+        return any(flow.ended and not flow.over for flow in self._awaited())
+
+    @property
+    def standing(self) -> tuple[bool, int]:
+        """``open``, and how many flows have ended: when either changes, the half may end."""
+        return self.open, sum(flow.ended > 0 for flow in self.flows.values())
 
     @property
     def due(self) -> int:
         """When to call ``poll`` again; ``NEVER``: when a flow begins."""
-        return min((min(flow.due, flow.mark) for flow in self.flows.values() if not flow.over), default=NEVER)
+        return min((min(flow.due, flow.mark) for flow in self._awaited() if not flow.over), default=NEVER)
 
     @property
     def requested(self) -> dict[int, Places]:
@@ -323,7 +329,10 @@ class Recovery:
 
     def over(self, rank: int) -> bool:
         """Whether nothing more is requested of ``rank``."""
-        return rank in self.flows and self.flows[rank].over
+        return rank in self.flows and (self.flows[rank].over or rank in self._left)
+
+    def _awaited(self) -> list[Flow]:
+        return [flow for rank, flow in self.flows.items() if rank not in self._left]
 
     def gone(self, rank: int) -> None:
         """``rank`` has said that no more of this op will come."""
@@ -344,7 +353,7 @@ class Recovery:
 
         Args:
             now: the time.
-            senders: flows whose rows are awaited; those of others are over.
+            senders: flows whose rows are awaited now.
             here: which rows of a flow have arrived, bool[rows] in the order of sending.
             paths: by rank.
             asks: whether marks may be asked for.
@@ -380,8 +389,7 @@ class Recovery:
                 continue
             flow.request(lost, now, path, self._bounds)
             requests.append((sender.rank, np.sort((lost + sender.first) % sender.rows)))
-        for rank, flow in self.flows.items():
-            flow.over |= rank not in awaited
+        self._left = self.flows.keys() - awaited
         silent.sort(key=lambda rank: self.flows[rank].questions)
         asked = silent if now >= silence.call else silent[:AT_ONCE]
         self._rounds += bool(asked)
