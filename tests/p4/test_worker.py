@@ -9,7 +9,8 @@ import p4_world
 import switch_cases
 from kernel_world import KernelWorld
 from switch_cases import JOB, Step, contribution
-from tailbound.wire.packets import packed, parse
+from tailbound.wire.address import words_of
+from tailbound.wire.packets import parse
 from tailbound.wire.schema import Flag, Verdict
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "p4c", "bmv2", "thrift")
@@ -26,7 +27,7 @@ def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
     kernel = KernelWorld("bcc")
     kernel.begin(JOB.ranks + 1)
     try:
-        kernel.store.peers[JOB.ranks] = (packed(switch_cases.ADDRESS), 1, 0, 0)
+        kernel.store.peers[JOB.ranks] = (words_of(switch_cases.ADDRESS)[0], 1, 0, 0)
         assert kernel.judge(data) == (Verdict.RESULT_TAKEN, JOB.ranks)
         assert kernel.judge(data) == (Verdict.DUPLICATE_RESULT, JOB.ranks)
         head, body = parse(data[p4_world.HEADERS :])

@@ -53,3 +53,14 @@ def test_a_scale_whose_mantissa_would_part_ranks_is_refused(factors: dict[str, f
         adopt(state(job=True), given)
     assert type(given) is torch.amp.GradScaler
     adopt(state(job=False), given)
+
+
+def test_factors_of_a_checkpoint_are_looked_at_as_well() -> None:
+    import torch
+
+    from tailbound.torch.scaler import GradScaler
+
+    ours = GradScaler(state(job=True))
+    with pytest.raises(ConfigError, match="grows by 1.5"):
+        ours.load_state_dict(torch.amp.GradScaler("cpu", growth_factor=1.5).state_dict())
+    assert ours.get_growth_factor() == 2.0

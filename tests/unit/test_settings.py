@@ -233,3 +233,21 @@ def test_what_is_no_setting_is_warned_of_once(
         "TAILBOUND_STAGE_MAX is no setting and does nothing: give patience",
         "TAILBOUND_WEATHER is no setting and does nothing: see docs/settings.md",
     ]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"patience": None}, "patience= is 'None': give rack"), ({"patience": True}, "patience= is 'on': give rack"),
+        ({"hold_max": float("inf")}, "hold_max= is 'inf'"), ({"timeout": -1}, "timeout= is '-1'"),
+        ({"port": None}, "port= is 'None'"), ({"safeguard": {"skip": 0.5}}, "safeguard= is"),
+        ({"advanced": "rate"}, "advanced='rate': give a dictionary"),
+        ({"advanced": {"deadline_ms": 20}}, "deadline_ms= is '20'"),
+        ({"advanced": {"deadline_ms": (0, 0)}}, "deadline_ms= is '0,0'"),
+        ({"advanced": {"resync_period": 1.5}}, "resync_period= is '1.5'"),
+        ({"advanced": {"share_rows": None}}, "share_rows= is 'None'"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_be_is_refused_by_name(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        filled(cast(Options, given))

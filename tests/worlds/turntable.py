@@ -12,7 +12,8 @@ from tailbound.kernel import load, syscalls
 from tailbound.kernel.maps import possible_cpus
 from tailbound.kernel.switch import MAP_NAMES, Entry, Member, Sizes, Switch
 from tailbound.wire import schema
-from tailbound.wire.packets import header, packed, packet
+from tailbound.wire.address import words_of
+from tailbound.wire.packets import header, packet
 from tailbound.wire.schema import PacketType
 from tailbound_lab.bench.frames import frame
 
@@ -63,7 +64,7 @@ class Turntable:
 
     def turn(self, cpu: int, data: bytes, turn: int, ranks: int) -> bytes:
         """Sets what the packets of a CPU become, from ``data`` on; the frame to repeat."""
-        after = struct.pack("=IIII", packed(_WORKER), packed(_SWITCH), turn, ranks)
+        after = struct.pack("=IIII", words_of(_WORKER)[0], words_of(_SWITCH)[0], turn, ranks)
         value = data[: schema.HEADER_BYTES] + after
         syscalls.map_update(self.switch.maps.fds[_TURN], struct.pack("=I", cpu), value)
         return frame(data, _WORKER, _SWITCH, PORT, PORT)

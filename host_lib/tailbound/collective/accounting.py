@@ -75,11 +75,11 @@ class Accounts:
             self._say(op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
 
     def _close(self, stage: Stage, peer: int, due: int, came: int, again: int, *, finished: bool) -> None:
-        """``again``: rows of those that came that had to be asked for, which hide no loss here."""
+        """``again``: rows that had to be asked for; that some of them came hides no loss here."""
         self.ledger.close(stage, peer, due, came, finished=finished)
         if not finished:
             return
-        short = self._short[stage, peer] = self._short[stage, peer] + 1 if 2 * (came - again) < due else 0
+        short = self._short[stage, peer] = self._short[stage, peer] + 1 if 2 * min(came, due - again) < due else 0
         if short >= _COMPLAIN:
             self._complain(peer)
 

@@ -146,9 +146,16 @@ def parse_rate(text: str) -> int:
     return rate
 
 
+@dataclass(frozen=True)
+class _Rate(Kind):
+    def show(self, value: Any) -> str:
+        """Bits per second."""
+        return f"{value}bit"
+
+
 GROUP = Kind("an IPv4 address of 224.0.1.0..239.255.255.255", _group)
 BITS_KIND = Kind("one of " + " or ".join(map(bits_text, BITS)), _bits)
 DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)
 PATIENCE = Kind("rack, cloud, wan, or seconds above 0", _patience)
-RATE = Kind("a rate as in 25gbit or 500mbit", parse_rate)
+RATE = _Rate("a rate as in 25gbit or 500mbit", parse_rate)
 LIMITS = Kind("NAME=VALUE,... of " + ", ".join(field.name for field in fields(Limits)), _limits)

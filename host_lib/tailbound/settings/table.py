@@ -276,7 +276,10 @@ _told: set[str] = set()
 
 def refuse_unknown(options: Mapping[str, Any]) -> None:
     """Raises a ``ConfigError`` for an option that is none, with the nearest one that is."""
-    for names, given in (OPTIONS, options), (ADVANCED, options.get("advanced") or {}):
+    advanced = options.get("advanced") or {}
+    if not isinstance(advanced, Mapping):
+        raise ConfigError(f"advanced={advanced!r}: give a dictionary of options, as advanced={{'share_rows': False}}")
+    for names, given in (OPTIONS, options), (ADVANCED, advanced):
         for name in given.keys() - names.keys() - {"advanced"}:
             place = f"advanced={{{name!r}: ...}}" if name in ADVANCED else f"{name}=" if name in OPTIONS else ""
             raise ConfigError(
@@ -296,12 +299,14 @@ def known(option: str, options: Mapping[str, Any]) -> Any:
     Text is a value wherever it is one in the environment: ``share_rows="off"``.
 
     Raises:
-        ConfigError: text that cannot be its value.
+        ConfigError: what cannot be its value.
     """
     setting = _OF_A_JOB[option]
     if option in ADVANCED:
         options = options.get("advanced") or {}
     given = options.get(option, "")
+    if isinstance(given, bool | int | float | tuple | dict) or (given is None and setting.default is not None):
+        setting.parse(setting.kind.show(given), f"{option}=")
     if not isinstance(given, str):
         return given
     if given.strip():
