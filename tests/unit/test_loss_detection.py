@@ -299,7 +299,7 @@ def test_rows_of_a_sender_that_is_awaited_again_are_requested() -> None:
     assert (left, receiver.recovery.over(1), receiver.recovery.open) == (([], []), True, False)
     receiver.ended = {1}
     assert receiver.run(2 * STEP, 3 * STEP + 2 * WINDOW)[0][1] == [7]
-    assert receiver.recovery.standing == (True, 1)
+    assert receiver.recovery.standing == (True, 0)
 
 
 def test_a_flow_without_rows_is_no_error() -> None:

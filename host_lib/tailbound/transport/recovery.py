@@ -313,8 +313,8 @@ class Recovery:
 
     @property
     def standing(self) -> tuple[bool, int]:
-        """``open``, and how many flows have ended: when either changes, the half may end."""
-        return self.open, sum(flow.ended > 0 for flow in self.flows.values())
+        """``open``, and how many flows have ended and are over: when either changes, the half may end."""
+        return self.open, sum(flow.ended > 0 and flow.over for flow in self.flows.values())
 
     @property
     def due(self) -> int:
