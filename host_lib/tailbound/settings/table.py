@@ -327,16 +327,10 @@ def filled(options: Options) -> dict[str, Any]:
 
 
 def config_fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of ``Config`` that ``filled`` options stand for, but for the ones that are made of several.
-
-    Raises:
-        ConfigError: a patience of no time.
-    """
+    """Fields of ``Config`` that ``filled`` options stand for, but for the ones that are made of several."""
     names = {field.name for field in fields(Config)} - {"switch", "insist"}
     found = {s.field or name: s.convert(options[name]) for name, s in _OF_A_JOB.items() if (s.field or name) in names}
     patience, insist = options["patience"], options["insist"]
-    if not patience > 0:
-        raise ConfigError(f"patience={patience!r}: give {PATIENCE.give}")
     part = _nanoseconds(patience) // 26
     times = {"start_max": 5 * part, "stage_max": 10 * part, "floor": part // 20}
     return found | times | {"insist": part if insist is None else _nanoseconds(insist)}

@@ -18,9 +18,8 @@ import inspect
 import logging
 import queue
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -29,11 +28,10 @@ from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.finished import Bucket, gradients
 from tailbound.torch.memory import Memory
+from tailbound.torch.scaler import TailboundState
+from tailbound.torch.steps import Part
 from tailbound.torch.turns import Turn
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
-
-#: A ``TailboundState``, whose module imports this one.
-TailboundState: TypeAlias = Any
 
 log = logging.getLogger("tailbound")
 
@@ -73,7 +71,7 @@ class Place(enum.Enum):
     OUTSIDE = enum.auto()  #: its process is new in a job under way, and makes steps by itself
 
 
-class Absence:
+class Absence(Part):
     """Of the rank of ``state``. Steps are backward passes whose gradients are averaged.
 
     Attributes:
@@ -86,17 +84,11 @@ class Absence:
     """
 
     def __init__(self, state: TailboundState) -> None:
-        self._held = weakref.ref(state)  # which ends with the program's last reference to it
+        super().__init__(state)
         self.abstaining = self.void = self.skips = self.joined = False
         self.lag = self.skipped = 0
         self._made = self._most = self._tries = 0  # of this stretch of void iterations
         self._lost_for = self._stuck = 0
-
-    @property
-    def _state(self) -> TailboundState:
-        state = self._held()
-        assert state is not None
-        return state
 
     @property
     def place(self) -> Place:

@@ -52,7 +52,7 @@ class OverflowNotes:
 
     def note(self, outcome: Outcome) -> None:
         """Takes in what became of a bucket."""
-        self.share(outcome.overflowed or outcome.abstained, outcome.void)
+        self.share(outcome.overflowed, outcome.void)
 
     def share(self, overflowed: bool, void: bool) -> None:
         """Takes in what those say, too, who average other parts of the same gradient."""

@@ -156,12 +156,7 @@ class TailboundState:
             rank, ranks: of the job.
             resync: ``resync_period`` and ``resync_share``.
             bits, feedback: of a code; ``error_feedback``.
-
-        Raises:
-            ConfigError: an invalid value.
         """
-        if min(resync) < 0:
-            raise ConfigError("resync_period and resync_share: give 0 or more")
         self.rank, self.ranks = rank, ranks
         self._resync_settings, self.bits = resync, bits
         self._feedback = FORMATS[both_ways(self.bits)[0]].clips if feedback is None else feedback

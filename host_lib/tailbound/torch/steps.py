@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any, TypeAlias
 
 import torch
 
@@ -12,11 +11,8 @@ from tailbound.errors import ConfigError
 from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.compat import scaler_at_work
 from tailbound.torch.replica import Replica
-from tailbound.torch.scaler import adopt
+from tailbound.torch.scaler import TailboundState, adopt
 from tailbound.torch.turns import Turns
-
-#: A ``TailboundState``, whose module imports this one.
-TailboundState: TypeAlias = Any
 
 log = logging.getLogger("tailbound")
 
@@ -24,7 +20,20 @@ log = logging.getLogger("tailbound")
 _WITHOUT = 16
 
 
-class Steps:
+class Part:
+    """A part of ``state``, which ends with the program's last reference to it."""
+
+    def __init__(self, state: TailboundState) -> None:
+        self._held = weakref.ref(state)
+
+    @property
+    def _state(self) -> TailboundState:
+        state = self._held()
+        assert state is not None
+        return state
+
+
+class Steps(Part):
     """Of the model of ``state``, by what hooks on its optimizers tell.
 
     Attributes:
@@ -34,7 +43,7 @@ class Steps:
     """
 
     def __init__(self, state: TailboundState) -> None:
-        self._held = weakref.ref(state)  # which ends with the program's last reference to it
+        super().__init__(state)
         self.ended: int | None = None
         self.stepped = False
         self.turns = Turns()
@@ -46,12 +55,6 @@ class Steps:
         self._named = False
         self._asked_at: int | None = None  # the step that was half made when a batch was asked for
         self._asked_early = False  # and its optimizer has stepped only then
-
-    @property
-    def _state(self) -> TailboundState:
-        state = self._held()
-        assert state is not None
-        return state
 
     @property
     def _replica(self) -> Replica | None:
