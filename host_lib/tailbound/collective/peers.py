@@ -9,6 +9,7 @@ sending, as a rule, so that a row that was lost costs no op its time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,13 +155,10 @@ class Results:
         op, view, counts = self._op, self._view, self._counts
         ended = view.givers() if self._repairable() else []
         running = [p for p in self._owners if not view.published(p)]
-        gathered = False
+        gather = cache(view.gather)  # once, and only where a flow is due
 
         def here(flow: Incoming) -> NDArray[np.bool_]:
-            nonlocal gathered
-            if not gathered:
-                gathered = True
-                view.gather()
+            gather()
             found: NDArray[np.bool_] = op.buffers.source[op.place.placement.rows_of(flow.rank)] != -1
             return found
 

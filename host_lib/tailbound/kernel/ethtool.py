@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 _SIOCETHTOOL = 0x8946
 _GSET, _GDRVINFO, _GSTRINGS, _GSTATS, _GPFLAGS, _GRXFH = 0x01, 0x03, 0x1B, 0x1D, 0x27, 0x29
-_GSSET_INFO, _GFEATURES, _SFEATURES, _GCHANNELS, _SCHANNELS = 0x37, 0x3A, 0x3B, 0x3C, 0x3D
+_GSSET_INFO, _GFEATURES, _SFEATURES, _GCHANNELS = 0x37, 0x3A, 0x3B, 0x3C
 _SS_STATS, _SS_PRIV_FLAGS, _SS_FEATURES = 1, 2, 4
 _NAME_BYTES, _COMMAND_BYTES, _DRVINFO_BYTES, _PRIVATE_AT, _RXNFC_BYTES = 32, 44, 196, 176, 192
 _UDP_V4_FLOW, _UDP_V6_FLOW = 0x02, 0x06
@@ -152,15 +152,6 @@ def channels(interface: str) -> Channels:
     answer = _CHANNELS.unpack(_ask(interface, _CHANNELS.pack(_GCHANNELS, *([0] * 8))))
     _, rx_most, tx_most, _, combined_most, rx, tx, _, combined = answer
     return Channels(rx, tx, combined, rx_most, tx_most, combined_most)
-
-
-def set_queues(interface: str, count: int) -> None:
-    """Use ``count`` receive and ``count`` send queues (``ethtool -L INTERFACE rx COUNT tx COUNT``).
-
-    Raises:
-        OSError: no such interface, or its driver has fewer.
-    """
-    _ask(interface, _CHANNELS.pack(_SCHANNELS, 0, 0, 0, 0, count, count, 0, channels(interface).combined))
 
 
 def set_tx_checksum(interface: str, on: bool) -> None:

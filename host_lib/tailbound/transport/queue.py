@@ -279,7 +279,7 @@ class SendQueue:
         """Sends of one item what may leave; returns what is left of ``budget`` bursts."""
         free = not (behind or self.pacer.limited or self._sender.plain)
         if free and item.constrained:
-            item.flows[:, ALLOWED], item.flows[:, SIZE] = ANY, self.pacer.largest(item.stride)
+            self._allow(item, behind, now)
         item.constrained = not free
         batch, cost = self._batches(), 1
         for rank in item.shared:
