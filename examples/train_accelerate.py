@@ -32,12 +32,12 @@ def main() -> None:
 
     for _ in range(EPOCHS):
         for points, labels in tailbound.torch.batches(loader, state):
-            with accelerator.accumulate(net):  # its steps without synchronisation skip the hook, too
+            with accelerator.accumulate(net):  # its steps without synchronization skip the hook, too
                 optimizer.zero_grad()
                 accelerator.backward(nn.functional.cross_entropy(net(points), labels))
                 optimizer.step()
 
-    state.synchronise()  # before accelerator.save_state(), too
+    state.synchronize()  # before accelerator.save_state(), too
     stats = state.stats()  # empty where there is one rank only
     print(
         f"rank {accelerator.process_index}: accuracy {accuracy(accelerator.unwrap_model(net)):.3f} over "

@@ -64,7 +64,7 @@ def main() -> None:
         with state.hold():
             right = accuracy(lambda points: net.module(points.to(device)).cpu())
 
-    state.synchronise()
+    state.synchronize()
     stats = state.stats()
     print(
         f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, "

@@ -27,7 +27,7 @@ def main() -> None:
 
     # A model with buffers (BatchNorm) needs forward_sync_buffers=False here (broadcast_buffers=False before PyTorch
     # 2.13). Otherwise DDP broadcasts them before every forward pass, and a slow rank holds all others. Running
-    # statistics are then each rank's own, until state.synchronise().
+    # statistics are then each rank's own, until state.synchronize().
     net = DistributedDataParallel(model())
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
 
@@ -46,7 +46,7 @@ def main() -> None:
             right = accuracy(net.module)
 
     # A replica that missed results differs a little. Make all of them equal to the bit before the end.
-    state.synchronise()
+    state.synchronize()
     stats = state.stats()
     print(
         f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, "

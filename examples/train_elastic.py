@@ -31,7 +31,7 @@ class Place:
     step = 0
 
     def state_dict(self) -> dict[str, int]:
-        """For ``also`` and for checkpoints."""
+        """For ``extra_state`` and for checkpoints."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
@@ -71,8 +71,8 @@ def main() -> None:
         saved = torch.load(options.checkpoint, weights_only=True)
         for name, part in kept.items():
             part.load_state_dict(saved[name])
-    also = {"scheduler": scheduler, "place": place}
-    state = tailbound.torch.register(ddp, optimizer=optimizer, also=also)
+    extra_state = {"scheduler": scheduler, "place": place}
+    state = tailbound.torch.register(ddp, optimizer=optimizer, extra_state=extra_state)
     print(f"rank {rank}: pid {os.getpid()}, {'has come back' if state.outside else f'begins at step {place.step}'}")
 
     while place.step < options.steps:
@@ -86,14 +86,14 @@ def main() -> None:
         place.step += 1
         time.sleep(options.pause)
         if place.step % 100 == 0 and not state.outside:
-            well = state.synchronise()
+            well = state.synchronize()
             if rank == 0 and well:
                 with state.hold():
                     part = options.checkpoint.with_suffix(".part")
                     part.parent.mkdir(parents=True, exist_ok=True)
                     torch.save({name: one.state_dict() for name, one in kept.items()}, part)
                     os.replace(part, options.checkpoint)
-            print(f"rank {rank}: step {place.step}, {'all are equal' if well else 'could not be synchronised'}")
+            print(f"rank {rank}: step {place.step}, {'all are equal' if well else 'could not be synchronized'}")
 
     print(f"rank {rank}: accuracy {accuracy(ddp.module):.3f} after step {place.step}")
     state.close()

@@ -45,7 +45,7 @@ def main() -> None:
             scaler.update()
             lowered += scaler.get_scale() < before
 
-    state.synchronise()
+    state.synchronize()
     stats = state.stats()  # empty where there is one rank only
     print(
         f"rank {dist.get_rank()}: accuracy {accuracy(net.module):.3f} over {stats['datapath']}, "

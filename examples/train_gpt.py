@@ -160,7 +160,7 @@ def main() -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     how = "by the process group"
     if state is not None:
-        state.synchronise()
+        state.synchronize()
         stats = state.stats()
         how = f"over {stats['datapath']}, {stats['delivered']:.2%} of the rows delivered"
         state.close()

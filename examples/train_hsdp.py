@@ -55,7 +55,7 @@ def main() -> None:
         with state.hold():
             right = accuracy(net)  # gathers parameters: all ranks of a host have to call it
 
-    state.synchronise()
+    state.synchronize()
     stats = state.stats()  # empty where there is one rank only
     print(
         f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, {shards} shards, "

@@ -34,12 +34,12 @@ class Tailbound(lightning.Callback):
     def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         """Replicas are made equal before they are evaluated (and saved, which Lightning does after validation)."""
         if self.state is not None:  # Lightning tries a validation before the first step
-            self.state.synchronise()
+            self.state.synchronize()
 
     def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         """The last step is over."""
         assert self.state is not None
-        self.state.synchronise()
+        self.state.synchronize()
         delivered = self.state.stats().get("delivered", 1)  # no stats where there is one rank only
         print(f"rank {trainer.global_rank}: {delivered:.2%} of the rows delivered")
         self.state.close()

@@ -49,7 +49,7 @@ def main() -> None:
         with state.hold():
             right = accuracy(net.module)
 
-    state.synchronise()
+    state.synchronize()
     stats = state.stats()  # empty where there is one host only
     print(
         f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, "

@@ -61,8 +61,8 @@ def main() -> None:
             optimizer.step()
         # On every rank, after the same step: one that has missed results takes parameters and moments of one that has
         # not, so that what is saved is what all have. Where nothing was lost it compares digests, and no more.
-        if not state.synchronise():
-            print(f"rank {rank}: could not be synchronised after epoch {epoch + 1}")
+        if not state.synchronize():
+            print(f"rank {rank}: could not be synchronized after epoch {epoch + 1}")
         if rank == 0:
             with state.hold():  # for as long as this takes (up to a minute) the others wait, instead of going on alone
                 save(options.checkpoint, epoch + 1, net, optimizer)

@@ -50,7 +50,7 @@ _PORTS = (
         "as above",
     ),
     (
-        "resynchronisation, catching up",
+        "resynchronization, catching up",
         "TCP between all ranks",
         "any",
         "any",

@@ -34,12 +34,12 @@ def churning(
         follow: whether it goes on where the others are by ``batches``.
         spoilt: the step before which rank 1 changes a weight without a word; -1: never.
         loss: share of packets that get lost on their way, a shared double.
-        last: step to synchronise before, a shared integer; -1 as long as nobody knows.
+        last: step to synchronize before, a shared integer; -1 as long as nobody knows.
         steps: shared integers, which step each rank is in.
 
     Returns:
-        ``seen``: by step, the digest of the state before it and whether the rank is sound; ``digest``, ``synchronised``
-        and ``state`` after synchronising; ``first``: the digest of what it began with; ``counters``.
+        ``seen``: by step, the digest of the state before it and whether the rank is sound; ``digest``, ``synchronized``
+        and ``state`` after synchronizing; ``first``: the digest of what it began with; ``counters``.
     """
     parent = os.getppid()
     net = DDP(model(), bucket_cap_mb=0.05)
@@ -69,10 +69,10 @@ def churning(
             backward(net, rank, step)
             optimizer.step()
         trouble.detach()
-        synchronised = state.synchronise(30)
+        synchronized = state.synchronize(30)
         held = {"model": net.module.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(held, checkpoint.with_suffix(f".{rank}"))
         return {
-            "seen": seen, "first": first, "digest": state_digest(net, optimizer), "synchronised": synchronised,
+            "seen": seen, "first": first, "digest": state_digest(net, optimizer), "synchronized": synchronized,
             "last": steps[rank], "counters": dict(state.stats()["counters"]),
         }  # fmt: skip

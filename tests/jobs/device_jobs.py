@@ -49,7 +49,7 @@ def failing(rank: int) -> str:
 
 
 def train(rank: int, device: str, kind: str) -> dict[str, Any]:
-    """Gradients, the averages of a late step and the re-synchronised state of a model on ``device``."""
+    """Gradients, the averages of a late step and the re-synchronized state of a model on ``device``."""
     where, dtype = torch.device(device), getattr(torch, kind)
     plain = DDP(torch_jobs.model().to(where, dtype), bucket_cap_mb=0.05)
     ours = DDP(torch_jobs.model().to(where, dtype), bucket_cap_mb=0.05)
@@ -76,7 +76,7 @@ def train(rank: int, device: str, kind: str) -> dict[str, Any]:
                 next(ours.parameters()).zero_()
             assert own.resync is not None
             own.resync.unsound()
-        assert own.synchronise(60)
+        assert own.synchronize(60)
         state_of = torch.cat([p.detach().double().flatten().cpu() for p in ours.parameters()])
         moments = [v.double().flatten().cpu() for p in ours.parameters() for v in optimizer.state[p].values()]
         whole = torch.cat([state_of, *moments]).numpy().tobytes()

@@ -40,7 +40,7 @@ def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
         last: a shared integer; -1: not known yet.
 
     Returns:
-        ``seen``: by step, what the rank had before it; ``first``: what it began with; ``digest`` and ``synchronised``
+        ``seen``: by step, what the rank had before it; ``first``: what it began with; ``digest`` and ``synchronized``
         at the end.
     """
     torch.manual_seed(rank)
@@ -51,9 +51,9 @@ def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=7)
     count = Count()
     seen: dict[int, dict[str, Any]] = {}
-    also = {"scheduler": scheduler, "count": count}
+    extra_state = {"scheduler": scheduler, "count": count}
     first = state_digest(net, optimizer)
-    with register(net, optimizer=optimizer, scaler=scaler, also=also, **SETTINGS) as state:
+    with register(net, optimizer=optimizer, scaler=scaler, extra_state=extra_state, **SETTINGS) as state:
         while not (0 <= last.value <= count.steps):
             state.boundary()
             step = count.steps
@@ -77,9 +77,9 @@ def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
             scaler.update()
             scheduler.step()
             count.steps += 1
-        synchronised = state.synchronise(30)
+        synchronized = state.synchronize(30)
         return {
-            "seen": seen, "first": first, "digest": state_digest(net, optimizer), "synchronised": synchronised,
+            "seen": seen, "first": first, "digest": state_digest(net, optimizer), "synchronized": synchronized,
         }  # fmt: skip
 
 
@@ -128,8 +128,8 @@ def wrong(rank: int) -> str:
     plain, count = DDP(nn.Linear(2, 2), process_group=elastic.alone()), Count()
     for state, words in ((lambda: None, "cannot be given"), (OpaqueState(), "torch.load(weights_only=True)")):
         count.steps = state  # type: ignore[assignment]
-        refusal = said(lambda: register(plain, also={"count": count}, **PATIENT))
-        assert "also['count']" in refusal, refusal
+        refusal = said(lambda: register(plain, extra_state={"count": count}, **PATIENT))
+        assert "extra_state['count']" in refusal, refusal
         assert words in refusal, refusal
     assert "find_unused_parameters=False" in said(lambda: register(unused, **PATIENT))
     net = DDP(Crossed(rank), process_group=elastic.alone())

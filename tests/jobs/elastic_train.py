@@ -47,7 +47,7 @@ def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
         scaler.update()
         losses.append(loss.item())
         scales.append(scaler.get_scale())
-    state.synchronise()
+    state.synchronize()
     digests = everywhere(state_digest(net, optimizer))
     if rank == 0:
         parts = {"model": net.module, "optimizer": optimizer, "scaler": scaler, "tailbound": state}

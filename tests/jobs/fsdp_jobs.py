@@ -252,11 +252,11 @@ def equal_replicas(rank: int) -> dict[str, Any]:
                     local(optimizer.state[p]["exp_avg"]).zero_()
             state.resync.unsound()
         astray = not same(held(ours), mesh)
-        well = state.synchronise(30.0)
+        well = state.synchronize(30.0)
         moments = [local(optimizer.state[p]["exp_avg"]).sum().item() for p in ours.parameters()]
         return {
             "apart, equal, equal, astray, equal": (apart, begun, trained, astray, same(held(ours), mesh)),
-            "synchronised": well,
+            "synchronized": well,
             "moments": same(moments, mesh) and any(moments),
             "taken": state.resync.counters["slices_taken"] > 0,
         }

@@ -263,6 +263,6 @@ def beside(rank: int) -> list[float]:
                     assert same_everywhere(digest(ours))
         assert (one.communicator.step, two.communicator.step) == (8, 8)
         assert one.stats()["delivered"] == two.stats()["delivered"] == 1.0
-        assert one.synchronise()
-        assert two.synchronise()
+        assert one.synchronize()
+        assert two.synchronize()
     return found

@@ -142,7 +142,7 @@ def as_device(rank: int, cuda: bool = False) -> list[dict[str, Any]]:
                 half = len(called) // 2
                 assert called == ["exchange"] * half + ["gather"] * half
                 assert half > 1 or step == 0
-            assert state.synchronise()
+            assert state.synchronize()
             stats = {name: state.stats()[name] for name in ("ranks", "delivered")}
             found.append(stats | {"on": list(state.stats()["device_codec"])})
     return found
@@ -217,8 +217,8 @@ def equal(rank: int) -> dict[str, Any]:
         if rank == 2:
             state.resync.unsound()
         astray = not same_everywhere(held(ours))
-        well = state.synchronise()
-        synchronised = same_everywhere(held(ours))
+        well = state.synchronize()
+        synchronized = same_everywhere(held(ours))
         moments = torch.cat([optimizer.state[p]["exp_avg"].flatten() for p in ours.parameters()])
         assert same_everywhere(float(moments.sum()))
 
@@ -245,7 +245,7 @@ def equal(rank: int) -> dict[str, Any]:
             assert pairs[2] == pairs[3], steps
             noticed |= rank == 2 and not state.resync.sound
         return {
-            "trained, astray, synchronised": (trained, astray, synchronised),
+            "trained, astray, synchronized": (trained, astray, synchronized),
             "said": well,
             "repaired": same_everywhere(held(ours)),
             "noticed": noticed,
@@ -337,7 +337,7 @@ def held_at_a_boundary(rank: int) -> dict[str, Any]:
                     with state.hold():
                         time.sleep(0.2)
                 dist.barrier()  # a script has it, too: the others wait while rank 0 evaluates
-        equal = state.synchronise()
+        equal = state.synchronize()
         return {"taken": taken, "equal": equal and same_everywhere(held(ours))}
 
 
@@ -352,7 +352,7 @@ def one_host(rank: int) -> dict[str, Any]:
                 backward(net, rank, step)
             assert nmse(gradient(ours), gradient(plain)) < 1e-12
             assert same_everywhere(digest(ours))
-        assert state.synchronise()
+        assert state.synchronize()
         return state.stats()
 
 

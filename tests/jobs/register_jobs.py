@@ -144,7 +144,7 @@ def dropped(rank: int) -> dict[str, bool]:
     left = [weakref.ref(net.module), weakref.ref(optimizer), weakref.ref(state)]
     del net, scaler
     gc.collect()
-    kept = bool(ours()) and state.synchronise()  # whoever has the state may still ask it
+    kept = bool(ours()) and state.synchronize()  # whoever has the state may still ask it
     del optimizer, state
     until = time.monotonic() + 20
     while (ours() or any(ref() for ref in left)) and time.monotonic() < until:

@@ -75,13 +75,13 @@ def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
             if len({digest for digest, _ in everywhere(apart)}) > 1:
                 break
         trouble.loss = 0.0
-        synchronised, together = True, []
+        synchronized, together = True, []
         for step in range(60, 260, 8):  # more may get lost on a loaded machine
             if share:
                 train(net, optimizer, rank, range(step, step + 8))
             else:
                 train(net, optimizer, rank, range(step, step + 1))
-                synchronised &= state.synchronise(60)
+                synchronized &= state.synchronize(60)
             together = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"]))
             if all(sound for _, sound in together) or not share:
                 break
@@ -89,7 +89,7 @@ def drifting(rank: int, share: float, losers: set[int]) -> dict[str, Any]:
         after = (state_digest(net, optimizer), state.stats()["replica"]["sound"])
         stats = state.stats()
     return {
-        "apart": apart, "together": together, "synchronised": synchronised, "after": after, "stats": stats,
+        "apart": apart, "together": together, "synchronized": synchronized, "after": after, "stats": stats,
     }  # fmt: skip
 
 
@@ -122,8 +122,8 @@ def stopped(
             computed.append(step)
         took = time.monotonic() - back_at
         behind = state.behind
-        synchronised = state.synchronise(60)
-        digests = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"], synchronised))
+        synchronized = state.synchronize(60)
+        digests = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"], synchronized))
         stats = state.stats()
     return {
         "computed": computed, "jumped": sum(jumped), "behind": behind, "took": took, "digests": digests, "stats": stats,
@@ -161,9 +161,9 @@ def stopped_plain(rank: int, victim: int, away: int, steps: int, meets: int, rea
                 alone += len(state.last.missing) == 2
             optimizer.step()
             schedule.step()
-        synchronised = state.synchronise(60)
+        synchronized = state.synchronize(60)
         return {
-            "rates": rates, "alone": alone, "waited": waited, "met": met, "synchronised": synchronised,
+            "rates": rates, "alone": alone, "waited": waited, "met": met, "synchronized": synchronized,
             "step": state.communicator.step, "stats": state.stats(), "digest": state_digest(net, optimizer),
         }  # fmt: skip
 

@@ -19,7 +19,7 @@ def test_the_engine_passes_a_few() -> None:
 
 @pytest.mark.parametrize("owners", [(1, 2, 3), (0, 2, 3)], ids=["the one who asks", "the dead one"])
 def test_a_rank_that_is_killed_is_known_as_dead_where_either_owns_no_rows(owners: tuple[int, ...]) -> None:
-    """Training found it, seed 20261122000000: who owned nothing waited in ``synchronise`` for those that were killed.
+    """Training found it, seed 20261122000000: who owned nothing waited in ``synchronize`` for those that were killed.
 
     Rule: clock-15.
     """

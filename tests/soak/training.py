@@ -1,7 +1,7 @@
 """Part three: training whose ranks are stopped, killed and come back while packets get lost, over udp on loopback.
 
 It goes by lives. In each, ranks are stopped for a while, and some are killed for good; then all is mended, those left
-synchronise, and the next life begins with all ranks, those that were killed among them, from the checkpoint of one
+synchronize, and the next life begins with all ranks, those that were killed among them, from the checkpoint of one
 that was left. That is how a job comes back under torchrun.
 
 What must hold: who is left has the same bits in the end; and ranks that call themselves sound have the same bits before
@@ -104,11 +104,11 @@ def complaints(results: Mapping[int, Mapping[str, Any]], began_with: str = "") -
         if len(set(sound.values())) > 1:
             wrong.append(f"parted before step {step} although sound: {sound}")
             break
-    if not all(result["synchronised"] for result in results.values()):
-        told = {rank: (result["synchronised"], result["last"]) for rank, result in results.items()}
-        wrong.append(f"not synchronised: {told}")
+    if not all(result["synchronized"] for result in results.values()):
+        told = {rank: (result["synchronized"], result["last"]) for rank, result in results.items()}
+        wrong.append(f"not synchronized: {told}")
     elif len({result["digest"] for result in results.values()}) > 1:
-        wrong.append(f"synchronised and unlike: { {rank: result['digest'][:8] for rank, result in results.items()} }")
+        wrong.append(f"synchronized and unlike: { {rank: result['digest'][:8] for rank, result in results.items()} }")
     return wrong
 
 

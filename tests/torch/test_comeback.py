@@ -57,7 +57,7 @@ def test_ranks_that_are_killed_come_back_one_after_the_other(tmp_path: Path, cou
             _await(job, at, lambda steps: min(steps) >= 0)
         last.value = max(at) + 20
         results = job.results()
-    assert all(result["synchronised"] for result in results)
+    assert all(result["synchronized"] for result in results)
     assert len({result["digest"] for result in results}) == 1
     for victim, step in killed.items():
         back = results[victim]

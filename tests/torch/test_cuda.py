@@ -118,7 +118,7 @@ def test_memory_for_copies_is_page_locked_and_used_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])
-def test_training_and_synchronising(run: Run, kind: str) -> None:
+def test_training_and_synchronizing(run: Run, kind: str) -> None:
     """DDP over Gloo beside DDP with the hook, both ranks on one device; parameters and optimizer state follow."""
     for rank, result in enumerate(run("device_jobs.train", 2, DEVICE, kind)):
         assert sum(result["errors"]) / len(result["errors"]) <= 4e-3

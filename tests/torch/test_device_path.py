@@ -23,7 +23,7 @@ def test_a_device_that_fails_fails_the_backward_pass(run: Run) -> None:
     assert "the device is gone" in said
 
 
-def test_training_and_synchronising(run: Run) -> None:
+def test_training_and_synchronizing(run: Run) -> None:
     """The job of ``test_cuda``, so that what it asks for is known to be right."""
     for rank, result in enumerate(run("device_jobs.train", 2, "cpu", "bfloat16")):
         assert sum(result["errors"]) / len(result["errors"]) <= 4e-3

@@ -44,7 +44,7 @@ def test_averages_are_awaited_at_the_end_of_backward_unless_somebody_sees_gradie
 def test_replicas_begin_equal_and_are_made_equal_with_their_moments(run: Run) -> None:
     for rank, found in enumerate(run("fsdp_jobs.equal_replicas", 4)):
         assert found["apart, equal, equal, astray, equal"] == (True, True, True, True, True)
-        assert found["synchronised"]
+        assert found["synchronized"]
         assert found["moments"]
         assert found["taken"] == (rank >= 2)
 

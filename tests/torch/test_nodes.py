@@ -88,7 +88,7 @@ def test_sparse_gradients_are_averaged_over_all_hosts(run: Run) -> None:
 def test_replicas_are_made_equal_within_a_host_and_across(run: Run) -> None:
     for rank, found in enumerate(run("node_jobs.equal", 4)):
         assert found == {
-            "trained, astray, synchronised": (True, True, True),
+            "trained, astray, synchronized": (True, True, True),
             "said": True,
             "repaired": True,
             "noticed": rank == 2,

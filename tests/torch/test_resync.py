@@ -25,7 +25,7 @@ def test_replicas_forced_apart_come_together(run: Run, share: float, losers: set
     digests, sound = zip(*(result["apart"] for result in results), strict=True)
     assert len(set(digests)) > 1
     assert not all(sound)
-    assert all(result["synchronised"] for result in results)
+    assert all(result["synchronized"] for result in results)
     counts = [r["stats"]["replica"]["counters"] for r in results]
     took = [one.get("slices_taken", 0) + one.get("whole_taken", 0) for one in counts]
     assert any(took)
@@ -41,7 +41,7 @@ def test_replicas_forced_apart_come_together(run: Run, share: float, losers: set
 
 def _same_in_the_end(back: dict[str, Any]) -> None:
     assert len({digest for digest, sound, _ in back["digests"] if sound}) <= 1, back["digests"]
-    assert len({digest for digest, _, synchronised in back["digests"] if synchronised}) == 1, back["digests"]
+    assert len({digest for digest, _, synchronized in back["digests"] if synchronized}) == 1, back["digests"]
 
 
 def test_a_stopped_rank_applies_what_the_others_have_finished(run_stopped: Run) -> None:
@@ -93,7 +93,7 @@ def test_a_lost_rank_without_batches_makes_void_iterations_until_it_is_where_the
     expected = [0.05 * min(1.0, (step + 1) / 200) for step in range(150)]
     for one in results:
         assert all(rate == pytest.approx(expected[step]) for step, rate in one["rates"].items())
-    assert all(one["synchronised"] for one in results)
+    assert all(one["synchronized"] for one in results)
     assert len({one["digest"] for one in results}) == 1
 
 

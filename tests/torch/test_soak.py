@@ -13,7 +13,7 @@ pytestmark = pytest.mark.needs("torch")
 
 def _result(**values: Any) -> dict[str, Any]:
     seen = dict.fromkeys(range(4), ("same", True))
-    return {"seen": seen, "first": "new", "digest": "end", "synchronised": True, "last": 4} | values
+    return {"seen": seen, "first": "new", "digest": "end", "synchronized": True, "last": 4} | values
 
 
 def test_what_is_wrong_with_a_life_is_told_in_words() -> None:
@@ -26,13 +26,13 @@ def test_what_is_wrong_with_a_life_is_told_in_words() -> None:
     (parted,) = complaints({0: _result(), 1: _result(seen=unlike)})
     assert parted == "parted before step 2 although sound: {0: 'same', 1: 'other'}"
     (unlike_in_the_end,) = complaints({0: _result(), 1: _result(digest="apart")})
-    assert unlike_in_the_end == "synchronised and unlike: {0: 'end', 1: 'apart'}"
-    (not_synchronised,) = complaints({0: _result(), 1: _result(synchronised=False, digest="apart")})
-    assert not_synchronised == "not synchronised: {0: (True, 4), 1: (False, 4)}"
+    assert unlike_in_the_end == "synchronized and unlike: {0: 'end', 1: 'apart'}"
+    (not_synchronized,) = complaints({0: _result(), 1: _result(synchronized=False, digest="apart")})
+    assert not_synchronized == "not synchronized: {0: (True, 4), 1: (False, 4)}"
 
 
 def test_a_life_with_a_replica_that_changes_unseen(tmp_path: Path) -> None:
-    """All ranks hold the same in the end, since they synchronise; but one has parted, and from which step is known."""
+    """All ranks hold the same in the end, since they synchronize; but one has parted, and from which step is known."""
     from soak.training import life
 
     counts: Counter[str] = Counter()

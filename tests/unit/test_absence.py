@@ -217,9 +217,9 @@ def test_others_that_go_on_meanwhile_are_followed(lost: Any) -> None:
     assert lost.absence.lag == 0
 
 
-def test_nothing_is_synchronised_in_void_steps(lost: Any) -> None:
+def test_nothing_is_synchronized_in_void_steps(lost: Any) -> None:
     assert iteration(lost)
-    assert not lost.synchronise()
+    assert not lost.synchronize()
 
 
 def test_a_program_that_does_not_get_there_goes_on_and_lags(lost: Any, caplog: pytest.LogCaptureFixture) -> None:

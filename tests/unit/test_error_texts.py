@@ -13,7 +13,7 @@ NAMES = set(tailbound.errors.__all__)
 VERBS = (
     "add|allow|apply|ask|attach|bring|build|call|change|check|choose|close|create|disable|drop|enable|end|exclude|fix|freeze|give|"
     "initialise|install|join|keep|leave|let|load|look|lower|make|mark|move|name|open|pass|pick|pin|put|raise|read|reduce|reinstall|"
-    "remove|rename|replace|report|restart|run|say|see|send|set|shorten|split|start|stop|synchronise|take|train|try|update|"
+    "remove|rename|replace|report|restart|run|say|see|send|set|shorten|split|start|stop|synchronize|take|train|try|update|"
     "use|wait|widen|write"
 )
 #: An instruction begins a text, a sentence or a clause, or names a command.

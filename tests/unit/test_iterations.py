@@ -192,10 +192,10 @@ def test_a_batch_that_is_asked_for_before_the_step_is_refused(rank: Callable[...
         next(source)
 
 
-@pytest.mark.parametrize("synchronised", [True, False])
+@pytest.mark.parametrize("synchronized", [True, False])
 @pytest.mark.parametrize("per_step", [1, 2, 4])
 def test_batches_that_make_one_step_are_to_be_given(
-    rank: Callable[..., Rank], synchronised: bool, per_step: int
+    rank: Callable[..., Rank], synchronized: bool, per_step: int
 ) -> None:
     """``per_step`` was forgotten: the rank skipped a quarter of what it should (A4)."""
     from tailbound.torch import batches
@@ -206,7 +206,7 @@ def test_batches_that_make_one_step_are_to_be_given(
     def loop() -> None:
         for i in batches(range(32), one.state, per_step=per_step):
             last = i % 4 == 3
-            with nullcontext() if synchronised or last else one.net.no_sync():
+            with nullcontext() if synchronized or last else one.net.no_sync():
                 one.loss(data(i)).backward()
             if last:
                 optimizer.step()

@@ -175,7 +175,7 @@ def test_a_step_that_raises_is_not_made(alone: Any) -> None:
 
 
 def test_a_half_made_step_is_not_given_as_that_after_it(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``hold`` and ``boundary`` leave it open; ``synchronise`` compares it, and leaves it open then.
+    """``hold`` and ``boundary`` leave it open; ``synchronize`` compares it, and leaves it open then.
 
     States: partial to whole.
     """
@@ -183,14 +183,14 @@ def test_a_half_made_step_is_not_given_as_that_after_it(alone: Any, monkeypatch:
 
     optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
     passes, met = Passes(alone), list[int]()
-    monkeypatch.setattr(alone.resync, "synchronise", lambda _: met.append(alone.resync.moment.step) or True)
+    monkeypatch.setattr(alone.resync, "synchronize", lambda _: met.append(alone.resync.moment.step) or True)
     stepped_once = [passes.both(), optimizer.step()]
     passes.both()
     assert len(stepped_once) == 2
     alone.boundary()
     with alone.hold():
         assert (alone.steps.ended, readable(alone)) == (1, 0)
-    assert alone.synchronise()
+    assert alone.synchronize()
     assert (alone.steps.ended, met, readable(alone)) == (1, [1], None)
     optimizer.step()
     with alone.hold():
@@ -299,3 +299,8 @@ def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, copied: Callable[
     assert made._comm_hooks == [(allreduce_hook, None)]
     assert state.resync is not None
     state.detach()
+
+
+def test_an_old_name_raises_an_error_that_gives_the_new_one(alone: Any) -> None:
+    with pytest.raises(AttributeError, match=r"no attribute 'synchronise': call synchronize"):
+        alone.synchronise()

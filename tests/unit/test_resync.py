@@ -227,7 +227,7 @@ def test_a_giver_that_is_damaged_meanwhile_gives_nothing() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1e-6])
 def test_a_rank_spends_a_share_of_its_time_on_taking(share: float) -> None:
-    """At most; with none it waits for ``synchronise``."""
+    """At most; with none it waits for ``synchronize``."""
     with world(2, share=share) as w:
         for _ in range(2):
             w.run(1)
@@ -235,7 +235,7 @@ def test_a_rank_spends_a_share_of_its_time_on_taking(share: float) -> None:
             w.run(2 * REPAIRED)
         assert w[1].counters["states_taken"] == bool(share)
         assert not w.equal()
-        assert synchronise(w) == [True] * 2
+        assert synchronize(w) == [True] * 2
         assert w.equal()
 
 
@@ -256,7 +256,7 @@ def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
             assert w.equal()
             assert torch.equal(w.models[0].frozen, w.models[1].frozen)
         w.models[1].frozen.data -= 0.5
-        assert synchronise(w) == [True] * 2
+        assert synchronize(w) == [True] * 2
         assert torch.equal(w.models[0].frozen, w.models[1].frozen)
 
 
@@ -273,27 +273,27 @@ def test_running_statistics_are_no_difference_until_all_meet() -> None:
         assert w.models[1].mean.tolist() == [1.0] * 3
 
 
-def test_what_is_named_also_comes_with_a_whole_state() -> None:
+def test_extra_state_comes_with_a_whole_state() -> None:
     """A rank that had jumped kept its own scheduler, whose learning rate lagged for good."""
     from tailbound.errors import LayoutError
 
     with world(2) as w:
         w.run(2)
-        also = [Kept(7), Kept(3)]
-        for one, each in zip(w.ranks, also, strict=True):
-            one._also = {"scheduler": each}
+        extra_state = [Kept(7), Kept(3)]
+        for one, each in zip(w.ranks, extra_state, strict=True):
+            one._extra_state = {"scheduler": each}
         scalers = [Kept(2.0), Kept(8.0)]
         for one, scaler in zip(w.ranks, scalers, strict=True):
             one._scaler = lambda scaler=scaler: scaler
         w.damage(1, 0.5)
         assert w[1].adopt_any(1, PATIENCE) == 1
-        assert also[1].kept == 7
+        assert extra_state[1].kept == 7
         assert scalers[1].kept == 2.0
         assert w.equal()
-        also[0].kept = lambda: None  # cannot be given
+        extra_state[0].kept = lambda: None  # cannot be given
         assert w[1].adopt_any(1, 0.3) is None
-        w[0]._also = {}
-        with pytest.raises(LayoutError, match=r"also=\['scheduler'\] on some ranks only"):
+        w[0]._extra_state = {}
+        with pytest.raises(LayoutError, match=r"extra_state=\['scheduler'\] on some ranks only"):
             w[1].adopt_any(1, PATIENCE)
 
 
@@ -422,9 +422,9 @@ def stopped(w: World) -> None:
 
 
 def absent(w: World) -> None:
-    """Rank 2 misses a ``synchronise``, and hears of the new lineage without digests."""
+    """Rank 2 misses a ``synchronize``, and hears of the new lineage without digests."""
     w.run(3)
-    assert synchronise(w, 0.4, [0, 1]) == [False] * 2
+    assert synchronize(w, 0.4, [0, 1]) == [False] * 2
     assert w[0].lineage == w[1].lineage != w[2].lineage
 
 
@@ -502,11 +502,11 @@ def test_lineages_are_compared_alike_by_all_and_not_while_they_change() -> None:
         assert w.counts("gave_way") == [0, 0, 1]
 
 
-def synchronise(w: World, timeout: float = PATIENCE, ranks: Sequence[int] = ()) -> list[bool]:
+def synchronize(w: World, timeout: float = PATIENCE, ranks: Sequence[int] = ()) -> list[bool]:
     """All ranks at once, each with a thread of its own."""
     chosen = [w[rank] for rank in ranks] if ranks else w.ranks
     with ThreadPoolExecutor(len(chosen)) as threads:
-        return list(threads.map(lambda one: one.synchronise(timeout), chosen))
+        return list(threads.map(lambda one: one.synchronize(timeout), chosen))
 
 
 @pytest.mark.parametrize(
@@ -517,7 +517,7 @@ def synchronise(w: World, timeout: float = PATIENCE, ranks: Sequence[int] = ()) 
         (set(), {2}, [0, 0, 4]),  # nothing was missed, and still they differ: most hold something else
     ],
 )
-def test_synchronising_makes_all_equal(
+def test_synchronizing_makes_all_equal(
     damaged: set[int], changed: set[int], taken: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     with world(3) as w:
@@ -527,14 +527,14 @@ def test_synchronising_makes_all_equal(
         for rank in changed:
             w.models[rank].weight.data += 0.5
         for _ in range(2):  # once more after the same step
-            assert synchronise(w) == [True] * 3
+            assert synchronize(w) == [True] * 3
             assert w.equal()
             assert all(one.sound for one in w.ranks)
             assert w.counts("slices_taken") == taken
         assert ("of rank(s) [2] are not those of rank" in caplog.text) == bool(changed)
 
 
-def test_all_that_synchronise_have_the_running_statistics_of_rank_0() -> None:
+def test_all_that_synchronize_have_the_running_statistics_of_rank_0() -> None:
     """As by DDP's broadcast; they were those of another rank each time."""
     import torch
 
@@ -544,21 +544,21 @@ def test_all_that_synchronise_have_the_running_statistics_of_rank_0() -> None:
             w.run(1)
             for rank, net in enumerate(w.models):
                 net.mean.fill_(float(rank) + w.step)
-            assert synchronise(w) == [True] * 3
+            assert synchronize(w) == [True] * 3
             assert [net.mean.tolist() for net in w.models] == [[float(w.step)] * 3] * 3
 
 
-def test_a_rank_that_hears_nobody_is_not_synchronised() -> None:
+def test_a_rank_that_hears_nobody_is_not_synchronized() -> None:
     """However sound it is: nobody knows what the others hold."""
     with world(3) as w:
         w.run(2)
-        assert synchronise(w, 0.4, [1]) == [False]
+        assert synchronize(w, 0.4, [1]) == [False]
         w.damage(0, 0.5)
-        assert synchronise(w, 2.0, [0, 1]) == [False] * 2  # rank 2 does not come
+        assert synchronize(w, 2.0, [0, 1]) == [False] * 2  # rank 2 does not come
         assert bool((w.models[0].weight == w.models[1].weight).all())  # and these two are equal all the same
 
 
-def test_a_rank_whose_peers_have_closed_is_not_synchronised(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rank_whose_peers_have_closed_is_not_synchronized(caplog: pytest.LogCaptureFixture) -> None:
     """It was true at once: rank 0 has two batches more, and the others have left meanwhile."""
     with world(3) as w:
         w.run(2)
@@ -568,7 +568,7 @@ def test_a_rank_whose_peers_have_closed_is_not_synchronised(caplog: pytest.LogCa
         w.live, w.closed = {0}, {1, 2}
         w.damage(0, 0.5)
         begun = time.monotonic()
-        assert synchronise(w, 2 * PATIENCE, [0]) == [False]
+        assert synchronize(w, 2 * PATIENCE, [0]) == [False]
         assert time.monotonic() - begun < PATIENCE
         assert not w[0].sound  # it has been compared with nobody
         assert "compared with rank(s) []; rank(s) [1, 2] have closed" in caplog.text
@@ -586,7 +586,7 @@ def test_who_has_died_is_not_waited_for_and_the_others_have_to_be_a_majority(
         w.damage(0, 0.5)
         left = sorted(w.live)
         well = 2 * len(left) > ranks
-        assert synchronise(w, PATIENCE, left) == [well] * len(left)
+        assert synchronize(w, PATIENCE, left) == [well] * len(left)
         assert f"rank(s) {sorted(dead)} have died" in caplog.text
         assert (f"that is no majority of {ranks} ranks" in caplog.text) == (not well)
 
@@ -598,17 +598,17 @@ def test_ranks_that_have_not_met_the_same_ranks_give_the_same_answer(caplog: pyt
         w.cut(0, 2)
         w.views = {0: {0, 1}}
         w.closed = {2}
-        assert synchronise(w) == [False] * 3
+        assert synchronize(w) == [False] * 3
         assert "others have not met all of them" in caplog.text
         w.live, w.views = set(), {}  # nobody waits for anybody at the end
 
 
-def test_nobody_waits_for_a_rank_that_went_on_without_synchronising() -> None:
+def test_nobody_waits_for_a_rank_that_went_on_without_synchronizing() -> None:
     with world(2) as w:
         w.run(2)
         w.run(1, only={0})
         begun = time.monotonic()
-        assert not w[1].synchronise(2 * PATIENCE)
+        assert not w[1].synchronize(2 * PATIENCE)
         assert time.monotonic() - begun < PATIENCE
 
 
@@ -652,7 +652,7 @@ def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
         optimizers = optimizers_of(w)
         w.run(2)
         optimizers[0].param_groups[0]["lr"] = 0.2
-        assert synchronise(w) == [True] * 3
+        assert synchronize(w) == [True] * 3
         assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.1] * 3
         assert w.counts("whole_taken") == [1, 0, 0]
 
@@ -701,7 +701,7 @@ def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeti
     assert ask(1, 1, 2) == (_NOT_YET, 0, 0)
 
 
-def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> None:
+def test_who_closes_waits_until_those_who_synchronize_with_it_are_through() -> None:
     with world(3) as w:
         w.run(3)
         w.damage(1, 0.5)
@@ -715,7 +715,7 @@ def test_who_closes_waits_until_those_who_synchronise_with_it_are_through() -> N
         w[2]._standings.gather = slow
 
         def leave(rank: int) -> bool:
-            well: bool = w[rank].synchronise(PATIENCE)
+            well: bool = w[rank].synchronize(PATIENCE)
             if rank != 2:
                 through.wait(PATIENCE)
             w.paths[rank].close()
@@ -794,13 +794,13 @@ def test_a_rank_gives_its_whole_state_to_one_lost_rank_at_a_time(
             await_that(lambda: not w[0].giving, "its state has been sent")
 
 
-def test_synchronising_takes_a_whole_state_while_it_goes_to_a_lost_rank() -> None:
+def test_synchronizing_takes_a_whole_state_while_it_goes_to_a_lost_rank() -> None:
     """There are a few rounds only, and no time to wait for another rank's state."""
     with world(2) as w:
         w.run(2)
         w.damage(1, 0.5)
         w[0]._answer(whole(w, 1))
-        assert synchronise(w) == [True] * 2
+        assert synchronize(w) == [True] * 2
 
 
 def test_who_could_not_give_its_state_may_give_it_later() -> None:
@@ -821,7 +821,7 @@ def test_who_could_not_give_its_state_may_give_it_later() -> None:
         (18 * 10**9, True, (30.0 + 18, 16 * 18 * 10**9, 10e6)),  # of 1.5 B parameters: it was refused, and had 30 s
         (6 * 10**9, True, (30.0 + 6, 16 * 6 * 10**9, 10e6)),  # AdamW has not stepped here
         (0, True, (30.0, 1 << 34, 10e6)),
-        (18 * 10**9, False, (30.0, 16 * 18 * 10**9, 0.0)),  # ``synchronise`` ends when its caller says
+        (18 * 10**9, False, (30.0, 16 * 18 * 10**9, 0.0)),  # ``synchronize`` ends when its caller says
     ],
 )
 def test_a_state_has_room_and_a_lost_rank_gives_it_time_by_what_is_held_here(
@@ -842,7 +842,7 @@ def test_a_state_has_room_and_a_lost_rank_gives_it_time_by_what_is_held_here(
         if lost:
             assert w[1].adopt_any(1, 30.0) == 1
         else:
-            assert synchronise(w, 30.0) == [True] * 2
+            assert synchronize(w, 30.0) == [True] * 2
         assert asked == [(pytest.approx(limits[0], abs=5.0), *limits[1:])]
         assert w.equal()
 

@@ -170,6 +170,7 @@ def test_arguments_take_the_spellings_of_variables() -> None:
         ({"colour": 8}, "there is no option colour= here: see docs/settings.md"),
         ({"start_max": 60}, "there is no option start_max= here: give patience"),
         ({"hadamard": False}, "there is no option hadamard= here: values are always rotated"),
+        ({"also": {}}, "there is no option also= here: give extra_state"),
         ({"fetch": 1}, "there is no option fetch= here: give advanced={'insist': ...}"),
         ({"result": "peers"}, "there is no option result= here: give advanced={'result': ...}"),
         ({"advanced": {"bits": 8}}, "there is no option bits= here: give bits="),

@@ -458,7 +458,7 @@ class Communicator:
         """If this rank is lost, leaves behind what cannot be had any more and joins the others at their next step.
 
         To be called between two steps, with nothing in flight. Its parameters are then out of date: it should take
-        part with ``contribute=False`` until they have been synchronised.
+        part with ``contribute=False`` until they have been synchronized.
 
         Returns:
             Steps skipped: 0 if it was not lost.

@@ -225,6 +225,7 @@ _OF_A_JOB = OPTIONS | ADVANCED
 #: Options of earlier versions, and what to do without them.
 _GONE = {
     **dict.fromkeys(("start_max", "stage_max", "floor_ms"), "give patience"),
+    "also": "give extra_state",
     "hadamard": "values are always rotated",
     "fetch": "give advanced={'insist': ...}",
     "strict": "give a larger patience and advanced={'deadline_ms': ..., 'insist': ...}",

@@ -49,7 +49,7 @@ def in_model(ddp_model: DistributedDataParallel, sync_option: str) -> list[Barri
                 "this model has buffers, and DDP broadcasts them before every forward pass, where a slow rank holds "
                 "all others",
                 f"pass {sync_option}=False to DistributedDataParallel; running statistics are then each rank's own, "
-                "until state.synchronise() makes them equal: call it before you evaluate or save",
+                "until state.synchronize() makes them equal: call it before you evaluate or save",
             )
         )
     if ddp_model.find_unused_parameters:

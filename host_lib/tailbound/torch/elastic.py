@@ -78,7 +78,7 @@ def _refuse(*_: Any, **__: Any) -> NoReturn:
     raise ConfigError(
         "this job has no collectives, because its ranks may come and go: give DistributedDataParallel "
         "process_group=tailbound.torch.elastic.alone(), log and evaluate on each rank, and write checkpoints on one "
-        "rank after state.synchronise(). With dist.init_process_group collectives work, and no rank can come back"
+        "rank after state.synchronize(). With dist.init_process_group collectives work, and no rank can come back"
     )
 
 

@@ -140,7 +140,7 @@ class Entrance:
             Whether it is inside now; if not, it is to make one more step by itself.
 
         Raises:
-            LayoutError: its buckets, or names in ``also``, are not those of the others.
+            LayoutError: its buckets, or names in ``extra_state``, are not those of the others.
             ConfigError: a state cannot go from one rank to another, by name.
             TransportError: no rank has given its state for ``timeout`` seconds.
         """

@@ -58,7 +58,7 @@ class _Launch:
 
 
 class FsdpState(TailboundState):
-    """What ``register`` returns: see ``TailboundState`` for its options, ``stats``, ``hold`` and ``synchronise``.
+    """What ``register`` returns: see ``TailboundState`` for its options, ``stats``, ``hold`` and ``synchronize``.
 
     A host that was stopped for longer than the ring lasts, and does not catch up, ends with a ``TransportError``.
 

@@ -251,7 +251,7 @@ class HostCollectives:
             collective()
         except RuntimeError as error:
             raise self._lost(
-                error, "what replicas of a host share has", "Call boundary, hold, synchronise and forward on all of "
+                error, "what replicas of a host share has", "Call boundary, hold, synchronize and forward on all of "
                 "them between the same steps (an evaluation by one rank alone: on ddp_model.module)"
             ) from error  # fmt: skip
 

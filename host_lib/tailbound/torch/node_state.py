@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TailboundError, TransportError
-from tailbound.torch.also import Stateful
 from tailbound.torch.compat import joined
+from tailbound.torch.extra_state import Stateful
 from tailbound.torch.memory import check
 from tailbound.torch.node import Holds, Node
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
@@ -30,7 +30,7 @@ _NONE_ALONE = (
     "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "
     'node_group="off" (TAILBOUND_NODE_GROUP=off), so that every rank stands for itself'
 )
-#: What a rank changed in its replica: how optimizers are arranged and what ``also`` holds, and slices with their bytes.
+#: What a rank changed in its replica: how optimizers are arranged and ``extra_state``, and slices with their bytes.
 _Changes = tuple[tuple[bytes, bytes] | None, list[tuple[int, bytes]]]
 
 
@@ -39,7 +39,7 @@ class NodeState(TailboundState):
 
     ``rank`` and ``ranks`` are those of the job: the number of this host among the hosts, the same on all of its ranks,
     and the number of hosts. Who writes a file on one rank alone asks ``torch.distributed.get_rank()``.
-    ``synchronise`` is to be called on all ranks of a host. Where one holds, all its jobs do. DDP's ``join()`` is
+    ``synchronize`` is to be called on all ranks of a host. Where one holds, all its jobs do. DDP's ``join()`` is
     refused at the first forward pass.
 
     Args:
@@ -240,10 +240,10 @@ class NodeState(TailboundState):
         self,
         ddp_model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
-        also: Mapping[str, Stateful] | None = None,
+        extra_state: Mapping[str, Stateful] | None = None,
     ) -> None:
         """As in ``TailboundState``; from then on a forward pass within DDP's ``join()`` is refused."""
-        super().attach(ddp_model, optimizer, also)
+        super().attach(ddp_model, optimizer, extra_state)
         if self.resync is not None:
             self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._refuse_join), prepend=True))
 
@@ -306,10 +306,10 @@ class NodeState(TailboundState):
             self._takes = False
             self._hand_on(self.resync)
 
-    def synchronise(self, timeout: float = 30.0) -> bool:
+    def synchronize(self, timeout: float = 30.0) -> bool:
         """As in ``TailboundState``, on all ranks of all hosts; those of a host are equal to the bit then, too."""
         if self._first:
-            well = super().synchronise(timeout)
+            well = super().synchronize(timeout)
         else:
             self.end_step(still=True)
             well = True
@@ -340,7 +340,7 @@ class NodeState(TailboundState):
             told, slices = changes
             if told is not None:
                 replica.arrange(told[0])
-                resync.take_also(told[1])
+                resync.load_extra_state(told[1])
             for which, data in slices:
                 replica.write(which, memoryview(data))
             replica.freeze()
@@ -349,7 +349,7 @@ class NodeState(TailboundState):
     @staticmethod
     def _changes(resync: Resync) -> _Changes:
         replica = resync.replica
-        told = (replica.describe(), resync.tell_also()) if replica.arranged else None
+        told = (replica.describe(), resync.tell_extra_state()) if replica.arranged else None
         return told, [(which, b"".join(replica.copy(which))) for which in sorted(replica.written)]
 
     def stats(self) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
 from tailbound.settings.table import Options, known, refuse_unknown
 from tailbound.torch import elastic
-from tailbound.torch.also import Stateful, check
 from tailbound.torch.collectives import in_model, refuse_optimizer
 from tailbound.torch.compat import keep_connections
+from tailbound.torch.extra_state import Stateful, check
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.interfaces import interface_for
 from tailbound.torch.memory import SUPPORTED
@@ -43,7 +43,7 @@ def register(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     scaler: torch.amp.GradScaler | None = None,
-    also: Mapping[str, Stateful] | None = None,
+    extra_state: Mapping[str, Stateful] | None = None,
     node_group: Literal["auto", "off"] | None = None,
     **options: Unpack[Options],
 ) -> TailboundState:
@@ -54,9 +54,9 @@ def register(
         optimizer: the optimizer that steps it; one that is not named is found at its first step.
         scaler: torch's gradient scaler, if one steps that optimizer: it becomes a ``tailbound.torch.GradScaler`` in its
             place, on all ranks. One that is not named is found at its first step.
-        also: by name, what else has ``state_dict()`` and ``load_state_dict()``: schedulers, averages of parameters, the
-            place in the data. Their states go with every whole state: to a rank that was away for too long, and to one
-            that has come back (``docs/torch/cluster.md``). The same names on all ranks.
+        extra_state: by name, what else has ``state_dict()`` and ``load_state_dict()``: schedulers, averages of
+            parameters, the place in the data. Their states go with every whole state: to a rank that was away for too
+            long, and to one that has come back (``docs/torch/cluster.md``). The same names on all ranks.
         node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
             (``docs/torch/nodes.md``): ``"auto"`` for those that torchrun has started there, or ``"off"``, so that
             every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
@@ -64,7 +64,7 @@ def register(
 
     Raises:
         ConfigError: not a DDP model, one that has a hook or parameters that cannot be averaged, an invalid option, no
-            optimizer or one with collectives of its own, or a state of ``also`` that cannot go to another rank.
+            optimizer or one with collectives of its own, or a state of ``extra_state`` that cannot go to another rank.
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     _check_wrapped(ddp_model)
@@ -82,7 +82,7 @@ def register(
             "that only other ranks use: give every parameter a gradient in every step (add 0 * parameter.sum() to the "
             "loss) and pass find_unused_parameters=False, or use torch.distributed.init_process_group"
         )
-    check(also or {})
+    check(extra_state or {})
     # over a group of one rank no rank waits for another
     barriers = in_model(ddp_model, _SYNC_OPTION) if group is ddp_model.process_group else []
     for barrier in barriers:
@@ -92,7 +92,7 @@ def register(
         _check_buckets(state, ddp_model)
         if barriers and dist.get_world_size(state.everyone) > 1:
             state.together = barriers[0].refusal
-        state.attach(ddp_model, optimizer, also)
+        state.attach(ddp_model, optimizer, extra_state)
         if scaler is not None:
             adopt(state, scaler)
         state.begin(known("timeout", options))

@@ -12,7 +12,7 @@ that stood still, an owner that died. A rank that has missed nothing since it wa
 There is one question, "what is your state" (``standing``), and one transfer, ``take_state``. Between two steps an
 unsound rank sends digests of all its slices to a sound rank that stands after the same step. It gets the slices that
 differ, as many as come within a step. It is sound when none is left. A rank that was lost, has come back, or has an
-optimizer of another form takes the whole state, with that of ``also``.
+optimizer of another form takes the whole state, with that of ``extra_state``.
 
 Nothing is collective. A rank waits for one peer at a time, and every wait ends by itself.
 """
@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tailbound.errors import ConfigError, TransportError
-from tailbound.torch.also import Stateful, decode, encode, load
+from tailbound.torch.extra_state import Stateful, decode, encode, load
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST, Replica, digest_of
 from tailbound.torch.standing import Standing, Standings, most_held, prevailing, reference
@@ -51,8 +51,8 @@ _NAME = "state"
 #: Asks for a state: step, ``Wanted``, ms to wait for the end of that step, bytes of slices at most (0: all), layout.
 #: Digests of all slices follow.
 _ASK = struct.Struct("!IBHQ16s")
-#: The answer: step, lineage, number of slices, whether more differ, bytes of a description and of ``also``. Numbers of
-#: slices, the description, slices and ``also`` follow.
+#: The answer: step, lineage, number of slices, whether more differ, bytes of a description and of ``extra_state``.
+#: Numbers of slices, the description, slices and ``extra_state`` follow.
 _STATE = struct.Struct("!IQH?II")
 #: A state may be so many times what is held here, since an optimizer that has not stepped yet keeps nothing, and so
 #: many bytes in any case.
@@ -83,7 +83,7 @@ class Wanted(IntFlag):
     """What a rank asks for; nothing: slices that differ in more than buffers, of a sound rank after the same step."""
 
     LATER = 1  #: the state after a later step will do
-    WHOLE = 2  #: all slices of trained parameters, the optimizers' form, and ``also``
+    WHOLE = 2  #: all slices of trained parameters, the optimizers' form, and ``extra_state``
     BUFFERS = 4  #: slices that differ in buffers, too; the giver need not be sound
 
 
@@ -108,7 +108,7 @@ class Resync:
         period: steps between two comparisons of digests; 0: none.
         share: of its time that an unsound rank spends on taking a state; 0: it takes none by itself.
         compare: compare digests while sound; False where another rank of this host does so for it.
-        also: states that go with the whole one, by name.
+        extra_state: states that go with the whole one, by name.
         closed: gives the peers that have said goodbye.
         inside: whether this process takes part in the job.
         buckets: gives a digest of DDP's buckets, which a rank that comes back compares.
@@ -127,7 +127,7 @@ class Resync:
         period: int = 200,
         share: float = 0.05,
         compare: bool = True,
-        also: Mapping[str, Stateful] | None = None,
+        extra_state: Mapping[str, Stateful] | None = None,
         closed: Callable[[], Collection[int]] = frozenset,
         inside: Callable[[], bool] = lambda: True,
         buckets: Callable[[], bytes] = lambda: bytes(DIGEST),
@@ -137,7 +137,12 @@ class Resync:
         self.replica, self.moment = replica, Moment()
         self._reliable, self._rank, self._ranks, self._live = reliable, rank, ranks, live
         self._period, self._share, self._closed = period if compare else 0, share, closed
-        self._also, self._buckets, self._scaler, self._abstains = dict(also or {}), buckets, scaler, abstains
+        self._extra_state, self._buckets, self._scaler, self._abstains = (
+            dict(extra_state or {}),
+            buckets,
+            scaler,
+            abstains,
+        )
         self.counters: Counter[str] = Counter()
         #: whether this replica has missed nothing since it was last equal to the others
         self.sound = True
@@ -153,7 +158,7 @@ class Resync:
         #: answers on their way that carry a state, and bytes of the last one
         self.giving, self.given = set[object](), 0
         self._copying = threading.Lock()  # held while the state goes to a lost rank: each time it is copied
-        self._meeting = False  # in ``synchronise``, where ranks come to another lineage one by one
+        self._meeting = False  # in ``synchronize``, where ranks come to another lineage one by one
         self._warned = -1  # the window of the last warning of other digests
         self._durations: deque[float] = deque(maxlen=32)
         self._boundary_at = 0.0
@@ -215,23 +220,23 @@ class Resync:
             within = time.monotonic() - begun < seconds + size / _COPIED
             self._most = 2 * most if within else max(_PART, most // 2)
 
-    def tell_also(self) -> bytes:
+    def tell_extra_state(self) -> bytes:
         """The states that go with the whole one, and the loss scale.
 
         Raises:
             ConfigError: one cannot be given, by name.
         """
         scaler = self._scaler()
-        return encode(self._also, scaler.state_dict() if scaler is not None else None)
+        return encode(self._extra_state, scaler.state_dict() if scaler is not None else None)
 
-    def take_also(self, told: bytes) -> None:
-        """Takes over what ``tell_also`` of another rank told.
+    def load_extra_state(self, told: bytes) -> None:
+        """Takes over what ``tell_extra_state`` of another rank told.
 
         Raises:
             LayoutError, ConfigError: see ``also.load``.
         """
         states, scale = decode(told)
-        load(self._also, states)
+        load(self._extra_state, states)
         if (scaler := self._scaler()) is not None and scale is not None:
             scaler.load_state_dict(scale)
 
@@ -388,8 +393,8 @@ class Resync:
             return
         self._warned = window
         why = (
-            'their learning rates are not the same: move schedulers on alike, give register also={"scheduler": ...}, '
-            "or batches(step=, on_skip=)"
+            "their learning rates are not the same: move schedulers on alike, give register "
+            "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
             if rates
             else "look for memory errors, operations that are not deterministic, and weights that one rank changes"
         )
@@ -404,7 +409,7 @@ class Resync:
 
     # -- on demand, in the training thread
 
-    def synchronise(self, timeout: float) -> bool:
+    def synchronize(self, timeout: float) -> bool:
         """Meets the others that call it after the same step, and takes what most of the sound ones hold.
 
         Raises:
@@ -412,18 +417,18 @@ class Resync:
 
         Returns:
             Whether all ranks that have not died have answered, are a majority, and hold the same to the bit. False
-            after ``timeout`` seconds at most, and as soon as a rank is known to have gone on without synchronising.
+            after ``timeout`` seconds at most, and as soon as a rank is known to have gone on without synchronizing.
         """
         step = self.moment.step
         if step is None:
             return False
         self._meeting = True
         try:
-            return self._synchronise(step, timeout)
+            return self._synchronize(step, timeout)
         finally:
             self._meeting = False
 
-    def _synchronise(self, step: int, timeout: float) -> bool:
+    def _synchronize(self, step: int, timeout: float) -> bool:
         self.replica.freeze()  # buffers as they are now, and a step that was not the end of anything
         self.moment.settle(step)
         begun = time.monotonic()
@@ -475,7 +480,7 @@ class Resync:
             "hold something else": set() if alike else members,
             "have closed": closed,
             "have died": died,
-            "did not synchronise after it": absent - closed - died,
+            "did not synchronize after it": absent - closed - died,
         }
         said = "".join(f"; rank(s) {sorted(ranks)} {what}" for what, ranks in told.items() if ranks)
         if 2 * len(absent) >= self._ranks:
@@ -578,7 +583,7 @@ class Resync:
             replica.write(which, body[at : at + size])
             at += size
         if told:
-            self.take_also(bytes(body[at:]))
+            self.load_extra_state(bytes(body[at:]))
         self.counters["whole_taken" if told else "states_taken"] += 1
         self.counters["slices_taken"] += number
         self.counters["bytes_taken"] += len(body)
@@ -591,7 +596,7 @@ class Resync:
         try:
             return self.take_state(*arguments, **limits)
         except TransportError as error:
-            log.info("rank %d: not synchronised: %s", self._rank, error)
+            log.info("rank %d: not synchronized: %s", self._rank, error)
             self.counters["takes_failed"] += 1
             return None
 
@@ -620,7 +625,7 @@ class Resync:
                         if isinstance(error, Refusal) and str(error).endswith(_BUSY):
                             busy.append(rank)
                             continue
-                        log.info("rank %d: not synchronised: %s", self._rank, error)
+                        log.info("rank %d: not synchronized: %s", self._rank, error)
                         self.counters["takes_failed"] += 1
                 if asked := busy:
                     time.sleep(_AGAIN)
@@ -633,7 +638,7 @@ class Resync:
             raise Refusal(f"a request of {len(request)} bytes for a state of {self.replica.slices} slices")
         step, wanted, wait, most, layouts = _ASK.unpack_from(request)
         marks = [request[at : at + DIGEST] for at in range(_ASK.size, len(request), DIGEST)]
-        later = bool(wanted & Wanted.LATER)  # whoever synchronises has a few rounds only, and need not queue
+        later = bool(wanted & Wanted.LATER)  # whoever synchronizes has a few rounds only, and need not queue
         if later and self._abstains():
             raise Refusal("this rank was away itself, and has no state yet")
         if later and not self._copying.acquire(blocking=False):
@@ -656,12 +661,12 @@ class Resync:
     ) -> list[Buffer]:
         replica = self.replica
         with self.moment.reading(step, wait, or_later=bool(wanted & Wanted.LATER)) as stands:
-            lineage, told, also = self.lineage, b"", b""
+            lineage, told, extra_state = self.lineage, b"", b""
             if not lineage and not wanted:
                 raise Refusal("this rank is not sound")
             if wanted & Wanted.WHOLE or replica.layouts() != layouts:  # slices do not carry an optimizer's form
                 try:
-                    told, also, most = replica.describe(), self.tell_also(), 0
+                    told, extra_state, most = replica.describe(), self.tell_extra_state(), 0
                 except ConfigError as error:
                     raise Refusal(f"{NEVER}: {error}") from None
             buffers = bool(told) or bool(wanted & Wanted.BUFFERS)
@@ -675,6 +680,12 @@ class Resync:
                 chosen.append(which)
                 parts += replica.copy(which)
         self.counters["states_given"] += 1
-        self.given = size + len(told) + len(also)
+        self.given = size + len(told) + len(extra_state)
         numbers = np.array(chosen, ">u2").tobytes()
-        return [_STATE.pack(stands, lineage, len(chosen), left, len(told), len(also)), numbers, told, *parts, also]
+        return [
+            _STATE.pack(stands, lineage, len(chosen), left, len(told), len(extra_state)),
+            numbers,
+            told,
+            *parts,
+            extra_state,
+        ]

@@ -1,7 +1,7 @@
 """One question between ranks, "what is your state", and its one answer (clock-21, clock-33).
 
 A rank asks for one of three *topics*: the present standing (its lineage, and DDP's buckets); the digest of one slice
-after a step; or a round of a meeting, in which all ranks that synchronise after one step compare all that they hold.
+after a step; or a round of a meeting, in which all ranks that synchronize after one step compare all that they hold.
 
 In each round of a meeting a rank publishes its standing and asks all others for theirs:
 
@@ -11,7 +11,7 @@ In each round of a meeting a rank publishes its standing and asks all others for
 - If all hold the same, each rank publishes its verdict in one more round. The answer combines all verdicts.
 - A standing can still be asked for after the meeting, because other ranks may be slower. ``close`` waits for them.
 - A meeting has a number at each rank, since ranks may meet twice after one step. The first round is asked without it.
-- A rank that went past the step without synchronising says so. All ranks of the job are asked, also suspects.
+- A rank that went past the step without synchronizing says so. All ranks of the job are asked, also suspects.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Standing(NamedTuple):
 
     Attributes:
         lineage: of its state; 0: the rank is not sound.
-        changing: it synchronises, so its lineage is about to change.
+        changing: it synchronizes, so its lineage is about to change.
         well: its verdict: all ranks that have not died are equal.
         state: digest of parameters and optimizers, or of the slice that was asked for.
         form: digest of the optimizers' shapes and plain values; for a slice of learning rates; now, of DDP's buckets.

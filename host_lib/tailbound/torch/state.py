@@ -29,12 +29,12 @@ from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import Options, config_fields, described, filled, switch_of
 from tailbound.torch import interfaces
 from tailbound.torch.absence import Absence, Place
-from tailbound.torch.also import Stateful
 from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.compat import default_store, joined, used_by
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.entrance import Entrance, buckets
+from tailbound.torch.extra_state import Stateful
 from tailbound.torch.finished import Layout
 from tailbound.torch.memory import Bucket, Memory, check
 from tailbound.torch.paths import Paths
@@ -326,13 +326,13 @@ class TailboundState:
         self,
         ddp_model: torch.nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
-        also: Mapping[str, Stateful] | None = None,
+        extra_state: Mapping[str, Stateful] | None = None,
     ) -> None:
         """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
 
         Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
-        found at their first ``step()``. A wrapper around one (Accelerate's) stands for it. ``also``: what else goes
-        with a whole state.
+        found at their first ``step()``. A wrapper around one (Accelerate's) stands for it. ``extra_state``: what
+        else goes with a whole state.
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner  # its own step is what hooks see; with the wrapper beside it steps were applied twice
@@ -361,7 +361,7 @@ class TailboundState:
             period=period,
             share=share,
             compare=self._compares,
-            also=also,
+            extra_state=extra_state,
             closed=lambda: job.membership.gone,
             inside=lambda: not communicator.elastic or communicator.part != Part.OUTSIDE,
             buckets=partial(buckets, self.layout) if communicator.elastic else lambda: bytes(DIGEST),
@@ -415,7 +415,7 @@ class TailboundState:
             return
         if self.rank:
             self.resync.unsound()
-        if not self.synchronise(timeout):
+        if not self.synchronize(timeout):
             raise TransportError(
                 f"rank {self.rank}: ranks did not take over what rank 0 holds within {timeout:g} s: look at the other "
                 "ranks' logs, or raise timeout= (TAILBOUND_TIMEOUT)"
@@ -540,7 +540,12 @@ class TailboundState:
         """Drops what is kept for the next step: the parameters are others now."""
         self.memory.forget()
 
-    def synchronise(self, timeout: float = 30.0) -> bool:
+    def __getattr__(self, name: str) -> Any:
+        """Raises an ``AttributeError`` that names the present form of an old name."""
+        hint = ": call synchronize" if name == "synchronise" else ""
+        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
+
+    def synchronize(self, timeout: float = 30.0) -> bool:
         """Makes all replicas equal to the bit, between two steps: before a checkpoint, or at the end.
 
         To be called on all ranks after the same step, and after ``optimizer.step()``: before that ranks are made equal
@@ -553,7 +558,7 @@ class TailboundState:
 
         Returns:
             Whether every rank that has not died answered, these are a majority, and all of them are equal. False if a
-            rank did not come within half of ``timeout``, has closed, or has gone on without synchronising; those that
+            rank did not come within half of ``timeout``, has closed, or has gone on without synchronizing; those that
             came are equal then, as far as time allowed. False for a rank that has come back and is still ``outside``.
             The log says who was compared.
         """
@@ -567,7 +572,7 @@ class TailboundState:
             return False
         if self.resync.moment.step is None:  # as all have begun
             self.resync.moment.settle(self.communicator.step - 1 & STEP_MASK)
-        well = self.resync.synchronise(timeout)
+        well = self.resync.synchronize(timeout)
         if half_made:  # nobody may take this for the state after the step
             self.steps.ended = ended
             self.resync.moment.disturb()
@@ -637,7 +642,7 @@ class TailboundState:
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``), of zero for one rank.
 
-        ``replica`` tells of re-synchronisation: whether this replica is sound (has missed no result since it was last
+        ``replica`` tells of re-synchronization: whether this replica is sound (has missed no result since it was last
         equal to the others), its number of slices, and what was taken and given. ``device_codec``: what
         codes buckets on devices, by device, ``triton`` or ``host``.
         """

@@ -190,7 +190,7 @@ def count(experiment: Experiment, lab: Cluster) -> tuple[list[dict[str, Any]], B
         whole = balance(
             stats,
             socket_drops=sum(one["socket_drops"] for one in found),
-            # what ranks ask of each other over TCP, re-synchronisation above all, takes the same cables
+            # what ranks ask of each other over TCP, re-synchronization above all, takes the same cables
             lost_on_purpose=faults.lost - faults.lost_other,
             duplicated=faults.duplicated,
             lost_in_queues=sum(entry.lost for entry in lab.drops() if entry.interface.startswith(Link.DATA.value)),

@@ -34,19 +34,21 @@ def _saved(name: str, state: Callable[[], object]) -> bytes:
         torch.save(state(), out)
     except Exception as error:  # of the caller's own state_dict, too
         raise ConfigError(
-            f"the state of also[{name!r}] cannot be given to another rank ({type(error).__name__}: {error}): make its "
-            "state_dict() return plain types and tensors"
+            f"the state of extra_state[{name!r}] cannot be given to another rank ({type(error).__name__}: {error}): "
+            "make its state_dict() return plain types and tensors"
         ) from error
     return out.getvalue()
 
 
-def encode(also: Mapping[str, Stateful], scale: object = None) -> bytes:
-    """The states of ``also``, and ``scale``.
+def encode(extra_state: Mapping[str, Stateful], scale: object = None) -> bytes:
+    """The states of ``extra_state``, and ``scale``.
 
     Raises:
         ConfigError: one cannot be saved, by name.
     """
-    parts = {"": _saved("", lambda: scale)} | {name: _saved(name, each.state_dict) for name, each in also.items()}
+    parts = {"": _saved("", lambda: scale)} | {
+        name: _saved(name, each.state_dict) for name, each in extra_state.items()
+    }
     head = json.dumps({name: len(part) for name, part in parts.items()}).encode()
     return b"".join((_LENGTH.pack(len(head)), head, *parts.values()))
 
@@ -65,38 +67,40 @@ def decode(data: bytes | bytearray) -> tuple[dict[str, Any], Any]:
             found[name] = torch.load(io.BytesIO(view[at : at + size]), map_location="cpu", weights_only=True)
         except Exception as error:
             raise ConfigError(
-                f"the state of also[{name!r}] cannot be loaded ({type(error).__name__}: {error}): make state_dict() "
-                "return types that torch.load(weights_only=True) takes"
+                f"the state of extra_state[{name!r}] cannot be loaded ({type(error).__name__}: {error}): make "
+                "state_dict() return types that torch.load(weights_only=True) takes"
             ) from error
         at += size
     return found, found.pop("")
 
 
-def load(also: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
-    """``also`` takes ``states`` of another rank, by name.
+def load(extra_state: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
+    """``extra_state`` takes ``states`` of another rank, by name.
 
     Raises:
         LayoutError: it has other names.
         ConfigError: one cannot be loaded, by name.
     """
-    if lacking := also.keys() ^ states.keys():
-        raise LayoutError(f"register was given also={sorted(lacking)} on some ranks only: give it on all ranks alike")
+    if lacking := extra_state.keys() ^ states.keys():
+        raise LayoutError(
+            f"register was given extra_state={sorted(lacking)} on some ranks only: give it on all ranks alike"
+        )
     for name, state in states.items():
         try:
-            also[name].load_state_dict(state)
+            extra_state[name].load_state_dict(state)
         except Exception as error:
             raise ConfigError(
-                f"also[{name!r}] does not take its state of another rank ({type(error).__name__}: {error}): give "
-                "register the same also= on all ranks"
+                f"extra_state[{name!r}] does not take its state of another rank ({type(error).__name__}: {error}): "
+                "give register the same extra_state= on all ranks"
             ) from error
 
 
-def check(also: Mapping[str, Stateful]) -> None:
+def check(extra_state: Mapping[str, Stateful]) -> None:
     """Refuses states that cannot go to another rank.
 
     Raises:
         ConfigError: which, and why.
     """
-    if "" in also:
+    if "" in extra_state:
         raise ConfigError("also has an entry without a name: name it")
-    decode(encode(also))
+    decode(encode(extra_state))
