@@ -17,7 +17,7 @@ LABORATORY := host_lib/tailbound_lab
 OUT ?= out
 MINUTES ?= 10
 TEST_PROCESSES ?= 2
-C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch] host_lib/core/*.[ch]))
+C_SOURCES = $(filter-out ebpf/wire.h ebpf/abi.h host_lib/core/records.h,$(wildcard ebpf/*.[ch] xdp_programs/*.[ch] host_lib/core/*.[ch]))
 
 .PHONY: help setup packages demo test thorough soak mutants lint format generate wheel bench clean
 
@@ -98,7 +98,7 @@ generate: setup
 # Kernel programs and the C library are built into it, so that nodes need no compiler.
 wheel: setup
 	$(BIN)/python -m tailbound.kernel.built
-	$(BIN)/python -m tailbound.datapath.core
+	$(BIN)/python -m tailbound.kernel.core
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps -w dist .
 
 bench: setup

@@ -59,6 +59,18 @@ static __always_inline __u64 tb_word(const void *p, int i)
 		pairs++;                   \
 	} while (0)
 
+/* The header, its check field as zero. */
+#define TB_CHECK_HEADER(head)           \
+	do {                            \
+		TB_CHECK_PAIR(head, 0); \
+		TB_CHECK_PAIR(head, 2); \
+		TB_CHECK_PAIR(head, 4); \
+		a2 += tb_word(head, 6); \
+		b2 += a2;               \
+		b3 += a3;               \
+		pairs++;                \
+	} while (0)
+
 static __always_inline __u64 tb_check_mix(__u64 a0, __u64 a1, __u64 b0, __u64 b1)
 {
 	__u64 c = a0 * TB_CHECK_K1 + a1 * TB_CHECK_K2 + b0 * TB_CHECK_K3 + b1 * TB_CHECK_K4;
@@ -91,13 +103,7 @@ static __always_inline __u64 tb_check(const struct tb_header *head, const void *
 			rest += TB_ROW_STEP;
 		}
 	}
-	TB_CHECK_PAIR(head, 0);
-	TB_CHECK_PAIR(head, 2);
-	TB_CHECK_PAIR(head, 4);
-	a2 += tb_word(head, 6);
-	b2 += a2;
-	b3 += a3;
-	pairs++;
+	TB_CHECK_HEADER(head);
 
 	TB_CHECK_ROUNDS;
 	b0 += pairs * a0 + b2;

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* What the library is made of, and what it exports (tailbound/datapath/core.py). */
+/* What the library is made of, and what it exports (tailbound/kernel/core.py). */
 #ifndef TB_CORE_H
 #define TB_CORE_H
 
 #include "compat.h"
 
 #include "ip.h"
+#include "records.h"
 
 /* For which processors a function is compiled; the best one is taken at loading. Sanitizers are not ready by then. */
 #if defined(__x86_64__) && !defined(TB_SANITIZED)
@@ -54,5 +55,12 @@ void tb_fence(struct tb_tables *t);
 /* Takes the oldest of a queue, at most so many; how many. Packets lie apart by a header and a row. */
 int tb_take_events(struct tb_tables *t, struct tb_event *out, int most);
 int tb_take_controls(struct tb_tables *t, __u8 *out, __u32 *lengths, int most);
+
+/* Writes the headers of packets, run by run. */
+void tb_stamp(const struct tb_stamp *s, const struct tb_run *runs, __u32 count);
+
+/* Sets flags in finished headers, and makes their checks or tags anew. */
+void tb_add_flags(__u8 *packets, __u32 stride, __u32 count, const __u64 *states, __u32 flags,
+		  const __u64 *key);
 
 #endif /* TB_CORE_H */

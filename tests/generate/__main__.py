@@ -21,6 +21,7 @@ def of_schema(root: Path) -> dict[Path, str]:
     return {
         root / "ebpf" / "wire.h": headers.wire_header(),
         root / "ebpf" / "abi.h": headers.abi_header(),
+        root / "host_lib" / "core" / "records.h": headers.records_header(),
         root / "p4" / "wire.p4": p4.wire_p4(),
         root / "docs" / "wire.md": wire_page.wire_page(),
     }

@@ -1,4 +1,4 @@
-"""Text of ``ebpf/wire.h`` and ``ebpf/abi.h``: the schema for C."""
+"""Text of ``ebpf/wire.h``, ``ebpf/abi.h`` and ``host_lib/core/records.h``: the schema for C."""
 
 from __future__ import annotations
 
@@ -79,3 +79,9 @@ def abi_header() -> str:
     body += f"#define TB_WORKER_MAPS(MAP) {' '.join(f'MAP({m.name})' for m in schema.WORKER_MAPS)}\n\n"
     body += "".join(_struct(s, _C) for s in schema.STRUCTS)
     return _guarded("TB_ABI_H", body)
+
+
+def records_header() -> str:
+    """Text of ``host_lib/core/records.h``: what the library and Python tell each other."""
+    body = "#include <linux/types.h>\n\n" + "".join(_struct(s, _C) for s in schema.RECORDS)
+    return _guarded("TB_RECORDS_H", body)

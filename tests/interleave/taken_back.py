@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 from interleave.explorer import Walker
-from tailbound.datapath import core
 from tailbound.datapath.tables import Tables
+from tailbound.kernel import core
 
 #: What stands in ``control.pad`` while a mend is taken back.
 FAR_LABELS, WRONG_SCALE, COUNTED, TWO_LOCKS = 3, 4, 5, 6

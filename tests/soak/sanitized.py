@@ -17,13 +17,18 @@ from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 
+import numpy as np
+
 from hostile import damaged, hostile, plain
 from kernel_world import HEADERS
 from reference_worker import ReferenceTables
 from soak.part import Tell
-from tailbound.datapath import core
 from tailbound.datapath.tables import Tables
-from tailbound.wire.schema import HEADER_BYTES, Tagging
+from tailbound.kernel import core
+from tailbound.transport import headers
+from tailbound.wire.packets import header
+from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Tagging
+from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
 from udp_world import World
 
@@ -97,9 +102,23 @@ def _buffers(world: World, rng: random.Random, count: int) -> None:
             world.tables.take_events()
 
 
+def _headers(rng: random.Random, count: int) -> None:
+    """Headers in packet memory that ends where they do."""
+    for _ in range(count):
+        rows, codes = rng.randrange(1, 20), 16 * rng.randrange(0, 20)
+        memory, states = np.zeros((rows, HEADER_BYTES + codes), np.uint8), np.zeros((rows, 4), np.uint64)
+        values, places = np.zeros(rows, np.int16), np.arange(rows, dtype=np.uint32)
+        head, key = header(type=rng.choice((1, 2))), rng.choice((NO_KEY, np.zeros(KEY_WORDS, np.uint64)))
+        headers.finalise(memory, head, states, headers.Fields(values, values), 0, places, 1, key)
+        headers.add_flags(memory, states, 1, key)
+
+
 def main() -> None:
-    library, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    make, rng = partial(Tables, library=core.load(library)), random.Random(seed)
+    path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    library, rng = core.load(path), random.Random(seed)
+    make = partial(Tables, library=library)
+    headers.core = lambda: library  # type: ignore[assignment]
+    _headers(rng, count)
     Twins(World(make=make), World(make=ReferenceTables)).live(rng, count)
     attack = Attack(World(make=make), World(make=ReferenceTables))
     attack.send(rng, count)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tailbound.datapath import core
 from tailbound.errors import CapabilityError
-from tailbound.kernel import built, cache
+from tailbound.kernel import built, cache, core
 from tailbound.kernel.compile import clang_path
 
 

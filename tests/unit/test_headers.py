@@ -126,10 +126,10 @@ def test_contributions_to_several_owners(memory: Memory) -> None:
     groups = np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 1, 2], np.int32)
     of_groups = memory.exponents[:3], memory.needs[:3], memory.shifts[:3]
     head = header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED | {"owner": 0, "rows": 0})
-    runs = np.array([[1, 4, 7, 0xFFFFFFFE], [5, 6, 255, 12], [11, 1, 0, 3], [0, 0, 9, 9]], np.int64)
+    runs = [(1, 4, 7, 0xFFFFFFFE), (5, 6, 255, 12), (11, 1, 0, 3), (0, 0, 9, 9)]
     stamped = Contributions(memory.packets, memory.states, memory.places, groups)
     finalise_contributions(stamped, head.view(np.uint8), runs, *of_groups, 77, NO_KEY)
-    for first, count, owner, seq in runs.tolist():
+    for first, count, owner, seq in runs:
         for i in range(count):
             exponent, need, shift = (of[groups[first + i]] for of in of_groups)
             assert memory.read(first + i) == FIXED | {

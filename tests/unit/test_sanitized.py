@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from soak import sanitized
-from tailbound.datapath import core
+from tailbound.kernel import core
 
 if why := sanitized.lacking():
     pytest.skip(f"missing capability 'sanitizers': {why}", allow_module_level=True)

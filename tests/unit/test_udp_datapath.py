@@ -19,11 +19,11 @@ import cases
 from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
 from partials import partials
 from support import await_that
-from tailbound.datapath.core import core
 from tailbound.datapath.store import allocate
 from tailbound.datapath.tables import STOP, Tables
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError
+from tailbound.kernel.core import core
 from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender

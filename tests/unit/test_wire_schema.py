@@ -22,14 +22,18 @@ from tailbound.wire.packets import DTYPES, HEADER_DTYPE, dtype_of
 from tailbound.wire.schema import Field, Struct, op_label, op_slot, serial_distance
 
 U32 = st.integers(0, 0xFFFFFFFF)
-STRUCTS = (schema.HEADER, *schema.STRUCTS)
+STRUCTS = (schema.HEADER, *schema.STRUCTS, *schema.RECORDS)
 
 
 def refused_by_c(claims: list[str]) -> str:
     """What the programs' compiler says against claims about the generated headers; empty if all of them hold."""
-    source = ["#include <stddef.h>", "#include <linux/bpf.h>", '#include "wire.h"', '#include "abi.h"']
+    source = [
+        "#include <stddef.h>",
+        "#include <linux/bpf.h>",
+        *(f'#include "{name}.h"' for name in ("wire", "abi", "records")),
+    ]
     source += [f'_Static_assert({claim}, "{claim}");' for claim in claims]
-    include = [f"-I{assets('ebpf')}", f"-I/usr/include/{platform.machine()}-linux-gnu"]
+    include = [f"-I{assets('ebpf')}", f"-I{assets('core')}", f"-I/usr/include/{platform.machine()}-linux-gnu"]
     command = [str(clang_path()), "-target", "bpf", "-fsyntax-only", "-x", "c", *include, "-"]
     return subprocess.run(command, input="\n".join(source), capture_output=True, text=True, timeout=100).stderr
 
@@ -142,9 +146,9 @@ def test_a_reader_of_the_page_can_make_a_packet(repository: Path) -> None:
 
 
 def test_a_stale_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [p.name for p in stale(of_schema(tmp_path))] == ["wire.h", "abi.h", "wire.p4", "wire.md"]
+    assert [p.name for p in stale(of_schema(tmp_path))] == ["wire.h", "abi.h", "records.h", "wire.p4", "wire.md"]
     for path, text in of_schema(tmp_path).items():
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     assert stale(of_schema(tmp_path)) == []
     changed = dataclasses.replace(schema.HEADER, doc="Something else.")

@@ -231,7 +231,7 @@ class PeerOwned:
             PacketType.CONTRIBUTION, label, place.layout.tag, flags=shape.code.flags, map_id=placement.owner_map.id
         ).view(np.uint8)
         starts = placement.starts
-        to = np.array([(starts[p], placement.shares[p], p, place.sum_seqs[p]) for p in takers], np.int64).reshape(-1, 4)
+        to = [(starts[p], placement.shares[p], p, place.sum_seqs[p]) for p in takers]
         finalise_contributions(
             b.stamped, head, to, scales.exponents, scales.need, scales.shift, label, job.key_of(place)
         )

@@ -30,14 +30,13 @@ from tailbound.collective.tally import (
 )
 from tailbound.collective.timing import last_stamps
 from tailbound.collective.waiter import Waiter
-from tailbound.transport.headers import Fields, add_flags, finalise, finalise_contributions
+from tailbound.kernel.core import core
 from tailbound.wire.jit import kept
-from tailbound.wire.schema import PacketType
 
 
 def announce_compilation(rank: int) -> None:
     """Says that the next minute goes into compiling, where it does; one rank of a host says it for all."""
-    if os.environ.get("LOCAL_RANK", "0") == "0" and not all(kept(one) for one in (add_flags, rows_by_rank)):
+    if os.environ.get("LOCAL_RANK", "0") == "0" and not kept(rows_by_rank):
         log.warning(
             "rank %d: compiling the codec and the transport for this machine before the start, up to a minute, once "
             "per installation; `tailbound doctor --warm` does it ahead",
@@ -46,23 +45,18 @@ def announce_compilation(rank: int) -> None:
 
 
 def warm_up(job: Job) -> None:
-    """Runs one tiny op through the codec, the tallies and the headers; sends nothing and changes no map."""
+    """Runs one tiny op through the codec and the tallies; sends nothing and changes no map."""
     store, rank, scratch = job.store, job.rank, job.threads.scratch
     Waiter([]).wait(0)
     shape = shape_for(store.width, store.width)
     placement = place(shape, OwnerMap(0, tuple(range(job.ranks))), job.world)
     b = Buffers(shape, placement, rank, job.ranks)
-    (memory, _, partials), results, source = b.contributions, b.results, b.source
+    (memory, _, _), results, source = b.contributions, b.results, b.source
     data = np.zeros(shape.numel, np.float32)
     coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.config.rotate, job.ranks)
     measure(data, shape, coding, b.scales.need, scratch)
     encode(data, shape, coding, b.contributions, b.scales, scratch)
-    head, fields = job.header(PacketType.CONTRIBUTION, 0, 0), Fields(b.scales.exponents[b.group])
-    runs = np.array([[0, len(memory), 0, 0]], np.int64)
-    stamps = b.scales.exponents, b.scales.need, b.scales.shift
-    finalise_contributions(b.stamped, head.view(np.uint8), runs, *stamps, 0, coding.key)
-    finalise(memory, head, partials, fields, 0, b.place, 0)
-    finalise(memory, head, partials, fields, 0, placement.row_at, 0)  # read-only places
+    core()
     counts, nobody = np.zeros(job.world, np.int64), np.zeros(0, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.records.slots, 0, len(b.own_rows), job.records.sum_mask, 0, 1, counts)
@@ -70,7 +64,6 @@ def warm_up(job: Job) -> None:
     sums = Sums(store.sums, store.slots, 0, 0, 1, b.unknown)
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(store.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
-    add_flags(results.packets[:1].copy(), results.partials[:1], 0, coding.key)
     newest_op(job.records.peer_states, job.live_ranks, 0, 0)
     Running(job)
     expect = np.zeros(1, np.uint64)  # not the kernel's own

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.core import Core, core
+from tailbound.kernel.core import Core, core
 from tailbound.wire import schema
 
 #: Words of the state (``struct tb_state``). An event that does not fit its queue is a hint lost; packets are counted.

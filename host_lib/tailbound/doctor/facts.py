@@ -9,9 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailbound.datapath import core
 from tailbound.errors import CapabilityError
-from tailbound.kernel import built, headers, syscalls
+from tailbound.kernel import built, core, headers, syscalls
 from tailbound.kernel.compile import LIBBPF, bcc_path, clang_path
 from tailbound.kernel.maps import possible_cpus
 

@@ -11,38 +11,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.wire import schema
-from tailbound.wire.schema import HEADER, HEADER_BYTES, STRUCTS, Map, Product, Struct
+from tailbound.wire.schema import HEADER, HEADER_BYTES, RECORDS, STRUCTS, Map, Product, Struct
 
-#: Size in bytes and numpy code of every field kind. ``lock`` is the kernel's ``struct bpf_spin_lock``.
-KINDS: dict[str, tuple[int, str]] = {
-    "u8": (1, "u1"),
-    "u16": (2, "u2"),
-    "u32": (4, "u4"),
-    "u64": (8, "u8"),
-    "s16": (2, "i2"),
-    "s32": (4, "i4"),
-    "f32": (4, "f4"),
-    "lock": (4, "u4"),
+#: Size in bytes, numpy code and ``struct`` letter of every field kind. ``lock``: the kernel's ``struct bpf_spin_lock``.
+KINDS: dict[str, tuple[int, str, str]] = {
+    "u8": (1, "u1", "B"),
+    "u16": (2, "u2", "H"),
+    "u32": (4, "u4", "I"),
+    "u64": (8, "u8", "Q"),
+    "s16": (2, "i2", "h"),
+    "s32": (4, "i4", "i"),
+    "f32": (4, "f4", "f"),
+    "lock": (4, "u4", "I"),
 }
 
 
-def dtype_of(struct: Struct, order: str = "=") -> np.dtype[Any]:
-    """The numpy dtype of ``struct`` in byte order ``order`` (``=`` host, ``>`` network); no padding anywhere.
+def dtype_of(of: Struct, order: str = "=") -> np.dtype[Any]:
+    """The numpy dtype of ``of`` in byte order ``order`` (``=`` host, ``>`` network); no padding anywhere.
 
     Raises:
         ValueError: a field is not naturally aligned, so that C would pad it.
     """
     fields: list[tuple[str, str] | tuple[str, str, int]] = []
     offset = 0
-    for field in struct.fields:
-        size, code = KINDS[field.kind]
+    for field in of.fields:
+        size, code, _ = KINDS[field.kind]
         if offset % size:
-            raise ValueError(f"{struct.name}.{field.name} at {offset} is not aligned to {size}")
+            raise ValueError(f"{of.name}.{field.name} at {offset} is not aligned to {size}")
         offset += size * field.count
         fields.append((field.name, order + code, field.count) if field.count > 1 else (field.name, order + code))
-    if offset % max(KINDS[f.kind][0] for f in struct.fields):
-        raise ValueError(f"{struct.name} has {offset} bytes, which C would pad")
+    if offset % max(KINDS[f.kind][0] for f in of.fields):
+        raise ValueError(f"{of.name} has {offset} bytes, which C would pad")
     return np.dtype(fields)
+
+
+def packer_of(of: Struct) -> struct.Struct:
+    """Packs and unpacks ``of``, whose arrays are given entry by entry."""
+    return struct.Struct("=" + "".join(KINDS[field.kind][2] * field.count for field in of.fields))
 
 
 def layout(map_: Map, **sizes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -62,8 +67,8 @@ def layout(map_: Map, **sizes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
 
 #: Header of a packet, big endian, 64 bytes.
 HEADER_DTYPE = dtype_of(HEADER, ">")
-#: Kernel structs by C name, host byte order.
-DTYPES: dict[str, np.dtype[Any]] = {s.name: dtype_of(s) for s in STRUCTS}
+#: Structs of the kernel and of the library by C name, host byte order.
+DTYPES: dict[str, np.dtype[Any]] = {s.name: dtype_of(s) for s in (*STRUCTS, *RECORDS)}
 
 assert HEADER_DTYPE.itemsize == HEADER_BYTES
 

@@ -1,7 +1,7 @@
 """The one place where the wire format and the kernel's maps are written down.
 
-Everything else is derived: ``ebpf/wire.h`` and ``ebpf/abi.h`` are generated (``make generate``), numpy dtypes
-(``tailbound.wire.packets``) are made at import.
+Everything else is derived: ``ebpf/wire.h``, ``ebpf/abi.h`` and ``host_lib/core/records.h`` are generated (``make
+generate``), numpy dtypes (``tailbound.wire.packets``) are made at import.
 This module holds data only and imports nothing but the standard library.
 
 Numbers, once released, are never reused; a field that goes leaves a hole.
@@ -645,8 +645,44 @@ SWITCH_PORT = Struct(
     ),
 )
 
-#: All but the header.
+#: All but the header, and those of the library alone.
 STRUCTS = tuple(each for each in list(globals().values()) if isinstance(each, Struct) and each is not HEADER)
+
+STAMP = Struct(
+    "tb_stamp",
+    "What headers are made of; arrays by their address, 0: none.",
+    (
+        Field("packets", "u64", "u8[][stride]: payloads are in place, headers are written"),
+        Field("states", "u64", "u64[][4]: what the payloads left of their checks or tags"),
+        Field("head", "u64", "a header with all that packets have in common"),
+        Field("key", "u64", "of the op; none: packets carry the check"),
+        Field("places", "u64", "u32[]: places of rows in their owner's list"),
+        Field("groups", "u64", "u32[]: where a packet's values are in the columns below; none: at its own number"),
+        Field("exponents", "u64", "s16[]"),
+        Field("needs", "u64", "s16[]"),
+        Field("scales", "u64", "f32[]"),
+        Field("counts", "u64", "u16[]"),
+        Field("shifts", "u64", "u8[]"),
+        Field("stride", "u32", "bytes of a packet"),
+        Field("mark", "u32", "of the packet of a run that leaves last"),
+    ),
+)
+
+RUN = Struct(
+    "tb_run",
+    "Packets with consecutive numbers for one owner.",
+    (
+        Field("first", "u32", "number of the first packet"),
+        Field("count", "u32", "packets"),
+        Field("last", "u32", "which of them leaves last and has the mark"),
+        Field("seq", "u32", "row sequence of the owner's first place"),
+        Field("owner", "u32", "header field"),
+        Field("rows", "u32", "header field"),
+    ),
+)
+
+#: Of the library (``host_lib/core``) and its callers.
+RECORDS = (STAMP, RUN)
 
 #: Maps of the worker program, in order of creation.
 WORKER_MAPS: tuple[Map, ...] = (

@@ -1,6 +1,6 @@
 """The C library of ``host_lib/core``: the kernel programs' own rules, for a process.
 
-    python -m tailbound.datapath.core [FOLDER]     # builds it for this architecture: part of `make wheel`
+    python -m tailbound.kernel.core [FOLDER]     # builds it for this architecture: part of `make wheel`
 
 It comes with a wheel, or is built where it is first needed, from the sources here. A library names its sources, and is
 taken only beside these.
@@ -15,7 +15,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailbound.errors import CapabilityError
 from tailbound.kernel import built, cache, objects
@@ -41,7 +41,20 @@ _FUNCTIONS = {
     "tb_take_events": (_INT, _P, _P, _INT),
     "tb_take_controls": (_INT, _P, _P, _P, _INT),
     "tb_udp": (_INT, _P, _INT, _INT, _INT, _INT),
+    "tb_stamp": (None, _P, _P, _U32),
+    "tb_add_flags": (None, _P, _U32, _U32, _P, _U32, _P),
 }
+
+
+def address(array: Any) -> int:
+    """Of the first byte of a numpy array without gaps; 0 of an empty one. ``array.ctypes`` takes five times as long.
+
+    Raises:
+        ValueError: it has gaps.
+    """
+    if not array.flags.c_contiguous:
+        raise ValueError("an array with gaps: the library walks through it without strides")
+    return int(array.__array_interface__["data"][0]) if array.size else 0
 
 
 class Core(NamedTuple):
