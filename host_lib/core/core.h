@@ -63,4 +63,20 @@ void tb_stamp(const struct tb_stamp *s, const struct tb_run *runs, __u32 count);
 void tb_add_flags(__u8 *packets, __u32 stride, __u32 count, const __u64 *states, __u32 flags,
 		  const __u64 *key);
 
+/* A send queue (send.c). What it is given outlives it. NULL: no memory. */
+struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets);
+void tb_line_pace(struct tb_line *l, struct tb_path *paths, struct tb_link *link);
+void tb_line_close(struct tb_line *l);
+int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, __s64 until, __u32 asks,
+	      __u32 stride, __u32 largest, const __u64 *runs, __u32 count);
+__u64 tb_cancel(struct tb_line *l, __u32 label);
+__u64 tb_finished(struct tb_line *l, __u64 *packets);
+void tb_begin(struct tb_line *l);
+void tb_full(struct tb_line *l, __u32 port, __u32 error);
+int tb_next(struct tb_line *l);
+int tb_took(struct tb_line *l, __u32 taken, __u32 error);
+int tb_pump(struct tb_line *l);
+void tb_unwanted(struct tb_line *l, __u32 to);
+void tb_give_up(struct tb_line *l);
+
 #endif /* TB_CORE_H */

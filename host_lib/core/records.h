@@ -5,6 +5,15 @@
 
 #include <linux/types.h>
 
+#define TB_DESTINATIONS 258
+#define TB_CHANNELS_MOST 32
+
+#define TB_SEND_DONE 0
+#define TB_SEND_CALL 1
+#define TB_SEND_LOOK 2
+#define TB_SEND_ASK 3
+#define TB_SEND_REFUSED 4
+
 /* What headers are made of; arrays by their address, 0: none. */
 struct tb_stamp {
 	__u64 packets; /* u8[][stride]: payloads are in place, headers are written */
@@ -33,5 +42,82 @@ struct tb_run {
 	__u32 rows; /* header field */
 };
 _Static_assert(sizeof(struct tb_run) == 24, "tb_run");
+
+/* How fast a rank may be sent to (``transport.pace``). */
+struct tb_path {
+	double rate; /* bytes per second */
+	__s64 spent; /* when what has left is paid for, ns */
+	__u32 limited; /* 1: the rate is a limit */
+	__u32 held; /* 1: something had to wait, and has not made up for it */
+};
+_Static_assert(sizeof(struct tb_path) == 24, "tb_path");
+
+/* How fast all ranks together may be sent to (``transport.pace``); times in ns. */
+struct tb_link {
+	double most; /* bytes per second at most; 0: the link itself sees to it */
+	double speed; /* bytes per second by which own queues empty */
+	__s64 gap; /* from one burst to the next; 0: none */
+	__s64 quantum; /* of sending that may leave for a rank at once */
+	__s64 ahead; /* of sending that may lie in own queues */
+	__s64 late; /* the same where rows had to wait */
+	__s64 room; /* bytes that may wait in own queues */
+	__s64 opens; /* when the next burst may leave */
+	__s64 leaves; /* when the last of what was handed over leaves this host */
+	__s64 spent; /* as in tb_path */
+	__u32 held; /* as in tb_path */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_link) == 88, "tb_link");
+
+/* A rank, or a shared channel; what has become of packets for it counts from when Python last looked. */
+struct tb_target {
+	__u64 name[4]; /* struct sockaddr_in or sockaddr_in6 */
+	__u64 ranks[4]; /* bitmap of who gets what is sent to it */
+	__u32 channel; /* that its bursts leave over */
+	__u32 cost; /* bursts that this host is busy with for one */
+	__u32 plain; /* 1: GSO does not work, packets leave one by one */
+	__u32 listed; /* 1: among tb_sending.moved */
+	__u64 look; /* bytes after which Python looks, since a probe is due */
+	__u64 packets; /* that have left */
+	__u64 bytes; /* that have left */
+	__u64 bursts; /* that have left */
+	__u64 lost; /* packets given up */
+	__u64 waits; /* times a socket was full */
+};
+_Static_assert(sizeof(struct tb_target) == 128, "tb_target");
+
+/* What a send queue and Python tell each other; times in ns. */
+struct tb_sending {
+	__s64 now; /* of the pump */
+	__u64 fresh; /* the submission that has just come; 0: none */
+	__s64 again; /* when to pump again; 0: nothing waits, or for a writable socket */
+	__u64 peers[4]; /* bitmap of all ranks that are sent to */
+	__u64 left; /* packets that wait */
+	__u64 bytes; /* that have left, copies included */
+	__u64 full; /* bitmap of sockets that had no room */
+	__u64 blocked; /* bitmap of sockets that are not tried again in this pump */
+	__u64 waits; /* times a socket or a device queue was full */
+	__u64 held; /* times a rate kept something back */
+	__u64 stale; /* rows dropped because their time was up */
+	__u64 item; /* the submission that is asked about, or whose packets were refused */
+	__u64 messages; /* struct mmsghdr[count], to be handed over */
+	__u32 count; /* messages */
+	__u32 port; /* socket that they leave over */
+	__u32 error; /* errno of the first message */
+	__u32 to; /* destination of the first message */
+	__u32 packets; /* of the first message */
+	__u32 next; /* packets that had left before in its flow */
+	__u32 sockets; /* how many */
+	__u32 channels; /* how many */
+	__s32 fds[64]; /* of sockets */
+	__u64 rooms[64]; /* bytes that may wait in each */
+	__u32 first[32]; /* first socket of a channel */
+	__u32 ports[32]; /* sockets of a channel, which take turns */
+	__u32 turn[32]; /* whose turn it is */
+	__u32 moved[258]; /* targets of which something has left, or was lost */
+	__u32 moves; /* how many */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_sending) == 2352, "tb_sending");
 
 #endif /* TB_RECORDS_H */

@@ -11,6 +11,7 @@ from tailbound.wire.packets import KINDS, dtype_of
 _LICENSE = "/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */\n"
 _NOTE = "/* Generated from host_lib/tailbound/wire/schema.py: change that, then run `make generate`. */\n"
 _C = {"u8": "__u8", "u16": "__u16", "u32": "__u32", "u64": "__u64", "s16": "__s16", "s32": "__s32", "f32": "__u32"}
+_C |= {"s64": "__s64", "f64": "double"}
 _WIRE = _C | {"u16": "__be16", "u32": "__be32", "u64": "__be64", "s16": "__be16", "f32": "__be32"}
 
 
@@ -83,5 +84,7 @@ def abi_header() -> str:
 
 def records_header() -> str:
     """Text of ``host_lib/core/records.h``: what the library and Python tell each other."""
-    body = "#include <linux/types.h>\n\n" + "".join(_struct(s, _C) for s in schema.RECORDS)
+    numbers = {"TB_DESTINATIONS": schema.DESTINATIONS, "TB_CHANNELS_MOST": schema.CHANNELS_MOST}
+    body = f"#include <linux/types.h>\n\n{_defines(numbers)}\n{_enum('TB_SEND', schema.Sent)}\n"
+    body += "".join(_struct(s, _C) for s in schema.RECORDS)
     return _guarded("TB_RECORDS_H", body)

@@ -6,6 +6,7 @@ in an environment of ``environment``.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -21,13 +22,17 @@ import numpy as np
 
 from hostile import damaged, hostile, plain
 from kernel_world import HEADERS
+from queue_world import ADDRESS, Line
 from reference_worker import ReferenceTables
 from soak.part import Tell
 from tailbound.datapath.tables import Tables
 from tailbound.kernel import core
-from tailbound.transport import headers
+from tailbound.transport import headers, queue
+from tailbound.transport.pace import Pacer
+from tailbound.transport.sender import Shared
+from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import header
-from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Tagging
+from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, PacketType, Tagging
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
 from udp_world import World
@@ -113,12 +118,30 @@ def _headers(rng: random.Random, count: int) -> None:
         headers.add_flags(memory, states, 1, key)
 
 
+def _sends(rng: random.Random, count: int) -> None:
+    """Submissions to ranks and to all at once, over sockets that are full, refuse, and take a part."""
+    with UdpSocket() as one, UdpSocket() as other:
+        channel = Shared("fanout", (other,), (ADDRESS, 7), (2, 3, 1))
+        line = Line([one], Pacer((1, 2, 3), gap=rng.choice((0, 1000)), most=rng.choice((0.0, 1e6))), channel)
+        for now in range(count):
+            line.kernel.script = [rng.choice((-1, -9, errno.EAGAIN, errno.EPERM, errno.EIO)) for _ in range(3)]
+            if rng.random() < 0.1:
+                line.queue.pacer.hold_to(rng.randrange(1, 4), rng.choice((1e5, 1e9)))
+            runs = [(to, rng.randrange(200)) for to in rng.sample((1, 2, 3, MAX_RANKS), rng.randrange(5))]
+            kind, over = rng.choice((PacketType.CONTRIBUTION, PacketType.RESULT)), rng.choice((None, lambda _: True))
+            line.submit(now, kind, *runs, now=1000 * now, until=1000 * now + 9999, over=over, again=rng.random() < 0.1)
+            if rng.random() < 0.1:
+                line.queue.cancel(now)
+        line.rest(1 << 50)
+
+
 def main() -> None:
     path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     library, rng = core.load(path), random.Random(seed)
     make = partial(Tables, library=library)
-    headers.core = lambda: library  # type: ignore[assignment]
+    headers.core = queue.core = lambda: library  # type: ignore[assignment]
     _headers(rng, count)
+    _sends(rng, count)
     Twins(World(make=make), World(make=ReferenceTables)).live(rng, count)
     attack = Attack(World(make=make), World(make=ReferenceTables))
     attack.send(rng, count)

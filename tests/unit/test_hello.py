@@ -135,6 +135,7 @@ def test_bursts_that_do_not_arrive_leave_one_by_one(
 
     monkeypatch.setattr(Trials, "ask", note)
     monkeypatch.setattr(UdpSocket, "send_many", send_many)
+    monkeypatch.setattr(UdpSocket, "direct", False)
     inputs = gradients("U", 3, 50_000, seed=1)
     with team(3, patient()) as job:
         for _ in range(2):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import random
 
 import pytest
 
+from queue_world import MS, STRIDE, Line
 from tailbound.transport.pace import PaceConfig, Pacer, Path
+from tailbound.transport.sockets import UdpSocket
+from tailbound.wire.schema import PacketType
 
-MS = 1_000_000
+C = PacketType.CONTRIBUTION
 SECOND = 1_000_000_000
 L = PaceConfig()
 
@@ -101,62 +105,57 @@ def test_a_queue_within_the_target_that_others_keep_standing_lowers_no_rate() ->
     assert path.free
 
 
-def test_the_bucket_holds_one_quantum() -> None:
-    pacer = Pacer([1, 2])
-    assert pacer.room(1, 1000, 5) == (1 << 30, 0)
+def test_a_limited_rank_has_one_quantum_at_once(bound: UdpSocket) -> None:
+    """2e8 bytes a second, bursts of 8192 bytes: twelve of them, one more, and a wait until that is paid for."""
+    pacer = Pacer([1, 2, 3])
     for _ in range(3):
-        pacer.echoed(1, 10 * MS, 2_000_000, 0.0, 0)  # 2e8 bytes a second
+        pacer.echoed(1, 10 * MS, 2_000_000, 0.0, 0)
     assert pacer.limited == {1}
-    assert pacer.burst(1, 1000, 44) == 44
-    assert pacer.burst(1, 20_000, 44) == 5
-    now = SECOND
-    assert pacer.room(1, 20_000, now) == (5, 0)
-    pacer.spend(1, 100_000, now)
-    assert pacer.room(1, 20_000, now) == (1, 0)  # one more, then a wait for it
-    pacer.spend(1, 20_000, now)
-    assert pacer.room(1, 20_000, now) == (0, now + 100_000)
-    assert pacer.room(2, 10_000, now) == (1 << 30, 0)
+    line = Line([bound], pacer)
+    line.submit(7, C, (1, 64 * 20), (2, 64 * 20), now=SECOND)
+    assert [line.taken.count((rank, 64)) for rank in (1, 2)] == [13, 20]
+    assert line.queue.again == SECOND - L.quantum + 13 * 64 * STRIDE * 5
 
 
-def test_all_ranks_together_have_the_speed_of_the_link() -> None:
-    """100 Mbit/s, four packets of 1472 bytes a burst: 2 ms of it at once, then more when half of that has left."""
-    pacer, now, size = Pacer([1, 2], speed=1.25e7, most=1.25e7), SECOND, 4 * 1514
-    assert pacer.bursts(32, 1472, 1, now) == 2 * MS * 12_500_000 // SECOND // size == 4
-    pacer.left(4, 16, 1472, now)
-    assert pacer.bursts(32, 1472, 1, now) == 1  # what is left of the 2 ms
-    pacer.left(1, 4, 1472, now)
-    assert pacer.bursts(32, 1472, 1, now) == 0
-    paid = now - 2 * MS + 5 * size * 80
-    assert pacer.opens == paid + MS
-    assert pacer.bursts(32, 1472, 1, pacer.opens - 1) == 0
-    assert pacer.bursts(32, 1472, 1, pacer.opens) == 2
-    assert pacer.bursts(32, 1472, 3, pacer.opens) == 1  # two clones and itself
+#: Packets of a burst at 100 Mbit/s, and ns that one takes.
+BURST, TAKES = 48, 48 * (STRIDE + 42) * 80
 
 
-def test_a_link_that_drains_more_slowly_is_still_tried_at_its_own_speed() -> None:
-    """A busy host drains less than its link could, and would never again find out how much that is."""
-    pacer = Pacer([1, 2], speed=1.25e7, most=1.25e7)
-    pacer.follow(1.25e6)
-    assert pacer.bursts(32, 1472, 1, SECOND) == 4
+@pytest.mark.parametrize("drained", [1.25e7, 1.25e6])
+def test_all_ranks_together_have_the_speed_of_the_link(bound: UdpSocket, drained: float) -> None:
+    """100 Mbit/s: 2 ms of it at once, then more when half of that has left.
+
+    A busy host drains less than its link could, and would never again find out how much that is.
+    """
+    pacer = Pacer([1, 2, 3], speed=1.25e7, most=1.25e7)
+    pacer.follow(drained)
+    line = Line([bound], pacer)
+    line.submit(7, C, (1, BURST * 4), (2, BURST * 4), now=SECOND)
+    assert line.taken == [(1, BURST), (2, BURST)] * 2
+    assert line.queue.again == SECOND - 2 * MS + 4 * TAKES + MS
+    line.go(line.queue.again - 1)
+    assert len(line.taken) == 4
+    line.go(line.queue.again)
+    assert len(line.taken) == 6
 
 
-def test_who_is_late_for_what_waited_makes_up_for_it_once() -> None:
-    """Held, and looked at 5 ms late: 8 ms of the link may leave the next time, and 2 ms again after that."""
-    pacer = Pacer([1, 2], speed=1.25e7, most=1.25e7)
-    pacer.left(5, 20, 1472, SECOND)
-    assert pacer.bursts(32, 1472, 1, SECOND) == 0
-    pacer.left(1, 4, 1472, SECOND + 5 * MS)
-    assert pacer.bursts(32, 1472, 1, SECOND + 100 * MS) == 16
-    pacer.left(16, 64, 1472, SECOND + 100 * MS)
-    assert pacer.bursts(32, 1472, 1, SECOND + 200 * MS) == 4
+def test_who_is_late_for_what_waited_makes_up_for_it_once(bound: UdpSocket) -> None:
+    """Held, and looked at 100 ms late: 8 ms of the link may leave the next time, and 2 ms again after that."""
+    line = Line([bound], Pacer([1, 2, 3], speed=1.25e7, most=1.25e7))
+    line.submit(7, C, (1, BURST * 17), now=SECOND)
+    assert len(line.taken) == 4
+    line.go(SECOND + 100 * MS)
+    assert len(line.taken) == 4 + 13
+    line.submit(8, C, (1, BURST * 17), now=SECOND + 200 * MS)
+    assert len(line.taken) == 4 + 13 + 4
 
 
 @pytest.mark.parametrize("speed", [0.0, 1.25e7])
-def test_where_only_a_driver_knows_the_speed_the_link_sees_to_it(speed: float) -> None:
+def test_where_only_a_driver_knows_the_speed_the_link_sees_to_it(bound: UdpSocket, speed: float) -> None:
     """A container's interface may say 10 Gbit/s and take more."""
-    pacer = Pacer([1, 2], speed=speed)
-    pacer.left(32, 32 * 44, 1472, SECOND)
-    assert pacer.bursts(32, 1472, 1, SECOND) == 32
+    line = Line([bound], Pacer([1, 2, 3], speed=speed))
+    line.submit(7, C, (1, BURST * 64), now=SECOND)
+    assert line.queue.empty
 
 
 SPEED, PEERS = 1.25e8, 4
@@ -274,15 +273,16 @@ def test_ranks_that_are_gone_have_no_share() -> None:
     assert pacer.rate(1) == SPEED / 2 / 2
 
 
-def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link() -> None:
-    pacer = Pacer([1, 2], speed=1e8, room=1 << 20)
+def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link(bound: UdpSocket) -> None:
+    pacer = Pacer([1, 2, 3], speed=1e8, room=1 << 20)
+    line = Line([bound], pacer)
     assert pacer.waits(0) == 0
-    pacer.left(1, 100, 958, 0)  # 100 frames of 1,000 bytes
-    assert (pacer.waits(0), pacer.waits(MS), pacer.waits(2 * MS)) == (MS, 0, 0)
-    pacer.left(1, 100_000, 958, MS)
-    assert pacer.waits(MS) == ((1 << 20) * 10)  # no more than there is room for
+    line.submit(7, C, (1, 100))  # frames of 170 bytes
+    assert (pacer.waits(0), pacer.waits(100_000), pacer.waits(MS)) == (170_000, 70_000, 0)
+    line.submit(8, C, (1, 64 * 128), now=MS)
+    assert pacer.waits(MS) == (1 << 20) * 10  # no more than there is room for
     pacer.follow(5e7)
-    pacer.full(1 << 20, SECOND)  # whatever was reckoned: sockets are full
-    assert pacer.waits(SECOND) == ((1 << 20) * 20)
-    pacer.full(1 << 10, SECOND)
-    assert pacer.waits(SECOND) == ((1 << 20) * 20)
+    line.kernel.always = errno.EAGAIN  # whatever was reckoned: the socket is full
+    for now in (SECOND, SECOND + MS):
+        line.submit(9, C, (1, 1), now=now)
+        assert pacer.waits(now) == bound.room() * 20

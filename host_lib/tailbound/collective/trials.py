@@ -18,7 +18,7 @@ import numpy as np
 
 from tailbound.collective.speaker import Speaker
 from tailbound.transport.backoff import Policy
-from tailbound.transport.batch import Batch, burst_packets, flows_of
+from tailbound.transport.batch import burst_packets, send_burst
 from tailbound.transport.config import MS
 from tailbound.transport.sender import FULL
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
@@ -82,7 +82,6 @@ class Trials:
         self.burst = min(burst_packets(stride), _MOST, max(_LEAST, _ALL // max(1, len(job.peers))))
         self.refused: dict[int, int] = {}
         self.peers = frozenset(job.peers)
-        self._batch: Batch | None = None
         self._heard = {peer: _Heard() for peer in job.peers}
         self._sent = 0
 
@@ -117,10 +116,7 @@ class Trials:
         if len(packets) == 1:
             number = sender.sockets[port].send_one(packets[0], sender.peers[peer])
         else:
-            self._batch = self._batch or Batch(sender.peers)
-            rows = np.frombuffer(bytearray().join(packets), np.uint8).reshape(len(packets), -1)
-            flows = flows_of([(peer, rows)], len(packets), {peer: 0})
-            _, number = self._batch.send(sender.sockets[port], self._batch.fill(flows, rows.shape[1], most=1))
+            number = send_burst(sender.sockets[port], sender.peers[peer], b"".join(packets), len(packets[0]))
         if not number:
             sender.took(peer, len(packets), sum(map(len, packets)), 1)
         return number

@@ -30,7 +30,6 @@ from tailbound.collective.tally import (
 )
 from tailbound.collective.timing import last_stamps
 from tailbound.collective.waiter import Waiter
-from tailbound.kernel.core import core
 from tailbound.wire.jit import kept
 
 
@@ -56,7 +55,6 @@ def warm_up(job: Job) -> None:
     coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.config.rotate, job.ranks)
     measure(data, shape, coding, b.scales.need, scratch)
     encode(data, shape, coding, b.contributions, b.scales, scratch)
-    core()
     counts, nobody = np.zeros(job.world, np.int64), np.zeros(0, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.records.slots, 0, len(b.own_rows), job.records.sum_mask, 0, 1, counts)
@@ -74,5 +72,4 @@ def warm_up(job: Job) -> None:
     read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, None)
     gather_flags(job.records.results, source, 1)
     read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
-    job.flow.queue.warm_up()
     decode(Received(store.results, results.packets, source, b.row_scale), shape, coding, data, scratch)

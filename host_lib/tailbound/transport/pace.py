@@ -38,16 +38,14 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tailbound.transport.batch import burst_packets
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import LINK, MAX_RANKS, PATH
 
 _SECOND = 1_000_000_000
 #: Rates that differ by more than this are those of different links, not of one queue.
 _UNEVEN = 2.0
 #: Speeds of a link that differ by less are the same.
 _MOVED = 0.1
-#: Bursts that may leave where there is no limit.
-_ANY = 1 << 30
-#: Bytes of a packet on a link besides its UDP payload: Ethernet, IPv4 and UDP headers, which a token bucket counts.
-_FRAME = 42
 #: Probes lost running after which a rate rises: so long there is nothing to go by.
 _SILENT = 8
 
@@ -227,42 +225,11 @@ class Path:
         self.rate = min(self.speed, max(self.floor, rate))
 
 
-class _Bucket:
-    """A token bucket.
-
-    Args:
-        depth: ns of sending that may leave at once after a pause.
-        late: ns of sending that may leave at once where something had to wait, and was looked at late.
-    """
-
-    __slots__ = ("_depth", "_held", "_late", "_next")
-
-    def __init__(self, depth: int, late: int = 0) -> None:
-        self._depth, self._late = depth, max(late, depth)
-        self._next = 0  # when what has left is paid for, ns
-        # something had to wait, and has not made up for it; also after a pause: where threads wait 60 ms for a core, an
-        # op's rows leave in a turn or two, and to forget it in between made 24 simulated ranks ask each other more
-        self._held = False
-
-    def _begin(self, now: int) -> int:
-        return max(self._next, now - (self._late if self._held else self._depth))
-
-    def room(self, rate: float, size: int, now: int) -> tuple[int, int]:
-        """How many bursts of ``size`` bytes may leave now, and if none, when the next one may."""
-        begin = self._begin(now)
-        if begin > now:
-            self._held = True
-            return 0, begin
-        return max(1, int((now - begin) * rate / _SECOND / size)), 0
-
-    def spend(self, rate: float, size: int, now: int) -> None:
-        """``size`` bytes have left."""
-        self._next = self._begin(now) + int(size * _SECOND / rate)
-        self._held &= self._next < now - self._depth
+_Path, _Link = record_of(PATH), record_of(LINK)
 
 
 class Pacer:
-    """Rates of all destinations, and when each, and all together, may send again.
+    """Rates of all destinations. The library spends them, burst by burst (``host_lib/core/send.c``).
 
     Args:
         ranks: destinations.
@@ -283,22 +250,23 @@ class Pacer:
         most: float = 0.0,
         room: int = 1 << 62,
     ) -> None:
-        self.limits = limits or PaceConfig()
-        self._gap = gap
-        #: when the next burst may leave, as far as the link and gaps go, ns
-        self.opens = 0
+        self.limits = limits = limits or PaceConfig()
         ranks = list(ranks)
         known, speed = speed > 0, speed or self.limits.speed
         self._speed = self._stated = speed
-        self._most = most
         self.known = known  #: whether anybody says how fast the link is
         self._peers = len(ranks)
         self.paths = {rank: Path(self.limits, speed, len(ranks), known=known) for rank in ranks}
-        self._buckets = {rank: _Bucket(self.limits.quantum) for rank in ranks}
-        self._link = _Bucket(self.limits.ahead, self.limits.late) if most else None  # of all of them
-        self._room, self._leaves = room, 0  # when the last of what was handed over leaves this host, ns
+        #: what the library reads, and keeps its accounts in: rates by rank, and the link that all share
+        self.rates = (_Path * MAX_RANKS)()
+        self.link = _Link(
+            most=most, speed=speed, gap=gap, quantum=limits.quantum, ahead=limits.ahead, late=limits.late,
+            room=min(room, 1 << 62),
+        )  # fmt: skip
         #: ranks that may not be sent to as fast as the link is; empty as a rule
         self.limited: set[int] = set()
+        for rank in ranks:
+            self._note(rank)
 
     def echoed(self, rank: int, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
         """An echo of ``rank``; see ``Path.echoed``."""
@@ -318,6 +286,7 @@ class Pacer:
         if known == self.known and abs(speed - self._speed) <= _MOVED * self._speed:
             return
         self._speed, self.known = speed, known
+        self.link.speed = speed
         for rank, path in self.paths.items():
             path.follow(speed, known=known)
             self._note(rank)
@@ -335,8 +304,16 @@ class Pacer:
             self.paths[rank].unheard(now)
             self._note(rank)
 
+    def hold_to(self, rank: int, rate: float) -> None:
+        """``rank`` is sent to no faster than ``rate`` bytes per second, as if round trips had said so."""
+        self.paths[rank].rate = self.rates[rank].rate = rate
+        self.rates[rank].limited = 1
+        self.limited.add(rank)
+
     def _note(self, rank: int) -> None:
-        if self.paths[rank].limited:
+        path, told = self.paths[rank], self.rates[rank]
+        told.rate, told.limited = path.allowed, path.limited
+        if path.limited:
             self.limited.add(rank)
         else:
             self.limited.discard(rank)
@@ -361,25 +338,6 @@ class Pacer:
         """
         return max(1, min(burst_packets(stride), int(self._stated * self.limits.quantum / _SECOND / stride)))
 
-    def burst(self, rank: int, stride: int, most: int) -> int:
-        """Packets of ``stride`` bytes in a burst: at most ``most``, and at most a quantum's worth."""
-        return max(1, min(most, int(self.rate(rank) * self.limits.quantum / _SECOND / stride)))
-
-    def room(self, rank: int, size: int, now: int) -> tuple[int, int]:
-        """How many bursts of ``size`` bytes may leave now, and if none, when the next one may."""
-        if rank not in self.limited:
-            return _ANY, 0
-        return self._buckets[rank].room(self.rate(rank), size, now)
-
-    def slowest(self, ranks: Collection[int], stride: int, most: int, now: int) -> tuple[int, int, int]:
-        """Bursts to all of ``ranks`` at once: packets of one, how many may leave now, and if none, when the next may.
-
-        All of it is that of the slowest rank. Arguments: ``burst`` and ``room``.
-        """
-        size = min((self.burst(rank, stride, most) for rank in ranks), default=most)
-        rooms = [self.room(rank, size * stride, now) for rank in ranks] or [(_ANY, 0)]
-        return size, min(allowed for allowed, _ in rooms), max(again for _, again in rooms)
-
     def even(self, ranks: Collection[int]) -> bool:
         """Whether no rank among ``ranks`` is more than ``_UNEVEN`` times slower than another."""
         if self.limited.isdisjoint(ranks):
@@ -387,49 +345,10 @@ class Pacer:
         rates = [self.rate(rank) for rank in ranks]
         return max(rates) <= _UNEVEN * min(rates)
 
-    def bursts(self, most: int, stride: int, copies: int, now: int) -> int:
-        """Bursts that may leave now, as far as the link and gaps go: at most ``most``, or one after a gap.
-
-        What a late wake-up has missed of a gap is not made up for: two bursts at once were lost where one was not.
-
-        Args:
-            most: no more.
-            stride: bytes of their packets.
-            copies: that this host makes of each.
-            now: ns.
-        """
-        if now < self.opens:
-            return 0
-        if self._link is not None:
-            burst = self.largest(stride) * copies * (stride + _FRAME)
-            room, again = self._link.room(self._most, burst, now)
-            if not room:
-                self.opens = again + self.limits.ahead // 2  # the link has as much left: fewer wake-ups
-            most = min(most, room)
-        return min(1, most) if self._gap else most
-
-    def left(self, bursts: int, packets: int, stride: int, now: int) -> None:
-        """``bursts`` have left, whomever they were for: ``packets`` of ``stride`` bytes, copies among them."""
-        self.opens = now + bursts * self._gap if self._gap else 0
-        each = _SECOND / self._speed
-        leaves = max(self._leaves, now) + packets * (stride + _FRAME) * each
-        self._leaves = int(min(leaves, now + self._room * each))
-        if self._link is not None:
-            self._link.spend(self._most, packets * (stride + _FRAME), now)
-
     def holds(self, room: int) -> None:
         """So many bytes may wait in this host's own sockets and queues from now on."""
-        self._room = room
-
-    def full(self, size: int, now: int) -> None:
-        """Sockets with room for ``size`` bytes are full: so much waits in them at least."""
-        self._leaves = max(self._leaves, now + int(size * _SECOND / self._speed))
+        self.link.room = room
 
     def waits(self, now: int) -> int:
         """ns that what is handed over now waits in this host's own queues, by the speed of its link."""
-        return max(0, self._leaves - now)
-
-    def spend(self, rank: int, size: int, now: int) -> None:
-        """``size`` bytes have left for ``rank``."""
-        if rank in self.limited:
-            self._buckets[rank].spend(self.rate(rank), size, now)
+        return max(0, int(self.link.leaves) - now)

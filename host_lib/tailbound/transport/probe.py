@@ -120,6 +120,12 @@ class Prober:
         self.missed[peer] += 1
         return True
 
+    def due_in(self, peer: int, limited: bool) -> int:
+        """Bytes to ``peer`` after which a probe is due, unless one is on the way."""
+        if peer in self._waiting:
+            return EVERY
+        return 0 if limited else EVERY - self._bytes[peer]
+
     def packet(self, peer: int, now: int, held: int = 0) -> NDArray[np.uint8]:
         """The probe to send at once: u8[80]; it counts as on the way from here.
 

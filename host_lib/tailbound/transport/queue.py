@@ -1,9 +1,12 @@
 """What waits to be sent: op by op, nothing that is stale, never a sleep (clock-17).
 
-The transport thread submits runs of packets and pumps once a turn. As a rule everything leaves within ``submit``: the
-queue holds what a full socket or a rate (``pace``) keeps back. Per destination the order
-of submission is kept within results and within contributions, since the last packet of a run says that all before it
-has been sent.
+The transport thread submits runs of packets and pumps once a turn. The library keeps them and decides what leaves when
+(``host_lib/core/send.c``): a pump is one call of it, without the GIL. Here is what only Python can say: who still wants
+a submission, what follows when one is over, probes, and what becomes of packets that were refused.
+
+As a rule everything leaves within ``submit``: the queue holds what a full socket or a rate (``pace``) keeps back. Per
+destination the order of submission is kept within results and within contributions, since the last packet of a run says
+that all before it has been sent.
 
 Results go before the contributions of later ops, and behind those of their own: an owner that has its sums early would
 otherwise keep the others' sums waiting for as long as its own results take to send. Rows that were asked for again go
@@ -17,85 +20,42 @@ A row is stale when its time is up (``until``) or when no rank takes it any more
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import time
-from collections import deque
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.transport.batch import (
-    ALLOWED,
-    ANY,
-    BATCH,
-    NEXT,
-    RANK,
-    SIZE,
-    TOTAL,
-    Batch,
-    flows_of,
-)
+from tailbound.kernel.core import address, core
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
-from tailbound.transport.sender import FULL, NO_GSO, Sender
-from tailbound.wire.schema import MAX_RANKS, PacketType, serial_distance
+from tailbound.transport.sender import NO_GSO, Sender
+from tailbound.transport.sockets import sockaddr
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import DESTINATIONS, SENDING, TARGET, PacketType, Sent
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
 
-#: A pump hands over this many bursts at most before the loop looks around again (8 MiB: about 10 ms).
-_BURSTS = 128
-#: Bursts in one system call where several sockets take turns: a quarter of a megabyte. Calls of a run take the source
-#: ports of its peer in turn, so rows are handed over in the order of one socket: the last packet, whose mark says that
-#: nothing more comes, follows all others, and a tail that is cut off is one piece.
-_TURN = 4
+_Sending, _Target = record_of(SENDING), record_of(TARGET)
+#: More bytes than leave in a pump.
+_NEVER = 1 << 62
 #: So many bytes must have left while sockets were full to say how fast the link is; and after so long (ns) they do.
 _MEASURED_BYTES, _MEASURED = 256 << 10, 20_000_000
-#: ns until a full device queue is tried again; it makes no socket event.
-_RETRY = 500_000
-#: ns until a full socket is tried again at the latest; as a rule it becomes writable before.
-_ROOM = 5_000_000
 
 
 class _Item:
-    """One submission."""
+    """What Python keeps of one submission; ``runs`` keeps the memory alive."""
 
-    __slots__ = (
-        "channels", "constrained", "done", "flows", "kind", "label", "left", "memory", "over", "packets", "shared",
-        "stride", "until",
-    )  # fmt: skip
+    __slots__ = ("done", "over", "runs")
 
     def __init__(
-        self,
-        label: int,
-        kind: PacketType,
-        runs: Sequence[Run],
-        until: int,
-        done: Callable[[int], None] | None,
-        over: Callable[[int], bool] | None,
-        channels: Mapping[int, int],
-        pacer: Pacer,
+        self, runs: Sequence[Run], done: Callable[[int], None] | None, over: Callable[[int], bool] | None
     ) -> None:
-        self.label, self.kind, self.until, self.done, self.over = label, kind, until, done, over
-        self.memory: list[Run] = []
-        self.channels: list[int] = []
-        self.shared: list[int] = []
-        self.left = 0
-        for run in runs:
-            rank, packets = run
-            if not len(packets):
-                continue
-            self.memory.append(run)
-            self.left += len(packets)
-            if channels[rank] not in self.channels:
-                self.channels.append(channels[rank])
-            if rank >= MAX_RANKS:
-                self.shared.append(rank)
-        self.stride = self.memory[0][1].shape[1] if self.memory else 0
-        self.flows = flows_of(self.memory, pacer.largest(self.stride) if self.memory else 1, channels)
-        self.packets = 0  # handed to the kernel; copies count
-        self.constrained = False  # the flows' burst sizes and permissions are not the free ones
+        self.runs, self.done, self.over = runs, done, over
 
 
 class SendQueue:
@@ -108,13 +68,13 @@ class SendQueue:
         clock: CLOCK_MONOTONIC in ns, for ``drained``.
 
     Attributes:
-        stale: rows dropped because their time was up or no rank takes them any more.
-        waits: times a socket or a device queue was full.
-        held: times a rate kept something back.
         drained: bytes per second that left while sockets were full, lately, which is what the link takes; 0: none has
             been full yet.
         full: sockets (by index) that had no room; they become writable when there is some again.
-        again: when to pump again, ns; 0: nothing waits, or for a writable socket.
+
+    Raises:
+        CapabilityError: see ``kernel.core.core``.
+        MemoryError: there is none.
     """
 
     def __init__(
@@ -125,29 +85,72 @@ class SendQueue:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._sender = sender
+        self._core = core()
+        self._said, self._targets = _Sending(), (_Target * DESTINATIONS)()
+        self._line = self._core.fast.tb_line_open(ctypes.byref(self._said), self._targets)
+        if not self._line:
+            raise MemoryError("no memory for a send queue")
+        weakref.finalize(self, self._core.fast.tb_line_close, self._line)
         self.pacer = pacer or Pacer(sender.peers)
         self.prober = prober
-        self.stale = self.waits = self.held = 0
         self.drained = 0.0
         self._clock = clock
-        self._bytes = 0  # that have left
         self._crowded: tuple[int, int] | None = None  # since when sockets are full, and bytes that had left by then
         self.full: set[int] = set()
-        self._blocked: set[int] = set()  # sockets that are not to be tried again in this pump
-        self._turns: dict[int, int] = {}  # which of its sockets a channel has come to
-        # results, contributions, and rows that were asked for again
-        self._queues: tuple[deque[_Item], deque[_Item], deque[_Item]] = (deque(), deque(), deque())
-        self._batch: Batch | None = None
-        self.again = 0
-        self._refused: tuple[int, int] | None = None
+        self._items: dict[int, _Item] = {}
+        self._submitted = 0
+        self._packets = ctypes.c_uint64()
+        self._refused: tuple[int, int, int] | None = None
         self._pumping = False
+        self._direct = False  # all sockets are the system's
+        self._sockets: list[object] = []  # as the library knows them, shared channels, and how many go without GSO
+        self._shared: dict[int, tuple[object, ...]] = {}
+        self._plain = 0
 
-    def warm_up(self) -> None:
-        """Makes what takes long at its first use: compiled code, above all."""
-        one = flows_of([(0, np.zeros((1, 64), np.uint8))], 1, {0: 0})
-        batch = self._batches()
-        batch.fill(one, 64, most=0)
-        batch.settle(one, 0)
+    @property
+    def pacer(self) -> Pacer:
+        """Rates by rank."""
+        return self._pacer
+
+    @pacer.setter
+    def pacer(self, pacer: Pacer) -> None:
+        self._pacer = pacer
+        self._core.fast.tb_line_pace(self._line, pacer.rates, ctypes.byref(pacer.link))
+
+    @property
+    def stale(self) -> int:
+        """Rows dropped because their time was up or no rank takes them any more."""
+        return int(self._said.stale)
+
+    @property
+    def waits(self) -> int:
+        """Times a socket or a device queue was full."""
+        return int(self._said.waits)
+
+    @property
+    def held(self) -> int:
+        """Times a rate kept something back."""
+        return int(self._said.held)
+
+    @property
+    def again(self) -> int:
+        """When to pump again, ns; 0: nothing waits, or for a writable socket."""
+        return int(self._said.again)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not (self._items or self._sender.deferred)
+
+    @property
+    def submissions(self) -> int:
+        """Submissions that are not over."""
+        return len(self._items)
+
+    @property
+    def packets(self) -> int:
+        """Packets that wait."""
+        return int(self._said.left)
 
     def submit(
         self,
@@ -174,272 +177,181 @@ class SendQueue:
             over: asked about a rank before rows that had to wait are sent: whether that rank has no use for them now.
             again: the rank has asked for them, which have left once: they wait for nothing else.
         """
-        item = _Item(label, kind, runs, until, done, over, self._sender.channel, self.pacer)
-        self._queues[2 if again else kind == PacketType.CONTRIBUTION].append(item)
-        self.pump(now, fresh=item)
+        self._tell()
+        runs = [run for run in runs if len(run[1])]
+        stride = runs[0][1].shape[1] if runs else 0
+        words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
+        self._submitted = number = self._submitted + 1
+        error = self._core.fast.tb_submit(
+            self._line, number, 2 if again else kind == PacketType.CONTRIBUTION, label, until, over is not None,
+            stride, self._pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
+        )  # fmt: skip
+        if error:
+            raise MemoryError("no memory for a submission")
+        self._items[number] = _Item(runs, done, over)
+        self.pump(now, number)
 
     def cancel(self, label: int) -> int:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
-        dropped = 0
-        for queue in self._queues:
-            for item in queue:
-                if item.label == label and item.left:
-                    dropped += item.left
-                    self._drop(item, range(len(item.flows)))
+        dropped = int(self._core.fast.tb_cancel(self._line, label)) if self._items else 0
         if dropped:
+            self._count(0)
             self._finish()
         return dropped
 
-    @property
-    def empty(self) -> bool:
-        """Whether nothing waits."""
-        return not (any(self._queues) or self._sender.deferred)
-
-    @property
-    def submissions(self) -> int:
-        """Submissions that are not over."""
-        return sum(map(len, self._queues))
-
-    @property
-    def packets(self) -> int:
-        """Packets that wait."""
-        return sum(item.left for queue in self._queues for item in list(queue))  # which another thread may ask for
-
-    def pump(self, now: int, fresh: _Item | None = None) -> None:
-        """Sends what may leave now."""
+    def pump(self, now: int, fresh: int = 0) -> None:
+        """Sends what may leave now. ``fresh``: the submission that has just come."""
+        said, line, fast = self._said, self._line, self._core.fast
         if self.prober is not None and self.prober.waits:
             for echo in self.prober.collect(now):
-                self.pacer.echoed(echo.peer, echo.rtt, echo.sent, echo.marked, now, echo.whole)
+                self._pacer.echoed(echo.peer, echo.rtt, echo.sent, echo.marked, now, echo.whole)
+                for to in (echo.peer, *self._sender.shared):
+                    self._look_after(to)
         if self._pumping:  # a callback of ours has submitted more
-            self._pump_at(now)
+            said.again = min(said.again, now) if said.again else now
             return
-        self.full.clear()
-        self.again = 0
+        self._tell()
+        said.now, said.fresh = now, fresh
         self._pumping = True
-        self._blocked.clear()
         try:
+            fast.tb_begin(line)
             if not self._sender.flush():
-                self._block(0, errno.EAGAIN, now)
-            self._round(now, fresh)
+                fast.tb_full(line, 0, errno.EAGAIN)
+            while what := self._send():
+                self._answer(what, now)
+            self._count(now)
             self._finish()
             self._measure()
         finally:
             self._pumping = False
+        self.full = {port for port in range(said.sockets) if said.full >> port & 1} if said.full else set()
         if self.empty:
-            self.again = 0
+            said.again = 0
             self.full.clear()  # another socket of the channel has taken what these had no room for
+
+    def _send(self) -> int:
+        """Sends until Python is asked for something (``Sent``)."""
+        if self._direct:
+            return int(self._core.waits.tb_pump(self._line))
+        said, fast = self._said, self._core.fast
+        while (what := int(fast.tb_next(self._line))) == Sent.CALL:
+            taken, number = self._sender.sockets[said.port].send_many(said.messages, said.count)
+            if what := int(fast.tb_took(self._line, taken, number)):
+                return what
+        return what
+
+    def _answer(self, what: int, now: int) -> None:
+        said, sender, fast = self._said, self._sender, self._core.fast
+        if what == Sent.LOOK:
+            self._count(now)
+        elif what == Sent.ASK:
+            item = self._items[said.item]
+            for to, _ in item.runs:
+                if item.over is not None and all(item.over(rank) for rank in sender.ranks_of(to)):
+                    fast.tb_unwanted(self._line, to)
+        else:
+            to, number, at = said.to, said.error, (said.item, said.to, said.next)
+            sender.refuse(to, number)
+            if number in NO_GSO and said.packets > 1:
+                sender.plain.add(to)
+                self._tell()
+            elif number == errno.ECONNREFUSED and self._refused != at:
+                self._refused = at  # the error belongs to an earlier datagram, this one was not tried
+            else:
+                fast.tb_give_up(self._line)
+                if to in sender.shared:
+                    sender.shared[to].broken = True
+
+    def _count(self, now: int) -> None:
+        """Counts what has left and what was given up since the last call, and sends the probes that are due."""
+        said, sender = self._said, self._sender
+        moved, said.moves = said.moved[: said.moves], 0
+        for to in moved:
+            target = self._targets[to]
+            packets, size, bursts, lost, waits = target.packets, target.bytes, target.bursts, target.lost, target.waits
+            target.packets = target.bytes = target.bursts = target.lost = target.waits = target.listed = 0
+            if lost:
+                sender.lose(to, lost)
+            sender.calls_of(to).waits += waits
+            if packets:
+                sender.took(to, packets, size, bursts)
+                for rank in sender.ranks_of(to):
+                    self._probe(rank, packets, size, now)
+                self._look_after(to)
+
+    def _probe(self, rank: int, packets: int, size: int, now: int) -> None:
+        prober, pacer = self.prober, self._pacer
+        if prober is None or not prober.left(rank, size, packets, now, rank in pacer.limited):
+            return
+        if prober.missed[rank]:
+            pacer.unheard(rank, prober.missed[rank], now)
+        sent = self._clock()  # and not when the pump began: to send many bursts takes ten milliseconds
+        self._sender.send(rank, prober.packet(rank, sent, pacer.waits(sent)).tobytes())
+
+    def _look_after(self, to: int) -> None:
+        """Tells the library after how many bytes for ``to`` a probe is due."""
+        prober, limited = self.prober, self._pacer.limited
+        ranks = self._sender.ranks_of(to) if prober is not None else ()
+        self._targets[to].look = min([prober.due_in(rank, rank in limited) for rank in ranks if prober], default=_NEVER)
 
     def _measure(self) -> None:
         """Follows how much leaves from when sockets are full until they are not, or for long enough."""
+        blocked = self._said.blocked
         if self._crowded is None:
-            if self._blocked:
-                self._crowded = self._clock(), self._bytes
+            if blocked:
+                self._crowded = self._clock(), self._said.bytes
             return
-        (since, before), now = self._crowded, self._clock()
-        if self._blocked and now - since < _MEASURED:
+        (since, before), now, left = self._crowded, self._clock(), self._said.bytes
+        if blocked and now - since < _MEASURED:
             return
-        if self._bytes - before >= _MEASURED_BYTES:
-            found = (self._bytes - before) * 1e9 / max(1, now - since)
+        if left - before >= _MEASURED_BYTES:
+            found = (left - before) * 1e9 / max(1, now - since)
             self.drained += (found - self.drained) / 4 if self.drained else found
-        self._crowded = (now, self._bytes) if self._blocked else None
-
-    def _round(self, now: int, fresh: _Item | None) -> None:
-        budget = _BURSTS
-        behind: set[int] = set()  # ranks for which something older waits
-        for item in self._in_order(fresh):
-            if item is not fresh:
-                self._expire(item, now)
-            if item.left:
-                budget = self._drain(item, budget, behind, now)
-            if item.left:
-                if budget <= 0:
-                    self._pump_at(now)
-                    return
-                for flow in item.flows:
-                    if flow[NEXT] < flow[TOTAL]:
-                        behind.update(self._sender.ranks_of(int(flow[RANK])))
-                if len(behind) == len(self._sender.peers):
-                    return
-
-    def _in_order(self, fresh: _Item | None) -> Sequence[_Item]:
-        """Everything that waits, in the order in which it may leave; ``fresh`` has just come."""
-        results, contributions, again = self._queues
-        if fresh is not None and len(results) + len(contributions) + len(again) == 1:
-            return (fresh,)
-        if not (results and contributions):
-            return [*again, *results, *contributions]
-        base = contributions[0].label
-
-        def turn(item: _Item) -> tuple[int, bool]:
-            return serial_distance(item.label, base), item.kind != PacketType.CONTRIBUTION
-
-        return [*again, *sorted([*results, *contributions], key=turn)]
-
-    def _drain(self, item: _Item, budget: int, behind: set[int], now: int) -> int:
-        """Sends of one item what may leave; returns what is left of ``budget`` bursts."""
-        free = not (behind or self.pacer.limited or self._sender.plain)
-        if free and item.constrained:
-            self._allow(item, behind, now)
-        item.constrained = not free
-        batch, cost = self._batches(), 1
-        for rank in item.shared:
-            shared = self._sender.shared[rank]
-            batch.point(rank, shared.target)
-            cost = max(cost, shared.cost)
-        alone = item.shared or len(self._sender.sockets) == 1
-        moved = True
-        while moved and item.left and budget > 0:
-            moved = False
-            for channel in item.channels:
-                ports = self._sender.ports[channel]
-                port = self._port(channel, ports)
-                if port < 0 or budget <= 0:
-                    continue
-                if not free:
-                    self._allow(item, behind, now)
-                most = max(_TURN, BATCH // len(ports)) if alone else _TURN
-                most = self.pacer.bursts(max(1, min(budget // cost, most)), item.stride, cost, now)
-                if not most:
-                    self.held += 1
-                    self._pump_at(self.pacer.opens)
-                    return budget
-                count = batch.fill(item.flows, item.stride, channel, most)
-                if count:
-                    self._turns[channel] = (ports.index(port) + 1) % len(ports)
-                    taken = self._hand_over(item, port, count, now)
-                    budget -= cost * max(taken, 1)
-                    moved = True
-        return budget
-
-    def _port(self, channel: int, ports: Sequence[int]) -> int:
-        """Index of the socket of ``channel`` whose turn it is; -1 if all are full."""
-        turn, blocked = self._turns.get(channel, 0), self._blocked
-        if not blocked:
-            return ports[turn]
-        return next((port for port in (*ports[turn:], *ports[:turn]) if port not in blocked), -1)
-
-    def _allow(self, item: _Item, behind: set[int], now: int) -> None:
-        """Bursts and their size by flow: what is older goes first, then rates."""
-        most, pacer, sent_plain = self.pacer.largest(item.stride), self.pacer, self._sender.plain
-        item.flows[:, ALLOWED], item.flows[:, SIZE] = ANY, most
-        for flow, (rank, _) in zip(item.flows, item.memory, strict=True):
-            ranks = self._sender.ranks_of(rank)
-            if not behind.isdisjoint(ranks):
-                flow[ALLOWED] = 0
-                continue
-            plain = rank in sent_plain or not sent_plain.isdisjoint(ranks)
-            if not plain and pacer.limited.isdisjoint(ranks):
-                continue
-            if flow[NEXT] >= flow[TOTAL]:
-                continue
-            size, allowed, again = pacer.slowest(ranks, item.stride, 1 if plain else most, now)
-            flow[SIZE], flow[ALLOWED] = size, allowed
-            if again:
-                self.held += 1
-                self._pump_at(again)
-
-    def _batches(self) -> Batch:
-        if self._batch is None:
-            self._batch = Batch(self._sender.peers)
-        return self._batch
-
-    def _hand_over(self, item: _Item, port: int, count: int, now: int) -> int:
-        """Gives the filled messages to the kernel over socket ``port``; returns how many bursts left."""
-        assert self._batch is not None
-        sender, batch = self._sender, self._batch
-        taken, number = batch.send(sender.sockets[port], count)
-        if taken:
-            item.left, moved = batch.settle(item.flows, taken)
-            copies = sum([packets * self._cost(item.memory[flow][0]) for flow, packets, _ in moved])
-            self._bytes += copies * item.stride
-            self.pacer.left(taken, copies, item.stride, now)
-            for flow, packets, bursts in moved:
-                self._left(item, item.memory[flow][0], packets, bursts, now)
-        if number:
-            self._failed(item, port, number, now)
-        return taken
-
-    def _cost(self, rank: int) -> int:
-        """Copies that this host makes of what leaves for ``rank``, which may stand for a shared channel."""
-        return self._sender.shared[rank].cost if rank >= MAX_RANKS else 1
-
-    def _left(self, item: _Item, rank: int, packets: int, bursts: int, now: int) -> None:
-        sender, size, prober, paced = self._sender, packets * item.stride, self.prober, self.pacer.limited
-        ranks = sender.ranks_of(rank)
-        item.packets += packets * len(ranks)
-        sender.took(rank, packets, size, bursts)
-        for each in paced.intersection(ranks):
-            self.pacer.spend(each, size, now)
-        if prober is None:
-            return
-        for each in ranks:
-            if not prober.left(each, size, packets, now, each in paced):
-                continue
-            if prober.missed[each]:
-                self.pacer.unheard(each, prober.missed[each], now)
-            sent = self._clock()  # and not when the pump began: to send many bursts takes ten milliseconds
-            sender.send(each, prober.packet(each, sent, self.pacer.waits(sent)).tobytes())
-
-    def _failed(self, item: _Item, port: int, number: int, now: int) -> None:
-        """The first message of a call was refused."""
-        assert self._batch is not None
-        flow, count = self._batch.order[0]
-        rank, sender = int(item.flows[flow][RANK]), self._sender
-        if number in FULL:
-            sender.calls_of(rank).waits += 1
-            self._block(port, number, now)
-            return
-        sender.refuse(rank, number)
-        if number in NO_GSO and count > 1:
-            sender.plain.add(rank)
-            item.flows[flow][SIZE] = 1
-            return
-        at = id(item), int(item.flows[flow][NEXT])
-        if number == errno.ECONNREFUSED and self._refused != at:
-            self._refused = at  # the error belongs to an earlier datagram, this one was not tried
-            return
-        item.left, _ = self._batch.settle(item.flows, 1)
-        sender.lose(rank, int(count))
-        if rank in sender.shared:
-            sender.shared[rank].broken = True
-
-    def _block(self, port: int, number: int, now: int) -> None:
-        self.waits += 1
-        if number == errno.EAGAIN:
-            self._blocked.add(port)
-            self.full.add(port)
-            self.pacer.full(sum(map(self._sender.room_of, self.full)), now)
-        else:  # a full device is full for the other sockets of the channel as well
-            self._blocked.update(next(ports for ports in self._sender.ports if port in ports))
-        self._pump_at(now + (_ROOM if number == errno.EAGAIN else _RETRY))
-
-    def _pump_at(self, when: int) -> None:
-        self.again = min(self.again, when) if self.again else when
-
-    def _expire(self, item: _Item, now: int) -> None:
-        """Drops the stale rows of an item that had to wait."""
-        if now > item.until:
-            self.stale += self._drop(item, range(len(item.flows)))
-        elif item.over is not None:
-            over = item.over
-            ranks = [self._sender.ranks_of(int(flow[RANK])) for flow in item.flows]
-            self.stale += self._drop(item, [i for i, those in enumerate(ranks) if all(over(each) for each in those)])
-
-    def _drop(self, item: _Item, flows: Sequence[int]) -> int:
-        dropped = 0
-        for i in flows:
-            flow = item.flows[i]
-            count = int(flow[TOTAL] - flow[NEXT])
-            self._sender.lose(int(flow[RANK]), count)
-            flow[NEXT] = flow[TOTAL]
-            dropped += count
-        item.left -= dropped
-        return dropped
+        self._crowded = (now, left) if blocked else None
 
     def _finish(self) -> None:
         """Says of every submission at the head of its queue that it is over, if it is."""
-        for queue in self._queues:
-            while queue and not queue[0].left:
-                item = queue.popleft()
-                if item.done is not None:
-                    item.done(item.packets)
+        while number := self._core.fast.tb_finished(self._line, ctypes.byref(self._packets)):
+            item = self._items.pop(number)
+            if item.done is not None:
+                item.done(self._packets.value)
+
+    def _tell(self) -> None:
+        """Tells the library what has changed of sockets, shared channels, and whom GSO does not reach."""
+        sender = self._sender
+        if self._sockets != sender.sockets:
+            self._tell_sockets()
+        for number, one in sender.shared.items():
+            told = one.target, one.ranks, one.cost
+            if self._shared.get(number) != told:
+                self._shared[number] = told
+                self._point(number, one.target, one.ranks, one.cost)
+        if len(sender.plain) != self._plain:
+            self._plain = len(sender.plain)
+            for to in sender.plain:
+                self._targets[to].plain = 1
+
+    def _tell_sockets(self) -> None:
+        said, sender = self._said, self._sender
+        self._sockets = list(sender.sockets)
+        self._direct = all(getattr(sock, "direct", False) for sock in sender.sockets)
+        said.sockets, said.channels = len(sender.sockets), len(sender.ports)
+        said.fds[: said.sockets] = [sock.fileno() for sock in sender.sockets]
+        said.rooms[: said.sockets] = sender.rooms
+        said.first[: said.channels] = [ports[0] for ports in sender.ports]
+        said.ports[: said.channels] = [len(ports) for ports in sender.ports]
+        said.peers[:] = _bitmap(sender.peers)
+        for rank, target in sender.peers.items():
+            self._point(rank, target, (rank,), 1)
+
+    def _point(self, to: int, name: tuple[str, int], ranks: Sequence[int], cost: int) -> None:
+        target = self._targets[to]
+        target.name[:] = np.frombuffer(sockaddr(name), np.uint64).tolist()
+        target.ranks[:] = _bitmap(ranks)
+        target.channel, target.cost = self._sender.channel[to], cost
+
+
+def _bitmap(ranks: Sequence[int] | Mapping[int, object]) -> list[int]:
+    """``ranks`` as words of 64 bits."""
+    bits = sum(1 << rank for rank in ranks)
+    return [bits >> 64 * word & (1 << 64) - 1 for word in range(4)]

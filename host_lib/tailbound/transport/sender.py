@@ -17,7 +17,7 @@ from typing import Any
 
 from tailbound.errors import ConfigError
 from tailbound.transport.sockets import Socket, UdpSocket
-from tailbound.wire.schema import MAX_RANKS
+from tailbound.wire.schema import DESTINATIONS, MAX_RANKS
 
 
 @dataclass
@@ -38,9 +38,7 @@ class PeerCounts:
 
 
 #: Channels of this kind that a sender has at most (fan-out and multicast).
-SHARED_MOST = 2
-#: Destinations that can be told apart: ranks, and the channels that stand for many.
-DESTINATIONS = MAX_RANKS + SHARED_MOST
+SHARED_MOST = DESTINATIONS - MAX_RANKS
 
 
 @dataclass
@@ -155,16 +153,12 @@ class Sender:
 
     @property
     def room(self) -> int:
-        """Bytes that may wait in this host: in all sockets, and of each copy that it makes of what is in one."""
-        return sum(map(self.room_of, range(len(self.sockets))))
-
-    def room_of(self, port: int) -> int:
-        """The same of one socket, by its index.
+        """Bytes that may wait in this host: in all sockets, and of each copy that it makes of what is in one.
 
         A burst for all leaves its socket behind its copies, and these belong to no socket (``kernel.fanout``).
         """
-        shared = (one.cost for number, one in self.shared.items() if port in self.ports[self.channel[number]])
-        return self.rooms[port] * next(shared, 1)
+        more = ((one.cost - 1, self.ports[self.channel[number]]) for number, one in self.shared.items())
+        return sum(self.rooms) + sum(copies * self.rooms[port] for copies, ports in more for port in ports)
 
     def ranks_of(self, rank: int) -> tuple[int, ...]:
         """Who gets what is sent to ``rank``, which may stand for a shared channel."""

@@ -40,13 +40,16 @@ class Socket(Protocol):
         """Sends ``count`` messages; returns how many were taken, and the errno if none was.
 
         Args:
-            messages: address of an array of ``struct mmsghdr``, as ``transport.batch.Batch`` lays it out.
+            messages: address of an array of ``struct mmsghdr``.
             count: at least 1.
         """
 
 
 class UdpSocket(socket.socket):
     """A UDP socket of the system, for IPv4 unless told otherwise; a ``Socket``."""
+
+    #: a send queue may make ``send_many``'s system call itself
+    direct = True
 
     def __init__(self, family: socket.AddressFamily = socket.AF_INET) -> None:
         super().__init__(family, socket.SOCK_DGRAM)

@@ -681,8 +681,107 @@ RUN = Struct(
     ),
 )
 
+PATH = Struct(
+    "tb_path",
+    "How fast a rank may be sent to (``transport.pace``).",
+    (
+        Field("rate", "f64", "bytes per second"),
+        Field("spent", "s64", "when what has left is paid for, ns"),
+        Field("limited", "u32", "1: the rate is a limit"),
+        Field("held", "u32", "1: something had to wait, and has not made up for it"),
+    ),
+)
+
+LINK = Struct(
+    "tb_link",
+    "How fast all ranks together may be sent to (``transport.pace``); times in ns.",
+    (
+        Field("most", "f64", "bytes per second at most; 0: the link itself sees to it"),
+        Field("speed", "f64", "bytes per second by which own queues empty"),
+        Field("gap", "s64", "from one burst to the next; 0: none"),
+        Field("quantum", "s64", "of sending that may leave for a rank at once"),
+        Field("ahead", "s64", "of sending that may lie in own queues"),
+        Field("late", "s64", "the same where rows had to wait"),
+        Field("room", "s64", "bytes that may wait in own queues"),
+        Field("opens", "s64", "when the next burst may leave"),
+        Field("leaves", "s64", "when the last of what was handed over leaves this host"),
+        Field("spent", "s64", "as in tb_path"),
+        Field("held", "u32", "as in tb_path"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+#: Destinations of a sender: ranks, and channels that stand for many; sockets and channels at most.
+DESTINATIONS, SOCKETS_MOST, CHANNELS_MOST = MAX_RANKS + 2, 64, 32
+
+TARGET = Struct(
+    "tb_target",
+    "A rank, or a shared channel; what has become of packets for it counts from when Python last looked.",
+    (
+        Field("name", "u64", "struct sockaddr_in or sockaddr_in6", 4),
+        Field("ranks", "u64", "bitmap of who gets what is sent to it", MAX_RANKS // 64),
+        Field("channel", "u32", "that its bursts leave over"),
+        Field("cost", "u32", "bursts that this host is busy with for one"),
+        Field("plain", "u32", "1: GSO does not work, packets leave one by one"),
+        Field("listed", "u32", "1: among tb_sending.moved"),
+        Field("look", "u64", "bytes after which Python looks, since a probe is due"),
+        Field("packets", "u64", "that have left"),
+        Field("bytes", "u64", "that have left"),
+        Field("bursts", "u64", "that have left"),
+        Field("lost", "u64", "packets given up"),
+        Field("waits", "u64", "times a socket was full"),
+    ),
+)
+
+SENDING = Struct(
+    "tb_sending",
+    "What a send queue and Python tell each other; times in ns.",
+    (
+        Field("now", "s64", "of the pump"),
+        Field("fresh", "u64", "the submission that has just come; 0: none"),
+        Field("again", "s64", "when to pump again; 0: nothing waits, or for a writable socket"),
+        Field("peers", "u64", "bitmap of all ranks that are sent to", MAX_RANKS // 64),
+        Field("left", "u64", "packets that wait"),
+        Field("bytes", "u64", "that have left, copies included"),
+        Field("full", "u64", "bitmap of sockets that had no room"),
+        Field("blocked", "u64", "bitmap of sockets that are not tried again in this pump"),
+        Field("waits", "u64", "times a socket or a device queue was full"),
+        Field("held", "u64", "times a rate kept something back"),
+        Field("stale", "u64", "rows dropped because their time was up"),
+        Field("item", "u64", "the submission that is asked about, or whose packets were refused"),
+        Field("messages", "u64", "struct mmsghdr[count], to be handed over"),
+        Field("count", "u32", "messages"),
+        Field("port", "u32", "socket that they leave over"),
+        Field("error", "u32", "errno of the first message"),
+        Field("to", "u32", "destination of the first message"),
+        Field("packets", "u32", "of the first message"),
+        Field("next", "u32", "packets that had left before in its flow"),
+        Field("sockets", "u32", "how many"),
+        Field("channels", "u32", "how many"),
+        Field("fds", "s32", "of sockets", SOCKETS_MOST),
+        Field("rooms", "u64", "bytes that may wait in each", SOCKETS_MOST),
+        Field("first", "u32", "first socket of a channel", CHANNELS_MOST),
+        Field("ports", "u32", "sockets of a channel, which take turns", CHANNELS_MOST),
+        Field("turn", "u32", "whose turn it is", CHANNELS_MOST),
+        Field("moved", "u32", "targets of which something has left, or was lost", DESTINATIONS),
+        Field("moves", "u32", "how many"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+
+class Sent(enum.IntEnum):
+    """What a send queue wants of Python."""
+
+    DONE = 0  #: Nothing: the pump is over.
+    CALL = 1  #: Hand over messages, and say what became of them.
+    LOOK = 2  #: A probe may be due.
+    ASK = 3  #: Say whether ranks still want a submission that had to wait.
+    REFUSED = 4  #: Say what to do with a message that was refused.
+
+
 #: Of the library (``host_lib/core``) and its callers.
-RECORDS = (STAMP, RUN)
+RECORDS = (STAMP, RUN, PATH, LINK, TARGET, SENDING)
 
 #: Maps of the worker program, in order of creation.
 WORKER_MAPS: tuple[Map, ...] = (

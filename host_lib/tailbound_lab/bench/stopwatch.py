@@ -17,13 +17,13 @@ from numba.core.dispatcher import Dispatcher
 
 from tailbound.collective import waiter
 from tailbound.kernel import barrier, syscalls
-from tailbound.transport import sockets
+from tailbound.transport import queue, sockets
 from tailbound.transport.cores import RunQueue
 
 COMPILED, CALLS = 0, 1
 #: System calls of the transport: where they are looked up, and under which name.
 _CALLS: tuple[tuple[Any, str], ...] = (
-    (sockets.UdpSocket, "send_many"),
+    (queue.SendQueue, "_send"),
     (sockets.UdpSocket, "send_one"),
     (sockets.UdpSocket, "sendto"),
     (sockets.UdpSocket, "recv"),

@@ -331,9 +331,8 @@ class World:
         if self._limits is not None:
             job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
         if self._paced:
-            for peer, path in job.flow.queue.pacer.paths.items():
-                path.rate = self._paced
-                job.flow.queue.pacer.limited.add(peer)
+            for peer in job.flow.queue.pacer.paths:
+                job.flow.queue.pacer.hold_to(peer, self._paced)
         job.activate([words_of(address(r)) for r in range(job.world)], words_of(address(rank)))
         node.engine = self.engine(job)
         node.engine.begin()

@@ -1,0 +1,678 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * What waits to be sent (transport/queue.py): order of submissions, bursts in turn, and rates.
+ *
+ * A pump is tb_begin, then tb_next until it says TB_SEND_DONE: it fills messages for one call over one socket and makes no
+ * system call itself. The caller makes it, and says by tb_took what became of them. tb_pump does so with sendmmsg.
+ *
+ * A flow is a run of packets for one destination. Flows of a submission take turns, a burst of each: the one that is least
+ * far on is always next, so that a call that was cut short goes on where it was.
+ */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+
+#define TB_UDP_SEGMENT 103
+#define TB_SECOND 1e9
+#define TB_WORDS (TB_MAX_RANKS / 64)
+#define TB_ANY (1U << 30) /* as many bursts as one may want */
+#define TB_MESSAGES 32 /* of one system call */
+/* A pump hands over this many bursts at most before the loop looks around again (8 MiB: about 10 ms). */
+#define TB_BUDGET 128
+/*
+ * Bursts in one call where several sockets take turns: a quarter of a megabyte. Rows are handed over in the order of one
+ * socket: the last packet, whose mark says that nothing more comes, follows all others, and a tail that is cut off is one
+ * piece.
+ */
+#define TB_TURN 4
+#define TB_RETRY 500000 /* ns until a full device queue is tried again; it makes no socket event */
+#define TB_ROOM \
+	5000000 /* the same of a full socket at the latest; as a rule it becomes writable before */
+#define TB_FRAME 42 /* bytes of a packet on a link besides its UDP payload */
+
+enum { TB_RESULTS, TB_CONTRIBUTIONS, TB_AGAIN, TB_QUEUES };
+
+struct tb_flow {
+	__u64 base;
+	__u32 next, total; /* packets that have left, and all */
+	__u32 to;
+	__u32 size, allowed; /* packets of a burst, and bursts that may leave now */
+	__u32 ahead, quota; /* the same as next and allowed while messages are filled */
+};
+
+struct tb_item {
+	struct tb_item *after;
+	__u64 id, left, packets; /* packets that have left; copies count */
+	__s64 until;
+	__u32 label, asks, stride, largest, count, channels;
+	__u8 channel[TB_CHANNELS_MOST]; /* in the order of flows */
+	struct tb_flow flows[];
+};
+
+struct tb_line {
+	struct tb_sending *s;
+	struct tb_target *targets;
+	struct tb_path *paths;
+	struct tb_link *link;
+	struct tb_item *head[TB_QUEUES], **tail[TB_QUEUES];
+	/* a pump */
+	struct tb_item **order;
+	__u32 ordered, most, at, channel;
+	int opened, moved, budget;
+	const struct tb_item *asked;
+	__u64 behind[TB_WORDS]; /* ranks for which something older waits */
+	struct mmsghdr messages[TB_MESSAGES];
+	struct iovec pieces[TB_MESSAGES];
+	__u64 control[3]; /* struct cmsghdr, and the bytes of a packet */
+	struct {
+		__u32 flow, packets;
+	} bursts[TB_MESSAGES];
+};
+
+TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets)
+{
+	struct tb_line *l = calloc(1, sizeof(*l));
+	int i;
+
+	if (!l)
+		return 0;
+	l->s = s;
+	l->targets = targets;
+	s->messages = (__u64)l->messages;
+	for (i = 0; i < TB_QUEUES; i++)
+		l->tail[i] = &l->head[i];
+	l->control[0] = CMSG_LEN(2);
+	l->control[1] = IPPROTO_UDP | (__u64)TB_UDP_SEGMENT << 32;
+	for (i = 0; i < TB_MESSAGES; i++)
+		l->messages[i].msg_hdr =
+			(struct msghdr){ .msg_iov = &l->pieces[i], .msg_iovlen = 1 };
+	return l;
+}
+
+TB_EXPORT void tb_line_pace(struct tb_line *l, struct tb_path *paths, struct tb_link *link)
+{
+	l->paths = paths;
+	l->link = link;
+}
+
+TB_EXPORT void tb_line_close(struct tb_line *l)
+{
+	struct tb_item *item, *after;
+	int i;
+
+	for (i = 0; i < TB_QUEUES; i++)
+		for (item = l->head[i]; item; item = after) {
+			after = item->after;
+			free(item);
+		}
+	free(l->order);
+	free(l);
+}
+
+/* -- rates ----------------------------------------------------------------------------------------------------- */
+
+/* A token bucket: from when on its time may be spent. depth: ns of sending that may leave at once after a pause. */
+static __s64 tb_bucket_begin(__s64 spent, __u32 held, __s64 depth, __s64 late, __s64 now)
+{
+	__s64 begin = now - (held && late > depth ? late : depth);
+
+	return spent > begin ? spent : begin;
+}
+
+/* How many bursts of size bytes may leave now; 0: not before *again. */
+static __u32 tb_bucket_room(__s64 spent, __u32 *held, __s64 depth, __s64 late, double rate,
+			    __u64 size, __s64 now, __s64 *again)
+{
+	__s64 begin = tb_bucket_begin(spent, *held, depth, late, now);
+	double room;
+
+	if (begin > now) {
+		*held = 1;
+		if (begin > *again)
+			*again = begin;
+		return 0;
+	}
+	room = (now - begin) * rate / TB_SECOND / size;
+	return room < 1 ? 1 : room > TB_ANY ? TB_ANY : (__u32)room;
+}
+
+static void tb_bucket_spend(__s64 *spent, __u32 *held, __s64 depth, __s64 late, double rate,
+			    __u64 size, __s64 now)
+{
+	*spent =
+		tb_bucket_begin(*spent, *held, depth, late, now) + (__s64)(size * TB_SECOND / rate);
+	*held &= *spent < now - depth;
+}
+
+static void tb_pump_at(struct tb_sending *s, __s64 when)
+{
+	if (!s->again || when < s->again)
+		s->again = when;
+}
+
+static int tb_meet(const __u64 *a, const __u64 *b)
+{
+	__u64 both = 0;
+	int i;
+
+	for (i = 0; i < TB_WORDS; i++)
+		both |= a[i] & b[i];
+	return both != 0;
+}
+
+/* w and bits are its own. */
+#define TB_EACH_RANK(r, ranks)                                                           \
+	for (w = 0; w < TB_WORDS; w++)                                                   \
+		for (bits = (ranks)[w]; bits && (r = 64 * w + __builtin_ctzll(bits), 1); \
+		     bits &= bits - 1)
+
+/* Bursts of a flow and their size: what is older goes first, then the slowest of its ranks. */
+static void tb_allow(struct tb_line *l, const struct tb_item *item, struct tb_flow *f)
+{
+	const struct tb_target *t = &l->targets[f->to];
+	struct tb_sending *s = l->s;
+	__s64 again = 0, quantum = l->link->quantum;
+	__u64 bits;
+	__u32 r, room, w;
+	int plain = t->plain, limited = 0;
+	double most;
+
+	f->size = item->largest;
+	f->allowed = TB_ANY;
+	if (tb_meet(l->behind, t->ranks)) {
+		f->allowed = 0;
+		return;
+	}
+	TB_EACH_RANK(r, t->ranks)
+	{
+		plain |= l->targets[r].plain;
+		limited |= l->paths[r].limited;
+	}
+	if (plain)
+		f->size = 1;
+	if (!limited || f->next >= f->total)
+		return;
+	TB_EACH_RANK(r, t->ranks)
+	{
+		most = l->paths[r].rate * quantum / TB_SECOND / item->stride;
+		if (most < f->size)
+			f->size = most < 1 ? 1 : (__u32)most;
+	}
+	TB_EACH_RANK(r, t->ranks)
+	{
+		struct tb_path *path = &l->paths[r];
+
+		if (!path->limited)
+			continue;
+		room = tb_bucket_room(path->spent, &path->held, quantum, quantum, path->rate,
+				      (__u64)f->size * item->stride, s->now, &again);
+		if (room < f->allowed)
+			f->allowed = room;
+	}
+	if (again) {
+		s->held++;
+		tb_pump_at(s, again);
+	}
+}
+
+/*
+ * Bursts that may leave now, as far as the link and gaps go: at most so many, or one after a gap. What a late wake-up has
+ * missed of a gap is not made up for: two bursts at once were lost where one was not.
+ */
+static __u32 tb_link_bursts(struct tb_link *link, const struct tb_item *item, __u32 cost, __s64 now,
+			    __u32 most)
+{
+	__u64 burst = (__u64)item->largest * cost * (item->stride + TB_FRAME);
+	__s64 again = 0;
+	__u32 room;
+
+	if (now < link->opens)
+		return 0;
+	if (link->most > 0) {
+		room = tb_bucket_room(link->spent, &link->held, link->ahead, link->late, link->most,
+				      burst, now, &again);
+		if (!room)
+			link->opens =
+				again + link->ahead / 2; /* it has as much left: fewer wake-ups */
+		if (room < most)
+			most = room;
+	}
+	return link->gap && most > 1 ? 1 : most;
+}
+
+/* bursts have left, whomever they were for: packets, copies among them. */
+static void tb_link_left(struct tb_link *link, __u32 bursts, __u64 packets, __u32 stride, __s64 now)
+{
+	double each = TB_SECOND / link->speed, size = packets * (double)(stride + TB_FRAME);
+	double leaves = (link->leaves > now ? link->leaves : now) + size * each;
+	double last = now + link->room * each;
+
+	link->opens = link->gap ? now + bursts * link->gap : 0;
+	link->leaves = (__s64)(leaves < last ? leaves : last);
+	if (link->most > 0)
+		tb_bucket_spend(&link->spent, &link->held, link->ahead, link->late, link->most,
+				(__u64)size, now);
+}
+
+/* -- submissions ------------------------------------------------------------------------------------------------ */
+
+/* runs: destination, address and packets of each. Returns 0, or ENOMEM. */
+TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, __s64 until,
+			__u32 asks, __u32 stride, __u32 largest, const __u64 *runs, __u32 count)
+{
+	struct tb_item *item = calloc(1, sizeof(*item) + count * sizeof(*item->flows));
+	__u32 i, k, channel;
+
+	if (!item)
+		return ENOMEM;
+	item->id = id;
+	item->label = label;
+	item->until = until;
+	item->asks = asks;
+	item->stride = stride;
+	item->largest = largest;
+	item->count = count;
+	for (i = 0; i < count; i++, runs += 3) {
+		item->flows[i] =
+			(struct tb_flow){ .to = runs[0], .base = runs[1], .total = runs[2] };
+		item->left += runs[2];
+		channel = l->targets[runs[0]].channel;
+		for (k = 0; k < item->channels && item->channel[k] != channel; k++)
+			;
+		if (k == item->channels)
+			item->channel[item->channels++] = channel;
+	}
+	l->s->left += item->left;
+	*l->tail[queue] = item;
+	l->tail[queue] = &item->after;
+	return 0;
+}
+
+static void tb_list(struct tb_line *l, __u32 to)
+{
+	if (l->targets[to].listed)
+		return;
+	l->targets[to].listed = 1;
+	l->s->moved[l->s->moves++] = to;
+}
+
+/* The rest of a flow is not sent; returns the packets. */
+static __u32 tb_drop_flow(struct tb_line *l, struct tb_item *item, struct tb_flow *f, __u32 count)
+{
+	if (!count)
+		return 0;
+	f->next += count;
+	item->left -= count;
+	l->s->left -= count;
+	l->targets[f->to].lost += count;
+	tb_list(l, f->to);
+	return count;
+}
+
+static __u64 tb_drop_item(struct tb_line *l, struct tb_item *item)
+{
+	struct tb_flow *f;
+	__u64 dropped = 0;
+
+	for (f = item->flows; f < item->flows + item->count; f++)
+		dropped += tb_drop_flow(l, item, f, f->total - f->next);
+	return dropped;
+}
+
+TB_EXPORT __u64 tb_cancel(struct tb_line *l, __u32 label)
+{
+	struct tb_item *item;
+	__u64 dropped = 0;
+	int i;
+
+	for (i = 0; i < TB_QUEUES; i++)
+		for (item = l->head[i]; item; item = item->after)
+			if (item->label == label)
+				dropped += tb_drop_item(l, item);
+	return dropped;
+}
+
+/* After TB_SEND_ASK: its ranks do not want what is for this destination. */
+TB_EXPORT void tb_unwanted(struct tb_line *l, __u32 to)
+{
+	struct tb_item *item = l->order[l->at];
+	struct tb_flow *f;
+
+	for (f = item->flows; f < item->flows + item->count; f++)
+		if (f->to == to)
+			l->s->stale += tb_drop_flow(l, item, f, f->total - f->next);
+}
+
+/* After TB_SEND_REFUSED: the first message is given up. */
+TB_EXPORT void tb_give_up(struct tb_line *l)
+{
+	struct tb_item *item = l->order[l->at];
+
+	tb_drop_flow(l, item, &item->flows[l->bursts[0].flow], l->bursts[0].packets);
+}
+
+/* A submission at the head of its queue of which nothing is left, or 0; and how many packets of it have left. */
+TB_EXPORT __u64 tb_finished(struct tb_line *l, __u64 *packets)
+{
+	struct tb_item *item;
+	__u64 id;
+	int i;
+
+	for (i = 0; i < TB_QUEUES; i++) {
+		item = l->head[i];
+		if (!item || item->left)
+			continue;
+		l->head[i] = item->after;
+		if (!item->after)
+			l->tail[i] = &l->head[i];
+		id = item->id;
+		*packets = item->packets;
+		free(item);
+		return id;
+	}
+	return 0;
+}
+
+/* -- a pump ----------------------------------------------------------------------------------------------------- */
+
+/* port had no room, or the device behind it. */
+TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
+{
+	struct tb_sending *s = l->s;
+	struct tb_link *link = l->link;
+	__s64 leaves;
+	__u64 size = 0;
+	__u32 p, c, to;
+
+	s->waits++;
+	if (error !=
+	    EAGAIN) { /* a full device is full for the other sockets of the channel as well */
+		for (c = 0; c < s->channels; c++)
+			if (port - s->first[c] < s->ports[c])
+				s->blocked |= ((1ULL << s->ports[c]) - 1) << s->first[c];
+		tb_pump_at(s, s->now + TB_RETRY);
+		return;
+	}
+	s->blocked |= 1ULL << port;
+	s->full |= 1ULL << port;
+	for (p = 0; p < s->sockets; p++) {
+		__u64 cost = 1;
+
+		if (!(s->full >> p & 1))
+			continue;
+		for (to = TB_MAX_RANKS; to < TB_DESTINATIONS; to++) {
+			c = l->targets[to].channel;
+			if (l->targets[to].cost && p - s->first[c] < s->ports[c])
+				cost = l->targets[to].cost;
+		}
+		size += s->rooms[p] * cost;
+	}
+	leaves = s->now + (__s64)(size * TB_SECOND / link->speed); /* so much waits at least */
+	if (leaves > link->leaves)
+		link->leaves = leaves;
+	tb_pump_at(s, s->now + TB_ROOM);
+}
+
+static int tb_append(struct tb_line *l, struct tb_item *item)
+{
+	struct tb_item **order;
+
+	if (l->ordered == l->most) {
+		order = realloc(l->order, 2 * (l->most + 8) * sizeof(*order));
+		if (!order)
+			return 0; /* the rest waits */
+		l->order = order;
+		l->most = 2 * (l->most + 8);
+	}
+	l->order[l->ordered++] = item;
+	return 1;
+}
+
+/* Begins a pump at s->now: everything that waits, in the order in which it may leave. */
+TB_EXPORT void tb_begin(struct tb_line *l)
+{
+	struct tb_item *results = l->head[TB_RESULTS], *contributions = l->head[TB_CONTRIBUTIONS];
+	struct tb_item *item;
+
+	/* Results go before contributions of later ops, and behind those of their own. */
+	l->ordered = l->at = 0;
+	l->opened = 0;
+	l->asked = 0;
+	l->budget = TB_BUDGET;
+	memset(l->behind, 0, sizeof(l->behind));
+	l->s->again = 0;
+	l->s->full = l->s->blocked = 0;
+	for (item = l->head[TB_AGAIN]; item; item = item->after)
+		tb_append(l, item);
+	while (results || contributions) {
+		if (!contributions ||
+		    (results && tb_distance(results->label, contributions->label) < 0)) {
+			tb_append(l, results);
+			results = results->after;
+		} else {
+			tb_append(l, contributions);
+			contributions = contributions->after;
+		}
+	}
+}
+
+/* A socket of a channel whose turn it is; -1: all are full. */
+static int tb_port(struct tb_line *l, __u32 c)
+{
+	struct tb_sending *s = l->s;
+	__u32 i, port;
+
+	for (i = 0; i < s->ports[c]; i++) {
+		port = s->first[c] + (s->turn[c] + i) % s->ports[c];
+		if (!(s->blocked >> port & 1)) {
+			s->port = port;
+			return port;
+		}
+	}
+	return -1;
+}
+
+/* Writes messages for the next bursts over a channel, at most so many; returns how many. Nothing counts as sent yet. */
+static __u32 tb_fill(struct tb_line *l, struct tb_item *item, __u32 channel, __u32 most)
+{
+	struct tb_flow *f, *best, *end = item->flows + item->count;
+	__u32 n, packets;
+
+	l->control[2] = item->stride;
+	for (f = item->flows; f < end; f++) {
+		f->ahead = f->next;
+		f->quota = l->targets[f->to].channel == channel ? f->allowed : 0;
+	}
+	for (n = 0; n < most; n++) {
+		struct msghdr *message = &l->messages[n].msg_hdr;
+
+		best = 0;
+		for (f = item->flows; f < end; f++)
+			if (f->quota && f->ahead < f->total && (!best || f->ahead < best->ahead))
+				best = f;
+		if (!best)
+			break;
+		packets = best->total - best->ahead < best->size ? best->total - best->ahead
+								 : best->size;
+		l->pieces[n].iov_base = (void *)(best->base + (__u64)best->ahead * item->stride);
+		l->pieces[n].iov_len = (__u64)packets * item->stride;
+		message->msg_name = l->targets[best->to].name;
+		message->msg_namelen = sizeof(l->targets->name);
+		message->msg_control = packets > 1 ? l->control : 0;
+		message->msg_controllen = packets > 1 ? sizeof(l->control) : 0;
+		l->bursts[n].flow = best - item->flows;
+		l->bursts[n].packets = packets;
+		best->ahead += packets;
+		best->quota--;
+	}
+	return n;
+}
+
+static int tb_cost(const struct tb_line *l, const struct tb_item *item)
+{
+	__u32 cost = 1, i;
+
+	for (i = 0; i < item->count; i++)
+		if (l->targets[item->flows[i].to].cost > cost)
+			cost = l->targets[item->flows[i].to].cost;
+	return cost;
+}
+
+/* The next call for a submission: 1, and 0 where nothing of it may leave now. */
+static int tb_next_of(struct tb_line *l, struct tb_item *item)
+{
+	struct tb_sending *s = l->s;
+	int cost = tb_cost(l, item), alone = s->sockets == 1, most;
+	__u32 c, i;
+
+	for (i = 0; i < item->count; i++)
+		alone |= item->flows[i].to >= TB_MAX_RANKS;
+	while (item->left && l->budget > 0) {
+		if (l->channel == item->channels) {
+			if (!l->moved)
+				return 0;
+			l->moved = 0;
+			l->channel = 0;
+		}
+		c = item->channel[l->channel++];
+		if (tb_port(l, c) < 0)
+			continue;
+		for (i = 0; i < item->count; i++)
+			if (l->targets[item->flows[i].to].channel == c)
+				tb_allow(l, item, &item->flows[i]);
+		most = alone && TB_MESSAGES / s->ports[c] > TB_TURN ? TB_MESSAGES / s->ports[c]
+								    : TB_TURN;
+		if (l->budget / cost < most)
+			most = l->budget / cost > 0 ? l->budget / cost : 1;
+		most = tb_link_bursts(l->link, item, cost, s->now, most);
+		if (!most) {
+			s->held++;
+			tb_pump_at(s, l->link->opens);
+			return 0;
+		}
+		s->count = tb_fill(l, item, c, most);
+		if (!s->count)
+			continue;
+		s->turn[c] = (s->port - s->first[c] + 1) % s->ports[c];
+		return 1;
+	}
+	return 0;
+}
+
+TB_EXPORT int tb_next(struct tb_line *l)
+{
+	struct tb_sending *s = l->s;
+	struct tb_item *item;
+	struct tb_flow *f;
+	int i;
+
+	for (; l->at < l->ordered; l->at++, l->opened = 0) {
+		item = l->order[l->at];
+		if (!l->opened) {
+			if (item->id != s->fresh && s->now > item->until) {
+				s->stale += tb_drop_item(l, item);
+			} else if (item->id != s->fresh && item->asks && l->asked != item) {
+				l->asked = item;
+				s->item = item->id;
+				return TB_SEND_ASK;
+			}
+			l->opened = l->moved = 1;
+			l->channel = item->channels;
+		}
+		if (tb_next_of(l, item))
+			return TB_SEND_CALL;
+		if (!item->left)
+			continue;
+		if (l->budget <= 0) {
+			tb_pump_at(s, s->now);
+			break;
+		}
+		for (f = item->flows; f < item->flows + item->count; f++)
+			for (i = 0; f->next < f->total && i < TB_WORDS; i++)
+				l->behind[i] |= l->targets[f->to].ranks[i];
+		for (i = 0; i < TB_WORDS && (l->behind[i] & s->peers[i]) == s->peers[i]; i++)
+			;
+		if (i == TB_WORDS)
+			break;
+	}
+	l->ordered = 0;
+	return TB_SEND_DONE;
+}
+
+/* The first so many messages have left; error: why the first was refused where none has. */
+TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
+{
+	struct tb_item *item = l->order[l->at];
+	struct tb_sending *s = l->s;
+	struct tb_flow *f = &item->flows[l->bursts[0].flow];
+	int cost = tb_cost(l, item), look = 0;
+	__u64 copies = 0, bits;
+	__u32 i, r, w;
+
+	l->moved = 1;
+	l->budget -= cost * (taken ? taken : 1);
+	if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) {
+		l->targets[f->to].waits++;
+		tb_list(l, f->to);
+		tb_full(l, s->port, error);
+	} else if (error) {
+		s->item = item->id;
+		s->error = error;
+		s->to = f->to;
+		s->packets = l->bursts[0].packets;
+		s->next = f->next;
+		return TB_SEND_REFUSED;
+	}
+	for (i = 0; i < taken; i++) {
+		__u32 packets = l->bursts[i].packets;
+		__u64 size = (__u64)packets * item->stride;
+		struct tb_target *t;
+
+		f = &item->flows[l->bursts[i].flow];
+		t = &l->targets[f->to];
+		f->next += packets;
+		item->left -= packets;
+		s->left -= packets;
+		copies += (__u64)packets * (t->cost ? t->cost : 1);
+		t->packets += packets;
+		t->bytes += size;
+		t->bursts++;
+		tb_list(l, f->to);
+		look |= t->bytes >= t->look;
+		TB_EACH_RANK(r, t->ranks)
+		{
+			struct tb_path *path = &l->paths[r];
+
+			item->packets += packets;
+			if (path->limited)
+				tb_bucket_spend(&path->spent, &path->held, l->link->quantum,
+						l->link->quantum, path->rate, size, s->now);
+		}
+	}
+	if (taken) {
+		s->bytes += copies * item->stride;
+		tb_link_left(l->link, taken, copies, item->stride, s->now);
+	}
+	return look ? TB_SEND_LOOK : TB_SEND_DONE;
+}
+
+TB_EXPORT int tb_pump(struct tb_line *l)
+{
+	struct tb_sending *s = l->s;
+	int what, taken;
+
+	for (;;) {
+		what = tb_next(l);
+		if (what != TB_SEND_CALL)
+			return what;
+		taken = sendmmsg(s->fds[s->port], l->messages, s->count, MSG_DONTWAIT);
+		what = tb_took(l, taken < 0 ? 0 : taken, taken < 0 ? errno : 0);
+		if (what)
+			return what;
+	}
+}
