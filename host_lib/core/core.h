@@ -79,4 +79,21 @@ int tb_pump(struct tb_line *l);
 void tb_unwanted(struct tb_line *l, __u32 to);
 void tb_give_up(struct tb_line *l);
 
+/*
+ * Loss detection (recovery.c, transport/recovery.py). Looks at the flows that are due: what to request
+ * (tb_incoming.requests, tb_requests) and whom to ask (asked). asks: marks may be asked for. deadline: ends the half; 0:
+ * not known. Returns whether there is anything to do.
+ */
+int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline);
+
+/* Notes due, open and closed, after a change of flows. */
+void tb_half_stands(struct tb_half *r);
+
+/* Places to be requested now, in list order; how many. */
+__u32 tb_requests(const struct tb_incoming *f, __s64 *places);
+
+/* The probe timeout; and an answer that came took after its request, first after the first of several, as it seems. */
+__s64 tb_pto(const struct tb_answers *p);
+void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
+
 #endif /* TB_CORE_H */

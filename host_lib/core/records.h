@@ -120,4 +120,84 @@ struct tb_sending {
 };
 _Static_assert(sizeof(struct tb_sending) == 2352, "tb_sending");
 
+/* What requests to a peer have taught (`transport.recovery`); times in ns. */
+struct tb_answers {
+	__s64 floor; /* the shortest deadline */
+	__s64 guess; /* the probe timeout until an answer comes; 0: one has */
+	__s64 window; /* the reordering window */
+	__s64 twice; /* rows that ever came a second time by a request */
+	double usual; /* time of an answer */
+	double varies; /* its variance */
+};
+_Static_assert(sizeof(struct tb_answers) == 48, "tb_answers");
+
+/* A row that is to come, in the order of sending; times in ns. */
+struct tb_awaited {
+	__s64 first; /* when it was requested first; 0: never */
+	__s64 asked; /* when it was requested last */
+	__u32 place; /* among retransmissions, behind all rows that left once; 0: it was not requested */
+	__u8 out; /* requested, and not here */
+	__u8 here; /* it has arrived */
+	__u8 gone; /* its sender has none */
+	__u8 lost; /* to be requested now */
+};
+_Static_assert(sizeof(struct tb_awaited) == 24, "tb_awaited");
+
+/* A flow as its receiver sees it; times in ns. Places are those among rows that left once [0], and among all [1]. */
+struct tb_incoming {
+	__u64 row; /* struct tb_awaited[rows] */
+	__u64 listed; /* s32[rows], of results: rows of the op in list order */
+	__s64 due; /* when to look next */
+	__s64 mark; /* when to ask its sender for the mark */
+	__s64 ended; /* when the mark was noticed; 0: it was not */
+	__s64 noted; /* when highest was seen; 0: all of it counts as passed */
+	__s64 since; /* the last progress of requested rows */
+	__s64 moved; /* when the last row came */
+	__s64 waited; /* the same, or when its sender was to be asked */
+	__s64 called; /* when its sender was asked last since a deadline was near */
+	__s32 passed[2]; /* places that count as passed */
+	__s32 highest[2]; /* places that will after the window */
+	__u32 rank; /* its sender */
+	__u32 rows; /* 0: a switch has them all, and marks alone are asked for */
+	__u32 first; /* place in the list that it begins with; it wraps there */
+	__u32 next; /* place of the next retransmission */
+	__u32 came; /* rows here, as far as silence goes */
+	__u32 expired; /* probe timeouts since the last progress */
+	__u32 questions; /* since the last row */
+	__u32 requests; /* rows to be requested now */
+	__u8 known; /* it was looked at */
+	__u8 awaited; /* by the caller's last word; a suspect may come back */
+	__u8 finished; /* its sender's mark says that all rows have left */
+	__u8 over; /* nothing more is requested */
+	__u8 probed; /* a probe timeout has expired */
+	__u8 silent; /* its mark is missed */
+	__u8 asked; /* its sender is to be asked for the mark now */
+	__u8 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_incoming) == 136, "tb_incoming");
+
+/* Loss detection of all flows of one half of one op; times in ns. */
+struct tb_half {
+	__u64 flows; /* struct tb_incoming[count] */
+	__u64 answers; /* struct tb_answers[], by rank */
+	__u64 slots; /* of contributions; 0: they are results */
+	__u64 presence; /* of results */
+	__s64 patience; /* that an ended flow is waited for while no requested row comes; 0: none is requested */
+	__s64 step; /* between two looks at a flow that runs */
+	__s64 look; /* between two looks at a flow with requested rows */
+	__s64 floor; /* the shortest deadline */
+	__s64 due; /* when to look again */
+	__u32 count; /* flows */
+	__u32 mask; /* of the ring */
+	__u32 seq; /* of the first row */
+	__u32 op; /* that its rows carry */
+	__u32 cookie; /* that its rows carry */
+	__u32 rounds; /* how often senders were asked for their marks */
+	__u32 closed; /* flows that have ended and are over */
+	__u32 late; /* 1: the launch came after the deadline, and no row is waited for before it is requested */
+	__u32 open; /* 1: a flow has ended, and its missing rows may still come */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_half) == 112, "tb_half");
+
 #endif /* TB_RECORDS_H */

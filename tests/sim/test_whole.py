@@ -236,7 +236,7 @@ def test_what_cannot_be_met_is_answered_with_gone_or_refused() -> None:
             (voice.labels[-2], tag, 4 * ROWS, 8 * ROWS, b"\x80"),
             ((voice.labels[0] - 70000) & 0xFFFFFFFF, tag, 0, OWN, b"\x80"),
         ):
-            assert voice.ask(request) == [(PacketType.GONE, 0)]
+            assert voice.ask(request) == [(PacketType.GONE, request[2])]
         assert voice.refused() == 0
         bad = [(0, OWN, b""), (0, OWN, bytes(64)), (OWN, OWN, b"\x80"), (65535, 1, b"\x80"), (0, 8, b"\xff\x80")]
         for number, one in enumerate(bad, 1):

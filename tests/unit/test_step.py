@@ -34,8 +34,9 @@ from tailbound.collective.view import View
 from tailbound.transport.config import FLOOR
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Extension, Overtime
-from tailbound.transport.recovery import NEVER, Bounds, Incoming, Recovery
+from tailbound.transport.recovery import NEVER, Bounds, Recovery, Ring, paths
 from tailbound.transport.sequence import Layout, Sequence
+from tailbound.wire.packets import DTYPES
 
 MS = 1_000_000
 RANKS, ENTRIES = 3, 64 * 60
@@ -58,6 +59,7 @@ class Told:
 
     def __post_init__(self) -> None:
         self.own = int(self.op.place.placement.counts[0])
+        self.paths = paths(RANKS, FLOOR)
         self.known = SimpleNamespace(
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
@@ -99,17 +101,18 @@ class Told:
     def summed(self) -> np.ndarray:
         return np.array(self.sums)
 
-    def unsummed(self, rank: int) -> np.ndarray:
-        return np.arange(self.own)[self.sums[rank] :]
-
     def gather(self, by_owner: np.ndarray | None = None) -> int:
         return self.here
 
-    def summed_of(self, flow: Incoming) -> np.ndarray:
-        return np.arange(flow.rows) < self.sums[flow.rank]
-
     def recovery(self, *, results: bool) -> Recovery:
-        return Recovery(Bounds(NEVER if results else FLOOR, late=False, step=FLOOR, look=MS, floor=FLOOR))
+        """No result is here, and of contributions the first ``sums``."""
+        self.memory = np.zeros(1024, DTYPES["tb_presence" if results else "tb_slot"])
+        self.memory["op"], self.memory["cookie"] = self.op.label, 1 - results
+        for rank, count in enumerate(self.sums if not results else ()):
+            self.memory["ranks"][:count, 0] |= np.uint64(1 << rank)
+        at = self.memory.ctypes.data
+        bounds = Bounds(NEVER if results else FLOOR, late=False, step=FLOOR, look=MS, floor=FLOOR)
+        return Recovery(bounds, Ring(*((0, at) if results else (at, 0)), 1023, 0, self.op.label, 1), self.paths)
 
     def take(self, now: int, *, may_send: bool = True) -> Step:
         return step(self.op, self, now, may_send=may_send)  # type: ignore[arg-type]
@@ -347,7 +350,8 @@ def test_lost_results_are_insisted_on_past_the_deadline(op: Op) -> None:
     told.record = record(op, results_in=op.place.layout.shape.rows)
     assert told.take(now + 1).actions == (Finish("complete"),)
     told.record = record(op)
-    op.second.recovery.gone(1)
+    op.second.recovery.gone(1, np.arange(op.place.placement.shares[1]))
+    recover(op, told, now + 1)  # type: ignore[arg-type]
     assert told.take(now + 1).actions == (Finish("deadline"),)
 
 

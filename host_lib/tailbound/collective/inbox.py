@@ -73,13 +73,15 @@ class Inbox:
             else:
                 acknowledge(job, label, int(head["layout"]), [sender])  # if it is not further, it lives
         elif head["type"] == PacketType.GONE and label in ops:
+            op = ops[label]
             if flags & Flag.ABSTAIN:
-                ops[label].abstainers.add(sender)
-            ops[label].outcome.overflowed |= bool(flags & Flag.OVERFLOW)
-            if int(head["rows"]):
-                half = ops[label].first if flags & Flag.FIRST_HALF else ops[label].second
-                if half.recovery is not None:
-                    half.recovery.gone(sender)
+                op.abstainers.add(sender)
+            op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
+            half = op.first if flags & Flag.FIRST_HALF else op.second
+            gone = decode_repair(body, int(head["row"]), op.place.layout.shape.rows)
+            if gone is not None and half.recovery is not None:
+                half.recovery.gone(sender, gone)
+                op.stirred = True
 
     def adopt(self, op: Op) -> None:
         """Hands an op what was said of it before it was placed, and forgets older words."""

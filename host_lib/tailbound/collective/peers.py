@@ -8,8 +8,7 @@ sending, as a rule, so that a row that was lost costs no op its time.
 # ruff: noqa: D102 - ``stage.Seen`` and ``aggregation.Aggregation`` say what their methods do
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import cache
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +89,7 @@ class Contributions:
         left = [p for p in self._live if p not in op.abstainers and not (p in op.stayed_out and p in ended)]
         placement, ranks = op.place.placement, known.ranks
         flows = [Incoming(p, view.own, first_place(placement, known.rank, p, ranks), p in ended) for p in left]
-        return _requests(view, half, flows, view.summed_of, now)
+        return _requests(view, half, flows, now)
 
     def insists(self, over: int, *, late: bool) -> int:
         return 0
@@ -155,15 +154,9 @@ class Results:
         op, view, counts = self._op, self._view, self._counts
         ended = view.givers() if self._repairable() else []
         running = [p for p in self._owners if not view.published(p)]
-        gather = cache(view.gather)  # once, and only where a flow is due
-
-        def here(flow: Incoming) -> NDArray[np.bool_]:
-            gather()
-            found: NDArray[np.bool_] = op.buffers.source[op.place.placement.rows_of(flow.rank)] != -1
-            return found
-
-        flows = [Incoming(p, counts[p], 0, p in ended) for p in (*running, *ended)]
-        return _requests(view, op.second, flows, here, now)
+        rows_of = op.place.placement.rows_of
+        flows = [Incoming(p, counts[p], 0, p in ended, rows_of(p)) for p in (*running, *ended)]
+        return _requests(view, op.second, flows, now)
 
     def insists(self, over: int, *, late: bool) -> int:
         """As long as owners may still give results that they have published."""
@@ -173,18 +166,12 @@ class Results:
         return over + self._known.config.insist if asked.open else 0
 
 
-def _requests(
-    view: View,
-    half: Half,
-    flows: Sequence[Incoming],
-    here: Callable[[Incoming], NDArray[np.bool_]],
-    now: int,
-) -> tuple[list[Action], int]:
+def _requests(view: View, half: Half, flows: Sequence[Incoming], now: int) -> tuple[list[Action], int]:
     """Requests for lost rows and marks of ``flows``, and when to look again."""
     if half.recovery is None:
         half.recovery = view.recovery(results=half is view.op.second)
-    op, paths = view.op, view.known.repairs.paths.__getitem__
-    wanted, silent = half.recovery.poll(now, flows, here, paths, asks=op.encoded, deadline=half.clock.due)
+    op = view.op
+    wanted, silent = half.recovery.poll(now, flows, asks=op.encoded, deadline=half.clock.due)
     first_half, sizes = half is op.first, {flow.rank: flow.rows for flow in flows}
     asked: list[Action] = [AskRows(rank, places, sizes[rank], first_half=first_half) for rank, places in wanted]
     return [*asked, AskMarks(tuple(silent))] if silent else asked, half.recovery.due

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
 from tailbound.transport.config import FLOOR, MS
-from tailbound.transport.recovery import Path
+from tailbound.transport.recovery import paths
 from tailbound.wire.schema import serial_distance
 
 #: Part of the pace to a rank that answers to it may take; lost results are insisted on, and have more.
@@ -72,7 +72,6 @@ class Request:
     first_half: bool  #: contributions, not results
     layout: int
     places: Places
-    sent: bool = False  #: some of what was asked for exists
 
     @property
     def key(self) -> tuple[int, int, bool]:
@@ -125,7 +124,7 @@ class Repairs:
         self.requests = Requests()
         self.budgets = defaultdict[int, Budget](Budget)  #: by the rank that is answered
         #: what requests have taught, by the rank that they went to
-        self.paths = defaultdict[int, Path](lambda: Path(floor))
+        self.paths = paths(ranks, floor)
         #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
 

@@ -9,7 +9,7 @@ from tailbound.codec.owners import Places
 from tailbound.collective.buffers import Kept
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
-from tailbound.collective.repair import RESULTS, Request
+from tailbound.collective.repair import RESULTS, Request, encode_repair
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
 from tailbound.transport.batch import burst_packets
@@ -39,7 +39,7 @@ def _count(job: Job, half: Half, stage: Stage, rank: int, asked: int, came: int)
     if half.recovery is not None:
         ledger = job.records.verdicts([rank])[0]
         twice = int(ledger[Verdict.DUPLICATE_REPAIR] + ledger[Verdict.DUPLICATE_REPAIR_RESULT])
-        job.repairs.paths[rank].settled(asked, twice, probed=half.recovery.flows[rank].probed)
+        job.repairs.paths[rank].settled(asked, twice, probed=bool(half.recovery.flows[rank].probed))
 
 
 def answer(job: Job, window: Window, now: int) -> int:
@@ -56,8 +56,8 @@ def answer(job: Job, window: Window, now: int) -> int:
     while (request := repairs.requests.newest(held)) is not None:
         found = find(window, request)
         if found is None:
+            _gone(job, request, request.places)
             repairs.requests.done(request, len(request.places))
-            _gone(job, request)
             continue
         rows, states, exists, at, place = found
         stride = rows.shape[1]
@@ -72,15 +72,14 @@ def answer(job: Job, window: Window, now: int) -> int:
             again = min(again, look) if again else look
             continue
         part = at[request.places[:count]]
-        there = part[exists[part]]
-        request.sent |= len(there) > 0
+        here = exists[part]
+        there = part[here]
         out = rows[there]
         add_flags(out, states[there], int(Flag.REPEAT), job.key_of(place))
         until = now + job.config.stage_max
         queue.submit(request.label, PacketType.RESULT, [(asker, out)], until, sent, now, again=True)
+        _gone(job, request, request.places[:count][~here])
         repairs.requests.done(request, count)
-        if not len(request.places) and not request.sent:
-            _gone(job, request)
     return again
 
 
@@ -113,10 +112,13 @@ def find(
     return rows, states, exists, (np.arange(len(rows)) - first) % len(rows), place
 
 
-def _gone(job: Job, request: Request) -> None:
-    """Tells the asker that there are none of these rows (``rows`` tells it from the answer to a question for marks)."""
+def _gone(job: Job, request: Request, places: Places) -> None:
+    """Tells the asker that there are no such rows."""
     flags = Flag.FIRST_HALF if request.first_half else Flag(0)
     flags |= job.said.get(request.label, Flag(0))
-    head = job.header(PacketType.GONE, request.label, request.layout, owner=request.asker, rows=1, flags=flags)
-    job.tell(request.asker, head)
-    job.counters["repair_gone"] += 1
+    for row, body in encode_repair(places, job.store.width):
+        head = job.header(
+            PacketType.GONE, request.label, request.layout, owner=request.asker, row=row, rows=len(places), flags=flags
+        )
+        job.tell(request.asker, head, body)
+        job.counters["repair_gone"] += 1

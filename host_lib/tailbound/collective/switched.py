@@ -50,10 +50,7 @@ class SwitchOwned:
         flows = [Incoming(p, 0, 0, view.contributed(p)) for p in known.membership.here]
         if op.second.recovery is None:
             op.second.recovery = view.recovery(results=True)
-        _, silent = op.second.recovery.poll(
-            now, flows, lambda flow: np.ones(flow.rows, bool), known.repairs.paths.__getitem__, asks=op.encoded,
-            deadline=op.second.clock.due,
-        )  # fmt: skip
+        _, silent = op.second.recovery.poll(now, flows, asks=op.encoded, deadline=op.second.clock.due)
         return [AskMarks(tuple(silent))] if silent else [], op.second.recovery.due
 
     def shift_cap(self, session: Session) -> int:

@@ -11,7 +11,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.repair import LOOK, patience
 from tailbound.collective.tally import gather_results, rows_by_rank
 from tailbound.transport.config import FLOOR
-from tailbound.transport.recovery import Bounds, Incoming, Recovery
+from tailbound.transport.recovery import Bounds, Recovery, Ring
 
 
 class View:
@@ -131,12 +131,6 @@ class View:
         owner, seq, presence = place.placement.owner, place.result_seq, known.records.presence
         return int(gather_results(presence, seq, known.cookie, place.label, owner, known.rank, source, counts))
 
-    def summed_of(self, flow: Incoming) -> NDArray[np.bool_]:
-        """Which contributions of a flow are here, bool[rows] in the order of sending."""
-        here: NDArray[np.bool_] = np.ones(flow.rows, bool)
-        here[(self.unsummed(flow.rank) - flow.first) % flow.rows] = False
-        return here
-
     def recovery(self, *, results: bool) -> Recovery:
         """Loss detection for a half. Results are insisted on: a lost one costs every replica."""
         known, op = self.known, self.op
@@ -144,4 +138,13 @@ class View:
         longest = patience(usual, floor)
         bound = max(longest, known.config.insist * results) if known.config.repair else 0
         late = 0 < op.second.clock.due < op.admitted
-        return Recovery(Bounds(bound, late, max(LOOK * floor // FLOOR, usual // 4), min(LOOK, longest // 2), floor))
+        bounds = Bounds(bound, late, max(LOOK * floor // FLOOR, usual // 4), min(LOOK, longest // 2), floor)
+        return Recovery(bounds, self._ring(results=results), known.repairs.paths)
+
+    def _ring(self, *, results: bool) -> Ring:
+        known, place, records = self.known, self.op.place, self.known.records
+        if results:
+            presence = records.presence
+            return Ring(0, presence.ctypes.data, len(presence) - 1, place.result_seq, place.label, known.cookie)
+        seq = place.sum_seqs[known.rank]
+        return Ring(records.slots.ctypes.data, 0, records.sum_mask, seq, place.label, known.cookie)

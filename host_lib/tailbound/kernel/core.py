@@ -56,6 +56,11 @@ _FUNCTIONS = {
     "tb_unwanted": (None, _P, _U32),
     "tb_give_up": (None, _P),
     "tb_add_flags": (None, _P, _U32, _U32, _P, _U32, _P),
+    "tb_recover": (_INT, _P, ctypes.c_int64, _INT, ctypes.c_int64),
+    "tb_half_stands": (None, _P),
+    "tb_requests": (_U32, _P, _P),
+    "tb_pto": (ctypes.c_int64, _P),
+    "tb_answered": (None, _P, ctypes.c_int64, ctypes.c_int64),
 }
 
 

@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[int, str, str]] = {
 }
 
 
-_CTYPES = {"u32": "uint32", "u64": "uint64", "s32": "int32", "s64": "int64", "f64": "double"}
+_CTYPES = {"u8": "uint8", "u32": "uint32", "u64": "uint64", "s32": "int32", "s64": "int64", "f64": "double"}
 
 
 def dtype_of(of: Struct, order: str = "=") -> np.dtype[Any]:

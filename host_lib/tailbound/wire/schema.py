@@ -770,6 +770,95 @@ SENDING = Struct(
 )
 
 
+ANSWERS = Struct(
+    "tb_answers",
+    "What requests to a peer have taught (`transport.recovery`); times in ns.",
+    (
+        Field("floor", "s64", "the shortest deadline"),
+        Field("guess", "s64", "the probe timeout until an answer comes; 0: one has"),
+        Field("window", "s64", "the reordering window"),
+        Field("twice", "s64", "rows that ever came a second time by a request"),
+        Field("usual", "f64", "time of an answer"),
+        Field("varies", "f64", "its variance"),
+    ),
+)
+
+AWAITED = Struct(
+    "tb_awaited",
+    "A row that is to come, in the order of sending; times in ns.",
+    (
+        Field("first", "s64", "when it was requested first; 0: never"),
+        Field("asked", "s64", "when it was requested last"),
+        Field("place", "u32", "among retransmissions, behind all rows that left once; 0: it was not requested"),
+        Field("out", "u8", "requested, and not here"),
+        Field("here", "u8", "it has arrived"),
+        Field("gone", "u8", "its sender has none"),
+        Field("lost", "u8", "to be requested now"),
+    ),
+)
+
+INCOMING = Struct(
+    "tb_incoming",
+    "A flow as its receiver sees it; times in ns. Places are those among rows that left once [0], and among all [1].",
+    (
+        Field("row", "u64", "struct tb_awaited[rows]"),
+        Field("listed", "u64", "s32[rows], of results: rows of the op in list order"),
+        Field("due", "s64", "when to look next"),
+        Field("mark", "s64", "when to ask its sender for the mark"),
+        Field("ended", "s64", "when the mark was noticed; 0: it was not"),
+        Field("noted", "s64", "when highest was seen; 0: all of it counts as passed"),
+        Field("since", "s64", "the last progress of requested rows"),
+        Field("moved", "s64", "when the last row came"),
+        Field("waited", "s64", "the same, or when its sender was to be asked"),
+        Field("called", "s64", "when its sender was asked last since a deadline was near"),
+        Field("passed", "s32", "places that count as passed", 2),
+        Field("highest", "s32", "places that will after the window", 2),
+        Field("rank", "u32", "its sender"),
+        Field("rows", "u32", "0: a switch has them all, and marks alone are asked for"),
+        Field("first", "u32", "place in the list that it begins with; it wraps there"),
+        Field("next", "u32", "place of the next retransmission"),
+        Field("came", "u32", "rows here, as far as silence goes"),
+        Field("expired", "u32", "probe timeouts since the last progress"),
+        Field("questions", "u32", "since the last row"),
+        Field("requests", "u32", "rows to be requested now"),
+        Field("known", "u8", "it was looked at"),
+        Field("awaited", "u8", "by the caller's last word; a suspect may come back"),
+        Field("finished", "u8", "its sender's mark says that all rows have left"),
+        Field("over", "u8", "nothing more is requested"),
+        Field("probed", "u8", "a probe timeout has expired"),
+        Field("silent", "u8", "its mark is missed"),
+        Field("asked", "u8", "its sender is to be asked for the mark now"),
+        Field("pad", "u8", "0"),
+    ),
+)
+
+HALF = Struct(
+    "tb_half",
+    "Loss detection of all flows of one half of one op; times in ns.",
+    (
+        Field("flows", "u64", "struct tb_incoming[count]"),
+        Field("answers", "u64", "struct tb_answers[], by rank"),
+        Field("slots", "u64", "of contributions; 0: they are results"),
+        Field("presence", "u64", "of results"),
+        Field("patience", "s64", "that an ended flow is waited for while no requested row comes; 0: none is requested"),
+        Field("step", "s64", "between two looks at a flow that runs"),
+        Field("look", "s64", "between two looks at a flow with requested rows"),
+        Field("floor", "s64", "the shortest deadline"),
+        Field("due", "s64", "when to look again"),
+        Field("count", "u32", "flows"),
+        Field("mask", "u32", "of the ring"),
+        Field("seq", "u32", "of the first row"),
+        Field("op", "u32", "that its rows carry"),
+        Field("cookie", "u32", "that its rows carry"),
+        Field("rounds", "u32", "how often senders were asked for their marks"),
+        Field("closed", "u32", "flows that have ended and are over"),
+        Field("late", "u32", "1: the launch came after the deadline, and no row is waited for before it is requested"),
+        Field("open", "u32", "1: a flow has ended, and its missing rows may still come"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+
 class Sent(enum.IntEnum):
     """What a send queue wants of Python."""
 
@@ -781,7 +870,7 @@ class Sent(enum.IntEnum):
 
 
 #: Of the library (``host_lib/core``) and its callers.
-RECORDS = (STAMP, RUN, PATH, LINK, TARGET, SENDING)
+RECORDS = (STAMP, RUN, PATH, LINK, TARGET, SENDING, ANSWERS, AWAITED, INCOMING, HALF)
 
 #: Maps of the worker program, in order of creation.
 WORKER_MAPS: tuple[Map, ...] = (

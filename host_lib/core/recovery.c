@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/* Loss detection: one pass over the rows of the flows that are due. What it reads of rows is written meanwhile. */
+#include "core.h"
+
+#include <string.h>
+
+#define TB_NEVER (1LL << 62)
+/* Probes without an answer after which a flow may be given up: one of them, or its answer, may be lost, too. */
+#define TB_PROBES 2
+/* A probe timeout doubles this many times at most. */
+#define TB_DOUBLED 6
+/* Senders that are asked for their marks together, in turn; before a deadline all are. */
+#define TB_AT_ONCE 8
+/* A flow of so few rows may be lost as a whole: for a half's first question its sender counts as one that has begun. */
+#define TB_SHORT 3
+
+static __s64 tb_least(__s64 a, __s64 b)
+{
+	return a < b ? a : b;
+}
+
+static __s64 tb_most(__s64 a, __s64 b)
+{
+	return a > b ? a : b;
+}
+
+/* A fifth of the floor before the first answer, then from a tenth of it to five. */
+TB_EXPORT __s64 tb_pto(const struct tb_answers *p)
+{
+	if (p->guess)
+		return p->guess;
+	return tb_least(5 * p->floor, tb_most(p->floor / 10, p->usual + 4 * p->varies));
+}
+
+/* took after its request, first after the first of several. In less than half of the usual time it answers an earlier one. */
+TB_EXPORT void tb_answered(struct tb_answers *p, __s64 took, __s64 first)
+{
+	double off;
+
+	if (p->guess || 2 * took < p->usual)
+		took = tb_most(took, first);
+	p->guess = 0;
+	if (!p->usual) {
+		p->usual = took;
+		p->varies = took / 2.0;
+		return;
+	}
+	off = p->usual < took ? took - p->usual : p->usual - took;
+	p->varies += (off - p->varies) / 4;
+	p->usual += (took - p->usual) / 8;
+}
+
+static struct tb_awaited *tb_rows(const struct tb_incoming *f)
+{
+	return (struct tb_awaited *)f->row;
+}
+
+static struct tb_incoming *tb_flows(const struct tb_half *r)
+{
+	return (struct tb_incoming *)r->flows;
+}
+
+static struct tb_answers *tb_answers_of(const struct tb_half *r, const struct tb_incoming *f)
+{
+	return &((struct tb_answers *)r->answers)[f->rank];
+}
+
+static int tb_arrived(const struct tb_half *r, const struct tb_incoming *f, __u32 listed)
+{
+	if (r->slots) {
+		const struct tb_slot *s =
+			&((const struct tb_slot *)r->slots)[(r->seq + listed) & r->mask];
+
+		return s->cookie == r->cookie && s->op == r->op &&
+		       (TB_READ_ONCE(s->ranks[f->rank >> 6]) >> (f->rank & 63) & 1);
+	} else {
+		const struct tb_presence *p =
+			&((const struct tb_presence *)
+				  r->presence)[(r->seq + ((const __s32 *)f->listed)[listed]) &
+					       r->mask];
+
+		return p->op == r->op && p->cookie == r->cookie;
+	}
+}
+
+/* Whether a row's place is at most that: among rows that left once, and among retransmissions. */
+static int tb_behind(const struct tb_incoming *f, __u32 i, const __s32 *highest)
+{
+	__s32 place = tb_rows(f)[i].place;
+
+	return place ? place <= highest[1] : (__s32)i <= highest[0];
+}
+
+/* What a look finds. */
+struct tb_found {
+	__u32 here;
+	__u32 missing;
+	__s32 highest[2];
+	__s64 asked; /* when the last of the rows that are out was requested; 0: none is */
+};
+
+/* Which rows are here; learns from answers. While a flow runs, these wait in its queues. */
+static struct tb_found tb_find(const struct tb_half *r, struct tb_incoming *f, __s64 now)
+{
+	struct tb_found found = { .highest = { -1, -1 } };
+	__s64 asked = 0, first = 0;
+	__u32 i, listed = f->first;
+	int came = 0;
+
+	for (i = 0; i < f->rows; i++, listed = listed + 1 < f->rows ? listed + 1 : 0) {
+		struct tb_awaited *row = &tb_rows(f)[i];
+
+		row->here = row->here || tb_arrived(r, f, listed);
+		row->lost = 0;
+		if (row->here) {
+			__s32 place = row->place ? row->place : i;
+
+			found.here++;
+			found.highest[1] = tb_most(found.highest[1], place);
+			if (!row->place)
+				found.highest[0] = i;
+			if (!row->out)
+				continue;
+			row->out = 0;
+			came = 1;
+			if (f->ended && row->first >= f->ended) {
+				asked = tb_most(asked, row->asked);
+				first = tb_most(first, row->first);
+			}
+		} else if (!row->gone) {
+			found.missing++;
+			if (row->out)
+				found.asked = tb_most(found.asked, row->asked);
+		}
+	}
+	if (f->ended)
+		found.highest[0] = f->rows - 1;
+	if (asked)
+		tb_answered(tb_answers_of(r, f), now - asked, now - first);
+	if (came) {
+		f->since = now;
+		f->expired = 0;
+	}
+	return found;
+}
+
+/*
+ * The rows that a row behind them has passed for the reordering window count as passed. A retransmission overtakes rows
+ * that have not left yet, so it passes retransmissions only.
+ */
+static void tb_pass(struct tb_incoming *f, const __s32 *highest, __s64 now, __s64 window)
+{
+	if (f->noted && now - f->noted >= window) {
+		memcpy(f->passed, f->highest, sizeof(f->passed));
+		f->noted = 0;
+	}
+	if (f->noted || !memcmp(highest, f->passed, sizeof(f->passed)))
+		return;
+	memcpy(window ? f->highest : f->passed, highest, sizeof(f->passed));
+	f->noted = window ? now : 0;
+}
+
+/* Later rows tell what is lost until the flow has ended. */
+static __s64 tb_timeout(const struct tb_half *r, const struct tb_incoming *f, __s64 asked)
+{
+	if (!f->ended)
+		return TB_NEVER;
+	return asked + (tb_pto(tb_answers_of(r, f)) << tb_least(f->expired, TB_DOUBLED));
+}
+
+static void tb_request(const struct tb_half *r, struct tb_incoming *f, __s64 now)
+{
+	__u32 listed, at;
+
+	for (listed = 0; listed < f->rows; listed++) {
+		struct tb_awaited *row;
+
+		at = listed >= f->first ? listed - f->first : listed + f->rows - f->first;
+		row = &tb_rows(f)[at];
+		if (!row->lost)
+			continue;
+		row->place = f->next++;
+		row->out = 1;
+		row->asked = now;
+		row->first = row->first ? row->first : now;
+	}
+	f->since = f->since ? f->since : now;
+	f->due = tb_least(now + r->look, tb_timeout(r, f, now));
+}
+
+static void tb_detect(const struct tb_half *r, struct tb_incoming *f, struct tb_found *found,
+		      __s64 now)
+{
+	struct tb_answers *path = tb_answers_of(r, f);
+	__s64 window = r->late ? 0 : path->window;
+	int expired = 0, noted = 0;
+	__u32 i;
+
+	if (!found->missing) {
+		f->over = f->ended != 0;
+		f->due = now + r->step;
+		return;
+	}
+	tb_pass(f, found->highest, now, window);
+	if (found->asked && now >= tb_timeout(r, f, found->asked)) {
+		f->expired++;
+		f->probed = 1;
+		expired = 1;
+	}
+	if (f->ended && found->asked && now - tb_most(f->since, f->ended) >= r->patience &&
+	    f->expired > TB_PROBES) {
+		f->over = 1;
+		path->guess = tb_least(5 * path->floor, 2 * tb_pto(path));
+		return;
+	}
+	for (i = 0; i < f->rows; i++) {
+		struct tb_awaited *row = &tb_rows(f)[i];
+
+		if (row->here || row->gone)
+			continue;
+		row->lost = tb_behind(f, i, f->passed) || (expired && row->out);
+		f->requests += row->lost;
+		noted |= f->noted && tb_behind(f, i, f->highest);
+	}
+	f->due = now + (found->asked || f->ended ? r->look : r->step);
+	if (noted)
+		f->due = tb_least(f->due, f->noted + window);
+	if (found->asked)
+		f->due = tb_least(f->due, tb_timeout(r, f, found->asked));
+	if (f->requests && r->patience) {
+		tb_request(r, f, now);
+	} else if (f->requests) {
+		f->over = f->ended != 0;
+		f->requests = 0;
+	}
+}
+
+/* By what all flows of a half wait for marks. */
+struct tb_silence {
+	__s64 last; /* when a row of any of them came last */
+	__s64 call; /* when there is still time for an answer before the deadline; TB_NEVER: that is not known */
+};
+
+/* While rows of others come, a sender of which nothing has come is not missed. A deadline that moved on is another one. */
+static void tb_await(const struct tb_half *r, struct tb_incoming *f, const struct tb_silence *s)
+{
+	__s64 soon = 2 * r->floor / 5, late = 2 * r->floor;
+	__s64 since = f->came ? f->waited : tb_most(f->waited, s->last);
+	__u32 asked = f->came || f->questions > r->rounds ? f->questions : r->rounds;
+	int begun = f->came || (f->rows <= TB_SHORT && !asked);
+	__s64 first = begun ? tb_most(tb_pto(tb_answers_of(r, f)), soon) : late;
+	__s64 usual = since + tb_least(first << tb_least(asked, TB_DOUBLED), 8 * late);
+
+	f->mark = tb_least(usual, tb_most(s->call, tb_most(since + soon, f->called + late)));
+}
+
+/* Its sender, whose turn it is, is asked for the mark, or others are. */
+static void tb_ask(const struct tb_half *r, struct tb_incoming *f, const struct tb_silence *s,
+		   __s64 now, int asked)
+{
+	f->waited = now;
+	f->questions += asked;
+	f->asked = asked;
+	if (asked && now >= s->call)
+		f->called = now;
+	tb_await(r, f, s);
+}
+
+/* Those who were asked most rarely first. */
+static int tb_ask_some(struct tb_half *r, const struct tb_silence *s, __s64 now, __u32 silent)
+{
+	__u32 left = now >= s->call || silent < TB_AT_ONCE ? silent : TB_AT_ONCE, i;
+
+	r->rounds += left > 0;
+	for (silent = left; left; left--) {
+		struct tb_incoming *next = 0;
+
+		for (i = 0; i < r->count; i++) {
+			struct tb_incoming *f = &tb_flows(r)[i];
+
+			if (f->silent && !f->asked && (!next || f->questions < next->questions))
+				next = f;
+		}
+		next->asked = 1;
+	}
+	for (i = 0; i < r->count; i++) {
+		if (tb_flows(r)[i].silent)
+			tb_ask(r, &tb_flows(r)[i], s, now, tb_flows(r)[i].asked);
+	}
+	return silent > 0;
+}
+
+TB_EXPORT void tb_half_stands(struct tb_half *r)
+{
+	__u32 i;
+
+	r->due = TB_NEVER;
+	r->open = 0;
+	r->closed = 0;
+	for (i = 0; i < r->count; i++) {
+		const struct tb_incoming *f = &tb_flows(r)[i];
+
+		r->closed += f->ended && f->over;
+		if (!f->awaited || f->over)
+			continue;
+		r->open |= f->ended != 0;
+		r->due = tb_least(r->due, tb_least(f->due, f->mark));
+	}
+}
+
+static void tb_first_look(const struct tb_half *r, struct tb_incoming *f,
+			  const struct tb_silence *s, __s64 now, int asks)
+{
+	f->known = 1;
+	f->next = f->rows;
+	f->passed[0] = f->passed[1] = f->highest[0] = f->highest[1] = -1;
+	f->mark = TB_NEVER;
+	f->called = -TB_NEVER;
+	f->due = now + r->step;
+	if (asks)
+		tb_ask(r, f, s, now, 0);
+}
+
+TB_EXPORT int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline)
+{
+	struct tb_silence s = { 0, deadline ? deadline - 3 * r->floor / 5 : TB_NEVER };
+	__u32 i, silent = 0;
+	int found = 0;
+
+	for (i = 0; i < r->count; i++)
+		s.last = tb_most(s.last, tb_most(tb_flows(r)[i].moved, tb_flows(r)[i].ended));
+	for (i = 0; i < r->count; i++) {
+		struct tb_incoming *f = &tb_flows(r)[i];
+		struct tb_found here;
+
+		f->requests = f->silent = f->asked = 0;
+		if (!f->awaited)
+			continue;
+		if (!f->known)
+			tb_first_look(r, f, &s, now, asks);
+		if (f->finished && !f->ended) {
+			f->ended = f->due = now;
+			f->mark = TB_NEVER;
+		}
+		if (f->over || now < tb_least(f->due, f->mark))
+			continue;
+		here = tb_find(r, f, now);
+		if (asks && !f->ended) {
+			if (here.here != f->came) {
+				f->came = here.here;
+				f->questions = 0;
+				f->moved = f->waited = now;
+			}
+			tb_await(r, f, &s);
+			f->silent = now >= f->mark;
+			silent += f->silent;
+		}
+		tb_detect(r, f, &here, now);
+		found |= f->requests > 0;
+	}
+	found |= tb_ask_some(r, &s, now, silent);
+	tb_half_stands(r);
+	return found;
+}
+
+TB_EXPORT __u32 tb_requests(const struct tb_incoming *f, __s64 *places)
+{
+	__u32 listed, n = 0;
+
+	for (listed = 0; listed < f->rows; listed++) {
+		__u32 at = listed >= f->first ? listed - f->first : listed + f->rows - f->first;
+
+		if (tb_rows(f)[at].lost && tb_rows(f)[at].out)
+			places[n++] = listed;
+	}
+	return n;
+}
