@@ -90,7 +90,7 @@ def test_who_is_sent_to_fast_is_answered_while_others_still_wait_for_their_rows(
         pacer = job[0].job.flow.queue.pacer
         slow = pacer.paths[2] = Path(PaceConfig(addend=0, step=0, floor=1e5), 2.5e9)
         slow.free, slow.rate = False, 1.7e5
-        pacer.limited.add(2)
+        pacer._note(2)
         trouble = FirstTime(seed=4, loss=0.05, to=frozenset({1}))
         job[0].trouble(trouble)
         for out, outcome in (results := job.allreduce(gradients("U", ranks, NUMEL, seed=1))):
