@@ -65,15 +65,6 @@ def test_bursts_have_their_rate_and_nothing_is_sent_between_them(size: int) -> N
         assert bits == pytest.approx(sum(length for _, length in inside) * BACKGROUND.rate, rel=0.05)
 
 
-def test_a_sender_that_was_held_up_does_not_catch_up() -> None:
-    """After a pause in the middle of a burst only 5 ms' worth is due, and nothing of bursts that are over."""
-    sender = Sender(BACKGROUND, 3, 1)
-    begin, length = next(schedule(BACKGROUND, 3, 0))
-    assert len(sender.take(begin + 0.9 * length)) <= 0.005 / sender.interval + 2
-    held = Sender(BACKGROUND, 3, 1)
-    assert len(held.take(begin + length + 0.1)) == 0
-
-
 @pytest.mark.needs("root", "netns")
 def test_bursts_take_the_place_of_others_in_a_cable(
     tailbound_lab: Make, datagram_socket: Callable[..., socket.socket]
@@ -96,18 +87,3 @@ def test_bursts_take_the_place_of_others_in_a_cable(
         of_background = counters()["b", link.interface]
         assert of_background.rx_packets == 0
         assert of_background.tx_bytes > 1_000_000
-
-
-@pytest.mark.needs("root", "netns")
-@pytest.mark.parametrize("dies", [True, False])
-def test_a_sender_that_died_is_told_at_the_end_at_the_latest(
-    tailbound_lab: Make, caplog: pytest.LogCaptureFixture, dies: bool
-) -> None:
-    lab = tailbound_lab(workers=2, background=BACKGROUND)
-    process = lab._background
-    assert process is not None
-    if dies:
-        process.kill()
-        process.wait()
-    lab.close()
-    assert ("the background's sender has ended by itself" in caplog.text) is dies

@@ -64,14 +64,6 @@ def test_the_first_failure_is_named_and_stops_the_others(tailbound_lab: Make) ->
     assert err[0] == "rank 1 failed first, with status 7"
 
 
-def test_a_command_that_is_not_there(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=1)
-    err = io.StringIO()
-    outcome = launch(lab, ["no-such-command"], err=Console(file=err))
-    assert outcome.status == 127
-    assert "[0] enter: cannot start no-such-command: No such file or directory" in err.getvalue()
-
-
 STUBBORN = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM):

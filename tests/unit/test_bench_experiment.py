@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import random
 import threading
 from pathlib import Path
@@ -10,10 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from tailbound.errors import ConfigError, TransportError
-from tailbound_lab.bench import allreduce, calibrate, figures, table, tail
+from tailbound.errors import ConfigError
+from tailbound_lab.bench import allreduce, calibrate, figures
 from tailbound_lab.bench.channel import order_of
 from tailbound_lab.bench.experiment import Phase, conditions, rows_of
 from tailbound_lab.bench.link import link_bytes
@@ -89,20 +87,6 @@ def test_rows_are_made_of_the_slowest_ranks_and_of_counts_of_all() -> None:
     assert (row["codec_ms"], row["interpreter_ms"], row["datapath"], row["delivered"]) == (1.0, 2.0, "xdp", 1.0)
 
 
-@pytest.mark.parametrize("columns", [allreduce.COLUMNS, tail.COLUMNS])
-def test_the_table_fits_a_terminal_and_shows_every_row(columns: table.Columns) -> None:
-    """Also when TCP has waited for its timer, over and over, in the largest of sizes."""
-    slow = dict.fromkeys(("p50_ms", "p99_ms", "max_ms", "mean_ms", "cpu_ms"), 54_988.7) | {"bytes": 25 << 20}
-    rows = [*rows_of(phase(), 25 << 20, ABOUT)]
-    rows.append(rows[0] | slow | {"deadline_hits": 99, "iters": 200})
-    text = io.StringIO()
-    Console(file=text, width=80).print(table.table("", rows, columns))
-    assert "…" not in text.getvalue()
-    lines = [line.split() for line in text.getvalue().splitlines()]
-    assert sum("tailbound" in line for line in lines) == 2
-    assert sum(line.count("54989") for line in lines) == 4 + (columns is tail.COLUMNS)
-
-
 @pytest.mark.parametrize(
     ("spec", "wrong", "words"),
     [
@@ -140,13 +124,6 @@ def test_ranks_start_together_and_end_in_the_same_round(tmp_path: Path) -> None:
     assert (np.diff(starts[0]) > 0).all()
 
 
-@pytest.mark.parametrize(("rank", "words"), [(0, "rank 1 did not come"), (1, "rank 0 did not give the start")])
-def test_a_rank_that_did_not_come_to_the_start_is_named(tmp_path: Path, rank: int, words: str) -> None:
-    StartLine.create(tmp_path / "line", 2)
-    with pytest.raises(TransportError, match=words):
-        StartLine(tmp_path / "line", rank, 2, timeout=0.05).wait()
-
-
 # -- the search for a background of the tail benchmark ---------------------------------------------------------------
 
 
@@ -182,13 +159,3 @@ def test_the_search_ends_with_the_nearest_when_nothing_comes_near() -> None:
     found, tried = calibrate.search(3.0, Background(10**9, 100.0, 1000.0), measure)
     assert [ratio for _, ratio in tried] == [9.0, 2.0, 8.0, 7.0]
     assert found.on_ms == lengths[1] == pytest.approx(100 / 3)
-
-
-@pytest.mark.parametrize(
-    ("on_ms", "ratio", "target", "longer"),
-    [(100.0, 0.9, 1.5, 300.0), (100.0, 1.01, 3.0, 300.0), (100.0, 50.0, 1.5, 100 / 3), (9000.0, 1.0, 3.0, 10_000.0)],
-)
-def test_a_burst_is_made_longer_and_shorter_by_bounded_factors(
-    on_ms: float, ratio: float, target: float, longer: float
-) -> None:
-    assert calibrate.corrected(Background(10**9, on_ms, 1000.0), ratio, target).on_ms == pytest.approx(longer)

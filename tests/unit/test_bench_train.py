@@ -10,7 +10,7 @@ import pytest
 from tailbound import cli
 from tailbound.errors import ConfigError
 from tailbound_lab.bench.softirq import busy_seconds
-from tailbound_lab.bench.train_plan import IMAGES, Scenario, parse_options, plan
+from tailbound_lab.bench.train_plan import IMAGES, Scenario, plan
 from tailbound_lab.bench.train_rows import Record, Turns, row
 from tailbound_lab.lab.spec import LabSpec
 
@@ -35,12 +35,6 @@ def test_tcp_is_trained_at_the_first_loss_only() -> None:
     assert scenario.variants_at(0.05) == ("tailbound",)
     (scenario,) = plan(["accuracy"], losses=(0.05,))
     assert scenario.variants_at(0.05) == ("gloo", "fp16", "powersgd", "tailbound")
-
-
-def test_options_are_values_or_words() -> None:
-    assert parse_options(["result=peers", "error_feedback=False", "ring_mib = 128.5", "deadline_ms=(1, 2)"]) == {
-        "advanced": {"result": "peers", "deadline_ms": (1, 2)}, "error_feedback": False, "ring_mib": 128.5,
-    }  # fmt: skip
 
 
 def report(steps: list[float], **values: Any) -> dict[str, Any]:
@@ -112,21 +106,6 @@ def test_a_row_has_what_was_asked_for() -> None:
 def test_the_machine_gets_busier(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text("cpu  100 20 30 9999 50 6 4 77 0 0\ncpu0 1 2 3\n")
     assert busy_seconds(tmp_path / "stat") == pytest.approx(160 / 100)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--loss", "2"], "outside 0 <= p < 1"),
-        (["--rate", "fast"], "is not a rate"),
-        (["--option", "late"], "NAME=VALUE"),
-        (["--variants", "mpi"], "powersgd"),
-        (["--workers", "300", "--batch", "9"], "1437 images"),
-    ],
-)
-def test_wrong_arguments_are_told(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "train", *arguments]) == 2
-    assert words in " ".join(capsys.readouterr().err.split())
 
 
 def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

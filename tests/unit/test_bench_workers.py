@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
-from tailbound.errors import ConfigError, TransportError
+from tailbound.errors import TransportError
 from tailbound_lab.bench import experiment as module
-from tailbound_lab.bench.experiment import Experiment, opened
+from tailbound_lab.bench.experiment import Experiment
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import LabSpec
 
@@ -101,11 +101,3 @@ def test_nobody_is_left_behind(lab: Cluster) -> None:
         interrupted()
     assert len(pids) == 3
     assert not any(alive(pid) for pid in pids)
-
-
-def test_one_worker_has_nobody_to_average_with() -> None:
-    with (
-        pytest.raises(ConfigError, match="at least 2 workers"),
-        opened(LabSpec(1), "auto", Console(file=io.StringIO())),
-    ):
-        pass

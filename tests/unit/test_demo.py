@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tailbound_lab.bench.train_rows import Record
-from tailbound_lab.demo import show
 from tailbound_lab.demo.ledger import balance
-from tailbound_lab.demo.run import figures, grown
+from tailbound_lab.demo.run import figures
 
 
 def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
@@ -56,37 +54,3 @@ def test_the_figures_of_a_training() -> None:
     assert (found["iter_p50_ms"], found["iter_p99_ms"], found["iter_max_ms"]) == (200, 300, 300)
     assert (found["training_s"], found["time_to_accuracy_s"], found["accuracy"]) == (0.6, 0.5, 0.94)
     assert found["settled_accuracy"] == pytest.approx((0.9 + 0.96 + 0.94) / 3)
-
-
-def test_counters_are_those_since_the_warm_up_of_all_ranks() -> None:
-    warm, last = {"drops": {"a": 1, "b": 2, "d": 3}}, {"drops": {"a": 1, "b": 5, "c": 7, "d": 3}}
-    assert list(grown([warm, warm], [last, last], "drops").items()) == [("c", 14), ("b", 6)]
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({}, "2.8 times faster per step than Gloo, at equal accuracy (97.5% against 97.8%)"),
-        ({"training_s": 30.8}, "1.1 times slower per step than Gloo, at equal accuracy (97.5% against 97.8%)"),
-        ({"training_s": 28.5}, "As fast per step as Gloo, at equal accuracy (97.5% against 97.8%)"),
-        ({"settled_accuracy": 0.96}, "2.8 times faster per step than Gloo, at an accuracy of 96.0% against 97.8%"),
-    ],
-)
-def test_the_first_line_says_what_was_gained(change: dict[str, Any], words: str) -> None:
-    summary = {"training_s": 10.0, "gloo_training_s": 28.0}
-    summary |= {"settled_accuracy": 0.975, "gloo_settled_accuracy": 0.978}
-    assert show.headline(summary | change) == words
-
-
-@pytest.mark.needs("sklearn", "torch")
-def test_the_digits_are_split_and_shuffled_by_the_seed() -> None:
-    from tailbound_lab.bench import digits
-
-    data = digits.load(7)
-    assert data.train_inputs.shape == (1437, 1, 8, 8)
-    assert data.test_inputs.shape == (360, 1, 8, 8)
-    assert (data.train_inputs.min(), data.train_inputs.max()) == (0, 1)
-    assert np.bincount(data.train_labels).min() > 100
-    again, other = digits.load(7), digits.load(8)
-    assert (again.test_labels == data.test_labels).all()
-    assert (other.test_labels != data.test_labels).any()

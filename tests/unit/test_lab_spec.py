@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import ipaddress
-import os
 import signal
 import threading
 from collections.abc import Callable
@@ -14,14 +12,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from click.testing import CliRunner
-from rich.console import Console
 
 from tailbound.errors import ConfigError
 from tailbound_lab.lab import inject
-from tailbound_lab.lab.cli import lab
 from tailbound_lab.lab.faults import Fault
-from tailbound_lab.lab.output import LineSplitter, Streams
 from tailbound_lab.lab.spec import (
     Burst,
     LabSpec,
@@ -105,26 +99,6 @@ def test_every_address_is_its_own_and_in_the_benchmark_range() -> None:
     assert len(set(topology.namespaces)) == 1 + 256 + 256
 
 
-@pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        (["--rate", "fast"], "--rate"),
-        (["--loss", "2"], "--loss"),
-        (["--burst-loss", "0.1:x"], "--burst-loss"),
-        (["--straggler", "0"], "--straggler"),
-        (["--workers", "2", "--straggler", "5:10"], "straggler rank 5"),
-        (["--workers", "0"], "workers"),
-        (["--mtu", "9"], "MTU"),
-        ([], "Missing argument"),
-    ],
-)
-def test_bad_options_are_usage_errors(options: list[str], named: str) -> None:
-    command = ["--", "true"] if options else []
-    result = CliRunner().invoke(lab, ["run", *options, *command])
-    assert result.exit_code == 2
-    assert named in result.output
-
-
 def test_only_the_named_rank_sleeps_and_only_if_it_is_to(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, delays in (("2:40:step", [0.0, 0.0, 0.04, 0.0]), ("2:40:160", [0.0] * 4), ("", [0.0] * 4)):
         monkeypatch.setenv(ENVIRONMENT, text) if text else monkeypatch.delenv(ENVIRONMENT)
@@ -166,34 +140,6 @@ def test_running_times_follow_the_seed_and_the_mean() -> None:
 
     assert times(1, 50) == times(1, 50) != times(2, 50)
     assert sum(times(3, 4000)) / 4000 == pytest.approx(0.160, rel=0.05)
-
-
-def test_lines_come_whole_whatever_the_pieces() -> None:
-    data = "first\nzweite Zeile: äöü\n10 %\r50 %\r100 %\r\nlast without end".encode()
-    for size in range(1, 9):
-        splitter, lines = LineSplitter(), list[str]()
-        for i in range(0, len(data), size):
-            lines += splitter.feed(data[i : i + size])
-        assert lines + splitter.finish() == ["first", "zweite Zeile: äöü", "100 %", "last without end"]
-    broken = LineSplitter()
-    assert broken.feed(b"\xff\xfe\n") == ["\N{REPLACEMENT CHARACTER}" * 2]
-    assert broken.finish() == []
-
-
-def test_every_line_has_its_rank_in_front() -> None:
-    out, err = io.StringIO(), io.StringIO()
-    streams = Streams(11, Console(file=out, width=20), Console(file=err, width=20))
-    long = "[bold]not markup[/bold] " + "x" * 60
-    for rank, error, text in ((3, False, f"{long}\nno end"), (10, True, "oops\n")):
-        read, write = os.pipe()
-        streams.add(rank, os.fdopen(read, "rb"), error=error)
-        os.write(write, text.encode())
-        os.close(write)
-    while streams.open:
-        streams.pump(1.0)
-    streams.close()
-    assert out.getvalue() == f"[ 3] {long}\n[ 3] no end\n"
-    assert err.getvalue() == "[10] oops\n"
 
 
 def test_a_packet_between_two_workers_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
