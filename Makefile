@@ -105,7 +105,7 @@ bench: setup
 	mkdir -p $(OUT)/bench
 	$(BIN)/tailbound bench kernel --json $(OUT)/bench/kernel.json
 	$(BIN)/tailbound bench codec --json $(OUT)/bench/codec.json
-	$(BIN)/tailbound bench allreduce --vs gloo --vs stamped --json $(OUT)/bench/allreduce.json
+	$(BIN)/tailbound bench allreduce --vs gloo --json $(OUT)/bench/allreduce.json
 	$(BIN)/tailbound bench allreduce --vs gloo --wire --json $(OUT)/bench/allreduce-wire.json
 	$(BIN)/tailbound bench tail --json $(OUT)/bench/tail.json
 	$(BIN)/tailbound bench train --json $(OUT)/bench/train.json

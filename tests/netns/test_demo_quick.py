@@ -50,12 +50,12 @@ def test_the_benchmark_measures_both(tmp_path: Path) -> None:
     spec = LabSpec(2)
     allreduce.run(
         spec, sizes=(1 << 20, 4096), iters=6, datapath="xdp", json_file=file, console=Console(file=io.StringIO()),
-        vs=("gloo", "quantised", "stamped"),
+        vs=("gloo", "quantised"),
     )  # fmt: skip
     rows = json.loads(file.read_text())
     assert [(r["name"], r["bytes"], r["datapath"]) for r in rows] == [
-        (name, size, "xdp" if name in ("tailbound", "stamped") else "tcp")
-        for size in (1 << 20, 4096) for name in ("tailbound", "gloo", "quantised", "stamped")
+        (name, size, "xdp" if name == "tailbound" else "tcp")
+        for size in (1 << 20, 4096) for name in ("tailbound", "gloo", "quantised")
     ]  # fmt: skip
     for row in rows:
         assert row["iters"] == 6
@@ -65,5 +65,3 @@ def test_the_benchmark_measures_both(tmp_path: Path) -> None:
         cut = row["deadline_hits"] > 0
         assert row["nmse"] < (0.5 if cut else 2e-3)
         assert row["delivered"] > (0.5 if cut else 0.99)
-        if row["name"] == "stamped":
-            assert min(row["codec_ms"], row["system_calls_ms"], row["interpreter_ms"]) > 0

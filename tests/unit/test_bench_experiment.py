@@ -81,10 +81,6 @@ def test_rows_are_made_of_the_slowest_ranks_and_of_counts_of_all() -> None:
     assert (one["delivered"], one["deadline_hits"], one["max_ms"]) == (1.0, 0, 200)
     (alone,) = rows_of(Phase({"tailbound": [[0.1]], "gloo": [[]]}), 8, ABOUT)
     assert (alone["name"], alone["cpu_ms"], alone["delivered"]) == ("tailbound", None, None)
-    ops = [{"codec": codec, "interpreter": 2.0} for codec in (1.0, 3.0)]
-    reports = [report(rank, stamps=ops[: rank + 1]) for rank in range(2)]
-    _, row = rows_of(Phase({name: [[0.1], [0.2]] for name in ("tailbound", "stamped")}, reports), 8, ABOUT)
-    assert (row["codec_ms"], row["interpreter_ms"], row["datapath"], row["delivered"]) == (1.0, 2.0, "xdp", 1.0)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from tailbound.errors import ConfigError
-from tailbound_lab.bench.channel import GLOO, OURS, STAMPED
+from tailbound_lab.bench.channel import GLOO, OURS
 from tailbound_lab.bench.experiment import Experiment, opened, rows_of
 from tailbound_lab.bench.table import Columns, save, show
 from tailbound_lab.lab.spec import LabSpec
@@ -29,12 +29,6 @@ COLUMNS: Columns = {
     "max_ms": ("max\nms", "ms"), "cpu_ms": ("CPU\nms", "ms"),
     "delivered": ("arrived\n%", "%"), "deadline_hits": ("late\n", "d"), "nmse": ("\nNMSE", ".1e"),
     "ratio_p50": ("p50\nratio", ".2f"),
-}  # fmt: skip
-#: Of the rows of ``stamped``.
-_PARTS: Columns = {
-    "bytes": ("\nsize B", "d"), "p50_ms": ("p50\nms", "ms"), "codec_ms": ("\n codec", "ms"),
-    "system_calls_ms": (" system\n calls", "ms"), "interpreter_ms": (" inter-\n preter", "ms"),
-    "no_processor_ms": (" no pro-\n cessor", "ms"),
 }  # fmt: skip
 
 
@@ -74,8 +68,6 @@ def run(
                 phase = experiment.phase(names=names, size=size, rounds=iters, compare=max(1, iters // _COMPARED))
                 rows += rows_of(phase, size, about)
     show(title(rows[0]), rows, COLUMNS, console)
-    if STAMPED in vs:
-        show("parts of an op, medians of all ranks", [row for row in rows if row["name"] == STAMPED], _PARTS, console)
     save(rows, json_file)
     return rows
 

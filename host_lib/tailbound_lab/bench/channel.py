@@ -13,8 +13,8 @@ from typing import Any
 
 from tailbound.errors import TailboundError
 
-#: Tailbound, also with stamps around the parts of an op; the two that average over TCP: Gloo, and our codes.
-OURS, STAMPED, GLOO, QUANTISED = "tailbound", "stamped", "gloo", "quantised"
+#: Tailbound; the two that average over TCP: Gloo, and our codes.
+OURS, GLOO, QUANTISED = "tailbound", "gloo", "quantised"
 #: Variable with the number of a worker's end of the connection.
 END_FD = "TAILBOUND_BENCH_END"
 #: The last order.

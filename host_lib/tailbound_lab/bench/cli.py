@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailbound.errors import ConfigError
-from tailbound_lab.bench.channel import GLOO, QUANTISED, STAMPED
+from tailbound_lab.bench.channel import GLOO, QUANTISED
 from tailbound_lab.bench.table import show
 from tailbound_lab.bench.train_plan import SCENARIOS, VARIANTS
 from tailbound_lab.lab.cli import spec_from_options, spec_options
@@ -41,8 +41,8 @@ _JSON = click.option(
 )
 _QUICK = click.option("--quick", is_flag=True, help="Fewer repetitions.")
 _VS = click.option(
-    "--vs", type=click.Choice([GLOO, QUANTISED, STAMPED, "none"]), multiple=True, default=(GLOO,),
-    help="Who takes turns with Tailbound, one or more; quantised: our codes over TCP; stamped: parts of an op.",
+    "--vs", type=click.Choice([GLOO, QUANTISED, "none"]), multiple=True, default=(GLOO,),
+    help="Who takes turns with Tailbound, one or more; quantised: our codes over TCP.",
 )  # fmt: skip
 _IN_LAB = "auto", "xdp", "udp"
 

@@ -25,13 +25,12 @@ from numpy.typing import NDArray
 from tailbound.collective.communicator import Communicator
 from tailbound.settings.table import BITS, PORT, RESULT
 from tailbound.transport.config import Config
-from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, STAMPED, Channel, order_of, serve
+from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, Channel, order_of, serve
 from tailbound_lab.bench.figures import nmse
 from tailbound_lab.bench.link import link_bytes
 from tailbound_lab.bench.meter import Meter
 from tailbound_lab.bench.quantised import Quantised
 from tailbound_lab.bench.start import StartLine
-from tailbound_lab.bench.stopwatch import Stopwatch
 
 
 def gradient(size: int, seed: int) -> NDArray[np.float32]:
@@ -52,14 +51,11 @@ class Contest:
 
     Args:
         job: of ``Experiment``: ``names`` (who averages) and ``datapath``.
-        watch: of the transport thread, for who is stamped.
     """
 
-    def __init__(
-        self, job: dict[str, Any], channel: Channel, ours: Communicator, line: StartLine, watch: Stopwatch
-    ) -> None:
+    def __init__(self, job: dict[str, Any], channel: Channel, ours: Communicator, line: StartLine) -> None:
         self._job, self._channel, self._ours, self._line = job, channel, ours, line
-        self._watch, self._size = watch, 0
+        self._size = 0
         self.rank, self.ranks = ours.config.rank, ours.config.ranks
         self._meter = Meter(kernel=self.rank == 0)
         self._run: dict[str, Callable[[], None]] = {}
@@ -89,11 +85,10 @@ class Contest:
         """
         names = names or [OURS]
         self._prepare(size)
-        ours, watch = self._ours, self._watch
+        ours = self._ours
         ours.drain()
         self._meter.forget()
         self._times, self._errors = {name: [] for name in names}, {name: [] for name in names}
-        watch.ops.clear()
         before, carried = totals(ours), link_bytes()
         if period:
             self._paced(names[0], rounds, period)
@@ -109,7 +104,6 @@ class Contest:
             "counted": counted,
             "nmse": self._errors,
             "spent": self._meter.report(),
-            "stamps": watch.ops,
         }
 
     def _meeting(self, names: list[str], rounds: int, seconds: float, late: float, compare: int) -> None:
@@ -164,7 +158,7 @@ class Contest:
             dist.all_reduce(tensor)
             tensor.mul_(1 / self.ranks)
 
-        self._run = {OURS: self._tailbound, STAMPED: partial(self._watch.op, self._tailbound), GLOO: gloo}
+        self._run = {OURS: self._tailbound, GLOO: gloo}
         if QUANTISED in self._job["names"]:
             self._run[QUANTISED] = partial(Quantised(tensor.numel(), world).mean, tensor)
 
@@ -193,10 +187,10 @@ def work(job: dict[str, Any], channel: Channel) -> None:
     config = Config(
         rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read()
     )  # fmt: skip
-    watch, line = Stopwatch(), StartLine(Path(job["folder"], "start"), rank, ranks)
-    with group() as store, Communicator(store, config, datapath=job["datapath"], on_thread=watch.here) as ours:
+    line = StartLine(Path(job["folder"], "start"), rank, ranks)
+    with group() as store, Communicator(store, config, datapath=job["datapath"]) as ours:
         channel.report("ready", datapath=ours.datapath)
-        channel.obey(Contest(job, channel, ours, line, watch).phase)
+        channel.obey(Contest(job, channel, ours, line).phase)
         ours.meet("measured")
 
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -22,7 +21,7 @@ from rich.console import Console
 from tailbound.errors import CapabilityError, ConfigError, TransportError
 from tailbound.prepare import Preparation
 from tailbound_lab.bench import figures
-from tailbound_lab.bench.channel import END, END_FD, OURS, STAMPED
+from tailbound_lab.bench.channel import END, END_FD, OURS
 from tailbound_lab.bench.meter import per_op
 from tailbound_lab.bench.start import StartLine
 from tailbound_lab.lab.cluster import Cluster
@@ -287,7 +286,7 @@ def rows_of(phase: Phase, size: int, about: Mapping[str, Any], without: int | No
         times = phase.slowest(name, without)
         if not times:
             continue
-        ours, ranks = name in (OURS, STAMPED), len(phase.times[name])
+        ours, ranks = name == OURS, len(phase.times[name])
         p50, p99 = (figures.percentile(times, percent) for percent in (50, 99))
         expected, delivered = (phase.counted(what, without) for what in ("expected", "delivered"))
         errors = [error for r in phase.reports if r["rank"] != without for error in r["nmse"].get(name, ())]
@@ -311,9 +310,6 @@ def rows_of(phase: Phase, size: int, about: Mapping[str, Any], without: int | No
             **about,
             "datapath": about["datapath"] if ours else "tcp",
         }
-        if name == STAMPED:
-            ops = [op for report in phase.reports for op in report["stamps"]]
-            row |= {f"{part}_ms": median(op[part] for op in ops) for part in ops[0]}
         if rows:
             row["ratio_p50"] = row["p50_ms"] / rows[0]["p50_ms"]
         rows.append(row)
