@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from tailbound.transport.incast import Incast, granted
@@ -74,38 +72,6 @@ def test_after_a_fall_that_was_for_nothing_four_good_trials_are_needed_too() -> 
         feed(incast, 8, loss, rows=10)
         taken.append(incast.taken)
     assert taken == [4, 2, 4, 4, 4, 4, 5]
-
-
-@pytest.mark.parametrize(("rows", "ops"), [(1000, 3), (427, 3), (426, 4), (10, 8)])
-def test_a_fall_that_shows_is_judged_after_three_ops_or_as_soon_as_many_rows_would_be_lost(rows: int, ops: int) -> None:
-    incast = Incast(7)
-    feed(incast, 8, 0.05, rows=1000)
-    assert incast.taken == 4
-    feed(incast, ops - 1, 0.1, rows)
-    assert incast.taken == 4
-    feed(incast, 1, 0.1, rows)
-    assert incast.taken == 7
-
-
-@pytest.mark.parametrize("loss", [0.1])
-def test_loss_that_is_always_there_becomes_the_floor(loss: float) -> None:
-    incast, rng = Incast(7), random.Random(1)
-    below = 0
-    for _ in range(1000):
-        incast.update(1000, sum(rng.random() < loss for _ in range(1000)))
-        below += incast.taken < 7
-    assert incast.floor == pytest.approx(loss, rel=0.4)
-    assert incast.taken == 7
-    assert below < 0.1 * 1000
-
-
-def test_one_sender_is_always_taken() -> None:
-    incast = Incast(2)
-    feed(incast, 8, 0.2)
-    assert incast.taken == 1
-    feed(incast, 8, 0.0)
-    feed(incast, 8, 0.5)
-    assert (incast.taken, incast.falls) == (1, 1)
 
 
 def test_of_two_senders_one_may_be_taken() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tailbound.transport.shares import Lateness, Shares
 
@@ -76,18 +74,6 @@ def test_a_straggler_goes_after_some_steps_and_comes_back_after_more() -> None:
     assert steps_until(shares, ALL, {2: 1}) == 8
 
 
-def test_who_goes_again_and_again_is_let_in_ever_later() -> None:
-    shares, times = Shares(4), []
-    for _ in range(12):
-        steps_until(shares, (0, 2, 3), {1: 50})
-        times.append(steps_until(shares, ALL))
-    assert times == [8, 16, 32, 64, 128, 256] + [512] * 6
-    for _ in range(200):
-        observe(shares)
-    steps_until(shares, (0, 2, 3), {1: 50})
-    assert steps_until(shares, ALL) == times[0]
-
-
 @pytest.mark.parametrize(("steps", "again"), [(126, 16), (127, 8)])
 def test_who_goes_soon_after_its_return_has_returned_too_early(steps: int, again: int) -> None:
     shares = Shares(4)
@@ -125,21 +111,6 @@ def test_between_the_limits_nothing_moves() -> None:
     assert steps_until(shares, ALL, {1: 5}, pace=40) == 8
 
 
-def test_of_two_ranks_none_goes_for_being_late() -> None:
-    """All rows with one rank would double what it has to do, and send as many bytes one after the other."""
-    shares = Shares(2)
-    for _ in range(50):
-        assert observe(shares, {0: 500}, pace=400) == (0, 1)
-    assert observe(shares, absent=(0,)) == (1,)
-
-
-def test_suspects_and_the_dead_go_at_once() -> None:
-    shares = Shares(4)
-    assert observe(shares, absent=(3,)) == (0, 1, 2)
-    assert observe(shares, absent=(3, 1)) == (0, 2)
-    steps_until(shares, ALL)
-
-
 @pytest.mark.parametrize(
     ("lateness", "absent", "owners", "least"),
     [
@@ -163,33 +134,3 @@ def test_half_of_those_that_are_there_own_rows_and_two_at_least(
     for _ in range(20):
         observe(shares, dict(enumerate(lateness)), absent)
     assert shares.owners == owners
-
-
-def test_who_owns_rows_though_late_is_not_changed_for_who_is_a_little_less_late() -> None:
-    shares = Shares(3)
-    steps_until(shares, (0, 1), {1: 50, 2: 60})
-    for step in range(50):
-        assert observe(shares, {1: 50 + step % 3, 2: 51}) == (0, 1)
-
-
-@given(
-    st.integers(2, 8),
-    st.integers(1, 8),
-    st.lists(
-        st.tuples(
-            st.dictionaries(st.integers(0, 7), st.integers(0, 200)), st.sets(st.integers(0, 7)), st.integers(1, 12)
-        ),
-        min_size=1,
-        max_size=8,
-    ),
-)
-@settings(max_examples=60)
-def test_whatever_is_seen_there_are_owners(ranks: int, least: int, history: list) -> None:  # type: ignore[type-arg]
-    shares = Shares(ranks, least)
-    for lateness, absent, times in history:
-        there = tuple(r for r in absent if r < ranks)
-        for _ in range(times):
-            owners = observe(shares, {r: ms for r, ms in lateness.items() if r < ranks}, there, 10)
-            assert sorted(set(owners)) == list(owners)
-            assert set(owners) <= set(range(ranks))
-            assert len(owners) >= max(1, min(2, ranks - len(there)), min(least, ranks))

@@ -16,8 +16,6 @@ from tailbound.collective.actions import (
     MOVES,
     Abstain,
     Agree,
-    AskMarks,
-    AskRows,
     Collect,
     Encode,
     Finish,
@@ -41,7 +39,6 @@ from tailbound.wire.packets import DTYPES
 MS = 1_000_000
 RANKS, ENTRIES = 3, 64 * 60
 SCALES = np.zeros(1, np.int16)
-WINDOW = FLOOR // 40
 Q, D1, R, STAGE_MAX, START_MAX = 1 * MS, 50 * MS, 100 * MS, 500 * MS, 400 * MS
 
 
@@ -141,12 +138,6 @@ def record(op: Op, **fields: Any) -> dict[str, Any]:
 
 
 # -- the own rows -------------------------------------------------------------------------------------------------
-
-
-def test_own_rows_are_coded_on_known_scales_as_soon_as_they_may_be_sent(op: Op) -> None:
-    told = Told(op)
-    assert told.take(2 * MS, may_send=False) == ((), 0)
-    assert told.take(2 * MS).actions == (Encode(SCALES),)
 
 
 def test_a_device_is_polled_before_own_rows_are_coded_and_before_codes_are_sent(op: Op) -> None:
@@ -383,20 +374,6 @@ def test_an_op_that_is_not_launched_is_sealed_at_its_deadline_unless_it_was_fore
     assert told.take(60 * MS).actions == (Seal("deadline"),)
 
 
-def test_rows_of_who_is_through_are_asked_for_after_a_pause(op: Op) -> None:
-    """Rule: clock-23."""
-    op.sending = Sending.OVER
-    told = Told(op, record=record(op, progress=1), contributed_by={1})
-    told.sums = (0, told.own - 1, 0)
-    assert recover(op, told, 5 * MS) == Step((), 5 * MS + WINDOW)  # type: ignore[arg-type]
-    assert op.stirred  # the half waits for an answer from now on
-    (ask,) = recover(op, told, 5 * MS + WINDOW).actions  # type: ignore[arg-type]
-    assert isinstance(ask, AskRows)
-    assert told.take(5 * MS + WINDOW + Q).actions == ()
-    assert (ask.rank, ask.rows, ask.first_half) == (1, told.own, True)
-    assert ask.places.tolist() == [told.own - 1]
-
-
 # -- clocks -------------------------------------------------------------------------------------------------------
 
 
@@ -469,17 +446,3 @@ def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_ar
 
 
 # -- silence ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("published", [False, True])
-def test_marks_of_the_present_half_are_asked_for_before_its_deadline(op: Op, published: bool) -> None:
-    """Of who leaves one open. Rule: clock-30."""
-    op.sending, op.first.phase = Sending.OVER, Phase.DONE if published else Phase.OPEN
-    (op.second if published else op.first).clock.start(10 * MS, 10 * MS, STAGE_MAX)
-    (op.first if published else op.second).clock.start(MS, 2 * MS, STAGE_MAX)
-    told, now = Told(op, record=record(op)), 5 * MS
-    (told.published_by if published else told.contributed_by).add(1)
-    op.buffers.source[:] = MISSING
-    while AskMarks((2,)) not in (found := recover(op, told, now)).actions:  # type: ignore[arg-type]
-        now = found.look
-    assert now == 20 * MS - 3 * FLOOR // 5
