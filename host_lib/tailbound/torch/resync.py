@@ -5,9 +5,12 @@ that stood still, an owner that died. A rank that has missed nothing since it wa
 
 | state | becomes | by |
 |---|---|---|
-| sound | unsound | a lost result, a jump, a digest that most ranks do not hold, a lineage that gives way |
+| sound | unsound | a lost result, a jump, or a digest that most ranks do not hold |
 | unsound | sound | the state of a sound rank, taken after one step; or a meeting in which all hold the same |
-| unsound | sound, leads | all live ranks are unsound, and this one is the lowest: a new *lineage* begins |
+| unsound | sound | all live ranks are unsound, and this one is the lowest |
+
+Sound ranks compare digests, a slice a step: now and then, and through all slices once where ranks were apart, which may
+have followed two states since. The one that fewer hold gives way.
 
 There is one question, "what is your state" (``standing``), and one transfer, ``take_state``. Between two steps an
 unsound rank sends digests of all its slices to a sound rank that stands after the same step. It gets the slices that
@@ -37,8 +40,9 @@ from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.extra_state import Stateful, decode, encode, load
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST, Replica, digest_of
-from tailbound.torch.standing import Standing, Standings, most_held, prevailing, reference
+from tailbound.torch.standing import Standing, Standings, most_held, reference
 from tailbound.transport.reliable import Ended, Refusal, Reliable
+from tailbound.transport.steps import step_distance
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -51,9 +55,9 @@ _NAME = "state"
 #: Asks for a state: step, ``Wanted``, ms to wait for the end of that step, bytes of slices at most (0: all), layout.
 #: Digests of all slices follow.
 _ASK = struct.Struct("!IBHQ16s")
-#: The answer: step, lineage, number of slices, whether more differ, bytes of a description and of ``extra_state``.
-#: Numbers of slices, the description, slices and ``extra_state`` follow.
-_STATE = struct.Struct("!IQH?II")
+#: The answer: step, whether it is sound, number of slices, whether more differ, bytes of a description and of
+#: ``extra_state``. Numbers of slices, the description, slices and ``extra_state`` follow.
+_STATE = struct.Struct("!I?H?II")
 #: A state may be so many times what is held here, since an optimizer that has not stepped yet keeps nothing, and so
 #: many bytes in any case.
 _WHOLE_TIMES, _WHOLE_LEAST = 16, 1 << 34
@@ -75,8 +79,6 @@ _BUSY, _AGAIN = "gives its state to another rank", 0.05
 NEVER = "cannot give its state"
 #: Rounds of a meeting, the last one is for verdicts: what one of them leaves unequal, the next takes.
 _ROUNDS = 9
-#: The lineage of the beginning; others are later, and larger (``_led``, ``_met``).
-_FIRST = 1
 
 
 class Wanted(IntFlag):
@@ -85,16 +87,6 @@ class Wanted(IntFlag):
     LATER = 1  #: the state after a later step will do
     WHOLE = 2  #: all slices of trained parameters, the optimizers' form, and ``extra_state``
     BUFFERS = 4  #: slices that differ in buffers, too; the giver need not be sound
-
-
-def _led(step: int, rank: int) -> int:
-    """The lineage of the state that ``rank`` holds after ``step``, in which it became the reference."""
-    return (step + 1) << 40 | rank
-
-
-def _met(step: int, state: bytes) -> int:
-    """The lineage of those who met after ``step`` and hold ``state``: others may meet elsewhere, over another state."""
-    return (step + 1) << 40 | 1 << 39 | int.from_bytes(state[:5], "big") >> 1
 
 
 class Resync:
@@ -136,7 +128,7 @@ class Resync:
     ) -> None:
         self.replica, self.moment = replica, Moment()
         self._reliable, self._rank, self._ranks, self._live = reliable, rank, ranks, live
-        self._period, self._share, self._closed = period if compare else 0, share, closed
+        self._period, self._share, self._compares, self._closed = period, share, compare, closed
         self._extra_state, self._buckets, self._scaler, self._abstains = (
             dict(extra_state or {}),
             buckets,
@@ -146,7 +138,6 @@ class Resync:
         self.counters: Counter[str] = Counter()
         #: whether this replica has missed nothing since it was last equal to the others
         self.sound = True
-        self._lineage = _FIRST  # while sound
         self._donor = -1  # the rank whose state is taken at the next boundary
         self._next = 0.0  # monotonic seconds: before that none is taken
         self._most = _PART  # bytes of slices that come within a step, as far as is known
@@ -154,26 +145,21 @@ class Resync:
         self._front = 0  # the first slice that differed at the last take
         self._heard: dict[int, Standing] | None = None  # what all live ranks said when this one was unsound
         self._seen: set[int] | None = None  # peers that were live at the last boundary
-        self._doubted: set[int] = set()  # may follow another lineage; replaced as a whole by any thread
+        self._looks: int | None = None  # the step from which on all slices are compared once
+        self._apart: int | None = None  # the last step at which a rank came that was away
         #: answers on their way that carry a state, and bytes of the last one
         self.giving, self.given = set[object](), 0
         self._copying = threading.Lock()  # held while the state goes to a lost rank: each time it is copied
-        self._meeting = False  # in ``synchronize``, where ranks come to another lineage one by one
         self._warned = -1  # the window of the last warning of other digests
         self._durations: deque[float] = deque(maxlen=32)
         self._boundary_at = 0.0
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         replica.warm_up()
         reliable.before_close(self.moment.close)
-        self._standings = Standings(reliable, rank, live, self.moment, self._now, self.doubt, inside)
+        self._standings = Standings(reliable, rank, live, self.moment, self._now, self._answer_slice, inside)
         reliable.serve(_NAME, self._answer)
         reliable.before_close(lambda: self._tasks.put(None))
         reliable.runs(self._work, "tailbound-resync")
-
-    @property
-    def lineage(self) -> int:
-        """Which of the states that ranks have followed this one's is; 0: of none, it is not sound."""
-        return self._lineage if self.sound else 0
 
     @property
     def about_to_take(self) -> bool:
@@ -189,8 +175,8 @@ class Resync:
         """The state is not what the others have (after a jump, say)."""
         self.sound = False
 
-    def _sound_again(self, lineage: int) -> None:
-        self._lineage, self.sound, self._heard, self._donor = lineage, True, None, -1
+    def _sound_again(self) -> None:
+        self.sound, self._heard, self._donor = True, None, -1
 
     def boundary(self, step: int, *, still: bool = True) -> None:
         """``step`` has ended: parameters stand still from now on until ``moment.disturb``. In the training thread.
@@ -264,44 +250,37 @@ class Resync:
 
     def _plan(self, step: int) -> None:
         live = set(self._live()) - {self._rank}
-        came = live - self._seen if self._seen is not None else set()
+        if self._seen is not None and live - self._seen:
+            self._looks = self._apart = step
         self._seen = live
-        self.doubt(came)
         peers = [rank for i in range(self._ranks) if (rank := (step + i) % self._ranks) in live]  # others each step
-        if not peers:
-            return
-        if not self.sound:
-            self._seek(step, peers)
-            return
-        if self._doubted & live:
-            self._aside(self._compare_lineages)
-        if self._due(step // self.replica.slices):
-            self._aside(partial(self._compare_slice, step, step % self.replica.slices, peers[0]))
+        if peers and not self.sound:
+            self._seek(peers, step)
+        elif peers and self._compares and (self._due(step // self.replica.slices) or self._within(self._looks, step)):
+            self._aside(partial(self._compare_slice, step, step % self.replica.slices, peers))
+
+    def _within(self, since: int | None, step: int) -> bool:
+        """Whether ``step`` is in the window of all slices that began at ``since``."""
+        return since is not None and step_distance(step, since) <= self.replica.slices
 
     def _due(self, window: int) -> bool:
         slices, period = self.replica.slices, self._period
         return period > 0 and (window * slices) // period != ((window - 1) * slices) // period
 
-    def _seek(self, step: int, peers: Sequence[int]) -> None:
-        """Chooses a sound rank to take from, of the lineage that most follow; or leads where there is none."""
+    def _seek(self, peers: Sequence[int], step: int) -> None:
+        """Chooses a sound rank to take from; where there is none, the lowest becomes the reference."""
         if not self._share or self._donor >= 0 or time.monotonic() < self._next:
             return
         heard, self._heard = self._heard, None
         if heard is None:
             self._aside(self._ask_all)
-            return
-        lineages = {rank: heard[rank].lineage for rank in peers if rank in heard and heard[rank].sound}
-        if lineages:
-            chosen = prevailing(lineages)
-            self._donor = next(rank for rank in lineages if lineages[rank] == chosen)
-        elif self._rank < min(peers) and heard.keys() >= set(peers) and not any(s.changing for s in heard.values()):
-            self._sound_again(_led(step, self._rank))
+        elif sound := [rank for rank in peers if rank in heard and heard[rank].sound]:
+            self._donor = sound[0]
+        elif self._rank < min(peers) and heard.keys() >= set(peers):
+            self._sound_again()
+            self._looks = step
             self.counters["led"] += 1
             log.info("rank %d: no rank is sound after step %d; the others take the state of this one", self._rank, step)
-
-    def doubt(self, ranks: Collection[int]) -> None:
-        """Their lineages may be other ones: they are asked from the next step on until they have answered."""
-        self._doubted = self._doubted | set(ranks)
 
     # -- aside, in a thread of its own
 
@@ -320,7 +299,7 @@ class Resync:
                 log.exception("rank %d: comparing replicas", self._rank)
 
     def _now(self) -> Standing:
-        return Standing(self.lineage, self._meeting, form=self._buckets())
+        return Standing(self.sound, form=self._buckets())
 
     def standings(self, ranks: Collection[int]) -> dict[int, Standing]:
         """The present standings of ``ranks``, as far as they answer at once."""
@@ -329,59 +308,40 @@ class Resync:
     def _ask_all(self) -> None:
         self._heard = self._standings.now(set(self._live()) - {self._rank})
 
-    def _compare_lineages(self) -> None:
-        """Ranks that were away may follow another lineage, and be sound: the one that fewer ranks hold gives way."""
-        own, live = self.lineage, set(self._live()) - {self._rank}
-        said = self._standings.now(self._doubted & live)
-        alike = {rank for rank, one in said.items() if one.lineage in (own, 0) and not one.changing}
-        self._doubted = self._doubted - alike
-        if alike == said.keys():
-            return
-        said |= self._standings.now(live - said.keys())
-        if said.keys() != live or any(one.changing for one in said.values()):
-            return  # not heard from all: again after the next step
-        held = {rank: one.lineage for rank, one in said.items() if one.sound} | {self._rank: own}
-        if own and own == self.lineage and not self._meeting and own != (chosen := prevailing(held)):
-            log.warning(
-                "rank %d: ranks have followed two states since none of those that heard each other was sound; those of "
-                "rank(s) %s hold for all, and this rank takes theirs",
-                self._rank,
-                sorted(rank for rank in held if held[rank] == chosen),
-            )
-            self.counters["gave_way"] += 1
-            self.unsound()
+    def _of_slice(self, step: int, which: int, wait: float = 0.0) -> Standing:
+        """What this rank holds of a slice after ``step``.
 
-    def _compare_slice(self, step: int, which: int, peer: int) -> None:
+        Raises:
+            Refusal: it does not stand there, or is not sound.
+        """
+        with self.moment.reading(step, wait):
+            if not self.sound:
+                raise Refusal("this rank is not sound")
+            state, rates = self.replica.mark(which, buffers=False), self.replica.rates()
+        return Standing(True, state=state, form=digest_of(rates))
+
+    def _answer_slice(self, step: int, which: int, wait: float, theirs: bytes) -> Standing:
+        own = self._of_slice(step, which % self.replica.slices, wait)
+        if own.state != theirs:
+            self._looks = step
+        return own
+
+    def _compare_slice(self, step: int, which: int, peers: Sequence[int]) -> None:
         """Compares a digest with a peer, and with all others where they differ (clock-33).
 
         Raises:
-            TransportError: the step is over, the peer does not answer, or this rank has missed a result meanwhile.
+            TransportError: the step is over, or this rank has missed a result.
         """
-        replica = self.replica
-        with self.moment.reading(step, 0):
-            own = Standing(self.lineage, state=replica.mark(which, buffers=False), form=digest_of(replica.rates()))
-        if not own.sound:
+        own = self._of_slice(step, which)
+        held = {self._rank: own} | self._standings.slices(peers[:1], step, which, own.state)
+        self.counters["digests_compared"] += len(held) - 1
+        if all(one.state == own.state for one in held.values()):
             return
-        self._standings.keep(step, which, own)
-        theirs = self._standings.slice_of(peer, step, which)
-        self.counters["digests_compared"] += 1
-        if theirs.state == own.state:
-            return
-        if theirs.lineage != own.lineage:
-            self.doubt([peer])
-            return
-        held = {self._rank: own, peer: theirs}
-        for other in set(self._live()) - held.keys():
-            try:
-                theirs = self._standings.slice_of(other, step, which)
-            except TransportError:  # not sound, or busy
-                continue
-            if theirs.lineage == own.lineage:
-                held[other] = theirs
+        held |= self._standings.slices(peers[1:], step, which, own.state)
         states = {rank: one.state for rank, one in held.items()}
         self.counters["digests_unlike"] += 1
-        yields = states[most_held(states, step, self._ranks)] != own.state
-        if yields:  # as a rank that has missed something
+        self._looks = step
+        if yields := states[most_held(states, step, self._ranks)] != own.state:  # as a rank that has missed something
             self.unsound()
         unlike = None if yields else sorted(rank for rank in states if states[rank] != own.state)
         self._say_unlike(step, which, unlike, rates=len({one.form for one in held.values()}) > 1)
@@ -396,6 +356,8 @@ class Resync:
             "their learning rates are not the same: move schedulers on alike, give register "
             "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
             if rates
+            else "ranks were apart, and have followed two states since"
+            if self._within(self._apart, step)
             else "look for memory errors, operations that are not deterministic, and weights that one rank changes"
         )
         log.warning(
@@ -422,13 +384,6 @@ class Resync:
         step = self.moment.step
         if step is None:
             return False
-        self._meeting = True
-        try:
-            return self._synchronize(step, timeout)
-        finally:
-            self._meeting = False
-
-    def _synchronize(self, step: int, timeout: float) -> bool:
         self.replica.freeze()  # buffers as they are now, and a step that was not the end of anything
         self.moment.settle(step)
         begun = time.monotonic()
@@ -461,8 +416,8 @@ class Resync:
                 own = self.standing()
         self._standings.leave()
         if alike and members and (own.well or any(standing.sound for standing in standings.values())):
-            self._sound_again(_met(step, own.state))
-            self.doubt(set(self._live()) - members)  # who did not come follows an older one
+            self._sound_again()
+            self._looks = step if set(self._live()) - members else None
         self._say_who_met(step, members, peers - members, alike, well)
         return well
 
@@ -505,7 +460,7 @@ class Resync:
         form = replica.describe(places=False)
         marks = [replica.mark(which) for which in slices]
         bare = [replica.mark(k, buffers=False) if replica.has_buffers(k) else marks[k] for k in slices]
-        return Standing(self.lineage, True, state=digest_of(form, *bare), form=digest_of(form), slices=tuple(marks))
+        return Standing(self.sound, state=digest_of(form, *bare), form=digest_of(form), slices=tuple(marks))
 
     def _name_differences(self, standings: Mapping[int, Standing], chosen: int) -> None:
         """Sound ranks hold the same parameters; where they do not, something is wrong that no packet explains."""
@@ -561,7 +516,7 @@ class Resync:
         """Writes what ``rank`` has given in its place, and returns the step."""
         replica = self.replica
         try:
-            stands, lineage, number, left, told, more = _STATE.unpack_from(body)
+            stands, sound, number, left, told, more = _STATE.unpack_from(body)
             chosen = np.frombuffer(body, ">u2", number, _STATE.size).tolist()
         except (struct.error, ValueError) as error:
             raise TransportError(
@@ -587,8 +542,9 @@ class Resync:
         self.counters["whole_taken" if told else "states_taken"] += 1
         self.counters["slices_taken"] += number
         self.counters["bytes_taken"] += len(body)
-        if lineage and not left:
-            self._sound_again(lineage)
+        if sound and not left:
+            self._sound_again()
+            self._looks = stands  # others may hold another state, and be sound
         return int(stands)
 
     def _try(self, *arguments: Any, **limits: Any) -> int | None:
@@ -661,8 +617,8 @@ class Resync:
     ) -> list[Buffer]:
         replica = self.replica
         with self.moment.reading(step, wait, or_later=bool(wanted & Wanted.LATER)) as stands:
-            lineage, told, extra_state = self.lineage, b"", b""
-            if not lineage and not wanted:
+            sound, told, extra_state = self.sound, b"", b""
+            if not sound and not wanted:
                 raise Refusal("this rank is not sound")
             if wanted & Wanted.WHOLE or replica.layouts() != layouts:  # slices do not carry an optimizer's form
                 try:
@@ -683,7 +639,7 @@ class Resync:
         self.given = size + len(told) + len(extra_state)
         numbers = np.array(chosen, ">u2").tobytes()
         return [
-            _STATE.pack(stands, lineage, len(chosen), left, len(told), len(extra_state)),
+            _STATE.pack(stands, sound, len(chosen), left, len(told), len(extra_state)),
             numbers,
             told,
             *parts,

@@ -1,7 +1,8 @@
 """One question between ranks, "what is your state", and its one answer (clock-21, clock-33).
 
-A rank asks for one of three *topics*: the present standing (its lineage, and DDP's buckets); the digest of one slice
-after a step; or a round of a meeting, in which all ranks that synchronize after one step compare all that they hold.
+A rank asks for one of three *topics*: the present standing (whether it is sound, and DDP's buckets); the digest of one
+slice after a step; or a round of a meeting, in which all ranks that synchronize after one step compare all that they
+hold.
 
 In each round of a meeting a rank publishes its standing and asks all others for theirs:
 
@@ -32,13 +33,13 @@ from tailbound.transport.requests import ask_each, of_form
 from tailbound.transport.steps import step_distance
 
 _NAME = "standing"
-#: Rank and lineage of the asker, topic, step, slice or round, ms to wait, number of the meeting (0: the newest).
-_ASK = struct.Struct("!HQBIHHH")
+#: Rank and topic, step, slice or round, ms to wait, number of the meeting (0: the newest), the asker's digest.
+_ASK = struct.Struct("!HBIHHH16s")
 _NOW, _SLICE, _ROUND = range(3)
-#: Kind of answer; number of the meeting; lineage, flags, two digests. Digests of slices follow.
-_HEAD = struct.Struct("!BHQB16s16s")
+#: Kind of answer; number of the meeting; flags, two digests. Digests of slices follow.
+_HEAD = struct.Struct("!BHB16s16s")
 _HERE, _NOT_YET, _ELSEWHERE = range(3)
-_CHANGING, _WELL = 1, 2
+_SOUND, _WELL = 1, 2
 _ANSWER_MOST = 1 << 16
 #: Seconds for the answer about the present, and about a slice: a peer may end the step later.
 _SAY, _SLICE_WAIT = 0.25, 2.0
@@ -48,33 +49,26 @@ _POLL = 2000
 _LOOK = 0.05
 #: Seconds after a meeting within which a rank that closes waits for the others to have heard its last standing.
 LINGER = 5.0
-#: Digests of slices, and meetings, that are kept.
-_KEPT, _MEETINGS = 64, 2
+#: Meetings that are kept.
+_MEETINGS = 2
 
 
 class Standing(NamedTuple):
     """What a rank says of its state.
 
     Attributes:
-        lineage: of its state; 0: the rank is not sound.
-        changing: it synchronizes, so its lineage is about to change.
+        sound: the rank has missed nothing since it was last equal to the others.
         well: its verdict: all ranks that have not died are equal.
         state: digest of parameters and optimizers, or of the slice that was asked for.
         form: digest of the optimizers' shapes and plain values; for a slice of learning rates; now, of DDP's buckets.
         slices: digests of all slices with buffers, in a meeting.
     """
 
-    lineage: int
-    changing: bool = False
+    sound: bool
     well: bool = False
     state: bytes = bytes(DIGEST)
     form: bytes = bytes(DIGEST)
     slices: tuple[bytes, ...] = ()
-
-    @property
-    def sound(self) -> bool:
-        """Whether the rank has missed nothing since it was last equal to the others."""
-        return self.lineage > 0
 
     def holds(self, other: Standing) -> bool:
         """Whether both are the same to the bit, buffers included."""
@@ -82,8 +76,8 @@ class Standing(NamedTuple):
 
     def pack(self, meeting: int = 0) -> bytes:
         """As bytes."""
-        flags = self.changing * _CHANGING | self.well * _WELL
-        return _HEAD.pack(_HERE, meeting, self.lineage, flags, self.state, self.form) + b"".join(self.slices)
+        flags = self.sound * _SOUND | self.well * _WELL
+        return _HEAD.pack(_HERE, meeting, flags, self.state, self.form) + b"".join(self.slices)
 
 
 def most_held(held: Mapping[int, Hashable], step: int, ranks: int) -> int:
@@ -91,12 +85,6 @@ def most_held(held: Mapping[int, Hashable], step: int, ranks: int) -> int:
     counts = Counter(held.values())
     order = sorted(held, key=lambda rank: (rank - step) % ranks)
     return max(order, key=lambda rank: counts[held[rank]])  # of equals, max takes the first
-
-
-def prevailing(lineages: Mapping[int, int]) -> int:
-    """The lineage that most ranks hold; of equally many the newest one."""
-    counts = Counter(lineages.values())
-    return max(counts, key=lambda lineage: (counts[lineage], lineage))
 
 
 def reference(standings: Mapping[int, Standing], step: int, ranks: int) -> int:
@@ -134,7 +122,7 @@ class Standings:
         live: gives the peers that answer, as far as is known.
         moment: after which step the state here stands.
         own: gives the present standing.
-        doubt: gets a rank that follows another lineage, when it asks.
+        of_slice: gives that of a slice, from its step, number, seconds to wait, and the asker's digest.
         inside: whether this process takes part in the job.
     """
 
@@ -145,15 +133,14 @@ class Standings:
         live: Callable[[], Collection[int]],
         moment: Moment,
         own: Callable[[], Standing],
-        doubt: Callable[[Collection[int]], None] = lambda _: None,
+        of_slice: Callable[[int, int, float, bytes], Standing],
         inside: Callable[[], bool] = lambda: True,
     ) -> None:
         self._reliable, self._rank, self._live, self._moment = reliable, rank, live, moment
-        self._own, self._doubt, self._inside = own, doubt, inside
+        self._own, self._of_slice, self._inside = own, of_slice, inside
         #: peers of which no process of the job was there when they were asked last
         self.unreachable: set[int] = set()
         self._changed = threading.Condition()
-        self._slices: dict[tuple[int, int], Standing] = {}
         self._meetings: list[_Meeting] = []
         self._begun = 0
         self._numbers: dict[int, int] = {}  # of the present meeting at its members
@@ -165,24 +152,10 @@ class Standings:
         """The present standings of ``ranks``, as far as they answer at once."""
         return ask_each(ranks, lambda rank: self._pull(rank, _NOW, 0, 0, _SAY)[2], "tailbound-standing")
 
-    def keep(self, step: int, which: int, standing: Standing) -> None:
-        """Lets others ask for the digest of slice ``which`` after ``step``."""
-        with self._changed:
-            self._slices[step, which] = standing
-            for old in list(self._slices)[:-_KEPT]:
-                del self._slices[old]
-            self._changed.notify_all()
-
-    def slice_of(self, rank: int, step: int, which: int) -> Standing:
-        """The digest of a slice of another rank.
-
-        Raises:
-            TransportError: the rank does not answer, or compares nothing in that step.
-        """
-        what, _, standing = self._pull(rank, _SLICE, step, which, _SLICE_WAIT)
-        if what != _HERE:
-            raise Refusal(f"rank {rank} compares nothing in step {step}")
-        return standing
+    def slices(self, ranks: Collection[int], step: int, which: int, own: bytes) -> dict[int, Standing]:
+        """Those of slice ``which`` after ``step``, of the sound ones of ``ranks`` that stand there; ``own``: digest."""
+        wait = _SLICE_WAIT
+        return ask_each(ranks, lambda rank: self._pull(rank, _SLICE, step, which, wait, own=own)[2], "tailbound-slice")
 
     def publish(self, step: int, number: int, standing: Standing) -> None:
         """The own standing in round ``number`` of the meeting after ``step``; round 0 begins a meeting."""
@@ -228,43 +201,38 @@ class Standings:
         return None
 
     def _pull(
-        self, rank: int, topic: int, step: int, number: int, seconds: float, meeting: int = 0
+        self, rank: int, topic: int, step: int, number: int, seconds: float, meeting: int = 0, own: bytes = b""
     ) -> tuple[int, int, Standing]:
         """Kind of answer, number of the meeting, and the standing."""
         wait = min(_POLL, int(seconds * 1000))
-        request = _ASK.pack(self._rank, self._own().lineage, topic, step, number, wait, meeting)
+        request = _ASK.pack(self._rank, topic, step, number, wait, meeting, own)
         timeout = seconds if topic == _NOW else wait / 1000 + 1
         body = bytes(self._reliable.pull(rank, _NAME, request, timeout, _ANSWER_MOST))
         if len(body) < _HEAD.size or (len(body) - _HEAD.size) % DIGEST:
             raise TransportError(f"rank {rank} answers {len(body)} bytes as its standing: run one version on all ranks")
-        what, meeting, lineage, flags, state, form = _HEAD.unpack_from(body)
+        what, meeting, flags, state, form = _HEAD.unpack_from(body)
         slices = tuple(body[at : at + DIGEST] for at in range(_HEAD.size, len(body), DIGEST))
-        return what, meeting, Standing(lineage, bool(flags & _CHANGING), bool(flags & _WELL), state, form, slices)
+        return what, meeting, Standing(bool(flags & _SOUND), bool(flags & _WELL), state, form, slices)
 
     # -- answering, in threads of the reliable path
 
     def _answer(
-        self, asker: int, lineage: int, topic: int, step: int, number: int, wait: int, meeting: int
+        self, asker: int, topic: int, step: int, number: int, wait: int, meeting: int, theirs: bytes
     ) -> list[bytes]:
         if not self._inside():
             raise Refusal("this process has no part in the job yet")
-        own = self._own()
-        if lineage and own.sound and lineage != own.lineage:
-            self._doubt([asker])
-        if topic == _NOW:
-            return [own.pack()]
-        until = time.monotonic() + min(wait, _POLL) / 1000
+        seconds = min(wait, _POLL) / 1000
+        if topic != _ROUND:
+            return [(self._own() if topic == _NOW else self._of_slice(step, number, seconds, theirs)).pack()]
+        until = time.monotonic() + seconds
         with self._changed:
-            while not self._over and not (topic == _ROUND and self._past(step)):
-                if topic == _SLICE and (step, number) in self._slices:
-                    return [self._slices[step, number].pack()]
-                if topic == _ROUND and (answer := self._of_round(asker, step, number, meeting)) is not None:
+            while not self._over and not self._past(step):
+                if (answer := self._of_round(asker, step, number, meeting)) is not None:
                     return [answer]
-                left = until - time.monotonic()
-                if left <= 0 or (topic == _SLICE and not own.sound):
-                    return [_HEAD.pack(_NOT_YET, 0, 0, 0, b"", b"")]
+                if (left := until - time.monotonic()) <= 0:
+                    return [_HEAD.pack(_NOT_YET, 0, 0, b"", b"")]
                 self._changed.wait(min(left, _LOOK))
-        return [_HEAD.pack(_ELSEWHERE, 0, 0, 0, b"", b"")]
+        return [_HEAD.pack(_ELSEWHERE, 0, 0, b"", b"")]
 
     def _of_round(self, asker: int, step: int, number: int, which: int) -> bytes | None:
         found = (m for m in reversed(self._meetings) if m.step == step and which in (0, m.number))
