@@ -55,7 +55,7 @@ def test_steps_end_where_the_caller_says(over: Callable[..., list[Any]]) -> None
 def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
     import torch
 
-    from tailbound.torch.backend_work import launch
+    from tailbound.torch.backend import launch
 
     class Communicator:
         """Takes a bucket, and changes nothing."""
@@ -91,7 +91,7 @@ def test_tensors_of_inference_mode_are_averaged(kind: str, factor: int, made_wit
 
     import torch
 
-    from tailbound.torch.backend_work import launch
+    from tailbound.torch.backend import launch
 
     errors: list[BaseException | None] = []
 

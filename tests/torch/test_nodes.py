@@ -181,29 +181,29 @@ def test_hosts_are_agreed_on_or_refused_by_name(said: list[tuple[str, int, int, 
 
 def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     from tailbound.errors import ConfigError
-    from tailbound.torch import interfaces
+    from tailbound.torch import node
 
-    assert interfaces.own("eth0", "xdp") == ("eth0", "xdp")
+    assert node.own_interface("eth0", "xdp") == ("eth0", "xdp")
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
         with pytest.raises(ConfigError, match="eth0,eth1: the first name is for local rank 0"):
-            interfaces.own("eth0,eth1", "auto")
+            node.own_interface("eth0,eth1", "auto")
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert interfaces.own("eth0, eth1", "xdp") == ("eth1", "xdp")
+    assert node.own_interface("eth0, eth1", "xdp") == ("eth1", "xdp")
     for given, asked, found in (
         ("eth0,eth1", "auto", ("eth1", "auto")), ("eth0,eth1", "xdp", ("eth1", "xdp")), (None, "auto", (None, "udp")),
         ("eth0", "auto", ("eth0", "udp")), ("eth0", "udp", ("eth0", "udp")),
     ):  # fmt: skip
-        assert interfaces.interface_for(given, 1, 2, asked) == found
-    assert interfaces.interface_for("eth0", 0, 1, "xdp") == ("eth0", "xdp")
+        assert node.interface_for(given, 1, 2, asked) == found
+    assert node.interface_for("eth0", 0, 1, "xdp") == ("eth0", "xdp")
     with pytest.raises(ConfigError, match=r"xdp takes one job an interface.*2 names"):
-        interfaces.interface_for("eth0", 1, 2, "xdp")
+        node.interface_for("eth0", 1, 2, "xdp")
     with pytest.raises(ConfigError, match="each of the 2 ranks"):
-        interfaces.interface_for("eth0,eth0", 0, 2, "auto")
+        node.interface_for("eth0,eth0", 0, 2, "auto")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="eth0,eth1: give another one to each of the 3 ranks"):
-        interfaces.own("eth0,eth1", "auto")
+        node.own_interface("eth0,eth1", "auto")
 
 
 def test_a_state_opens_the_datapath_on_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,16 +169,16 @@ def test_a_donor_waits_while_its_state_is_on_the_way_and_then_for_a_while(monkey
 def test_states_come_back_by_name_and_in_host_memory() -> None:
     import torch
 
-    from tailbound.torch import extra_state
+    from tailbound.torch import kept
 
     states = {"a": Kept(torch.arange(3)), "b": Kept([1, "x"])}
-    found, scale = extra_state.decode(extra_state.encode(states, (1, 2.0)))
+    found, scale = kept.decode(kept.encode(states, (1, 2.0)))
     assert (found["a"]["kept"].tolist(), found["b"], scale) == ([0, 1, 2], {"kept": [1, "x"]}, (1, 2.0))
 
 
 @pytest.mark.parametrize(("state", "words"), [(lambda: None, "cannot be given"), (Kept(1), "cannot be loaded")])
 def test_a_state_that_cannot_travel_is_named(state: object, words: str) -> None:
-    from tailbound.torch import extra_state
+    from tailbound.torch import kept
 
     with pytest.raises(ConfigError, match=rf"extra_state\['bad'\] {words}"):
-        extra_state.check({"good": Kept(1), "bad": Kept(state)})
+        kept.check({"good": Kept(1), "bad": Kept(state)})

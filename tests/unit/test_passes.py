@@ -22,7 +22,7 @@ pytestmark = pytest.mark.needs("torch")
 )
 def test_each_pass_is_expected_to_be_like_the_one_before(passes: str, ends: str, unended: str) -> None:
     """``ends``: whether a call ends the step; ``unended``: an empty op has to end it after the pass."""
-    from tailbound.torch.passes import Passes
+    from tailbound.torch.backend import Passes
 
     follower = Passes()
     found, left = [], ""

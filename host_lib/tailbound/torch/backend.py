@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Hashable
 from datetime import timedelta
 from typing import Any, Unpack
 
@@ -23,17 +24,17 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, _DistributedBackendOptions
 
 from tailbound.autoload import BACKEND
-from tailbound.collective.communicator import MAX_STEP_OPS, Communicator, jobs_here
+from tailbound.collective.communicator import MAX_STEP_OPS, Communicator, Handling, jobs_here
+from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.settings.table import Options, refuse_unknown
-from tailbound.torch.backend_work import BoundedWork, launch
 from tailbound.torch.elastic import COLLECTIVES, Elastic, ElasticProcessGroup
-from tailbound.torch.passes import Passes
-from tailbound.torch.paths import DTYPES
+from tailbound.torch.paths import DTYPES, BucketPath
 from tailbound.torch.state import TailboundState
 
 #: Seconds in which Gloo's threads have dropped the tensors of operations that are over.
 _DROPPED = 1.0
+_FOREVER = timedelta(0)
 
 
 class BackendOptions:
@@ -56,6 +57,164 @@ class BackendOptions:
     def __repr__(self) -> str:
         given = "".join(f", {name}={value!r}" for name, value in self.transport.items())
         return f"BackendOptions(bounded={self.bounded}{given})"
+
+
+class BoundedWork(dist.Work):
+    """Completes once all of ``tensors`` have been averaged in place.
+
+    It is completed by the transport thread. The future is never given an exception: one from a Python process group
+    ends the process with a segmentation fault (PyTorch 2.13). It completes with the tensors, and the error comes from
+    ``wait`` or from the future that ``get_future`` returns.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        super().__init__()
+        self._tensors = tensors
+        self._left = len(tensors)
+        self._errors: list[BaseException] = []
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+        self._checked = self._done.then(self._check)
+
+    def of(self, note: Callable[[Outcome], None]) -> Callable[[Outcome, BaseException | None], None]:
+        """To be called when one of the tensors is over, once for each; ``note`` takes in what became of it."""
+
+        def done(outcome: Outcome, error: BaseException | None) -> None:
+            try:
+                note(outcome)
+            finally:
+                with self._lock:
+                    if error is not None:
+                        self._errors.append(error)
+                    self._left -= 1
+                    over = not self._left
+                if over:
+                    self._over.set()
+                    self._done.set_result(self._tensors)
+
+        return done
+
+    def _check(self, done: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+        if self._errors:
+            raise self._errors[0]
+        return done.value()
+
+    def wait(self, timeout: timedelta = _FOREVER) -> bool:
+        """Waits until the averages are there; ``timeout`` bounds the caller only, the op has a bound of its own.
+
+        Raises:
+            TailboundError: why the averages cannot be used.
+            TransportError: ``timeout`` was shorter.
+        """
+        if not self._over.wait(timeout.total_seconds() if timeout > _FOREVER else None):
+            raise TransportError(
+                f"this bounded all-reduce is not over after {timeout.total_seconds():g} s: give wait a longer timeout"
+            )
+        if self._errors:
+            raise self._errors[0]
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether ``wait`` would return at once."""
+        return self._over.is_set()
+
+    def is_success(self) -> bool:
+        """Whether it is over, without an error."""
+        return self._over.is_set() and not self._errors
+
+    def exception(self) -> Any:
+        """The error, if it ended with one."""
+        return self._errors[0] if self._over.is_set() and self._errors else None
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Completes with the tensors; raises in ``wait`` and ``value`` if they cannot be used."""
+        return self._checked
+
+
+def launch(
+    communicator: Communicator,
+    tensor: torch.Tensor,
+    bucket: int,
+    last: bool,
+    factor: int,
+    done: Callable[[Outcome, BaseException | None], None],
+) -> None:
+    """Averages ``tensor`` into itself, times ``factor``, where the codec reads and writes its type.
+
+    Others go through float32 memory; so do halves with a factor that is no power of two, which would be rounded twice.
+    """
+    mine, path = tensor.detach(), BucketPath()
+    native = mine.dtype == torch.float32 or (mine.dtype in path.native and factor.bit_count() == 1)
+    direct = native and mine.is_contiguous()
+    flat = mine.view(-1) if direct else torch.empty(mine.numel(), dtype=torch.float32)
+    # torch lets such tensors be written within that mode only, and the transport's thread is not in it by itself
+    inference = mine.is_inference() or flat.is_inference()
+
+    def read() -> None:
+        with torch.inference_mode(inference):
+            flat.view(mine.shape).copy_(mine)
+
+    def back(outcome: Outcome) -> None:
+        error: BaseException | None = outcome.error
+        try:
+            with torch.inference_mode(inference):
+                if factor != 1 and not native:
+                    flat.mul_(factor)
+                if not direct:
+                    mine.copy_(flat.view(mine.shape))
+                if factor != 1 and native:  # after rounding on all ranks, however their tensors lie: bits are the same
+                    mine.mul_(factor)
+        except Exception as caught:  # a work that never completes would hang its caller
+            error = error or caught
+        done(outcome, error)
+
+    communicator.launch(
+        bucket,
+        path.values(flat),
+        path.values(flat),
+        last=last,
+        done=back,
+        prepare=None if direct else read,
+        handling=Handling(str(tensor.dtype).removeprefix("torch.")),
+    )
+
+
+class Passes:
+    """Which all-reduce is the last of a step, where no rank says so beforehand.
+
+    The transport numbers ops by (step, index), learns deadlines from steps of the same layout and foresees their ops
+    (clock-2, clock-5, clock-18). FSDP tells only that a backward pass is over, and the caller of the backend that a
+    step is. Each pass is expected to be like the one before, and all ranks come to the same answer without a word. One
+    that turns out otherwise, as the first one does, is ended by an empty op once it is over.
+    """
+
+    def __init__(self) -> None:
+        self._plan: tuple[Hashable, ...] = ()
+        self._calls: list[Hashable] = []
+        self._open = False
+
+    def call(self, what: Hashable) -> bool:
+        """One more all-reduce; returns whether it ends the step.
+
+        Args:
+            what: equal for those that may be the same one in two passes.
+        """
+        self._calls.append(what)
+        self._open = tuple(self._calls) != self._plan
+        return not self._open
+
+    def over(self, whole: bool = True) -> bool:
+        """The pass is over; returns whether its step has not ended yet, so that an empty op has to end it.
+
+        Args:
+            whole: the next one is expected to be like it, not like the one before.
+        """
+        if self._calls and whole:
+            self._plan = tuple(self._calls)
+        self._calls.clear()
+        unfinished, self._open = self._open, False
+        return unfinished
 
 
 class TailboundProcessGroup(dist.ProcessGroup):

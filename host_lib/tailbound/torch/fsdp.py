@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tailbound.errors import ConfigError
 from tailbound.settings.table import known
-from tailbound.torch.interfaces import interface_for
+from tailbound.torch.backend import Passes
 from tailbound.torch.memory import check
-from tailbound.torch.passes import Passes
+from tailbound.torch.node import interface_for
 from tailbound.torch.replica import local
 from tailbound.torch.state import TailboundState, model_digest
 

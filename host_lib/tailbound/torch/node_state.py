@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.torch.compat import joined
-from tailbound.torch.extra_state import Stateful
+from tailbound.torch.kept import Stateful
 from tailbound.torch.memory import check
 from tailbound.torch.node import Holds, Node
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of

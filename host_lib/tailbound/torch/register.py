@@ -18,11 +18,10 @@ from tailbound.settings.table import Options, known, refuse_unknown
 from tailbound.torch import elastic
 from tailbound.torch.collectives import in_model, refuse_optimizer
 from tailbound.torch.compat import keep_connections
-from tailbound.torch.extra_state import Stateful, check
 from tailbound.torch.hook import allreduce_hook
-from tailbound.torch.interfaces import interface_for
+from tailbound.torch.kept import Stateful, check
 from tailbound.torch.memory import SUPPORTED
-from tailbound.torch.node import find
+from tailbound.torch.node import find, interface_for
 from tailbound.torch.node_state import NodeState
 from tailbound.torch.paths import DTYPES, KINDS
 from tailbound.torch.scaler import adopt

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tailbound.errors import ConfigError, TransportError
-from tailbound.torch.extra_state import Stateful, decode, encode, load
+from tailbound.torch.kept import Stateful, decode, encode, load
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST, Replica, digest_of
 from tailbound.torch.standing import Standing, Standings, most_held, reference

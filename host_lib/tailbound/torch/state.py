@@ -27,16 +27,16 @@ from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import Options, config_fields, described, filled, switch_of
-from tailbound.torch import interfaces
 from tailbound.torch.absence import Absence, Place
 from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.compat import default_store, joined, used_by
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.entrance import Entrance, buckets
-from tailbound.torch.extra_state import Stateful
 from tailbound.torch.finished import Layout
+from tailbound.torch.kept import Stateful
 from tailbound.torch.memory import Bucket, Memory, check
+from tailbound.torch.node import own_interface
 from tailbound.torch.paths import Paths
 from tailbound.torch.replica import DIGEST, Replica
 from tailbound.torch.resync import Resync
@@ -128,7 +128,7 @@ class TailboundState:
         #: all ranks whose gradients are averaged, in whatever way
         self.everyone = group
         if self.ranks > 1:
-            interface, datapath = interfaces.own(given["interface"], datapath)
+            interface, datapath = own_interface(given["interface"], datapath)
             self.communicator = Communicator(
                 default_store(),
                 config,
