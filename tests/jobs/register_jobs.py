@@ -108,6 +108,8 @@ def optimizers(rank: int) -> None:
 
     net = DDP(model())
     sharded = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
+    several = torch.optim.LBFGS(net.parameters())
+    assert "give it max_iter=1" in said(lambda: register(net, optimizer=several, **PATIENT))
     local = PostLocalSGDOptimizer(torch.optim.SGD(net.parameters(), 0.1), None)
     assert "tailbound.torch.fsdp" in said(lambda: register(net, optimizer=sharded, **PATIENT))
     assert "give the optimizer inside it" in said(lambda: register(net, optimizer=local, **PATIENT))

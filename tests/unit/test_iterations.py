@@ -56,7 +56,6 @@ def pair(rank: Callable[..., Rank]) -> tuple[Rank, Rank]:
         ("accumulating", 3, {8: 3, 15: 2}, False),
         ("alternating", 2, {8: 3, 15: 2}, True),
         ("by_closure_once", 1, {8: 3, 15: 2}, True),  # without a closure its step() raised a TypeError
-        ("by_closure_twice", 2, {}, True),
         ("differing", 2, {}, True),
     ],
 )
@@ -66,7 +65,7 @@ def test_whole_iterations_are_applied(
     """Each pass was one step of the optimizer and one batch: the rank never met the others' passes again (B1, B6).
 
     Away for three iterations and a pass of the fourth, which is not whole; later for two. A loop whose iterations
-    differ, or that makes several passes in one step of the optimizer, stays behind in the right pass.
+    differ stays behind in the right pass.
 
     States: in step to behind, behind to in step.
     """

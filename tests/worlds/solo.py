@@ -211,11 +211,11 @@ def differing(one: Rank) -> Callable[[int], None]:
     return lambda i: three(i) if i % 3 == 0 else one_pass(i)
 
 
-def by_closure(one: Rank, **settings: Any) -> Callable[[int], None]:
-    """LBFGS, which makes the passes itself."""
+def by_closure_once(one: Rank) -> Callable[[int], None]:
+    """LBFGS, which makes its pass itself, one in a step."""
     import torch
 
-    optimizer = torch.optim.LBFGS(one.net.parameters(), 0.01, tolerance_grad=0, tolerance_change=0, **settings)
+    optimizer = torch.optim.LBFGS(one.net.parameters(), 0.01, max_iter=1)
 
     def closure(i: int) -> torch.Tensor:
         optimizer.zero_grad()
@@ -224,13 +224,3 @@ def by_closure(one: Rank, **settings: Any) -> Callable[[int], None]:
         return loss
 
     return lambda i: optimizer.step(lambda: closure(i))  # type: ignore[arg-type, return-value]
-
-
-def by_closure_once(one: Rank) -> Callable[[int], None]:
-    """One pass in a step."""
-    return by_closure(one, max_iter=1)
-
-
-def by_closure_twice(one: Rank) -> Callable[[int], None]:
-    """Its step is made of all of its passes."""
-    return by_closure(one, max_iter=2)

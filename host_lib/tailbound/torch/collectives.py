@@ -64,11 +64,18 @@ def in_model(ddp_model: DistributedDataParallel, sync_option: str) -> list[Barri
 
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimizer whose ``step()`` is a collective.
+    """Refuses an optimizer whose ``step()`` is a collective, or makes other passes on each rank.
 
     Raises:
         ConfigError: it is one; the message says what to take instead.
     """
+    if isinstance(optimizer, torch.optim.LBFGS) and any(
+        group["max_iter"] > 1 or group["line_search_fn"] for group in optimizer.param_groups
+    ):
+        raise ConfigError(
+            "LBFGS decides by each rank's own loss how many backward passes a step has, and ranks would average "
+            "different ones: give it max_iter=1 and no line_search_fn"
+        )
     for kind in type(optimizer).__mro__:
         why = _OPTIMIZERS.get(f"{kind.__module__}.{kind.__qualname__}")
         if why is not None:

@@ -33,6 +33,9 @@ SLICES_MOST, SLICE_LEAST = 64, 64 << 10
 #: Bytes of a digest of a slice.
 DIGEST = 16
 
+#: What an optimizer keeps that is each rank's own, and that its next step does not use: of LBFGS.
+_OWN = ("prev_loss",)
+
 _M1, _M2 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F)
 _LEFT, _RIGHT = np.uint64(31), np.uint64(33)
 
@@ -429,4 +432,4 @@ def _tell(kept: Any, name: str, p: torch.Tensor, places: bool) -> Told:
         kind = str(tensor.dtype).removeprefix("torch.")
         return {"shape": list(local(tensor).shape), "dtype": kind, "like": _alike(tensor, p), "there": there}
 
-    return tell(dict(kept), name, form)
+    return tell({key: value for key, value in kept.items() if key not in _OWN}, name, form)
