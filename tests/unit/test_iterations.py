@@ -137,6 +137,19 @@ def test_a_loop_of_its_own_applies_whole_iterations_too(pair: tuple[Rank, Rank])
     assert second.weights() == first.weights()
 
 
+def test_nobody_reads_weights_that_the_loop_moves_between_two_passes(rank: Callable[..., Rank]) -> None:
+    """SAM's, which no optimizer tells of: a rank took them for the state before, and was equal to none."""
+    one, seen = rank(), list[bool]()
+    iterate, adjust = (
+        sam(one),
+        one.net.register_forward_pre_hook(lambda *_: seen.append(one.state.resync.moment._readable)),
+    )
+    for i in range(12):
+        iterate(i)
+    adjust.remove()
+    assert seen[-4:] == [True, False, True, False]
+
+
 @pytest.mark.parametrize(("static", "built"), [(False, 3), (True, 4)])
 def test_no_step_is_applied_before_ddp_has_built_its_buckets(
     rank: Callable[..., Rank], static: bool, built: int

@@ -211,6 +211,8 @@ class TailboundState:
         check(index, tensor)
         if index == 0:
             self.before_backward()
+        if last and self.resync is not None and self.steps.turns.goes_on:
+            self.resync.moment.disturb()  # SAM moves the weights after this pass, which no optimizer tells
         return self._average(index, tensor, last)
 
     @property
@@ -491,6 +493,8 @@ class TailboundState:
         if self.resync is None or self.steps.announced:
             self.end_step(still=False)
         else:
+            if self.optimizers and not self.absence.skips:  # else ``batches`` says when an iteration is over
+                self.steps.turns.split()
             # within ``step(closure)`` the update follows this pass; and what an earlier pass of the same ``step`` has
             # ended is followed by one already: nobody is to read in between. Nor where the program makes updates
             # without an optimizer, which nothing announces

@@ -118,6 +118,11 @@ class Turns:
         made = len(self._open) % self.passes
         return self._last[made:] + self._last[:made]
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether another pass follows the next one before an optimizer steps, as far as that is known."""
+        return self.iteration()[:1] == ((),)
+
     def due(self, known: Sequence[torch.optim.Optimizer], turn: Turn | None = None) -> list[torch.optim.Optimizer]:
         """Those of ``known`` of ``turn``, or whose turn the next step is; all of them while nothing says otherwise."""
         wanted = self._next() if turn is None else turn
