@@ -35,15 +35,18 @@ def batches(
         on_skip: called with the number of iterations skipped, not applied (to move a scheduler on, say).
         per_step: batches that make one step (gradient accumulation).
 
+    Where another registered model makes steps in the loop, no batch is left out: the models would skip apart. The
+    iterations of a rank that was away for too long are void then, as without ``batches``.
+
     What is left to skip at the end of ``loader`` is skipped at the beginning of the next one.
 
     Raises:
         ConfigError: no rank can skip a step alone, ``per_step`` is not what the loop does, a batch was asked for before
-            ``optimizer.step()``, another loop has begun within this one, or another registered model makes steps in it.
+            ``optimizer.step()``, or another loop has begun within this one.
     """
     if per_step < 1:
         raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
-    source, others = iter(loader), _steps_of_others(state)
+    source, others, alone = iter(loader), _steps_of_others(state), True
     loop = state.loop = object()
     turns = state.steps.turns
     turns.start()
@@ -51,13 +54,10 @@ def batches(
     for batch in source:
         if place == 0:
             before, others = others, _steps_of_others(state)
-            if any(before.get(one, at) != at for one, at in others.items()):
-                raise ConfigError(
-                    "another registered model makes steps in this loop, and tailbound.torch.batches lets only one "
-                    "model catch up: give one DistributedDataParallel a module that contains both models, or leave "
-                    "batches out"
-                )
-            if not state.owed_batches and state.steps.between_iterations():
+            alone = alone and all(before.get(one, at) == at for one, at in others.items())
+            if not alone:
+                state.absence.skips = False
+            elif not state.owed_batches and state.steps.between_iterations():
                 applied, skipped = state.catch_up(step)
                 state.owed_batches = per_step * (applied + skipped)
                 if skipped and on_skip is not None:
