@@ -483,6 +483,8 @@ class TailboundState:
             if self.steps.half_made:
                 return
             self.end_step(still=True)
+            if self.optimizers and not self.absence.skips:  # else ``batches`` says when an iteration is over
+                self.steps.turns.split()
         if self._new_step:  # also where the program has called ``boundary`` by itself
             self._new_step = False
             self.rejoin()
@@ -493,8 +495,6 @@ class TailboundState:
         if self.resync is None or self.steps.announced:
             self.end_step(still=False)
         else:
-            if self.optimizers and not self.absence.skips:  # else ``batches`` says when an iteration is over
-                self.steps.turns.split()
             # within ``step(closure)`` the update follows this pass; and what an earlier pass of the same ``step`` has
             # ended is followed by one already: nobody is to read in between. Nor where the program makes updates
             # without an optimizer, which nothing announces
