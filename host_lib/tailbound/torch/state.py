@@ -347,6 +347,11 @@ class TailboundState:
                 "this TailboundState has a model already: make one TailboundState for each model, or call register "
                 "for each"
             )
+        if self.communicator.elastic and any(one.entrance is not None for one in _attached):
+            raise ConfigError(
+                "a rank that comes back enters with one model, and another one is registered already: wrap a module "
+                "that contains both, or use torch.distributed.init_process_group"
+            )
         module = ddp_model.module if isinstance(ddp_model, DistributedDataParallel) else ddp_model
         replica = Replica(module, least=self.ranks)
         if optimizer is not None and not replica.adopt(optimizer):
@@ -477,6 +482,11 @@ class TailboundState:
         parameters are those of no step.
         """
         self.absence.joined = joined(ddp_model)
+        if self.absence.joined and self.entrance is not None:
+            raise ConfigError(
+                "where ranks may come back, no rank knows that another one ran out of data: leave join() out, "
+                "and give all ranks as many batches"
+            )
         if self.resync is not None and self.resync.moment.changing:
             return
         if self.steps.ended is not None:
