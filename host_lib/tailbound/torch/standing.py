@@ -124,6 +124,7 @@ class Standings:
         own: gives the present standing.
         of_slice: gives that of a slice, from its step, number, seconds to wait, and the asker's digest.
         inside: whether this process takes part in the job.
+        closed: gives the peers that have said goodbye.
     """
 
     def __init__(
@@ -135,7 +136,9 @@ class Standings:
         own: Callable[[], Standing],
         of_slice: Callable[[int, int, float, bytes], Standing],
         inside: Callable[[], bool] = lambda: True,
+        closed: Callable[[], Collection[int]] = frozenset,
     ) -> None:
+        self._closed = closed
         self._reliable, self._rank, self._live, self._moment = reliable, rank, live, moment
         self._own, self._of_slice, self._inside = own, of_slice, inside
         #: peers of which no process of the job was there when they were asked last
@@ -256,7 +259,7 @@ class Standings:
             last = self._meetings[-1] if self._meetings else None
             if last is not None and last.left_at is not None:
                 self._changed.wait_for(
-                    lambda: not (last.members - last.heard_by).intersection(self._live()),
+                    lambda: not last.members - last.heard_by - set(self._closed()),  # a suspect may have met, too
                     max(0.0, last.left_at + LINGER - time.monotonic()),
                 )
             self._over = True
