@@ -212,6 +212,7 @@ class Absence(Part):
         whole = self.lag % passes == 0 if passes else self.lag == 0
         self.void = bool(self._job.lost or not whole or (self.lag and self._patient))
         if self.void:
+            self._part()  # what has come is not kept: the iterations up to there go on changing it
             return
         self._lost_for = 0
         if self.lag > 0:

@@ -576,10 +576,13 @@ class TailboundState:
             came are equal then, as far as time allowed. False for a rank that has come back and is still ``outside``.
             The log says who was compared.
         """
-        half_made, ended = self.steps.half_made, self.steps.ended
-        if half_made and self.absence.place in (Place.OUTSIDE, Place.VOID):
+        half_made, ended = self.steps.half_made and not self.absence.void, self.steps.ended  # zeros are left for none
+        if half_made and self.outside:
             return False
         self.end_step(still=True)
+        for other in attached():  # of one loop: a rank may be waiting for its state before it comes here
+            if other is not self and not (other.steps.half_made or other.absence.void or other.outside):
+                other.end_step(still=False)
         if self.resync is None or self.communicator is None:
             return True
         if self.absence.place in (Place.OUTSIDE, Place.VOID):
