@@ -131,43 +131,6 @@ def stopped(
     }  # fmt: skip
 
 
-def stopped_plain(rank: int, victim: int, away: int, steps: int, meets: int, ready: Any, moved: Any) -> dict[str, Any]:
-    """As ``stopped``, beyond the ring and without ``batches``: a plain loop with a schedule.
-
-    At iteration ``meets`` all wait for each other in a collective of the program.
-    """
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: min(1.0, (epoch + 1) / 200))
-    settings = patient(SETTINGS, deadline_ms=(150.0, 150.0), ring_mib=0.5, resync_share=50.0)
-    rates, alone, waited, met = dict[int, float](), 0, 0.0, []
-    with register(net, optimizer=optimizer, **settings) as state:
-        assert state.communicator is not None
-        for i in range(steps):
-            if i == 5 and rank == victim:
-                ready.set()
-                os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
-            if i >= 5 + away:
-                moved.set()
-            if i == meets:
-                begun = time.monotonic()
-                met = everywhere(state.communicator.step)
-                waited = time.monotonic() - begun
-            time.sleep(0.02)  # own computing
-            optimizer.zero_grad()
-            backward(net, rank, i)
-            if not state.absence.void:
-                rates[state.communicator.step - 1] = optimizer.param_groups[0]["lr"]
-                alone += len(state.last.missing) == 2
-            optimizer.step()
-            schedule.step()
-        synchronized = state.synchronize(60)
-        return {
-            "rates": rates, "alone": alone, "waited": waited, "met": met, "synchronized": synchronized,
-            "step": state.communicator.step, "stats": state.stats(), "digest": state_digest(net, optimizer),
-        }  # fmt: skip
-
-
 def sealed(state: TailboundState) -> int:
     """How often the first half of an op has ended at its deadline here."""
     return int(state.stats()["counters"].get("seal_deadline_hits", 0))

@@ -1,7 +1,7 @@
 """Replicas that came apart, ranks that were stopped, late gradients: real processes over udp on loopback.
 
-What a rank takes from whom is tested among threads (``unit/test_resync``), and whole iterations of passes without a
-transport (``unit/test_iterations``).
+What a rank takes from whom is tested among threads (``unit/test_resync``), whole iterations of passes without a
+transport (``unit/test_iterations``), and loops that skip no batches in ``torch/test_loops``.
 """
 
 from __future__ import annotations
@@ -75,26 +75,6 @@ def test_a_lost_rank_jumps_and_takes_the_state_of_another(
     assert len(back["computed"]) + back["jumped"] + applied == steps  # at the same place in the data as the others
     assert back["stats"]["delivered"] > 0.5
     _same_in_the_end(back)
-
-
-def test_a_lost_rank_without_batches_makes_void_iterations_until_it_is_where_the_others_are(run_stopped: Run) -> None:
-    """It had as many iterations left over as it had skipped: it trained alone, and the others took its state then.
-
-    Its learning rate was that of an earlier step for good. They waited for seconds in a collective of the program.
-    """
-    results = run_stopped("resync_jobs.stopped_plain", 3, 2, 30, 150, 100)
-    back, others = results[2], results[:2]
-    assert back["stats"]["counters"].get("jumps", 0) >= 1
-    assert back["stats"]["replica"]["counters"]["whole_taken"] >= 1
-    assert all(not one["stats"]["counters"].get("jumps", 0) for one in others)
-    assert all(one["waited"] < 1.0 for one in others)
-    assert [one["alone"] for one in results] == [0, 0, 0]
-    assert [one["step"] for one in results] == [150] * 3
-    expected = [0.05 * min(1.0, (step + 1) / 200) for step in range(150)]
-    for one in results:
-        assert all(rate == pytest.approx(expected[step]) for step, rate in one["rates"].items())
-    assert all(one["synchronized"] for one in results)
-    assert len({one["digest"] for one in results}) == 1
 
 
 def test_the_others_wait_for_a_rank_that_holds(run: Run) -> None:

@@ -1,0 +1,431 @@
+"""Training loops as people write them, and a rank that is away from each at every place of it.
+
+One team of processes runs all cells of a table one after the other. The victim stops itself, and another rank lets it
+go on once the others are some iterations further, or stand still since they wait for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from resync_jobs import everywhere
+from tailbound.torch import TailboundState, elastic, register
+from tailbound.torch.register import _SYNC_OPTION
+
+SETTINGS: dict[str, Any] = {
+    "datapath": "udp",
+    "timeout": 30.0,
+    "advanced": {"deadline_ms": (60.0, 60.0), "resync_share": 50.0},
+    "mtu": 156,
+    "ring_mib": 0.004,  # a few iterations
+}
+#: Iterations of an epoch, and epochs; iterations that the others make while a rank is away.
+EPOCH, EPOCHS, AWAY = 12, 3, 18
+VICTIM, WAKER = 2, 0
+#: Where a rank pauses: the iteration that it is in or before, and whether in the middle of it.
+PAUSES = {
+    "before the first": (0, False),
+    "after the first": (1, False),
+    "within": (5, True),
+    "after an epoch": (EPOCH, False),
+}
+#: Seconds without an iteration after which the others are taken to wait for the victim.
+_STILL = 1.0
+
+
+@dataclass
+class Loop:
+    """``iterate(i, within)`` makes an iteration, and calls ``within`` in the middle of it."""
+
+    nets: list[DDP]
+    optimizers: list[torch.optim.Optimizer]
+    iterate: Callable[[int, Callable[[], object]], object]
+    #: what else is to be equal in the end, and goes with a whole state
+    extra: dict[str, Any] = field(default_factory=dict)
+    #: around an epoch
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    #: iterations of an epoch that this rank leaves out
+    fewer: int = 0
+    schedules: list[Any] = field(default_factory=list)
+
+
+def small(*sizes: int) -> nn.Module:
+    sizes = sizes or (16, 16, 4)
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    return nn.Sequential(*(part for layer in layers for part in (layer, nn.Tanh())))
+
+
+def wrapped(net: nn.Module, group: Any, **options: Any) -> DDP:
+    return DDP(net, process_group=group, bucket_cap_mb=options.pop("cap", 0.001), **{_SYNC_OPTION: False}, **options)
+
+
+def data(rank: int, i: int, part: int = 0, size: int = 16) -> torch.Tensor:
+    return torch.randn(4, size, generator=torch.Generator().manual_seed(1000 * i + 100 * part + rank))
+
+
+def scheduled(loop: Loop) -> Loop:
+    """Each optimizer has a schedule, which goes with a whole state."""
+    loop.schedules = [torch.optim.lr_scheduler.LambdaLR(one, lambda k: 0.97**k) for one in loop.optimizers]
+    loop.extra |= {f"schedule {number}": one for number, one in enumerate(loop.schedules)}
+    made = loop.iterate
+
+    def iterate(i: int, within: Callable[[], object]) -> None:
+        made(i, within)
+        for one in loop.schedules:
+            one.step()
+
+    loop.iterate = iterate
+    return loop
+
+
+def simple(
+    rank: int,
+    net: DDP,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    parts: int = 1,
+    sync: bool = True,
+    clip: bool = False,
+    module: Any = None,
+    inputs: Callable[..., torch.Tensor] = data,
+    after: Callable[[], object] = lambda: None,
+) -> Loop:
+    optimizer = optimizer or torch.optim.AdamW(net.parameters(), 0.02)
+    called = net if module is None else module
+
+    def iterate(i: int, within: Callable[[], object]) -> None:
+        optimizer.zero_grad()
+        for part in range(parts):
+            with contextlib.nullcontext() if sync or part == parts - 1 else net.no_sync():
+                called(inputs(rank, i, part)).square().mean().backward()
+            if part == 0:
+                within()
+        if clip:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+        after()
+
+    return Loop([net], [optimizer], iterate)
+
+
+def plain(rank: int, group: Any) -> Loop:
+    return simple(rank, wrapped(small(), group))
+
+
+def accumulating(rank: int, group: Any) -> Loop:
+    """Three passes that are averaged add up."""
+    return simple(rank, wrapped(small(), group), parts=3)
+
+
+def accumulating_unsynced(rank: int, group: Any) -> Loop:
+    return simple(rank, wrapped(small(), group), parts=3, sync=False)
+
+
+def clipping(rank: int, group: Any) -> Loop:
+    return simple(rank, wrapped(small(), group), clip=True)
+
+
+def shared(rank: int, group: Any) -> Loop:
+    """Two models in one optimizer."""
+    a, b = wrapped(small(), group), wrapped(small(4, 8, 1), group)
+    optimizer = torch.optim.AdamW([*a.parameters(), *b.parameters()], 0.02)
+
+    def iterate(i: int, within: Callable[[], object]) -> None:
+        optimizer.zero_grad()
+        b(a(data(rank, i))).square().mean().backward()
+        within()
+        optimizer.step()
+
+    return Loop([a, b], [optimizer], iterate)
+
+
+def gan(rank: int, group: Any) -> Loop:
+    """Two optimizers; the discriminator has two passes of its own and one of the generator's."""
+    g, d = wrapped(small(4, 16, 4), group), wrapped(small(4, 16, 1), group)
+    of_g, of_d = torch.optim.Adam(g.parameters(), 0.01), torch.optim.Adam(d.parameters(), 0.01)
+
+    def iterate(i: int, within: Callable[[], object]) -> None:
+        fake = g(data(rank, i, 1, 4))
+        of_d.zero_grad()
+        (d(data(rank, i, 0, 4)) - 1).square().mean().backward()
+        d(fake.detach()).square().mean().backward()
+        of_d.step()
+        within()
+        of_g.zero_grad()
+        (d(fake) - 1).square().mean().backward()
+        of_g.step()
+
+    return Loop([g, d], [of_g, of_d], iterate)
+
+
+def sam(rank: int, group: Any) -> Loop:
+    net = wrapped(small(), group)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+    def iterate(i: int, within: Callable[[], object]) -> None:
+        optimizer.zero_grad()
+        net(data(rank, i)).square().mean().backward()
+        before = [p.detach().clone() for p in net.parameters()]
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(p.grad, alpha=0.05)
+        within()
+        optimizer.zero_grad()
+        net(data(rank, i)).square().mean().backward()
+        with torch.no_grad():
+            for p, was in zip(net.parameters(), before, strict=True):
+                p.copy_(was)
+        optimizer.step()
+
+    return Loop([net], [optimizer], iterate)
+
+
+def lbfgs(rank: int, group: Any) -> Loop:
+    net = wrapped(small(), group)
+    optimizer = torch.optim.LBFGS(net.parameters(), 0.1, max_iter=1)
+
+    def iterate(i: int, within: Callable[[], object]) -> None:
+        def closure() -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(data(rank, i)).square().mean()
+            loss.backward()
+            within()
+            return loss
+
+        optimizer.step(closure)
+
+    return Loop([net], [optimizer], iterate)
+
+
+class Taught(nn.Module):
+    """A student, and a teacher that follows it and is frozen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.student = small()
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.student(x) - self.teacher(x) + 1
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        for s, t in zip(self.student.parameters(), self.teacher.parameters(), strict=True):
+            t.mul_(0.9).add_(s, alpha=0.1)
+
+
+def teacher(rank: int, group: Any) -> Loop:
+    inner = Taught()
+    optimizer = torch.optim.AdamW(inner.student.parameters(), 0.02)
+    return simple(rank, wrapped(inner, group), optimizer, after=inner.follow)
+
+
+def words(rank: int, i: int, part: int = 0) -> torch.Tensor:
+    return torch.randint(0, 20, (4, 3), generator=torch.Generator().manual_seed(1000 * i + rank))
+
+
+def sparse(rank: int, group: Any) -> Loop:
+    net = wrapped(nn.Sequential(nn.EmbeddingBag(20, 8, sparse=True, mode="sum"), small(8, 8, 4)), group)
+    return simple(rank, net, torch.optim.SGD(net.parameters(), 0.1), inputs=words)
+
+
+def joined(rank: int, group: Any) -> Loop:
+    net = wrapped(small(), group)
+    loop = simple(rank, net)
+    loop.around, loop.fewer = net.join, rank
+    return loop
+
+
+def static(rank: int, group: Any) -> Loop:
+    return simple(rank, wrapped(small(), group, static_graph=True))
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.ways, self.used = small(), nn.ModuleList([small(4, 4), small(4, 4)]), 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.used += 1
+        return self.ways[self.used % 2](self.stem(x))
+
+
+def unused(rank: int, group: Any) -> Loop:
+    return simple(rank, wrapped(Branches(), group, find_unused_parameters=True))
+
+
+def compiled(rank: int, group: Any) -> Loop:
+    torch._dynamo.reset()
+    net = wrapped(small(), group, cap=1)  # the compiler takes buckets of a MiB and more
+    return simple(rank, net, module=torch.compile(net, backend="eager"))
+
+
+LOOPS: Mapping[str, Callable[[int, Any], Loop]] = {
+    one.__name__: one
+    for one in (
+        plain, accumulating, accumulating_unsynced, clipping, shared, gan, sam, lbfgs, teacher, sparse, joined, static,
+        unused, compiled,
+    )
+}  # fmt: skip
+
+
+def held(loop: Loop) -> dict[str, str]:
+    """Digests by part of what all ranks are to have alike; ``prev_loss`` of LBFGS is each rank's own."""
+    optimizers = [one.state_dict() for one in loop.optimizers]
+    parts: dict[str, Any] = {
+        "parameters": [net.state_dict() for net in loop.nets],
+        "optimizers": [
+            {
+                p: {name: value for name, value in kept.items() if name != "prev_loss"}
+                for p, kept in one["state"].items()
+            }
+            for one in optimizers
+        ],
+        "rates": [[group["lr"] for group in one["param_groups"]] for one in optimizers],
+        "extra": [one.state_dict() for one in loop.extra.values()],
+    }
+    return {name: hashlib.sha256(b"".join(_bytes(part))).hexdigest() for name, part in parts.items()}
+
+
+def _bytes(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor):
+        yield value.detach().contiguous().numpy().tobytes()
+    elif isinstance(value, dict):
+        for key in sorted(value, key=str):
+            yield str(key).encode()
+            yield from _bytes(value[key])
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _bytes(one)
+    else:
+        yield repr(value).encode()
+
+
+class Pause:
+    """Stops the victim once, and lets it go on."""
+
+    def __init__(self, rank: int, at: int, within: bool) -> None:
+        self._rank, self._at, self._within = rank, at, within
+        self._i, self.over = -1, False
+        pids = everywhere(os.getpid())
+        if rank == WAKER:
+            threading.Thread(target=self._wake, args=(pids[VICTIM],), daemon=True).start()
+
+    def reach(self, i: int, within: bool = False) -> None:
+        self._i = i
+        if self._rank == VICTIM and (i, within) == (self._at, self._within) and not self.over:
+            self.over = True
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def _wake(self, pid: int) -> None:
+        stat = Path(f"/proc/{pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            if self.over:
+                return
+            time.sleep(0.002)
+        seen, since = self._i, time.monotonic()
+        while self._i < self._at + AWAY and time.monotonic() < since + _STILL:
+            if self._i != seen:
+                seen, since = self._i, time.monotonic()
+            time.sleep(0.002)
+        os.kill(pid, signal.SIGCONT)
+
+
+def _registered(loop: Loop, stack: contextlib.ExitStack) -> list[TailboundState]:
+    states = []
+    for number, net in enumerate(loop.nets):
+        optimizer, extra = loop.optimizers[min(number, len(loop.optimizers) - 1)], loop.extra if number == 0 else {}
+        states.append(stack.enter_context(register(net, optimizer=optimizer, extra_state=extra, **SETTINGS)))
+    return states
+
+
+def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
+    loop = scheduled(LOOPS[name](rank, None))
+    pause = Pause(rank, *PAUSES[place])
+    with contextlib.ExitStack() as stack:
+        states = _registered(loop, stack)
+        for first in range(0, EPOCH * EPOCHS, EPOCH):
+            with loop.around():
+                for i in range(first, first + EPOCH - loop.fewer):
+                    pause.reach(i)
+                    loop.iterate(i, partial(pause.reach, i, True))
+                    time.sleep(0.002)
+        # what has its last pass after the others' is met first
+        well = [state.synchronize(20) for state in reversed(states)]
+        pause.over = True
+        counters = [state.stats()["counters"] for state in states]
+        return {
+            "held": held(loop), "well": all(well), "steps": [state.communicator.step for state in states],
+            "scheduled": [one.last_epoch for one in loop.schedules],
+            "jumps": sum(one.get("jumps", 0) for one in counters),
+        }  # fmt: skip
+
+
+def paused(rank: int, table: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """What this rank holds at the end of each cell: loop and pause."""
+    return [_paused(rank, *cell) for cell in table]
+
+
+class Count:
+    """Iterations of the loop, by its own count."""
+
+    made = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"made": self.made}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.made = state["made"]
+
+
+def killed(rank: int, name: str, died: Any, last: Any) -> dict[str, Any]:
+    """The victim is killed in the middle of an iteration, comes back, and says after which one the job ends."""
+    loop, count = scheduled(LOOPS[name](rank, elastic.alone())), Count()
+    loop.extra["count"] = count
+    with contextlib.ExitStack() as stack:
+        (state,) = _registered(loop, stack)
+
+        def within() -> None:
+            if rank == VICTIM and count.made == 5 and not died.value:
+                died.value = 1
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        while not 0 <= last.value <= count.made:
+            state.boundary()
+            if rank == VICTIM and died.value and last.value < 0 and not state.outside:
+                last.value = count.made + 15
+            loop.iterate(count.made, within)
+            count.made += 1
+        return {"well": state.synchronize(20), "held": held(loop), "made": count.made, "last": last.value}
+
+
+def refused(rank: int, names: Sequence[str]) -> list[str]:
+    """What each loop is told in a job whose ranks may come back; no rank has made a step then."""
+    texts = []
+    for name in names:
+        loop = LOOPS[name](rank, elastic.alone())
+        with contextlib.ExitStack() as stack, loop.around():
+            try:
+                for _ in _registered(loop, stack):
+                    loop.iterate(0, lambda: None)
+            except Exception as error:  # PyTorch wraps what a hook raises
+                texts.append(str(error))
+            else:
+                texts.append("")
+    return texts

@@ -1,0 +1,83 @@
+"""Loops as people write them, and a rank that is away at every place of each: real processes over udp on loopback.
+
+All ranks end with the same parameters, optimizer state, learning rates and extra states, after as many steps of the job
+and of their schedules; or the loop is refused by name before its first step. Rules: clock-20, clock-21.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from processes import Run
+
+pytestmark = pytest.mark.needs("torch")
+
+#: By pause, loops of an everyday run; all others are thorough. In the first two DDP's own broadcast holds the others.
+EVERYDAY = {
+    "before the first": ("static", "lbfgs"),
+    "after the first": ("sam", "unused"),
+    "within": ("plain", "accumulating", "gan", "sam", "sparse", "joined"),
+    "after an epoch": ("accumulating_unsynced", "clipping", "shared", "teacher", "lbfgs", "static", "compiled"),
+}
+#: Loops in which all ranks wait for each other in every pass, so that none is ever lost.
+TOGETHER = ("sparse", "joined", "unused")
+#: What a job whose ranks come back says to a loop that it cannot have.
+REFUSED = {
+    "shared": "wrap a module that contains both",
+    "gan": "wrap a module that contains both",
+    "sparse": "come and go",
+    "joined": "leave join() out",
+    "unused": "find_unused_parameters=False",
+}
+
+
+@pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["some", "rest"])
+@pytest.mark.parametrize("place", EVERYDAY)
+def test_all_ranks_end_with_the_same_after_a_pause(run: Run, place: str, rest: bool) -> None:
+    import loop_jobs
+
+    names = [name for name in loop_jobs.LOOPS if (name in EVERYDAY[place]) != rest]
+    table = [(name, place) for name in names]
+    for name, ranks in zip(names, zip(*run("loop_jobs.paused", 3, table), strict=True), strict=True):
+        first = ranks[0]
+        assert all(one["well"] for one in ranks), name
+        for what in ("held", "steps", "scheduled"):
+            assert [one[what] for one in ranks] == [first[what]] * 3, (name, what)
+        assert set(first["scheduled"]) == {loop_jobs.EPOCH * loop_jobs.EPOCHS}, name
+        if place in ("within", "after an epoch"):
+            assert bool(ranks[loop_jobs.VICTIM]["jumps"]) == (name not in TOGETHER), name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "sam",
+        *(
+            pytest.param(name, marks=pytest.mark.thorough)
+            for name in ("plain", "accumulating", "accumulating_unsynced", "clipping", "lbfgs", "teacher", "static",
+                         "compiled")
+        ),
+    ],
+)  # fmt: skip
+def test_all_ranks_end_with_the_same_after_one_was_killed_and_restarted(tmp_path: Path, name: str) -> None:
+    import loop_jobs
+    from processes import Job
+
+    context = multiprocessing.get_context("forkserver")
+    died, last = context.Value("l", 0, lock=False), context.Value("l", -1, lock=False)
+    with Job(loop_jobs.killed, 3, tmp_path, name, died, last, backend="elastic") as job:
+        job.processes[loop_jobs.VICTIM].join(60)
+        job.restart(loop_jobs.VICTIM)
+        ranks = job.results()
+    assert all(one["well"] for one in ranks)
+    assert [one["held"] for one in ranks] == [ranks[0]["held"]] * 3
+    assert {one["made"] for one in ranks} == {last.value}
+
+
+def test_loops_that_no_rank_can_come_back_to_are_refused_by_name(run: Run) -> None:
+    for texts in run("loop_jobs.refused", 2, list(REFUSED), backend="elastic"):
+        for name, text in zip(REFUSED, texts, strict=True):
+            assert REFUSED[name] in text, (name, text)
