@@ -127,16 +127,19 @@ def test_a_rank_that_raises_says_no_goodbye(
     assert [r.levelno for r in said] == [logging.WARNING] * 2
 
 
-@pytest.mark.parametrize(("ends", "farewell"), [("raise ValueError", False), ("sys.exit(1)", True)])
-def test_how_a_program_ends_decides_whether_it_says_goodbye(ends: str, farewell: bool) -> None:
+@pytest.mark.parametrize(("ends", "answers"), [("raise ValueError", []), ("sys.exit(1)", [0.5]), ("", [0.5])])
+def test_a_program_that_ends_without_close_says_no_goodbye(ends: str, answers: list[float]) -> None:
+    """Its exception may have been caught and printed; and others may lack what it sent last. Rule: clock-15."""
     program = f"""
         import sys
         from tailbound.collective import communicator
 
         class Open:
             def close(self, *, farewell):
-                print(farewell)
+                print(farewell, slept)
 
+        slept = []
+        communicator.time.sleep = slept.append
         kept = Open()
         communicator._open.add(kept)
         try:
@@ -148,4 +151,4 @@ def test_how_a_program_ends_decides_whether_it_says_goodbye(ends: str, farewell:
     found = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, env=os.environ, check=False
     )
-    assert found.stdout.split() == [str(farewell)], found.stderr
+    assert found.stdout.strip() == f"False {answers}", found.stderr

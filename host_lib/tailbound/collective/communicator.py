@@ -15,6 +15,7 @@ import secrets
 import socket
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -67,6 +68,8 @@ log = logging.getLogger("tailbound")
 #: An op has at most this many rows, so that either half of it ends well before ``stage_max``: 8192 rows of 1408 codes
 #: take a second at 100 Mbit/s. Rows of an owner fit the header's u16, too, and needs one READY packet.
 MAX_OP_ROWS = 8192
+#: Seconds for which a program that ends without ``close()`` answers the others.
+_ANSWERS = 0.5
 #: Ops that a step can number.
 MAX_STEP_OPS = 1 << OP_INDEX_BITS
 
@@ -537,8 +540,8 @@ class Communicator:
     def close(self, *, farewell: bool = True) -> None:
         """Says goodbye and releases everything; may be called twice. Unfinished ops end first, in bounded time.
 
-        At the end of the interpreter it is called anyway. An exception that ends the program, or leaves a ``with`` of
-        this, does not say goodbye: to the other ranks that is the death of this one.
+        A program that ends without it, or an exception that leaves a ``with`` of this, does not say goodbye: to the
+        other ranks that is the death of this one.
 
         Args:
             farewell: say goodbye.
@@ -659,9 +662,15 @@ def jobs_here() -> int:
 
 
 def _close_all() -> None:
-    """A daemon thread inside torch's future code at interpreter exit would abort the process: stop it before."""
+    """A daemon thread inside torch's future code at interpreter exit would abort the process: stop it before.
+
+    A program that ends without ``close()`` may have failed, so it says no farewell. Where no exception has ended it, it
+    answers for a while longer: others may still lack results of its last step.
+    """
+    if _open and getattr(sys, "last_value", None) is None:  # set where an exception ends a program
+        time.sleep(_ANSWERS)
     for communicator in list(_open):
-        communicator.close(farewell=getattr(sys, "last_value", None) is None)  # set where an exception ends a program
+        communicator.close(farewell=False)
 
 
 atexit.register(_close_all)

@@ -273,7 +273,7 @@ class Transpose:
         if rank not in members.gone and members.died(rank, label):
             self._told_of_suspect()
             step = step_of(label)
-            text = f"the process of rank {rank} has ended (step {step}); nobody waits for it any more"
+            text = f"the process of rank {rank} has ended (step {step}), without close(); look at its log"
             self.job.events.emit("rank_died", text, died=rank, step=step)
 
     def suspect(self, rank: int) -> bool:

@@ -139,7 +139,7 @@ class TailboundState:
                 training=Training(model, agreed, elastic=is_elastic(group)),
                 on_thread=lambda: torch.set_num_threads(1),
             )
-            self._endings.append(self.communicator.close)
+            self._endings.append(partial(self.communicator.close, farewell=False))
             log.info("rank %d of %d: tailbound over %s", self.rank, self.ranks, self.communicator.datapath)
 
     def _set_up(
