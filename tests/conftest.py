@@ -139,6 +139,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "matplotlib": (_module("matplotlib"), "pip install 'tailbound-lab[plots]'"),
     "prometheus": (_module("prometheus_client"), "pip install 'tailbound[prometheus]'"),
     "lightning": (_module("pytorch_lightning"), "pip install 'tailbound[examples]'"),
+    "transformers": (_module("transformers"), "pip install 'tailbound[examples]'"),
     "accelerate": (_module("accelerate"), "pip install 'tailbound[examples]'"),
     "p4c": (_tools("p4c-bm2-ss"), "p4c-bm2-ss on PATH, built from p4c's sources"),
     "bmv2": (

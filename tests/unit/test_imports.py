@@ -20,6 +20,7 @@ LAYERS = (
     {"codec", "kernel", "transport", "observe", "settings", "datapath"},
     {"collective"},
     {"torch"},
+    {"integrations"},
     {"doctor", "switch", "top", "metrics", "prepare", "cli"},
     {"__main__"},
     {"lab"},
