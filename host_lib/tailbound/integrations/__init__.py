@@ -1,4 +1,1 @@
-"""Callbacks for the trainers that people use; each module needs its trainer.
-
-from tailbound.integrations.transformers import TailboundCallback  # Trainer(..., callbacks=[TailboundCallback()])
-"""
+"""Callbacks for the trainers that people use; each module needs its trainer."""

@@ -24,15 +24,14 @@ _OFTEN = 50
 class TailboundCallback(TrainerCallback):
     """Averages gradients by Tailbound; give it to ``Trainer``, as the last of ``callbacks``.
 
-     It sets what would hold all ranks in every step, as far as the arguments leave that open, and warns of the rest
-    . The ranks hold while they log, evaluate and save, and are made equal before they
-     evaluate or save and at the end of training.
+    It sets what would hold all ranks in every step, as far as the arguments leave that open, and warns of the rest. The
+    ranks hold while they log, evaluate and save. They are made equal before they evaluate or save, and at the end.
 
-     Args:
-         **options: of ``tailbound.torch.register``.
+    Args:
+        **options: of ``tailbound.torch.register``.
 
-     Raises:
-         ConfigError: the job is elastic; from ``train``: DDP does not wrap the model, or it cannot be registered.
+    Raises:
+        ConfigError: the job is elastic; from ``train``: DDP does not wrap the model, or it cannot be registered.
     """
 
     def __init__(self, **options: Any) -> None:
