@@ -36,8 +36,8 @@ _pl = _lightning()
 class TailboundCallback(_pl.Callback):  # type: ignore[misc, name-defined]
     """Averages gradients by Tailbound from the first step on; put it among a Trainer's ``callbacks``.
 
-    It sets what would hold all ranks in every step, as far as the strategy leaves that open, and warns of the rest. The ranks hold while they validate and save, and are made equal before that and at
-    the end of training.
+    It sets what would hold all ranks in every step, as far as the strategy leaves that open, and warns of the rest. The
+    ranks hold while they validate and save, and are made equal before that and at the end.
 
     Args:
         **options: of ``tailbound.torch.register``.
