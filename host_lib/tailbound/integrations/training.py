@@ -20,7 +20,7 @@ import tailbound.torch
 from tailbound.errors import ConfigError
 from tailbound.torch.compat import default_group
 from tailbound.torch.elastic import is_elastic
-from tailbound.torch.extra_state import Stateful
+from tailbound.torch.kept import Stateful
 from tailbound.torch.state import TailboundState
 
 log = logging.getLogger("tailbound")

@@ -156,9 +156,7 @@ class Resync:
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         replica.warm_up()
         reliable.before_close(self.moment.close)
-        self._standings = Standings(
-            reliable, rank, live, self.moment, self._now, self._answer_slice, inside, closed
-        )
+        self._standings = Standings(reliable, rank, live, self.moment, self._now, self._answer_slice, inside, closed)
         reliable.serve(_NAME, self._answer)
         reliable.before_close(lambda: self._tasks.put(None))
         reliable.runs(self._work, "tailbound-resync")
