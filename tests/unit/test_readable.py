@@ -228,7 +228,7 @@ def test_replicas_are_compared_as_often_as_the_options_say(alone: Any, compares:
     made = without_job(communicator=alone.communicator, _resync_settings=(8, 0.5), _compares=compares)
     made.attach(alone.net)
     try:
-        assert (made.resync._period, made.resync._share) == (8 * compares, 0.5)
+        assert (made.resync._compares, made.resync._period, made.resync._share) == (compares, 8, 0.5)
     finally:
         made.detach()
 
