@@ -33,17 +33,22 @@ def assets(part: str) -> Path:
     return path.resolve()
 
 
-@functools.cache
 def folder() -> Path:
     """The user's cache folder, or a temporary one where that is not ours or not writable.
 
-    An object from here is loaded into the kernel, so a folder that somebody else owns is not trusted.
+    An object from here is loaded into the kernel, so a folder that somebody else owns is not trusted. A process that
+    gives up root's rights finds the folder of the user that it becomes.
     """
+    return _folder_of(os.geteuid())
+
+
+@functools.cache
+def _folder_of(user: int) -> Path:
     try:
         base = os.environ.get("XDG_CACHE_HOME")
         path = (Path(base) if base else Path.home() / ".cache") / "tailbound"
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if path.stat().st_uid == os.geteuid() and not path.stat().st_mode & 0o022 and os.access(path, os.W_OK):
+        if path.stat().st_uid == user and not path.stat().st_mode & 0o022 and os.access(path, os.W_OK):
             return path
     except (OSError, RuntimeError):  # no home at all is a RuntimeError
         pass
