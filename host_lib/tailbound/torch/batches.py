@@ -22,7 +22,7 @@ def batches(
     """Yields the batches of ``loader``, those left out that belong to steps the others have finished without this rank.
 
     Before every iteration of the loop, a rank that is behind applies the finished ones; one that is so far behind that
-    their averages are gone joins the others at their next one and takes their state (``state.catch_up``, clock-20).
+    their averages are gone joins the others at their next one and takes their state (``state.catch_up``).
     Either way as many batches are skipped, so that all ranks stay at the same place in the data. An iteration may have
     several backward passes and steps; how many is learned from the first ones.
 

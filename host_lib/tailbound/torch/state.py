@@ -442,7 +442,7 @@ class TailboundState:
 
     @property
     def behind(self) -> int:
-        """Steps that the others have finished and this rank has not (clock-20)."""
+        """Steps that the others have finished and this rank has not."""
         return self.communicator.behind if self.communicator is not None else 0
 
     def note_missing(self, rows: int) -> None:
@@ -600,7 +600,7 @@ class TailboundState:
     def hold(self, *, changes: bool = False) -> AbstractContextManager[None]:
         """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
 
-        For as long as ``hold_max`` at most (clock-16). Anywhere between two averages, also between ``backward`` and
+        For as long as ``hold_max`` at most. Anywhere between two averages, also between ``backward`` and
         ``optimizer.step()``: the step stays open then.
 
         Args:
