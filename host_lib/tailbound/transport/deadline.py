@@ -1,5 +1,12 @@
 """Deadlines learned from true arrival times (clock-5): S, transfer, D1, D2, q and D_start.
 
+A deadline is configured, learned and applied in three places:
+
+- ``settings/table.py`` configures it: ``config_fields`` turns ``patience`` into the limits of ``transport/config.py``.
+- This file learns it, within those limits. ``Deadlines.applied`` is D1 of an op, ``Deadlines.receiver`` the end of its
+  second half. ``collective/view.py`` asks for both, and ``collective/timing.py`` hands over what ended ops have shown.
+- ``transport/stage.py`` applies it: ``decide`` ends a half, or lets ``transport/overtime.py`` move its deadline on.
+
 The rules are clock-3 to clock-6, clock-10, clock-11 and clock-26.
 
 Pure state: durations go in, durations come out; no clock, no map. All times are nanoseconds. Start skew and transfer
