@@ -3,7 +3,7 @@
     torchrun --nnodes 4 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST0:29400 examples/train_cuda.py
     torchrun --standalone --nproc-per-node 2 examples/train_cuda.py --device cpu    # the same loop without a GPU
 
-docs/torch/gpu.md says what has been tried of the way of CUDA tensors.
+docs/torch/large.md says what has been tried of the way of CUDA tensors.
 """
 
 import argparse

@@ -235,8 +235,9 @@ _GONE = {
 PORT, RESULT, BITS = OPTIONS["port"], ADVANCED["result"], OPTIONS["bits"]
 NODE_GROUP = Setting(
     "TAILBOUND_NODE_GROUP", choice("auto", "off"),
-    "ranks of a host share a bucket and send a part of it each ([several ranks a host](torch/nodes.md)); `auto`: those "
-    "that torchrun has started there", "off",
+    "ranks of a host share a bucket and send a part of it each "
+    "([several ranks a host](torch/large.md#several-ranks-a-host)); `auto`: those that torchrun has started there",
+    "off",
 )  # fmt: skip
 # `tailbound switch job add` prints the next four, and the lab sets them
 SWITCH_ROWS = Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows)
