@@ -1,7 +1,7 @@
 """Ranks that die come back: kill one (kill -9) and watch. Its agent starts it again, and the others go on meanwhile.
 
 One torchrun for each rank, with the static rendezvous: it restarts its own process and leaves the others alone. Rank
-0's has the store, so it has to live; rank 0 itself may die like any other. More: docs/torch/cluster.md.
+0's has the store, so it has to live; rank 0 itself may die like any other. More: docs/torch/failures.md.
 
     for rank in 0 1 2 3; do
         torchrun --rdzv-backend static --master-addr 127.0.0.1 --master-port 29500 --max-restarts 3 \

@@ -3,7 +3,7 @@
     torchrun --standalone --nproc-per-node 2 examples/train_fp16.py
 
 A rank gets averages, which are finite where its own gradient was not, so that its scaler alone could not tell.
-``register`` makes it one that sees the rank's own overflows (docs/torch/hook.md, "Loss scale"); the loop stays.
+``register`` makes it one that sees the rank's own overflows (docs/torch/options.md, "Loss scale"); the loop stays.
 """
 
 import torch

@@ -82,7 +82,7 @@ def pair(dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[tuple[D
         yield plain, ours, state
 
 
-#: Options that are compared before the first step (``docs/torch/hook.md``), with what two ranks give that differ.
+#: Options that are compared before the first step (``docs/torch/options.md``), with what two ranks give that differ.
 DIFFERING: dict[str, tuple[Any, Any]] = {
     "bits": (8, (4, 8)),
     "error_feedback": (False, True),

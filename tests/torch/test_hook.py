@@ -41,7 +41,7 @@ def test_the_options_that_have_to_be_equal_are_those_of_the_table(repository: Pa
     """What ``test_what_cannot_be_is_refused`` lets ranks differ in is what the docs name, and no less."""
     import torch_jobs
 
-    text = (repository / "docs" / "torch" / "hook.md").read_text()
+    text = (repository / "docs" / "torch" / "options.md").read_text()
     (named,) = re.findall(
         r"^\| other options on another rank \|.*would let replicas diverge: (.*?)\. Others", text, re.M
     )

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.needs("torch")
 
 
 def test_every_transition_has_a_test(repository: Path) -> None:
-    """The table of ``docs/torch/cluster.md``; a test says ``States: in step to behind, behind to in step.``"""
-    page = (repository / "docs/torch/cluster.md").read_text()
+    """The table of ``docs/torch/failures.md``; a test says ``States: in step to behind, behind to in step.``"""
+    page = (repository / "docs/torch/failures.md").read_text()
     section = page.split("## States of a rank")[1].split("\n## ")[0]
     rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in section.splitlines() if "|" in line]
     said: set[tuple[str, ...]] = set()

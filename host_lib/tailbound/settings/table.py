@@ -116,7 +116,7 @@ class Advanced(TypedDict, total=False):
     )]
     insist: Annotated[float | None, _option(
         number(0, inclusive=True), None,
-        "seconds that an op asks for lost results at most past its deadline ([lost](torch/hook.md#lost-results))",
+        "seconds that an op asks for lost results at most past its deadline ([lost](torch/failures.md#lost-results))",
         otherwise="a twenty-sixth of `patience`",
     )]
     share_rows: Annotated[bool, _option(
@@ -186,7 +186,7 @@ class Options(TypedDict, total=False):
     timeout: Annotated[float, _option(number(above=0), 180.0, "seconds to wait for the other ranks at the start")]
     patience: Annotated[str | float, _option(
         PATIENCE, PATIENCE.parse("cloud"), "longest time of an op, when ranks or packets are missing: `rack` is 1.3 "
-        "seconds, `cloud` 5.2, `wan` 26 ([patience](torch/hook.md#patience))", otherwise="`cloud`",
+        "seconds, `cloud` 5.2, `wan` 26 ([patience](torch/options.md#patience))", otherwise="`cloud`",
     )]
     hold_max: Annotated[float, _option(
         number(above=0), 60.0, "seconds for which the others wait for a rank within `hold()`, and for its first step",

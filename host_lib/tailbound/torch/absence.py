@@ -62,7 +62,7 @@ Act: TypeAlias = "Callable[[Turn | None, bool], object]"
 
 
 class Place(enum.Enum):
-    """Where a rank is in the job, between two of its steps (``docs/torch/cluster.md`` has the transitions)."""
+    """Where a rank is in the job, between two of its steps (``docs/torch/failures.md`` has the transitions)."""
 
     IN_STEP = enum.auto()  #: no live rank is known to be further
     BEHIND = enum.auto()  #: others have finished steps whose averages are here

@@ -1,4 +1,4 @@
-"""The process group of a job whose ranks may die and come back one by one (``docs/torch/cluster.md``).
+"""The process group of a job whose ranks may die and come back one by one (``docs/torch/failures.md``).
 
 Gloo and NCCL connect all ranks once; when one dies their collectives fail on all others, and a new process cannot join.
 So a job whose ranks come and go has no connections below ``torch.distributed``: a default group that knows rank and

@@ -55,7 +55,7 @@ def register(
             place, on all ranks. One that is not named is found at its first step.
         extra_state: by name, what else has ``state_dict()`` and ``load_state_dict()``: schedulers, averages of
             parameters, the place in the data. Their states go with every whole state: to a rank that was away for too
-            long, and to one that has come back (``docs/torch/cluster.md``). The same names on all ranks.
+            long, and to one that has come back (``docs/torch/failures.md``). The same names on all ranks.
         node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
             (``docs/torch/large.md``): ``"auto"`` for those that torchrun has started there, or ``"off"``, so that
             every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
