@@ -23,7 +23,7 @@ NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_NAME", "TAILBOUND_RNIG_MIB", "TAILBOUND
 
 
 @pytest.mark.needs("torch")
-def test_every_option_is_an_argument_with_a_line_in_the_docstring() -> None:
+def test_every_option_is_an_argument_with_a_line_in_the_docstring(repository: Path) -> None:
     from tailbound.torch import TailboundState, register
     from tailbound.torch.backend import BackendOptions
 
@@ -31,6 +31,9 @@ def test_every_option_is_an_argument_with_a_line_in_the_docstring() -> None:
         assert get_type_hints(takes)[list(inspect.signature(takes).parameters)[-1]] == Unpack[Options]
     for name in OPTIONS:
         assert re.search(rf"^ +{name}: .*?Give\s.*?Default:\s", TailboundState.__doc__ or "", re.MULTILINE | re.DOTALL)
+    table, advanced = (repository / "docs/torch/options.md").read_text().split("## DDP's")[0].split("| `advanced=")
+    assert set(re.findall(r"`(\w+)`", table)) - {"register"} == OPTIONS.keys() | {"node_group"}
+    assert re.findall(r"`(\w+)`", advanced) == [*ADVANCED]
 
 
 def test_defaults_make_the_same_config_as_none() -> None:
