@@ -190,6 +190,22 @@ def test_a_rank_that_is_left_alone_by_all_owners_says_so() -> None:
         assert "all rows belong to ranks 0-1, gone from the job" in str(error)
 
 
+def test_a_rank_behind_whose_rows_are_gone_follows_the_others() -> None:
+    """It ended with an error after a stop, though the others average all that they send. Rule: clock-37."""
+    with sim_team(3, hasty(share_rows=False)) as job:
+        _settle(job, (0, 1))
+        inputs = gradients("U", 3, NUMEL, seed=0)
+        cast(Wire, job[0].job.datapath.socket).trouble = partial(_but_results, 2)
+        job.world.change(2, 0, cut=True)
+        for _ in range(6):
+            assert not any(outcome.error for _, outcome in job.allreduce(inputs, [0, 1]))
+        job.world.change(2, 0, cut=False)
+        cast(Wire, job[1].job.datapath.socket).trouble = lambda to, packets: [] if to == 2 else packets
+        outcomes = [job.allreduce(inputs, [2])[0][1] for _ in range(4)]
+        assert all(outcome.failed_groups and not outcome.skipped for outcome in outcomes)
+        assert not any(outcome.error for outcome in outcomes)
+
+
 def test_steps_in_which_all_abstain_end_no_job() -> None:
     """The loss scale overflows several times running. Rules: clock-25, clock-37."""
     ill = [np.full(NUMEL, np.inf, np.float32)] * 3

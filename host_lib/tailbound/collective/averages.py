@@ -44,7 +44,7 @@ class Averages:
         step = op.place.step
         heard = self._heard(op)
         alone = len(heard) + 1 < majority(self._known.ranks) and not self._known.membership.gone.issuperset(_owners(op))
-        if alone or not _empty(op) or self._misses_map(heard):
+        if alone or not (self._known.steps.in_step and _empty(op)) or self._misses_map(heard):
             self._good, self._since = step, None
             return None
         if step == self._good:
