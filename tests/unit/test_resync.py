@@ -18,6 +18,7 @@ import pytest
 
 from solo import Kept
 from support import await_that
+from tailbound.errors import TransportError
 from tailbound.transport.reliable import Unreachable
 
 pytestmark = pytest.mark.needs("torch")
@@ -504,6 +505,24 @@ def test_a_rank_that_hears_nobody_is_not_synchronized() -> None:
         w.damage(0, 0.5)
         assert synchronize(w, 2.0, [0, 1]) == [False] * 2  # rank 2 does not come
         assert bool((w.models[0].weight == w.models[1].weight).all())  # and these two are equal all the same
+
+
+def test_a_rank_that_is_stopped_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others had an answer as soon as they suspected it, and saved what it does not hold."""
+    with world(3) as w:
+        w.run(2)
+        pull, tries = w.paths[0].pull, []
+
+        def stopped(rank: int, *arguments: Any) -> bytearray:
+            if rank == 2 and len(tries) < 2:
+                tries.append(rank)
+                raise TransportError("no answer in time")
+            return pull(rank, *arguments)
+
+        monkeypatch.setattr(w.paths[0], "pull", stopped)
+        w.live = {0, 1}
+        assert synchronize(w) == [True] * 3
+        assert tries == [2, 2]
 
 
 def test_a_rank_whose_peers_have_closed_is_not_synchronized(caplog: pytest.LogCaptureFixture) -> None:

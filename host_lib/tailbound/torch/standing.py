@@ -191,7 +191,7 @@ class Standings:
             except TransportError as error:
                 absent = isinstance(error, Refusal | Unreachable)  # who refuses is about to register, or outside
                 (self.unreachable.add if absent else self.unreachable.discard)(rank)
-                if rank not in self._live():
+                if absent and rank not in self._live():
                     return None
                 time.sleep(min(_LOOK, left))
                 continue
