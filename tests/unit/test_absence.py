@@ -125,7 +125,7 @@ def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: py
 
 
 class Job:
-    """The other ranks, at ``newest``: the step that they are in; ``whole`` steps are over."""
+    """The other ranks, at ``newest``: the step that they are in, or before which they wait (``waits``)."""
 
     def __init__(self, newest: int, ring: int = 2) -> None:
         self.step, self.newest, self.ring, self.waits = 0, newest, ring, False
@@ -146,8 +146,9 @@ class Job:
         return True
 
     def jump(self) -> int:
-        self.jumps.append((self.step, self.newest + 1))
-        skipped, self.step = self.newest + 1 - self.step, self.newest + 1
+        next_one = self.newest + (not self.waits)
+        self.jumps.append((self.step, next_one))
+        skipped, self.step = next_one - self.step, next_one
         return skipped
 
 
@@ -217,9 +218,15 @@ def test_others_that_go_on_meanwhile_are_followed(lost: Any) -> None:
     assert lost.absence.lag == 0
 
 
-def test_nothing_is_synchronized_in_void_steps(lost: Any) -> None:
-    assert iteration(lost)
-    assert not lost.synchronize()
+@pytest.mark.parametrize(("made", "well"), [(1, False), (6, True)])
+def test_a_lost_rank_is_synchronized_where_its_program_has_made_all_steps(lost: Any, made: int, well: bool) -> None:
+    """The others waited for it in ``synchronize`` until their time was over, and it went on to save what it had."""
+    lost.communicator.waits = True
+    lost.resync.moment.step, lost.resync.synchronize = 0, lambda timeout: True
+    assert all(iteration(lost) for _ in range(made))
+    assert lost.synchronize() is well
+    assert (lost.communicator.step, lost.absence.void, lost.absence.lag) == (6, not well, 6 - made)
+    assert lost.taken == [5]
 
 
 def test_a_program_that_does_not_get_there_goes_on_and_lags(lost: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -179,8 +179,11 @@ class Absence(Part):
         self.lag -= 1
         self._made += 1
 
-    def follow(self) -> None:
+    def follow(self, *, met: bool = False) -> None:
         """Between two void steps: goes on with the others, once the program is where they are.
+
+        Args:
+            met: all are to synchronize now, after the last step that each program has made.
 
         Raises:
             ConfigError: it does not get there, and could join them in the middle of an iteration only.
@@ -189,7 +192,7 @@ class Absence(Part):
         behind = self._state.behind
         if self._patient:
             # the loop is where the others will be at the end of the step that the newest of them has begun
-            if -self.lag <= behind and not self.lag == behind == 0:
+            if -self.lag <= behind and not self.lag == behind == 0 and not met:
                 return
         elif not self._may_join(behind):
             return

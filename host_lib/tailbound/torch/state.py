@@ -585,6 +585,8 @@ class TailboundState:
                 other.end_step(still=False)
         if self.resync is None or self.communicator is None:
             return True
+        if self.absence.void:  # the others may be waiting for this rank here
+            self.absence.follow(met=True)
         if self.absence.place in (Place.OUTSIDE, Place.VOID):
             return False
         if self.resync.moment.step is None:  # as all have begun
