@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,15 +12,49 @@ from processes import Run
 
 pytestmark = pytest.mark.needs("torch")
 
+#: What each says of a job in which the loss is gathered 1 time in 16 steps.
+TRAINERS = {
+    "transformers": ["the loss is gathered every 16 steps: raise logging_steps"],
+    "lightning": [],
+    "accelerate": [],
+}
 
-@pytest.mark.needs("transformers")
-def test_transformers(run_stopped: Run, tmp_path: Path) -> None:
-    """All hold while they log, evaluate and save; what is saved is what all ranks have."""
-    found = run_stopped("trainer_jobs.transformers", 3, tmp_path / "out")
+
+@pytest.mark.parametrize("trainer", [pytest.param(name, marks=pytest.mark.needs(name)) for name in TRAINERS])
+@pytest.mark.parametrize("away", ["behind", pytest.param("lost", marks=pytest.mark.thorough)])
+def test_a_rank_stops(run_stopped: Run, tmp_path: Path, trainer: str, away: str) -> None:
+    """All hold while they log, evaluate and save; what is saved is what all ranks have, also who was away.
+
+    A rank whose ring held what it missed ended with an error, and one whose ring did not saved what it had.
+    """
+    found = run_stopped(f"trainer_jobs.{trainer}", 3, tmp_path / "out", away)
     for one in found:
         assert one["held"] == {"log": True, "evaluation": True, "save": True}
-        assert one["options"] == (False, False, False)
-        assert [text for text in one["said"] if "raise logging_steps" in text] == one["said"]
+        assert [text.partition(": ")[2] for text in one["said"]] == TRAINERS[trainer]
         assert one["saved"] == one["file"] == found[0]["saved"]
         assert one["rate"] == found[0]["rate"]
     assert len({one["end"] for one in found}) == 1
+    assert [one["whole"] for one in found] == [0, 0, away == "lost"]
+
+
+def test_replicas_that_differ_are_not_saved_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    """A rank stayed away for longer than it is waited for; before the checkpoint it is waited for once more."""
+    from tailbound.integrations.training import EQUAL_WITHIN, Training
+
+    training, answers, asked = Training("Some trainer", {}), [False, True], list[float]()
+    training.state = SimpleNamespace(  # type: ignore[assignment]
+        rank=1, hold=nullcontext, synchronize=lambda seconds: (asked.append(seconds), answers.pop(0))[1]
+    )
+    for said in (1, 1, 1):
+        training.pause(equal=True)
+        assert caplog.text.count("what Some trainer evaluates or saves now may differ between ranks") == said
+    assert asked == [EQUAL_WITHIN] * 2
+
+
+@pytest.mark.needs("accelerate", "lightning", "transformers")
+def test_elastic_jobs_are_refused_at_the_start(run: Run) -> None:
+    for texts in run("trainer_jobs.elastic", 2, backend="elastic"):
+        for name, text in zip(("Lightning", "Hugging Face", "Accelerate"), texts, strict=True):
+            assert name in text
+            assert "calls all_gather, all_reduce, broadcast and barrier" in text
+            assert "torch.distributed.init_process_group" in text

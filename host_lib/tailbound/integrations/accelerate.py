@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-try:
-    from accelerate import Accelerator
-except ImportError as error:
-    raise ImportError("tailbound.integrations.accelerate needs Accelerate: pip install accelerate") from error
+from accelerate import Accelerator
 
 from tailbound.integrations.training import Training
 from tailbound.torch import TailboundState
@@ -20,7 +17,8 @@ def register(accelerator: Accelerator, model: Any, optimizer: Any, **options: An
     """Averages the gradients of ``model`` by Tailbound, both as ``accelerator.prepare`` returned them.
 
     From here on the rank holds within the accelerator's collectives. ``save_state`` makes the replicas equal first, and
-    ``end_training`` does so and closes the state. DDP no longer broadcasts buffers.
+    ``end_training`` does so and closes the state: within two minutes, and a rank that does not come is waited for one.
+    DDP no longer broadcasts buffers.
 
     Args:
         accelerator: whose ``scaler`` and schedulers, if there are any, are kept equal with the model.
@@ -31,13 +29,12 @@ def register(accelerator: Accelerator, model: Any, optimizer: Any, **options: An
     Raises:
         ConfigError: DDP does not wrap ``model``, or it cannot be registered, or the job is elastic.
     """
-    training = Training("Accelerate", "all_gather, broadcast and barrier", options)
+    training = Training("Accelerate", options)
+    if any("Dispatcher" in type(loader).__name__ for loader in accelerator._dataloaders):
+        training.warn("rank 0 sends every batch to all: pass DataLoaderConfiguration(dispatch_batches=False)")
     schedulers = {f"scheduler {number}": scheduler for number, scheduler in enumerate(accelerator._schedulers)}
     remedy = "start one process for each device by accelerate launch or torchrun, without FSDP and DeepSpeed"
-    state = training.begin(model, optimizer, accelerator.scaler, schedulers, remedy)
-    if any("Dispatcher" in type(loader).__name__ for loader in accelerator._dataloaders):
-        training.left.append("rank 0 sends every batch to all: pass DataLoaderConfiguration(dispatch_batches=False)")
-    training.report()
+    state = training.begin(model, optimizer, accelerator.scaler, schedulers, remedy, buffers=False)
 
     def end_training() -> None:
         training.end()

@@ -10,7 +10,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch.distributed as dist
@@ -21,9 +21,11 @@ from tailbound.errors import ConfigError
 from tailbound.torch.compat import default_group
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.kept import Stateful
-from tailbound.torch.state import TailboundState
 
 log = logging.getLogger("tailbound")
+
+#: Seconds in which replicas are made equal. A rank that does not come, since it is stopped, is waited for half as long.
+EQUAL_WITHIN = 120.0
 
 
 class Training:
@@ -31,81 +33,81 @@ class Training:
 
     Args:
         trainer: its name, for messages.
-        collectives: those that it calls.
         options: of ``tailbound.torch.register``.
 
     Attributes:
-        state: of the model since ``begin``, also once training is over.
-        buffers_open: the user has not said whether DDP broadcasts buffers.
-        done: what has been set for bounded time, until ``report``.
-        left: what still waits for all ranks, and what to do.
+        state: of the model, once training has begun; it keeps its ``stats()`` when training has ended.
 
     Raises:
         ConfigError: the job is elastic.
     """
 
-    def __init__(self, trainer: str, collectives: str, options: Mapping[str, Any]) -> None:
-        self._trainer, self._collectives, self._options = trainer, collectives, options
-        self.state: TailboundState | None = None
-        self.buffers_open = True
-        self.done: list[str] = []
-        self.left: list[str] = []
-        self._paused: ExitStack | None = None
+    def __init__(self, trainer: str, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._trainer, self._options = trainer, options
+        self.state: tailbound.torch.TailboundState | None = None
+        self._paused: AbstractContextManager[None] | None = None
         self._equal = False
-        self._refuse_elastic()
-
-    def _refuse_elastic(self) -> None:
-        if dist.is_available() and dist.is_initialized() and is_elastic(default_group()):
+        if dist.is_initialized() and is_elastic(default_group()):
             raise ConfigError(
-                f"{self._trainer} calls {self._collectives}, which a job whose ranks may come back does not have: use "
-                "torch.distributed.init_process_group in place of tailbound.torch.elastic, or write the loop yourself, "
-                "as examples/train_elastic.py does"
+                f"{trainer} calls all_gather, all_reduce, broadcast and barrier, which a job whose ranks may come back "
+                "does not have: use torch.distributed.init_process_group in place of tailbound.torch.elastic, or write "
+                "the loop yourself, as examples/train_elastic.py does"
             )
 
+    def has_set(self, what: str) -> None:
+        """Logs what has been set, so that steps take bounded time."""
+        log.info("for steps in bounded time, %s: %s", self._trainer, what)
+
+    def warn(self, what: str) -> None:
+        """Of what still waits for all ranks in a step, and what to do."""
+        warnings.warn(f"in {self._trainer} a slow rank still holds all others: {what}", UserWarning, stacklevel=3)
+
     def begin(
-        self, model: object, optimizer: Any, scaler: Any, schedulers: Mapping[str, Stateful], remedy: str
-    ) -> TailboundState:
-        """Registers ``model``, which may be compiled; ``remedy`` says how the trainer takes DDP.
+        self, model: object, optimizer: Any, scaler: Any, schedulers: Mapping[str, Stateful], remedy: str, buffers: bool
+    ) -> tailbound.torch.TailboundState:
+        """Registers ``model``, which may be compiled.
+
+        Args:
+            model, optimizer, scaler, schedulers: what the trainer trains with.
+            remedy: how the trainer takes DDP.
+            buffers: the user has said whether DDP broadcasts buffers.
 
         Raises:
             ConfigError: ``model`` is not a DDP model; see also ``tailbound.torch.register``.
         """
         if self.state is not None:  # training that ended by an exception, and is tried again
             self.state.close()
-        self._refuse_elastic()
-        ddp = unwrapped(model)
+        ddp = getattr(model, "_orig_mod", model)
         if not isinstance(ddp, DistributedDataParallel):
             raise ConfigError(
                 f"{self._trainer} trains a {type(ddp).__name__}, and Tailbound averages the gradients of a "
                 f"DistributedDataParallel model: {remedy}"
             )
-        if self.buffers_open and ddp.broadcast_buffers:
+        if ddp.broadcast_buffers and not buffers:
             ddp.broadcast_buffers = False
-            self.done.append("DDP broadcasts no buffers")
+            self.has_set("DDP broadcasts no buffers")
         self._paused = None
-        self.state = tailbound.torch.register(
-            ddp, optimizer, scaler=scaler, extra_state=schedulers or None, **self._options
-        )
+        extra_state = schedulers or None
+        self.state = tailbound.torch.register(ddp, optimizer, scaler=scaler, extra_state=extra_state, **self._options)
         return self.state
 
-    def report(self) -> None:
-        """Logs what has been set, and warns once of what is left."""
-        if self.done:
-            log.info("for steps in bounded time, %s: %s", self._trainer, "; ".join(self.done))
-        if self.left:
-            text = f"in {self._trainer} a slow rank still holds all others: " + "; ".join(self.left)
-            warnings.warn(text, UserWarning, stacklevel=3)
-        self.done, self.left = [], []
-
     def pause(self, *, equal: bool = False) -> None:
-        """This rank holds until ``resume``; ``equal``: the replicas are made equal, too."""
+        """This rank holds until ``resume``; ``equal``: the replicas are made equal, too, or it warns."""
         if self.state is None:
             return
         if self._paused is None:
-            self._paused, self._equal = ExitStack(), False
-            self._paused.enter_context(self.state.hold())
+            self._paused, self._equal = self.state.hold(), False
+            self._paused.__enter__()
         if equal and not self._equal:
-            self._equal = self.state.synchronize()
+            self._equal = self.state.synchronize(EQUAL_WITHIN)
+            if not self._equal:
+                log.warning(
+                    "rank %d: what %s evaluates or saves now may differ between ranks: see above which did not come, "
+                    "and resume from an earlier checkpoint, or from this one on all ranks",
+                    self.state.rank,
+                    self._trainer,
+                )
 
     def held(self, method: Callable[..., Any], *, equal: bool = False) -> Callable[..., Any]:
         """``method`` of the trainer, which waits for all ranks, within a pause."""
@@ -125,7 +127,7 @@ class Training:
     def resume(self) -> None:
         """Training goes on."""
         if self._paused is not None:
-            self._paused.close()
+            self._paused.__exit__(None, None, None)
             self._paused = None
 
     def end(self) -> None:
@@ -134,8 +136,3 @@ class Training:
             self.pause(equal=True)
             self.resume()
             self.state.close()
-
-
-def unwrapped(model: object) -> object:
-    """``model`` without the wrapper of ``torch.compile``."""
-    return getattr(model, "_orig_mod", model)
