@@ -1,11 +1,7 @@
-"""Lightning over Tailbound: a callback that registers the hook once DDP has wrapped the module.
+"""Lightning over Tailbound: a callback among those of the Trainer.
 
     torchrun --standalone --nproc-per-node 2 examples/train_lightning.py
     tailbound lab run --workers 2 -- python examples/train_lightning.py
-
-``DDPStrategy(ddp_comm_state=..., ddp_comm_hook=...)`` is not used: Lightning passes those on for CUDA only and ignores
-them on CPU without a word, and a state cannot be made before Lightning has made the process group. A callback works for
-both. With ``precision="16-mixed"``, pass ``scaler=trainer.precision_plugin.scaler`` to ``register``.
 """
 
 import os
@@ -17,32 +13,7 @@ from task import accuracy, data, model
 from torch import nn
 from torch.utils.data import DataLoader
 
-import tailbound.torch
-
-
-class Tailbound(lightning.Callback):
-    """Averages gradients by Tailbound from the first step on; put it among a Trainer's callbacks."""
-
-    def __init__(self) -> None:
-        self.state: tailbound.torch.TailboundState | None = None
-
-    def on_train_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """DDP and the optimizers are there, no step has been made."""
-        # trainer.strategy.model is the DistributedDataParallel wrapper around the module
-        self.state = tailbound.torch.register(trainer.strategy.model, optimizer=trainer.optimizers[0])
-
-    def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """Replicas are made equal before they are evaluated (and saved, which Lightning does after validation)."""
-        if self.state is not None:  # Lightning tries a validation before the first step
-            self.state.synchronize()
-
-    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """The last step is over."""
-        assert self.state is not None
-        self.state.synchronize()
-        delivered = self.state.stats().get("delivered", 1)  # no stats where there is one rank only
-        print(f"rank {trainer.global_rank}: {delivered:.2%} of the rows delivered")
-        self.state.close()
+from tailbound.integrations.lightning import TailboundCallback
 
 
 class Classifier(lightning.LightningModule):
@@ -69,14 +40,14 @@ class Classifier(lightning.LightningModule):
 def main() -> None:
     """Trains and says how well each replica does."""
     devices = int(os.environ["LOCAL_WORLD_SIZE"])
+    callback = TailboundCallback()
     trainer = lightning.Trainer(
         max_epochs=2,
         accelerator="cpu",
         devices=devices,
         num_nodes=int(os.environ["WORLD_SIZE"]) // devices,
-        # the options are those of DDP; a model with buffers wants forward_sync_buffers=False (see train_ddp.py)
         strategy=DDPStrategy(process_group_backend="gloo"),
-        callbacks=[Tailbound()],
+        callbacks=[callback],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -85,6 +56,9 @@ def main() -> None:
     module = Classifier()
     trainer.fit(module, DataLoader(data(), batch_size=32, shuffle=True), DataLoader(data(), batch_size=256))
     print(f"rank {trainer.global_rank}: accuracy {accuracy(module.net):.3f}")
+    if callback.state is not None:  # there are two ranks or more
+        stats = callback.state.stats()
+        print(f"rank {trainer.global_rank}: over {stats['datapath']}, {stats['delivered']:.2%} of the rows delivered")
 
 
 if __name__ == "__main__":

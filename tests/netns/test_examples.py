@@ -74,7 +74,7 @@ def test_examples_run_in_the_lab(tailbound_lab: Callable[..., Cluster], reposito
         assert f"rank {rank}: accuracy" in said
         assert min(accuracies(said)) > 0.9
         assert "of the rows delivered" in said
-        assert "over xdp" in said or example == "train_lightning.py"
+        assert "over xdp" in said
 
 
 @pytest.mark.usefixtures("warm_start")
