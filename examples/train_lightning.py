@@ -2,6 +2,9 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_lightning.py
     tailbound lab run --workers 2 -- python examples/train_lightning.py
+
+The options ``ddp_comm_state`` and ``ddp_comm_hook`` of ``DDPStrategy`` do not serve: Lightning passes them on for CUDA
+only.
 """
 
 import os
