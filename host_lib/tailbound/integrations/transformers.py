@@ -34,9 +34,10 @@ class TailboundCallback(Training, TrainerCallback):
 
     def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """DDP is not built yet: its options may be changed."""
-        ddp = self._owner().accelerator.ddp_handler
-        if ddp is not None and ddp.find_unused_parameters and args.ddp_find_unused_parameters is None:
-            ddp.find_unused_parameters = False
+        if args.ddp_find_unused_parameters is None and args.world_size > 1:
+            args.ddp_find_unused_parameters = False  # which older Trainers read as they build DDP
+            if (ddp := self._owner().accelerator.ddp_handler) is not None:
+                ddp.find_unused_parameters = False
             self.has_set("ddp_find_unused_parameters=False")
 
     def on_train_begin(
