@@ -195,7 +195,7 @@ struct tb_control {
 	__u32 sum_base; /* window base of the sums ring, a row sequence */
 	__u32 result_base; /* window base of the result ring, a row sequence */
 	__u32 live_peers; /* live ranks other than this one */
-	__u32 need; /* majority: floor(L / 2) + 1 with L = live_peers + 1 */
+	__u32 need; /* majority: floor(V / 2) + 1 with V ranks that have a vote */
 	__u32 shift_cap; /* kcap: largest shift taken */
 	__u32 first_op; /* ops before this one are stale */
 	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS further */

@@ -44,6 +44,7 @@
 #define TB_FLAG_OVERFLOW 1024
 #define TB_FLAG_HALVES 2048
 #define TB_FLAG_EPOCH 4096
+#define TB_FLAG_QUORUM 8192
 
 /* Header of every Tailbound packet, after UDP, network byte order. */
 struct tb_header {

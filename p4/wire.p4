@@ -39,6 +39,7 @@ const bit<16> TB_FLAG_SWITCHED = 512;
 const bit<16> TB_FLAG_OVERFLOW = 1024;
 const bit<16> TB_FLAG_HALVES = 2048;
 const bit<16> TB_FLAG_EPOCH = 4096;
+const bit<16> TB_FLAG_QUORUM = 8192;
 
 const bit<8> TB_VERDICT_STORED = 0;
 const bit<8> TB_VERDICT_ADDED = 1;

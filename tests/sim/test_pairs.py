@@ -158,6 +158,7 @@ class Job(World):
         self.gone = {rank for rank, trouble in troubles.items() if not trouble.again and trouble.owns is False}
         self.before: dict[tuple[int, int], int] = {}  # rows by (receiver, sender) summed before the step that fails
         self.results: dict[int, NDArray[np.float32]] = {}  # of that step, by rank
+        self.void: dict[int, bool] = {}  # of that step, by rank
         self._began: set[int] = set()
         self._pending = {rank: trouble.when for rank, trouble in troubles.items() if trouble.when is not None}
         super().__init__(RANKS, seed, plan=Plan((ROWS * WIDTH,), COMPUTE), steps=1 << 30, **SETTINGS)
@@ -196,16 +197,22 @@ class Job(World):
     def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
         super().finished(rank, done, out)
         if done.step == FAILS:
-            self.results[rank] = out
+            self.results[rank], self.void[rank] = out, done.outcome.minority
             if rank in self.healthy and set(self.healthy) <= set(self.results):
                 for troubled, trouble in self.troubles.items():
                     trouble.after(self, troubled)
 
     def check_rows(self) -> None:
-        """Every row that a healthy rank has got in the step that fails is what it must be."""
+        """Every row that a healthy rank has got in the step that fails is what it must be.
+
+        Where healthy ranks are no majority of it by themselves, and nothing of the others has come, it may be void.
+        """
         inputs = [self.gradient(rank, FAILS, 0, ROWS * WIDTH) for rank in range(RANKS)]
         missing_owners = {rank for rank, trouble in self.troubles.items() if trouble.owns is not True}
         for rank in self.healthy:
+            if self.void[rank]:
+                assert all(trouble.contributes is not True for trouble in self.troubles.values())
+                continue
             found = contributors(self.results[rank], inputs, set(range(RANKS)), WIDTH)
             for k, who in enumerate(found):
                 owner = int(OWNERS[k])

@@ -35,7 +35,7 @@ from tailbound.wire.schema import op_label
 MAPS = (Agreed(0, OwnerMap(0, (0, 1, 2))), Agreed(9, OwnerMap(256, (0, 2))))
 KEY = (0, 1000, 0, 34)
 SCALES = {KEY: np.array([-3, 7], np.int16)}
-ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), MAPS), SCALES, 0xC0)
+ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), MAPS), SCALES, 0xC0, frozenset({2}))
 
 
 def check(key: Scales, groups: int) -> None:
@@ -46,7 +46,7 @@ def check(key: Scales, groups: int) -> None:
 
 def test_an_entrance_comes_back() -> None:
     found = decode(encode(ENTRANCE, 3), 3, check)
-    assert (found.position, found.cookie) == (ENTRANCE.position, 0xC0)
+    assert (found.position, found.cookie, found.away) == (ENTRANCE.position, 0xC0, {2})
     assert {key: known.tolist() for key, known in found.exponents.items()} == {KEY: [-3, 7]}
 
 
@@ -54,7 +54,7 @@ def test_an_entrance_comes_back() -> None:
     ("name", "value"),
     [
         ("position", {}), ("exponents", [[1, 2]]), ("exponents", 3),
-        ("cookie", None),
+        ("cookie", None), ("away", 2), ("away", [3]),
         ("exponents", [[*KEY, [1]]]), ("exponents", [[*KEY, [1, 2, 3]]]), ("exponents", [[*KEY, [[1, 2]]]]),
         ("exponents", [[*KEY, [1, 1 << 15]]]), ("exponents", [[*KEY, [1, 1e400]]]),
         ("exponents", [[1, *KEY[1:], [1, 2]]]),
@@ -72,7 +72,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["step", "owners", "x"]), inner),
     max_leaves=12,
 )
-FIELDS = ["position", "exponents", "cookie"]
+FIELDS = ["position", "exponents", "cookie", "away"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.lists(st.lists(JSON, min_size=5, max_size=5), max_size=2))

@@ -184,3 +184,51 @@ def test_every_change_of_who_takes_part_is_counted() -> None:
     assert counts == sorted(set(counts))
     one.result.clear(3)
     assert one.changes == counts[-1], "nobody suspected it"
+
+
+#: Ranks of a job, those that have said goodbye, whose processes have ended and that are only silent; how many votes
+#: are a quorum then, and who of the silent is suspect.
+VOTES = [
+    (2, "", "", "", 2, ""),
+    (2, "", "", "1", 2, ""),
+    (2, "1", "", "", 1, ""),
+    (2, "", "1", "", 1, "1"),
+    (3, "", "", "2", 2, "2"),
+    (3, "", "", "12", 2, ""),
+    (3, "2", "", "1", 2, ""),
+    (4, "", "", "3", 3, "3"),
+    (4, "", "", "23", 3, ""),
+    (4, "", "23", "", 2, "23"),
+    (4, "", "23", "1", 2, "23"),
+    (4, "3", "2", "1", 2, "2"),
+    (5, "", "", "34", 3, "34"),
+    (5, "", "4", "3", 3, "34"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "gone", "ended", "silent", "votes", "suspects"), VOTES)
+def test_a_quorum_is_a_majority_of_those_that_may_still_take_part(
+    ranks: int, gone: str, ended: str, silent: str, votes: int, suspects: str
+) -> None:
+    """Rules: clock-14, clock-38."""
+    who = Membership(ranks, 0)
+    for rank in map(int, gone):
+        who.bye(rank, 0)
+    for op in range(3):
+        who.absent(who.contribution, set(map(int, silent)), op, in_step=True, step=5)
+    for rank in map(int, ended):
+        assert who.died(rank, 0)
+    order = sorted(who.voters)
+    assert [n for n in range(ranks) if who.quorum(order[:n])] == list(range(votes, ranks))
+    assert not who.quorum({*order[: votes - 1], *map(int, gone), *map(int, ended)}), "they have no vote"
+    assert who.contribution.suspects == set(map(int, suspects))
+
+
+def test_a_process_that_has_ended_votes_again_when_it_is_back() -> None:
+    """It is a new one, or a firewall that said so has changed its mind. Rule: clock-38."""
+    for back in (lambda who: who.back(3, 9), lambda who: who.contribution.clear(3)):
+        who = membership()
+        who.died(3, 0)
+        assert who.voters == {0, 1, 2}
+        back(who)
+        assert who.voters == {0, 1, 2, 3}

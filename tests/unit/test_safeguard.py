@@ -18,11 +18,11 @@ from tailbound.transport.safeguard import Action, Limits, Safeguard
     ],
 )
 def test_one_op_is_judged_by_its_loss(expected: int, taken: int, action: Action) -> None:
-    assert Safeguard(Limits(skip=0.5, stop=0.9), 4).judge(expected, taken).action == action
+    assert Safeguard(Limits(skip=0.5, stop=0.9)).judge(expected, taken).action == action
 
 
 def test_small_losses_that_stay_are_seen_smoothed() -> None:
-    guard = Safeguard(Limits(), 4)
+    guard = Safeguard(Limits())
     actions = [guard.judge(100, 94).action for _ in range(200)]
     assert actions[0] == Action.NONE
     assert actions == sorted(actions)
@@ -32,18 +32,8 @@ def test_small_losses_that_stay_are_seen_smoothed() -> None:
     assert calm[-1] == Action.NONE
 
 
-def test_fewer_contributors_than_a_majority_are_warned_of() -> None:
-    guard = Safeguard(Limits(skip=0.5), 4)
-    assert guard.judge(0, 0, 3).action == Action.NONE
-    found = guard.judge(0, 0, 2)
-    assert found.action == Action.WARN
-    assert found.why == "2 contributors, fewer than 3"
-    assert guard.judge(0, 0).action == Action.NONE
-    assert guard.judge(100, 10, 2).action == Action.SKIP
-
-
 def test_by_default_ordinary_loss_is_nothing_and_stopping_is_off() -> None:
-    guard = Safeguard(Limits(), 4)
+    guard = Safeguard(Limits())
     assert all(guard.judge(1000, 990).action == Action.NONE for _ in range(500))
     assert max(guard.judge(1000, 0).action for _ in range(500)) == Action.SKIP
 

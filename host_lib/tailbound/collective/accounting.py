@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import or_
 
+from tailbound.collective.alerts import Episodes
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
-from tailbound.collective.tally import gather_flags
+from tailbound.collective.view import View
 from tailbound.errors import TransportError
 from tailbound.observe.ledger import Ledger, Recent
 from tailbound.observe.trace import Trace
 from tailbound.transport.safeguard import Action, Safeguard
+from tailbound.transport.steps import step_of
 from tailbound.wire.schema import Flag, Stage, Verdict
 
 #: Ops running of which less than half has come from a rank that has sent all, until it is told so.
 _COMPLAIN = 2
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
-_SKIP, _STOP, _OVERFLOW = int(Flag.SKIP), int(Flag.STOP), int(Flag.OVERFLOW)
+_SKIP, _STOP, _OVERFLOW, _QUORUM = int(Flag.SKIP), int(Flag.STOP), int(Flag.OVERFLOW), int(Flag.QUORUM)
+#: Ops running with a majority until a stretch without one is over.
+_WHOLE = 4
 
 
 class Accounts:
@@ -41,7 +47,8 @@ class Accounts:
         self._complain = complain
         self._short = {(stage, peer): 0 for stage in Stage for peer in job.peers}  # ops running, see _COMPLAIN
         self.ledger = Ledger(job.world)
-        self.contributions, self.results = Safeguard(limits, job.ranks), Safeguard(limits, job.ranks)
+        self.contributions, self.results = Safeguard(limits), Safeguard(limits)
+        self._minority = Episodes(1, _WHOLE)
         self.latency = Recent()
         self.flow_bytes = 0
         self.trace = Trace(job.rank)
@@ -55,7 +62,10 @@ class Accounts:
         """
         job, own = self._job, op.place.placement.shares[self._job.rank]
         expected = taken = 0
-        there, asked = int(op.own_present), op.first.asked
+        asked = op.first.asked
+        there = {rank for rank, count in enumerate(summed) if count or (rank == job.rank and op.own_present)}
+        if job.membership.quorum(there | self._silent(op)):
+            op.flags |= _QUORUM
         for peer in job.membership.here:
             if peer in op.abstainers:
                 continue
@@ -65,8 +75,7 @@ class Accounts:
             if count or finished:
                 expected += own
                 taken += count
-            there += count > 0
-        found = self.contributions.judge(expected, taken, there if not op.abstainers else None)
+        found = self.contributions.judge(expected, taken)
         if found.action >= Action.SKIP:
             op.flags |= _SKIP
         if found.action == Action.STOP:
@@ -102,9 +111,11 @@ class Accounts:
                 taken += count
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
-        flags = int(gather_flags(job.records.results, op.buffers.source, op.label))
+        said = [one for one in View(job, op).flags() if one >= 0]
+        flags = reduce(or_, said, 0)
         op.outcome.overflowed |= bool(flags & _OVERFLOW)
         told, flags = flags & (_SKIP | _STOP), flags | op.flags
+        self._look_at_quorum(op, said + [op.flags] * (counts[job.rank] > 0))
         found = self.results.judge(expected, taken)
         if found.action:
             self._say(op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
@@ -122,6 +133,50 @@ class Accounts:
                 f"rank {job.rank}: op {op.name}: more contributions were lost than the safeguard allows "
                 "(its stop=); `tailbound top` and stats()['ledger'] say between which ranks"
             )
+
+    def _look_at_quorum(self, op: Op, flags: Sequence[int]) -> None:
+        """No rank applies an op without a majority; the log says it once a stretch (clock-38).
+
+        Args:
+            flags: of the results of each owner of which there are any.
+        """
+        assert op.launch is not None
+        job, step = self._job, step_of(op.label)
+        empty = op.outcome.failed_groups == op.place.layout.shape.groups
+        nothing = empty and (op.abstains or op.overtaken)
+        if nothing or not op.launch.quorum:
+            return
+        minority = self._lacks_rows(op) if op.switched else 2 * sum(one & _QUORUM > 0 for one in flags) <= len(flags)
+        minority &= not job.membership.quorum({job.rank})
+        if minority:
+            op.launch.coder.clear(op.launch.out)
+            op.outcome.minority = True
+            job.counters["ops_minority"] += 1
+        turn = self._minority.see(None, minority, op.spans.decoding, step)
+        if turn is None:
+            return
+        since = self._minority.begun(None)
+        if turn == "over":
+            text = f"a majority of ranks contributes again (step {step}); nothing was trained for some steps"
+            job.events.emit("quorum", text, level=logging.INFO, since=since, step=step)
+            return
+        text = (
+            f"fewer than a majority of the job's ranks contribute since step {since} (now {step}): such steps are void "
+            "on all ranks, and nothing is trained. Look at the network, and at the hosts of the other ranks; "
+            "docs/torch/cluster.md, Quorum"
+        )
+        job.events.emit("no_quorum", text, since=since, step=step)
+
+    def _lacks_rows(self, op: Op) -> bool:
+        """Whether half of a switch's rows or more have fewer contributors than a majority; it counts them."""
+        voters = self._job.membership.voters
+        silent = len(self._silent(op) & voters)
+        well = 2 * (op.buffers.row_count[op.buffers.source >= 0].astype(int) + silent) > len(voters)
+        return 2 * int(well.sum()) <= op.place.layout.shape.rows
+
+    def _silent(self, op: Op) -> set[int]:
+        """Ranks that have said that they bring no rows: they are there all the same."""
+        return op.abstainers | op.stayed_out | ({self._job.rank} if op.abstains else set())
 
     def in_pieces(self, op: Op) -> None:
         """Says that the driver hands over frames of rows in pieces; an error while no row has come in any other."""

@@ -9,7 +9,6 @@ from tailbound.collective.op import Op
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
-from tailbound.transport.stage import majority
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.schema import serial_distance
 
@@ -19,8 +18,7 @@ class Averages:
 
     An op averages nothing if this rank got no row of it, or if a safeguard skipped it. These do not count: ops in which
     all abstain or this rank is behind, ops of a switch, which has a fallback, and those of a rank that has still to
-    hear of an owner map, or that hears fewer than a majority, since it is cut off and the others go on. Where all
-    owners have left the job they do: no majority may be left to agree on others.
+    hear of an owner map, or that hears of no majority: it is cut off (clock-38).
 
     Args:
         known: of this rank.
@@ -43,7 +41,7 @@ class Averages:
         """
         step = op.place.step
         heard = self._heard(op)
-        alone = len(heard) + 1 < majority(self._known.ranks) and not self._known.membership.gone.issuperset(_owners(op))
+        alone = not self._known.membership.quorum({self._known.rank, *heard})
         if alone or not (self._known.steps.in_step and _empty(op)) or self._misses_map(heard):
             self._good, self._since = step, None
             return None

@@ -64,18 +64,20 @@ class Entrance:
         position: of the next step.
         exponents: scales that the next op of a key carries on (``Known.exponents``), i16[groups].
         cookie: of the job.
+        away: ranks that have said goodbye, or whose processes have ended (clock-38).
     """
 
     position: Position
     exponents: dict[Scales, NDArray[np.int16]]
     cookie: int
+    away: frozenset[int] = frozenset()
 
 
 def entrance(engine: Transpose) -> Entrance:
     """Where the next step of this rank begins; for ``Transpose.call``, between two steps."""
-    job = engine.job
+    job, away = engine.job, engine.job.membership.gone | engine.job.membership.ended
     exponents = {key: known.copy() for key, known in job.exponents.items()}
-    return Entrance(job.sequence.entrance(), exponents, job.cookie)
+    return Entrance(job.sequence.entrance(), exponents, job.cookie, frozenset(away))
 
 
 def encode(found: Entrance, ranks: int) -> bytes:
@@ -84,6 +86,7 @@ def encode(found: Entrance, ranks: int) -> bytes:
         "position": jump.encode(found.position, ranks).decode(),
         "exponents": [[*key, known.tolist()] for key, known in found.exponents.items()],
         "cookie": found.cookie,
+        "away": sorted(found.away),
     }
     return json.dumps(told).encode()
 
@@ -107,7 +110,10 @@ def decode(data: bytes, ranks: int, check: Callable[[Scales, int], None]) -> Ent
                 raise ValueError(f"scales of bucket {key[0]} are not one for each of its groups")
             check(key, len(exponents[key]))
         position = jump.decode(str(told["position"]).encode(), ranks)
-        return Entrance(position, exponents, int(told["cookie"]))
+        away = frozenset(map(int, told["away"]))
+        if not away <= set(range(ranks)):
+            raise ValueError(f"there are no ranks {sorted(away)}")
+        return Entrance(position, exponents, int(told["cookie"]), away)
     except jump.NOISE as error:
         raise TransportError(
             f"the answer is no entrance ({error}): run the same version of Tailbound on all ranks"

@@ -87,6 +87,8 @@ class Handling(NamedTuple):
         scaled: ``data`` is a gradient without its loss scale; a cold op as with other bits.
         starts: where the tensors in the bucket begin, rising; empty: they are not known.
         parts: names what is in ``data`` and in which order, part of the layout tag: ranks that differ are refused.
+        quorum: an average that fewer than a majority of the ranks have part in is void (clock-38); False where it
+            belongs to no step of training.
     """
 
     dtype: str = "float32"
@@ -96,6 +98,7 @@ class Handling(NamedTuple):
     scaled: bool = False
     starts: tuple[int, ...] = ()
     parts: str = ""
+    quorum: bool = True
 
 
 _PLAIN = Handling()
@@ -362,7 +365,7 @@ class Communicator:
             ConfigError: arrays of another type, shape or size, or more ops in a step than ``MAX_STEP_OPS``.
             TransportError, LayoutError: see ``Transpose.launch``.
         """
-        dtype, coder, residual, bits, scaled, starts, parts = handling
+        dtype, coder, residual, bits, scaled, starts, parts, quorum = handling
         numel = data.size if coder is HOST else len(data)
         if coder is HOST:
             half = _HALVES.get(dtype)
@@ -403,6 +406,7 @@ class Communicator:
                         contribute,
                         coder,
                         residual[lo:hi] if residual is not None else None,
+                        quorum,
                     )
                 )
 
@@ -499,7 +503,7 @@ class Communicator:
                 f"rank {self.config.rank} came back into a run of the job that has ended, all other ranks have begun "
                 "anew since: start this rank again"
             )
-        engine.ask(lambda: engine.enter(found.position, found.exponents))
+        engine.ask(lambda: engine.enter(found.position, found.exponents, found.away))
         self._step = found.position.step
         here = comeback.ask_all(engine, self.reliable, found.position.step)
         self.part = Part.INSIDE

@@ -51,7 +51,9 @@ class Maps:
     def __init__(self, job: Speaker, ledger: Ledger, owners_least: int, *, outside: bool) -> None:
         self._job, self._ranks = job, tuple(range(job.ranks))
         first = job.owners(self._ranks, switched=True)
-        self.agreement = Agreement(job.rank, job.ranks, first, job.config.first_step, job.config.width)
+        self.agreement = Agreement(
+            job.rank, job.ranks, first, job.config.first_step, job.config.width, job.membership.quorum
+        )
         self.shares = Shares(job.ranks, owners_least)
         states = job.records.peer_states  # columns: a field of a record takes five times as long to read
         self._cookies, self._maps_known = states["cookie"], states["map_known"]

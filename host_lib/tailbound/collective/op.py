@@ -48,6 +48,7 @@ class Outcome:
         missing: ranks from which nothing came in a stage.
         overwritten: result rows that were overwritten before use.
         skipped: nothing of it could be had any more, since this rank came after the ring had moved on (clock-20).
+        minority: fewer than a majority of the ranks have part in it, so it is void: zero, on all ranks (clock-38).
         doubtful: this rank alone is known to skip it: others apply it where they heard too late that it was lost.
         missed: result rows of others that never came: what other ranks may have in their averages and this one not.
         unsent: the rank sent no rows at all, since it came too late for the first half.
@@ -68,6 +69,7 @@ class Outcome:
     missing: set[int] = field(default_factory=set)
     overwritten: int = 0
     skipped: bool = False
+    minority: bool = False
     doubtful: bool = False
     missed: int = 0
     unsent: bool = False
@@ -79,7 +81,7 @@ class Outcome:
         for name in ("expected", "delivered", "deadline_hits", "failed_groups", "clipped",
                      "overwritten", "missed"):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("void", "abstained", "overflowed", "late", "missing", "skipped", "doubtful"):
+        for name in ("void", "abstained", "overflowed", "late", "missing", "skipped", "minority", "doubtful"):
             setattr(self, name, getattr(self, name) | getattr(other, name))
         self.unsent &= other.unsent
         self.label, self.error = other.label, self.error or other.error
@@ -102,6 +104,8 @@ class Launch:
     coder: Coder = HOST
     #: f32[numel], written when the own rows are coded: what they leave unsaid of ``data`` (``codec.feedback``)
     residual: Values | None = None
+    #: without a majority it is void (clock-38)
+    quorum: bool = True
 
 
 class Sending(IntEnum):
@@ -185,7 +189,7 @@ class Op:
     #: ranks that have said that they bring no rows, and those that said that they come too late to
     abstainers: set[int] = field(default_factory=set)
     stayed_out: set[int] = field(default_factory=set)
-    #: flags of the own results (``Flag.SKIP``, ``STOP``)
+    #: flags of the own results (``Flag.SKIP``, ``STOP``, ``QUORUM``)
     flags: int = 0
     #: how it is coded, once that was asked for
     coding: Coding | None = None

@@ -127,7 +127,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "time": time.time(),
         "monotonic": job.now() / 1e9,
         "op": label_text(job.marks.contributed),
-        **{name: job.counters[name] for name in ("ops", "ops_incomplete", "ops_late", "ops_skipped")},
+        **{name: job.counters[name] for name in ("ops", "ops_incomplete", "ops_late", "ops_skipped", "ops_minority")},
         "p50_ms": half / 1e6,
         "p99_ms": tail / 1e6,
         "delivered": _delivered(job),

@@ -93,7 +93,7 @@ class Speaker(Known):
         self._template = bytearray(head.tobytes())
         self._head = np.frombuffer(self._template, packets.HEADER_DTYPE)  # the same memory
         self.advertise_deadline(self.deadlines.advertised)
-        self._live: list[int] | None = None
+        self._live: tuple[list[int], int] | None = None
         #: the live set that the kernel has, as i64[]
         self.live_ranks = np.array(self.peers, np.int64)
 
@@ -181,10 +181,10 @@ class Speaker(Known):
 
     def publish_live(self) -> None:
         """Writes the live set to the kernel, for completion, tails and the majority clock."""
-        live = self.membership.live
-        if live == self._live:
+        live, need = self.membership.live, majority(len(self.membership.voters))
+        if (live, need) == self._live:
             return
-        self._live = live
+        self._live = live, need
         self.live_ranks = np.array(live, np.int64)
         control, peers = self.store.control, self.store.peers
         bitmap = sum(1 << p for p in live)
@@ -193,7 +193,7 @@ class Speaker(Known):
             peers[rank]["live"] = rank in live
         control["live"][0] = words
         control["live_peers"] = len(live)
-        control["need"] = majority(len(live) + 1)
+        control["need"] = need
         self.live_since = self.now()  # what began before may have been counted by older words (``peers``)
 
     def arm(self, before: bool, since: bool) -> None:

@@ -18,7 +18,7 @@ from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
-from tailbound.collective.tally import gather_flags, read_records
+from tailbound.collective.tally import read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
 from tailbound.transport import flush
@@ -84,10 +84,12 @@ class SwitchOwned:
     def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
         assert job.switch is not None
         b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
-        present = View(job, op).gather(by_owner)
+        view = View(job, op)
+        present = view.gather(by_owner)
         job.datapath.fence()
-        flags = int(gather_flags(job.records.results, b.source, op.label)) & (_SWITCHED | _SUMS)
-        form = flags if flags in (_SWITCHED, _SUMS) else _form(job)
+        flags = view.flags()[job.switch]
+        form = flags & (_SWITCHED | _SUMS) if flags >= 0 else 0
+        form = form if form in (_SWITCHED, _SUMS) else _form(job)
         lost = int(
             read_records(
                 job.records.results, b.source, op.label, b.row_scale, b.row_exponent, form, job.ranks,

@@ -117,14 +117,15 @@ def newest_op(states: NDArray[Any], ranks: NDArray[np.int64], cookie: int, own: 
 
 
 @compiled
-def gather_flags(records: NDArray[Any], source: NDArray[np.int64], op: int) -> int:
-    """The header flags of all results present in the ring (``source[k] >= 0``), together."""
-    flags = np.uint32(0)
+def gather_flags(
+    records: NDArray[Any], source: NDArray[np.int64], op: int, owner: NDArray[np.uint8], out: NDArray[np.int64]
+) -> None:
+    """Writes the header flags of each owner's results in the ring (``source[k] >= 0``); -1: it has none there."""
+    out[:] = -1
     for k in range(source.shape[0]):
         position = source[k]
         if position >= 0 and records[position].op == op:
-            flags |= records[position].flags
-    return int(flags)
+            out[owner[k]] = max(out[owner[k]], 0) | np.int64(records[position].flags)
 
 
 @compiled

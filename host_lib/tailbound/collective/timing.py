@@ -59,7 +59,7 @@ def suspect(job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], wha
     new: set[int] = set()
     for one in stages:
         new |= membership.absent(halves[one], absent, op.label, in_step=in_step, step=op.place.step)
-    for rank in sorted(new):
+    for rank in sorted(new & membership.suspects):
         job.events.emit(
             "suspect",
             f"rank {rank} has {what} {job.config.suspect_after} ops (last: op {op.name}); {then}. {WHO_WAITS}",

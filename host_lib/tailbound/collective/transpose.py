@@ -15,7 +15,7 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar
@@ -246,14 +246,20 @@ class Transpose:
         job.counters["steps_jumped"] += skipped
         return skipped
 
-    def enter(self, to: Position, exponents: Mapping[Scales, NDArray[np.int16]]) -> None:
-        """Takes part from ``to`` on, as a new process (``comeback``); for ``call``, with nothing launched."""
+    def enter(self, to: Position, exponents: Mapping[Scales, NDArray[np.int16]], away: Collection[int] = ()) -> None:
+        """Takes part from ``to`` on, as a new process (``comeback``), and counts no ranks that are ``away``.
+
+        For ``call``, with nothing launched.
+        """
         job = self.job
         if self._in_flight:
             raise TransportError(f"rank {job.rank}: a rank enters between two steps: call it with no ops in flight")
         self._window.jump(to)
         self.maps.adopt(to, self._window)
         job.exponents.update(exponents)
+        for rank in set(away) - {job.rank}:
+            job.membership.died(rank, job.sequence.upcoming)
+        job.publish_live()
         job.membership.woke(to.step)
         job.counters["entered"] += 1
 

@@ -9,7 +9,7 @@ from tailbound.codec.owners import Places
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.repair import LOOK, patience
-from tailbound.collective.tally import gather_results, rows_by_rank
+from tailbound.collective.tally import gather_flags, gather_results, rows_by_rank
 from tailbound.transport.config import FLOOR
 from tailbound.transport.recovery import Bounds, Recovery, Ring
 
@@ -130,6 +130,14 @@ class View:
         counts = np.zeros(known.world, np.int64) if by_owner is None else by_owner
         owner, seq, presence = place.placement.owner, place.result_seq, known.records.presence
         return int(gather_results(presence, seq, known.cookie, place.label, owner, known.rank, source, counts))
+
+    def flags(self) -> list[int]:
+        """By rank, the header flags of its results that ``gather`` has found; -1: there are none."""
+        known, op = self.known, self.op
+        found = np.empty(known.world, np.int64)
+        gather_flags(known.records.results, op.buffers.source, op.label, op.place.placement.owner, found)
+        flags: list[int] = found.tolist()
+        return flags
 
     def recovery(self, *, results: bool) -> Recovery:
         """Loss detection for a half. Results are insisted on: a lost one costs every replica."""

@@ -70,6 +70,6 @@ def warm_up(job: Job) -> None:
     point_own(b.own_rows, results, source, b.row_scale, b.row_exponent)
     gather_results(job.records.presence, 0, 0, 1, placement.owner, rank, source, counts)
     read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, None)
-    gather_flags(job.records.results, source, 1)
+    gather_flags(job.records.results, source, 1, placement.owner, counts)
     read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
     decode(Received(store.results, results.packets, source, b.row_scale), shape, coding, data, scratch)

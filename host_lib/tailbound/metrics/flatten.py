@@ -29,6 +29,7 @@ _OF_RANK = (
     ("ops_incomplete_total", "ops_incomplete", 1.0, "Ops that ended with rows missing."),
     ("ops_late_total", "ops_late", 1.0, "Ops for which this rank was too late to contribute."),
     ("ops_skipped_total", "ops_skipped", 1.0, "Ops that were not applied: a limit on loss."),
+    ("ops_minority_total", "ops_minority", 1.0, "Ops that were void: fewer than a majority had part in them."),
     ("deadline_hits_total", "deadline_hits", 1.0, "Halves of ops that a deadline ended."),
     ("delivered_ratio", "delivered", 1.0, "Share of all rows expected so far that came in time."),
     ("overtime_seconds_total", "overtime_ms waited", _MS, "Time that ops have waited past their deadlines."),

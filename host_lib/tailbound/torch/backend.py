@@ -176,7 +176,7 @@ def launch(
         last=last,
         done=back,
         prepare=None if direct else read,
-        handling=Handling(str(tensor.dtype).removeprefix("torch.")),
+        handling=Handling(str(tensor.dtype).removeprefix("torch."), quorum=False),
     )
 
 

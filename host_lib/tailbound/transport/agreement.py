@@ -1,6 +1,6 @@
 """Agreeing on owner maps: two phases, led by the lowest live rank (clock-22). Pure, with the time passed in.
 
-The leader proposes a map, every live rank acknowledges it, more than half of all in any case, and only then the leader
+The leader proposes a map, every live rank acknowledges it, a quorum in any case (clock-38), and only then the leader
 settles the step with which it begins, three or more after the newest. A proposal lasts until that, or until the leader
 wants something else. A map that has been settled is told to every rank whose headers name an older one
 (``map_known``), by whoever knows: the leader may have died meanwhile.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 import itertools
 import struct
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -120,10 +120,20 @@ class Agreement:
         first: owners of the map with id 0, with which the job begins on all ranks alike; it may name a switch.
         first_step: the job's first step.
         room: bytes that the body of a packet can have.
+        quorum: whether those that have acknowledged are enough; None: more than half of all ranks.
     """
 
-    def __init__(self, rank: int, ranks: int, first: tuple[int, ...], first_step: int = 0, room: int = 1408) -> None:
+    def __init__(
+        self,
+        rank: int,
+        ranks: int,
+        first: tuple[int, ...],
+        first_step: int = 0,
+        room: int = 1408,
+        quorum: Callable[[Collection[int]], bool] | None = None,
+    ) -> None:
         self.rank, self.ranks = rank, ranks
+        self._quorum = quorum or (lambda acknowledged: 2 * len(acknowledged) > ranks)
         #: settled maps, oldest first; the last one may still be to begin
         self.agreed: list[Agreed] = [Agreed(first_step, OwnerMap(0, first))]
         self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + _bytes_of(ranks + 1)))
@@ -226,7 +236,7 @@ class Agreement:
         proposal = self._proposal
         if proposal is not None:
             missing = [p for p in live if p not in proposal.acknowledged]
-            if not missing and 2 * (len(proposal.acknowledged) + 1) > self.ranks:
+            if not missing and self._quorum({self.rank, *proposal.acknowledged}):
                 since = newest + lead
                 if step_distance(since, self.agreed[-1].since) <= 0:
                     since = self.agreed[-1].since + 1

@@ -5,7 +5,7 @@ The rules are clock-1, clock-8 and clock-14 to clock-16. Pure state with the tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Set
 
 from tailbound.transport.config import MS
 from tailbound.transport.steps import OLD, STEP_MASK, step_distance, step_of
@@ -21,17 +21,26 @@ class Suspicion:
     contributions come late may well publish in time, and the other way round.
 
     Args:
-        ranks, own: world size and own rank.
+        ranks, own: number of ranks and own rank.
         after: consecutive misses that make a suspect.
         changed: called when ``suspects`` has.
+        voters: ranks of which a majority is a quorum (``Membership.voters``); all of them by default.
 
     Attributes:
-        suspects: ranks suspected now; no rank when it would be more than half of all ranks, self included (clock-14).
-            A plain attribute, since it is read a hundred times an op.
+        suspects: ranks suspected now. Where the other voters would be no quorum, none of them is (clock-14). A
+            plain attribute, since it is read a hundred times an op.
     """
 
-    def __init__(self, ranks: int, own: int, after: int, changed: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        ranks: int,
+        own: int,
+        after: int,
+        changed: Callable[[], None] = lambda: None,
+        voters: Set[int] | None = None,
+    ) -> None:
         self._misses = [0] * ranks
+        self._voters = set(range(ranks)) if voters is None else voters
         self._own = own
         self._after = after
         self._suspects: set[int] = set()
@@ -39,9 +48,11 @@ class Suspicion:
         self._changed = changed
         self.suspects: frozenset[int] = _NOBODY
 
-    def _judge(self) -> None:
-        too_many = 2 * len(self._suspects) > len(self._misses)
-        self.suspects = _NOBODY if too_many else frozenset(self._suspects)
+    def judge(self) -> None:
+        """Suspects those that have missed enough, unless voters need them; voters may be others."""
+        silent = self._suspects & self._voters
+        needed = 2 * len(silent) >= len(self._voters)
+        self.suspects = frozenset(self._suspects - silent if needed else self._suspects)
         self._changed()
 
     def first_missed(self, rank: int) -> int:
@@ -76,7 +87,7 @@ class Suspicion:
             self._misses[rank] += 1
             if self._misses[rank] >= self._after and rank not in self._suspects:
                 self._suspects.add(rank)
-                self._judge()
+                self.judge()
                 new.add(rank)
         return new
 
@@ -92,15 +103,19 @@ class Suspicion:
         if known:
             return False
         self._suspects.add(rank)
-        self._judge()
+        self.judge()
         return True
+
+    def suspected(self, rank: int) -> bool:
+        """Whether ``rank`` has missed enough, though it may be needed for a quorum."""
+        return rank in self._suspects
 
     def clear(self, rank: int) -> None:
         """A row of ``rank`` met its deadline."""
         self._misses[rank] = 0
         if rank in self._suspects:
             self._suspects.discard(rank)
-            self._judge()
+            self.judge()
 
 
 #: A hold lasts this long after its last packet (clock-16: silence ends it), and is repeated four times as often.
@@ -114,11 +129,14 @@ class Membership:
     """What this rank knows about the others' part in the job.
 
     Args:
-        ranks, rank: world size and own rank.
+        ranks, rank: number of ranks and own rank.
         after: consecutive misses that make a suspect (clock-14).
         hold_max: ns for which a hold is respected at most (clock-16).
 
     Attributes: plain ones, worked out when they change.
+        gone: ranks that have said goodbye.
+        ended: ranks whose processes are known to have ended without one, until they are back.
+        voters: all other ranks, of which a majority is a quorum (clock-38); always the same object.
         here: peers that have not said goodbye.
         suspects: ranks suspected in one half or both.
         live: peers that are neither suspect nor gone: a seal waits for their contributions (clock-1, clock-8).
@@ -128,9 +146,11 @@ class Membership:
     def __init__(self, ranks: int, rank: int, after: int = 3, hold_max: int = 60_000 * MS) -> None:
         self.rank, self.ranks = rank, ranks
         self.peers = [(rank + i) % ranks for i in range(1, ranks)]
-        self.contribution = Suspicion(ranks, rank, after, self._sort)
-        self.result = Suspicion(ranks, rank, after, self._sort)
         self.gone: set[int] = set()
+        self.ended: set[int] = set()
+        self.voters = set(range(ranks))
+        self.contribution = Suspicion(ranks, rank, after, self._sort, self.voters)
+        self.result = Suspicion(ranks, rank, after, self._sort, self.voters)
         #: the last op of those who have gone, until that is told
         self.left: dict[int, int] = {}
         #: counts changes of who takes part
@@ -146,6 +166,14 @@ class Membership:
 
     def _sort(self) -> None:
         self.changes += 1
+        halves = self.contribution, self.result
+        self.ended = {r for r in self.ended if all(half.suspected(r) for half in halves)}
+        if (voters := set(range(self.ranks)) - self.gone - self.ended) != self.voters:
+            self.voters.clear()
+            self.voters.update(voters)
+            for half in halves:
+                half.judge()  # which comes here again
+            return
         first, second = self.contribution.suspects, self.result.suspects
         here = [p for p in self.peers if p not in self.gone]
         if here != self.here:
@@ -197,7 +225,14 @@ class Membership:
         step = step_of(op)
         last = max((step, self._heard_step.get(rank, step)), key=lambda one: step_distance(one, step))
         from_ = op_label(last + _DEAD_AFTER & STEP_MASK, 0)
-        return self.contribution.accuse(rank, from_, anew=True) | self.result.accuse(rank, from_, anew=True)
+        new = self.contribution.accuse(rank, from_, anew=True) | self.result.accuse(rank, from_, anew=True)
+        self.ended.add(rank)
+        self._sort()
+        return new
+
+    def quorum(self, ranks: Collection[int]) -> bool:
+        """Whether ``ranks`` are a majority of the voters (clock-38)."""
+        return 2 * len(self.voters.intersection(ranks)) > len(self.voters)
 
     def bye(self, rank: int, op: int) -> None:
         """``rank`` has said goodbye, after ``op``: no rank waits for it any more."""

@@ -2,7 +2,7 @@
 
 ``Safeguard``: every row has one owner, and an owner's verdict travels in the flags of its result rows: so all ranks
 that have a row of it decide alike, without a word more. Loss here is what is missing of ranks that did bring rows or
-said that they had sent them; an average of fewer ranks than a majority is warned of (clock-15 and clock-24).
+said that they had sent them (clock-15 and clock-24).
 """
 
 from __future__ import annotations
@@ -67,18 +67,16 @@ _NOTHING = Finding()
 class Safeguard:
     """Judges one stage's ops in the order in which they end."""
 
-    def __init__(self, limits: Limits, ranks: int) -> None:
+    def __init__(self, limits: Limits) -> None:
         self._order = ((Action.STOP, limits.stop), (Action.SKIP, limits.skip), (Action.WARN, WARN_OP))
-        self._majority = ranks // 2 + 1
         #: exponentially smoothed loss
         self.smoothed = 0.0
 
-    def judge(self, expected: int, taken: int, contributors: int | None = None) -> Finding:
+    def judge(self, expected: int, taken: int) -> Finding:
         """Judges one op.
 
         Args:
             expected, taken: rows of the ranks that took part, as they should be and as they came.
-            contributors: ranks of which anything is in the averages, own included; None: does not matter here.
         """
         loss = 1 - taken / expected if expected else 0.0
         self.smoothed += (loss - self.smoothed) * _WEIGHT
@@ -86,8 +84,6 @@ class Safeguard:
         for action, limit in self._order:
             if limit is not None and loss > limit and not (few and action > Action.WARN):
                 return Finding(action, f"{loss:.1%} of an op's rows lost, more than {limit:.1%}")
-        if contributors is not None and contributors < self._majority:
-            return Finding(Action.WARN, f"{contributors} contributors, fewer than {self._majority}")
         if self.smoothed > WARN_SMOOTHED:
             return Finding(
                 Action.WARN, f"{self.smoothed:.1%} of rows lost in the last ops, more than {WARN_SMOOTHED:.1%}"

@@ -17,13 +17,13 @@ Why = Literal["complete", "quiet", "deadline"]
 Request = TypeVar("Request")
 
 
-def majority(live: int) -> int:
-    """How many of ``live`` ranks (self included) start a stage clock: floor(L / 2) + 1 (clock-1)."""
-    return live // 2 + 1
+def majority(voters: int) -> int:
+    """How many of ``voters`` (ranks, self included) start a stage clock: more than half (clock-1)."""
+    return voters // 2 + 1
 
 
 def stage_start(*, heard_fewer: int, heard_need: int, alone: bool, launched: int, start_max: int) -> int:
-    """c(i): when a majority of live ranks had shown up (clock-3); 0 while that has not happened.
+    """c(i): when a majority of the ranks had shown up (clock-3); 0 while that has not happened.
 
     Args:
         heard_fewer: when ``need - 1`` live peers had been heard.

@@ -86,6 +86,7 @@ class Flag(enum.IntFlag):
     OVERFLOW = 1024  #: ready, gone, result: a rank's gradient of this op is not finite
     HALVES = 2048  #: contribution: two codes of 4 bits a byte
     EPOCH = 4096  #: with a tag: which of the two keys in force it was made with
+    QUORUM = 8192  #: result: a majority of the job's ranks has part in its owner's rows
 
 
 class Tagging(enum.IntFlag):
@@ -467,7 +468,7 @@ CONTROL = Struct(
         Field("sum_base", "u32", "window base of the sums ring, a row sequence"),
         Field("result_base", "u32", "window base of the result ring, a row sequence"),
         Field("live_peers", "u32", "live ranks other than this one"),
-        Field("need", "u32", "majority: floor(L / 2) + 1 with L = live_peers + 1"),
+        Field("need", "u32", "majority: floor(V / 2) + 1 with V ranks that have a vote"),
         Field("shift_cap", "u32", "kcap: largest shift taken"),
         Field("first_op", "u32", "ops before this one are stale"),
         Field("released", "u32", "newest op over here: late rows may open its record; records reach OP_STEPS further"),
