@@ -6,6 +6,7 @@ the first one's averages, and is away for some iterations. Nothing of a transpor
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -78,6 +79,25 @@ def test_whole_iterations_are_applied(
     if left_out:
         assert second.job.step == first.job.step == 20 * passes
         assert second.state.resync.sound == sound
+
+
+@pytest.mark.parametrize(
+    ("loop", "passes", "void"),
+    [("plain", 1, 4), ("sam", 2, 8), ("sam", 2, 9), ("accumulating", 3, 13), ("by_closure_once", 1, 4)],
+)
+def test_an_optimizer_makes_nothing_of_an_iteration_with_a_void_pass(
+    rank: Callable[..., Rank], loop: str, passes: int, void: int
+) -> None:
+    """Zeros would move weights by what momentum and weight decay keep; the next iteration counts. Rule: clock-38."""
+    one = rank()
+    iterate, held = getattr(solo, loop)(one), list[Any]()
+    one.job.void = {void}
+    for i in range(7):
+        iterate(i)
+        kept = [str(opt.state_dict()) for opt in one.state.optimizers if "closure" not in loop]  # LBFGS counts calls
+        held.append((one.weights(), kept))
+    assert [a == b for a, b in itertools.pairwise(held)] == [i + 1 == void // passes for i in range(6)]
+    assert all(p.grad is not None for p in one.net.parameters()), "the program has them as without"
 
 
 def test_a_lost_rank_whose_iterations_differ_ends(rank: Callable[..., Rank]) -> None:

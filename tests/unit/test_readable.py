@@ -24,7 +24,7 @@ def alone() -> Iterator[Any]:
     from tailbound.transport.reliable import Reliable
 
     path = Reliable("127.0.0.1")
-    membership = SimpleNamespace(alive=lambda step: [1])
+    membership = SimpleNamespace(alive=lambda step: [1], quorum=bool)
     communicator = SimpleNamespace(
         reliable=path, job=SimpleNamespace(peers=[1], membership=membership, steps=SimpleNamespace(own=0)),
         rings=lambda entries: (1, 2, 0), hold=lambda on: None, lost=False, behind=0, elastic=False,

@@ -50,9 +50,10 @@ class Job:
         self.told, self.keeps = told, keeps
         self.step, self.newest, self.lost = 0, 0, False
         self.held = list[bool]()  # whether the others are told to wait
+        self.void = set[int]()  # steps without a majority
         self.reliable = Reliable("127.0.0.1")
         self.job = SimpleNamespace(
-            peers=[1], membership=SimpleNamespace(alive=lambda step: [1]), steps=SimpleNamespace(own=0),
+            peers=[1], membership=SimpleNamespace(alive=lambda step: [1], quorum=bool), steps=SimpleNamespace(own=0),
             sequence=SimpleNamespace(map_at=lambda step: SimpleNamespace(owners=[1])), counters=Counter(),
         )  # fmt: skip
 
@@ -75,8 +76,11 @@ class Job:
         else:
             out[:] = self.told[self.step, bucket]
         label = op_label(self.step, bucket)
+        void = self.step in self.void
+        if void:
+            out[:] = 0
         self.step += last
-        done(Outcome(label=label, expected=1))
+        done(Outcome(label=label, expected=1, minority=void))
 
 
 class Rank:

@@ -163,7 +163,7 @@ class Accounts:
         text = (
             f"fewer than a majority of the job's ranks contribute since step {since} (now {step}): such steps are void "
             "on all ranks, and nothing is trained. Look at the network, and at the hosts of the other ranks; "
-            "docs/torch/cluster.md, Quorum"
+            "docs/torch/failures.md, Quorum"
         )
         job.events.emit("no_quorum", text, since=since, step=step)
 

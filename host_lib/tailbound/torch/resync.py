@@ -106,6 +106,7 @@ class Resync:
         buckets: gives a digest of DDP's buckets, which a rank that comes back compares.
         scaler: gives the scaler, if there is one; its scale goes with the whole state.
         abstains: whether this rank was lost itself, and has no state to give to another lost rank.
+        quorum: whether such ranks are one (clock-38); default: more than half of all.
     """
 
     def __init__(
@@ -125,6 +126,7 @@ class Resync:
         buckets: Callable[[], bytes] = lambda: bytes(DIGEST),
         scaler: Callable[[], GradScaler | None] = lambda: None,
         abstains: Callable[[], bool] = lambda: False,
+        quorum: Callable[[Collection[int]], bool] | None = None,
     ) -> None:
         self.replica, self.moment = replica, Moment()
         self._reliable, self._rank, self._ranks, self._live = reliable, rank, ranks, live
@@ -135,6 +137,7 @@ class Resync:
             scaler,
             abstains,
         )
+        self._quorum = quorum or (lambda present: 2 * len(present) > ranks)
         self.counters: Counter[str] = Counter()
         #: whether this replica has missed nothing since it was last equal to the others
         self.sound = True
@@ -378,7 +381,7 @@ class Resync:
             ConfigError: an optimizer keeps something that cannot be compared, by name.
 
         Returns:
-            Whether all ranks that have not died have answered, are a majority, and hold the same to the bit. False
+            Whether all ranks that have not died have answered, are a quorum, and hold the same to the bit. False
             after ``timeout`` seconds at most, and as soon as a rank is known to have gone on without synchronizing.
         """
         step = self.moment.step
@@ -422,8 +425,8 @@ class Resync:
         return well
 
     def _complete(self, absent: set[int]) -> bool:
-        """Whether the ranks that are not ``absent`` are a majority, and all others have died."""
-        return 2 * len(absent) < self._ranks and absent <= self._died()
+        """Whether the ranks that are not ``absent`` are a quorum, and all others have died."""
+        return self._quorum(set(range(self._ranks)) - absent) and absent <= self._died()
 
     def _died(self) -> set[int]:
         """Peers that are known as dead, and take no connection: a process that is stopped takes one."""
@@ -438,7 +441,7 @@ class Resync:
             "did not synchronize after it": absent - closed - died,
         }
         said = "".join(f"; rank(s) {sorted(ranks)} {what}" for what, ranks in told.items() if ranks)
-        if 2 * len(absent) >= self._ranks:
+        if not self._quorum(members | {self._rank}):
             said += f"; that is no majority of {self._ranks} ranks"
         log.log(
             logging.INFO if well else logging.WARNING,

@@ -310,6 +310,7 @@ class TailboundState:
     def applied(self, outcome: Outcome, last: bool) -> None:
         """An average is handed out to be applied; ``last``: it ends the step."""
         self.note(outcome)
+        self.steps.came(void=outcome.minority)
         if last:
             self.steps.stepped = False
             self.steps.ended = step_of(outcome.label)
@@ -374,6 +375,7 @@ class TailboundState:
             buckets=partial(buckets, self.layout) if communicator.elastic else lambda: bytes(DIGEST),
             scaler=lambda: held.scaler if (held := itself()) is not None else None,
             abstains=lambda: (held := itself()) is not None and held.absence.abstaining,
+            quorum=job.membership.quorum,
         )
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
         self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._before_forward), prepend=True))
@@ -571,7 +573,7 @@ class TailboundState:
             timeout: seconds to wait, for the slowest rank and for what has to be taken.
 
         Returns:
-            Whether every rank that has not died answered, these are a majority, and all of them are equal. False if a
+            Whether every rank that has not died answered, these are a quorum, and all of them are equal. False if a
             rank did not come within half of ``timeout``, has closed, or has gone on without synchronizing; those that
             came are equal then, as far as time allowed. False for a rank that has come back and is still ``outside``.
             The log says who was compared.
@@ -758,14 +760,15 @@ def attached() -> list[TailboundState]:
 class WeakHook:
     """A hook that does not keep the object of ``method``. In a copy of a model it does nothing."""
 
-    def __init__(self, method: Callable[..., None] | None = None) -> None:
+    def __init__(self, method: Callable[..., Any] | None = None) -> None:
         self._held = weakref.WeakMethod(method) if method is not None else None
 
     @torch.compiler.disable
-    def __call__(self, *arguments: Any) -> None:
+    def __call__(self, *arguments: Any) -> Any:
         """As ``method``, while its object is there."""
         if self._held is not None and (found := self._held()) is not None:
-            found(*arguments)
+            return found(*arguments)
+        return None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return WeakHook, ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from typing import Any
 
 import torch
 
@@ -39,13 +40,17 @@ class Steps(Part):
     Attributes:
         ended: the step whose last bucket is over, until its boundary.
         stepped: an optimizer has stepped since.
+        void: averages of the iteration had no majority, so no optimizer makes anything of it (clock-38).
         turns: what iterations are made of.
     """
 
     def __init__(self, state: TailboundState) -> None:
         super().__init__(state)
         self.ended: int | None = None
-        self.stepped = False
+        self.stepped = self.void = False
+        self._over = False  # an optimizer has stepped since averages came
+        #: gradients that are kept from an optimizer while it steps, by its id
+        self._kept = dict[int, list[tuple[torch.Tensor, torch.Tensor]]]()
         self.turns = Turns()
         #: optimizers of the model that are within ``step``, by id: a closure may make whole passes there. One that has
         #: raised stays until its next step is made; others then read less often than they could
@@ -70,15 +75,23 @@ class Steps(Part):
         """Whether an update would follow the present pass only after a hook of an optimizer has told of it."""
         return bool(self._state.optimizers) and not self._stepping
 
+    def came(self, *, void: bool) -> None:
+        """Averages have come; those of an iteration are void together."""
+        if self._over:
+            self.void = self._over = False
+        self.void |= void
+
     def passed(self) -> None:
         """A pass has its averages."""
         self.turns.passed(inside=bool(self._stepping))
 
-    def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """An optimizer, of whatever model, is about to step."""
+    def before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """An optimizer, of whatever model, is about to step; returns other arguments where it gets a closure."""
         replica = self._replica
         if replica is None or not replica.adopt(optimizer):
-            return
+            return None
         refuse_optimizer(optimizer)
         self.look_at(optimizer)
         self._see_scaler(optimizer)
@@ -86,10 +99,33 @@ class Steps(Part):
         self._state.resync.moment.disturb()
         replica.note_rates(optimizer)
         self._stepping.add(id(optimizer))
+        given = dict(zip(("self", "closure"), args, strict=False)) | kwargs
+        if (closure := given.get("closure")) is None:
+            self._keep_void(optimizer)
+            return None
+
+        def evaluated() -> Any:
+            loss = closure()
+            self._keep_void(optimizer)
+            return loss
+
+        return args[:1], {**kwargs, "closure": evaluated}
+
+    def _keep_void(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keeps void gradients from ``optimizer``: zeros would move its momentum and weights, too (clock-38)."""
+        if not self.void:
+            return
+        mine = [p for group in optimizer.param_groups for p in group["params"] if self._state.layout.knows(p)]
+        self._kept[id(optimizer)] = [(p, p.grad) for p in mine if p.grad is not None]
+        for parameter in mine:
+            parameter.grad = None
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """The step is made only now: a closure may have averaged in it, before the update."""
+        for parameter, gradient in self._kept.pop(id(optimizer), ()):
+            parameter.grad = gradient
         if any(optimizer is known for known in self._state.optimizers):
+            self._over = True
             self._stepping.discard(id(optimizer))
             self.turns.note(optimizer, begins=not self.stepped)
             self.stepped = True

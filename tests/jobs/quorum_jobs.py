@@ -1,0 +1,61 @@
+"""What the processes of the tests of a quorum do."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+from resync_jobs import SETTINGS, everywhere, state_digest
+from support import Trouble
+from tailbound.torch import batches, register
+from torch_jobs import batch, model, patient
+
+#: Steps before the network breaks; seconds for which it is broken.
+CALM, BROKEN = 6, 5.0
+
+
+def cut(rank: int, part: set[int], steps: int) -> dict[str, Any]:
+    """Trains with a loss scale; for some seconds no packet passes between ``part`` and the other ranks.
+
+    TCP passes, but no rank asks for state by it meanwhile.
+    """
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    settings = patient(SETTINGS, patience=8.0, deadline_ms=(150.0, 150.0), resync_share=0.0)
+    with register(net, optimizer=optimizer, scaler=scaler, **settings) as state:
+        assert state.communicator is not None
+        mended, held = threading.Event(), []
+        for step in batches(range(steps), state):
+            if step == CALM:
+                everywhere(step)
+                others = set(range(dist.get_world_size())) - part if rank in part else part
+                trouble = Trouble(seed=1, loss=1.0, to=frozenset(others)).attach(state.communicator)
+                mend = threading.Timer(BROKEN, _mend, (trouble, mended))
+                mend.start()
+            optimizer.zero_grad()
+            data, target = batch(rank, step)
+            scaler.scale(nn.functional.cross_entropy(net(data), target)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            if step >= CALM - 1 and not mended.is_set():
+                held.append(state_digest(net, optimizer))
+            time.sleep(0.02)
+        mend.join()
+        well = state.synchronize(60)
+        stats = state.stats()
+        return {
+            "held": held, "well": well, "end": state_digest(net, optimizer), "scale": scaler.get_scale(),
+            "void": stats["counters"].get("ops_minority", 0), "events": stats["event_counts"],
+        }  # fmt: skip
+
+
+def _mend(trouble: Trouble, mended: threading.Event) -> None:
+    trouble.detach()
+    mended.set()

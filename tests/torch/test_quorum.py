@@ -1,0 +1,33 @@
+"""Ranks that hear no majority train nothing: real processes over udp on loopback.
+
+Which ops are void is tested in virtual time (``sim/test_quorum``).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from processes import Run
+
+pytestmark = pytest.mark.needs("torch")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "part", "train", "steps"),
+    [(4, {3}, {0, 1, 2}, 150), (3, {0}, {1, 2}, 150), (2, {0}, set(), 40), (4, {0, 1}, set(), 40)],
+    ids=["one of four", "one of three", "one of two", "halves"],
+)
+def test_who_is_cut_off_trains_nothing_until_it_is_back(
+    run: Run, ranks: int, part: set[int], train: set[int], steps: int
+) -> None:
+    """Weights, momentum and the count of steps stay; the loss scale sees no overflow. Rule: clock-38."""
+    results = run("quorum_jobs.cut", ranks, part, steps)
+    for rank, one in enumerate(results):
+        assert len(one["held"]) > 1, rank
+        assert (len(set(one["held"])) > 1) == (rank in train), rank
+        if rank not in train:
+            assert one["void"], rank
+            assert one["events"]["no_quorum"] == one["events"]["quorum"] == 1, rank
+    assert all(one["well"] for one in results)
+    assert len({one["end"] for one in results}) == 1
+    assert {one["scale"] for one in results} == {2.0**16}
