@@ -1,11 +1,13 @@
-"""What the processes of the tests of a quorum do."""
+"""What the processes of the tests of a quorum, and of the way back to plain DDP, do; one function a job."""
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -13,8 +15,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from resync_jobs import SETTINGS, everywhere, state_digest
 from support import Trouble
+from tailbound.errors import ConfigError
 from tailbound.torch import batches, register
-from torch_jobs import batch, model, patient
+from torch_jobs import backward, batch, model, patient
 
 #: Steps before the network breaks; seconds for which it is broken.
 CALM, BROKEN = 6, 5.0
@@ -59,3 +62,40 @@ def cut(rank: int, part: set[int], steps: int) -> dict[str, Any]:
 def _mend(trouble: Trouble, mended: threading.Event) -> None:
     trouble.detach()
     mended.set()
+
+
+def detached(rank: int) -> dict[str, Any]:
+    """Some steps over Tailbound, then some of plain DDP, in one loop."""
+    net = DDP(model(), bucket_cap_mb=0.05)
+    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
+    state = register(net, optimizer=optimizer, **SETTINGS)
+    apart, well = [], False
+    for step in batches(range(10), state):
+        optimizer.zero_grad()
+        backward(net, rank, step)
+        if step >= 5:
+            with state.hold():
+                apart.append(_apart(net, rank, step))
+        optimizer.step()
+        state.boundary()
+        if step == 4:
+            well = state.detach()
+            ops = state.stats()["counters"]["ops"]
+    for call in (state.synchronize, state.catch_up, state.detach):
+        with pytest.raises(ConfigError, match=f"{call.__name__}.*was detached"):
+            call()
+    ran = state.stats()["counters"]["ops"] - ops
+    state.close()
+    return {"well": well, "apart": apart, "ran": ran, "held": everywhere(state_digest(net, optimizer))}
+
+
+def _apart(net: DDP, rank: int, step: int) -> float:
+    """How far the gradients are from the exact mean of all ranks."""
+    alone = copy.deepcopy(net.module)
+    alone.zero_grad()
+    backward(alone, rank, step)
+    most = 0.0
+    for own, averaged in zip(alone.parameters(), net.parameters(), strict=True):
+        dist.all_reduce(own.grad)
+        most = max(most, float((own.grad / dist.get_world_size() - averaged.grad).abs().max()))
+    return most

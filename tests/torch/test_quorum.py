@@ -1,4 +1,4 @@
-"""Ranks that hear no majority train nothing: real processes over udp on loopback.
+"""Ranks that hear no majority train nothing, and models that go back to plain DDP: real processes over udp.
 
 Which ops are void is tested in virtual time (``sim/test_quorum``).
 """
@@ -31,3 +31,13 @@ def test_who_is_cut_off_trains_nothing_until_it_is_back(
     assert all(one["well"] for one in results)
     assert len({one["end"] for one in results}) == 1
     assert {one["scale"] for one in results} == {2.0**16}
+
+
+def test_a_model_that_is_detached_goes_on_as_plain_ddp(run: Run) -> None:
+    """Gradients are the exact mean of all ranks; nothing is sent any more, and calls that need the job say so."""
+    for one in run("quorum_jobs.detached", 3):
+        assert one["well"]
+        assert len(one["apart"]) == 5
+        assert max(one["apart"]) < 1e-6
+        assert one["ran"] == 0
+        assert len(set(one["held"])) == 1

@@ -19,7 +19,7 @@ class Away:
 
         self.applied, self.jumps = applied or {}, jumps or {}
         self.gone = gone  #: the step whose averages are gone when it is to be applied
-        self.owed_batches = 0
+        self.owed_batches, self.detached = 0, False
         self.steps, self.turns = self, Turns()
         self.early = set[int]()  #: steps before which a batch is asked for too early
         self.step = 0  # of the job, as this rank sees it

@@ -33,7 +33,7 @@ def alone() -> Iterator[Any]:
     made = without_job(communicator=communicator, net=torch.nn.Linear(4, 1))
     made.attach(made.net)
     yield made
-    made.detach()
+    made._let_go()
     path.close()
 
 
@@ -230,7 +230,7 @@ def test_replicas_are_compared_as_often_as_the_options_say(alone: Any, compares:
     try:
         assert (made.resync._compares, made.resync._period, made.resync._share) == (compares, 8, 0.5)
     finally:
-        made.detach()
+        made._let_go()
 
 
 def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
@@ -257,7 +257,7 @@ def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
         step_optimizers(made)
         assert alone.net.bias.item() == before - 0.5
     finally:
-        made.detach()
+        made._let_go()
 
 
 @pytest.fixture
@@ -305,7 +305,7 @@ def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, copied: Callable[
     assert seen == []
     assert made._comm_hooks == [(allreduce_hook, None)]
     assert state.resync is not None
-    state.detach()
+    state._let_go()
 
 
 def test_an_old_name_raises_an_error_that_gives_the_new_one(alone: Any) -> None:

@@ -108,7 +108,7 @@ class Rank:
         return [float(x) for p in self.net.parameters() for x in p.detach().flatten()]
 
     def close(self) -> None:
-        self.state.detach()
+        self.state._let_go()
         self.job.reliable.close()
 
     def train(

@@ -52,7 +52,7 @@ def batches(
     turns.start()
     place = 0
     for batch in source:
-        if place == 0:
+        if place == 0 and not state.detached:
             before, others = others, _steps_of_others(state)
             alone = alone and all(before.get(one, at) == at for one, at in others.items())
             if not alone:
@@ -72,7 +72,7 @@ def batches(
                 "another tailbound.torch.batches of the same model has begun within this loop, and each would count "
                 "its iterations. Give one of them both loaders, as in batches(zip(a, b), state)"
             )
-        if place == 0:
+        if place == 0 and not state.detached:
             turns.iterate()
             if (apart := turns.apart) > 1:
                 raise ConfigError(

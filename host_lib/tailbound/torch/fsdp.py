@@ -100,6 +100,14 @@ class FsdpState(TailboundState):
             except ValueError as error:
                 raise ConfigError(f"{type(module).__name__}: {error}: give fully_shard one mesh") from error
 
+    def detach(self, timeout: float = 30.0) -> bool:
+        """Refused: FSDP averages over the replicas only where ``fully_shard`` was given both dimensions.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise ConfigError("an FSDP model has no all-reduce of its own to return to: use this state to the end")
+
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
         def average_in_place(shard: torch.Tensor) -> None:
             check(number, shard)

@@ -5,6 +5,7 @@ No ``from __future__ import annotations`` here: DDP inspects the annotations as 
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
 from tailbound.errors import ConfigError
 from tailbound.torch.compat import GradBucket, in_backward
@@ -32,6 +33,8 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
             f"the hook got a {type(bucket).__name__} instead of a GradBucket: torch.compile with "
             'optimize_ddp="python_reducer" is not supported; use torch._dynamo.config.optimize_ddp = "ddp_optimizer"'
         )
+    if state.detached:
+        return plain_hook(state.everyone, bucket)
     buffer = bucket.buffer()
     index, last = bucket.index(), bucket.is_last()
     if buffer.layout == torch.sparse_coo:

@@ -309,6 +309,7 @@ class NodeState(TailboundState):
 
     def synchronize(self, timeout: float = 30.0) -> bool:
         """As in ``TailboundState``, on all ranks of all hosts; those of a host are equal to the bit then, too."""
+        self._refuse_detached("synchronize")
         if self._first:
             well = super().synchronize(timeout)
         else:

@@ -84,6 +84,8 @@ class TailboundState:
     shares_scale = False
     #: None: a world of one
     communicator: Communicator | None = None
+    #: the model is DDP's own again (``detach``)
+    detached = False
 
     def __init__(
         self,
@@ -518,6 +520,8 @@ class TailboundState:
 
     def end_step(self, *, still: bool) -> None:
         """The step whose averages have come is over; ``still``: nothing uses the parameters now, so they may change."""
+        if self.detached:
+            return
         half_made = self.steps.half_made
         step, self.steps.ended = self.steps.ended, None
         if step == _BY_ITSELF:
@@ -578,6 +582,7 @@ class TailboundState:
             came are equal then, as far as time allowed. False for a rank that has come back and is still ``outside``.
             The log says who was compared.
         """
+        self._refuse_detached("synchronize")
         half_made, ended = self.steps.half_made and not self.absence.void, self.steps.ended  # zeros are left for none
         if half_made and self.outside:
             return False
@@ -615,7 +620,7 @@ class TailboundState:
 
     @contextmanager
     def _holding(self, *, ends_step: bool, changes: bool) -> Iterator[None]:
-        if self.communicator is None:
+        if self.communicator is None or self.detached:
             yield
             return
         if ends_step and not self.steps.half_made:
@@ -658,6 +663,7 @@ class TailboundState:
             ConfigError: no optimizer is known, it is still to step, or no rank can skip a step alone (``together``).
             TailboundError: see ``allreduce_hook``.
         """
+        self._refuse_detached("catch_up")
         return self.absence.catch_up(step)
 
     def stats(self) -> dict[str, Any]:
@@ -705,7 +711,41 @@ class TailboundState:
         if (rank, ranks) == (self.rank, self.ranks):  # another world has another part of the data for each rank
             self.owed_batches = owed
 
-    def detach(self) -> None:
+    def detach(self, timeout: float = 30.0) -> bool:
+        """Makes the replicas equal and returns the model to DDP's own all-reduce, from the next iteration on.
+
+        To be called on all ranks after the same step, and after ``optimizer.step()``. The transport is closed then, so
+        that every rank waits for every other one as in any DDP job. ``stats`` and ``state_dict`` can still be read, and
+        ``batches`` leaves nothing out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
+
+        Args:
+            timeout: of ``synchronize``.
+
+        Returns:
+            What ``synchronize`` says. False: DDP makes replicas equal only when it is made, so wrap the module anew.
+
+        Raises:
+            ConfigError: the averages of a step are still to be applied, there is no such DDP model (FSDP, ranks that
+                may come back), or this was called before.
+        """
+        self._refuse_detached("detach")
+        if self.entrance is not None:
+            raise ConfigError(
+                "where ranks may come back DDP has no group of all of them to return to: use this state to the end"
+            )
+        if self.steps.half_made:
+            raise ConfigError("detach() between backward() and optimizer.step(): move it behind optimizer.step()")
+        well = self.synchronize(timeout)
+        self.detached = True
+        self.close()
+        return well
+
+    def _refuse_detached(self, name: str) -> None:
+        """Raises a ``ConfigError`` for a call of ``name`` that has no meaning after ``detach``."""
+        if self.detached:
+            raise ConfigError(f"{name}(): this state was detached, and the model is plain DDP now: leave the call out")
+
+    def _let_go(self) -> None:
         """Lets go of the model. Threads that keep replicas equal end with the communicator."""
         self._unused.detach()
         for handle in self._handles:
@@ -721,7 +761,7 @@ class TailboundState:
         Args:
             farewell: say goodbye; without, the other ranks take this one for dead.
         """
-        self.detach()
+        self._let_go()
         if self.communicator is not None:
             self.communicator.close(farewell=farewell)
 
