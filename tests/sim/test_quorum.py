@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from sim.engine import Plan, Rank, World
+from sim.engine import Plan, Rank, World, switch_of
 from tailbound.wire.schema import op_label
 from tailbound_lab.simulate.fabric import MS, S
 from tailbound_lab.simulate.machine import Wire
@@ -36,6 +36,12 @@ def _mend(nodes: Iterable[Rank]) -> None:
 
 def _wire(node: Rank) -> Wire:
     return cast(Wire, node.engine.job.datapath.socket)  # type: ignore[attr-defined]
+
+
+def _unplug(job: World, ranks: str) -> None:
+    for rank in map(int, ranks):
+        job.change(rank, 0, cut=True)
+        job.change(rank, AWAY, cut=False)
 
 
 def _stop(job: World, ranks: str) -> None:
@@ -107,3 +113,26 @@ def test_who_hears_no_majority_trains_nothing(
             assert told[node.rank].count("no_quorum") == told[node.rank].count("quorum") <= 1
             count = sum(done.outcome.minority for done in node.over)
             assert node.engine.job.counters["ops_minority"] == count
+
+
+@pytest.mark.parametrize(("how", "whom", "train"), [(_stop, "2", "01"), (_stop, "12", ""), (_unplug, "2", "01")])
+def test_a_switch_is_believed_by_its_counts_of_contributors(
+    how: Callable[[World, str], None], whom: str, train: str
+) -> None:
+    """It sums for everybody, and flags nothing. Rules: clock-28, clock-38."""
+    with World(3, 1, plan=PLAN, steps=1 << 30, switch=switch_of(3), **SHORT) as job:
+        job.start()
+        job.until(lambda: job.nodes[0].step >= CALM, LONGEST)
+        begun, since = {node.rank: node.step + 1 for node in job.nodes}, job.fabric.now
+        how(job, whom)
+        job.until(lambda: job.fabric.now >= since + AWAY - 200 * MS, LONGEST)
+        ended = {node.rank: node.step - 1 for node in job.nodes}
+        for rank in {0, 1, 2} - set(map(int, whom if how is _stop else "")):
+            void = {done.outcome.minority for done in job.nodes[rank].over if begun[rank] < done.step <= ended[rank]}
+            assert void == {str(rank) not in train}, rank
+        job.until(lambda: job.fabric.now >= since + AWAY + 1 * S, LONGEST)
+        job.until(lambda: len({node.step for node in job.alive}) == 1, LONGEST)
+        again = job.nodes[0].step
+        job.steps = again + CALM
+        job.finish()
+        assert not any(done.outcome.minority for node in job.alive for done in node.over if done.step > again + 1)

@@ -15,6 +15,7 @@ from tailbound.errors import TransportError
 from tailbound.observe.ledger import Ledger, Recent
 from tailbound.observe.trace import Trace
 from tailbound.transport.safeguard import Action, Safeguard
+from tailbound.transport.stage import majority
 from tailbound.transport.steps import step_of
 from tailbound.wire.schema import Flag, Stage, Verdict
 
@@ -64,7 +65,8 @@ class Accounts:
         expected = taken = 0
         asked = op.first.asked
         there = {rank for rank, count in enumerate(summed) if count or (rank == job.rank and op.own_present)}
-        if job.membership.quorum(there | self._silent(op)):
+        silent = op.abstainers | op.stayed_out | ({job.rank} if op.abstains else set())
+        if job.membership.quorum(there | silent):
             op.flags |= _QUORUM
         for peer in job.membership.here:
             if peer in op.abstainers:
@@ -168,15 +170,13 @@ class Accounts:
         job.events.emit("no_quorum", text, since=since, step=step)
 
     def _lacks_rows(self, op: Op) -> bool:
-        """Whether half of a switch's rows or more have fewer contributors than a majority; it counts them."""
-        voters = self._job.membership.voters
-        silent = len(self._silent(op) & voters)
-        well = 2 * (op.buffers.row_count[op.buffers.source >= 0].astype(int) + silent) > len(voters)
-        return 2 * int(well.sum()) <= op.place.layout.shape.rows
+        """Whether half of a switch's rows or more have fewer contributors than a majority, as they say themselves.
 
-    def _silent(self, op: Op) -> set[int]:
-        """Ranks that have said that they bring no rows: they are there all the same."""
-        return op.abstainers | op.stayed_out | ({self._job.rank} if op.abstains else set())
+        Ranks that bring none do not count here: when that is heard differs from rank to rank.
+        """
+        needed = majority(len(self._job.membership.voters))
+        well = op.buffers.row_count[op.buffers.source >= 0] >= needed
+        return 2 * int(well.sum()) <= op.place.layout.shape.rows
 
     def in_pieces(self, op: Op) -> None:
         """Says that the driver hands over frames of rows in pieces; an error while no row has come in any other."""
