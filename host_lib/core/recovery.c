@@ -32,13 +32,17 @@ TB_EXPORT __s64 tb_pto(const struct tb_answers *p)
 	return tb_least(5 * p->floor, tb_most(p->floor / 10, p->usual + 4 * p->varies));
 }
 
-/* took after its request, first after the first of several. In less than half of the usual time it answers an earlier one. */
+/*
+ * took after its request, first after the first of several. Where there were several, the answer may be to any of them
+ * (Karn): it took the usual time and twice what that varies, within these bounds. A lost request is no slow answer.
+ */
 TB_EXPORT void tb_answered(struct tb_answers *p, __s64 took, __s64 first)
 {
 	double off;
 
-	if (p->guess || 2 * took < p->usual)
-		took = tb_most(took, first);
+	if (first > took)
+		took = tb_least(first, tb_most(took, p->guess ? p->guess
+							      : p->usual + (__s64)(2 * p->varies)));
 	p->guess = 0;
 	if (!p->usual) {
 		p->usual = took;
@@ -185,7 +189,7 @@ static void tb_request(const struct tb_half *r, struct tb_incoming *f, __s64 now
 		row->first = row->first ? row->first : now;
 	}
 	f->since = f->since ? f->since : now;
-	f->due = tb_least(now + r->look, tb_timeout(r, f, now));
+	f->due = tb_least(now + (f->ended ? r->look : r->step), tb_timeout(r, f, now));
 }
 
 static void tb_detect(const struct tb_half *r, struct tb_incoming *f, struct tb_found *found,
@@ -222,7 +226,7 @@ static void tb_detect(const struct tb_half *r, struct tb_incoming *f, struct tb_
 		f->requests += row->lost;
 		noted |= f->noted && tb_behind(f, i, f->highest);
 	}
-	f->due = now + (found->asked || f->ended ? r->look : r->step);
+	f->due = now + (f->ended ? r->look : r->step);
 	if (noted)
 		f->due = tb_least(f->due, f->noted + window);
 	if (found->asked)

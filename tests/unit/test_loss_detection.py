@@ -145,7 +145,7 @@ def test_a_lost_retransmission_is_detected_by_the_next_one() -> None:
     receiver.turn(STEP)
     receiver.turn(STEP + WINDOW)
     receiver.come([9])  # and 7 was lost again
-    now = STEP + WINDOW + LOOK
+    now = 2 * STEP + WINDOW
     assert receiver.turn(now) == {}
     assert receiver.turn(now + WINDOW) == {1: [7]}
 
@@ -233,6 +233,17 @@ def test_the_probe_timeout_follows_answers() -> None:
     for _ in range(50):
         path.answered(400 * MS)
     assert path.pto == 5 * FLOOR
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_lost_request_is_no_slow_answer(known: bool) -> None:
+    """The time from a lost request was taken for the usual one, and the next timeout was longer than the deadline."""
+    path = paths(1, FLOOR)[0]
+    if known:
+        for _ in range(20):
+            path.answered(MS, MS)
+    path.answered(MS, 7 * MS)
+    assert path.pto <= 6 * MS
 
 
 @pytest.mark.parametrize("took", [15 * MS, 40 * MS])

@@ -58,7 +58,8 @@ class Path(record_of(ANSWERS)):  # type: ignore[misc]
     def answered(self, took: int, first: int = 0) -> None:
         """An answer came ``took`` after its request, and ``first`` after the first one of several.
 
-        After less than half of the usual time it answers an earlier one.
+        Where there were several, it may be to any of them: it took the usual time and twice what that varies, within
+        these bounds.
         """
         core().fast.tb_answered(ctypes.addressof(self), took, first)
 
