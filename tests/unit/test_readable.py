@@ -166,6 +166,23 @@ def test_weights_that_an_optimizer_has_moved_for_a_pass_are_no_state(alone: Any)
     assert readable(alone) == 3
 
 
+def test_weights_that_a_program_moves_between_passes_are_no_state(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SAM by hand: after the second pass it puts them back, and they could be read meanwhile."""
+    import torch
+
+    monkeypatch.setattr(alone, "_average", lambda *_: alone.steps.passed())
+    optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
+    passes, after = Passes(alone), list[int | None]()
+    for _ in range(3):
+        for last in (False, True):
+            passes.both()
+            alone.average(1, torch.zeros(4), True)
+            after.append(readable(alone))
+            if last:
+                optimizer.step()
+    assert (passes.forward, after) == ([None, 0, 1, None, 3, None], [None] * 6)
+
+
 def test_a_step_that_raises_is_not_made(alone: Any) -> None:
     import torch
 

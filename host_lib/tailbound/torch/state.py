@@ -213,8 +213,8 @@ class TailboundState:
         check(index, tensor)
         if index == 0:
             self.before_backward()
-        if last and self.resync is not None and self.steps.turns.goes_on:
-            self.resync.moment.disturb()  # SAM moves the weights after this pass, which no optimizer tells
+        if last and self.resync is not None and self.steps.turns.shared:
+            self.resync.moment.disturb()  # SAM moves the weights after each pass, and no optimizer tells of it
         return self._average(index, tensor, last)
 
     @property

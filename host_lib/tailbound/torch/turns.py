@@ -119,9 +119,9 @@ class Turns:
         return self._last[made:] + self._last[:made]
 
     @property
-    def goes_on(self) -> bool:
-        """Whether another pass follows the next one before an optimizer steps, as far as that is known."""
-        return self.iteration()[:1] == ((),)
+    def shared(self) -> bool:
+        """Whether no optimizer steps between the next pass and the one before or behind it, as far as that is known."""
+        return self._open[-1:] == [()] or self.iteration()[:1] == ((),)
 
     def due(self, known: Sequence[torch.optim.Optimizer], turn: Turn | None = None) -> list[torch.optim.Optimizer]:
         """Those of ``known`` of ``turn``, or whose turn the next step is; all of them while nothing says otherwise."""
