@@ -620,6 +620,26 @@ def test_a_difference_that_no_lost_result_explains_is_named_once_a_window(
         assert caplog.text.count("rank 1: rank(s) [2] differ") <= 1
 
 
+def test_slices_are_compared_until_a_peer_has_answered() -> None:
+    """Two halves that had each led were never compared: one was further for as many steps as there are slices."""
+    with world(4) as w:
+        w.run(2)
+        w.views = {0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}}
+        for rank in range(4):
+            w.damage(rank, 0.5 if rank < 2 else 1.0)
+        w.run(12)
+        assert w.counts("led") == [1, 0, 1, 0]
+        assert all(one.sound for one in w.ranks)
+        w.views, begun = {}, w.step + 1
+        for half in ((0, 1), (2, 3)):  # the second applies what the first has averaged
+            for step in range(begun, begun + w[0].replica.slices + 3):
+                w.step = step
+                list(w.each(w._one, half))
+            list(w.each(w.heard, half))
+        w.run(4 * REPAIRED + 4)
+        assert w.equal()
+
+
 def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
     """Running statistics are every rank's own while it trains; a learning rate that differs is a rank gone astray."""
 

@@ -148,7 +148,7 @@ class Resync:
         self._front = 0  # the first slice that differed at the last take
         self._heard: dict[int, Standing] | None = None  # what all live ranks said when this one was unsound
         self._seen: set[int] | None = None  # peers that were live at the last boundary
-        self._looks: int | None = None  # the step from which on all slices are compared once
+        self._unseen = set[int]()  # slices that are compared once, until a peer has answered
         self._apart: int | None = None  # the last step at which a rank came that was away
         #: answers on their way that carry a state, and bytes of the last one
         self.giving, self.given = set[object](), 0
@@ -254,17 +254,23 @@ class Resync:
     def _plan(self, step: int) -> None:
         live = set(self._live()) - {self._rank}
         if self._seen is not None and live - self._seen:
-            self._looks = self._apart = step
+            self._apart = step
+            self._look_through()
         self._seen = live
         peers = [rank for i in range(self._ranks) if (rank := (step + i) % self._ranks) in live]  # others each step
         if peers and not self.sound:
             self._seek(peers, step)
-        elif peers and self._compares and (self._due(step // self.replica.slices) or self._within(self._looks, step)):
-            self._aside(partial(self._compare_slice, step, step % self.replica.slices, peers))
+        elif peers and self._compares:
+            which = step % self.replica.slices
+            if which in self._unseen or self._due(step // self.replica.slices):
+                self._aside(partial(self._compare_slice, step, which, peers))
 
-    def _within(self, since: int | None, step: int) -> bool:
-        """Whether ``step`` is in the window of all slices that began at ``since``."""
-        return since is not None and step_distance(step, since) <= self.replica.slices
+    def _look_through(self) -> None:
+        """All slices are compared once, from now on."""
+        self._unseen = set(range(self.replica.slices))
+
+    def _lately_apart(self, step: int) -> bool:
+        return self._apart is not None and step_distance(step, self._apart) <= self.replica.slices
 
     def _due(self, window: int) -> bool:
         slices, period = self.replica.slices, self._period
@@ -281,7 +287,7 @@ class Resync:
             self._donor = sound[0]
         elif self._rank < min(peers) and heard.keys() >= set(peers):
             self._sound_again()
-            self._looks = step
+            self._look_through()
             self.counters["led"] += 1
             log.info("rank %d: no rank is sound after step %d; the others take the state of this one", self._rank, step)
 
@@ -326,7 +332,7 @@ class Resync:
     def _answer_slice(self, step: int, which: int, wait: float, theirs: bytes) -> Standing:
         own = self._of_slice(step, which % self.replica.slices, wait)
         if own.state != theirs:
-            self._looks = step
+            self._look_through()
         return own
 
     def _compare_slice(self, step: int, which: int, peers: Sequence[int]) -> None:
@@ -335,15 +341,17 @@ class Resync:
         Raises:
             TransportError: the step is over, or this rank has missed a result.
         """
-        own = self._of_slice(step, which)
+        unseen, own = self._unseen, self._of_slice(step, which)
         held = {self._rank: own} | self._standings.slices(peers[:1], step, which, own.state)
         self.counters["digests_compared"] += len(held) - 1
+        if len(held) > 1:
+            unseen.discard(which)
         if all(one.state == own.state for one in held.values()):
             return
         held |= self._standings.slices(peers[1:], step, which, own.state)
         states = {rank: one.state for rank, one in held.items()}
         self.counters["digests_unlike"] += 1
-        self._looks = step
+        self._look_through()
         if yields := states[most_held(states, step, self._ranks)] != own.state:  # as a rank that has missed something
             self.unsound()
         unlike = None if yields else sorted(rank for rank in states if states[rank] != own.state)
@@ -360,7 +368,7 @@ class Resync:
             "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
             if rates
             else "ranks were apart, and have followed two states since"
-            if self._within(self._apart, step)
+            if self._lately_apart(step)
             else "look for memory errors, operations that are not deterministic, and weights that one rank changes"
         )
         log.warning(
@@ -420,7 +428,9 @@ class Resync:
         self._standings.leave()
         if alike and members and (own.well or any(standing.sound for standing in standings.values())):
             self._sound_again()
-            self._looks = step if set(self._live()) - members else None
+            self._unseen.clear()
+            if set(self._live()) - members:
+                self._look_through()
         self._say_who_met(step, members, peers - members, alike, well)
         return well
 
@@ -547,7 +557,7 @@ class Resync:
         self.counters["bytes_taken"] += len(body)
         if sound and not left:
             self._sound_again()
-            self._looks = stands  # others may hold another state, and be sound
+            self._look_through()  # others may hold another state, and be sound
         return int(stands)
 
     def _try(self, *arguments: Any, **limits: Any) -> int | None:
