@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from processes import Run
+from tailbound.errors import TransportError
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -49,6 +51,42 @@ def test_replicas_that_differ_are_not_saved_in_silence(caplog: pytest.LogCapture
         training.pause(equal=True)
         assert caplog.text.count("what Some trainer evaluates or saves now may differ between ranks") == said
     assert asked == [EQUAL_WITHIN] * 2
+
+
+class Ended:
+    """A state that has been closed holds no more; one that cannot hold says so."""
+
+    rank = 0
+
+    def __init__(self, calls: list[str]) -> None:
+        self.calls = calls
+        self.refuses = False
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        if self.refuses or "close" in self.calls:
+            raise TransportError("the transport is closed")
+        yield
+
+    def synchronize(self, seconds: float) -> bool:
+        self.calls.append("synchronize")
+        return True
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_what_a_trainer_does_after_training_pauses_nothing() -> None:
+    """Lightning validated, and Accelerate's programs wait for everyone before they save: over a closed transport."""
+    from tailbound.integrations.training import Training
+
+    calls = list[str]()
+    training, state = Training("Some trainer", {}), Ended(calls)
+    training.state = state  # type: ignore[assignment]
+    training.end()
+    training.end()
+    assert training.held(lambda: len(calls), equal=True)() == 2
+    assert calls == ["synchronize", "close"]
 
 
 @pytest.mark.needs("accelerate", "lightning", "transformers")

@@ -47,7 +47,7 @@ class Training:
         self._trainer, self._options = trainer, options
         self.state: tailbound.torch.TailboundState | None = None
         self._paused: AbstractContextManager[None] | None = None
-        self._equal = False
+        self._equal = self._over = False
         if dist.is_initialized() and is_elastic(default_group()):
             raise ConfigError(
                 f"{trainer} calls all_gather, all_reduce, broadcast and barrier, which a job whose ranks may come back "
@@ -87,14 +87,14 @@ class Training:
         if ddp.broadcast_buffers and not buffers:
             ddp.broadcast_buffers = False
             self.has_set("DDP broadcasts no buffers")
-        self._paused = None
+        self._paused, self._over = None, False
         extra_state = schedulers or None
         self.state = tailbound.torch.register(ddp, optimizer, scaler=scaler, extra_state=extra_state, **self._options)
         return self.state
 
     def pause(self, *, equal: bool = False) -> None:
         """This rank holds until ``resume``; ``equal``: the replicas are made equal, too, or it warns."""
-        if self.state is None:
+        if self.state is None or self._over:
             return
         if self._paused is None:
             self._paused, self._equal = self.state.hold(), False
@@ -131,8 +131,9 @@ class Training:
             self._paused = None
 
     def end(self) -> None:
-        """Training is over: the replicas are made equal, and the job ends."""
-        if self.state is not None:
+        """Training is over: the replicas are made equal, and the job ends. Nothing pauses after it."""
+        if self.state is not None and not self._over:
             self.pause(equal=True)
             self.resume()
             self.state.close()
+            self._over = True
