@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -87,6 +88,27 @@ def test_what_a_trainer_does_after_training_pauses_nothing() -> None:
     training.end()
     assert training.held(lambda: len(calls), equal=True)() == 2
     assert calls == ["synchronize", "close"]
+
+
+@pytest.mark.needs("accelerate")
+def test_accelerate_ends_the_training_of_all_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tailbound.integrations import accelerate
+
+    calls = list[str]()
+
+    def begin(training: Any, model: str, *_: Any, **__: Any) -> None:
+        training.end = lambda: calls.append(model)
+
+    monkeypatch.setattr(accelerate.Training, "begin", begin)
+    methods = dict.fromkeys(accelerate._COLLECTIVES, list)
+    accelerator: Any = SimpleNamespace(
+        _dataloaders=[], _schedulers=[], scaler=None, end_training=lambda: calls.append("trackers"), **methods
+    )
+    for model in ("first", "second"):
+        accelerate.register(accelerator, model, None)
+    accelerator.end_training()
+    assert sorted(calls[:2]) == ["first", "second"]
+    assert calls[2:] == ["trackers"]
 
 
 @pytest.mark.needs("accelerate", "lightning", "transformers")

@@ -35,10 +35,11 @@ def register(accelerator: Accelerator, model: Any, optimizer: Any, **options: An
     schedulers = {f"scheduler {number}": scheduler for number, scheduler in enumerate(accelerator._schedulers)}
     remedy = "start one process for each device by accelerate launch or torchrun, without FSDP and DeepSpeed"
     state = training.begin(model, optimizer, accelerator.scaler, schedulers, remedy, buffers=False)
+    before = accelerator.end_training  # it may be that of another model
 
     def end_training() -> None:
         training.end()
-        type(accelerator).end_training(accelerator)
+        before()
 
     for name in _COLLECTIVES:
         setattr(accelerator, name, training.held(getattr(accelerator, name), equal=name == "save_state"))
