@@ -90,6 +90,16 @@ def test_what_a_trainer_does_after_training_pauses_nothing() -> None:
     assert calls == ["synchronize", "close"]
 
 
+def test_a_pause_that_does_not_begin_is_none() -> None:
+    from tailbound.integrations.training import Training
+
+    training, state = Training("Some trainer", {}), Ended([])
+    training.state, state.refuses = state, True  # type: ignore[assignment]
+    with pytest.raises(TransportError):
+        training.pause()
+    training.resume()
+
+
 @pytest.mark.needs("accelerate")
 def test_accelerate_ends_the_training_of_all_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
     from tailbound.integrations import accelerate

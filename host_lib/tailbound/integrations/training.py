@@ -97,8 +97,9 @@ class Training:
         if self.state is None or self._over:
             return
         if self._paused is None:
-            self._paused, self._equal = self.state.hold(), False
-            self._paused.__enter__()
+            hold = self.state.hold()
+            hold.__enter__()
+            self._paused, self._equal = hold, False
         if equal and not self._equal:
             self._equal = self.state.synchronize(EQUAL_WITHIN)
             if not self._equal:
