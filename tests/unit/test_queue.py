@@ -114,6 +114,19 @@ def test_cancelled_memory_is_never_read_again(line: Line) -> None:
     assert line.taken == [(1, 4)]
 
 
+def test_bursts_leave_again_where_gso_works_again(line: Line) -> None:
+    """In one turn of the thread another rank may lose them: as many are plain then."""
+    line.sender.plain.add(1)
+    line.submit(7, C, (1, 3), (2, 3))
+    line.sender.plain.symmetric_difference_update({1, 2})
+    line.submit(8, C, (1, 3), (2, 3))
+    line.sender.plain.clear()
+    line.submit(9, C, (2, 3))
+    assert sorted(line.taken[:4]) == [(1, 1)] * 3 + [(2, 3)]
+    assert sorted(line.taken[4:8]) == [(1, 3)] + [(2, 1)] * 3
+    assert line.taken[8:] == [(2, 3)]
+
+
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EOPNOTSUPP])
 def test_without_gso_packets_go_one_by_one(line: Line, number: int) -> None:
     line.kernel.script = [number]

@@ -103,9 +103,9 @@ class SendQueue:
         self._refused: tuple[int, int, int] | None = None
         self._pumping = False
         self._direct = False  # all sockets are the system's
-        self._sockets: list[object] = []  # as the library knows them, shared channels, and how many go without GSO
+        self._sockets: list[object] = []  # as the library knows them, shared channels, and who goes without GSO
         self._shared: dict[int, tuple[object, ...]] = {}
-        self._plain = 0
+        self._plain = set[int]()
 
     @property
     def pacer(self) -> Pacer:
@@ -326,10 +326,10 @@ class SendQueue:
             if self._shared.get(number) != told:
                 self._shared[number] = told
                 self._point(number, one.target, one.ranks, one.cost)
-        if len(sender.plain) != self._plain:
-            self._plain = len(sender.plain)
-            for to in sender.plain:
-                self._targets[to].plain = 1
+        if sender.plain != self._plain:
+            for to in sender.plain ^ self._plain:
+                self._targets[to].plain = to in sender.plain
+            self._plain = set(sender.plain)
 
     def _tell_sockets(self) -> None:
         said, sender = self._said, self._sender
