@@ -6,6 +6,7 @@ Over real ones: every job over udp (``test_communicator.py``).
 from __future__ import annotations
 
 import errno
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -125,6 +126,17 @@ def test_bursts_leave_again_where_gso_works_again(line: Line) -> None:
     assert sorted(line.taken[:4]) == [(1, 1)] * 3 + [(2, 3)]
     assert sorted(line.taken[4:8]) == [(1, 3)] + [(2, 1)] * 3
     assert line.taken[8:] == [(2, 3)]
+
+
+def test_the_memory_of_a_queue_outlives_the_program(bound: UdpSocket) -> None:
+    """Its thread may still be at work at exit, when other finalizers wait."""
+    before = weakref.finalize._registry.keys()  # type: ignore[attr-defined]
+    known = set(before)
+    line = Line([bound])
+    made = before - known
+    assert len(made) == 1
+    assert line.queue.empty
+    assert not any(one.atexit for one in made)
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.EOPNOTSUPP])

@@ -90,7 +90,8 @@ class SendQueue:
         self._line = self._core.fast.tb_line_open(ctypes.byref(self._said), self._targets)
         if not self._line:
             raise MemoryError("no memory for a send queue")
-        weakref.finalize(self, self._core.fast.tb_line_close, self._line)
+        # not at exit, when the transport's thread may still be at work
+        weakref.finalize(self, self._core.fast.tb_line_close, self._line).atexit = False
         self.pacer = pacer or Pacer(sender.peers)
         self.prober = prober
         self.drained = 0.0
