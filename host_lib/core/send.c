@@ -394,7 +394,7 @@ TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
 	    EAGAIN) { /* a full device is full for the other sockets of the channel as well */
 		for (c = 0; c < s->channels; c++)
 			if (port - s->first[c] < s->ports[c])
-				s->blocked |= ((1ULL << s->ports[c]) - 1) << s->first[c];
+				s->blocked |= (~0ULL >> (64 - s->ports[c])) << s->first[c];
 		tb_pump_at(s, s->now + TB_RETRY);
 		return;
 	}
