@@ -16,7 +16,7 @@ from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
 from tailbound.settings.table import Options, known, refuse_unknown
 from tailbound.torch import elastic
-from tailbound.torch.collectives import in_model, refuse_optimizer
+from tailbound.torch.collectives import in_model
 from tailbound.torch.compat import keep_connections
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.kept import Stateful, check
@@ -70,7 +70,6 @@ def register(
     refuse_unknown(options)
     if optimizer is not None:
         _check_optimizer(optimizer)
-        refuse_optimizer(optimizer)
     _check_model(ddp_model)
     _check_ignored(ddp_model)
     keep_connections(ddp_model)

@@ -341,10 +341,10 @@ class TailboundState:
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner  # its own step is what hooks see; with the wrapper beside it steps were applied twice
-        if optimizer is not None:
-            refuse_optimizer(optimizer)
         if self.communicator is None:
             return
+        if optimizer is not None:
+            refuse_optimizer(optimizer)
         if self.resync is not None:
             raise ConfigError(
                 "this TailboundState has a model already: make one TailboundState for each model, or call register "
