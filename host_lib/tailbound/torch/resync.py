@@ -222,7 +222,7 @@ class Resync:
         """Takes over what ``tell_extra_state`` of another rank told.
 
         Raises:
-            LayoutError, ConfigError: see ``also.load``.
+            LayoutError, ConfigError: see ``kept.load``.
         """
         states, scale = decode(told)
         load(self._extra_state, states)
@@ -503,7 +503,7 @@ class Resync:
         Raises:
             Refusal: that rank does not give it.
             TransportError: it did not come, or does not fit; this rank is not sound then.
-            LayoutError, ConfigError: see ``also.load``.
+            LayoutError, ConfigError: see ``kept.load``.
         """
         replica, before = self.replica, self.moment.step
         if not self.moment.disturb():
