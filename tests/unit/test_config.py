@@ -26,7 +26,10 @@ from tailbound.transport.config import Config, row_width, width_for_mtu
         ({"ring_mib": float("nan")}, "ring of nan MiB"),
         ({"deadline_1": -1}, "deadline_1 is -1 ns: give 0 or more"),
         ({"quiet": -5}, "quiet is -5 ns: give 0 or more"),
-        ({"deadline_1": 60_000_000, "stage_max": 50_000_000}, "must not exceed stage_max"),
+        (
+            {"deadline_1": 60_000_000, "stage_max": 50_000_000},
+            "deadline_ms is longer than 50 ms, the most that patience",
+        ),
         ({"insist": -1}, "insist is -1 ns: give 0 or more"),
         ({"hold_max": 0}, "hold_max is 0 ns: give a time above 0"),
     ],

@@ -108,6 +108,8 @@ def test_what_is_no_optimizer_is_refused(model: DistributedDataParallel) -> None
     ):
         with pytest.raises(ConfigError, match=words):
             register(model, given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"scaler= is of type int: give a torch.amp.GradScaler"):
+        register(model, optimizer, scaler=3)  # type: ignore[arg-type]
     register(model, torch.optim.LBFGS(model.parameters()))  # a rank alone may make as many passes as it likes
 
 

@@ -162,6 +162,7 @@ def test_arguments_take_the_spellings_of_variables() -> None:
     with pytest.raises(ConfigError, match="bits= is '8,4': give one of 16 or 8 or 4,8"):
         spelled(bits="8,4")
     assert spelled(error_feedback=False, bits=16, deadline_ms=(1.0, 2.0)) == (False, True, 16, (1.0, 2.0), "")
+    assert filled({"safeguard": cast(Any, {"skip": None, "stop": 0.5})})["safeguard"] == Limits(skip=None, stop=0.5)
     with pytest.raises(ConfigError, match="share_rows= is 'maybe': give one of on, off"):
         spelled(share_rows="maybe")
 
@@ -176,7 +177,7 @@ def test_arguments_take_the_spellings_of_variables() -> None:
         ({"also": {}}, "there is no option also= here: give extra_state"),
         ({"fetch": 1}, "there is no option fetch= here: give advanced={'insist': ...}"),
         ({"result": "peers"}, "there is no option result= here: give advanced={'result': ...}"),
-        ({"advanced": {"bits": 8}}, "there is no option bits= here: give bits="),
+        ({"advanced": {"bits": 8}}, "bits= is an argument of its own: give register(..., bits=8)"),
         ({"advanced": {"resync_shares": 8}}, "there is no option resync_shares= here: did you mean resync_share?"),
     ],
 )
@@ -242,14 +243,16 @@ def test_what_is_no_setting_is_warned_of_once(
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"patience": None}, "patience= is 'None': give rack"), ({"patience": True}, "patience= is 'on': give rack"),
-        ({"hold_max": float("inf")}, "hold_max= is 'inf'"), ({"timeout": -1}, "timeout= is '-1'"),
-        ({"port": None}, "port= is 'None'"), ({"safeguard": {"skip": 0.5}}, "safeguard= is"),
+        ({"patience": None}, "patience= is None: give rack"), ({"patience": True}, "patience= is True: give rack"),
+        ({"hold_max": float("inf")}, "hold_max= is inf"), ({"timeout": -1}, "timeout= is -1"),
+        ({"port": None}, "port= is None"), ({"safeguard": {"warn": 0.5}}, "safeguard= is {'warn': 0.5}: give NAME"),
+        ({"interface": 3}, "interface= is 3: give the name of an interface"),
+        ({"advanced": {"rate": "fast"}}, "rate= is 'fast': not a rate: write"),
         ({"advanced": "rate"}, "advanced='rate': give a dictionary"),
-        ({"advanced": {"deadline_ms": 20}}, "deadline_ms= is '20'"),
-        ({"advanced": {"deadline_ms": (0, 0)}}, "deadline_ms= is '0,0'"),
-        ({"advanced": {"resync_period": 1.5}}, "resync_period= is '1.5'"),
-        ({"advanced": {"share_rows": None}}, "share_rows= is 'None'"),
+        ({"advanced": {"deadline_ms": 20}}, "deadline_ms= is 20"),
+        ({"advanced": {"deadline_ms": (0, 0)}}, "deadline_ms= is (0, 0)"),
+        ({"advanced": {"resync_period": 1.5}}, "resync_period= is 1.5"),
+        ({"advanced": {"share_rows": None}}, "share_rows= is None"),
     ],
 )  # fmt: skip
 def test_a_value_that_cannot_be_is_refused_by_name(given: dict[str, Any], says: str) -> None:

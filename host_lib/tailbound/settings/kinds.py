@@ -32,6 +32,8 @@ class Kind:
         """``value`` as it would be given."""
         if isinstance(value, tuple):
             return ",".join(self.show(part) for part in value)
+        if isinstance(value, dict):
+            return ",".join(f"{name}={'never' if part is None else part}" for name, part in value.items())
         if isinstance(value, bool):
             return "on" if value else "off"
         return f"{value:g}" if isinstance(value, float) else str(value)

@@ -86,17 +86,18 @@ class Setting:
         text = environment.get(self.variable, "").strip()
         return self.parse(text, self.variable) if text else self.default
 
-    def parse(self, text: str, name: str) -> Any:
-        """The value that ``text`` stands for; ``name`` is what to call it in the message.
+    def parse(self, text: str, name: str, given: str = "") -> Any:
+        """The value that ``text`` stands for; ``name`` is what to call it in the message, ``given`` how to write it.
 
         Raises:
-            ConfigError: it cannot be; the message names it and the text, and says what to give.
+            ConfigError: it cannot be; the message names it and what was given, and says what to give.
         """
         try:
             return self.kind.parse(text.strip())
         except ValueError as error:
-            why = f": {error}" if isinstance(error, ConfigError) else f": give {self.kind.give}"
-            raise ConfigError(f"{name} is {text!r}{why}") from None
+            own = str(error).removeprefix(f"rate {text!r} is ")  # its name is in front already
+            why = own if isinstance(error, ConfigError) else f"give {self.kind.give}"
+            raise ConfigError(f"{name} is {given or repr(text)}: {why}") from None
 
 
 def _option(kind: Kind, default: Any, doc: str, **more: Any) -> Setting:
@@ -283,10 +284,10 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
         raise ConfigError(f"advanced={advanced!r}: give a dictionary of options, as advanced={{'share_rows': False}}")
     for names, given in (OPTIONS, options), (ADVANCED, advanced):
         for name in given.keys() - names.keys() - {"advanced"}:
-            place = f"advanced={{{name!r}: ...}}" if name in ADVANCED else f"{name}=" if name in OPTIONS else ""
-            raise ConfigError(
-                f"there is no option {name}= here: {f'give {place}' if place else _hint(name, names, '{}')}"
-            )
+            if name in OPTIONS:
+                raise ConfigError(f"{name}= is an argument of its own: give register(..., {name}={given[name]!r})")
+            hint = f"give advanced={{{name!r}: ...}}" if name in ADVANCED else _hint(name, names, "{}")
+            raise ConfigError(f"there is no option {name}= here: {hint}")
 
 
 def _hint(name: str, names: Iterable[str], form: str) -> str:
@@ -308,7 +309,11 @@ def known(option: str, options: Mapping[str, Any]) -> Any:
         options = options.get("advanced") or {}
     given = options.get(option, "")
     if isinstance(given, bool | int | float | tuple | dict) or (given is None and setting.default is not None):
-        setting.parse(setting.kind.show(given), f"{option}=")
+        if setting.kind.parse is str and given is not None:
+            raise ConfigError(f"{option}= is {given!r}: give {setting.kind.give}")
+        value = setting.parse(setting.kind.show(given), f"{option}=", repr(given))
+        if isinstance(given, dict):
+            return value
     if not isinstance(given, str):
         return given
     if given.strip():

@@ -70,6 +70,8 @@ def register(
     refuse_unknown(options)
     if optimizer is not None:
         _check_optimizer(optimizer)
+    if scaler is not None and not hasattr(scaler, "is_enabled"):
+        raise ConfigError(f"scaler= is of type {type(scaler).__name__}: give a torch.amp.GradScaler")
     _check_model(ddp_model)
     _check_ignored(ddp_model)
     keep_connections(ddp_model)

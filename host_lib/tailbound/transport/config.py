@@ -189,7 +189,8 @@ class Config:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)} ns: give a time above 0")
         if self.deadline_1 > self.stage_max or self.deadline_2 > self.stage_max:
-            raise ConfigError("deadline_1 and deadline_2 must not exceed stage_max: give shorter ones or more patience")
+            most = f"{self.stage_max / MS:g} ms, the most that patience leaves"
+            raise ConfigError(f"deadline_ms is longer than {most}: give shorter ones, or more patience")
 
     @property
     def bound(self) -> int:
