@@ -193,6 +193,8 @@ class Known(Session):
         self.least_rings = store.result_rows, store.sum_rows
         #: finished ops whose arrival stamps are still to be read
         self.pending: deque[Pending] = deque()
+        #: the step whose ops are among them, and when it began
+        self.sampled = -1, -(1 << 62)
         #: whose packets carry tags, as the kernel was told (auth-2, auth-7)
         self.armed = Tagging(0)
         #: when a rank last said that its own host refuses to send some of its packets, ns

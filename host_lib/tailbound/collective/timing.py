@@ -24,9 +24,9 @@ from tailbound.wire.schema import MAX_RANKS, op_slot, serial_distance
 #: Stamps are read this many steps later (clock-5), when late rows have come too.
 _SETTLED_AFTER = 2
 _PENDING_MOST = 1024
-#: Once a size is known, ops that follow each other faster than so many floors teach nothing new, and reading stamps
-#: costs time.
-_APART = 2
+#: Once a size is known, ops and steps that follow each other faster than so many floors teach nothing new, and reading
+#: stamps costs time. What a deadline cut does.
+_APART, _STEPS_APART = 2, 10
 #: What a user can do about a rank that no rank waits for.
 WHO_WAITS = (
     "Where it evaluates or writes a checkpoint, state.hold() lets the others wait; where it was stopped, "
@@ -142,14 +142,15 @@ def note(job: Speaker, op: Op, why: str, now: int) -> None:
     """Keeps what is to be known of a finished op when its stamps are read, two steps later (clock-5)."""
     if job.ranks == 1 or op.launch is None:
         return
-    in_step = job.steps.in_step and not op.overtaken
+    in_step, step, floor = job.steps.in_step and not op.overtaken, op.place.step, job.config.floor
+    cut = op.first.lost > 0 or op.second.lost > 0
     if in_step:
-        cut = op.first.lost > 0 or op.second.lost > 0
-        job.deadlines.step(op.place.step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
+        job.deadlines.step(step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
+    if step != job.sampled[0] and op.start - job.sampled[1] >= _STEPS_APART * floor:
+        job.sampled = step, op.start
     pending = job.pending
-    crowded = (
-        bool(pending) and op.start - pending[-1].start < _APART * job.config.floor and job.deadlines.warm(op.flow_bytes)
-    )
+    crowded = step != job.sampled[0] or (bool(pending) and op.start - pending[-1].start < _APART * floor)
+    crowded = crowded and not cut and job.deadlines.warm(op.flow_bytes)
     if in_step and op.start and job.sequence.stable and not op.cold and not crowded:
         if len(pending) >= _PENDING_MOST:
             pending.popleft()
@@ -158,7 +159,7 @@ def note(job: Speaker, op: Op, why: str, now: int) -> None:
         pending.append(
             Pending(
                 label=op.label,
-                step=op.place.step,
+                step=step,
                 flow_bytes=op.flow_bytes,
                 start=op.start,
                 waited=op.start - op.admitted if op.admitted <= op.start else None,
