@@ -17,11 +17,13 @@ from tailbound.kernel import barrier, syscalls
 _BUSY, _DISCARD = 1 << 31, 1 << 30
 _RECORD = struct.Struct("=IIQ")  # schema.EVENT: kind, op, ns
 _HEAD = struct.Struct("=I")
+#: Whether this processor reorders reads.
+_REORDERS = platform.machine() not in ("x86_64", "s390x")
 
 
 def _acquire() -> None:
-    """What is read from here on is no older than what was read before; x86 and s390x reorder no reads."""
-    if platform.machine() not in ("x86_64", "s390x"):
+    """What is read from here on is no older than what was read before."""
+    if _REORDERS:
         barrier.full()
 
 

@@ -137,7 +137,7 @@ class StatusWriter:
         self._half.unlink(missing_ok=True)
         fd = os.open(self._half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         with open(fd, "w", encoding="utf-8") as file:
-            json.dump(content, file, default=str)
+            file.write(json.dumps(content, default=str))  # in C, which ``dump`` is not
         self._half.replace(self._path)
 
 
