@@ -224,8 +224,7 @@ def finish(job: Job, op: Op, action: Finish) -> None:
         job.accounts.collected(op, by_owner.tolist())
     outcome.void |= empty and outcome.abstained
     heard = outcome.missed < shape.rows - place.placement.shares[job.rank] or not View(job, op).owners()
-    told = bool((b.results.contributors > 1).any())
-    _settle_scales(job, op, heard=heard or told)
+    _settle_scales(job, op, heard=heard or bool((b.results.contributors > 1).any()))
     outcome.label = op.label
     owns = bool(op.place.placement.shares[job.rank])  # who owns none has sealed none without the own gradient
     outcome.late = outcome.late or (owns and not op.own_present and not op.abstains)
@@ -248,8 +247,8 @@ def _settle_scales(job: Job, op: Op, *, heard: bool) -> None:
             these reach them as a rule. Else the own rows alone would say what no other knows.
     """
     fresh = warm_exponents(op.buffers.row_exponent, op.place.layout.shape.layout.rows)
-    lost = (fresh == EXPONENT_NONE) | (not heard)
-    if lost.any():
+    if not heard or np.minimum.reduce(fresh) == EXPONENT_NONE:  # which is the least of all
+        lost = (fresh == EXPONENT_NONE) | (not heard)
         if op.switched:
             for key in [key for key in job.exponents if key[:3] == op.key[:3]]:  # under older exponents, too
                 del job.exponents[key]

@@ -211,7 +211,8 @@ class SendQueue:
         if self._pumping:  # a callback of ours has submitted more
             said.again = min(said.again, now) if said.again else now
             return
-        self._tell()
+        if not fresh:  # ``submit`` has told
+            self._tell()
         said.now, said.fresh = now, fresh
         self._pumping = True
         try:
