@@ -34,7 +34,8 @@ TB_EXPORT __s64 tb_pto(const struct tb_answers *p)
 
 /*
  * took after its request, first after the first of several. Where there were several, the answer may be to any of them
- * (Karn): it took the usual time and twice what that varies, within these bounds. A lost request is no slow answer.
+ * (Karn): it took the usual time and twice what that varies, within these bounds. A lost request does not count as a
+ * slow answer.
  */
 TB_EXPORT void tb_answered(struct tb_answers *p, __s64 took, __s64 first)
 {
