@@ -36,11 +36,11 @@ def unlike(job: SimTeam, ops: int = OPS) -> tuple[int, int]:
 
 
 def test_replicas_stay_equal_although_results_and_all_words_about_them_are_lost() -> None:
-    """A tenth of the results, also of those that are sent again, of requests and of answers."""
+    """A seventh of the results, also of those that are sent again, of requests and of answers."""
     kinds = frozenset({PacketType.RESULT, PacketType.REPAIR, PacketType.GONE})
     for insist in (0, INSIST):
         with sim_team(RANKS, HASTY | {"insist": insist}) as job:
-            troubles = job.trouble(lambda: Trouble(seed=4, loss=0.1, types=kinds))
+            troubles = job.trouble(lambda: Trouble(seed=1, loss=0.15, types=kinds))
             other, missed = unlike(job)
             assert all(dropped(troubles, kind) for kind in kinds - {PacketType.GONE})
             assert (other > 0, missed > 0) == (insist == 0, insist == 0)
