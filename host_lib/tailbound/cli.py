@@ -115,16 +115,14 @@ def gc() -> None:
     from tailbound.kernel import pin
     from tailbound.observe import status
 
-    for folder in status.folders():
-        for path in status.sweep(folder):
-            click.echo(f"removed status {path}")
+    removed = [f"status {path}" for folder in status.folders() for path in status.sweep(folder)]
     try:
-        for name in pin.sweep():
-            click.echo(f"removed pins of {name}")
+        removed += [f"pins of {name}" for name in pin.sweep()]
     except CapabilityError as error:
         if os.geteuid() == 0:
             raise
         click.echo(f"pins were not looked at: {error}", err=True)
+    click.echo("\n".join(f"removed {what}" for what in removed) or "nothing to remove")
 
 
 @cli.command()

@@ -101,8 +101,8 @@ def _verdicts() -> str:
     own = {v: v.advice if v.advice != v.fate.advice else "" for v in schema.Verdict}  # else as the fate's
     verdicts = ((int(v), v.name, f"`{v.fate}`", v.meaning, own[v]) for v in schema.Verdict)
     return (
-        "The ledger counts every packet under one verdict, by sender. A verdict tells the fate of its row. Without an "
-        "advice of its own its fate's holds.\n\n"
+        "The ledger counts every packet under one verdict, by sender. A verdict tells the fate of its row. Where its "
+        "advice is empty, that of its fate holds.\n\n"
         f"{fates}\nRows that a peer should have brought = `taken` + {' + '.join(f'`{f}`' for f in schema.MISSING)}.\n\n"
         + _table(("number", "name", "fate", "meaning", "advice"), verdicts)
     )

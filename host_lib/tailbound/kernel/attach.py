@@ -77,7 +77,7 @@ def attach(program: int, interface: str) -> int:
                 "once, or use the udp datapath"
             ) from error
         hints = {
-            errno.EOPNOTSUPP: f"driver {driver or '(unknown)'} has no native XDP",
+            errno.EOPNOTSUPP: f"driver {driver or '(unknown)'} has no native XDP, or none beside LRO or hardware GRO",
             errno.EINVAL: "the driver refuses it at this MTU or with these offloads (lower the MTU, turn LRO off)",
             errno.ERANGE: "the MTU is too large for this driver's XDP: lower it",
             errno.ENOMEM: "no memory for its queues",

@@ -182,7 +182,7 @@ class Options(TypedDict, total=False):
     )]
     safeguard: Annotated[Limits | None, _option(
         LIMITS, None, "fractions of an op's rows lost beyond which to skip it, or to stop",
-        otherwise="those of `transport.safeguard.Limits`", convert=lambda limits: limits or Limits(),
+        otherwise="skip=0.8", convert=lambda limits: limits or Limits(),
     )]
     timeout: Annotated[float, _option(number(above=0), 180.0, "seconds to wait for the other ranks at the start")]
     patience: Annotated[str | float, _option(

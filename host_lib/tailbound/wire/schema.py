@@ -116,7 +116,7 @@ class Fate(enum.StrEnum):
     LOST = "lost", "the sender had sent all of its rows, and this one never came", (
         "Look at the cable, port and queues: ethtool -S, tc -s qdisc")
     REFUSED = "refused", "the row came, and a rule refused it", (
-        "Look up the reasons of stats()['drops_by_sender'] in docs/wire.md")
+        "Look up the reasons of stats()['drops_by_sender'] below, in docs/wire.md")
     ABSENT = "absent", "the row has not come, and its sender had not sent all of its rows", (
         "Look at the sender: is it slow, stopped or gone?")
     DUPLICATED = "duplicated", "a copy of the row was there already"
