@@ -36,8 +36,6 @@ class Turns:
         self._lengths: deque[int] = deque(maxlen=_ALIKE)
         self._idle: int | None = None  # iterations since the last step of this loop
         self._apart: Counter[int] = Counter()  # such distances of steps, of all loops
-        #: times running that this rank could not join the others, since iterations differ
-        self.stuck = 0
 
     def passed(self, *, inside: bool = False) -> None:
         """A pass has its averages; ``inside``: within ``step(closure)`` of an optimizer."""
