@@ -212,7 +212,19 @@ def test_steps_in_which_all_abstain_end_no_job() -> None:
     with sim_team(3, patient(share_rows=False)) as job:
         _settle(job, (0, 1))
         for _ in range(5):
-            assert all(outcome.void and outcome.error is None for _, outcome in job.allreduce(ill))
+            outcomes = [outcome for _, outcome in job.allreduce(ill)]
+            assert all(one.void and not one.minority and one.error is None for one in outcomes)
+
+
+def test_who_abstains_alone_trains_nothing() -> None:
+    """A rank that is cut off, and whose gradient is not finite, stepped by zeros. Rule: clock-38."""
+    ill = [np.full(NUMEL, np.inf, np.float32)] * 3
+    with sim_team(3, hasty(share_rows=False)) as job:
+        _settle(job, (0, 1))
+        job.world.change(2, 0, cut=True)
+        for _ in range(5):
+            ((_, outcome),) = job.allreduce(ill, [2])
+            assert outcome.minority
 
 
 def test_who_is_cut_off_and_owns_nothing_goes_on() -> None:

@@ -145,7 +145,8 @@ class Accounts:
         assert op.launch is not None
         job, step = self._job, step_of(op.label)
         empty = op.outcome.failed_groups == op.place.layout.shape.groups
-        nothing = empty and (op.abstains or op.overtaken)
+        abstained = op.abstains and job.membership.quorum({job.rank, *op.abstainers})
+        nothing = empty and (abstained or op.overtaken)
         if nothing or not op.launch.quorum:
             return
         minority = self._lacks_rows(op) if op.switched else 2 * sum(one & _QUORUM > 0 for one in flags) <= len(flags)

@@ -260,7 +260,8 @@ def _nobody_had_any(known: Known, op: Op) -> bool:
     """Whether no rank brought rows, as all say (a loss scale overflows on all ranks, say): no owner is to blame."""
     brought = not (op.abstains or op.outcome.unsent)
     live = known.membership.live
-    return not brought and bool(live) and op.abstainers.issuperset(live)
+    heard = known.membership.quorum({known.rank, *op.abstainers})
+    return not brought and bool(live) and op.abstainers.issuperset(live) and heard
 
 
 def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
