@@ -94,7 +94,7 @@ class Training:
 
     def pause(self, *, equal: bool = False) -> None:
         """This rank holds until ``resume``; ``equal``: the replicas are made equal, too, or it warns."""
-        if self.state is None or self._over:
+        if self.state is None or self._over or self.state.detached:
             return
         if self._paused is None:
             hold = self.state.hold()
