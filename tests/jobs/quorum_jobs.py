@@ -68,7 +68,8 @@ def detached(rank: int) -> dict[str, Any]:
     """Some steps over Tailbound, then some of plain DDP, in one loop."""
     net = DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
-    state = register(net, optimizer=optimizer, **SETTINGS)
+    scaler = torch.amp.GradScaler("cpu")
+    state = register(net, optimizer=optimizer, scaler=scaler, **SETTINGS)
     apart, well = [], False
     for step in batches(range(10), state):
         optimizer.zero_grad()
@@ -79,6 +80,8 @@ def detached(rank: int) -> dict[str, Any]:
         optimizer.step()
         state.boundary()
         if step == 4:
+            if rank:  # as of a rank that was away while the others overflowed
+                scaler.update(2.0**10)
             well = state.detach()
             ops = state.stats()["counters"]["ops"]
     for call in (state.synchronize, state.catch_up, state.detach):
@@ -86,7 +89,14 @@ def detached(rank: int) -> dict[str, Any]:
             call()
     ran = state.stats()["counters"]["ops"] - ops
     state.close()
-    return {"well": well, "apart": apart, "ran": ran, "held": everywhere(state_digest(net, optimizer))}
+    scales = everywhere(scaler.get_scale())
+    return {
+        "well": well,
+        "apart": apart,
+        "ran": ran,
+        "held": everywhere(state_digest(net, optimizer)),
+        "scales": scales,
+    }
 
 
 def _apart(net: DDP, rank: int, step: int) -> float:

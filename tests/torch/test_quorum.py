@@ -41,3 +41,4 @@ def test_a_model_that_is_detached_goes_on_as_plain_ddp(run: Run) -> None:
         assert max(one["apart"]) < 1e-6
         assert one["ran"] == 0
         assert len(set(one["held"])) == 1
+        assert set(one["scales"]) == {2.0**16}

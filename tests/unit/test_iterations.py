@@ -100,6 +100,47 @@ def test_an_optimizer_makes_nothing_of_an_iteration_with_a_void_pass(
     assert all(p.grad is not None for p in one.net.parameters()), "the program has them as without"
 
 
+def test_an_iteration_whose_step_was_left_out_voids_no_other(rank: Callable[..., Rank]) -> None:
+    """The next one was left out on this rank alone, which thought itself equal to the others. Rule: clock-38."""
+    import torch
+
+    one = rank()
+    optimizer, held = torch.optim.SGD(one.net.parameters(), 0.1), [one.weights()]
+    one.job.void = {2}
+    for i in range(5):
+        optimizer.zero_grad()
+        one.loss(data(i)).backward()
+        if i != 2:  # as for a loss that is not finite
+            optimizer.step()
+        held.append(one.weights())
+    assert [a == b for a, b in itertools.pairwise(held)] == [False, False, True, False, False]
+
+
+def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(rank: Callable[..., Rank]) -> None:
+    """One whose ``step`` takes a loss, and calls that of its class, whose hooks run within its own. Rule: clock-38."""
+    import torch
+
+    class Polyak(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, loss: torch.Tensor, factor: float) -> None:  # type: ignore[override]
+            assert factor == 0.5
+            assert loss.ndim == 0
+            super().step()
+
+    one, steps = rank(), []
+    optimizer = Polyak(one.net.parameters(), 0.1)
+    one.job.void = {1}
+    for i in range(3):
+        before = one.weights()
+        optimizer.zero_grad()
+        loss = one.loss(data(i))
+        loss.backward()
+        optimizer.step(loss, 0.5)
+        steps.append(one.weights() != before)
+        assert all(p.grad is not None for p in one.net.parameters())
+    assert steps == [True, False, True]
+
+
 def test_a_lost_rank_whose_iterations_differ_ends(rank: Callable[..., Rank]) -> None:
     one = rank()
     one.train(solo.differing(one), 12, 2)

@@ -138,6 +138,7 @@ class GradScaler(torch.amp.GradScaler):
             super().update(new_scale)
             return
         before = self._state.loss_scale
+        self._state.steps.over()
         if self._state.overflow.collect().any and before > 1:
             self._mark(self._per_optimizer_states.values())
         super().update(new_scale)
@@ -157,6 +158,12 @@ class GradScaler(torch.amp.GradScaler):
         super().load_state_dict(state_dict)
         if self._ours:
             self._state.loss_scale = self.get_scale()
+
+    def restart(self) -> None:
+        """After ``close``: has the scale that it began with, which all ranks know."""
+        super().update(self._init_scale)
+        assert self._growth_tracker is not None
+        self._growth_tracker.fill_(0)
 
     def close(self) -> None:
         """Scales as torch's own from now on; the state does this at its own end.

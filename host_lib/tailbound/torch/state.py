@@ -505,6 +505,7 @@ class TailboundState:
 
     def before_backward(self) -> None:
         """The first average of a step is about to be launched."""
+        self.steps.begin()
         self.absence.before_backward()
         if self.resync is None or self.steps.announced:
             self.end_step(still=False)
@@ -715,8 +716,9 @@ class TailboundState:
         """Makes the replicas equal and returns the model to DDP's own all-reduce, from the next iteration on.
 
         To be called on all ranks after the same step, and after ``optimizer.step()``. The transport is closed then, so
-        that every rank waits for every other one as in any DDP job. ``stats`` and ``state_dict`` can still be read, and
-        ``batches`` leaves nothing out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
+        that every rank waits for every other one as in any DDP job; the loss scale begins anew, since that of a rank
+        that was away may be another one. ``stats`` and ``state_dict`` can still be read, and ``batches`` leaves nothing
+        out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
 
         Args:
             timeout: of ``synchronize``.
@@ -738,6 +740,8 @@ class TailboundState:
         well = self.synchronize(timeout)
         self.detached = True
         self.close()
+        if self.scaler is not None:
+            self.scaler.restart()
         return well
 
     def _refuse_detached(self, name: str) -> None:

@@ -77,9 +77,18 @@ class Steps(Part):
 
     def came(self, *, void: bool) -> None:
         """Averages have come; those of an iteration are void together."""
+        self._kept.clear()  # of a step that raised
         if self._over:
             self.void = self._over = False
         self.void |= void
+
+    def over(self) -> None:
+        """The iteration is over, whether its optimizers have stepped or the program has left that out."""
+        self._over = True
+
+    def begin(self) -> None:
+        """A pass begins, and as a rule an iteration."""
+        self._over |= self.turns.begins
 
     def passed(self) -> None:
         """A pass has its averages."""
@@ -99,8 +108,8 @@ class Steps(Part):
         self._state.resync.moment.disturb()
         replica.note_rates(optimizer)
         self._stepping.add(id(optimizer))
-        given = dict(zip(("self", "closure"), args, strict=False)) | kwargs
-        if (closure := given.get("closure")) is None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if not callable(closure):  # none, or an argument of the optimizer's own
             self._keep_void(optimizer)
             return None
 
@@ -109,14 +118,17 @@ class Steps(Part):
             self._keep_void(optimizer)
             return loss
 
-        return args[:1], {**kwargs, "closure": evaluated}
+        if len(args) > 1:
+            return (args[0], evaluated, *args[2:]), kwargs
+        return args, {**kwargs, "closure": evaluated}
 
     def _keep_void(self, optimizer: torch.optim.Optimizer) -> None:
         """Keeps void gradients from ``optimizer``: zeros would move its momentum and weights, too (clock-38)."""
         if not self.void:
             return
         mine = [p for group in optimizer.param_groups for p in group["params"] if self._state.layout.knows(p)]
-        self._kept[id(optimizer)] = [(p, p.grad) for p in mine if p.grad is not None]
+        # its own ``step`` may call that of its class, whose hooks find none
+        self._kept.setdefault(id(optimizer), []).extend((p, p.grad) for p in mine if p.grad is not None)
         for parameter in mine:
             parameter.grad = None
 

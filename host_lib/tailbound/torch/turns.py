@@ -117,6 +117,11 @@ class Turns:
         return self._last[made:] + self._last[:made]
 
     @property
+    def begins(self) -> bool:
+        """Whether the next pass begins an iteration, as far as that is known."""
+        return bool(self.passes) and len(self._open) % self.passes == 0
+
+    @property
     def shared(self) -> bool:
         """Whether no optimizer steps between the next pass and the one before or behind it, as far as that is known."""
         return self._open[-1:] == [()] or self.iteration()[:1] == ((),)
