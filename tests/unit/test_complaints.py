@@ -26,6 +26,13 @@ def test_a_silent_rank_is_named_once_and_the_op_as_everywhere(caplog: pytest.Log
     assert [r.getMessage() for r in caplog.records] == ["rank 0: nothing from rank(s) [2] in op 26.0"]
 
 
+@pytest.mark.parametrize(("void", "cause"), [(True, "each had NaN or Inf values"), (False, "came in time")])
+def test_a_gradient_of_zeros_has_its_cause(void: bool, cause: str, caplog: pytest.LogCaptureFixture) -> None:
+    Complaints(0, Clock()).note(Outcome(failed_groups=1, void=void))
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert cause in line
+
+
 def test_a_rank_that_comes_and_goes_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """Every sentence at most five times in ten seconds, and how many were left out is said."""
     clock = Clock()

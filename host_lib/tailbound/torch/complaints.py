@@ -37,7 +37,9 @@ class Complaints:
         if new:
             self._warned |= new
             self.say("missing", f"nothing from rank(s) {sorted(new)} in op {label_text(outcome.label)}")
-        if outcome.failed_groups:
+        if outcome.void:
+            self.complain("a gradient is zero, since all ranks abstained: each had NaN or Inf values")
+        elif outcome.failed_groups:
             self.complain("parts of a gradient are zero, since no rank's rows of them came in time")
         if outcome.overwritten:
             self.complain("results were overwritten before use: give a larger ring_mib")
