@@ -50,11 +50,11 @@ def main() -> None:
             right = accuracy(net.module)
 
     state.synchronize()
-    stats = state.stats()  # empty where there is one host only
-    print(
-        f"rank {dist.get_rank()}: accuracy {right:.3f} over {stats['datapath']}, "
-        f"{stats['ranks']} hosts, {stats['delivered']:.2%} of the rows delivered"
-    )
+    stats = state.stats()
+    where = f"over {stats['datapath']}, {stats['ranks']} hosts, {stats['delivered']:.2%} of the rows delivered"
+    if stats["ranks"] == 1:
+        where = "on 1 host, which sends nothing over a network"
+    print(f"rank {dist.get_rank()}: accuracy {right:.3f} {where}")
     state.close()
     dist.destroy_process_group()
 
