@@ -27,7 +27,6 @@
 #define TB_TYPE_BYE 8
 #define TB_TYPE_PROBE 9
 #define TB_TYPE_ECHO 10
-#define TB_TYPE_GROUP 11
 #define TB_TYPE_HELLO 12
 #define TB_TYPE_LAST 12
 

@@ -22,7 +22,6 @@ const bit<8> TB_TYPE_HOLD = 7;
 const bit<8> TB_TYPE_BYE = 8;
 const bit<8> TB_TYPE_PROBE = 9;
 const bit<8> TB_TYPE_ECHO = 10;
-const bit<8> TB_TYPE_GROUP = 11;
 const bit<8> TB_TYPE_HELLO = 12;
 const bit<8> TB_TYPE_LAST = 12;
 

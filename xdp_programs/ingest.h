@@ -105,13 +105,6 @@ static __always_inline __u32 tb_probe(const struct tb_control *control, const st
 	return TB_VERDICT_ECHO_TAKEN;
 }
 
-/* kernel-10: results are for everybody, and so are packets that try whether the group is reached. */
-static __always_inline int tb_to_all(const struct tb_control *control, const struct tb_packet *p)
-{
-	return p->type == TB_TYPE_RESULT ||
-	       (p->type == TB_TYPE_GROUP && p->owner == p->sender && control->group);
-}
-
 /* kernel-11: fields of rows. */
 static __always_inline __u32 tb_row_rules(const struct tb_control *control,
 					  const struct tb_header *head, const struct tb_packet *p)
@@ -520,7 +513,7 @@ static __always_inline __u32 tb_rules(const struct tb_control *control, const st
 	int row = p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT;
 	__u32 verdict;
 
-	if (p->owner != (tb_to_all(control, p) ? p->sender : control->rank))
+	if (p->owner != (p->type == TB_TYPE_RESULT ? p->sender : control->rank))
 		return TB_VERDICT_NOT_FOR_THIS_RANK;
 	if (row) {
 		verdict = tb_row_rules(control, f->head, p);

@@ -65,7 +65,7 @@ _PORTS = (
 )
 _PORTS_TAIL = """\
 Where UDP does not pass, the start ends after ten seconds and names the ranks that do not hear each other. TCP is not
-tried ahead. Multicast that does not arrive is not used.
+tried ahead. Multicast that does not arrive is given up after two ops.
 """
 
 

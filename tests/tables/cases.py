@@ -197,7 +197,6 @@ _TOO_FAR = _OP_RING_LATER
 _HALF_ROUND = OP + (1 << 31) + (schema.OP_STEPS << schema.OP_INDEX_BITS)
 assert _FARTHEST - RELEASED == schema.OP_STEPS << schema.OP_INDEX_BITS
 _SLOT = SEQ & (SUM_ROWS - 1)
-_GROUP = {"group": address_of(RANK) ^ 1}
 _MOVED = {"sum_base": SUM_BASE + 10, "result_base": RESULT_BASE + 10}
 _PASSED = {"result_base": RESULT_BASE + 100}
 
@@ -249,10 +248,7 @@ _ADDRESSEE = [
     Case("a control packet for another rank", control_packet(PacketType.MAP, owner=2), Verdict.NOT_FOR_THIS_RANK),
     Case("a probe for another rank", control_packet(PacketType.PROBE, owner=2), Verdict.NOT_FOR_THIS_RANK),
     Case("an echo for another rank", control_packet(PacketType.ECHO, owner=2), Verdict.NOT_FOR_THIS_RANK),
-    Case("a packet to a group that there is not", control_packet(PacketType.GROUP, owner=1), Verdict.NOT_FOR_THIS_RANK),
-    Case("a trial of the group", control_packet(PacketType.GROUP, owner=1), Verdict.CONTROL_PASSED, control=_GROUP),
-    Case("another rank's trial", control_packet(PacketType.GROUP, owner=2), Verdict.NOT_FOR_THIS_RANK, control=_GROUP),
-    Case("no trial, but to all", control_packet(PacketType.MAP, owner=1), Verdict.NOT_FOR_THIS_RANK, control=_GROUP),
+    Case("a control packet to all", control_packet(PacketType.MAP, owner=1), Verdict.NOT_FOR_THIS_RANK),
     Case("the row after the last", contribution(row=ROWS), Verdict.SLOT_OUT_OF_RANGE),
     Case("a result row after the last", result(row=ROWS), Verdict.SLOT_OUT_OF_RANGE),
     Case("an op without rows", contribution(row=0, rows=0), Verdict.SLOT_OUT_OF_RANGE),

@@ -15,12 +15,10 @@ from tailbound.collective.speaker import Speaker
 from tailbound.errors import CapabilityError
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.membership import Membership
-from tailbound.transport.multicast import PATIENCE, ROUND, Trials
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire import packets
-from tailbound.wire.schema import MAX_RANKS, Flag, PacketType
+from tailbound.wire.schema import MAX_RANKS
 
 ADDRESS = "127.0.0.1"
 ROWS = np.zeros((5, 128), np.uint8)
@@ -32,23 +30,18 @@ def job(bound: UdpSocket) -> Any:
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
     queue = SendQueue(sender)
     membership = Membership(4, 0)
-    told: list[tuple[int, Any, bytes]] = []
     said: list[str] = []
     made = SimpleNamespace(
         rank=0, ranks=4, peers=[1, 2, 3], membership=membership, sender=sender, queue=queue, switch=None,
-        config=SimpleNamespace(result="auto"), counters=Counter(), told=told, cookie=7,
+        config=SimpleNamespace(result="auto"), counters=Counter(),
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
-        records=SimpleNamespace(peer_states=np.zeros(4, [("newest", np.uint32)])), marks=SimpleNamespace(contributed=5),
-        pack=packets.packet, unpack=packets.parse,
-        now=lambda: 10, events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
-        header=lambda kind, label, layout, **fields: packets.header(type=kind, cookie=7, sender=0, op=label, **fields),
-        tell=lambda rank, head, body=b"": told.append((rank, head, body)),
+        records=SimpleNamespace(peer_states=np.zeros(4, [("newest", np.uint32)])),
+        events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
     )  # fmt: skip
     made.beyond = partial(Speaker.beyond, made)
     channels = made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))  # type: ignore[arg-type]
     for name in ("fanout", "multicast"):
         sender.share(Shared(name, (bound,), (ADDRESS, 9)))
-    channels.trials = Trials()
     channels.follow()
     said.clear()
     return made
@@ -151,50 +144,16 @@ def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
     assert job.channels.choice.result == "fanout"
 
 
-def answered(job: Any, now: int, deaf: int = -1) -> int:
-    """A turn of trials whose packets all but ``deaf`` have heard; when the next one is due."""
-    job.now = lambda: now
-    due = int(job.channels.poll(now))
-    while job.told:
-        rank, head, _ = job.told.pop()
-        assert (int(head["flags"][0]), int(head["owner"][0])) == (Flag.REPEAT, rank)
-        count = 0 if rank == deaf else ROUND
-        job.channels.receive({"sender": rank, "seq": int(head["seq"][0]), "flags": 0, "count": count})
-    return due
-
-
-def test_multicast_is_taken_when_answers_say_so_and_waits_for_a_new_peer(job: Any) -> None:
+def test_multicast_is_given_up_for_the_job_where_a_peer_complains_of_missing_rows(job: Any) -> None:
+    assert not job.channels.complained(2)  # not of multicast
     job.channels.wanted = "multicast"
-    job.membership.bye(3, 0)
-    answered(job, answered(job, 10))
+    job.channels._judge()
     assert job.channels.choice.result == "multicast"
-    assert job.counters["group_tried"] == ROUND
-    assert job.sender.counts[1].packets == job.sender.counts[2].packets == ROUND
-    job.membership.back(3, 100)
-    job.channels.follow()
-    assert job.channels.choice.result == "fanout"
-    assert "being tried" in job.channels.choice.reason
-
-
-def test_multicast_is_given_up_for_the_job_where_a_peer_goes_on_hearing_nothing(job: Any) -> None:
-    job.channels.wanted, now = "multicast", 10
-    while "is given up" not in job.channels.choice.reason:
-        now = answered(job, now, deaf=2)
-        assert 0 < now < 2 * PATIENCE
-    assert "does not reach 2" in job.channels.choice.reason
-    assert answered(job, now) == 0  # nothing is tried any more
+    assert job.channels.complained(2)
+    assert tuple(job.channels.choice) == ("fanout", "multicast does not reach 2, and is given up")
     job.membership.bye(2, 0)
     job.channels.follow()
     assert job.channels.choice.result == "fanout"
-
-
-def test_multicast_is_given_up_for_the_job_where_a_peer_complains_of_missing_rows(job: Any) -> None:
-    job.channels.wanted = "multicast"
-    job.channels.complained(2)  # not of multicast
-    answered(job, answered(job, 10))
-    assert job.channels.choice.result == "multicast"
-    job.channels.complained(2)
-    assert tuple(job.channels.choice) == ("fanout", "multicast does not reach 2, and is given up")
     assert job.said == ["multicast", "fanout"]
     assert job.counters["result_fallbacks"] == 1
 
@@ -225,24 +184,6 @@ def test_a_group_that_cannot_be_joined_leaves_fan_out(job: Any) -> None:
     job.channels.channel("fanout").broken = True
     job.channels._judge()
     assert job.channels.choice.reason == "no multicast: no route; bursts are refused ()"
-
-
-def test_questions_are_answered_with_what_was_heard(job: Any) -> None:
-    """Also with what still waits: a question comes by another socket, and a busy rank looks at that first."""
-    waiting = [
-        packets.packet(packets.header(type=PacketType.GROUP, cookie=7, sender=2, owner=2, seq=seq), b"")
-        for seq in (6, 7, 7, 7)
-    ]
-    job.channels.member = SimpleNamespace(packets=lambda: [waiting.pop(0)] if waiting else [])
-    for _ in range(3):
-        job.channels.listen()
-    for seq, heard in ((7, 3), (8, 0), (7, 0)):
-        if (seq, heard) == (7, 0):
-            job.channels.forget(2)  # another process, whose first rounds have the numbers of the one before
-        job.channels.receive({"sender": 2, "seq": seq, "flags": int(Flag.REPEAT)})
-        rank, head, _ = job.told.pop()
-        assert [int(head[name][0]) for name in ("type", "seq", "flags", "count")] == [PacketType.GROUP, seq, 0, heard]
-        assert rank == 2
 
 
 def test_failed_clones_are_taken_off_once(job: Any) -> None:

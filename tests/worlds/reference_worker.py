@@ -203,8 +203,7 @@ class ReferenceTables:
         c = self.control
         if p.type in (PacketType.PROBE, PacketType.ECHO):
             return self._probed(p)
-        to_all = p.type == PacketType.RESULT or (p.type == PacketType.GROUP and p.owner == p.sender and c["group"])
-        if p.owner != (p.sender if to_all else c["rank"]):
+        if p.owner != (p.sender if p.type == PacketType.RESULT else c["rank"]):
             raise _Refused(Verdict.NOT_FOR_THIS_RANK)
         if p.row_packet:
             self._fits(p)

@@ -1,10 +1,10 @@
-"""One burst to all peers: opens what can do it, tries it, follows the live set, and says what is done instead.
+"""One burst to all peers: opens what can do it, follows the live set, and says what is done instead.
 
 Nothing here fails a job: what cannot be had is told by an event and in ``stats()``. An owner's results come to its
 N - 1 peers by a send to each (``peers``), one burst that this host's kernel clones (``fanout``), or one that the
 network multiplies (``multicast``). ``auto`` is ``fanout`` where it works, else ``peers``. Multicast has to be asked
 for: all owners publish at about the same time, and each of them can fill every receiver's link by itself
-(docs/transport.md).
+(docs/transport.md). Where the network does not deliver it, a peer complains of missing rows, and it is given up.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,17 +19,16 @@ from numpy.typing import NDArray
 
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
-from tailbound.datapath.store import is_from_peer
 from tailbound.errors import AttachError, CapabilityError
+from tailbound.forks import keep_from_children
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.config import MS
-from tailbound.transport.multicast import ROUND, GroupMember, Trials, group_of, prepare
+from tailbound.transport.multicast import group_of, join
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import step_of
 from tailbound.wire.address import is_ipv6, words_of
-from tailbound.wire.schema import Flag, PacketType
 
 #: How often failed clones are taken off what counts as sent.
 _COUNT_EVERY = 200 * MS
@@ -57,25 +55,21 @@ class Channels:
         wanted: what was asked for, one of ``config.RESULTS``.
         choice: what is done now.
         live: peers that results are for.
-        trials: whom the own packets to the group reach; None: there is no group.
         fanout: the program that clones bursts; None: there is none.
-        member: hears the group; None: there is none.
     """
 
     def __init__(self, job: Speaker, queue: SendQueue, datapath: Datapath) -> None:
         self._job, self._queue, self._datapath = job, queue, datapath
         self.wanted = job.config.result
-        self._why_not: dict[str, str] = {}  # by the name of a channel that cannot be had
+        self._why_not: dict[str, str] = {}  # by the name of a channel that cannot be had, or is given up
         self.live: tuple[int, ...] = ()
-        self._heard: dict[int, tuple[int, int]] = {}  # by sender: its newest round, and packets of it that have come
-        self.trials: Trials | None = None
         self.fanout: Fanout | None = None
-        self.member: GroupMember | None = None
         self._failed: dict[int, int] = {}  # clones that are no longer counted as sent: packets, by rank
         self._looked_at = 0
         self._followed: list[int] | None = None  # who was there
         self._doubted: frozenset[int] = frozenset()  # suspects at that time
         self.choice = self._choose()
+        keep_from_children(self)
 
     # -- opening them -------------------------------------------------------------------------------------------------
 
@@ -107,7 +101,7 @@ class Channels:
                 self._why_not[name] = f"no {name}: {error}"
         self.choice = self._choose()
         self.follow()
-        self._say(wanted=self.choice.result == self.wanted or self.wanted == "auto" or self.trials is not None)
+        self._say(wanted=self.choice.result == self.wanted or self.wanted == "auto")
 
     def _open_fanout(
         self, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
@@ -142,10 +136,8 @@ class Channels:
         socks = tuple(sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports))
         for sock in socks:
             opened.callback(sock.close)
-            prepare(sock, address)
-        self.member = GroupMember(group, port, address, partial(is_from_peer, job.store.peers))
+            join(sock, group, address)
         job.store.control["group"] = words_of(group).address
-        self.trials = Trials()
         job.sender.share(Shared("multicast", socks, (group, port), local=False))
 
     def close(self) -> None:
@@ -154,11 +146,13 @@ class Channels:
             self._take_back()
             self.fanout.close()
             self.fanout = None
-        if self.member is not None:
-            self.member.close()
         for channel in self.opened:
             for sock in channel.sockets:
                 sock.close()
+
+    def descriptors(self) -> list[int]:
+        """See ``forks.Owner``."""
+        return [sock.fileno() for channel in self.opened for sock in channel.sockets if sock.fileno() >= 0]
 
     # -- using them ---------------------------------------------------------------------------------------------------
 
@@ -219,24 +213,15 @@ class Channels:
         self._queue.pacer.holds(job.sender.room)
         self._judge()
 
-    def poll(self, now: int) -> int:
-        """Once a turn: tries the group, and counts; returns when to look again (0: on arrival)."""
+    def poll(self, now: int) -> None:
+        """Once a turn: counts."""
         if not self.opened:
-            return 0
+            return
         self.follow()
         if now >= self._looked_at + _COUNT_EVERY:
             self._looked_at = now
             self._take_back()
             self._judge()
-        trials = self.trials
-        if trials is None:
-            return 0
-        send, asked = trials.poll(now, self.live)
-        if send:
-            self._try(trials.number)
-        for rank in asked:
-            self._job.tell(rank, self._header(rank, flags=int(Flag.REPEAT), seq=trials.number))
-        return trials.due if trials.failed is None and not trials.reached.issuperset(self.live) else 0
 
     def _take_back(self) -> None:
         """Clones that could not be made had been counted as sent."""
@@ -252,91 +237,30 @@ class Channels:
                 news.append((rank, more, more * size))
         channel.take_back(counts, news)
 
-    # -- trying the group ---------------------------------------------------------------------------------------------
-
-    def _try(self, number: int) -> None:
-        """Sends round ``number`` to the group."""
-        job = self._job
-        channel = self.channel("multicast")
-        assert channel is not None
-        for _ in range(ROUND):
-            packet = job.pack(self._header(job.rank, seq=number), b"")
-            try:
-                channel.sockets[0].sendto(packet, channel.target)
-            except OSError:  # full, or refused: not heard, which is what counts
-                channel.lose(job.sender.counts, 1)
-            else:
-                channel.took(job.sender.counts, 1, len(packet), 1)
-        job.counters["group_tried"] += ROUND
-
-    def _header(self, owner: int, **fields: int) -> NDArray[Any]:
-        job = self._job  # an op that it may name: one begun
-        return job.header(PacketType.GROUP, job.marks.contributed, 0, owner=owner, **fields)
-
-    def listen(self) -> None:
-        """Takes what has come to the group: packets that try whether it reaches this rank."""
-        job = self._job
-        for data in self.member.packets() if self.member is not None else ():
-            parsed = job.unpack(data)
-            if parsed is None:
-                job.counters["control_refused"] += 1
-                continue
-            head = parsed[0][0]
-            sender = int(head["sender"])
-            ours = int(head["cookie"]) == job.cookie and sender in job.sender.peers and int(head["owner"]) == sender
-            if not ours or head["type"] != PacketType.GROUP:
-                job.counters["control_refused"] += 1
-                continue
-            job.counters["control_taken"] += 1
-            number, (newest, count) = int(head["seq"]), self._heard.get(sender, (0, 0))
-            self._heard[sender] = number, count + 1 if number == newest else 1
-
-    def forget(self, rank: int) -> None:
-        """Another process is ``rank`` now, which numbers its rounds from the beginning."""
-        self._heard.pop(rank, None)
-
-    def receive(self, head: np.void) -> None:
-        """Takes a GROUP packet that came to this rank alone: a question about the sender's round, or an answer."""
-        sender, number = int(head["sender"]), int(head["seq"])
-        if int(head["flags"]) & Flag.REPEAT:
-            self.listen()  # the question comes by another socket: what it is about may still wait in the group's
-            newest, count = self._heard.get(sender, (0, 0))
-            self._job.tell(sender, self._header(sender, seq=number, count=count if number == newest else 0))
-        elif self.trials is not None:
-            self.trials.answer(sender, number, int(head["count"]), self._job.now())
-            self._judge()
-
-    def complained(self, peer: int) -> None:
-        """Most of the own rows do not come to ``peer``, op after op: multicast is given up, if they leave by it."""
-        if self.trials is not None and self.choice.result == "multicast":
-            self.trials.failed = peer
-            self._judge()
-
     # -- choosing -----------------------------------------------------------------------------------------------------
+
+    def complained(self, peer: int) -> bool:
+        """Most of the own rows do not come to ``peer``, op after op; returns whether multicast is given up for that."""
+        if self.choice.result != "multicast":
+            return False
+        self._why_not["multicast"] = f"multicast does not reach {peer}, and is given up"
+        self._judge()
+        return True
 
     def _choose(self) -> Choice:
         if self.wanted == "peers":
             return Choice("peers", "asked for")
-        why = {**{name: f"no {name}: not tried" for name in ("fanout", "multicast")}, **self._why_not}
+        why = {name: f"no {name}: not tried" for name in ("fanout", "multicast")}
         for channel in self.opened:
-            broken = f"bursts are refused ({', '.join(channel.counts.errors)})"
-            why[channel.name] = broken if channel.broken else self._undelivered() if channel.name == "multicast" else ""
+            why[channel.name] = f"bursts are refused ({', '.join(channel.counts.errors)})" if channel.broken else ""
+        why |= self._why_not
         if self.wanted == "multicast" and not why["multicast"]:
-            return Choice("multicast", "asked for, and the network delivers it to all live peers")
+            return Choice("multicast", "asked for")
         reasons = [why["multicast"]] if self.wanted == "multicast" else []
         if not why["fanout"]:
             own = "asked for" if self.wanted == "fanout" else "this kernel clones bursts"
             return Choice("fanout", "; ".join(reasons) or own)
         return Choice("peers", "; ".join(dict.fromkeys([*reasons, why["fanout"]])))
-
-    def _undelivered(self) -> str:
-        """Why the group is not sent to; empty: it is."""
-        trials = self.trials
-        if trials is not None and trials.failed is not None:
-            return f"multicast does not reach {trials.failed}, and is given up"
-        if trials is None or not trials.reached or not trials.reached.issuperset(self.live):
-            return "whether the network delivers multicast is being tried"
-        return ""
 
     def _judge(self) -> None:
         before, self.choice = self.choice, self._choose()
@@ -360,7 +284,7 @@ class Channels:
             **self.choice._asdict(),
             "wanted": self.wanted,
             "live": list(self.live),
-            "group": self.member.group if self.member is not None else None,
+            "group": group.target[0] if (group := self.channel("multicast")) is not None else None,
             "channels": {one.name: {**one.counts.snapshot(), "waits": one.counts.waits} for one in self.opened},
             "clones_failed": {str(rank): packets for rank, packets in self._failed.items()},
         }

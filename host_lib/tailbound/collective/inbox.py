@@ -53,12 +53,9 @@ class Inbox:
                 job.membership.unhold(sender)
             else:
                 job.membership.hold(sender, job.now(), again=word == Word.AGAIN)
-        elif head["type"] == PacketType.GROUP:
-            self._channels.receive(head)
         elif head["type"] == PacketType.HELLO:
-            if flags & Flag.COMPLAINT:
-                self._channels.complained(sender)
-            self._paths.receive(head, body)
+            if not (flags & Flag.COMPLAINT and self._channels.complained(sender)):
+                self._paths.receive(head, body)
         elif head["type"] == PacketType.READY:
             if (op := ops.get(label)) is not None:
                 if int(head["layout"]) == op.place.layout.tag:

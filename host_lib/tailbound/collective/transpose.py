@@ -299,7 +299,6 @@ class Transpose:
         job = self.job
         job.membership.back(rank, step)
         job.hear(rank, job.now())
-        job.channels.forget(rank)
         job.publish_live()
         self._unsettled = True
         job.counters["ranks_back"] += 1
@@ -362,9 +361,7 @@ class Transpose:
                 self._on_thread()
             self._event_fd, self._control_fd = self.job.datapath.fds()
             sending = [sock.fileno() for sock in self.job.sender.sockets]
-            group = self.job.channels.member
-            self._group_fd = group.socket.fileno() if group is not None else -1
-            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd, self._group_fd], sending)
+            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd], sending)
             while not self._closing or (self._farewell and self._in_flight):
                 again = self._poll(self.job.now())
                 self._sleep(again)
@@ -397,8 +394,6 @@ class Transpose:
             self._obey()
             job.flow.poll(now)
             deque(job.datapath.events(), maxlen=0)  # nothing begins here any more, and what is readable wakes
-            if self._group_fd >= 0:
-                job.channels.listen()
             again = self._serve(now)
             if not job.membership.owners:
                 break
@@ -502,12 +497,10 @@ class Transpose:
         if self._waiter.readable(self._control_fd):
             for data in job.datapath.control_packets():
                 self._inbox.receive(data, self._ops)
-        if self._group_fd >= 0 and self._waiter.readable(self._group_fd):
-            job.channels.listen()
         for rank in job.membership.suspects:
             if (named := job.records.newest(rank)) is not None:
                 job.membership.heard(rank, step_of(named))
-        looks.append(job.channels.poll(now))
+        job.channels.poll(now)
         looks.append(job.paths.poll(now))
         looks.append(self.maps.poll(now, self._window))
         if self._new or window.waiting:

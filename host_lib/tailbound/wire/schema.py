@@ -66,7 +66,6 @@ class PacketType(enum.IntEnum):
     BYE = 8
     PROBE = 9
     ECHO = 10
-    GROUP = 11  #: what of a sender's packets to the group arrives: tried, asked and answered
     HELLO = 12  #: tries of the way: small, as wide as a row, and in bursts; `count` and `seq` answer the receiver's own
 
 

@@ -3,7 +3,7 @@
 Replaced is what touches the machine: sockets (``machine.Wire``), the receiving thread (``machine.Datapath``), the
 sleeping transport thread (``Rank``) and the clock, which moves on by a little with every look at it. Packets are taken
 in while a rank's processes are stopped, as a kernel does. Not there: the thread that says HOLD while Python cannot
-(``machine.Heartbeat``), ``Communicator`` with its proof of reachability, XDP, fan-out and trials of multicast; a rank
+(``machine.Heartbeat``), ``Communicator`` with its proof of reachability, XDP and fan-out; a rank
 that is lost asks another engine, not the reliable path.
 """
 
@@ -23,7 +23,6 @@ from tailbound.collective.op import Launch, Outcome
 from tailbound.errors import TailboundError, TransportError
 from tailbound.transport.config import Config
 from tailbound.transport.keys import MASTER, KeyRing
-from tailbound.transport.multicast import Trials
 from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sequence import Layout
@@ -325,8 +324,6 @@ class World:
         )
         if self._multicast:
             job.sender.share(Shared("multicast", (cast(Any, wire),), (GROUP, PORT), local=False))
-            trials = job.channels.trials = Trials()
-            trials.reached.update(job.peers)
             job.channels.follow()
         if self._limits is not None:
             job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
