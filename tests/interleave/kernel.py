@@ -11,7 +11,7 @@ import cases
 from interleave.scene import RECORD, Action
 from interleave.tables import HINTS, PARTS, Layout
 from kernel_world import KernelWorld
-from tailbound.kernel import syscalls
+from tailbound_lab.bench.program_run import run_xdp
 
 
 class KernelTables:
@@ -76,5 +76,5 @@ class KernelTables:
             action.move(self)
             return (), ()
         frame = self.world.frame_of(action.packet, action.sender)
-        syscalls.run_xdp(self.world.program, frame, 1, linear)
+        run_xdp(self.world.program, frame, 1, linear)
         return self.gained(), tuple(event[:2] for event in self.world.ring.drain())

@@ -27,6 +27,7 @@ from tailbound.wire import packets
 from tailbound.wire.expect import expect_word
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, OP_PER_STEP
+from tailbound_lab.bench.program_run import run_xdp
 
 SOURCE = Path(__file__).parents[1] / "kernel" / "pairs.bpf.c"
 #: Pairs in one run. Ops of index 1 to ROWS - 1; the rings have a place for each.
@@ -262,7 +263,7 @@ class PairTables:
             first[:6] = (1).to_bytes(4, "little") + bytes([me, 0])
             barrier.wait()
             while not self.meetings["gone"][1 : n + 1].all():
-                back = syscalls.run_xdp(self.program, bytes(first), _REPEATS)
+                back = run_xdp(self.program, bytes(first), _REPEATS)
                 first[:6] = back.data[:6]
 
         threads = [threading.Thread(target=body, args=pair) for pair in enumerate(sorted(os.sched_getaffinity(0))[:2])]

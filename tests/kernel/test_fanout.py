@@ -13,6 +13,7 @@ from pyroute2 import IPRoute
 
 import cases
 import veths
+from bpf_calls import run_tc
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import net, pin, syscalls
 from tailbound.kernel.fanout import Fanout, attach_tcx
@@ -86,7 +87,7 @@ def sole(rank: int) -> bytes:
 def show(fanout: Fanout, ranks: Iterable[int] = tuple(PLACES)) -> None:
     """Lets packets for single ranks pass, by which the program knows the ways."""
     for rank in ranks:
-        syscalls.run_tc(fanout.program, frame(rank, sole(rank), sport=SOURCE - 9))
+        run_tc(fanout.program, frame(rank, sole(rank), sport=SOURCE - 9))
 
 
 def seen(tap: socket.socket, count: int) -> list[bytes]:
@@ -110,7 +111,7 @@ def test_clones_are_as_if_sent_to_each_peer(attach: Callable[..., Fanout], tap: 
     fanout.live({1, 2, 3, 4})
     assert fanout.lead == 4
     show(fanout)
-    result = syscalls.run_tc(fanout.program, frame(4, payload))
+    result = run_tc(fanout.program, frame(4, payload))
     assert struct.pack("=I", result.action) == struct.pack("=i", -1)
     assert result.data == frame(4, payload)
     assert seen(tap, 3) == [frame(rank, payload) for rank in (1, 2, 3)]
@@ -127,8 +128,8 @@ def test_a_program_makes_as_many_copies_as_it_was_attached_for(attach: Callable[
     fanout.set_peers(0, places)
     fanout.live(ranks)
     for rank in ranks:
-        syscalls.run_tc(fanout.program, frame(1, sole(rank), places[rank], sport=SOURCE - 9))
-    syscalls.run_tc(fanout.program, frame(1, b"abc", places[peers]))
+        run_tc(fanout.program, frame(1, sole(rank), places[rank], sport=SOURCE - 9))
+    run_tc(fanout.program, frame(1, b"abc", places[peers]))
     assert fanout.counts() == {peers: (1, 0, 0, 0, 0)} | dict.fromkeys(ranks[:-1], (0, 1, 0, 1, 0))
     if peers == 17:
         with pytest.raises(ConfigError, match="18 peers are live, the program makes 16 copies"):
@@ -145,7 +146,7 @@ def test_bursts_of_neighbouring_ports(attach: Callable[..., Fanout], tap: socket
     fanout.live({2, 4})
     show(fanout)
     for port in range(SOURCE - 1, SOURCE + 4):
-        syscalls.run_tc(fanout.program, frame(4, b"abcd", sport=port))
+        run_tc(fanout.program, frame(4, b"abcd", sport=port))
     assert seen(tap, 3) == [frame(2, b"abcd", sport=SOURCE + i) for i in range(3)]
     assert fanout.counts() == {4: (3, 0, 0, 0, 0), 2: (0, 3, 0, 3, 0)}
 
@@ -161,7 +162,7 @@ def test_only_bursts_of_the_socket_to_the_lead(attach: Callable[..., Fanout]) ->
 
     def tried(data: bytes) -> bool:
         before = sum(c.leads for c in fanout.counts().values())
-        result = syscalls.run_tc(fanout.program, data)
+        result = run_tc(fanout.program, data)
         assert result.data == data
         assert struct.pack("=I", result.action) == struct.pack("=i", -1)
         return sum(c.leads for c in fanout.counts().values()) > before
@@ -194,8 +195,8 @@ def test_256_ranks(attach: Callable[..., Fanout], tap: socket.socket) -> None:
     fanout.live(range(256))
     assert fanout.lead == 99
     for rank in range(256):
-        syscalls.run_tc(fanout.program, frame(1, sole(rank), f"10.0.0.{rank}", sport=SOURCE - 9))
-    syscalls.run_tc(fanout.program, frame(1, b"abcd", "10.0.0.99"))
+        run_tc(fanout.program, frame(1, sole(rank), f"10.0.0.{rank}", sport=SOURCE - 9))
+    run_tc(fanout.program, frame(1, b"abcd", "10.0.0.99"))
     assert [data[33] for data in seen(tap, 254)] == [*range(101, 256), *range(99)]
 
 
@@ -214,11 +215,11 @@ def test_the_way_to_a_peer_is_that_of_its_newest_packet(attach: Callable[..., Fa
         frame(2, sole(2)[:7]),
     ]
     for data in [*no_way, frame(4, b"abcd")]:
-        syscalls.run_tc(fanout.program, data)
+        run_tc(fanout.program, data)
     assert fanout.counts()[2] == (0, 0, 1, 0, 1)
     show(fanout)
-    syscalls.run_tc(fanout.program, moved + frame(2, sole(2))[6:])
-    syscalls.run_tc(fanout.program, frame(4, b"abcd"))
+    run_tc(fanout.program, moved + frame(2, sole(2))[6:])
+    run_tc(fanout.program, frame(4, b"abcd"))
     assert seen(tap, 1) == [moved + frame(2, b"abcd")[6:]]
 
 
@@ -233,9 +234,9 @@ def test_nothing_in_the_maps_opens_another_port(attach: Callable[..., Fanout]) -
     fanout.live({1, 2})
     show(fanout, {1})
     for port in (53, 443, PORT - 1, PORT + 1):
-        syscalls.run_tc(fanout.program, frame(2, b"who is mail.example?", sport=33333, dport=port))
+        run_tc(fanout.program, frame(2, b"who is mail.example?", sport=33333, dport=port))
     assert fanout.counts() == {}
-    syscalls.run_tc(fanout.program, frame(2, b"abcd", sport=33333))
+    run_tc(fanout.program, frame(2, b"abcd", sport=33333))
     assert fanout.counts()[2].leads == 1
 
 

@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 import cases
 import veths
+from bpf_calls import map_lookup
 from kernel_world import DROP, HEADERS, PASS
 from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import syscalls
 from tailbound.wire.packets import DTYPES
 from tailbound_lab.bench.frames import frame
+from tailbound_lab.bench.program_run import run_xdp
 from tailbound_lab.lab.fault_program import FaultProgram, FaultSettings, probability
 
 FRAME = frame(bytes(200), cases.ip_of(1), cases.ip_of(0), 9, cases.PORT)
@@ -73,7 +75,7 @@ def as_the_model(
     model = Model(settings)
     lost = corrupted = 0
     for i in range(times):
-        result = syscalls.run_xdp(program.program, data)
+        result = run_xdp(program.program, data)
         gone, bit = model.fate(len(data) - headers)
         assert result.action == (DROP if gone else PASS), i
         want = bytearray(data)
@@ -108,27 +110,27 @@ def test_only_the_port(program: FaultProgram) -> None:
     program.set(FaultSettings(loss_good=1.0, port=cases.PORT))
     other = frame(bytes(200), cases.ip_of(1), cases.ip_of(0), 9, cases.PORT + 1)
     answer = frame(bytes(200), cases.ip_of(1), cases.ip_of(0), cases.PORT, 9)
-    assert syscalls.run_xdp(program.program, other).action == PASS
-    assert syscalls.run_xdp(program.program, bytes(60)).action == PASS
-    assert syscalls.run_xdp(program.program, answer).action == DROP
+    assert run_xdp(program.program, other).action == PASS
+    assert run_xdp(program.program, bytes(60)).action == PASS
+    assert run_xdp(program.program, answer).action == DROP
     assert {name: n for name, n in program.counts().items() if n} == {"seen": 1, "lost": 1, "passed": 2}
 
 
 def state_of(program: FaultProgram) -> NDArray[Any]:
     """A copy of ``tb_faults``."""
     dtype = DTYPES["tb_faults"]
-    return np.frombuffer(syscalls.map_lookup(program.maps.fds["faults"], bytes(4), dtype.itemsize), dtype).copy()
+    return np.frombuffer(map_lookup(program.maps.fds["faults"], bytes(4), dtype.itemsize), dtype).copy()
 
 
 def test_a_silence_ends_a_burst(program: FaultProgram) -> None:
     """The chain steps with packets: what waits longer and longer between two would never get out of a burst."""
     program.set(FaultSettings(loss_bad=1.0, to_bad=1.0, to_good=0.0))
-    assert [syscalls.run_xdp(program.program, FRAME).action for _ in range(5)] == [PASS, DROP, DROP, DROP, DROP]
+    assert [run_xdp(program.program, FRAME).action for _ in range(5)] == [PASS, DROP, DROP, DROP, DROP]
     record = state_of(program)
     assert record["bad"] == 1
     record["last"] -= 100_000_001
     syscalls.map_update(program.maps.fds["faults"], bytes(4), record.tobytes())
-    assert [syscalls.run_xdp(program.program, FRAME).action for _ in range(2)] == [PASS, DROP]
+    assert [run_xdp(program.program, FRAME).action for _ in range(2)] == [PASS, DROP]
 
 
 @pytest.mark.parametrize("wrong", [{"loss_good": 1.1}, {"corrupt": -0.1}, {"port": 70000}])
@@ -175,7 +177,7 @@ def test_a_port_of_a_slow_link_marks_and_then_drops(program: FaultProgram) -> No
     ect = bytearray(FRAME)
     ect[15] = 0x2E  # class 11, ECT(0)
     ect[24:26] = (int.from_bytes(ect[24:26], "big") - 0x2E).to_bytes(2, "big")
-    results = [syscalls.run_xdp(program.program, bytes(ect)) for _ in range(12)]
+    results = [run_xdp(program.program, bytes(ect)) for _ in range(12)]
     assert [result.action for result in results] == [PASS] * 10 + [DROP] * 2
     assert [result.data[15] for result in results[:10]] == [0x2E] * 4 + [0x2F] * 6
     for result in results:
@@ -183,7 +185,7 @@ def test_a_port_of_a_slow_link_marks_and_then_drops(program: FaultProgram) -> No
     assert program.counts()["overflowed"] == 2
     assert program.counts()["marked"] == 6
     program.set(FaultSettings(rate=1000, queue=10 * len(FRAME), mark=1))
-    assert syscalls.run_xdp(program.program, FRAME).data == FRAME  # its sender knows of no marks
+    assert run_xdp(program.program, FRAME).data == FRAME  # its sender knows of no marks
 
 
 def test_marks_of_ipv6_stand_in_the_traffic_class(program: FaultProgram) -> None:
@@ -193,7 +195,7 @@ def test_marks_of_ipv6_stand_in_the_traffic_class(program: FaultProgram) -> None
         data = bytearray(FRAME_IPV6)
         data[14:18] = (6 << 28 | before << 20 | 0xABCDE).to_bytes(4, "big")
         want = bytes(data[:14]) + (6 << 28 | after << 20 | 0xABCDE).to_bytes(4, "big") + bytes(data[18:])
-        result = syscalls.run_xdp(program.program, bytes(data))
+        result = run_xdp(program.program, bytes(data))
         assert (result.action, result.data) == (PASS, want)
     assert program.counts()["marked"] == 3
 
@@ -216,15 +218,15 @@ def test_what_of_ipv6_faults_never_hit(program: FaultProgram) -> None:
     ]
     program.set(FaultSettings(loss_good=1.0, corrupt=1.0, rate=1000, queue=1 << 20, mark=1))
     for data in passing:
-        result = syscalls.run_xdp(program.program, data)
+        result = run_xdp(program.program, data)
         assert (result.action, result.data) == (PASS, data), data.hex()
     assert {name: n for name, n in program.counts().items() if n} == {"passed": len(passing)}
     for data in (bytes(ip / udp), bytes(ip / scapy.TCP(dport=cases.PORT)), bytes(ip / udp / body)):
-        assert syscalls.run_xdp(program.program, data).action == DROP
+        assert run_xdp(program.program, data).action == DROP
     assert {name: n for name, n in program.counts().items() if n} == {
         "passed": len(passing), "seen": 3, "lost": 3, "lost_other": 1,
     }  # fmt: skip
     program.set(FaultSettings(loss_good=1.0, port=cases.PORT))
-    assert syscalls.run_xdp(program.program, bytes(ip / scapy.TCP(dport=cases.PORT))).action == PASS
-    assert syscalls.run_xdp(program.program, bytes(ip / scapy.UDP(dport=9, sport=9))).action == PASS
-    assert syscalls.run_xdp(program.program, FRAME_IPV6).action == DROP
+    assert run_xdp(program.program, bytes(ip / scapy.TCP(dport=cases.PORT))).action == PASS
+    assert run_xdp(program.program, bytes(ip / scapy.UDP(dport=9, sport=9))).action == PASS
+    assert run_xdp(program.program, FRAME_IPV6).action == DROP

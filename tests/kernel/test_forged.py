@@ -9,8 +9,8 @@ import pytest
 
 import bare_cases
 import cases
+from bpf_calls import map_lookup
 from kernel_world import KernelWorld
-from tailbound.kernel import syscalls
 from tailbound.kernel.maps import put_key
 from tailbound.wire.schema import Verdict
 
@@ -39,7 +39,7 @@ def test_keys_cannot_be_read_back(make: Callable[..., KernelWorld]) -> None:
     world.arm()
     fd = world.maps.fds["keys"]
     with pytest.raises(PermissionError):
-        syscalls.map_lookup(fd, struct.pack("=I", 0), cases.KEYS[0].nbytes)
+        map_lookup(fd, struct.pack("=I", 0), cases.KEYS[0].nbytes)
 
 
 @pytest.mark.needs("bpf", "clang", "libbpf")

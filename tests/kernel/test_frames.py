@@ -25,6 +25,7 @@ from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Tagging, Verdict
 from tailbound_lab.bench.frames import frame, internet_checksum
+from tailbound_lab.bench.program_run import RunResult, run_xdp
 
 scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
 
@@ -337,9 +338,9 @@ def test_a_job_with_a_key_on_a_vlan(make: Make) -> None:
 SHORT = (0, 14, 34, HEADERS - 1, HEADERS, HEADERS + HEADER_BYTES - 1, HEADERS + HEADER_BYTES)
 
 
-def in_pieces(program: int, data: bytes, linear: int) -> syscalls.RunResult:
+def in_pieces(program: int, data: bytes, linear: int) -> RunResult:
     try:
-        return syscalls.run_xdp(program, data, 1, linear)
+        return run_xdp(program, data, 1, linear)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tailbound.kernel import syscalls
 from tailbound.wire.schema import HEADER_BYTES, Flag, Verdict
+from tailbound_lab.bench.program_run import run_xdp
 from turntable import TURN_RANK, TURN_ROW, Turntable
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missing capability 'two CPUs'")
@@ -40,7 +40,7 @@ def together(table: Turntable, *runs: tuple[bytes, int, int]) -> None:
         os.sched_setaffinity(0, {cpu})
         frame = table.turn(cpu, data, turn, 2)
         barrier.wait()
-        syscalls.run_xdp(table.program, frame, repeat)
+        run_xdp(table.program, frame, repeat)
 
     threads = [
         threading.Thread(target=body, args=(cpu, *run))

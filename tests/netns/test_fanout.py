@@ -122,9 +122,10 @@ def team(make_team: Callable[..., Team]) -> Team:
 def finish(team: Team, checksums: str) -> None:
     """Who computes checksums: nobody (they are only promised, as on every veth), the sender's stack, or the switch."""
     data = Link.DATA
-    team.lab.run(OWN, ethtool.set_tx_checksum, data.interface, checksums != "sender")
+    team.lab.run(OWN, ethtool.set_features, data.interface, checksums != "sender", ethtool.CHECKSUMS)
     for rank in range(WORKERS):
-        namespaces.call(team.lab.topology.switch, ethtool.set_tx_checksum, data.port(rank), checksums != "switch")
+        left = checksums != "switch", ethtool.CHECKSUMS
+        namespaces.call(team.lab.topology.switch, ethtool.set_features, data.port(rank), *left)
 
 
 def test_every_peer_gets_every_segment(make_team: Callable[..., Team]) -> None:

@@ -34,7 +34,7 @@ def test_a_flood_costs_no_row_and_every_packet_is_counted(tailbound_lab: Make, k
     """A row that rank 0 has, or is about to get, with a bit turned. What leaves has the class that was asked for."""
     lab = tailbound_lab(workers=RANKS)
     settings = patient(width=1408, ring_mib=8.0, key_file=str(key_file), dscp=CLASS)
-    port = lab.topology.far_end(1, Link.DATA)
+    port = lab.topology.switch, Link.DATA.port(1)
     with lab_team(lab, settings) as job, Target(lab, job) as target:
         job.allreduce(gradients("U", RANKS, NUMEL, seed=0))
         stop = threading.Event()

@@ -39,7 +39,7 @@ def rubbish(lab: Cluster, label: int) -> dict[str, list[bytes]]:
     from scapy.layers.l2 import Ether
     from scapy.packet import Raw
 
-    from tailbound.wire.scapy_layer import Tailbound
+    from scapy_layer import Tailbound
 
     draw, (target, source) = random.Random(11), lab.workers[:2]
     mac = namespaces.call(target.namespace, mac_of, target.interface)

@@ -43,6 +43,15 @@ def _instruction(code: int, register: int = 0, value: int = 0) -> bytes:
 
 
 _EXIT = _instruction(0x95)
+_GSTATS, _SS_STATS = 0x1D, 1
+
+
+def _statistics(interface: str) -> dict[str, int]:
+    """The driver's counters (``ethtool -S``)."""
+    count = ethtool._strings(interface, _SS_STATS)
+    values = ethtool._ask(interface, struct.pack("=2I", _GSTATS, count) + bytes(count * 8))
+    names = ethtool._names(interface, _SS_STATS, count)
+    return dict(zip(names, struct.unpack_from(f"={count}Q", values, 8), strict=True))
 
 
 def show_rows(ours: Communicator, file: Path) -> None:
@@ -95,7 +104,7 @@ class Stranger:
     """
 
     def __init__(self, lab: Cluster, rank: int) -> None:
-        self._switch, self._port = lab.topology.far_end(rank, Link.DATA)
+        self._switch, self._port = lab.topology.switch, Link.DATA.port(rank)
         index = namespaces.call(self._switch, index_of, self._port)
         go = _instruction(0xB7, 1, index) + _instruction(0xB7, 2, 0) + _instruction(0x85, 0, _REDIRECT) + _EXIT
         self._program = syscalls.prog_load(go, name="tb_stranger")
@@ -112,7 +121,7 @@ class Stranger:
 
     def counts(self) -> tuple[int, int]:
         """Frames that came into the worker's ring so far, and those for which it had no room."""
-        found = namespaces.call(self._switch, ethtool.statistics, self._port)
+        found = namespaces.call(self._switch, _statistics, self._port)
         return tuple(  # type: ignore[return-value]
             sum(n for name, n in found.items() if name.startswith("tx_queue_") and name.endswith(end))
             for end in ("_xdp_xmit", "_xdp_xmit_errors")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import cases
@@ -19,7 +16,7 @@ PORT = 45999
 
 @pytest.fixture(scope="module")
 def layer():
-    from tailbound.wire import scapy_layer
+    import scapy_layer
 
     scapy_layer.bind(PORT)
     yield scapy_layer
@@ -64,10 +61,3 @@ def test_both_ports_lead_to_the_layer(layer) -> None:
         data = bytes(IP() / UDP(**ports) / layer.Tailbound(type="HOLD"))
         assert layer.Tailbound in IP(data)
     assert layer.Tailbound not in IP(bytes(IP() / UDP(sport=1, dport=2) / layer.Tailbound()))
-
-
-def test_without_scapy_the_error_says_what_to_install() -> None:
-    code = "import sys; sys.modules['scapy'] = None; import tailbound.wire.scapy_layer"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "CapabilityError: the scapy layer needs scapy: pip install 'tailbound[test]'" in done.stderr

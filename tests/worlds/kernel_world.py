@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 import cases
 from tailbound.datapath.store import store_of
 from tailbound.datapath.xdp import shapes
-from tailbound.kernel import load, maps, syscalls
+from tailbound.kernel import load, maps
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.maps import Sealer, put_key
 from tailbound.wire.address import words_of
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, Verdict
 from tailbound_lab.bench.frames import frame
+from tailbound_lab.bench.program_run import run_xdp
 
 DROP, PASS, TX = 1, 2, 3
 #: Ethernet, IP and UDP before the payload.
@@ -131,7 +132,7 @@ class KernelWorld:
 
     def run(self, data: bytes, repeat: int = 1, linear: int | None = None) -> int:
         """One frame; returns and keeps the action, and keeps the frame as it is afterwards."""
-        result = syscalls.run_xdp(self.program, data, repeat, linear)
+        result = run_xdp(self.program, data, repeat, linear)
         self.action, self.back = result.action, result.data
         return result.action
 

@@ -1,7 +1,7 @@
-"""The header as a scapy layer, for tests and for people with a packet capture; derived from the schema at import.
+"""The header as a scapy layer, for tests and, in a checkout, for a packet capture; derived from the schema at import.
 
 >>> from scapy.all import IP, UDP
->>> from tailbound.wire.scapy_layer import Tailbound, bind
+>>> from scapy_layer import Tailbound, bind
 >>> bind(45900)
 >>> IP(dst="198.18.0.2") / UDP() / Tailbound(type="BYE", cookie=7, sender=1)  # doctest: +SKIP
 
@@ -17,18 +17,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from scapy import fields
+from scapy.layers.inet import UDP
+from scapy.packet import Packet, bind_bottom_up, bind_layers, split_bottom_up, split_layers
 
-from tailbound.errors import CapabilityError
 from tailbound.wire.proof import proof_of
 from tailbound.wire.schema import HEADER, HEADER_BYTES, KEY_WORDS, ROW_STEP, VERSION, Field, Flag, PacketType
 from tailbound.wire.tag import NO_KEY
-
-try:
-    from scapy import fields
-    from scapy.layers.inet import UDP
-    from scapy.packet import Packet, bind_bottom_up, bind_layers, split_bottom_up, split_layers
-except ImportError as error:
-    raise CapabilityError("the scapy layer needs scapy: pip install 'tailbound[test]'") from error
 
 _KINDS: dict[str, type[Any]] = {
     "u8": fields.ByteField,

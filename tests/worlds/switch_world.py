@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 import switch_cases
 from switch_cases import Job, Step
-from tailbound.kernel import switch, syscalls
+from tailbound.kernel import switch
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch
 from tailbound.wire.schema import SWITCH_JOBS, UNKNOWN_SENDER, VERDICTS, Verdict
 from tailbound_lab.bench.frames import frame
+from tailbound_lab.bench.program_run import run_xdp
 
 DROP, PASS, REDIRECT = 1, 2, 4
 #: Ethernet, IP and UDP before the payload.
@@ -97,7 +98,7 @@ class SwitchWorld:
 
     def run(self, data: bytes, repeat: int = 1) -> int:
         """One frame; returns and keeps the action, and keeps the frame as it is afterwards."""
-        done = syscalls.run_xdp(self.switch.program, data, repeat)
+        done = run_xdp(self.switch.program, data, repeat)
         self.action, self.back = done.action, done.data
         return done.action
 

@@ -1,13 +1,12 @@
-"""Requests to ethtool by ioctl: driver, queues, offloads, private flags, hashes, and a driver's own counters.
+"""Requests to ethtool by ioctl: driver, queues, offloads, private flags and hashes.
 
-Every kernel has the ioctl. Ethtool over netlink knows no driver counters, and pyroute2 neither hashes nor private
-flags. The calling thread's network namespace decides which interface is meant.
+Every kernel has the ioctl; pyroute2 knows neither hashes nor private flags. The calling thread's network namespace
+decides which interface is meant.
 """
 
 from __future__ import annotations
 
 import array
-import errno
 import fcntl
 import re
 import socket
@@ -15,9 +14,9 @@ import struct
 from typing import NamedTuple
 
 _SIOCETHTOOL = 0x8946
-_GSET, _GDRVINFO, _GSTRINGS, _GSTATS, _GPFLAGS, _GRXFH = 0x01, 0x03, 0x1B, 0x1D, 0x27, 0x29
+_GSET, _GDRVINFO, _GSTRINGS, _GPFLAGS, _GRXFH = 0x01, 0x03, 0x1B, 0x27, 0x29
 _GSSET_INFO, _GFEATURES, _SFEATURES, _GCHANNELS = 0x37, 0x3A, 0x3B, 0x3C
-_SS_STATS, _SS_PRIV_FLAGS, _SS_FEATURES = 1, 2, 4
+_SS_PRIV_FLAGS, _SS_FEATURES = 2, 4
 _NAME_BYTES, _COMMAND_BYTES, _DRVINFO_BYTES, _PRIVATE_AT, _RXNFC_BYTES = 32, 44, 196, 176, 192
 _UDP_V4_FLOW, _UDP_V6_FLOW = 0x02, 0x06
 #: cmd, max rx, max tx, max other, max combined, rx, tx, other, combined
@@ -26,7 +25,7 @@ _CHANNELS = struct.Struct("=9I")
 #: left to the device (of a veth).
 LRO, GRO_HW, GRO, RXVLAN, TX_CHECKSUM = "rx-lro", "rx-gro-hw", "rx-gro", "rx-vlan-hw-parse", "tx-checksum-ip-generic"
 #: ... and patterns of names: checksums, and super-frames each way.
-_CHECKSUMS, _SUPER_FRAMES = "tx-checksum-.*", f"tx-tcp.*-segmentation|tx-generic-segmentation|{GRO}"
+CHECKSUMS, _SUPER_FRAMES = "tx-checksum-.*", f"tx-tcp.*-segmentation|tx-generic-segmentation|{GRO}"
 #: Bits of ``udp_hash``: source and destination port.
 HASHES_PORTS = 1 << 6 | 1 << 7
 
@@ -154,15 +153,6 @@ def channels(interface: str) -> Channels:
     return Channels(rx, tx, combined, rx_most, tx_most, combined_most)
 
 
-def set_tx_checksum(interface: str, on: bool) -> None:
-    """Leave checksums to the device, or let the stack compute them (``ethtool -K INTERFACE tx on|off``).
-
-    Raises:
-        OSError: no such interface, or its driver refuses.
-    """
-    set_features(interface, on, _CHECKSUMS)
-
-
 def whole_frames(interface: str) -> None:
     """Nothing is left to the device, and no super-frames pass: ``ethtool -K INTERFACE tx off tso off gso off gro off``.
 
@@ -172,22 +162,4 @@ def whole_frames(interface: str) -> None:
     Raises:
         OSError: no such interface, or its driver refuses.
     """
-    set_features(interface, False, f"{_CHECKSUMS}|{_SUPER_FRAMES}")
-
-
-def statistics(interface: str) -> dict[str, int]:
-    """The driver's counters (``ethtool -S``); empty if it has none.
-
-    Raises:
-        OSError: no such interface.
-    """
-    try:
-        count = _strings(interface, _SS_STATS)
-    except OSError as error:
-        if error.errno == errno.EOPNOTSUPP:
-            return {}
-        raise
-    if not count:
-        return {}
-    values = _ask(interface, struct.pack("=2I", _GSTATS, count) + bytes(count * 8))
-    return dict(zip(_names(interface, _SS_STATS, count), struct.unpack_from(f"={count}Q", values, 8), strict=True))
+    set_features(interface, False, f"{CHECKSUMS}|{_SUPER_FRAMES}")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from tailbound.errors import CapabilityError
 
 _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
-_MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD, _OBJ_PIN, _OBJ_GET = 0, 1, 2, 3, 5, 6, 7
+_MAP_CREATE, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD, _OBJ_PIN, _OBJ_GET = 0, 2, 3, 5, 6, 7
 _TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
 _UPDATE_BATCH, _LINK_CREATE, _LINK_UPDATE, _LINK_DETACH = 26, 28, 29, 34
 
@@ -97,13 +97,6 @@ def map_delete(fd: int, key: bytes) -> None:
     """Removes one element; from a map of maps, when this returns, no program uses what it held any more."""
     k = ctypes.create_string_buffer(key, len(key))
     _bpf(_MAP_DELETE, struct.pack("=I4xQ", fd, _address(k)))
-
-
-def map_lookup(fd: int, key: bytes, value_size: int, flags: int = 0) -> bytes:
-    """Reads one element."""
-    k, v = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value_size)
-    _bpf(_MAP_LOOKUP, struct.pack("=I4xQQQ", fd, _address(k), _address(v), flags))
-    return v.raw
 
 
 def map_update_batch(fd: int, keys: int, values: int, count: int, flags: int) -> None:
@@ -234,40 +227,9 @@ def prog_info(fd: int) -> ProgInfo:
     )
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """Outcome of a test run: the program's return value, the packet after it, mean duration in ns."""
-
-    action: int
-    data: bytes
-    duration_ns: int
-
-
-def run_xdp(program: int, data: bytes, repeat: int = 1, linear: int | None = None) -> RunResult:
-    """Runs an XDP program on ``data`` (an Ethernet frame) without any interface; the kernel pins it to this CPU.
-
-    Args:
-        linear: bytes of the linear part (Linux 6.18 and later); None: as much of the frame as a page takes.
-    """
-    return _run(program, data, repeat, None if linear is None else struct.pack("=6I", 0, linear, 0, 0, 0, 0))
-
-
-def run_tc(program: int, data: bytes, *, gso_size: int = 0, gso_segs: int = 0) -> RunResult:
-    """Runs a tc program on ``data`` (an Ethernet frame) as if it left by this network namespace's loopback."""
-    # struct __sk_buff: gso_segs at 164, gso_size at 176
-    return _run(program, data, 1, struct.pack("=164xI8xI12x", gso_segs, gso_size))
-
-
-def _run(program: int, data: bytes, repeat: int, context: bytes | None) -> RunResult:
-    packet = ctypes.create_string_buffer(data, len(data))
-    out = ctypes.create_string_buffer(len(data) + 256)
-    attr = struct.pack("=IIIIQQII", program, 0, len(data), len(out), _address(packet), _address(out), repeat, 0)
-    if context is not None:
-        block = ctypes.create_string_buffer(context, len(context))
-        attr += struct.pack("=IIQQ", len(context), 0, _address(block), 0)
-    _, back = _bpf(_TEST_RUN, attr, 80)
-    _, action, _, size, _, _, _, duration = struct.unpack_from("=IIIIQQII", back)
-    return RunResult(action, out.raw[:size], duration)
+def test_run(attributes: bytes) -> bytes:
+    """Runs a program without any interface (BPF_PROG_TEST_RUN); what the kernel makes of ``attributes``."""
+    return _bpf(_TEST_RUN, attributes, 80)[1]
 
 
 def link_info(fd: int) -> bytes:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tailbound.datapath.xdp import shapes
 from tailbound.errors import TailboundError
-from tailbound.kernel import load, maps, syscalls
+from tailbound.kernel import load, maps
 from tailbound.kernel.maps import put_key
 from tailbound.wire import schema
 from tailbound.wire.address import words_of
@@ -26,6 +26,7 @@ from tailbound.wire.packets import header, packet
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
 from tailbound.wire.tag import key_of
 from tailbound_lab.bench.frames import frame
+from tailbound_lab.bench.program_run import run_xdp
 from tailbound_lab.bench.table import save
 
 PORT, WIDTH, ROWS = 7000, 1408, 64
@@ -111,9 +112,9 @@ class Bench:
         self.maps.arrays["control"]["tagged"] = case.tagged
         data = self._frame(case)
         if case.turn in (_NOT, _FORGET) and case.type is PacketType.CONTRIBUTION and not case.forged:
-            syscalls.run_xdp(self.program, data, 1)  # the first is stored, or makes the others duplicates
+            run_xdp(self.program, data, 1)  # the first is stored, or makes the others duplicates
         before = self.counted()
-        duration = syscalls.run_xdp(self.program, data, repeats).duration_ns
+        duration = run_xdp(self.program, data, repeats).duration_ns
         after = self.counted() - before
         seen = int(sum(after[v] for v in case.verdicts))
         if case.verdicts and seen != repeats:

@@ -385,4 +385,5 @@ class Cluster:
         """Let the workers' stacks compute checksums; see ``Fault.needs_checksums``."""
         for worker in self.workers:
             for link in links:
-                namespaces.call(worker.namespace, ethtool.set_tx_checksum, link.interface, False, patient=True)
+                change = ethtool.set_features, link.interface, False, ethtool.CHECKSUMS
+                namespaces.call(worker.namespace, *change, patient=True)

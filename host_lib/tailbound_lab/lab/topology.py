@@ -152,12 +152,6 @@ class Topology:
             for line in (f"{address} {name}", *(() if is_ipv6(address) else (f"::ffff:{address} {name}",)))
         )  # fmt: skip
 
-    def far_end(self, rank: int, link: Link) -> tuple[str, str]:
-        """(namespace, interface) of the peer of the worker's own interface."""
-        if self.cables:
-            return self.cables[rank].namespace, link.worker_port
-        return self.switch, link.port(rank)
-
     def cable_ends(self, rank: int, link: Link) -> list[tuple[str, str]]:
         """(namespace, interface) of both ends of a cable: towards the worker, towards the switch."""
         return [(self.cables[rank].namespace, port) for port in (link.worker_port, link.switch_port)]
