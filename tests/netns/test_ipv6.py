@@ -16,7 +16,7 @@ from support import MS, Reference, exact_mean, gradients, nmse, patient
 from tailbound.errors import ConfigError
 from tailbound.settings.table import switch_of
 from tailbound.switch.job import JobSpec, RankSpec
-from tailbound.switch.p4.kept import open_p4
+from tailbound.switch.p4.switch import open_p4
 from tailbound.transport.switch import Switch
 from tailbound.wire.schema import op_label
 from tailbound_lab.lab.cluster import Cluster

@@ -9,8 +9,7 @@ import pytest
 import p4_world
 import switch_cases
 from switch_cases import JOB, Step, contribution, ip_of, mac_of
-from switch_world import entry_of, mac_bytes
-from tailbound.errors import AttachError, ConfigError
+from switch_world import mac_bytes
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict
 from tailbound_lab.bench.frames import internet_checksum
@@ -61,19 +60,6 @@ def test_two_jobs_in_the_same_slots_never_mix(world: p4_world.World) -> None:
         assert send(world, theirs[1:], other) == [{}]
         out = send(world, [*theirs[:1]], other)[0]
         assert out == dict.fromkeys(range(2), switch_cases.result(theirs[0], theirs, "sums", other))
-
-
-def test_jobs_come_and_go(world: p4_world.World) -> None:
-    a = contribution(0)
-    to_switch = p4_world.frame_of(Step(a, None), 0)
-    with world.jobs([JOB]):
-        with pytest.raises(ConfigError, match="has an entry"):
-            world.switch.put(0, entry_of(JOB, range(3)))
-        with pytest.raises(AttachError, match="table_add"):  # the same name twice
-            world.switch.put(1, entry_of(JOB, range(3)))
-        assert list(world.switch.entries()) == [0]
-        assert send(world, [a]) == [{}]
-    assert world.feed(0, to_switch) == {at: [to_switch] for at in (1, 2, 3)}  # nobody's now
 
 
 def test_a_worker_sends_by_its_own_port_alone(world: p4_world.World) -> None:

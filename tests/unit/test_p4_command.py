@@ -1,18 +1,16 @@
-"""``tailbound switch`` with ``--p4``: from up to down, with scripts in the place of p4c and bmv2, and without them."""
+"""``tailbound switch p4``, with scripts in the place of p4c and bmv2, and without them."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tailbound import cli
-from tailbound.kernel import cache, ethtool, net, pin
-from tailbound.switch.p4 import kept
+from tailbound.kernel import cache, ethtool, net
+from tailbound.switch.p4.process import Process
 
 
 class Said(NamedTuple):
@@ -54,14 +52,13 @@ done
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """``tailbound switch ...``, with its files below a folder of the test and nothing on PATH but the tests' own."""
     tools = tmp_path / "tools"
     tools.mkdir()
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     monkeypatch.setattr(cache, "folder", lambda: tmp_path)
     monkeypatch.setenv("TOLD", str(tmp_path / "told"))
-    monkeypatch.setattr(pin, "ROOT", tmp_path / "run")
     monkeypatch.setattr(ethtool, "whole_frames", lambda name: None)
     monkeypatch.setattr(net, "mac_of", lambda name: bytes.fromhex("020000000009"))
 
@@ -69,8 +66,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureF
         status = cli.main(["switch", *words])
         return Said(status, *capsys.readouterr())
 
-    yield switch
-    kept.down()
+    return switch
 
 
 @pytest.fixture
@@ -91,55 +87,54 @@ def tools(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-UP = ("up", "--p4", "lo", "--address", "198.18.252.1", "--slots", "64", "--thrift-port", "9123")
-JOB = ("job", "add", "--rank", "198.18.0.1,02:02:02:02:02:02,lo", "--cookie", "7")
+P4 = (
+    "p4", "lo", "--address", "198.18.252.1", "--slots", "64", "--thrift-port", "9123",
+    "--rank", "198.18.0.1,02:02:02:02:02:02,lo", "--cookie", "7", "--station", "02:02:02:02:02:02,lo",
+)  # fmt: skip
 
 
 @pytest.mark.usefixtures("tools")
-def test_a_switch_comes_up_takes_jobs_and_goes_down(run: Run, tmp_path: Path) -> None:
-    assert run("down").out == "no switch is up here\n"
-    done = run(*UP, "--station", "02:02:02:02:02:02,lo")
-    assert done.out == "switch 198.18.252.1 is up on lo: rows of 512 codes\n", done.error
-    (folder,) = (tmp_path / "run").iterdir()
-    assert "-i 0@lo --thrift-port 9123" in (folder / "arguments").read_text()
-    pid = json.loads((folder / "switch.json").read_text())["pid"]
-    os.kill(pid, 0)  # it goes on without the command that started it
+def test_a_switch_takes_a_job_and_ends_with_ctrl_c(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Process] = []
 
-    said = run(*JOB).out.split()
+    def interrupted(process: Process) -> int:
+        assert process.alive()
+        ran.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Process, "wait", interrupted)
+    done = run(*P4)
+    assert done.status == 0, done.error
+    said = done.out.split()
     assert "TAILBOUND_SWITCH=198.18.252.1" in said
     assert {"TAILBOUND_SWITCH_ROWS=64", "TAILBOUND_SWITCH_FORM=sums", "TAILBOUND_SWITCH_CODES=512"} <= set(said)
     assert "TAILBOUND_COOKIE=0x00000007" in said
     told = (tmp_path / "told").read_text()
     assert "forward.macs TailboundIngress.forward.send 02:02:02:02:02:02 => 0" in told
     assert "admit.join 198.18.252.1 5515 7 => 0 1 0 63" in told
+    assert "switch 198.18.252.1 runs on lo: rows of 512 codes" in done.error
+    assert "0 final, 64 open, 65 rows abandoned" in done.error
+    (process,) = ran
+    assert not process.alive()
 
-    refused = run(*JOB)
-    assert "job 0x00000007 is in the switch already" in refused.error
-    found = json.loads(run("status", "--json").out)
-    assert (found["width"], found["slots"], found["ports"][0]["attached"]) == (512, 64, True)
-    assert [job["cookie"] for job in found["jobs"]] == ["0x00000007"]
-    assert found["jobs"][0]["slots"] == {"final": 0, "open": 64, "abandoned": 65}
 
-    (tmp_path / "told").write_text("")
-    assert run("job", "remove", "7").out == "job 0x00000007 is gone\n"
-    assert (tmp_path / "told").read_text().count("table_delete") == 5
-    assert run("job", "remove", "7").out == "there is no job 0x00000007\n"
-    assert run("down").out == "the switch is down\n"
-    assert not folder.exists()
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+@pytest.mark.usefixtures("tools")
+def test_a_switch_that_ends_by_itself_is_an_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Process, "wait", lambda _: 3)
+    done = run(*P4)
+    assert done.status == 1
+    assert "has ended with status 3" in done.error
 
 
 @pytest.mark.parametrize("lacking", ["p4c-bm2-ss", "simple_switch", "simple_switch_CLI"])
 def test_a_tool_that_is_missing_is_named_before_anything_is_changed(
-    run: Run, tools: Path, tmp_path: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, tools: Path, lacking: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tools / lacking).unlink()
     touched: list[str] = []
     monkeypatch.setattr(ethtool, "whole_frames", touched.append)
     monkeypatch.setenv("PATH", str(tools))
-    said = run(*UP)
+    said = run(*P4)
     assert said.status == 1
     assert f"{lacking} is not on PATH" in said.error
     assert touched == []
-    assert not any((tmp_path / "run").iterdir())

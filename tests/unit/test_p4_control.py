@@ -64,9 +64,9 @@ def test_entries_without_room(change: dict[str, object], place: int, message: st
 
 def test_a_job_as_commands() -> None:
     commands.check(ENTRY, 1, SIZES)
-    assert commands.service(ENTRY, 1) == (
-        "table_add TailboundIngress.admit.services TailboundIngress.admit.serve 198.18.252.1 45900 => 1"
-    )
+    service, neighbour = commands.shared(ENTRY, 1)
+    assert service == "table_add TailboundIngress.admit.services TailboundIngress.admit.serve 198.18.252.1 45900 => 1"
+    assert neighbour.endswith("TailboundIngress.forward.answer 198.18.252.1 => 02:7b:00:02:00:00")
     *ranks, last = commands.job(ENTRY, 1)
     assert ranks == [
         "table_add TailboundEgress.receivers TailboundEgress.send_to 1 0 => 02:02:02:02:02:02 198.18.0.1",

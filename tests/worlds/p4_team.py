@@ -17,8 +17,7 @@ from tailbound.kernel import ethtool
 from tailbound.settings.table import switch_of
 from tailbound.switch.box import Box
 from tailbound.switch.job import JobSpec, RankSpec
-from tailbound.switch.p4.kept import open_p4
-from tailbound.switch.p4.switch import P4Switch
+from tailbound.switch.p4.switch import P4Switch, open_p4
 from tailbound_lab.lab import namespaces
 
 COOKIE = 0x0B0E0B0E

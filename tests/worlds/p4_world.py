@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import select
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -83,12 +83,21 @@ class World:
         try:
             yield
         finally:
-            for place in range(len(jobs)):
-                self.switch.drop(place)
+            empty(self.switch, range(len(jobs)))
 
     def ledgers(self, jobs: Sequence[switch_cases.Job]) -> NDArray[np.int64]:
         """Counters by place, sender (unknown last) and verdict."""
         return np.stack([self.switch.ledger(place) for place in range(len(jobs))])
+
+
+def empty(switch: P4Switch, places: Iterable[int]) -> None:
+    """Takes all jobs out, which lie in ``places``."""
+    admit = f"{commands.INGRESS}.admit"
+    tables = (f"{admit}.jobs", f"{admit}.senders", f"{admit}.services", f"{commands.EGRESS}.receivers")
+    cleared = [f"table_clear {name}" for name in (*tables, f"{commands.INGRESS}.forward.neighbours")]
+    switch.runtime.run_all([*cleared, *(f"mc_mgrp_destroy {commands.JOB_GROUP + place}" for place in places)])
+    switch._entries.clear()
+    switch._known.clear()
 
 
 def forget(switch: P4Switch) -> None:
@@ -153,7 +162,7 @@ def world(sizes: Sizes = SIZES) -> Iterator[World]:
     """A running switch."""
     with veths.star(PORTS) as (hub, ends):
         names = {port: f"port{port}" for port in range(PORTS)}
-        switch = namespaces.call(hub, P4Switch.start, names, sizes)
+        switch = namespaces.call(hub, P4Switch, names, sizes)
         sockets = [namespaces.call(end, _raw, "data0") for end in ends]
         try:
             switch.connect({mac_bytes(switch_cases.mac_of(port)): port for port in range(PORTS)}, range(PORTS))

@@ -59,9 +59,6 @@ class Aggregator(Protocol):
             OSError, ConfigError, AttachError: it refuses.
         """
 
-    def drop(self, place: int) -> None:
-        """Takes a job out; its slots keep its cookie and count as another job's."""
-
     def entries(self) -> dict[int, Entry]:
         """The jobs by place."""
 
@@ -134,7 +131,6 @@ class Box(Generic[A]):
         try:
             self.switch.put(number, entry)
         except OSError as error:
-            self.switch.drop(number)
             raise CapabilityError(
                 f"the kernel refused the ports of job {spec.cookie:#010x} ({error.strerror}): run as root, with native "
                 "XDP on each port"
@@ -152,18 +148,6 @@ class Box(Generic[A]):
         }
         return said if self.switch.form == "mean" else said | {FORM: self.switch.form}
 
-    def remove(self, cookie: int) -> bool:
-        """Takes a job out; its slots are free at once.
-
-        Returns:
-            Whether it was there.
-        """
-        for number, entry in self.switch.entries().items():
-            if entry.cookie == cookie:
-                self.switch.drop(number)
-                return True
-        return False
-
 
 def check_ports(ports: Sequence[str]) -> None:
     """Refuses a list of ports that is empty or names one twice.
@@ -173,6 +157,19 @@ def check_ports(ports: Sequence[str]) -> None:
     """
     if not ports or len(set(ports)) < len(ports):
         raise ConfigError(f"ports {', '.join(ports) or '(none)'}: give at least one, and each once")
+
+
+def remove(box: Box[Switch], cookie: int) -> bool:
+    """Takes a job out; its slots are free at once.
+
+    Returns:
+        Whether it was there.
+    """
+    for number, entry in box.switch.entries().items():
+        if entry.cookie == cookie:
+            box.switch.drop(number)
+            return True
+    return False
 
 
 def open_xdp(

@@ -11,7 +11,7 @@ from typing import Any
 
 from tailbound.kernel.switch import Entry, Switch
 from tailbound.switch import report
-from tailbound.switch.box import Box, open_xdp
+from tailbound.switch.box import Box, open_xdp, remove
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.transport.rendezvous import new_cookie
 from tailbound_lab.lab import namespaces
@@ -59,7 +59,7 @@ class SummingSwitch:
 
     def renew(self) -> int:
         """A new cookie for another run of the workers' job; the old run's packets are a stranger's from now on."""
-        self._box.remove(self.entry.cookie)
+        remove(self._box, self.entry.cookie)
         self.entry = self._again(new_cookie())
         return self.entry.cookie
 

@@ -51,9 +51,15 @@ def _add(table: str, action: str, keys: Iterable[object], values: Iterable[objec
     return " ".join(words)
 
 
-def service(entry: Entry, place: int) -> str:
-    """What has the job's address and port is for the aggregator, and is charged to ``place`` until a cookie is read."""
-    return _add(f"{INGRESS}.admit.services", "serve", (entry.address, entry.port), (place,))
+def shared(entry: Entry, place: int) -> list[str]:
+    """What has the job's address and port is for the aggregator, and is charged to ``place`` until a cookie is read.
+
+    The switch answers ARP for its address.
+    """
+    return [
+        _add(f"{INGRESS}.admit.services", "serve", (entry.address, entry.port), (place,)),
+        _add(f"{INGRESS}.forward.neighbours", "answer", (entry.address,), (mac_text(entry.mac),)),
+    ]
 
 
 def job(entry: Entry, place: int) -> list[str]:
@@ -71,11 +77,6 @@ def job(entry: Entry, place: int) -> list[str]:
             (*values, mac_text(entry.mac)),
         ),
     ]
-
-
-def neighbour(address: str, mac: bytes) -> str:
-    """The switch answers ARP for its address."""
-    return _add(f"{INGRESS}.forward.neighbours", "answer", (address,), (mac_text(mac),))
 
 
 def stations(ports: Mapping[bytes, int]) -> list[str]:

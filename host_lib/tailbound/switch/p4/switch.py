@@ -1,25 +1,28 @@
-"""A running P4 switch: forwarding and jobs put in and taken out, counters read.
+"""A running P4 switch: forwarding and jobs put in, counters read.
 
-The same job entries (``kernel.switch.Entry``) as the XDP switch takes; ``Member.ifindex`` is a port's number here.
-bmv2 tells nobody what has been put into it, so what is needed to take a job out again is kept (``Held``).
+The same job entries (``kernel.switch.Entry``) as the XDP switch takes; ``Member.ifindex`` is a port's number here. Jobs
+end with the switch.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.errors import AttachError, ConfigError
+from tailbound.kernel import ethtool, net
 from tailbound.kernel.switch import Entry
+from tailbound.switch.box import Box, Port, check_ports
+from tailbound.switch.job import ip_text, mac_bytes
 from tailbound.switch.p4 import commands
 from tailbound.switch.p4.compile import Sizes, compile_switch
 from tailbound.switch.p4.process import THRIFT_PORT, Process
 from tailbound.switch.p4.runtime import Runtime
+from tailbound.switch.p4.tools import COMPILER, SWITCH, runtime_command, tool
+from tailbound.wire.address import is_ipv6
 from tailbound.wire.schema import VERDICTS
 
 _HANDLE = re.compile(r"handle (\d+)")
@@ -33,47 +36,31 @@ _PORT_COUNTERS = {
 }
 
 
-@dataclass
-class Held:
-    """What has been put into a switch.
-
-    Attributes:
-        entries: jobs by place.
-        undo: commands that take a job out again, by place.
-        shared: the same for what jobs have in common, by address and port (-1: any).
-    """
-
-    entries: dict[int, Entry] = field(default_factory=dict)
-    undo: dict[int, list[str]] = field(default_factory=dict)
-    shared: dict[tuple[str, int], list[str]] = field(default_factory=dict)
-
-
 class P4Switch:
-    """A running switch and what has been put into it; an ``Aggregator`` (``switch.box``).
+    """Runs the program over ports, and takes jobs; an ``Aggregator`` (``switch.box``).
 
     Args:
-        runtime: a session with it.
-        sizes: what its program was compiled for.
-        process: the switch.
-        held: what was put into it before.
-        changed: called when a job has come or gone.
+        ports: port number -> interface, in the network namespace of this thread.
+        sizes: what the program is compiled for.
+        thrift_port: where bmv2 takes commands.
+
+    Raises:
+        CapabilityError: a tool is missing.
+        AttachError: the switch does not start.
     """
 
     form = "sums"
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        sizes: Sizes,
-        process: Process,
-        held: Held | None = None,
-        changed: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.sizes = sizes
-        self.process = process
-        self.held = Held() if held is None else held
-        self.changed = changed
-        self.runtime = runtime
+    def __init__(self, ports: Mapping[int, str], sizes: Sizes | None = None, thrift_port: int = THRIFT_PORT) -> None:
+        self.sizes = sizes or Sizes()
+        self._entries: dict[int, Entry] = {}
+        self._known: set[str] = set()  # entries that jobs at one address, or at one port of it, share
+        self.process = Process(compile_switch(self.sizes), ports, thrift_port)
+        try:
+            self.runtime = Runtime(thrift_port)
+        except BaseException:
+            self.process.close()
+            raise
 
     @property
     def slots(self) -> int:
@@ -89,39 +76,10 @@ class P4Switch:
         """Whether bmv2 runs."""
         return self.process.alive()
 
-    @classmethod
-    def start(
-        cls,
-        ports: Mapping[int, str],
-        sizes: Sizes | None = None,
-        thrift_port: int = THRIFT_PORT,
-        folder: Path | None = None,
-    ) -> P4Switch:
-        """Compiles the program and runs it over the interfaces ``ports`` (number -> name) of this network namespace.
-
-        ``folder``: see ``Process``.
-
-        Raises:
-            CapabilityError: a tool is missing.
-            AttachError: the switch does not start.
-        """
-        wanted = sizes or Sizes()
-        process = Process.start(compile_switch(wanted), ports, thrift_port, folder)
-        try:
-            return cls(Runtime(thrift_port), wanted, process)
-        except BaseException:
-            process.end()
-            raise
-
     def close(self) -> None:
-        """Ends the session, and the switch unless it was to outlive this process."""
+        """Ends the session and the switch; may be called twice."""
         self.runtime.close()
         self.process.close()
-
-    def end(self) -> None:
-        """Ends the session and the switch."""
-        self.runtime.close()
-        self.process.end()
 
     # -- forwarding ---------------------------------------------------------------------------------
 
@@ -140,61 +98,27 @@ class P4Switch:
         """Installs a job at ``place``, in the order in which packets may find it.
 
         Raises:
-            ConfigError: the program has no room for it, or the place is taken.
-            AttachError: the switch refuses; nothing of the job stays.
-        """
-        commands.check(entry, place, self.sizes)
-        if place in self.held.entries:
-            raise ConfigError(f"job {place} of this switch has an entry: take it out first")
-        undo = self.held.undo[place] = []
-        self.held.entries[place] = entry
-        try:
-            ports = {rank: [m.ifindex] for rank, m in enumerate(entry.members) if m is not None}
-            undo += self._group(commands.JOB_GROUP + place, ports)
-            for name, command in _shared(entry, place).items():
-                if name not in self.held.shared:
-                    self.held.shared[name] = self._tables([command])
-            undo += self._tables(commands.job(entry, place))
-        except BaseException:
-            self.drop(place)
-            raise
-        self.changed()
-
-    def drop(self, place: int) -> None:
-        """Takes a job out; its slots keep its cookie and count as another job's.
-
-        Raises:
+            ConfigError: the program has no room for it.
             AttachError: the switch refuses.
         """
-        held = self.held
-        entry = held.entries.pop(place)
-        self.runtime.run_all(reversed(held.undo.pop(place)))
-        still = {name for place, left in held.entries.items() for name in _shared(left, place)}
-        for name in _shared(entry, place).keys() & held.shared.keys() - still:
-            self.runtime.run_all(held.shared.pop(name))
-        self.changed()
+        commands.check(entry, place, self.sizes)
+        self._group(commands.JOB_GROUP + place, {r: [m.ifindex] for r, m in enumerate(entry.members) if m is not None})
+        shared = [command for command in commands.shared(entry, place) if command.partition("=>")[0] not in self._known]
+        self._known.update(command.partition("=>")[0] for command in shared)
+        self.runtime.run_all([*shared, *commands.job(entry, place)])
+        self._entries[place] = entry
 
     def entries(self) -> dict[int, Entry]:
         """The jobs put in, by place."""
-        return dict(self.held.entries)
+        return dict(self._entries)
 
-    def _tables(self, listed: list[str]) -> list[str]:
-        """Adds entries; the commands that take them out again."""
-        undo = []
-        for command, answer in zip(listed, self.runtime.run_all(listed), strict=True):
-            undo.append(f"table_delete {command.split()[1]} {_number(_HANDLE, command, answer)}")
-        return undo
-
-    def _group(self, group: int, ports: Mapping[int, list[int]]) -> list[str]:
-        """A multicast group: replication id -> ports; the commands that remove it, to be run from the last."""
+    def _group(self, group: int, ports: Mapping[int, list[int]]) -> None:
+        """A multicast group: replication id -> ports."""
         self.runtime.run(f"mc_mgrp_create {group}")
-        undo = [f"mc_mgrp_destroy {group}"]
         for rid, listed in ports.items():
             command = f"mc_node_create {rid} {' '.join(map(str, listed))}"
             node = _number(_HANDLE, command, self.runtime.run(command))
             self.runtime.run(f"mc_node_associate {group} {node}")
-            undo += [f"mc_node_destroy {node}", f"mc_node_dissociate {group} {node}"]
-        return undo
 
     # -- counters -----------------------------------------------------------------------------------
 
@@ -231,16 +155,70 @@ class P4Switch:
         return counts | {"lost_in": came, "lost_out": went}
 
 
-def _shared(entry: Entry, place: int) -> dict[tuple[str, int], str]:
-    """Table entries that jobs at the same address, or the same address and port, have in common."""
-    return {
-        (entry.address, entry.port): commands.service(entry, place),
-        (entry.address, -1): commands.neighbour(entry.address, entry.mac),
-    }
-
-
 def _number(pattern: re.Pattern[str], command: str, answer: str) -> int:
     found = pattern.search(answer)
     if found is None:
         raise AttachError(f"the switch does not do {command!r}, load this version's program: {answer.strip()}")
     return int(found[1])
+
+
+def open_p4(
+    ports: Sequence[str],
+    address: str,
+    *,
+    mac: str | None = None,
+    stations: Mapping[str, str] | None = None,
+    sizes: Sizes | None = None,
+    thrift_port: int = THRIFT_PORT,
+) -> Box[P4Switch]:
+    """Compiles the program and runs it over ``ports``; closing the box ends it.
+
+    Offloads of the ports are turned off, as bmv2 needs (``kernel.ethtool.whole_frames``); those of whatever else hands
+    it frames, the other end of a veth, are not its business.
+
+    Args:
+        address: IPv4 address of the switch; it answers ARP for it once there is a job.
+        mac: its Ethernet address; None: that of the first port.
+        stations: Ethernet address -> port's name; what is sent to others is flooded.
+        sizes: what the program is compiled for.
+        thrift_port: where bmv2 takes commands.
+
+    Raises:
+        ConfigError: an invalid port, address or size.
+        CapabilityError: p4c or bmv2 is missing.
+        AttachError: the switch does not start.
+    """
+    check_ports(ports)
+    if is_ipv6(ip_text(address)):
+        raise ConfigError(
+            f"address {address}: the P4 switch sums packets of IPv4; give it an IPv4 address, or run an XDP switch "
+            "(`tailbound switch up`)"
+        )
+    numbers = {name: number for number, name in enumerate(ports)}
+    for name in ports:
+        net.index_of(name)
+    own = net.mac_of(ports[0]) if mac is None else mac_bytes(mac)
+    static = {mac_bytes(text): _port(numbers, name) for text, name in (stations or {}).items()}
+    for needed in (COMPILER, SWITCH):  # before anything is changed
+        tool(needed)
+    runtime_command()
+    for name in ports:
+        try:
+            ethtool.whole_frames(name)
+        except OSError as error:
+            raise ConfigError(
+                f"port {name}: {error.strerror}; name interfaces whose offloads can be turned off"
+            ) from error
+    switch = P4Switch({number: name for name, number in numbers.items()}, sizes, thrift_port)
+    try:
+        switch.connect(static, list(numbers.values()))
+    except BaseException:
+        switch.close()
+        raise
+    return Box(switch, [Port(name, number) for name, number in numbers.items()], address, own)
+
+
+def _port(numbers: Mapping[str, int], name: str) -> int:
+    if name not in numbers:
+        raise ConfigError(f"{name} is no port of this switch; choose one of: {', '.join(numbers)}")
+    return numbers[name]
