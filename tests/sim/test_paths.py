@@ -64,27 +64,6 @@ def test_bursts_that_vanish_in_the_middle_of_a_job_leave_one_by_one(ranks: set[i
             assert all(fields["kernel"] == os.uname().release for fields in told)
 
 
-def test_bursts_are_tried_again_and_used_when_they_arrive() -> None:
-    with sim_team(RANKS, LEARNED) as job:
-        errors_of(job, 5)
-        meddle(job, {1}, alone)
-        errors_of(job, 20)
-        assert job[1].job.sender.plain == {0, 2}
-        job.go(40 * S)
-        errors_of(job, 2)
-        job.go(2 * S)
-        errors_of(job, 2)
-        assert job[1].job.sender.plain == {0, 2}  # a try in between has failed
-        meddle(job, {1}, None)
-        job.go(70 * S)
-        errors_of(job, 2)
-        job.go(2 * S)
-        assert max(map(max, errors_of(job, 5))) < 0.01
-        assert not job[1].job.sender.plain
-        counts = job[1].job.events.counts
-        assert (counts["bursts_lost"], counts["bursts_again"]) == (2, 2)  # a line a peer
-
-
 @pytest.mark.parametrize("narrow", [{1}])
 def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(narrow: set[int], caplog: pytest.LogCaptureFixture) -> None:
     with sim_team(RANKS, LEARNED) as job:

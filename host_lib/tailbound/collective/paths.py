@@ -2,8 +2,8 @@
 
 Where most rows of a sender do not come, op after op, although it has sent them, the receiver sends a HELLO with the
 flag COMPLAINT. The sender then tries its way (``trials``), as before the first op. Where single packets arrive and
-bursts do not, it sends one by one, and tries again later. Where small packets arrive and those as wide as a row do
-not, rows of this job cannot pass any more, so that all ranks end with an error.
+bursts do not, it sends one by one from then on. Where small packets arrive and those as wide as a row do not, rows of
+this job cannot pass any more, so that all ranks end with an error.
 
 A rank also says what its own system refuses to send, and tells the peers that it does (flag ABSTAIN).
 """
@@ -11,7 +11,6 @@ A rank also says what its own system refuses to send, and tells the peers that i
 from __future__ import annotations
 
 import errno
-import logging
 import os
 from collections import Counter
 from collections.abc import Callable
@@ -29,7 +28,7 @@ from tailbound.wire.schema import MAX_RANKS, Flag, PacketType
 
 #: Tries of which small packets have arrived and wide ones have not, so that it is the MTU.
 _WIDE_TRIES = 8
-#: How segmentation offload is tried again, complaints about one peer are repeated, and refusals are told of again.
+#: How refusals are told of again, and complaints about one peer are repeated.
 _LATER = Policy(30_000 * MS, 600_000 * MS)
 _COMPLAINTS = Policy(100 * MS, 10_000 * MS)
 #: After so long without a complaint the next one is the first.
@@ -77,7 +76,7 @@ class Paths:
         self.trials = Trials(job)
         self._open: dict[int, _Trial] = {}
         self._begun = 1  # trials; that before the first op was the first
-        self._plain: dict[int, Backoff] = {}  # when bursts are tried again
+        self._plain: set[int] = set()  # destinations without bursts, told of
         self._complaints: dict[int, Backoff] = {}
         self._asked: dict[int, int] = {}  # when peers were asked to try their way ...
         self._unproven: set[int] = set()  # ... and of which no burst has come since
@@ -105,7 +104,7 @@ class Paths:
                 trial.arrived = max(trial.arrived, said.arrived)
                 trial.answers += said.answer
                 if trial.told & BURST:
-                    self._works(peer)
+                    del self._open[peer]
 
     def complain(self, peer: int) -> None:
         """Most rows of ``peer`` do not come although it has sent them: it is to try its way here."""
@@ -138,20 +137,14 @@ class Paths:
         if sender.refusals != self._refusals and now >= self._looked + _LOOK_EVERY:
             self._refusals, self._looked = sender.refusals, now
             self._look_at_refusals(now)
-        if sender.plain and not sender.plain <= self._plain.keys():
-            self._say_plain(now)
-        if not (self._open or self._plain):  # nearly always
+        if not sender.plain <= self._plain:
+            self._say_plain()
+        if not self._open:  # nearly always
             return 0
-        again = {peer: later for peer, later in self._plain.items() if peer in self.trials.peers}
-        for peer, later in again.items():
-            if now >= later.due:
-                later.ask(now)
-                self._begin(peer, now)
         for peer, trial in list(self._open.items()):
             if now >= trial.tries.due:
                 self._judge(peer, trial, now)
-        tries = [*(trial.tries for trial in self._open.values()), *again.values()]
-        return min((each.due for each in tries), default=0)
+        return min((trial.tries.due for trial in self._open.values()), default=0)
 
     def check(self, now: int) -> TransportError | None:
         """The error with which the job ends, if it is to end (``alerts``)."""
@@ -178,39 +171,23 @@ class Paths:
             trial.tries.ask(now)
             self.trials.ask(peer, trial.number)
 
-    def _works(self, peer: int) -> None:
-        """A burst has reached ``peer``."""
-        del self._open[peer]
-        plain = self._job.sender.plain
-        if peer not in plain:
-            return
-        plain.discard(peer)
-        self._plain.pop(peer, None)
-        if not any(each in plain for each in self._job.peers):  # what else is left is not a rank that could be tried
-            plain.clear()
-            self._plain.clear()
-        text = f"bursts by segmentation offload reach rank {peer} again"
-        self._job.events.emit("bursts_again", text, level=logging.INFO, peer=peer)
-
     # -- what is said -------------------------------------------------------------------------------------------------
 
-    def _say_plain(self, now: int) -> None:
+    def _say_plain(self) -> None:
         """Peers have become such that get no bursts."""
         sender = self._job.sender
         for number in [each for each in sender.plain if each in sender.shared]:
             sender.plain.update(sender.shared[number].ranks)
-        new = sorted(sender.plain - self._plain.keys())
-        for each in new:
-            self._plain[each] = Backoff(_LATER, asked=1)
-            self._plain[each].wait(now)
-        ranks, interface = [each for each in new if each < MAX_RANKS], self._interface() or "INTERFACE"
+        ranks = sorted(each for each in sender.plain - self._plain if each < MAX_RANKS)
+        self._plain |= sender.plain
+        interface = self._interface() or "INTERFACE"
         names = ", ".join("the switch" if each == self._job.switch else str(each) for each in ranks)
         kernel = os.uname().release
         text = (
             f"bursts by UDP segmentation offload do not reach rank(s) {names}, single packets do "
-            f"(kernel {kernel}, {interface}): packets leave one by one, which takes more processor time. Bursts are "
-            f"tried again in {_LATER.first / 1e9:g} s. Switch the interface's own offload off (ethtool -K {interface} "
-            "tx-udp-segmentation off), or take another kernel (Linux 7.0 to 7.1.4 corrupt such bursts)"
+            f"(kernel {kernel}, {interface}): packets leave one by one, which takes more processor time. Switch the "
+            f"interface's own offload off (ethtool -K {interface} tx-udp-segmentation off) and start this rank again, "
+            "or take another kernel (Linux 7.0 to 7.1.4 corrupt such bursts)"
         )
         self._job.events.emit("bursts_lost", text, peers=ranks, kernel=kernel, interface=interface)
 
