@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import cases
+from generate import objects
 from kernel_world import KernelWorld
 from switch_world import SwitchWorld
 from tailbound.errors import CapabilityError
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(built, "WIDTHS_IPV6", {cases.WIDTH: 0})
         patch.setattr(built, "FANOUT_COPIES", (16,))
         out = tmp_path_factory.mktemp("objects")
-        assert {path.name for path in built.build(out)} == {
+        assert {path.name for path in objects.build(out)} == {
             f"worker-{cases.WIDTH}.bpf.o", f"tagged-{cases.WIDTH}.bpf.o", f"switch-{cases.WIDTH}.bpf.o",
             f"switch_out-{cases.WIDTH}.bpf.o",
             f"worker-ipv6-{cases.WIDTH}.bpf.o", f"tagged-ipv6-{cases.WIDTH}.bpf.o",

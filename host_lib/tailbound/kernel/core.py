@@ -1,9 +1,7 @@
 """The C library of ``host_lib/core``: the kernel programs' own rules, for a process.
 
-    python -m tailbound.kernel.core [FOLDER]     # builds it for this architecture: part of `make wheel`
-
-It comes with a wheel, or is built where it is first needed, from the sources here. A library names its sources, and is
-taken only beside these.
+It comes with a wheel of `make wheel`, or is built where it is first needed, from the sources here. A library names its
+sources, and is taken only beside these.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import ctypes
 import functools
 import platform
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +101,12 @@ def command(cc: str, out: Path, where: Sequence[Path], more: Sequence[str] = ())
     return [cc, *_OPTIONS, f'-DTB_SIGNATURE="{signature()}"', *include, *more, *files, "-o", str(out)]
 
 
-def _compiled() -> bytes:
+def compiled() -> bytes:
+    """A library of the sources here.
+
+    Raises:
+        CapabilityError: no compiler, or it fails.
+    """
     cc = compiler()
     if cc is None:
         raise CapabilityError(
@@ -115,14 +117,14 @@ def _compiled() -> bytes:
     return cache.compiled(lambda out: command(cc, Path(out), folders()), help_)
 
 
-def _name() -> str:
+def name() -> str:
     """The file of the library in a wheel."""
     return f"core-{platform.machine()}.so"
 
 
 def _shipped() -> Path | None:
     """The library that came with the package, if it is of the sources here."""
-    path = built.FOLDER / _name()
+    path = built.FOLDER / name()
     try:
         return path if objects.section_text(path.read_bytes(), _SECTION) == signature() else None
     except (OSError, ValueError):
@@ -142,7 +144,7 @@ def find() -> Path:
     """
     if path := _shipped():
         return path
-    return cache.path(cache.key([platform.machine(), *_OPTIONS, signature()]), _compiled, ".so")
+    return cache.path(cache.key([platform.machine(), *_OPTIONS, signature()]), compiled, ".so")
 
 
 def load(path: Path) -> Core:
@@ -171,21 +173,3 @@ def core() -> Core:
         return load(path)
     except OSError as error:
         raise CapabilityError(f"{path} cannot be loaded ({error}): remove it, and let gcc build another one") from error
-
-
-def main() -> int:
-    """Entry point: builds into the folder that is named, or into the package."""
-    path = (Path(sys.argv[1]) if len(sys.argv) > 1 else built.FOLDER) / _name()
-    try:
-        data = _compiled()
-    except CapabilityError as error:
-        print(f"tailbound: {error}", file=sys.stderr)
-        return 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
-    print(f"{path}, {len(data) / 1024:.0f} KiB")
-    return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
