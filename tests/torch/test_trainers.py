@@ -46,7 +46,7 @@ def test_replicas_that_differ_are_not_saved_in_silence(caplog: pytest.LogCapture
 
     training, answers, asked = Training("Some trainer", {}), [False, True], list[float]()
     training.state = SimpleNamespace(  # type: ignore[assignment]
-        rank=1, hold=nullcontext, synchronize=lambda seconds: (asked.append(seconds), answers.pop(0))[1]
+        detached=False, rank=1, hold=nullcontext, synchronize=lambda seconds: (asked.append(seconds), answers.pop(0))[1]
     )
     for said in (1, 1, 1):
         training.pause(equal=True)
@@ -58,6 +58,7 @@ class Ended:
     """A state that has been closed holds no more; one that cannot hold says so."""
 
     rank = 0
+    detached = False
 
     def __init__(self, calls: list[str]) -> None:
         self.calls = calls

@@ -407,7 +407,7 @@ class TailboundState:
         rows, held, taken = communicator.rings(tensors)
         log.log(
             logging.INFO if rows <= held else logging.WARNING,
-            "rank %d: the rings take %d MiB of memory and hold %.3g steps of this model (%.1f M parameters): a rank "
+            "rank %d: the rings take %d MiB of memory and hold %.1f steps of this model (%.1f M parameters): a rank "
             "that misses at most %d applies the others' averages, one that misses more takes another's state",
             self.rank,
             taken >> 20,
