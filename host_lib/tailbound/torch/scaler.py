@@ -155,8 +155,10 @@ class GradScaler(torch.amp.GradScaler):
         """
         if self._ours:
             _check_factors(state_dict.get("growth_factor", 2.0), state_dict.get("backoff_factor", 0.5))
+        began = self._init_scale
         super().load_state_dict(state_dict)
         if self._ours:
+            self._init_scale = began  # which torch takes from the state, of another rank perhaps (``restart``)
             self._state.loss_scale = self.get_scale()
 
     def restart(self) -> None:
