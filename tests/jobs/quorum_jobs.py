@@ -21,6 +21,8 @@ from torch_jobs import backward, batch, model, patient
 
 #: Steps before the network breaks; seconds for which it is broken.
 CALM, BROKEN = 6, 5.0
+#: Steps that are left, of a job that goes on meanwhile, for who was cut off to take part in.
+AFTER = 60
 
 
 def cut(rank: int, part: set[int], steps: int) -> dict[str, Any]:
@@ -42,6 +44,8 @@ def cut(rank: int, part: set[int], steps: int) -> dict[str, Any]:
                 trouble = Trouble(seed=1, loss=1.0, to=frozenset(others)).attach(state.communicator)
                 mend = threading.Timer(BROKEN, _mend, (trouble, mended))
                 mend.start()
+            if step == steps - AFTER:
+                mended.wait()
             optimizer.zero_grad()
             data, target = batch(rank, step)
             scaler.scale(nn.functional.cross_entropy(net(data), target)).backward()
@@ -81,7 +85,7 @@ def detached(rank: int) -> dict[str, Any]:
         state.boundary()
         if step == 4:
             if rank:  # as of a rank that was away while the others overflowed
-                scaler.update(2.0**10)
+                scaler.load_state_dict(scaler.state_dict() | {"scale": 2.0**10})
             well = state.detach()
             ops = state.stats()["counters"]["ops"]
     for call in (state.synchronize, state.catch_up, state.detach):
