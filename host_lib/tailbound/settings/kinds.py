@@ -139,12 +139,17 @@ def parse_rate(text: str) -> int:
     Raises:
         ConfigError: anything else, or below 8 kbit or above 400 gbit.
     """
-    match = _RATE.fullmatch(text.strip())
+    return _rate(text.strip(), f"rate {text!r} is ")
+
+
+def _rate(text: str, before: str = "") -> int:
+    """As ``parse_rate``; ``before`` begins the text of an error."""
+    match = _RATE.fullmatch(text)
     if match is None:
-        raise ConfigError(f"rate {text!r} is not a rate: write for example 1gbit, 500mbit or 2.5gbit")
+        raise ConfigError(f"{before}not a rate: write for example 1gbit, 500mbit or 2.5gbit")
     rate = int(float(match[1]) * _RATE_FACTORS[match[2].lower()])
     if not 8_000 <= rate <= 400 * 10**9:
-        raise ConfigError(f"rate {text!r} is out of range: give 8kbit..400gbit")
+        raise ConfigError(f"{before}out of range: give 8kbit..400gbit")
     return rate
 
 
@@ -159,5 +164,5 @@ GROUP = Kind("an IPv4 address of 224.0.1.0..239.255.255.255", _group)
 BITS_KIND = Kind("one of " + " or ".join(map(bits_text, BITS)), _bits)
 DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)
 PATIENCE = Kind("rack, cloud, wan, or seconds above 0", _patience)
-RATE = _Rate("a rate as in 25gbit or 500mbit", parse_rate)
+RATE = _Rate("a rate as in 25gbit or 500mbit", _rate)
 LIMITS = Kind("NAME=VALUE,... of " + ", ".join(field.name for field in fields(Limits)), _limits)

@@ -95,8 +95,7 @@ class Setting:
         try:
             return self.kind.parse(text.strip())
         except ValueError as error:
-            own = str(error).removeprefix(f"rate {text!r} is ")  # its name is in front already
-            why = own if isinstance(error, ConfigError) else f"give {self.kind.give}"
+            why = error if isinstance(error, ConfigError) else f"give {self.kind.give}"
             raise ConfigError(f"{name} is {given or repr(text)}: {why}") from None
 
 
@@ -182,7 +181,7 @@ class Options(TypedDict, total=False):
     )]
     safeguard: Annotated[Limits | None, _option(
         LIMITS, None, "fractions of an op's rows lost beyond which to skip it, or to stop",
-        otherwise="skip=0.8", convert=lambda limits: limits or Limits(),
+        otherwise=f"skip={Limits.skip:g}", convert=lambda limits: limits or Limits(),
     )]
     timeout: Annotated[float, _option(number(above=0), 180.0, "seconds to wait for the other ranks at the start")]
     patience: Annotated[str | float, _option(
