@@ -27,7 +27,7 @@ SILENT = 30.0
 @click.option("--address", default="0.0.0.0", help="Address to listen on; 127.0.0.1 serves this host only.")  # noqa: S104
 @click.option("--once", is_flag=True, help="Print one reading and end.")
 @click.option(
-    "--folder", type=click.Path(exists=True, file_okay=False, path_type=Path),
+    "--folder", type=click.Path(file_okay=False, path_type=Path),
     help="Folder of the status files; default: TAILBOUND_STATUS, or the usual places.",
 )  # fmt: skip
 def metrics(port: int, address: str, once: bool, folder: Path | None) -> None:
@@ -42,6 +42,8 @@ def metrics(port: int, address: str, once: bool, folder: Path | None) -> None:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(cast(Any, _Collector(lambda: [folder] if folder else status.folders())))
     if once:
+        if folder is not None and not folder.is_dir():  # a server waits for it: ranks may begin later
+            raise ConfigError(f"--folder {folder} is not there: give the ranks' TAILBOUND_STATUS")
         click.echo(generate_latest(registry).decode(), nl=False)
         return
     try:
