@@ -23,6 +23,7 @@ from tailbound.transport.agreement import (
     decode_map,
     encode_map,
 )
+from tailbound.transport.membership import Membership
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.transport.steps import step_distance
 
@@ -77,7 +78,7 @@ def due(rank: Agreement, step: int) -> Agreed:
 
 
 def ranks_of(count: int) -> list[Agreement]:
-    return [Agreement(rank, count, tuple(range(count))) for rank in range(count)]
+    return [Agreement(rank, count, tuple(range(count)), Membership(count, rank).quorum) for rank in range(count)]
 
 
 def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: list[int] | None = None) -> list[int]:
@@ -163,7 +164,7 @@ def test_whoever_knows_a_map_tells_those_whose_headers_do_not() -> None:
 
 
 def test_a_job_whose_maps_fill_no_packet_keeps_its_map() -> None:
-    rank = Agreement(0, 200, tuple(range(200)), room=64)
+    rank = Agreement(0, 200, tuple(range(200)), Membership(200, 0).quorum, room=64)
     assert not rank.propose(tuple(range(199)), 5, 0)
 
 

@@ -14,6 +14,7 @@ from tailbound.transport.agreement import Agreement, Kind, Message
 from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
 from tailbound.transport.flush import Retry, View
+from tailbound.transport.membership import Membership
 
 
 def hello() -> Iterator[int]:
@@ -26,7 +27,7 @@ def hello() -> Iterator[int]:
 
 def proposal() -> Iterator[int]:
     """A map that a live peer does not acknowledge."""
-    agreement = Agreement(0, 2, (0, 1))
+    agreement = Agreement(0, 2, (0, 1), Membership(2, 0).quorum)
     agreement.propose((0,), 5, 0)
     for now in itertools.count(0, MS):
         if agreement.poll(now, 5, [1], {}):
@@ -37,11 +38,11 @@ def told(rank: int) -> Callable[[], Iterator[int]]:
     """A peer whose headers go on naming an older map, where ``rank`` has settled the newest one."""
 
     def times() -> Iterator[int]:
-        agreement = Agreement(rank, 3, (0, 1, 2))
-        first = Agreement(0, 3, (0, 1, 2))
+        agreement = Agreement(rank, 3, (0, 1, 2), Membership(3, rank).quorum)
+        first = Agreement(0, 3, (0, 1, 2), Membership(3, 0).quorum)
         first.propose((0, 1), 5, 0)
         for peer, message in first.poll(0, 5, [1, 2], {}):
-            other = Agreement(peer, 3, (0, 1, 2))
+            other = Agreement(peer, 3, (0, 1, 2), Membership(3, peer).quorum)
             other.receive(message, 0, [0], 0)
             first.receive(other.poll(0, 5, [0], {})[0][1], peer, [1, 2], 0)
         first.poll(0, 5, [1, 2], {})

@@ -48,7 +48,7 @@ class World:
         self.step, self.still = -1, True
         self.mixes = 0.0  # of the mean of all parameters, how much a step adds to each
         self._threads = ThreadPoolExecutor(ranks)
-        settings = {"period": 0, "share": 1e6} | settings
+        settings = {"period": 0, "share": 1e6, "quorum": Membership(ranks, 0).quorum} | settings
         for rank, path in enumerate(self.paths):
             net = torch.nn.Linear(entries, 1, bias=False)
             torch.nn.init.ones_(net.weight)

@@ -9,7 +9,7 @@ from tailbound.transport.membership import Suspicion
 
 
 def test_three_misses_running() -> None:
-    suspicion = Suspicion(4, 0, 3)
+    suspicion = Suspicion(4, 0, 3, set(range(4)))
     assert suspicion.absent({3}, 10) == set()
     assert suspicion.absent({3}, 11) == set()
     assert suspicion.suspects == frozenset()
@@ -20,7 +20,7 @@ def test_three_misses_running() -> None:
 
 
 def test_any_row_clears() -> None:
-    suspicion = Suspicion(4, 0, 1)
+    suspicion = Suspicion(4, 0, 1, set(range(4)))
     suspicion.absent({1})
     suspicion.clear(2)
     assert suspicion.suspects == {1}
@@ -32,7 +32,7 @@ def test_any_row_clears() -> None:
 
 
 def test_when_the_others_would_be_no_quorum_nobody_is_suspect_until_one_is_cleared() -> None:
-    suspicion = Suspicion(4, 0, 1)
+    suspicion = Suspicion(4, 0, 1, set(range(4)))
     suspicion.absent({1, 2})
     assert suspicion.suspects == frozenset()
     suspicion.clear(1)
@@ -45,7 +45,7 @@ def test_when_the_others_would_be_no_quorum_nobody_is_suspect_until_one_is_clear
     stages=st.lists(st.sets(st.integers(0, 8)), max_size=30),
 )
 def test_suspects_are_those_absent_from_the_last_stages(ranks: int, after: int, stages: list[set[int]]) -> None:
-    suspicion = Suspicion(ranks, 0, after)
+    suspicion = Suspicion(ranks, 0, after, set(range(ranks)))
     for op, absent in enumerate(stages):
         suspicion.absent(absent, op)
     last = stages[-after:]

@@ -15,7 +15,6 @@ from tailbound.errors import TransportError
 from tailbound.observe.ledger import Ledger, Recent
 from tailbound.observe.trace import Trace
 from tailbound.transport.safeguard import Action, Safeguard
-from tailbound.transport.stage import majority
 from tailbound.transport.steps import step_of
 from tailbound.wire.schema import Flag, Stage, Verdict
 
@@ -175,8 +174,7 @@ class Accounts:
 
         Ranks that bring none do not count here: when that is heard differs from rank to rank.
         """
-        needed = majority(len(self._job.membership.voters))
-        well = op.buffers.row_count[op.buffers.source >= 0] >= needed
+        well = op.buffers.row_count[op.buffers.source >= 0] >= self._job.membership.majority
         return 2 * int(well.sum()) <= op.place.layout.shape.rows
 
     def in_pieces(self, op: Op) -> None:

@@ -52,7 +52,7 @@ class Maps:
         self._job, self._ranks = job, tuple(range(job.ranks))
         first = job.owners(self._ranks, switched=True)
         self.agreement = Agreement(
-            job.rank, job.ranks, first, job.config.first_step, job.config.width, job.membership.quorum
+            job.rank, job.ranks, first, job.membership.quorum, job.config.first_step, job.config.width
         )
         self.shares = Shares(job.ranks, owners_least)
         states = job.records.peer_states  # columns: a field of a record takes five times as long to read

@@ -20,7 +20,6 @@ from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Place, Sequence
-from tailbound.transport.stage import majority
 from tailbound.transport.steps import Steps
 from tailbound.wire import packets, schema
 from tailbound.wire.schema import Flag, PacketType, Tagging
@@ -181,7 +180,7 @@ class Speaker(Known):
 
     def publish_live(self) -> None:
         """Writes the live set to the kernel, for completion, tails and the majority clock."""
-        live, need = self.membership.live, majority(len(self.membership.voters))
+        live, need = self.membership.live, self.membership.majority
         if (live, need) == self._live:
             return
         self._live = live, need

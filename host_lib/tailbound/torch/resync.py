@@ -106,7 +106,7 @@ class Resync:
         buckets: gives a digest of DDP's buckets, which a rank that comes back compares.
         scaler: gives the scaler, if there is one; its scale goes with the whole state.
         abstains: whether this rank was lost itself, and has no state to give to another lost rank.
-        quorum: whether such ranks are one (clock-38); default: more than half of all.
+        quorum: whether such ranks are one (clock-38).
     """
 
     def __init__(
@@ -117,6 +117,7 @@ class Resync:
         ranks: int,
         live: Callable[[], Sequence[int]],
         *,
+        quorum: Callable[[Collection[int]], bool],
         period: int = 200,
         share: float = 0.05,
         compare: bool = True,
@@ -126,7 +127,6 @@ class Resync:
         buckets: Callable[[], bytes] = lambda: bytes(DIGEST),
         scaler: Callable[[], GradScaler | None] = lambda: None,
         abstains: Callable[[], bool] = lambda: False,
-        quorum: Callable[[Collection[int]], bool] | None = None,
     ) -> None:
         self.replica, self.moment = replica, Moment()
         self._reliable, self._rank, self._ranks, self._live = reliable, rank, ranks, live
@@ -137,7 +137,7 @@ class Resync:
             scaler,
             abstains,
         )
-        self._quorum = quorum or (lambda present: 2 * len(present) > ranks)
+        self._quorum = quorum
         self.counters: Counter[str] = Counter()
         #: whether this replica has missed nothing since it was last equal to the others
         self.sound = True

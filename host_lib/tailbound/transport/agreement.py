@@ -118,9 +118,9 @@ class Agreement:
     Args:
         rank, ranks: this rank, and world size.
         first: owners of the map with id 0, with which the job begins on all ranks alike; it may name a switch.
+        quorum: whether those that have acknowledged are enough.
         first_step: the job's first step.
         room: bytes that the body of a packet can have.
-        quorum: whether those that have acknowledged are enough; None: more than half of all ranks.
     """
 
     def __init__(
@@ -128,12 +128,12 @@ class Agreement:
         rank: int,
         ranks: int,
         first: tuple[int, ...],
+        quorum: Callable[[Collection[int]], bool],
         first_step: int = 0,
         room: int = 1408,
-        quorum: Callable[[Collection[int]], bool] | None = None,
     ) -> None:
         self.rank, self.ranks = rank, ranks
-        self._quorum = quorum or (lambda acknowledged: 2 * len(acknowledged) > ranks)
+        self._quorum = quorum
         #: settled maps, oldest first; the last one may still be to begin
         self.agreed: list[Agreed] = [Agreed(first_step, OwnerMap(0, first))]
         self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + _bytes_of(ranks + 1)))

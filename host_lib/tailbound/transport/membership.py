@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Set
 
 from tailbound.transport.config import MS
+from tailbound.transport.stage import majority
 from tailbound.transport.steps import OLD, STEP_MASK, step_distance, step_of
 from tailbound.wire.schema import op_label, serial_distance
 
@@ -23,8 +24,8 @@ class Suspicion:
     Args:
         ranks, own: number of ranks and own rank.
         after: consecutive misses that make a suspect.
+        voters: ranks of which a majority is a quorum (``Membership.voters``).
         changed: called when ``suspects`` has.
-        voters: ranks of which a majority is a quorum (``Membership.voters``); all of them by default.
 
     Attributes:
         suspects: ranks suspected now. Where the other voters would be no quorum, none of them is (clock-14). A
@@ -36,11 +37,11 @@ class Suspicion:
         ranks: int,
         own: int,
         after: int,
+        voters: Set[int],
         changed: Callable[[], None] = lambda: None,
-        voters: Set[int] | None = None,
     ) -> None:
         self._misses = [0] * ranks
-        self._voters = set(range(ranks)) if voters is None else voters
+        self._voters = voters
         self._own = own
         self._after = after
         self._suspects: set[int] = set()
@@ -51,7 +52,7 @@ class Suspicion:
     def judge(self) -> None:
         """Suspects those that have missed enough, unless voters need them; voters may be others."""
         silent = self._suspects & self._voters
-        needed = 2 * len(silent) >= len(self._voters)
+        needed = len(self._voters - silent) < majority(len(self._voters))
         self.suspects = frozenset(self._suspects - silent if needed else self._suspects)
         self._changed()
 
@@ -149,8 +150,8 @@ class Membership:
         self.gone: set[int] = set()
         self.ended: set[int] = set()
         self.voters = set(range(ranks))
-        self.contribution = Suspicion(ranks, rank, after, self._sort, self.voters)
-        self.result = Suspicion(ranks, rank, after, self._sort, self.voters)
+        self.contribution = Suspicion(ranks, rank, after, self.voters, self._sort)
+        self.result = Suspicion(ranks, rank, after, self.voters, self._sort)
         #: the last op of those who have gone, until that is told
         self.left: dict[int, int] = {}
         #: counts changes of who takes part
@@ -230,9 +231,14 @@ class Membership:
         self._sort()
         return new
 
+    @property
+    def majority(self) -> int:
+        """How many voters are a quorum, at least."""
+        return majority(len(self.voters))
+
     def quorum(self, ranks: Collection[int]) -> bool:
         """Whether ``ranks`` are a majority of the voters (clock-38)."""
-        return 2 * len(self.voters.intersection(ranks)) > len(self.voters)
+        return len(self.voters.intersection(ranks)) >= self.majority
 
     def bye(self, rank: int, op: int) -> None:
         """``rank`` has said goodbye, after ``op``: no rank waits for it any more."""
