@@ -173,6 +173,12 @@ static __s64 tb_timeout(const struct tb_half *r, const struct tb_incoming *f, __
 	return asked + (tb_pto(tb_answers_of(r, f)) << tb_least(f->expired, TB_DOUBLED));
 }
 
+/* Rows of a flow that runs come by themselves; of one that has ended, by requests only. */
+static __s64 tb_next_look(const struct tb_half *r, const struct tb_incoming *f, __s64 now)
+{
+	return now + (f->ended ? r->look : r->step);
+}
+
 static void tb_request(const struct tb_half *r, struct tb_incoming *f, __s64 now)
 {
 	__u32 listed, at;
@@ -190,7 +196,7 @@ static void tb_request(const struct tb_half *r, struct tb_incoming *f, __s64 now
 		row->first = row->first ? row->first : now;
 	}
 	f->since = f->since ? f->since : now;
-	f->due = tb_least(now + (f->ended ? r->look : r->step), tb_timeout(r, f, now));
+	f->due = tb_least(tb_next_look(r, f, now), tb_timeout(r, f, now));
 }
 
 static void tb_detect(const struct tb_half *r, struct tb_incoming *f, struct tb_found *found,
@@ -227,7 +233,7 @@ static void tb_detect(const struct tb_half *r, struct tb_incoming *f, struct tb_
 		f->requests += row->lost;
 		noted |= f->noted && tb_behind(f, i, f->highest);
 	}
-	f->due = now + (f->ended ? r->look : r->step);
+	f->due = tb_next_look(r, f, now);
 	if (noted)
 		f->due = tb_least(f->due, f->noted + window);
 	if (found->asked)
