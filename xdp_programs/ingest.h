@@ -513,7 +513,7 @@ static __always_inline __u32 tb_rules(const struct tb_control *control, const st
 	int row = p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT;
 	__u32 verdict;
 
-	/* Two ifs: the verifier looks at a fifth less of a wide program than with one comparison. */
+	/* Two ifs: the verifier looks at a third less of the widest program than with one comparison. */
 	if (p->type == TB_TYPE_RESULT) {
 		if (p->owner != p->sender)
 			return TB_VERDICT_NOT_FOR_THIS_RANK;
