@@ -82,6 +82,31 @@ CASES: list[tuple[int, Callable[[World, str], None], str, str]] = [
 ]
 
 
+def _pass(
+    job: World, how: Callable[[World, str], None], whom: str, train: str, awake: set[int]
+) -> tuple[dict[int, int], int]:
+    """Runs ``job`` before, while and after ranks are apart: of those awake, only who trains has ops that are not void.
+
+    Returns:
+        Ops that each rank made while they were apart, and the first step after it.
+    """
+    job.start()
+    job.until(lambda: job.nodes[0].step >= CALM, LONGEST)
+    begun, since = {node.rank: node.step + 1 for node in job.nodes}, job.fabric.now
+    how(job, whom)
+    job.until(lambda: job.fabric.now >= since + AWAY - 200 * MS, LONGEST)
+    ended = {node.rank: node.step - 1 for node in job.nodes}
+    for rank in awake:
+        void = {done.outcome.minority for done in job.nodes[rank].over if begun[rank] < done.step <= ended[rank]}
+        assert void == {str(rank) not in train}, rank
+    job.until(lambda: job.fabric.now >= since + AWAY + 1 * S, LONGEST)
+    job.until(lambda: len({node.step for node in job.alive}) == 1, LONGEST)
+    again = job.nodes[0].step
+    job.steps = again + CALM
+    job.finish()
+    return {rank: ended[rank] - begun[rank] for rank in begun}, again
+
+
 @pytest.mark.parametrize(("ranks", "how", "whom", "train"), CASES)
 def test_who_hears_no_majority_trains_nothing(
     ranks: int, how: Callable[[World, str], None], whom: str, train: str
@@ -91,23 +116,10 @@ def test_who_hears_no_majority_trains_nothing(
         told: dict[int, list[str]] = {rank: [] for rank in range(ranks)}
         for node in job.nodes:
             node.engine.job.events.emit = lambda kind, *_, of=node.rank, **__: told[of].append(kind)  # type: ignore
-        job.start()
-        job.until(lambda: job.nodes[0].step >= CALM, LONGEST)
-        begun, since = {node.rank: node.step + 1 for node in job.nodes}, job.fabric.now
-        how(job, whom)
-        job.until(lambda: job.fabric.now >= since + AWAY - 200 * MS, LONGEST)
-        ended = {node.rank: node.step - 1 for node in job.nodes}
         awake = set(range(ranks)) - set(map(int, whom if how is not _cut else ""))
-        for rank in awake:
-            void = {done.outcome.minority for done in job.nodes[rank].over if begun[rank] < done.step <= ended[rank]}
-            assert void == {str(rank) not in train}, rank
+        made, again = _pass(job, how, whom, train, awake)
         for rank in awake - set(map(int, train)):  # they do not leave their data behind at full speed
-            assert ended[rank] - begun[rank] <= 1.2 * AWAY / (SHORT["start_max"] + PLAN.compute)
-        job.until(lambda: job.fabric.now >= since + AWAY + 1 * S, LONGEST)
-        job.until(lambda: len({node.step for node in job.alive}) == 1, LONGEST)
-        again = job.nodes[0].step
-        job.steps = again + CALM
-        job.finish()
+            assert made[rank] <= 1.2 * AWAY / (SHORT["start_max"] + PLAN.compute)
         for node in job.alive:
             assert not any(done.outcome.minority or done.outcome.missed for done in node.over if done.step > again + 1)
             assert told[node.rank].count("no_quorum") == told[node.rank].count("quorum") <= 1
@@ -121,18 +133,5 @@ def test_a_switch_is_believed_by_its_counts_of_contributors(
 ) -> None:
     """It sums for everybody, and flags nothing. Rules: clock-28, clock-38."""
     with World(3, 1, plan=PLAN, steps=1 << 30, switch=switch_of(3), **SHORT) as job:
-        job.start()
-        job.until(lambda: job.nodes[0].step >= CALM, LONGEST)
-        begun, since = {node.rank: node.step + 1 for node in job.nodes}, job.fabric.now
-        how(job, whom)
-        job.until(lambda: job.fabric.now >= since + AWAY - 200 * MS, LONGEST)
-        ended = {node.rank: node.step - 1 for node in job.nodes}
-        for rank in {0, 1, 2} - set(map(int, whom if how is _stop else "")):
-            void = {done.outcome.minority for done in job.nodes[rank].over if begun[rank] < done.step <= ended[rank]}
-            assert void == {str(rank) not in train}, rank
-        job.until(lambda: job.fabric.now >= since + AWAY + 1 * S, LONGEST)
-        job.until(lambda: len({node.step for node in job.alive}) == 1, LONGEST)
-        again = job.nodes[0].step
-        job.steps = again + CALM
-        job.finish()
+        _, again = _pass(job, how, whom, train, {0, 1, 2} - set(map(int, whom if how is _stop else "")))
         assert not any(done.outcome.minority for node in job.alive for done in node.over if done.step > again + 1)

@@ -48,7 +48,7 @@ class Steps(Part):
         super().__init__(state)
         self.ended: int | None = None
         self.stepped = self.void = False
-        self._over = False  # an optimizer has stepped since averages came
+        self._over = False  # the iteration: the next averages are those of another one
         #: gradients that are kept from an optimizer while it steps, by its id
         self._kept = dict[int, list[tuple[torch.Tensor, torch.Tensor]]]()
         self.turns = Turns()
@@ -137,7 +137,7 @@ class Steps(Part):
         for parameter, gradient in self._kept.pop(id(optimizer), ()):
             parameter.grad = gradient
         if any(optimizer is known for known in self._state.optimizers):
-            self._over = True
+            self.over()
             self._stepping.discard(id(optimizer))
             self.turns.note(optimizer, begins=not self.stepped)
             self.stepped = True
