@@ -110,7 +110,7 @@ def unlike(rank: int) -> None:
     """Ranks whose scales differ average the same gradient; what is not for a scaler is refused; one rank is torch's."""
     net, plain = DDP(model(), bucket_cap_mb=0.05), DDP(model(), bucket_cap_mb=0.05)
     optimizer = torch.optim.SGD(net.parameters(), 0.0)
-    with register(net, optimizer=optimizer, **PATIENT) as state:
+    with register(net, optimizer=optimizer, **patient(resync_period=0)) as state:  # else they would be made equal
         scaler = GradScaler(state, init_scale=2.0 ** (8 + 4 * rank))
         for step in range(3):
             for one in (net, plain):

@@ -370,18 +370,20 @@ def test_large_buffers_are_cut_like_parameters() -> None:
     assert net.small.tolist() == [1.0] * 7
 
 
-def test_learning_rates_are_part_of_the_layout() -> None:
-    """Slices do not carry them: who has other ones takes the whole state."""
+@pytest.mark.parametrize(("rate", "scale"), [(0.02, 1.0), (0.01, 2.0)])
+def test_learning_rates_and_the_loss_scale_are_part_of_the_layouts(rate: float, scale: float) -> None:
+    """Slices do not carry them: who has other ones takes them with the optimizers' form."""
     import torch
 
     _, optimizer, replica = trained(8)
-    replica.note_rates(optimizer)
-    before, layout, told = replica.rates(), replica.layout(0), replica.describe()
-    optimizer.param_groups[0]["lr"] = torch.tensor(0.02)
+    optimizer.param_groups[0]["lr"] = 0.01
+    replica.note_rates(optimizer, 1.0)
+    before, layout, told = replica.rates(), replica.layouts(), replica.describe()
+    optimizer.param_groups[0]["lr"] = torch.tensor(rate, dtype=torch.float64)
     replica.freeze()  # a rank that holds ends the step before its scheduler, the others after theirs
-    assert (replica.rates(), replica.layout(0)) == (before, layout)  # as they were in the step
-    replica.note_rates(optimizer)
+    assert (replica.rates(), replica.layouts()) == (before, layout)  # as they were in the step
+    replica.note_rates(optimizer, scale)
     assert replica.rates() != before
-    assert replica.layout(0) != layout
+    assert replica.layouts() != layout
     replica.arrange(told)  # of another rank, after that step
-    assert (replica.rates(), replica.layout(0)) == (before, layout)
+    assert (replica.rates(), replica.layouts()) == (before, layout)

@@ -350,15 +350,20 @@ def test_an_optimizer_of_another_form_is_taken_with_all_slices() -> None:
         assert w[1].counters["whole_taken"] == 1
 
 
-def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFixture) -> None:
-    """The log said memory errors, slices were taken, and the rank was sound again."""
+@pytest.mark.parametrize(("rate", "scale"), [(0.05, 2.0), (0.1, 8.0)])
+def test_learning_rates_and_loss_scales_that_differ_are_told_as_such(
+    rate: float, scale: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log said memory errors, slices were taken, and the rank was sound again. A scale stayed another one."""
 
     with world(3) as w:
         optimizers = optimizers_of(w)
+        scalers = [Kept(2.0), Kept(2.0), Kept(scale)]
         w.run(2)
-        optimizers[2].param_groups[0]["lr"] = 0.05
-        for one, optimizer in zip(w.ranks, optimizers, strict=True):
-            one.replica.note_rates(optimizer)
+        optimizers[2].param_groups[0]["lr"] = rate
+        for one, optimizer, scaler in zip(w.ranks, optimizers, scalers, strict=True):
+            one._scaler = lambda scaler=scaler: scaler
+            one.replica.note_rates(optimizer, scaler.kept)
         w.run(1)
         list(w.each(lambda rank: w[rank]._compare_slice(2, 1, [(rank + 1) % 3, (rank + 2) % 3])))
         assert "this rank differs from the others after step 2, without a lost result: their learning" in caplog.text
@@ -366,8 +371,9 @@ def test_learning_rates_that_differ_are_told_as_such(caplog: pytest.LogCaptureFi
         assert [one.sound for one in w.ranks] == [True, True, False]
         w.run(REPAIRED)
         assert w[2].counters["whole_taken"] == 1
-        assert optimizers[2].param_groups[0]["lr"] == 0.1
+        assert (optimizers[2].param_groups[0]["lr"], scalers[2].kept) == (0.1, 2.0)
         assert w[2].sound
+        assert w[2].counters["slices_taken"] == 0
 
 
 @pytest.mark.parametrize(

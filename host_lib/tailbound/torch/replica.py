@@ -110,7 +110,7 @@ class Replica:
         self._starts, self._still_starts = (np.cumsum([0] + [local(p).numel() for p in one]) for one in sections)
         size = max(sum(local(p).numel() * p.element_size() for p in one) for one in sections)
         wanted = min(SLICES_MOST, max(1, size // SLICE_LEAST))
-        #: learning rates of the groups of each optimizer in its last step
+        #: learning rates of the groups of each optimizer in its last step, and the loss scale
         self._rates: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[float | None]] = weakref.WeakKeyDictionary()
         #: slices of trained parameters
         self.trained = max(1 << (int(wanted).bit_length() - 1), 1 << (least - 1).bit_length())
@@ -158,12 +158,12 @@ class Replica:
         }
         self._marks = [torch.cuda.current_stream(device).record_event() for device in self._devices]
 
-    def note_rates(self, optimizer: torch.optim.Optimizer) -> None:
-        """Keeps its learning rates: it is about to step. A rank may end the step before its scheduler, others after."""
-        self._rates[optimizer] = [_rate(group) for group in optimizer.param_groups]
+    def note_rates(self, optimizer: torch.optim.Optimizer, scale: float) -> None:
+        """Keeps its learning rates and the loss scale: it is about to step.
 
-    def _told_rates(self) -> str:
-        return str([self._rates.get(optimizer) for optimizer in self.optimizers])
+        A rank may end the step before its scheduler, others after.
+        """
+        self._rates[optimizer] = [*map(_rate, optimizer.param_groups), scale]
 
     def _settle(self) -> None:
         """Waits until devices have done what was queued before ``freeze``: other threads read from here on."""
@@ -237,13 +237,12 @@ class Replica:
                 yield f"b{number}", part
 
     def rates(self) -> bytes:
-        """8 bytes that tell whether two ranks had the same learning rates in the last step."""
-        return hashlib.blake2b(self._told_rates().encode(), digest_size=8).digest()
+        """16 bytes that tell whether two ranks had the same learning rates and loss scale in the last step."""
+        return digest_of(str([self._rates.get(optimizer) for optimizer in self.optimizers]).encode())
 
     def layout(self, which: int) -> bytes:
-        """8 bytes that tell whether slices of two ranks consist of the same pieces, plain values and learning rates."""
-        told = [self._told_rates()]
-        told += [f"{name}:{view.numel()}:{view.dtype}" for name, view in self._pieces(which)]
+        """8 bytes that tell whether slices of two ranks consist of the same pieces and plain values."""
+        told = [f"{name}:{view.numel()}:{view.dtype}" for name, view in self._pieces(which)]
         begun = [p for p, low, _, _ in self.cut(which) if low == 0]
         told += [self._plain(optimizer, p) for p in begun for optimizer in self.optimizers if optimizer.state.get(p)]
         return hashlib.blake2b(";".join(told).encode(), digest_size=8).digest()
@@ -273,8 +272,8 @@ class Replica:
         return digest_of(self.layout(which), self.digest(which, buffers=buffers))
 
     def layouts(self) -> bytes:
-        """16 bytes over the layouts of all slices."""
-        return digest_of(*map(self.layout, range(self.slices)))
+        """16 bytes over ``rates`` and the layouts of all slices."""
+        return digest_of(self.rates(), *map(self.layout, range(self.slices)))
 
     def copy(self, which: int) -> list[memoryview]:
         """A slice, copied."""

@@ -326,8 +326,8 @@ class Resync:
         with self.moment.reading(step, wait):
             if not self.sound:
                 raise Refusal("this rank is not sound")
-            state, rates = self.replica.mark(which, buffers=False), self.replica.rates()
-        return Standing(True, state=state, form=digest_of(rates))
+            rates, mark = self.replica.rates(), self.replica.mark(which, buffers=False)
+        return Standing(True, state=digest_of(rates, mark), form=rates)
 
     def _answer_slice(self, step: int, which: int, wait: float, theirs: bytes) -> Standing:
         own = self._of_slice(step, which % self.replica.slices, wait)
@@ -364,7 +364,7 @@ class Resync:
             return
         self._warned = window
         why = (
-            "their learning rates are not the same: move schedulers on alike, give register "
+            "their learning rates or loss scales are not the same: move schedulers on alike, give register "
             "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
             if rates
             else "ranks were apart, and have followed two states since"

@@ -8,7 +8,7 @@ rank whose own gradient is not stays out of the average, and would never back of
 - a step is skipped by all ranks, which all lower their scales, where all of them overflowed in any bucket;
 - gradients are divided by the scale before they are coded and multiplied by it again after, in float32: on the wire
   they have no scale, and the codec's own scales do not jump with it;
-- a rank that heard nothing of an op may have another scale, until it takes the state of another rank: by powers of two
+- a rank that heard nothing of an op may have another scale, until ranks compare theirs (clock-33): by powers of two
   only, so that unscaled averages have the same bits;
 - the ranks of a host that share buckets (``node_group``) add up what they have scaled: at the end of a step they tell
   each other of overflows, so that their scales stay equal.

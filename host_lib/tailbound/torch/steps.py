@@ -106,7 +106,7 @@ class Steps(Part):
         self._see_scaler(optimizer)
         assert self._state.resync is not None
         self._state.resync.moment.disturb()
-        replica.note_rates(optimizer)
+        replica.note_rates(optimizer, self._state.loss_scale)
         self._stepping.add(id(optimizer))
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if not callable(closure):  # none, or an argument of the optimizer's own
