@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -656,6 +657,25 @@ def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
         assert synchronize(w) == [True] * 3
         assert [optimizer.param_groups[0]["lr"] for optimizer in optimizers] == [0.1] * 3
         assert w.counts("whole_taken") == [1, 0, 0]
+
+
+@pytest.mark.parametrize(("best", "scale"), [(1.0, 8.0), (0.0, 2.0)])
+def test_synchronizing_compares_extra_state_and_loss_scales(best: float, scale: float) -> None:
+    """It was true while an average of weights, or a scale, was another one. Equal values may be of other objects."""
+    import torch
+
+    with world(3) as w:
+        w.run(2)
+        kept = [{"best": torch.ones(2), 3: (1, ["a"])}, OrderedDict({3: (1, ["a"]), "best": torch.ones(4)[::2]})]
+        extra_state = [Kept(one) for one in (*kept, kept[0] | {"best": torch.full((2,), best)})]
+        scalers = [Kept(2.0), Kept(2.0), Kept(scale)]
+        for one, each, scaler in zip(w.ranks, extra_state, scalers, strict=True):
+            one._extra_state, one._scaler = {"average": each}, lambda scaler=scaler: scaler
+        assert synchronize(w) == [True] * 3
+        assert [scaler.kept for scaler in scalers] == [2.0] * 3
+        assert [each.kept["best"].tolist() for each in extra_state] == [[1.0] * 2] * 3
+        assert w.counts("whole_taken") == [0, 0, 1]
+        assert w.counts("slices_taken") == [0, 0, 0]
 
 
 def test_other_plain_values_are_taken_with_the_whole_state() -> None:

@@ -9,6 +9,7 @@ so that an error names the one that it is about.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import struct
@@ -178,6 +179,17 @@ def decode(data: bytes | bytearray) -> tuple[dict[str, Any], Any]:
             ) from error
         at += size
     return found, found.pop("")
+
+
+def canonical(value: Any) -> str:
+    """Words for a decoded state that are the same on all ranks which hold the same, whatever objects they hold."""
+    if isinstance(value, torch.Tensor):
+        return hashlib.blake2b(_saved("", value.detach().clone)).hexdigest()
+    if isinstance(value, dict):
+        return f"{{{sorted((repr(key), canonical(part)) for key, part in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}{[canonical(part) for part in value]}"
+    return str(sorted(map(repr, value))) if isinstance(value, set) else repr(value)
 
 
 def load(extra_state: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:

@@ -328,9 +328,7 @@ class NodeState(TailboundState):
         replica.arranged = any(other.form != first.form for _, other in standings)
         pairs = [zip(other.slices, first.slices, strict=False) for _, other in standings]
         replica.written = {which for pair in pairs for which, (a, b) in enumerate(pair) if a != b}
-        if replica.arranged:
-            replica.written = set(range(replica.slices))
-        if replica.written:
+        if replica.written or replica.arranged:
             self._hand_on(resync)
         return bool(well)
 

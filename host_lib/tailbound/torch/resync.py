@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tailbound.errors import ConfigError, TransportError
-from tailbound.torch.kept import Stateful, decode, encode, load
+from tailbound.torch.kept import Stateful, canonical, decode, encode, load
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST, Replica, digest_of
 from tailbound.torch.standing import Standing, Standings, most_held, reference
@@ -85,8 +85,9 @@ class Wanted(IntFlag):
     """What a rank asks for; nothing: slices that differ in more than buffers, of a sound rank after the same step."""
 
     LATER = 1  #: the state after a later step will do
-    WHOLE = 2  #: all slices of trained parameters, the optimizers' form, and ``extra_state``
+    WHOLE = 2  #: all slices of trained parameters, and ``FORM``
     BUFFERS = 4  #: slices that differ in buffers, too; the giver need not be sound
+    FORM = 8  #: the optimizers' form, settings of their groups, and ``extra_state``
 
 
 class Resync:
@@ -386,7 +387,8 @@ class Resync:
         """Meets the others that call it after the same step, and takes what most of the sound ones hold.
 
         Raises:
-            ConfigError: an optimizer keeps something that cannot be compared, by name.
+            ConfigError: an optimizer or a state of ``extra_state`` has something that cannot be compared, by name.
+            LayoutError: names in ``extra_state`` are not those of the others.
 
         Returns:
             Whether all ranks that have not died have answered, are a quorum, and hold the same to the bit. False
@@ -421,8 +423,7 @@ class Resync:
             theirs = standings[chosen]
             if not own.holds(theirs):
                 givers = [rank for rank in sorted(heard) if heard[rank].holds(theirs)]
-                whole = own.form != theirs.form or len(own.slices) != len(theirs.slices)
-                wanted = Wanted.BUFFERS | (Wanted.WHOLE if whole else 0)
+                wanted = Wanted.BUFFERS | (Wanted.FORM if own.form != theirs.form else 0)
                 self._try(givers[self._rank % len(givers)], step, until - time.monotonic(), wanted, bounded=True)
                 own = self.standing()
         self._standings.leave()
@@ -464,13 +465,13 @@ class Resync:
         )
 
     def standing(self) -> Standing:
-        """All that this rank holds now.
+        """All that this rank holds now, with ``extra_state``: all ranks are at the same place of the program.
 
         Raises:
-            ConfigError: an optimizer keeps something that cannot be compared, by name.
+            ConfigError: something cannot be compared, by name.
         """
         replica, slices = self.replica, range(self.replica.slices)
-        form = replica.describe(places=False)
+        form = replica.describe(places=False) + canonical(decode(self.tell_extra_state())).encode()
         marks = [replica.mark(which) for which in slices]
         bare = [replica.mark(k, buffers=False) if replica.has_buffers(k) else marks[k] for k in slices]
         return Standing(self.sound, state=digest_of(form, *bare), form=digest_of(form), slices=tuple(marks))
@@ -480,8 +481,8 @@ class Resync:
         other = [r for r, one in sorted(standings.items()) if one.sound and one.state != standings[chosen].state]
         if other and standings[chosen].sound:
             log.warning(
-                "rank %d: parameters or optimizers of rank(s) %s are not those of rank %d, though these ranks have "
-                "missed no result: give all ranks the same options, schedules and starting values",
+                "rank %d: parameters, optimizers or extra_state of rank(s) %s are not those of rank %d, though these "
+                "ranks have missed no result: give all ranks the same options, schedules and starting values",
                 self._rank,
                 other,
                 chosen,
@@ -633,7 +634,7 @@ class Resync:
             sound, told, extra_state = self.sound, b"", b""
             if not sound and not wanted:
                 raise Refusal("this rank is not sound")
-            if wanted & Wanted.WHOLE or replica.layouts() != layouts:  # slices do not carry an optimizer's form
+            if wanted & (Wanted.WHOLE | Wanted.FORM) or replica.layouts() != layouts:  # slices do not carry these
                 try:
                     told, extra_state, most = replica.describe(), self.tell_extra_state(), 0
                 except ConfigError as error:

@@ -60,7 +60,7 @@ class Standing(NamedTuple):
         sound: the rank has missed nothing since it was last equal to the others.
         well: its verdict: all ranks that have not died are equal.
         state: digest of parameters and optimizers, or of the slice that was asked for.
-        form: digest of the optimizers' shapes and plain values; for a slice ``Replica.rates``; now, of DDP's buckets.
+        form: digest of the optimizers' form and ``extra_state``; for a slice ``Replica.rates``; now, of DDP's buckets.
         slices: digests of all slices with buffers, in a meeting.
     """
 
