@@ -878,7 +878,7 @@ def test_requests_that_make_no_sense_are_refused() -> None:
         for size in (0, _ASK.size, _ASK.size + 3 * 16):
             with pytest.raises(Refusal, match=f"a request of {size} bytes for a state of 2 slices"):
                 w.paths[1].pull(0, "state", bytes(size), PATIENCE)
-        for answer in (b"", bytes(12), w[0]._answer(whole(w, 0))[0]):  # the last one tells of slices
+        for answer in (b"", bytes(11), w[0]._answer(whole(w, 0))[0]):  # the last one tells of slices
             w[1]._reliable = SimpleNamespace(pull=lambda *_, answer=answer: answer)
             with pytest.raises(TransportError, match="bytes as its state: run one version"):
                 w[1].take_state(0, 0, PATIENCE)

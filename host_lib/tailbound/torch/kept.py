@@ -147,21 +147,19 @@ def _saved(name: str, state: Callable[[], object]) -> bytes:
     return out.getvalue()
 
 
-def encode(extra_state: Mapping[str, Stateful], scale: object = None) -> bytes:
-    """The states of ``extra_state``, and ``scale``.
+def encode(extra_state: Mapping[str, Stateful], rest: object = None) -> bytes:
+    """The states of ``extra_state``, and ``rest``.
 
     Raises:
         ConfigError: one cannot be saved, by name.
     """
-    parts = {"": _saved("", lambda: scale)} | {
-        name: _saved(name, each.state_dict) for name, each in extra_state.items()
-    }
+    parts = {"": _saved("", lambda: rest)} | {name: _saved(name, each.state_dict) for name, each in extra_state.items()}
     head = json.dumps({name: len(part) for name, part in parts.items()}).encode()
     return b"".join((_LENGTH.pack(len(head)), head, *parts.values()))
 
 
-def decode(data: bytes | bytearray) -> tuple[dict[str, Any], Any]:
-    """States by name, and ``scale``; tensors in host memory.
+def decode(data: bytes | memoryview) -> tuple[dict[str, Any], Any]:
+    """States by name, and ``rest``; tensors in host memory.
 
     Raises:
         ConfigError: one cannot be loaded, by name.

@@ -30,8 +30,6 @@ _NONE_ALONE = (
     "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "
     'node_group="off" (TAILBOUND_NODE_GROUP=off), so that every rank stands for itself'
 )
-#: What a rank changed in its replica: how optimizers are arranged and ``extra_state``, and slices with their bytes.
-_Changes = tuple[tuple[bytes, bytes] | None, list[tuple[int, bytes]]]
 
 
 class NodeState(TailboundState):
@@ -334,23 +332,18 @@ class NodeState(TailboundState):
 
     def _hand_on(self, resync: Resync) -> None:
         """Gives all ranks of this host what its first rank has changed."""
-        replica = resync.replica
-        changes: _Changes | None = self._collectives.from_first(self._changes(resync) if self._first else None)
-        if not self._first and changes is not None:
-            told, slices = changes
+        replica, changes = resync.replica, None
+        if self._first:
+            form = resync.tell_form() if replica.arranged else None
+            changes = form, [(which, b"".join(replica.copy(which))) for which in sorted(replica.written)]
+        told, slices = self._collectives.from_first(changes)
+        if not self._first:
             if told is not None:
-                replica.arrange(told[0])
-                resync.load_extra_state(told[1])
+                resync.take_form(told)
             for which, data in slices:
                 replica.write(which, memoryview(data))
             replica.freeze()
         replica.written, replica.arranged = set(), False
-
-    @staticmethod
-    def _changes(resync: Resync) -> _Changes:
-        replica = resync.replica
-        told = (replica.describe(), resync.tell_extra_state()) if replica.arranged else None
-        return told, [(which, b"".join(replica.copy(which))) for which in sorted(replica.written)]
 
     def stats(self) -> dict[str, Any]:
         """As in ``TailboundState``; of the replica only where it is kept equal, on the host's first rank."""

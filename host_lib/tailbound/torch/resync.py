@@ -55,9 +55,9 @@ _NAME = "state"
 #: Asks for a state: step, ``Wanted``, ms to wait for the end of that step, bytes of slices at most (0: all), layout.
 #: Digests of all slices follow.
 _ASK = struct.Struct("!IBHQ16s")
-#: The answer: step, whether it is sound, number of slices, whether more differ, bytes of a description and of
-#: ``extra_state``. Numbers of slices, the description, slices and ``extra_state`` follow.
-_STATE = struct.Struct("!I?H?II")
+#: The answer: step, whether it is sound, number of slices, whether more differ, bytes of the form. Numbers of slices,
+#: the form and slices follow.
+_STATE = struct.Struct("!I?H?I")
 #: A state may be so many times what is held here, since an optimizer that has not stepped yet keeps nothing, and so
 #: many bytes in any case.
 _WHOLE_TIMES, _WHOLE_LEAST = 16, 1 << 34
@@ -87,7 +87,7 @@ class Wanted(IntFlag):
     LATER = 1  #: the state after a later step will do
     WHOLE = 2  #: all slices of trained parameters, and ``FORM``
     BUFFERS = 4  #: slices that differ in buffers, too; the giver need not be sound
-    FORM = 8  #: the optimizers' form, settings of their groups, and ``extra_state``
+    FORM = 8  #: what no slice carries (``Resync.tell_form``)
 
 
 class Resync:
@@ -210,22 +210,28 @@ class Resync:
             within = time.monotonic() - begun < seconds + size / _COPIED
             self._most = 2 * most if within else max(_PART, most // 2)
 
-    def tell_extra_state(self) -> bytes:
-        """The states that go with the whole one, and the loss scale.
+    def tell_form(self, *, places: bool = True) -> bytes:
+        """What no slice carries: the optimizers' form and settings of groups, ``extra_state``, and the loss scale.
+
+        Args:
+            places: see ``Replica.describe``.
 
         Raises:
-            ConfigError: one cannot be given, by name.
+            ConfigError: something cannot be given, by name.
         """
         scaler = self._scaler()
-        return encode(self._extra_state, scaler.state_dict() if scaler is not None else None)
+        rest = self.replica.describe(places=places), scaler.state_dict() if scaler is not None else None
+        return encode(self._extra_state, rest)
 
-    def load_extra_state(self, told: bytes) -> None:
-        """Takes over what ``tell_extra_state`` of another rank told.
+    def take_form(self, told: bytes | memoryview) -> None:
+        """Takes over what ``tell_form`` of another rank told.
 
         Raises:
+            TransportError: see ``Replica.arrange``.
             LayoutError, ConfigError: see ``kept.load``.
         """
-        states, scale = decode(told)
+        states, (description, scale) = decode(told)
+        self.replica.arrange(description)
         load(self._extra_state, states)
         if (scaler := self._scaler()) is not None and scale is not None:
             scaler.load_state_dict(scale)
@@ -471,7 +477,7 @@ class Resync:
             ConfigError: something cannot be compared, by name.
         """
         replica, slices = self.replica, range(self.replica.slices)
-        form = replica.describe(places=False) + canonical(decode(self.tell_extra_state())).encode()
+        form = canonical(decode(self.tell_form(places=False))).encode()
         marks = [replica.mark(which) for which in slices]
         bare = [replica.mark(k, buffers=False) if replica.has_buffers(k) else marks[k] for k in slices]
         return Standing(self.sound, state=digest_of(form, *bare), form=digest_of(form), slices=tuple(marks))
@@ -530,7 +536,7 @@ class Resync:
         """Writes what ``rank`` has given in its place, and returns the step."""
         replica = self.replica
         try:
-            stands, sound, number, left, told, more = _STATE.unpack_from(body)
+            stands, sound, number, left, told = _STATE.unpack_from(body)
             chosen = np.frombuffer(body, ">u2", number, _STATE.size).tolist()
         except (struct.error, ValueError) as error:
             raise TransportError(
@@ -540,19 +546,17 @@ class Resync:
         self.unsound()  # until all of it is written
         self._front = chosen[0] if chosen else replica.slices
         if told:
-            replica.arrange(bytes(body[at : at + told]))
+            self.take_form(body[at : at + told])
             at += told
         sizes = [replica.size(which) for which in chosen if which < replica.slices]
-        if at + sum(sizes) + more != len(body) or len(sizes) != number:
+        if at + sum(sizes) != len(body) or len(sizes) != number:
             raise TransportError(
-                f"rank {rank} has {len(body) - at - more} bytes of state, this one {sum(sizes)}: train the same model "
+                f"rank {rank} has {len(body) - at} bytes of state, this one {sum(sizes)}: train the same model "
                 "with the same optimizer on every rank"
             )
         for which, size in zip(chosen, sizes, strict=True):
             replica.write(which, body[at : at + size])
             at += size
-        if told:
-            self.load_extra_state(bytes(body[at:]))
         self.counters["whole_taken" if told else "states_taken"] += 1
         self.counters["slices_taken"] += number
         self.counters["bytes_taken"] += len(body)
@@ -631,12 +635,12 @@ class Resync:
     ) -> list[Buffer]:
         replica = self.replica
         with self.moment.reading(step, wait, or_later=bool(wanted & Wanted.LATER)) as stands:
-            sound, told, extra_state = self.sound, b"", b""
+            sound, told = self.sound, b""
             if not sound and not wanted:
                 raise Refusal("this rank is not sound")
             if wanted & (Wanted.WHOLE | Wanted.FORM) or replica.layouts() != layouts:  # slices do not carry these
                 try:
-                    told, extra_state, most = replica.describe(), self.tell_extra_state(), 0
+                    told, most = self.tell_form(), 0
                 except ConfigError as error:
                     raise Refusal(f"{NEVER}: {error}") from None
             buffers = bool(told) or bool(wanted & Wanted.BUFFERS)
@@ -650,12 +654,6 @@ class Resync:
                 chosen.append(which)
                 parts += replica.copy(which)
         self.counters["states_given"] += 1
-        self.given = size + len(told) + len(extra_state)
+        self.given = size + len(told)
         numbers = np.array(chosen, ">u2").tobytes()
-        return [
-            _STATE.pack(stands, sound, len(chosen), left, len(told), len(extra_state)),
-            numbers,
-            told,
-            *parts,
-            extra_state,
-        ]
+        return [_STATE.pack(stands, sound, len(chosen), left, len(told)), numbers, told, *parts]
