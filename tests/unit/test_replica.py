@@ -232,7 +232,6 @@ def test_state_that_another_rank_no_longer_has_goes() -> None:
         ("state", r"Optimizer.state\['window'\] is a deque"),
         ("deep", r"Optimizer.state\['GG'\]\[2\] is a set"),
         ("apart", r"Optimizer.state\['all'\] belongs to no parameter"),
-        ("group", r"Optimizer.param_groups\[0\]\['table'\] is a tensor of 2000 entries"),
         ("holes", r"Optimizer.state\['view'\] has holes"),
     ],
 )
@@ -251,10 +250,8 @@ def test_what_cannot_be_given_is_refused_by_name(where: str, name: str) -> None:
         state["GG"].append({1, 2})
     elif where == "apart":
         optimizer.state["all"] = {"loss": 1.0}
-    elif where == "holes":
-        state["view"] = torch.zeros(4, 4)[:, 1]
     else:
-        optimizer.param_groups[0]["table"] = torch.zeros(2000)
+        state["view"] = torch.zeros(4, 4)[:, 1]
     with pytest.raises(ConfigError, match=name):
         replica.describe()
     replica.layout(0)
@@ -338,7 +335,7 @@ def test_a_frozen_parameter_that_the_program_changes_is_compared_and_given() -> 
     assert mine.adopt(optimizer)
     nets[0][1](torch.ones(1, 200)).sum().backward()
     optimizer.step()
-    assert b"momentum_buffer" in mine.describe()
+    assert "momentum_buffer" in str(mine.describe())
     assert mine.size(4) == 2 * theirs.size(4)
 
 

@@ -1,10 +1,9 @@
 """What an optimizer keeps and ``extra_state``: how one rank tells them, and another takes them (clock-21, clock-32).
 
-What an optimizer keeps is told in JSON and rebuilt from it: tensors and plain values, in lists, tuples and dicts. Of a
-tensor beside a parameter the form is told, and its memory goes with a slice; one among the settings of a group (a
-learning rate that a captured graph reads) is small and told with its values. Every value is told as an object of one
-entry, whose name is its kind. States of ``extra_state`` go as bytes with every whole state, each with its own length,
-so that an error names the one that it is about.
+What an optimizer keeps is told and rebuilt from that: tensors and plain values, in lists, tuples and dicts. Of a tensor
+beside a parameter the form is told, and its memory goes with a slice; one among the settings of a group (a learning
+rate that a captured graph reads) is told with its values. Every value is told as a dict of one entry, whose name is its
+kind. All of that goes as bytes, beside those of each state of ``extra_state``: an error names the one that it is about.
 """
 
 from __future__ import annotations
@@ -22,14 +21,6 @@ from tailbound.errors import ConfigError, LayoutError
 
 Told: TypeAlias = "dict[str, Any]"
 
-#: Entries of a tensor among the settings of a group, at most.
-_SETTING_MOST = 1024
-
-
-def plain(value: Any) -> bool:
-    """Whether JSON tells ``value`` and gives it back as it was."""
-    return value is None or isinstance(value, bool | int | float | str)
-
 
 def leaves(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """All tensors in ``value`` with the way to them, in an order that all ranks share."""
@@ -43,8 +34,8 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield from leaves(part, f"{name}.{place}")
 
 
-def tell(value: Any, name: str, tensor: Callable[[torch.Tensor, str], Told]) -> Told:
-    """``value`` in terms of JSON.
+def tell(value: Any, name: str, tensor: Callable[[torch.Tensor, str], Any]) -> Told:
+    """``value`` in plain types.
 
     Args:
         name: of what it is, for errors.
@@ -53,7 +44,7 @@ def tell(value: Any, name: str, tensor: Callable[[torch.Tensor, str], Told]) -> 
     Raises:
         ConfigError: a kind of value that cannot be given to another rank, by name.
     """
-    if plain(value):
+    if value is None or isinstance(value, bool | int | float | str):
         return {"plain": value}
     if isinstance(value, torch.Tensor):
         return {"tensor": tensor(value, name)}
@@ -67,7 +58,7 @@ def tell(value: Any, name: str, tensor: Callable[[torch.Tensor, str], Told]) -> 
     )
 
 
-def rebuild(told: Told, own: Any, tensor: Callable[[Told, Any], torch.Tensor]) -> Any:
+def rebuild(told: Told, own: Any, tensor: Callable[[Any, Any], torch.Tensor]) -> Any:
     """What ``tell`` told; tensors of ``own``, what is here now, stay where ``tensor(told, own)`` lets them."""
     ((kind, what),) = told.items()
     if kind == "plain":
@@ -82,27 +73,12 @@ def rebuild(told: Told, own: Any, tensor: Callable[[Told, Any], torch.Tensor]) -
     return tuple(made) if kind == "tuple" else made
 
 
-def tell_setting(tensor: torch.Tensor, name: str) -> Told:
-    """A small tensor with its values.
-
-    Raises:
-        ConfigError: it is a large one.
-    """
-    if tensor.numel() > _SETTING_MOST:
-        raise ConfigError(
-            f"{name} is a tensor of {tensor.numel()} entries among settings: keep at most {_SETTING_MOST} there"
-        )
-    kind = str(tensor.dtype).removeprefix("torch.")
-    return {"dtype": kind, "shape": list(tensor.shape), "values": tensor.detach().cpu().flatten().tolist()}
-
-
-def rebuild_setting(told: Told, own: Any) -> torch.Tensor:
-    """The tensor that ``tell_setting`` told: written into ``own``, which a captured graph may read, where that fits."""
-    made = torch.tensor(told["values"], dtype=getattr(torch, told["dtype"])).reshape(told["shape"])
-    if not isinstance(own, torch.Tensor) or own.shape != made.shape or own.dtype != made.dtype:
-        return made
+def into(told: torch.Tensor, own: Any) -> torch.Tensor:
+    """``told``, written into ``own``, which a captured graph may read, where that fits."""
+    if not isinstance(own, torch.Tensor) or own.shape != told.shape or own.dtype != told.dtype:
+        return told
     with torch.no_grad():
-        return own.copy_(made)
+        return own.copy_(told)
 
 
 def of_shape(told: Told, own: Any, p: torch.Tensor, held: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:

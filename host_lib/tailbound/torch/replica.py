@@ -12,7 +12,6 @@ it was in the beginning. Plain values beside a parameter, and settings of groups
 from __future__ import annotations
 
 import hashlib
-import json
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.compat import buffers_of
-from tailbound.torch.kept import Told, leaves, of_shape, rebuild, rebuild_setting, tell, tell_setting
+from tailbound.torch.kept import Told, into, leaves, of_shape, rebuild, tell
 from tailbound.torch.streams import settle_thread
 from tailbound.wire.jit import compiled
 
@@ -250,7 +249,7 @@ class Replica:
     @staticmethod
     def _plain(optimizer: torch.optim.Optimizer, p: torch.Tensor) -> str:
         try:
-            return json.dumps(_tell(optimizer.state[p], "", p, places=False))
+            return str(_tell(optimizer.state[p], "", p, places=False))
         except ConfigError:
             return "?"
 
@@ -304,8 +303,8 @@ class Replica:
             if kept is not None and _of_one_form(kept, buffer):  # else a forward pass has made another one of it
                 self._part(buffer, which).copy_(self._part(kept, which))
 
-    def describe(self, *, places: bool = True) -> bytes:
-        """Which tensors the optimizers keep, and their plain values and settings, as JSON.
+    def describe(self, *, places: bool = True) -> list[Told]:
+        """Which tensors the optimizers keep, and their plain values and settings, by optimizer.
 
         Args:
             places: say which tensors are on a device, too; ranks need not agree on that.
@@ -313,9 +312,9 @@ class Replica:
         Raises:
             ConfigError: an optimizer keeps something that cannot be given to another rank, by name.
         """
-        return json.dumps([self._describe(optimizer, places) for optimizer in self.optimizers]).encode()
+        return [self._describe(optimizer, places) for optimizer in self.optimizers]
 
-    def _describe(self, optimizer: torch.optim.Optimizer, places: bool) -> dict[str, Any]:
+    def _describe(self, optimizer: torch.optim.Optimizer, places: bool) -> Told:
         title = type(optimizer).__name__
         strange = [key for key in optimizer.state if not isinstance(key, torch.Tensor)]
         if strange:
@@ -324,13 +323,13 @@ class Replica:
                 "beside a parameter"
             )
         state = {
-            str(number): _tell(optimizer.state[p], f"{title}.state", p, places)
+            number: _tell(optimizer.state[p], f"{title}.state", p, places)
             for number, p in enumerate(self._all)
             if optimizer.state.get(p)
         }
         groups = [
             {
-                k: tell(v, f"{title}.param_groups[{number}][{k!r}]", tell_setting)
+                k: tell(v, f"{title}.param_groups[{number}][{k!r}]", lambda tensor, _: tensor.detach())
                 for k, v in group.items()
                 if k != "params"
             }
@@ -338,14 +337,13 @@ class Replica:
         ]
         return {"state": state, "groups": groups, "rates": self._rates.get(optimizer)}
 
-    def arrange(self, description: bytes) -> None:
-        """Makes what the optimizers keep of the shape that ``description`` tells, plain values and settings included.
+    def arrange(self, told: Sequence[Told]) -> None:
+        """Makes what the optimizers keep of the shape that is ``told``, plain values and settings included.
 
         Raises:
             TransportError: the other rank has other optimizers.
         """
         self.arranged = True
-        told: Sequence[dict[str, Any]] = json.loads(description)
         if len(told) != len(self.optimizers):
             raise TransportError(
                 f"another rank steps its parameters by {len(told)} optimizers, this one by {len(self.optimizers)}: "
@@ -363,9 +361,9 @@ class Replica:
                 self._rates[optimizer] = theirs["rates"]
             for group, values in zip(optimizer.param_groups, theirs["groups"], strict=True):
                 for name in group.keys() & values.keys():
-                    group[name] = rebuild(values[name], group[name], rebuild_setting)
+                    group[name] = rebuild(values[name], group[name], into)
             for number, p in enumerate(self._all):
-                kept = theirs["state"].get(str(number))
+                kept = theirs["state"].get(number)
                 if kept is None:
                     optimizer.state.pop(p, None)
                     continue
