@@ -21,13 +21,11 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
-from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 from tailbound.torch.compat import SCALERS
 
@@ -35,35 +33,27 @@ from tailbound.torch.compat import SCALERS
 TailboundState: TypeAlias = Any
 
 
-class Overflow(NamedTuple):
-    """``any``: a gradient of some rank had Inf or NaN. ``void``: no rank had a part of a gradient."""
+class Overflow:
+    """Of the step under way: noted by whatever thread, cleared by the training thread when the step is over.
 
-    any: bool = False
-    void: bool = False
-
-
-class OverflowNotes:
-    """Of the step under way; noted by the transport thread, taken by the training thread at the step's end."""
+    Attributes:
+        any: a gradient of some rank had Inf or NaN.
+        void: no rank had a part of a gradient.
+    """
 
     def __init__(self) -> None:
-        #: what the step says so far
-        self.so_far = Overflow()
-        self._lock = threading.Lock()
+        self.clear()
 
-    def note(self, outcome: Outcome) -> None:
-        """Takes in what became of a bucket."""
-        self.share(outcome.overflowed, outcome.void)
+    def clear(self) -> None:
+        """Begins the next step."""
+        self.any = self.void = False
 
-    def share(self, overflowed: bool, void: bool) -> None:
-        """Takes in what those say, too, who average other parts of the same gradient."""
-        with self._lock:
-            self.so_far = Overflow(self.so_far.any or overflowed, self.so_far.void or void)
-
-    def collect(self) -> Overflow:
-        """What the step says, and begins the next one."""
-        with self._lock:
-            taken, self.so_far = self.so_far, Overflow()
-            return taken
+    def note(self, overflowed: bool, void: bool) -> None:
+        """Takes in what became of a bucket, here or on a rank that averages other parts of the same gradient."""
+        if overflowed:  # what another thread has noted meanwhile stays
+            self.any = True
+        if void:
+            self.void = True
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -120,7 +110,7 @@ class GradScaler(torch.amp.GradScaler):
         return found
 
     def _mark_void(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._ours and self._state.overflow.so_far.void:
+        if self._ours and self._state.overflow.void:
             self._mark([self._per_optimizer_states[id(optimizer)]])
 
     def _mark(self, states: Iterable[dict[str, Any]]) -> None:
@@ -139,8 +129,9 @@ class GradScaler(torch.amp.GradScaler):
             return
         before = self._state.loss_scale
         self._state.steps.over()
-        if self._state.overflow.collect().any and before > 1:
+        if self._state.overflow.any and before > 1:
             self._mark(self._per_optimizer_states.values())
+        self._state.overflow.clear()
         super().update(new_scale)
         self._state.loss_scale = scale = self.get_scale()
         if new_scale is None and scale < before:

@@ -40,7 +40,7 @@ from tailbound.torch.node import own_interface
 from tailbound.torch.paths import Paths
 from tailbound.torch.replica import DIGEST, Replica
 from tailbound.torch.resync import Resync
-from tailbound.torch.scaler import GradScaler, OverflowNotes
+from tailbound.torch.scaler import GradScaler, Overflow
 from tailbound.torch.steps import Steps
 from tailbound.transport.config import DEADLINE_MOST, MS, Config
 from tailbound.transport.steps import STEP_MASK, step_of
@@ -185,7 +185,7 @@ class TailboundState:
         self.scaler: GradScaler | None = None
         #: jobs that average parts of the same model on this host
         self.shards = 1
-        self.overflow = OverflowNotes()
+        self.overflow = Overflow()
         #: lets ranks in that have come back, or this one; None: no rank can
         self.entrance: Entrance | None = None
         #: why no rank can skip a step alone, and what to do; empty: each can
@@ -545,7 +545,7 @@ class TailboundState:
         if self.entrance.enter(_ENTER):
             self._preparing = True  # it holds the others since it has entered
             self.forget()
-            self.overflow.collect()
+            self.overflow.clear()
             # its data are where its own steps have led it
             self.absence.skipped += max(0, self.communicator.step - self.entrance.alone)
 
@@ -783,7 +783,7 @@ class TailboundState:
         """Takes in what became of a bucket, and warns."""
         self.last = outcome
         self.note_missing(outcome.missed + outcome.doubtful)
-        self.overflow.note(outcome)
+        self.overflow.note(outcome.overflowed, outcome.void)
         self._complaints.note(outcome)
 
 

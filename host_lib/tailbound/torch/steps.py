@@ -166,7 +166,7 @@ class Steps(Part):
             return
         adopt(state, scaler)
         log.info("rank %d: a torch.amp.GradScaler steps this model; its scale is that of all ranks now", state.rank)
-        if state.overflow.so_far.void:  # finite gradients: zeros, since all ranks overflowed; it would not step by them
+        if state.overflow.void:  # finite gradients: zeros, since all ranks overflowed; it would not step by them
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
