@@ -5,6 +5,10 @@
 
 #include "compat.h"
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
+#error "Tailbound needs 64-bit little-endian Linux: run it on x86-64 or arm64"
+#endif
+
 #include "ip.h"
 #include "records.h"
 
@@ -95,5 +99,19 @@ __u32 tb_requests(const struct tb_incoming *f, __s64 *places);
 /* The probe timeout; and an answer that came took after its request, first after the first of several, as it seems. */
 __s64 tb_pto(const struct tb_answers *p);
 void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
+
+/*
+ * Waits for descriptors (wait.c), for so many ns: how many are ready, or -errno. woken: when that was, on
+ * CLOCK_MONOTONIC.
+ */
+struct pollfd;
+int tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken);
+
+/*
+ * Sends a packet of size bytes to each name (struct sockaddr, 32 bytes) whenever said (ns) is older than every, until
+ * stop_fd is readable. Counts in sent what left. Packets may be written meanwhile: a torn one fails its check.
+ */
+void tb_repeat(int fd, int stop_fd, __s64 every, const __s64 *said, const __u8 *packets, __u32 size,
+	       const __u8 *names, __u32 count, __s64 *sent);
 
 #endif /* TB_CORE_H */

@@ -8,25 +8,17 @@ would look the same to them. So a thread that needs no Python repeats the last H
 from __future__ import annotations
 
 import os
-import socket
 import threading
 from collections.abc import Sequence
-from select import POLLIN
-from time import CLOCK_MONOTONIC
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
 from tailbound.collective.announce import hold
 from tailbound.collective.speaker import Speaker
-from tailbound.datapath.native import clock_gettime, poll, sendto
+from tailbound.kernel.core import address, core
 from tailbound.transport.membership import HOLD_EVERY
-from tailbound.transport.sockets import SOCKADDR_BYTES, Socket, sockaddr
-from tailbound.wire.jit import Scalar, cached
+from tailbound.transport.sockets import Socket, sockaddr
 from tailbound.wire.schema import HEADER_BYTES
-
-_MSG_DONTWAIT = int(socket.MSG_DONTWAIT)
 
 
 class Holding:
@@ -88,41 +80,6 @@ class Holding:
         hold(self._job, over=True)
 
 
-@cached
-@njit(nogil=True, cache=True, boundscheck=False)
-def _repeat(
-    fd: int, stop_fd: int, packets: NDArray[np.uint8], names: NDArray[np.uint8], said: NDArray[np.int64],
-    sent: NDArray[np.int64], every: int,
-) -> Scalar:  # fmt: skip
-    """Sends ``packets`` whenever ``said`` is older than ``every``, until ``stop_fd`` is readable; returns how often.
-
-    Args:
-        fd: bound UDP socket.
-        stop_fd: eventfd.
-        packets: u8[peers, bytes], one for each peer; may be written meanwhile (a torn one fails its check).
-        names: u8[peers, ``SOCKADDR_BYTES``], ``sockets.sockaddr``.
-        said: i64[1], ns of CLOCK_MONOTONIC at which the transport thread sent them last.
-        sent: i64[peers], packets that left for each peer; only grows.
-        every: ns.
-    """
-    wait = np.zeros(2, np.int32)  # struct pollfd: fd, events | revents << 16
-    clock = np.zeros(2, np.int64)
-    turns = 0
-    while True:
-        wait[0], wait[1] = stop_fd, POLLIN
-        if poll(wait.ctypes.data, np.uint64(1), np.int32(every // 1_000_000)) > 0:
-            return turns
-        clock_gettime(CLOCK_MONOTONIC, clock.ctypes.data)
-        if clock[0] * 1_000_000_000 + clock[1] - said[0] > every:
-            turns += 1
-            for i in range(packets.shape[0]):
-                left = sendto(
-                    fd, packets[i].ctypes.data, np.uint64(packets.shape[1]), _MSG_DONTWAIT, names[i].ctypes.data,
-                    np.uint32(SOCKADDR_BYTES),
-                )  # fmt: skip
-                sent[i] += left > 0
-
-
 class Heartbeat:
     """Repeats what the transport thread says, at the latest ``every`` ns after it was due.
 
@@ -134,8 +91,7 @@ class Heartbeat:
     """
 
     def __init__(self, sock: Socket, peers: Sequence[tuple[str, int]], size: int, every: int) -> None:
-        names = b"".join(map(sockaddr, peers))
-        self._names: NDArray[np.uint8] = np.frombuffer(names, np.uint8).reshape(-1, SOCKADDR_BYTES).copy()
+        self._names = np.frombuffer(b"".join(map(sockaddr, peers)), np.uint8)
         self._packets = np.zeros((len(peers), size), np.uint8)
         self._said = np.zeros(1, np.int64)
         self._sent = np.zeros(len(peers), np.int64)
@@ -143,9 +99,6 @@ class Heartbeat:
         self._sock, self._every = sock, every
         self._stop = -1
         self._thread: threading.Thread | None = None
-        stop = os.eventfd(1, os.EFD_CLOEXEC)  # compiles the loop, or loads it from the cache
-        _repeat(-1, stop, self._packets, self._names, self._said, self._sent, self._every)
-        os.close(stop)
 
     def said(self, packets: Sequence[bytes], now: int) -> None:
         """The transport thread has just sent ``packets``, by peer; from now on they are repeated."""
@@ -155,9 +108,11 @@ class Heartbeat:
         if self._thread is None and packets:
             self._stop = os.eventfd(0, os.EFD_CLOEXEC)
             arguments = (
-                self._sock.fileno(), self._stop, self._packets, self._names, self._said, self._sent, self._every,
+                self._sock.fileno(), self._stop, self._every, address(self._said), address(self._packets),
+                self._packets.shape[1], address(self._names), len(self._packets), address(self._sent),
             )  # fmt: skip
-            self._thread = threading.Thread(target=_repeat, args=arguments, name="tailbound-hold", daemon=True)
+            repeat = core().waits.tb_repeat
+            self._thread = threading.Thread(target=repeat, args=arguments, name="tailbound-hold", daemon=True)
             self._thread.start()
 
     def repeated(self) -> list[int]:

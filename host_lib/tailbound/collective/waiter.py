@@ -6,26 +6,13 @@ import errno
 import os
 import select
 from collections.abc import Collection, Sequence
-from time import CLOCK_MONOTONIC
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tailbound.datapath.native import clock_gettime, errno_location, ppoll
-from tailbound.wire.jit import cached, njit
+from tailbound.kernel.core import core
 
 #: struct pollfd
 _POLLFD = np.dtype([("fd", np.int32), ("events", np.int16), ("revents", np.int16)])
-
-
-@cached
-@njit(nogil=True, cache=True)
-def _wait(polled: NDArray[np.uint64], time: NDArray[np.int64], woken: NDArray[np.int64]) -> int:
-    """``ppoll``: returns descriptors that are ready, or -errno; ``woken`` gets the time before the GIL is awaited."""
-    ready = ppoll(polled.ctypes.data, np.uint64(polled.size), time.ctypes.data, np.uintp(0))
-    found: int = ready if ready >= 0 else -errno_location()[0]
-    clock_gettime(CLOCK_MONOTONIC, woken.ctypes.data)
-    return found
 
 
 class Waiter:
@@ -43,12 +30,14 @@ class Waiter:
     def __init__(self, fds: Sequence[int], sending: Sequence[int] = ()) -> None:
         entries = [(fd, select.POLLIN, 0) for fd in fds] + [(-1, select.POLLOUT, 0) for _ in sending]
         polled = np.array(entries, _POLLFD)
-        self._polled, self._fds, self._found = polled.view(np.uint64), polled["fd"], polled["revents"]
+        self._fds, self._found = polled["fd"], polled["revents"]
         self._by_fd = {fd: i for i, fd in enumerate(fds) if fd >= 0}
         self._sending = list(sending)
         self._first = len(fds)
         self._wanted: Collection[int] = ()
-        self._time, self._woken = np.zeros(2, np.int64), np.zeros(2, np.int64)
+        self._woken = np.zeros(1, np.int64)
+        self._wait = core().waits.tb_wait
+        self._arguments = polled.ctypes.data, len(polled), self._woken.ctypes.data
 
     def want_room(self, wanted: Collection[int]) -> None:
         """Room in which of the sockets ``sending`` (by index) ends a wait too."""
@@ -63,8 +52,8 @@ class Waiter:
         Raises:
             OSError: a descriptor is not what it was.
         """
-        self._time[:] = divmod(max(0, nanoseconds), 1_000_000_000)
-        ready = int(_wait(self._polled, self._time, self._woken))
+        polled, count, woken = self._arguments
+        ready: int = self._wait(polled, count, max(0, nanoseconds), woken)
         if ready >= 0:
             return ready
         if ready == -errno.EINTR:
@@ -74,8 +63,7 @@ class Waiter:
     @property
     def woken(self) -> int:
         """When the last wait ended, CLOCK_MONOTONIC in ns: its caller has waited for the GIL since."""
-        seconds, nanoseconds = self._woken.tolist()
-        return seconds * 1_000_000_000 + nanoseconds
+        return self._woken.item(0)
 
     def readable(self, fd: int) -> bool:
         """Whether the last wait found ``fd``, one of ``fds``, readable (or broken, which reading it will tell)."""

@@ -29,7 +29,6 @@ from tailbound.collective.tally import (
     write_expect,
 )
 from tailbound.collective.timing import last_stamps
-from tailbound.collective.waiter import Waiter
 from tailbound.wire.jit import kept
 
 
@@ -46,7 +45,6 @@ def announce_compilation(rank: int) -> None:
 def warm_up(job: Job) -> None:
     """Runs one tiny op through the codec and the tallies; sends nothing and changes no map."""
     store, rank, scratch = job.store, job.rank, job.threads.scratch
-    Waiter([]).wait(0)
     shape = shape_for(store.width, store.width)
     placement = place(shape, OwnerMap(0, tuple(range(job.ranks))), job.world)
     b = Buffers(shape, placement, rank, job.ranks)

@@ -22,11 +22,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.native import SUPPORTED
 from tailbound.datapath.protocol import EventRecord
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
-from tailbound.errors import CapabilityError, ConfigError
+from tailbound.errors import ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.transport.sockets import UdpSocket, buffer_of, reserve, room_of, with_option
 from tailbound.wire.address import endpoint, family_of
@@ -71,7 +70,7 @@ class UdpDatapath:
 
     Raises:
         ConfigError: sizes that cannot be, or the port is taken, or the address is not this machine's.
-        CapabilityError: not a 64-bit little-endian Linux, or no C library (``core.core``).
+        CapabilityError: no C library (``core.core``).
     """
 
     name = "udp"
@@ -88,8 +87,6 @@ class UdpDatapath:
         *,
         receive_buffer: int = 16 << 20,
     ) -> None:
-        if not SUPPORTED:
-            raise CapabilityError("the udp datapath needs 64-bit little-endian Linux: run it on x86-64 or arm64")
         self._closed = True
         arrays = allocate(width, sum_rows, result_rows)
         self.store = store_of(arrays)

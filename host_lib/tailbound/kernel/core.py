@@ -58,6 +58,8 @@ _FUNCTIONS = {
     "tb_requests": (_U32, _P, _P),
     "tb_pto": (ctypes.c_int64, _P),
     "tb_answered": (None, _P, ctypes.c_int64, ctypes.c_int64),
+    "tb_wait": (_INT, _P, _U32, ctypes.c_int64, _P),
+    "tb_repeat": (None, _INT, _INT, ctypes.c_int64, _P, _P, _U32, _P, _U32, _P),
 }
 
 
