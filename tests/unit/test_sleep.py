@@ -25,6 +25,7 @@ from tailbound.transport.cores import RunQueue
 
 #: Where the clock begins.
 NOW = 10_000 * MS
+EVENTS, CONTROLS, WAKE = 3, 4, 5
 
 
 class Sleeper:
@@ -42,16 +43,18 @@ class Sleeper:
         )
         self.wanted = set[int]()  # sockets in which there is to be room
         self.thread._waiter = SimpleNamespace(
-            want_room=self.wanted.update, wait=self._wait, readable=lambda _: False, woken=NOW
+            want_room=self.wanted.update, wait=self._wait, readable=lambda fd: fd in self.readable, woken=NOW
         )
         self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False)} if ops else {}
         self.thread._holding = SimpleNamespace(again=0)
-        self.thread._silence, self.thread._wake, self.thread._awake = 0, -1, NOW
+        self.readable = set[int]()
+        self.thread._event_fd, self.thread._control_fd, self.thread._wake = EVENTS, CONTROLS, WAKE
+        self.thread._silence, self.thread._owed, self.thread._awake = 0, 0, NOW
 
     def _wait(self, nanoseconds: int) -> int:
-        self.now += max(0, nanoseconds) + self._held_up.get(len(self.waits), 0)
+        self.now += (0 if self.readable else max(0, nanoseconds)) + self._held_up.get(len(self.waits), 0)
         self.waits.append(nanoseconds)
-        return 0
+        return len(self.readable)
 
     def slept(self, again: int = 0) -> int:
         """Sleeps; returns for how long, in ns."""
@@ -97,18 +100,41 @@ def test_what_a_rate_keeps_back_is_sent_without_a_turn_until_a_submission_is_ove
     assert pumped == [MS * (1 + i) for i in range(5)]
 
 
-def test_a_full_socket_is_waited_for_after_a_turn() -> None:
-    """Which sockets are waited for is said when the thread begins to sleep."""
+def test_a_full_socket_is_waited_for_and_filled_without_a_turn() -> None:
     sleeper = Sleeper(ops=True)
     queue = sleeper.thread.job.flow.queue
-    queue.again, queue.submissions, queue.pump = NOW + MS, 2, lambda _: setattr(queue, "full", {0})
-    assert sleeper.slept() == MS
+    queue.again, queue.submissions = NOW + MS, 2
+
+    def pump(now: int) -> None:
+        queue.again, queue.full = 0, {0}
+
+    queue.pump = pump
+    assert sleeper.slept() == 100 * MS
+    assert sleeper.wanted == {0}
+
+
+@pytest.mark.parametrize(("due", "slept"), [(True, 0), (False, 100)])
+def test_a_question_is_answered_without_a_turn(due: bool, slept: int) -> None:
+    """``due``: what came is one that ops may move on by."""
+    sleeper, served = Sleeper(ops=True), list[int]()
+    sleeper.readable = {CONTROLS}
+
+    def serve(now: int) -> bool:
+        served.append(now - NOW)
+        sleeper.readable.clear()
+        sleeper.thread._owed = 0 if len(served) == 3 else now + MS  # twice more the budget does not reach
+        return due
+
+    sleeper.thread._serve = serve
+    assert sleeper.slept() == slept * MS
+    assert served == ([0] if due else [0, MS, 2 * MS])
 
 
 def test_a_question_that_found_a_full_socket_leaves_as_soon_as_there_is_room() -> None:
     """With rows the send queue asks for room; a single packet behind the last of them waited for the next turn."""
-    sleeper = Sleeper()
+    sleeper, queue = Sleeper(), SimpleNamespace(full=set(), again=0, submissions=0, pump=lambda now: None)
     sleeper.thread.job.sender.deferred = ((1, b"?"),)
+    sleeper.thread.job.flow.queue = queue
     sleeper.slept()
     assert sleeper.wanted == {0}
 

@@ -308,8 +308,6 @@ def mean_by(threads: Threads, sums: Sums, own: Own, shape: Shape, coding: Coding
         ValueError: an array does not fit.
     """
     rows = own.rows.shape[0]
-    if len(threads) == 1:
-        return mean_rows(sums, own, shape, coding, out, threads.scratch)
 
     def part(scratch: Scratch, blocks: tuple[int, int]) -> Means:
         places = blocks[0] * GROUP_ROWS, min(blocks[1] * GROUP_ROWS, rows)

@@ -24,8 +24,8 @@ _MOST = 4
 _CORES_EACH = 4
 #: Groups for which a further thread pays: to wake one takes some 50 us, to code so many at 1408 codes 1 ms.
 _LEAST_GROUPS = 8
-#: Pieces for each thread: more share better among threads that are held up, and each costs a call.
-_PIECES = 3
+#: Groups of a piece, as a rule, 2 ms: smaller ones share better among threads that are held up, and each costs a call.
+_PIECE_GROUPS = 16
 
 
 def threads_for(asked: int, cores: int, ranks_here: int) -> int:
@@ -55,6 +55,8 @@ class Threads:
     def __init__(self, count: int, width: int) -> None:
         self._scratches = [Scratch(width) for _ in range(count)]
         self._threads = ThreadPoolExecutor(count - 1, "tailbound-codec") if count > 1 else None
+        #: called by the calling thread after each of its pieces: what cannot wait until an op is coded
+        self.meanwhile: Callable[[], None] = lambda: None
 
     @property
     def scratch(self) -> Scratch:
@@ -73,12 +75,10 @@ class Threads:
         Without ``divide``, all of them are one piece.
         """
         threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS)) if divide else 1
-        if self._threads is None or threads == 1:
-            return [work(self.scratch, (0, groups))]
-        pieces = min(_PIECES * threads, groups // _LEAST_GROUPS)
+        pieces = max(threads, groups // _PIECE_GROUPS) if divide else 1
         left = deque(pairwise(groups * piece // pieces for piece in range(pieces + 1)))
 
-        def run(scratch: Scratch) -> list[T]:
+        def run(scratch: Scratch, meanwhile: Callable[[], None] = lambda: None) -> list[T]:
             done = []
             while left:
                 try:
@@ -90,11 +90,12 @@ class Threads:
                 except BaseException:
                     left.clear()
                     raise
+                meanwhile()
             return done
 
-        others = [self._threads.submit(run, scratch) for scratch in self._scratches[1:threads]]
+        others = [self._threads.submit(run, scratch) for scratch in self._scratches[1:threads]] if self._threads else []
         try:
-            found = run(self.scratch)
+            found = run(self.scratch, self.meanwhile)
         finally:  # nobody may still write to the op's memory when this returns
             rest = [other.result() for other in others if not other.cancel()]
         return [*found, *chain.from_iterable(rest)]

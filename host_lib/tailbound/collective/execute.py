@@ -210,6 +210,7 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     point_own(b.own_rows, b.results, b.source, b.row_scale, b.row_exponent)
     by_owner = np.zeros(job.world, np.int64)
     counts = of(op).read(job, op, action.why, by_owner)
+    alone = not View(job, op).owners()  # now: while it is decoded, others may say goodbye
     received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, counts)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
@@ -223,7 +224,7 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     if not outcome.void:  # else nothing was lost
         job.accounts.collected(op, by_owner.tolist())
     outcome.void |= empty and outcome.abstained
-    heard = outcome.missed < shape.rows - place.placement.shares[job.rank] or not View(job, op).owners()
+    heard = outcome.missed < shape.rows - place.placement.shares[job.rank] or alone
     _settle_scales(job, op, heard=heard or bool((b.results.contributors > 1).any()))
     outcome.label = op.label
     owns = bool(op.place.placement.shares[job.rank])  # who owns none has sealed none without the own gradient

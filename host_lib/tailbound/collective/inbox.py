@@ -22,27 +22,39 @@ class Inbox:
         self._job, self._maps, self._channels, self._paths = job, maps, channels, paths
         self._early: dict[int, dict[int, tuple[int, int, bytes]]] = {}  # label, sender: layout, flags, body
 
-    def receive(self, data: bytes, ops: dict[int, Op]) -> None:
-        """Works on one control packet (UDP payload); the kernel has checked it, it is checked again here."""
+    def receive(self, data: bytes, ops: dict[int, Op]) -> bool:
+        """Works on one control packet (UDP payload); the kernel has checked it, it is checked again here.
+
+        Returns:
+            Whether ops may move on by it: not by a question.
+        """
         job = self._job
         parsed = job.unpack(data)
         if parsed is None:
             job.counters["control_refused"] += 1
-            return
+            return False
         head, body = parsed[0][0], parsed[1]
         sender, label = int(head["sender"]), int(head["op"])
         if int(head["cookie"]) != job.cookie or sender not in job.sender.peers or int(head["owner"]) != job.rank:
             job.counters["control_refused"] += 1
-            return
+            return False
         word = job.fresh(head)
         if word == Word.OLD:
             job.counters["control_replayed"] += 1
-            return
+            return False
         job.counters["control_taken"] += 1
         job.hear(sender, job.now())
+        flags = int(head["flags"])
+        if head["type"] == PacketType.REPAIR:
+            if int(head["rows"]):
+                self._request(head, body, ops.get(label))
+            elif (op := ops.get(label)) is not None and op.launch and op.encoded and not op.published:
+                announce(job, op, [sender])
+            else:
+                acknowledge(job, label, int(head["layout"]), [sender])  # if it is not further, it lives
+            return False
         if label in ops:
             ops[label].stirred = True
-        flags = int(head["flags"])
         if head["type"] == PacketType.BYE:
             job.membership.bye(sender, label)
             job.publish_live()
@@ -62,13 +74,6 @@ class Inbox:
                     self._ready(op, sender, flags, body)
             elif serial_distance(label, job.sequence.next_label) >= 0 and len(self._early) < 4096:
                 self._early.setdefault(label, {})[sender] = (int(head["layout"]), flags, body)
-        elif head["type"] == PacketType.REPAIR:
-            if int(head["rows"]):
-                self._request(head, body, ops.get(label))
-            elif (op := ops.get(label)) is not None and op.launch and op.encoded and not op.published:
-                announce(job, op, [sender])
-            else:
-                acknowledge(job, label, int(head["layout"]), [sender])  # if it is not further, it lives
         elif head["type"] == PacketType.GONE and label in ops:
             op = ops[label]
             if flags & Flag.ABSTAIN:
@@ -78,7 +83,7 @@ class Inbox:
             gone = decode_repair(body, int(head["row"]), op.place.layout.shape.rows)
             if gone is not None and half.recovery is not None:
                 half.recovery.gone(sender, gone)
-                op.stirred = True
+        return True
 
     def adopt(self, op: Op) -> None:
         """Hands an op what was said of it before it was placed, and forgets older words."""

@@ -196,9 +196,8 @@ class PeerOwned:
         results = half is op.second and op.launch is not None and op.encoded and half.phase is Phase.OPEN
         if not (half is op.first or results):
             return [], NEVER
-        due = half.recovery.due if half.recovery is not None else NEVER
-        if now < due and not op.news:
-            return [], due
+        if now < op.listen and not op.news:
+            return [], op.listen
         return Results(view).recover(now) if results else Contributions(view).recover(now)
 
     def shift_cap(self, session: Session) -> int:

@@ -125,6 +125,10 @@ class Transpose:
         self._standing = False  # somebody held in the last turn
         self._unsettled = False  # what concerns all ops changed while they were looked at
         self._silence = 0  # when to look next whether marks are missing
+        self._owed = 0  # when to go on with answers, ns; 0: none is left
+        self._served = 0  # when others were last served between pieces of an op
+        self._due = False  # something has come meanwhile that ops may move on by
+        job.threads.meanwhile = self._meanwhile
         self._awake = 0  # when this thread was last seen to run
         self._handing = threading.Lock()  # held while something is handed to the thread, and while it closes
         self._idle = threading.Event()
@@ -394,10 +398,10 @@ class Transpose:
             self._obey()
             job.flow.poll(now)
             deque(job.datapath.events(), maxlen=0)  # nothing begins here any more, and what is readable wakes
-            again = self._serve(now)
+            self._serve(now)
             if not job.membership.owners:
                 break
-            self._sleep(min(again, until) if again else until)
+            self._sleep(until)
 
     def _obey(self) -> None:
         """Runs what ``call`` was given."""
@@ -408,26 +412,28 @@ class Transpose:
         return TransportError(f"rank {self.job.rank}: the transport is closed: call register anew to go on")
 
     def _sleep(self, again: int) -> None:
-        """Sleeps until something is readable or ``again`` (monotonic ns); looks out for silences and stops meanwhile.
+        """Sleeps until ops may move on, or ``again`` (monotonic ns); sends, answers and looks out meanwhile.
 
         That takes a small part of a turn, and a rank that waits for one that computes does nothing else.
         """
-        now = self.job.now()
-        full = self.job.flow.queue.full
-        self._waiter.want_room(full | {0} if self.job.sender.deferred else full)  # single packets leave over the first
+        job, waiter = self.job, self._waiter
+        now = job.now()
         end, asked = self._next_wake(again, now)
         awaited = bool(self._ops) and not self._holding.again  # else no rank waits for this one
-        while not self._waiter.wait(asked - now):
-            now = self.job.now()
-            self.job.overtime.woke(now - asked, now - self._waiter.woken if awaited else 0)
+        while asked:
+            full = job.flow.queue.full
+            waiter.want_room(full | {0} if job.sender.deferred else full)  # single packets leave over the first
+            ready = waiter.wait(asked - now)
+            now = job.now()
+            waited = now - waiter.woken if awaited else 0
+            if ready:
+                job.overtime.held_up += waited
+            else:
+                job.overtime.woke(now - asked, waited)
             asked = self._look_out(now, end)
-            if not asked:
-                return
-            now = self.job.now()
-            asked = max(asked, now)  # looking out and sending took its time, which no core was lacking for
-        if awaited:
-            self.job.overtime.held_up += self.job.now() - self._waiter.woken
-        if self._waiter.readable(self._wake):
+            now = job.now()
+            asked = asked and max(asked, now)  # it took its time, which no core was lacking for
+        if waiter.readable(self._wake):
             os.eventfd_read(self._wake)
 
     def _next_wake(self, again: int, now: int) -> tuple[int, int]:
@@ -437,33 +443,53 @@ class Transpose:
         return end, self._first(end, now)
 
     def _look_out(self, now: int, end: int) -> int:
-        """Woke up without anything readable: when to wake up next (0: for a turn, now).
+        """Woke up: when to wake up next (0: for a turn, now).
 
-        Looks out for silences, and sends what a rate has kept back: that is due once or twice a millisecond, and a turn
-        for each would take most of a core.
+        Answers, looks out for silences, and sends what a rate or a full socket has kept back: that is due once or twice
+        a millisecond, and a turn for each would take most of a core.
         """
-        if now >= end or now - self._awake > _STOPPED:
+        waiter = self._waiter
+        if now >= end or now - self._awake > _STOPPED or waiter.readable(self._event_fd) or waiter.readable(self._wake):
             return 0
         self._awake = now
+        asked = waiter.readable(self._control_fd) or 0 < self._owed <= now
+        if asked and self._serve(now):
+            return 0
         if self._silence and now >= self._silence and self._listen(now):
             return 0
-        queue = self.job.flow.queue
-        if queue.again and now >= queue.again:
-            waiting = queue.submissions
-            queue.pump(now)
-            if queue.full or queue.submissions < waiting:
-                return 0  # there is room to wait for, or ops to move on
-        return self._first(end, now)
+        return 0 if self._send(now) else self._first(end, now)
 
     def _first(self, end: int, now: int) -> int:
         """When to wake up first, before the next turn at ``end``."""
-        return min(self._silence or end, self.job.flow.queue.again or end, end, now + _LONGEST_SLEEP)
+        queue = self.job.flow.queue
+        return min(self._silence or end, queue.again or end, self._owed or end, end, now + _LONGEST_SLEEP)
 
-    def _serve(self, now: int) -> int:
-        """Takes in what others ask for, and answers; returns when to go on with that, ns (0: nothing left)."""
+    def _serve(self, now: int) -> bool:
+        """Takes in what others say and ask for, and answers; returns whether ops may move on by it."""
+        due = False
         for data in self.job.datapath.control_packets():
-            self._inbox.receive(data, self._ops)
-        return answer(self.job, self._window, now)
+            due |= self._inbox.receive(data, self._ops)
+        self._owed = answer(self.job, self._window, now)
+        return due
+
+    def _send(self, now: int) -> bool:
+        """Sends what may leave; returns whether ops may move on by it."""
+        queue = self.job.flow.queue
+        if not (queue.full or self.job.sender.deferred or 0 < queue.again <= now):
+            return False
+        waiting = queue.submissions
+        queue.pump(now)
+        return queue.submissions < waiting
+
+    def _meanwhile(self) -> None:
+        """Between two pieces of an op: answers, and sends, which would else wait until all of it is coded."""
+        now = self.job.now()
+        if now - self._served < _SERVE_AFTER:
+            return
+        self._served = now
+        if self._waiter.wait(0) and self._waiter.readable(self._control_fd):
+            self._due |= self._serve(now)
+        self._due |= self._send(now)
 
     def _listen(self, now: int) -> bool:
         """Asks for lost rows, and for marks where nothing comes any more (``remind``); notes when to look again.
@@ -494,9 +520,8 @@ class Transpose:
             for event in job.datapath.events():
                 if event.kind == Event.OPENED:
                     self._window.named(event.op)
-        if self._waiter.readable(self._control_fd):
-            for data in job.datapath.control_packets():
-                self._inbox.receive(data, self._ops)
+        if self._waiter.readable(self._control_fd) or self._owed:
+            self._serve(now)  # before the queue is pumped, which may take milliseconds
         for rank in job.membership.suspects:
             if (named := job.records.newest(rank)) is not None:
                 job.membership.heard(rank, step_of(named))
@@ -525,7 +550,7 @@ class Transpose:
         if job.membership.suspects:
             forgive(job, chain(((op.label, op.start) for op in ops.values()), window.recent))
         running, now = window.running, job.now()
-        served = now
+        self._served = now
         everything = running.changed() | self._unsettled | bool(holding or stood)
         looks.append(running.find(now))
         for op in list(ops.values()):
@@ -534,16 +559,16 @@ class Transpose:
                 looks.append(look)
                 everything |= moved  # others may stand otherwise by it
                 if moved:
-                    self._runs(then := job.now())
-                    if then - served > _SERVE_AFTER:  # to code a large op takes ten of them
-                        self._serve(then)
-                        served = then
+                    self._runs(job.now())
+                    self._meanwhile()
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
         if not ops:
             self._silence = 0
         elif self._listen(then := job.now()):
             looks.append(then)
-        looks.append(answer(job, window, job.now()))
+        if self._due:
+            self._due = False
+            looks.append(job.now())
         if window.release():
             placed = window.foresee()
             if placed or window.waiting or (self._unsettled and ops):

@@ -181,6 +181,10 @@ class Ready:
     def __init__(self, tables: Tables) -> None:
         self._state = tables.state
 
+    def wait(self, nanoseconds: int) -> int:
+        """Something may be queued."""
+        return 1
+
     def readable(self, fd: int) -> bool:
         """Whether the queue that ``fd`` stands for has something."""
         head, tail = _QUEUES.get(fd, (0, 0))

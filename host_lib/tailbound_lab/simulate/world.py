@@ -54,6 +54,7 @@ class Rank:
     dead: bool = False
     _waiting: int = 0
     _behind: bool = False
+    _poked: bool = False
     _end: int = 0
     _busy: int = 0
     _number: int = 0
@@ -61,41 +62,43 @@ class Rank:
     # -- the transport thread -----------------------------------------------------------------------------------------
 
     def poke(self) -> None:
-        """Something came for the transport thread: it takes a turn as soon as it runs."""
-        self._schedule(self.world.fabric.now, turn=True)
+        """The transport thread takes a turn as soon as it runs."""
+        self._poked = True
+        self.wake()
 
-    def _schedule(self, when: int, *, turn: bool) -> None:
+    def wake(self) -> None:
+        """Something came for the transport thread, which looks at it as soon as it runs."""
+        self._schedule(self.world.fabric.now)
+
+    def _schedule(self, when: int) -> None:
         fabric = self.world.fabric
         when = max(when, self._busy, self.stopped)
         self._number += 1
         number = self._number
-        fabric.at(when, lambda: self._run(number, turn=turn))
+        fabric.at(when, lambda: self._run(number))
 
-    def _run(self, number: int, *, turn: bool) -> None:
+    def _run(self, number: int) -> None:
         if number != self._number or self.dead:
             return  # woken up by something else in the meantime
         now, ahead = self.world.fabric.now, self.ahead
         if now < max(self._busy, self.stopped):
-            self._schedule(now, turn=turn)
+            self._schedule(now)
             return
         if waits := self.world.waits_for_a_core():
             self._busy = now + waits
             self.engine._run_queue.total += waits
-            self._schedule(now, turn=turn)
+            self._schedule(now)
             return
-        if not turn:
-            wake = self.engine.look_out(now + ahead, self._end)
-            if wake:
-                self._schedule(wake - ahead, turn=False)
-                return
-        self._end, wake = self.engine.turn(now + ahead)
-        self.after_turn(now + ahead, self._end)
-        self._busy = self.world.fabric.clock
+        wake = 0 if self._poked else self.engine.look_out(now + ahead, self._end)
+        if not wake:
+            self._poked = False
+            self._end, wake = self.engine.turn(now + ahead)
+            self.after_turn(now + ahead, self._end)
+            self._busy = self.world.fabric.clock
         if self.engine.job.flow.queue.full:
             room = self.world.fabric.room_at(self.rank, self.world.number) + ahead
             wake = min(wake, room)  # room in the socket wakes it up
-            self._end = min(self._end, wake)
-        self._schedule(wake - ahead, turn=False)
+        self._schedule(wake - ahead)
 
     def after_turn(self, began: int, ends: int) -> None:
         """For who checks what must hold after every turn.
@@ -394,7 +397,7 @@ class World:
         for echo in node.datapath.feed(burst, self.fabric.now):
             self.fabric.send(Burst(burst.to, burst.source, echo, len(echo), self.number))
         if state[:4].tobytes() != before:  # events or control packets: they wake the thread up
-            node.poke()
+            node.wake()
 
     def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
         """An op of ``rank`` is over; ``out`` f32[numel] is its result."""
