@@ -136,7 +136,7 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     "expecttest": (_module("expecttest"), "pip install 'tailbound[test]'"),
     "scapy": (_module("scapy"), "pip install 'tailbound[test]'"),
     "sklearn": (_module("sklearn"), "pip install 'tailbound-lab[demo]'"),
-    "matplotlib": (_module("matplotlib"), "pip install 'tailbound-lab[plots]'"),
+    "matplotlib": (_module("matplotlib"), "pip install 'tailbound-lab[demo]'"),
     "prometheus": (_module("prometheus_client"), "pip install 'tailbound[prometheus]'"),
     "lightning": (_module("pytorch_lightning"), "pip install 'tailbound[examples]'"),
     "transformers": (_module("transformers"), "pip install 'tailbound[examples]'"),

@@ -13,7 +13,7 @@ from tailbound_lab.bench.train import run
 from tailbound_lab.bench.train_plan import VARIANTS, plan
 
 # workers wait up to 120 s for each other and then say for whom: that has to come before the end of the test
-pytestmark = [pytest.mark.needs("torch", "sklearn", "matplotlib"), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.needs("torch", "sklearn"), pytest.mark.timeout(240)]
 
 
 @pytest.mark.usefixtures("warm_start")
@@ -25,9 +25,7 @@ def test_ours_and_gloo_train_in_turn_until_the_time_is_over(tmp_path: Path) -> N
         ["accuracy"], workers=2, batch=32, steps=6, turn=2, losses=(0.0,), seeds=(1,), seconds=1e-6,
         variants=("gloo", "tailbound"),
     )  # fmt: skip
-    rows = run(
-        chosen, datapath="xdp", json_file=file, plot=tmp_path / "train.png", console=Console(file=said, width=120)
-    )
+    rows = run(chosen, datapath="xdp", json_file=file, console=Console(file=said, width=120))
     assert json.loads(file.read_text()) == rows
     assert [(row["name"], row["steps"], row["complete"]) for row in rows] == [
         ("gloo", 2, False), ("tailbound", 2, False),
@@ -38,7 +36,6 @@ def test_ours_and_gloo_train_in_turn_until_the_time_is_over(tmp_path: Path) -> N
     assert 0 < ours["delivered"] <= 1
     assert ours["curve"]["accuracy"][0] == gloo["curve"]["accuracy"][0]  # the same weights
     assert abs(ours["accuracy"] - gloo["accuracy"]) < 0.1
-    assert (tmp_path / "train.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.thorough

@@ -145,13 +145,12 @@ def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, 
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="Train on CUDA devices.  [default: cpu]")
 @_datapath()
 @click.option("--option", "options", metavar="NAME=VALUE", multiple=True, help="Of tailbound.torch.register.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw losses or accuracies, too.")
 @_QUICK
 @_JSON
 def train(
     scenarios: tuple[str, ...], rate: str | None, losses: tuple[str, ...], tails: tuple[float, ...],
     seeds: int | None, first_seed: int,
-    variants: tuple[str, ...], datapath: str, options: tuple[str, ...], plot: Path | None, json_file: Path | None,
+    variants: tuple[str, ...], datapath: str, options: tuple[str, ...], json_file: Path | None,
     **changes: Any,
 ) -> None:  # fmt: skip
     """The same training with Gloo, fp16, PowerSGD, our codes over TCP and Tailbound, in turn."""
@@ -171,4 +170,4 @@ def train(
         given = parse_options(options)
     except ConfigError as error:
         raise click.UsageError(str(error)) from error
-    run(chosen, datapath=datapath, options=given, json_file=json_file, plot=plot)
+    run(chosen, datapath=datapath, options=given, json_file=json_file)

@@ -19,12 +19,11 @@ from rich.console import Console
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.prepare import Preparation
-from tailbound_lab.bench import picture, table, to_loss
+from tailbound_lab.bench import table, to_loss
 from tailbound_lab.bench.channel import GLOO, OURS
 from tailbound_lab.bench.experiment import COURSE, Experiment, conditions, datapath_at
 from tailbound_lab.bench.tail import PLACEHOLDER, in_lab
 from tailbound_lab.bench.train_plan import Scenario
-from tailbound_lab.bench.train_plot import draw
 from tailbound_lab.bench.train_rows import COLUMNS, Turns, row, title
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import Background, LabSpec
@@ -41,10 +40,9 @@ def run(
     datapath: str = "auto",
     options: Mapping[str, Any] | None = None,
     json_file: Path | None = None,
-    plot: Path | None = None,
     console: Console | None = None,
 ) -> list[dict[str, Any]]:
-    """Train, print tables, write ``json_file`` after every seed and the plot at the end; return the rows.
+    """Train, print tables, write ``json_file`` after every seed; return the rows.
 
     Arguments are the options of the command, sizes in bytes and rates in bit/s.
 
@@ -60,8 +58,6 @@ def run(
         from tailbound_lab.bench.trainee import MALLOC
     except ModuleNotFoundError as error:
         raise CapabilityError(f"training needs {error.name}: pip install 'tailbound-lab[demo]'") from error
-    if plot is not None:
-        picture.check()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
         console.print("preparing: the data, and machine code that is not in the cache yet", highlight=False)
@@ -96,9 +92,6 @@ def run(
     arrivals = to_loss.arrivals(rows)
     if arrivals:
         table.show("time to Gloo's loss; > where not all seeds got there", to_loss.lines(arrivals), console=console)
-    if plot is not None and rows:
-        draw(rows, plot)
-        console.print(str(plot), highlight=False, soft_wrap=True)
     return rows
 
 

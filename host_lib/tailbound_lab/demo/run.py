@@ -24,7 +24,7 @@ from tailbound_lab.bench.experiment import COURSE, Experiment, datapath_at
 from tailbound_lab.bench.figures import percentile
 from tailbound_lab.bench.train_rows import TARGET, Record, Turns
 from tailbound_lab.bench.trainee import MALLOC
-from tailbound_lab.demo import show
+from tailbound_lab.demo import picture, show
 from tailbound_lab.demo.ledger import Balance, balance
 from tailbound_lab.lab import user_namespace
 from tailbound_lab.lab.cluster import Cluster
@@ -122,7 +122,7 @@ def run(
         }
     summary = summarize(records, drifts, spec, steps)
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    show.picture(records.curves, summary, spec, out / "demo.png")
+    picture.draw(records.curves, show.headline(summary), show.words(summary, spec), out / "demo.png")
     show.results(console, summary, out)
     return summary
 
@@ -162,7 +162,7 @@ def follow(experiment: Experiment, lab: Cluster, steps: int, console: Console) -
         if 8 * (done - told[name]) >= steps or done == steps:
             told[name] = done
             words = f"{done} steps in {record.seconds:.1f} s, accuracy {record.points[-1][1]:.1%}"
-            show.say(console, f"{show.LABELS[name]:>9}: {words}")
+            show.say(console, f"{picture.LABELS[name]:>9}: {words}")
 
     ended = experiment.phase(do="run", on=note).reports
     experiment.phase(do="weights")

@@ -1,4 +1,4 @@
-"""The words of the demo: the table and the picture at the end."""
+"""The words of the demo: the lines that it prints, and the table at the end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from typing import Any
 from rich.console import Console
 
 from tailbound_lab.bench import table
-from tailbound_lab.bench.picture import Line, Panel, draw, shares
-from tailbound_lab.bench.train_rows import TARGET, Record
+from tailbound_lab.bench.train_rows import TARGET
 from tailbound_lab.lab.spec import LabSpec
 
-LABELS = {"tailbound": "Tailbound", "gloo": "Gloo"}
 #: Accuracies this close are called equal: one point, three or four of the 360 test images.
 _EQUAL = 0.01
 
@@ -80,20 +78,10 @@ def results(console: Console, summary: dict[str, Any], out: Path) -> None:
     console.print(f"{out / 'demo.png'}, {out / 'summary.json'}", highlight=False, soft_wrap=True)
 
 
-def picture(curves: dict[str, Record], summary: dict[str, Any], spec: LabSpec, path: Path) -> None:
-    """Draw accuracy over time and the time of an iteration, with two lines of words above them."""
-    words = (
+def words(summary: Mapping[str, Any], spec: LabSpec) -> str:
+    """What the picture says below its headline: conditions, and what was measured."""
+    return (
         f"{summary['workers']} workers, {describe(spec)}\n"
         f"{summary['steps']} steps each, in turn; datapath {summary['datapath']}, "
         f"{summary['delivered']:.2%} of rows delivered"
     )
-    left = Panel("Accuracy over training time", "seconds of training", "test accuracy, worst replica (%)", top=109)
-    head = "Time of an iteration: share that took at most this long"
-    right = Panel(head, "milliseconds (log scale)", "iterations (%)", top=109, steps=True)
-    for name, curve in curves.items():
-        seconds, accuracy = zip(*curve.points, strict=True)
-        reached = curve.time_to(TARGET)
-        marks = [] if reached is None else [(reached, 100 * TARGET, f"{TARGET:.0%} after {reached:.1f} s")]
-        left.lines.append(Line(name, seconds, [100 * one for one in accuracy], LABELS[name], marks=marks))
-        right.lines.append(shares(name, [1e3 * one for one in curve.iterations], "", percents=(50, 99)))
-    draw([[left, right]], path, headline(summary), words)
