@@ -16,21 +16,15 @@ from numpy.typing import NDArray
 
 from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
-from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
-from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Own, Packets, Received, Scales, Sums, results
-from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of
-from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import shape_for
+from tailbound.codec.records import Own, Received, Sums, results
 from tailbound.wire.bits import Bits, bits_text, bits_told
 from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import HEADER_BYTES
 from tailbound_lab.bench.gradients import LAYERS, SIZES, draw, exact_mean, worst_tensor
 from tailbound_lab.bench.local_job import LocalJob, nmse
 from tailbound_lab.bench.table import save
 
-RANKS, WIDTH, OP, COOKIE = 4, 1408, 1, 1
+RANKS, WIDTH, OP = 4, 1408, 1
 #: Passes that an op takes of a rank.
 _OP = ("encode", "mean", "decode")
 #: Name -> (bytes of float32, call).
@@ -103,35 +97,29 @@ def _in_turn(passes: Passes, rounds: int) -> dict[str, NDArray[np.float64]]:
 
 def _passes(numel: int) -> Passes:
     """Every pass, for the first of four ranks in a cold op."""
-    shape, scratch = shape_for(numel, WIDTH), Scratch(WIDTH)
-    at = place(shape, OwnerMap(1, tuple(range(RANKS))), RANKS)
-    codes, rng = shape.codes, np.random.default_rng(0)
+    job, rng = LocalJob(RANKS, numel, WIDTH), np.random.default_rng(0)
+    shape, at, scratch, codes = job.shape, job.placement, job.scratch, job.shape.codes
     own, groups = int(at.counts[0]), at.groups_of(0)
     x = rng.standard_normal(numel, np.float32)
     copy, decoded = np.empty_like(x), np.empty_like(x)
-    coding = Coding(seed_of(COOKIE, OP), 0, shift_cap_of(RANKS), headroom_of(RANKS), ranks=RANKS)
-    need, shift = np.zeros(shape.groups, np.int16), np.zeros(shape.groups, np.uint8)
-    measure(x, shape, coding, need, scratch)
-    exponents = cold_exponents(need[None], coding.headroom)
-    scales = Scales(exponents, need, shift)
-    memory = np.zeros((shape.rows, HEADER_BYTES + codes), np.uint8)
-    packets = Packets(memory, at.position, np.zeros((shape.rows, 4), np.uint64))
+    job.cold([x] * RANKS, OP)
+    coding, packets, scales = job.coding(OP, 0), job.packets_of(0), job.scales_of(0)
     # sums of three peers, in a ring twice as long as needed
     ring = 2 << (own - 1).bit_length()
     sums, slots = np.zeros((ring, 2 * WIDTH), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
     sums.view(np.uint16)[:] = rng.integers(3, 3 * 255, (ring, WIDTH))
-    slots["cookie"], slots["op"], slots["count"], slots["units"] = COOKIE, OP, 3, 3
+    slots["cookie"], slots["op"], slots["count"], slots["units"] = job.cookie, OP, 3, 3
     slots["ranks"][:, 0] = 0b1110
-    slots["exponent"][:own] = exponents[groups]
-    sealed, made = Sums(sums, slots, 0, COOKIE, OP, exponents), results(own, codes)
-    contributed = Own(at.rows_of(0), memory[:own], True, scales, np.zeros(shape.groups, np.int16))
+    slots["exponent"][:own] = scales.exponents[groups]
+    sealed, made = Sums(sums, slots, 0, job.cookie, OP, scales.exponents), results(own, codes)
+    contributed = Own(at.rows_of(0), packets.memory[:own], True, scales, np.zeros(shape.groups, np.int16))
     result_ring = rng.integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
     source = np.arange(shape.rows, dtype=np.int64)
     source[at.rows_of(0)] = [own_source(i) for i in range(own)]
     received = Received(result_ring, made.packets, source, -np.ones(shape.rows, np.float32))
     return {
         "encode": (4 * numel, lambda: encode(x, shape, coding, packets, scales, scratch)),
-        "measure": (4 * numel, lambda: measure(x, shape, coding, need, scratch)),
+        "measure": (4 * numel, lambda: measure(x, shape, coding, scales.need, scratch)),
         "mean": (4 * own * codes, lambda: mean_rows(sealed, contributed, shape, coding, made, scratch)),
         "decode": (4 * numel, lambda: decode(received, shape, coding, decoded, scratch)),
         "memcpy": (4 * numel, lambda: np.copyto(copy, x)),
