@@ -1,7 +1,7 @@
 """Whose lab is it: the owner's process is part of every namespace's name, so no state file can go stale.
 
-``tb-PID-START-N-...``: process id and start time (clock ticks since boot, base 36) of the owner, and a
-count within it. The pair names a process once and for all, whatever is done with its number later.
+``tb-PID-START-N-...``: process id and start time (clock ticks since boot) of the owner, and a count within it. The pair
+names a process once and for all, whatever is done with its number later.
 """
 
 from __future__ import annotations
@@ -18,19 +18,9 @@ from pathlib import Path
 from tailbound_lab.lab import namespaces
 
 PREFIX = "tb-"
-_NAME = re.compile(r"tb-(\d+)-([0-9a-z]+)-(\d+)-(?:[sb]|[cw]\d+)")
+_NAME = re.compile(r"tb-(\d+)-(\d+)-(\d+)-(?:[sb]|[cw]\d+)")
 _count = itertools.count()
-_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
 _KILL_SECONDS = 5.0
-
-
-def _base36(number: int) -> str:
-    digits = ""
-    while True:
-        number, rest = divmod(number, 36)
-        digits = _DIGITS[rest] + digits
-        if number == 0:
-            return digits
 
 
 def _start_time(pid: int) -> str | None:
@@ -40,7 +30,7 @@ def _start_time(pid: int) -> str | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else _base36(int(fields[19]))
+    return None if fields[0] in "ZX" else fields[19]
 
 
 def is_alive(pid: int) -> bool:
