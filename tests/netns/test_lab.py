@@ -69,7 +69,7 @@ def test_nothing_leads_out_of_a_lab(tailbound_lab: Make) -> None:
         assert routes == {("198.18.0.0", 16), ("198.19.0.0", 16)}
         assert links == {"lo", "data0", "plain0"}
         assert ipv6 == []
-    for namespace in (lab.topology.switch, *(c.namespace for c in lab.topology.cables)):
+    for namespace in (lab.topology.switch, *lab.topology.cables):
         assert namespaces.call(namespace, look)[0] == set()
 
     def reach_out() -> None:

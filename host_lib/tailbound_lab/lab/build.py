@@ -132,7 +132,7 @@ def _switch(topology: Topology, mtu: int, queues: int, queued: bool) -> None:
             for worker in topology.workers:
                 name = link.port(worker.rank)
                 if topology.cables:
-                    index = _pair(ip, name, topology.cables[worker.rank].namespace, link.switch_port, None, mtu, queues)
+                    index = _pair(ip, name, topology.cables[worker.rank], link.switch_port, None, mtu, queues)
                 else:
                     mac = link.mac(worker.rank)
                     index = _pair(ip, name, worker.namespace, link.interface, mac, mtu, queues)
@@ -265,13 +265,13 @@ def build(topology: Topology, *, mtu: int, queues: int, wire: bool) -> None:
         namespaces.call(name, function, patient=True)
 
     inside(topology.switch, partial(_switch, topology, mtu, queues, wire or bool(topology.cables)))
-    for cable in topology.cables:
-        inside(cable.namespace, partial(_cable, topology.workers[cable.rank], mtu, queues))
+    for cable, worker in zip(topology.cables, topology.workers, strict=False):
+        inside(cable, partial(_cable, worker, mtu, queues))
     for worker in topology.workers:
         inside(worker.namespace, partial(_worker, topology, worker, queues, wire))
     for cable in topology.cables:
         ports = [port for link in LINKS for port in (link.worker_port, link.switch_port)]
-        inside(cable.namespace, partial(_wait_forwarding, ports))
+        inside(cable, partial(_wait_forwarding, ports))
     ports = [link.port(worker.rank) for worker in topology.workers for link in LINKS]
     if topology.background is not None:
         inside(topology.switch, partial(_background_ports, topology, topology.background, mtu))

@@ -344,7 +344,7 @@ class Cluster:
         self._worker(rank)
         if not self.topology.cables:
             raise ConfigError("this lab has no cables to trouble: build it with LabSpec(cables=True)")
-        return self.topology.cables[rank].namespace
+        return self.topology.cables[rank]
 
     def _injector(self) -> Injector | LossFilters:
         if self._faults is None:

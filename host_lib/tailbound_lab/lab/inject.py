@@ -41,9 +41,9 @@ class Injector:
         self._settings: dict[_End, FaultSettings] = {}
         self._ends: list[_End] = []
         try:
-            for cable in topology.cables:
+            for rank in range(len(topology.cables)):
                 for link in LINKS:
-                    self._add(topology, cable.rank, link)
+                    self._add(topology, rank, link)
             self.set(fault)
         except BaseException:
             self.close()

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import socket
 import struct
-from collections.abc import Iterator
 
 from pyroute2 import IPRoute, NetlinkError
 
 from tailbound.errors import CapabilityError
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.faults import Fault, FaultCounts, Way, end_settings
-from tailbound_lab.lab.topology import LINKS, Cable, Link, Topology
+from tailbound_lab.lab.topology import LINKS, Link, Topology
 
 #: Parents of filters at a clsact, for what enters and for what leaves (linux/pkt_sched.h).
 _PARENTS = 0xFFFFFFF2, 0xFFFFFFF3
@@ -47,11 +46,11 @@ class LossFilters:
     def __init__(self, topology: Topology, fault: Fault) -> None:
         self._cables = topology.cables
         for cable in self._cables:
-            namespaces.call(cable.namespace, _prepare, patient=True)
+            namespaces.call(cable, _prepare, patient=True)
         self.set(fault)
 
-    def _select(self, rank: int | None) -> Iterator[Cable]:
-        return (cable for cable in self._cables if rank in (None, cable.rank))
+    def _select(self, rank: int | None) -> tuple[str, ...]:
+        return self._cables if rank is None else self._cables[rank : rank + 1]
 
     def set(self, fault: Fault, rank: int | None = None, link: Link | None = None, way: Way | None = None) -> None:
         """As ``Injector.set``.
@@ -65,13 +64,13 @@ class LossFilters:
             )
         links = LINKS if link is None else (link,)
         for cable in self._select(rank):
-            namespaces.call(cable.namespace, _set, links, end_settings(fault).loss_good, patient=True)
+            namespaces.call(cable, _set, links, end_settings(fault).loss_good, patient=True)
 
     def counts(self, rank: int | None = None, link: Link | None = None) -> FaultCounts:
         """As ``Injector.counts``."""
         total = FaultCounts()
         for cable in self._select(rank):
-            total += namespaces.call(cable.namespace, _counts, LINKS if link is None else (link,), patient=True)
+            total += namespaces.call(cable, _counts, LINKS if link is None else (link,), patient=True)
         return total
 
     def close(self) -> None:

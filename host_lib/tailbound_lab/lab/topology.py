@@ -118,19 +118,18 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Cable:
-    """The namespace between one worker and the switch."""
-
-    rank: int
-    namespace: str
-
-
-@dataclass(frozen=True)
 class Topology:
-    """All of a lab's namespaces. ``cables`` is empty where workers are joined to the switch directly."""
+    """All of a lab's namespaces.
+
+    Attributes:
+        workers: by rank.
+        cables: by rank, the namespace between a worker and the switch; empty where they are joined directly.
+        switch: the switch's.
+        background: that of foreign traffic.
+    """
 
     workers: tuple[Worker, ...]
-    cables: tuple[Cable, ...]
+    cables: tuple[str, ...]
     switch: str
     background: str | None = None
 
@@ -138,7 +137,7 @@ class Topology:
     def namespaces(self) -> tuple[str, ...]:
         """Every namespace, in the order of creation."""
         more = () if self.background is None else (self.background,)
-        return (self.switch, *(c.namespace for c in self.cables), *(w.namespace for w in self.workers), *more)
+        return (self.switch, *self.cables, *(w.namespace for w in self.workers), *more)
 
     @property
     def hosts(self) -> str:
@@ -154,7 +153,7 @@ class Topology:
 
     def cable_ends(self, rank: int, link: Link) -> list[tuple[str, str]]:
         """(namespace, interface) of both ends of a cable: towards the worker, towards the switch."""
-        return [(self.cables[rank].namespace, port) for port in (link.worker_port, link.switch_port)]
+        return [(self.cables[rank], port) for port in (link.worker_port, link.switch_port)]
 
 
 def describe(prefix: str, workers: int, *, cables: bool, background: bool = False, ipv6: bool = False) -> Topology:
@@ -164,7 +163,7 @@ def describe(prefix: str, workers: int, *, cables: bool, background: bool = Fals
             Worker(rank, f"{prefix}-w{rank}", Link.DATA.address(rank, ipv6=ipv6), Link.PLAIN.address(rank))
             for rank in range(workers)
         ),
-        cables=tuple(Cable(rank, f"{prefix}-c{rank}") for rank in range(workers)) if cables else (),
+        cables=tuple(f"{prefix}-c{rank}" for rank in range(workers)) if cables else (),
         switch=f"{prefix}-s",
         background=f"{prefix}-b" if background else None,
     )
