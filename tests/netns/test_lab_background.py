@@ -11,9 +11,10 @@ import pytest
 
 from support import PATIENCE
 from tailbound.errors import ConfigError
+from tailbound.settings.kinds import parse_rate
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.counters import InterfaceCounters
-from tailbound_lab.lab.spec import Background, parse_background, parse_rate
+from tailbound_lab.lab.spec import Background, parse_background
 from tailbound_lab.lab.topology import Link
 from tailbound_lab.lab.traffic import Sender, schedule
 

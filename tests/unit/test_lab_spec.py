@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from tailbound.errors import ConfigError
+from tailbound.settings.kinds import parse_rate
 from tailbound_lab.lab import inject
 from tailbound_lab.lab.faults import Fault
 from tailbound_lab.lab.spec import (
@@ -22,7 +23,6 @@ from tailbound_lab.lab.spec import (
     Straggler,
     parse_burst,
     parse_probability,
-    parse_rate,
     parse_straggler,
 )
 from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, run_times, step_delay

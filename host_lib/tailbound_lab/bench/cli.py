@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailbound.errors import ConfigError
+from tailbound.settings.kinds import parse_rate
 from tailbound_lab.bench.channel import GLOO, QUANTISED
 from tailbound_lab.bench.table import show
 from tailbound_lab.bench.train_plan import SCENARIOS, VARIANTS
 from tailbound_lab.lab.cli import spec_from_options, spec_options
-from tailbound_lab.lab.spec import parse_probability, parse_rate, parse_size
+from tailbound_lab.lab.spec import parse_probability, parse_size
 
 if TYPE_CHECKING:
     _IntegerType = click.ParamType[int]

@@ -54,14 +54,14 @@ def run(
     if not scenarios:
         raise ConfigError("give at least one scenario")
     try:
-        from tailbound_lab.bench import digits, text
+        from tailbound_lab.bench import digits, gpt
         from tailbound_lab.bench.trainee import MALLOC
     except ModuleNotFoundError as error:
         raise CapabilityError(f"training needs {error.name}: pip install 'tailbound-lab[demo]'") from error
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="tailbound-bench-") as folder, Preparation() as preparation:
         console.print("preparing: the data, and machine code that is not in the cache yet", highlight=False)
-        sources = {"digits": digits.load, "text": text.load}
+        sources = {"digits": digits.load, "text": gpt.load}
         for data, seed in {(scenario.data, seed) for scenario in scenarios for seed in scenario.seeds}:
             digits.save(sources[data](seed), Path(folder, f"{data}{seed}.npz"))
         preparation.wait()

@@ -11,17 +11,17 @@ import click
 from rich.console import Console
 
 from tailbound.errors import ConfigError, TailboundError
+from tailbound.settings.kinds import parse_rate
+from tailbound.transport.config import DEFAULT_PORT
 from tailbound_lab.lab import owner
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.launch import launch
 from tailbound_lab.lab.spec import (
     DEFAULT_MTU,
-    DEFAULT_PORT,
     LabSpec,
     parse_background,
     parse_burst,
     parse_probability,
-    parse_rate,
     parse_size,
     parse_straggler,
 )

@@ -13,22 +13,6 @@ from tailbound.settings.kinds import parse_rate
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.wire.schema import MAX_RANKS
 
-__all__ = [
-    "DEFAULT_BURST",
-    "DEFAULT_MTU",
-    "DEFAULT_PORT",
-    "Background",
-    "Burst",
-    "LabSpec",
-    "Straggler",
-    "parse_background",
-    "parse_burst",
-    "parse_probability",
-    "parse_rate",
-    "parse_size",
-    "parse_straggler",
-]
-
 DEFAULT_MTU = 1500
 #: Mean burst length in packets where ``--burst-loss`` names none.
 DEFAULT_BURST = 5.0

@@ -32,7 +32,8 @@ from tailbound_lab.simulate.layouts import LAYOUTS
 )
 def simulate(ranks: tuple[int, ...], json_file: Path | None, **options: Any) -> None:
     """Run the engine of many ranks in a simulated network of one switch."""
-    from tailbound_lab.lab.spec import parse_probability, parse_rate
+    from tailbound.settings.kinds import parse_rate
+    from tailbound_lab.lab.spec import parse_probability
     from tailbound_lab.simulate.fabric import MS
     from tailbound_lab.simulate.ports import Switching
     from tailbound_lab.simulate.run import Wanted, run
