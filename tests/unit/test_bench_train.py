@@ -113,10 +113,10 @@ def test_arguments_reach_the_benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path
     target = "tailbound_lab.bench.train.run"
     monkeypatch.setattr(target, lambda scenarios, **more: seen.update(more, scenarios=scenarios))
     network = ["--scenario", "accuracy", "-n", "2", "--loss", "0", "--loss", "1%"]
-    training = ["--seeds", "2", "--seed", "5", "--steps", "44", "--variants", "gloo", "--option", "result=peers"]
+    training = ["--seeds", "2", "--steps", "44", "--variants", "gloo", "--option", "result=peers"]
     assert cli.main(["bench", "train", *network, *training]) == 0
     (scenario,) = seen["scenarios"]
-    assert (scenario.workers, scenario.losses, scenario.seeds) == (2, (0.0, 0.01), (5, 6))
+    assert (scenario.workers, scenario.losses, scenario.seeds) == (2, (0.0, 0.01), (1, 2))
     assert (scenario.variants, scenario.steps) == (("gloo",), 44)
     assert seen["options"] == {"advanced": {"result": "peers"}}
     assert cli.main(["bench", "train"]) == 0

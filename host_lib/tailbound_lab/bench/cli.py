@@ -113,14 +113,11 @@ def allreduce(vs: tuple[str, ...], **options: Any) -> None:
 @_VS
 @click.option("--seed", type=int, default=1, help="Of losses and bursts.")
 @_datapath()
-@_QUICK
 @_JSON
-def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, **settings: Any) -> None:
+def tail(rate: str, envs: tuple[str, ...], json_file: Path | None, **settings: Any) -> None:
     """The slowest all-reduces under foreign traffic, loss and a rank that is late or stands still."""
     from tailbound_lab.bench.tail import ENVS, run
 
-    if quick:
-        settings["seconds"] = min(settings["seconds"], 15.0)
     settings["vs"] = (GLOO, *settings["vs"])  # bursts are as long as its tail says
     run(rate=parse_rate(rate), envs=envs or ENVS, json_file=json_file, **settings)
 
@@ -135,10 +132,7 @@ def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, 
 @click.option("--loss", "losses", metavar="P", multiple=True, help="Packets lost, one or more of these.")
 @click.option("--tail", "tails", type=float, multiple=True, help="P99/P50 of Gloo by foreign bursts, one or more.")
 @click.option("--seeds", type=click.IntRange(1), help="How many; each has data, weights and losses of its own.")
-@click.option("--seed", "first_seed", type=click.IntRange(0), default=1, help="The first of them.")
 @click.option("--steps", type=click.IntRange(1), help="Of every variant.")
-@click.option("--batch", type=click.IntRange(1), help="Images, or pieces of text, a worker and step.")
-@click.option("--seconds", type=click.FloatRange(min=0, min_open=True), help="Of training, after which no turn begins.")
 @click.option(
     "--variants", "--variant", type=click.Choice(VARIANTS), multiple=True,
     help="Only these; more than one allowed.", show_default=False,
@@ -150,8 +144,7 @@ def tail(rate: str, envs: tuple[str, ...], quick: bool, json_file: Path | None, 
 @_JSON
 def train(
     scenarios: tuple[str, ...], rate: str | None, losses: tuple[str, ...], tails: tuple[float, ...],
-    seeds: int | None, first_seed: int,
-    variants: tuple[str, ...], datapath: str, options: tuple[str, ...], json_file: Path | None,
+    seeds: int | None, variants: tuple[str, ...], datapath: str, options: tuple[str, ...], json_file: Path | None,
     **changes: Any,
 ) -> None:  # fmt: skip
     """The same training with Gloo, fp16, PowerSGD, our codes over TCP and Tailbound, in turn."""
@@ -163,7 +156,7 @@ def train(
             scenarios,
             rate=None if rate is None else 0 if rate == "none" else parse_rate(rate),
             losses=tuple(parse_probability(loss, "loss") for loss in losses) or None,
-            seeds=None if seeds is None and first_seed == 1 else tuple(range(first_seed, first_seed + (seeds or 1))),
+            seeds=None if seeds is None else tuple(range(1, 1 + seeds)),
             variants=variants or None,
             tails=tails or None,
             **changes,
