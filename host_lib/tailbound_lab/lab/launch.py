@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -75,7 +75,7 @@ def launch(
         SystemExit: a signal ended the run; 128 + its number.
     """
     out, err = out or Console(), err or Console(stderr=True)
-    with Ranks(lab, out, err) as ranks:
+    with closing(Ranks(lab, out, err)) as ranks:
         for _ in range(lab.spec.workers):
             ranks.start(command, {**_UNBUFFERED, **(env or {})})
         try:
@@ -87,7 +87,6 @@ def launch(
         if first is not None:
             _stop(ranks, signal.SIGTERM, grace)
         _pump(ranks, _DRAIN_SECONDS, lambda: not ranks.streams.open)
-        ranks.close()
     return Outcome(tuple(_status(process) for process in ranks.processes), first)
 
 

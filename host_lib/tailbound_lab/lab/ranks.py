@@ -17,7 +17,7 @@ from tailbound_lab.lab.straggler import Freezer, run_times
 
 
 class Ranks:
-    """Processes of a lab, by rank; a context manager that kills what still runs.
+    """Processes of a lab, by rank; ``close`` kills what still runs.
 
     Lines of their standard output and standard error go to ``out`` and ``err``, with the rank in front, whenever
     ``streams`` is pumped.
@@ -28,12 +28,6 @@ class Ranks:
         self.streams = Streams(lab.spec.workers, out, err)
         self.processes: list[subprocess.Popen[bytes]] = []
         self._freezer: Freezer | None = None
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], **options: Any) -> None:
         """Start the next rank; the last one starts the stops of a straggler. ``options`` are those of ``Popen``."""
