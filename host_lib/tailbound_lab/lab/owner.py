@@ -1,7 +1,8 @@
 """Whose lab is it: the owner's process is part of every namespace's name, so no state file can go stale.
 
-``tb-PID-START-N-...``: process id and start time (clock ticks since boot) of the owner, and a count within it. The pair
-names a process once and for all, whatever is done with its number later.
+``tb-PID-START-N-...``: process id and start time (clock ticks since boot, base 36) of the owner, and a count within it.
+The pair names a process once and for all, whatever is done with its number later. Versions that share a machine must
+agree on it: who reads another start time takes a lab for left over, and ends whatever runs there.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from tailbound_lab.lab import namespaces
 
 PREFIX = "tb-"
-_NAME = re.compile(r"tb-(\d+)-(\d+)-(\d+)-(?:[sb]|[cw]\d+)")
+_NAME = re.compile(r"tb-(\d+)-([0-9a-z]+)-(\d+)-(?:[sb]|[cw]\d+)")
 _count = itertools.count()
 _KILL_SECONDS = 5.0
 
@@ -30,7 +33,7 @@ def _start_time(pid: int) -> str | None:
     except OSError:
         return None
     fields = text.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else fields[19]
+    return None if fields[0] in "ZX" else np.base_repr(int(fields[19]), 36).lower()
 
 
 def is_alive(pid: int) -> bool:
