@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -163,39 +162,6 @@ def test_what_would_end_with_the_command_is_refused(wire: list[str]) -> None:
     assert "run-tailbound-bpf.mount" in done.stderr
     assert ".json" not in done.stdout
     assert net.xdp_on("tbx") is None
-
-
-@needs_wire
-def test_another_program_takes_the_place_of_the_old_one_at_once(
-    wire: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The link stays, and nobody else can take the device meanwhile; where the kernel refuses, all is as before."""
-    attach_for_good("tbx", **SMALL)
-    before, files = net.xdp_on("tbx"), pin.identity("tbx")
-    detached: list[str] = []
-    update, detach_one = syscalls.link_update, pin.detach
-
-    def noted(link: Path) -> None:
-        detached.extend([link.name] if link.exists() else [])
-        detach_one(link)
-
-    monkeypatch.setattr(pin, "detach", noted)
-
-    def refused(fd: int, program: int) -> None:
-        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
-
-    monkeypatch.setattr(syscalls, "link_update", refused)
-    with pytest.raises(CapabilityError, match="errno 16"):
-        attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
-    assert (net.xdp_on("tbx"), pin.identity("tbx")) == (before, files)
-    assert XdpDatapath.is_attached("tbx")
-    monkeypatch.setattr(syscalls, "link_update", update)
-    attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
-    assert "link" not in detached
-    assert net.xdp_on("tbx") != before
-    assert pin.identity("tbx") != files
-    assert XdpDatapath.is_attached("tbx")
-    assert not list(pin.bpffs().glob("*+"))
 
 
 @needs_wire

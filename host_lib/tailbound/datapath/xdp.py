@@ -159,10 +159,8 @@ class XdpDatapath:
         """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
         pin.mount()
         pin.refuse_elsewhere(interface)
-        link = pin.link_of(interface) if replace else -1
-        replaces = link >= 0
         maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, keyed=True, link=link, ipv6=ipv6
+            interface, port, width, sum_rows, result_rows, loader, keyed=True, replace=replace, ipv6=ipv6
         )
         try:
             found = pin.Settings(
@@ -179,7 +177,7 @@ class XdpDatapath:
                 index=net.index_of(interface),
             )
             fds = {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}
-            pin.pin(found, fds, link, group, program if replaces else -1)
+            pin.pin(found, fds, link, group)
         finally:
             maps.close(link, program)
 
@@ -303,26 +301,27 @@ def _attach(
     loader: str,
     *,
     keyed: bool,
-    link: int = -1,
+    replace: bool = False,
     ipv6: bool = False,
 ) -> tuple[Maps, int, int, bool]:
-    """Makes maps and loads the program; attaches it, unless there is a ``link`` that is to get it later."""
+    """Makes maps, loads the program and attaches it; with ``replace``, what is pinned goes in between."""
     if not 0 < port < 65536:
         raise ConfigError(f"UDP port {port}: choose one of 1..65535")
     device, vlan = net.device_of(interface)
-    if link < 0:
+    if not replace:
         attaching.refuse_occupied(device)
     dims, node = shapes(width, sum_rows, result_rows), net.numa_node(device)
     maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
-    program = -1
+    program = link = -1
     try:
         control = maps.arrays["control"]
         control["address"], control["prefix"] = _own_address(interface, ipv6=ipv6)
         defines = load.receiver_defines(port, width, result_rows, vlan, ipv6=ipv6)
         program = load.load_worker(maps.fds, defines, loader)
         tagged = keyed and _load_tagged(maps, defines, loader)
-        if link < 0:
-            link = attaching.attach(program, device)
+        if replace:
+            pin.remove(interface)
+        link = attaching.attach(program, device)
     except BaseException:
         maps.close(link, program)
         raise

@@ -93,11 +93,6 @@ def _begun(file: Path) -> Path:
     return file.with_suffix(".new")
 
 
-def _fresh(folder: Path) -> Path:
-    """Where pins are made that are to take the place of others."""
-    return folder.with_name(f"{folder.name}+")
-
-
 def read(file: Path) -> dict[str, Any] | None:
     """What ``write`` has written; None where nothing is there, or no such thing."""
     try:
@@ -286,12 +281,8 @@ def _name(group: int) -> str:
         return str(group)
 
 
-def pin(found: Settings, fds: Mapping[str, int], link: int, group: int, program: int = -1) -> None:
+def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     """Pins maps and link, readable by ``group``, in the place of whatever was pinned there.
-
-    Args:
-        program: ``link`` is that of what was pinned there (``link_of``), and gets this program. Up to then nothing has
-            changed, and no packet passes between the two.
 
     Raises:
         AttachError: see ``refuse_elsewhere``.
@@ -299,44 +290,27 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int, program:
     """
     mount()
     with alone():
-        _pin(found, fds, link, group, program)
+        _pin(found, fds, link, group)
 
 
-def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int, program: int = -1) -> None:
+def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     folder, file = _pins(found.interface), _settings_file(found.interface)
     refuse_elsewhere(found.interface)
-    fresh, begun = _fresh(folder), _begun(file)
+    _remove(folder, file)
+    begun = _begun(file)
     try:
-        shutil.rmtree(fresh, ignore_errors=True)
         begun.write_text(json.dumps(asdict(found)) + "\n")
         os.chown(begun, 0, group)
         os.chmod(begun, 0o640)
-        fresh.mkdir(mode=0o710)
-        os.chown(fresh, 0, group)
-        _pin_maps(fresh, fds, group)
-        _pin_link(fresh / _LINK, link)
-        if program >= 0:
-            syscalls.link_update(link, program)
-            (folder / _LINK).unlink()  # which is not to be detached
-        _remove(folder, file, but=fresh)
-        fresh.rename(folder)
+        folder.mkdir(mode=0o710)
+        os.chown(folder, 0, group)
+        _pin_maps(folder, fds, group)
+        _pin_link(folder / _LINK, link)
         os.replace(begun, file)
     except OSError as error:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         begun.unlink(missing_ok=True)
         raise refused(f"pin below {folder}", error) from error
-
-
-def link_of(interface: str) -> int:
-    """Descriptor of the link that is pinned for ``interface`` and on its device; -1: there is none.
-
-    Raises:
-        ConfigError: no such interface.
-    """
-    link = _pins(interface) / _LINK
-    if _index_of(link) != net.index_of(net.device_of(interface).name):
-        return -1
-    return syscalls.obj_get(str(link))
 
 
 def refuse_elsewhere(interface: str) -> None:
@@ -456,8 +430,7 @@ def remove(interface: str) -> bool:
         return _remove(_pins(interface), _settings_file(interface))
 
 
-def _remove(folder: Path, file: Path, but: Path | None = None) -> bool:
-    """``but`` and what was begun stays."""
+def _remove(folder: Path, file: Path) -> bool:
     try:
         found = folder.is_dir() or file.exists()
         if folder.is_dir():
@@ -466,9 +439,7 @@ def _remove(folder: Path, file: Path, but: Path | None = None) -> bool:
             detach(folder / _LINK)
             shutil.rmtree(folder)
         file.unlink(missing_ok=True)
-        if but is None:
-            shutil.rmtree(_fresh(folder), ignore_errors=True)
-            _begun(file).unlink(missing_ok=True)
+        _begun(file).unlink(missing_ok=True)
     except OSError as error:
         raise refused(f"remove {folder}", error) from error
     return found
@@ -507,11 +478,10 @@ def _left_over(name: str) -> bool:
     ``ROOT`` may be shared with mount namespaces that have file systems of pins of their own. What is pinned there
     cannot be seen from here, and is left alone.
     """
-    folder = bpffs() / name
+    folder, finished = bpffs() / name, (ROOT / f"{name}.json").exists()
     if folder.is_dir():
-        return not _index_of(folder / _LINK)
-    # without settings, an attach has begun here and ended before it pinned anything
-    return name.endswith(_key("")) and not (ROOT / f"{name}.json").exists()
+        return not (finished and _index_of(folder / _LINK))
+    return name.endswith(_key("")) and not finished
 
 
 def _portless(folder: Path) -> bool:

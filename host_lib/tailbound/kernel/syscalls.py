@@ -18,7 +18,7 @@ from tailbound.errors import CapabilityError
 _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
 _MAP_CREATE, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD, _OBJ_PIN, _OBJ_GET = 0, 2, 3, 5, 6, 7
 _TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
-_UPDATE_BATCH, _LINK_CREATE, _LINK_UPDATE, _LINK_DETACH = 26, 28, 29, 34
+_UPDATE_BATCH, _LINK_CREATE, _LINK_DETACH = 26, 28, 34
 
 MAP_TYPE_ARRAY, MAP_TYPE_PROG_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_RINGBUF = 2, 3, 12, 14, 27
 F_LOCK, F_NUMA_NODE, F_MMAPABLE = 4, 4, 1 << 10
@@ -169,11 +169,6 @@ def obj_get(path: str, flags: int = 0) -> int:
 def link_create(program: int, ifindex: int, flags: int, where: int = ATTACH_XDP) -> int:
     """Attaches a program by BPF link; the program goes when the link's last descriptor and pin are gone."""
     return _bpf(_LINK_CREATE, struct.pack("=IIII", program, ifindex, where, flags), 64)[0]
-
-
-def link_update(fd: int, program: int) -> None:
-    """Puts a program in the place of the link's, at once: no packet passes between them."""
-    _bpf(_LINK_UPDATE, struct.pack("=4I", fd, program, 0, 0))
 
 
 def link_detach(fd: int) -> None:
