@@ -92,8 +92,8 @@ def test_two_first_attaches_mount_one_file_system(root: Path, monkeypatch: pytes
 def test_a_sweep_leaves_what_it_cannot_see(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another mount namespace may have a file system of pins of its own; settings lie where all see them."""
     monkeypatch.setattr(pin.os.path, "ismount", lambda _: True)
-    monkeypatch.setattr(pin, "_index_of", lambda link: 7 if link.parent == pin._pins("lives") else 0)
-    for name in ("lives", "gone"):
+    monkeypatch.setattr(pin, "_index_of", lambda link: 0 if link.parent == pin._pins("gone") else 7)
+    for name in ("lives", "gone", "begun"):  # the last by an attach that broke off
         pin._pins(name).mkdir()
     for name in ("lives", "gone", "elsewhere"):
         pin._settings_file(name).write_text("{}")
