@@ -16,7 +16,7 @@ import yaml
 from tailbound.cli import cli
 from tailbound.datapath.xdp import XdpDatapath, detach
 from tailbound.datapath.xdp import attach as attach_for_good
-from tailbound.errors import AttachError, CapabilityError
+from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import attach, net, pin, syscalls
 from tailbound.kernel import compile as compile_
 
@@ -191,6 +191,9 @@ def test_a_program_is_not_taken_from_under_a_job(wire: list[str]) -> None:
     job.socket.close()  # as if it had been killed
     assert detach("tbx")
     job.close()
+    assert not detach("tbx")
+    with pytest.raises(ConfigError, match="no interface 'tby'"):
+        detach("tby")
 
 
 @needs_wire

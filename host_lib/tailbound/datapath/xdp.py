@@ -417,6 +417,7 @@ def detach(interface: str, *, force: bool = False) -> bool:
         Whether anything of ``interface`` was there.
 
     Raises:
+        ConfigError: nothing was there, and there is no such interface.
         AttachError: a job receives there.
         CapabilityError: no privilege to.
     """
@@ -427,6 +428,8 @@ def detach(interface: str, *, force: bool = False) -> bool:
         )
     removed = pin.remove(interface)
     pin.sweep()
+    if not removed:
+        net.index_of(interface)
     return removed
 
 
