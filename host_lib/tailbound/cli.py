@@ -7,7 +7,6 @@ become one line and an exit status: 2 what was asked for cannot be right (``Conf
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -107,22 +106,6 @@ def detach(interface: str, force: bool) -> None:
 
     done = detach(interface, force=force)
     click.echo(f"detached from {interface}" if done else f"nothing of Tailbound's is on {interface}")
-
-
-@cli.command()
-def gc() -> None:
-    """Remove pins of vanished devices and status files of dead processes."""
-    from tailbound.kernel import pin
-    from tailbound.observe import status
-
-    removed = [f"status {path}" for folder in status.folders() for path in status.sweep(folder)]
-    try:
-        removed += [f"pins of {name}" for name in pin.sweep()]
-    except CapabilityError as error:
-        if os.geteuid() == 0:
-            raise
-        click.echo(f"pins were not looked at: {error}", err=True)
-    click.echo("\n".join(f"removed {what}" for what in removed) or "nothing to remove")
 
 
 @cli.command()

@@ -147,15 +147,12 @@ def read(where: Iterable[Path]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda status: (str(status.get("cookie")), status["rank"]))
 
 
-def sweep(where: Path) -> list[Path]:
-    """Takes away files of dead processes, where this user may; returns them."""
-    gone = []
+def sweep(where: Path) -> None:
+    """Takes away files of dead processes, where this user may."""
     for path in _files(where):
         if (status := _load(path)) is not None and _dead(status):
             with contextlib.suppress(OSError):
                 path.unlink()
-                gone.append(path)
-    return gone
 
 
 def _files(where: Path) -> list[Path]:
