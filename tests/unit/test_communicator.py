@@ -247,7 +247,6 @@ def test_a_trace_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     with team(2, patient(repair=False, share_rows=False)) as job:
         for op in range(4):
             job.allreduce(gradients("U", 2, NUMEL, seed=op))
-        assert job[0].trace(tmp_path / "now.json").exists()
     files = sorted((tmp_path / "traces").iterdir())
     assert [f.name.rpartition("-")[2] for f in files] == ["rank0.json", "rank1.json"]
     for rank, file in enumerate(files):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
@@ -13,7 +14,7 @@ from tailbound.collective.speaker import Speaker
 from tailbound.collective.view import View
 from tailbound.errors import TransportError
 from tailbound.observe.ledger import Ledger, Recent
-from tailbound.observe.trace import Trace
+from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.safeguard import Action, Safeguard
 from tailbound.transport.steps import step_of
 from tailbound.wire.schema import Flag, Stage, Verdict
@@ -39,7 +40,7 @@ class Accounts:
         results: judges the results of others; its verdict is this rank's alone, so it only warns.
         latency: from launch to the end of decode, ns.
         flow_bytes: of one rank's contributions to this one, in the last op.
-        trace: the timeline of the last ops.
+        trace: the timeline of the last ops; None where nobody has asked for it.
     """
 
     def __init__(self, job: Speaker, complain: Callable[[int], None]) -> None:
@@ -51,7 +52,7 @@ class Accounts:
         self._minority = Episodes(1, _WHOLE)
         self.latency = Recent()
         self.flow_bytes = 0
-        self.trace = Trace(job.rank)
+        self.trace = Trace(job.rank) if os.environ.get(TRACE_VARIABLE) else None
         self._in_pieces = 0  # frames that the log has told of
 
     def sealed(self, op: Op, summed: Sequence[int]) -> None:
@@ -199,21 +200,14 @@ class Accounts:
         outcome, counters = op.outcome, self._job.counters
         self.latency.add(outcome.nanoseconds)
         self.flow_bytes = op.flow_bytes
-        op.spans.clock = op.start
-        if op.launch is not None:
-            op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted
-        self.trace.add(
-            op.label,
-            op.place.layout.shape.rows,
-            op.spans,
-            delivered=outcome.delivered,
-            expected=outcome.expected,
-            late=outcome.late,
-            skipped=outcome.skipped,
-            deadline_hits=outcome.deadline_hits,
-            missing=len(outcome.missing),
-            map=op.place.placement.owner_map.id,
-        )
+        if self.trace is not None:
+            op.spans.clock = op.start
+            if op.launch is not None:
+                op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted
+            facts = {"rows": op.place.layout.shape.rows, "map": op.place.placement.owner_map.id}
+            facts |= {"expected": outcome.expected, "delivered": outcome.delivered, "missing": len(outcome.missing)}
+            facts |= {"late": outcome.late, "skipped": outcome.skipped, "deadline_hits": outcome.deadline_hits}
+            self.trace.add(op.label, op.spans, facts)
         counters["ops"] += 1
         counters["ops_incomplete"] += outcome.delivered < outcome.expected
         counters["rows_expected"] += outcome.expected

@@ -531,16 +531,6 @@ class Communicator:
         found["counters"] |= self.reliable.counts()
         return found
 
-    def trace(self, path: str | Path) -> Path:
-        """Writes a timeline of the last ops for chrome://tracing or ui.perfetto.dev (``observe.trace``).
-
-        With ``TAILBOUND_TRACE=FOLDER`` every rank writes one there when it closes.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
-        return self.job.accounts.trace.write(path, self.job.events.recent())
-
     def close(self, *, farewell: bool = True) -> None:
         """Says goodbye and releases everything; may be called twice. Unfinished ops end first, in bounded time.
 
@@ -555,9 +545,11 @@ class Communicator:
         self._closed, self._farewell = True, farewell
         _open.discard(self)
         self._status.close()
-        if where := os.environ.get(TRACE_VARIABLE):
+        if (trace := self.job.accounts.trace) is not None:
+            where = os.environ.get(TRACE_VARIABLE, "")
+            name = f"tailbound-{self.job.cookie:08x}-rank{self.config.rank}.json"
             try:
-                self.trace(Path(where) / f"tailbound-{self.job.cookie:08x}-rank{self.config.rank}.json")
+                trace.write(Path(where, name), self.job.events.recent())
             except OSError as error:
                 log.warning("rank %d: no trace in %s: %s", self.config.rank, where, error)
         self.reliable.close(farewell=farewell)

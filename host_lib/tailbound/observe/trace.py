@@ -1,22 +1,19 @@
 """A timeline of ops and stages in Chrome's trace format (chrome://tracing, ui.perfetto.dev); bounded memory.
 
-One row of a ring of integers an op is kept while it runs; everything else is done when the trace is written. Times are
-CLOCK_MONOTONIC of the host, so traces of ranks on one host lie on one time axis and can be merged.
+A rank keeps one only where ``TRACE_VARIABLE`` names a folder. Times are CLOCK_MONOTONIC of the host, so traces of ranks
+on one host lie on one time axis and can be merged.
 Format: "Trace Event Format", Google, complete (X), instant (i) and metadata (M) events, times in us.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import struct
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from operator import attrgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tailbound.observe.events import LogEvent
 from tailbound.transport.steps import label_text
@@ -24,9 +21,7 @@ from tailbound.transport.steps import label_text
 #: Environment variable: folder into which every rank writes its trace at the end.
 TRACE_VARIABLE = "TAILBOUND_TRACE"
 #: Ops kept; the oldest go first.
-OPS_KEPT = 16_384
-#: What is kept of an op beside its label, rows and times.
-FACTS = ("expected", "delivered", "late", "skipped", "deadline_hits", "missing", "map")
+OPS_KEPT = 8_192
 
 
 @dataclass(slots=True)
@@ -45,11 +40,6 @@ class Spans:
     finished: int = 0
 
 
-_TIMES = tuple(Spans.__dataclass_fields__)
-_COLUMNS = ("label", "rows", *_TIMES, *FACTS)
-_times = attrgetter(*_TIMES)
-#: ``struct`` writes a row in a third of the time that an array takes for it.
-_ROW = struct.Struct(f"={len(_COLUMNS)}q")
 #: Name of a stage, where it begins (the first that is known counts) and where it ends, as fields of ``Spans``.
 _STAGES: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("op", ("launched", "clock"), "finished"),
@@ -69,18 +59,11 @@ class Trace:
 
     def __init__(self, rank: int, keep: int = OPS_KEPT) -> None:
         self._rank = rank
-        self._ops = np.zeros((keep, len(_COLUMNS)), np.int64)  # touched, and so taken, only as far as it is filled
-        self._memory = self._ops.view(np.uint8).reshape(-1).data
-        self._count = 0
+        self._ops: deque[tuple[int, Spans, Mapping[str, int]]] = deque(maxlen=keep)
 
-    def __len__(self) -> int:
-        return min(self._count, len(self._ops))
-
-    def add(self, label: int, rows: int, spans: Spans, **facts: int) -> None:
-        """Keeps one op that is over; ``facts`` are those of ``FACTS``."""
-        at = self._count % len(self._ops) * _ROW.size
-        _ROW.pack_into(self._memory, at, label, rows, *_times(spans), *[facts.get(name, 0) for name in FACTS])
-        self._count += 1
+    def add(self, label: int, spans: Spans, facts: Mapping[str, int]) -> None:
+        """Keeps one op that is over, with ``facts`` for its span."""
+        self._ops.append((label, spans, facts))
 
     def chrome(self, events: Iterable[LogEvent] = ()) -> dict[str, Any]:
         """The trace as the object that chrome://tracing loads; ``events`` become instants.
@@ -89,16 +72,14 @@ class Trace:
         thread = stage and track.
         """
         made: list[dict[str, Any]] = [_about("process_name", self._rank, 0, name=f"rank {self._rank}")]
-        ops = [dict(zip(_COLUMNS, row, strict=True)) for row in self._ops[: len(self)].tolist()]
         for stage, (name, begins, end) in enumerate(_STAGES):
-            spans = []
-            for op in ops:
-                begin = next((op[b] for b in begins if op[b]), 0)
-                if begin and op[end] >= begin:
-                    spans.append((begin, op[end], op))
-            spans.sort(key=lambda s: (s[0], s[1]))
+            found = []
+            for label, spans, facts in self._ops:
+                begin, finish = next(filter(None, (getattr(spans, b) for b in begins)), 0), getattr(spans, end)
+                if begin and finish >= begin:
+                    found.append((begin, finish, label, facts if stage == 0 else {}))
             tracks: list[int] = []
-            for begin, finish, op in spans:
+            for begin, finish, label, facts in sorted(found, key=itemgetter(0, 1)):
                 track = next((i for i, free in enumerate(tracks) if free <= begin), len(tracks))
                 if track == len(tracks):
                     tracks.append(0)
@@ -110,13 +91,13 @@ class Trace:
                 made.append(
                     {
                         "ph": "X",
-                        "name": f"{name} {label_text(op['label'])}",
+                        "name": f"{name} {label_text(label)}",
                         "cat": name,
                         "pid": self._rank,
                         "tid": stage * 1000 + track,
                         "ts": begin / 1000,
                         "dur": (finish - begin) / 1000,
-                        "args": {name: op[name] for name in ("rows", *FACTS)} if stage == 0 else {},
+                        "args": facts,
                     }
                 )
         made += [
@@ -126,18 +107,14 @@ class Trace:
         ]  # fmt: skip
         return {"traceEvents": made, "displayTimeUnit": "ms"}
 
-    def write(self, path: str | Path, events: Iterable[LogEvent] = ()) -> Path:
-        """Writes the trace to ``path`` at one blow.
+    def write(self, path: Path, events: Iterable[LogEvent] = ()) -> None:
+        """Writes the trace to ``path``.
 
         Raises:
             OSError: the file cannot be written.
         """
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        half = target.with_name(f"{target.name}.{os.getpid()}.part")
-        half.write_text(json.dumps(self.chrome(events), default=str))
-        half.replace(target)
-        return target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(self.chrome(events), default=str))
 
 
 def _about(kind: str, process: int, thread: int, **facts: Any) -> dict[str, Any]:
