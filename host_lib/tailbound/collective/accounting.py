@@ -40,7 +40,7 @@ class Accounts:
         results: judges the results of others; its verdict is this rank's alone, so it only warns.
         latency: from launch to the end of decode, ns.
         flow_bytes: of one rank's contributions to this one, in the last op.
-        trace: the timeline of the last ops; None where nobody has asked for it.
+        trace: the timeline of the last ops; None without ``TAILBOUND_TRACE``.
     """
 
     def __init__(self, job: Speaker, complain: Callable[[int], None]) -> None:
