@@ -56,10 +56,6 @@
 #define TB_EVENT_RESULTS_TAIL 5
 #define TB_EVENT_RESULTS_COMPLETE 6
 
-#define TB_TAGGING_ON 1
-#define TB_TAGGING_BARE 2
-#define TB_TAGGING_BARE_BEFORE 4
-
 /* Every map of a worker by name. */
 #define TB_WORKER_MAPS(MAP) MAP(control) MAP(peers) MAP(expect) MAP(expect_results) MAP(slots) MAP(sums) MAP(results) MAP(result_records) MAP(presence) MAP(ops) MAP(arrivals) MAP(peer_states) MAP(ledger) MAP(keys) MAP(slot_locks) MAP(result_locks) MAP(op_locks) MAP(peer_locks)
 
@@ -200,7 +196,7 @@ struct tb_control {
 	__u32 first_op; /* ops before this one are stale */
 	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS further */
 	__u32 sum_rows; /* sums ring in use, a power of two: pinned maps may have been made for fewer ranks */
-	__u32 tagged; /* Tagging: whose packets carry tags; 0: all carry checks */
+	__u32 tagged; /* 1: packets carry tags, and both keys are in force; 0: they carry checks */
 	__u32 prefix[3]; /* what is before address in an own IPv6 address; 0 for IPv4 */
 	__u32 pad; /* 0 */
 	__u64 live[4]; /* bitmap of live ranks other than this one */

@@ -71,7 +71,7 @@ TB_PROGRAM tb_bench(struct xdp_md *ctx)
 		else if (f.udp->dest == tb_be16(TB_PORT))
 			tb_turn(&f, control);
 	}
-	tb_hand_over(ctx, 0);
+	tb_hand_over(ctx);
 	return tb_ingest(ctx);
 }
 

@@ -9,7 +9,6 @@
 #ifndef TB_INGEST_H
 #define TB_INGEST_H
 
-#include "bare.h"
 #include "check.h"
 #include "lanes.h"
 #include "ledger.h"
@@ -580,19 +579,13 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, struct tb_control *con
 	struct tb_op *op;
 	__u32 verdict;
 	int quiet;
-#ifndef TB_TAGGED
-	int bare;
-#endif
 
 	if (!TB_READ_ONCE(control->active))
 		return TB_VERDICT_INACTIVE;
-#ifndef TB_TAGGED
-	bare = !TB_READ_ONCE(control->tagged);
-#endif
 	if (!tb_frame_of(ctx, &f))
 		return TB_VERDICT_BAD_LENGTH;
 #ifndef TB_TAGGED
-	if (!tb_likely(bare) && !tb_bare(control, f.head))
+	if (TB_READ_ONCE(control->tagged))
 		return TB_VERDICT_INACTIVE;
 #endif
 	peer = TB_LOOKUP(peers, f.head->sender);
@@ -653,14 +646,14 @@ static __always_inline void tb_abandon(const struct tb_abandoned *abandoned, __u
 
 #if !defined(TB_TAGGED) && !defined(TB_USER)
 /*
- * auth-2: in a job with a key the program of tagged.bpf.c takes a packet in. This returns only for what carries a check
- * all the same (auth-7), and where there is no such program: then nothing is taken in (tb_judge). vlan: as in receive.h.
+ * auth-2: in a job with a key the program of tagged.bpf.c takes a packet in. This returns only where there is no such
+ * program: then nothing is taken in (tb_judge).
  */
-static __always_inline void tb_hand_over(struct xdp_md *ctx, __u32 vlan)
+static __always_inline void tb_hand_over(struct xdp_md *ctx)
 {
 	const struct tb_control *control = TB_LOOKUP(control, 0);
 
-	if (control && TB_READ_ONCE(control->tagged) && !tb_looks_bare(ctx, control, vlan))
+	if (control && TB_READ_ONCE(control->tagged))
 		((long (*)(void *, void *, __u32))(long)TB_TAIL_CALL)(ctx, TB_MAP(programs), 0);
 }
 #endif

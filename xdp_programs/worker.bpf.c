@@ -11,7 +11,7 @@
 
 TB_PROGRAM tb_worker(struct xdp_md *ctx)
 {
-	tb_hand_over(ctx, TB_VLAN);
+	tb_hand_over(ctx);
 	return tb_receive(ctx);
 }
 

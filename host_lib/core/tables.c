@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "bare.h"
 #include "packet.h"
 
 __thread struct tb_tables *tb_here;
@@ -68,19 +67,13 @@ static void tb_pass_on(struct tb_tables *t, const void *packet, __u32 length)
 	__atomic_store_n(&s->control_head, end + 1, __ATOMIC_RELEASE);
 }
 
-/* auth-2: in a job with a key a packet carries its tag, but for what may carry a check all the same (auth-7). */
+/* auth-2: in a job with a key a packet carries its tag. */
 static int tb_packet_in(struct tb_tables *t, void *packet, __u32 length, tb_ip_header *ip)
 {
 	struct xdp_md ctx = { .data = packet, .data_end = (char *)packet + length, .ip = ip };
 	const struct tb_control *control = (void *)t->control.values;
-	/* A longer one need not be aligned. */
-	int whole = length >= TB_HEADER_BYTES && length <= TB_HEADER_BYTES + t->width;
-	int action;
+	int action = TB_READ_ONCE(control->tagged) ? tb_tagged(&ctx) : tb_checked(&ctx);
 
-	if (TB_READ_ONCE(control->tagged) && (!whole || !tb_bare(control, packet)))
-		action = tb_tagged(&ctx);
-	else
-		action = tb_checked(&ctx);
 	if (action == XDP_PASS)
 		tb_pass_on(t, packet, length);
 	return action;

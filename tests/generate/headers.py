@@ -75,7 +75,6 @@ def abi_header() -> str:
     }
     body = _defines(numbers)
     body += "\n" + _enum("TB_VERDICT", schema.Verdict) + "\n" + _enum("TB_EVENT", schema.Event) + "\n"
-    body += _enum("TB_TAGGING", schema.Tagging) + "\n"
     body += "/* Every map of a worker by name. */\n"
     body += f"#define TB_WORKER_MAPS(MAP) {' '.join(f'MAP({m.name})' for m in schema.WORKER_MAPS)}\n\n"
     body += "".join(_struct(s, _C) for s in schema.STRUCTS)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import pytest
 
-import bare_cases
 import cases
 from bpf_calls import map_lookup
 from kernel_world import KernelWorld
@@ -25,13 +24,6 @@ def test_a_key_that_is_over_opens_nothing(make: Callable[..., KernelWorld]) -> N
     put_key(world.maps.fds["keys"], 2, cases.KEYS[0][::-1].copy())
     assert world.take(cases.tagged(cases.contribution(2))) == (Verdict.FORGED, 256)
     assert world.take(cases.tagged(cases.contribution(2), 1))[0] == Verdict.ADDED
-
-
-def test_a_switch_has_no_key_and_nobody_else_lacks_it(make: Callable[..., KernelWorld]) -> None:
-    """Rule: auth-7."""
-    world = make()
-    world.arm()
-    assert bare_cases.wrong(world) == {}
 
 
 def test_keys_cannot_be_read_back(make: Callable[..., KernelWorld]) -> None:

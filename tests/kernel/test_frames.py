@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-import bare_cases
 import cases
 import switch_cases
 from kernel_world import DROP, HEADERS, HEADERS_IPV6, PASS, TX, KernelWorld, ip_of
@@ -23,7 +22,7 @@ from switch_world import SwitchWorld
 from tailbound.kernel import syscalls
 from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire import packets
-from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Tagging, Verdict
+from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.bench.frames import frame, internet_checksum
 from tailbound_lab.bench.program_run import RunResult, run_xdp
 
@@ -323,10 +322,6 @@ def test_a_job_with_a_key_on_a_vlan(make: Make) -> None:
     world.arm()
     assert world.judge(on_vlan(cases.tagged(BODY), VLAN)) == (Verdict.STORED, 1)
     assert world.judge(on_vlan(BODY, VLAN)) == (Verdict.FORGED, 256)
-    world.control(tagged=int(Tagging.ON | Tagging.BARE))
-    for seq, tags in enumerate(((VLAN,), ())):
-        row = cases.result(bare_cases.SWITCH, flags=Flag.SWITCHED, seq=cases.RESULT_SEQ + seq)
-        assert world.judge(on_vlan(row, *tags, sender=bare_cases.SWITCH)) == (Verdict.RESULT_TAKEN, bare_cases.SWITCH)
     data = on_vlan(cases.tagged(cases.ready()), VLAN, priority=6)
     assert world.judge(data) == (Verdict.CONTROL_PASSED, 1)
     assert (world.action, world.back) == (PASS, data)

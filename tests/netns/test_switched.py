@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 from lab_team import lab_team
 from support import Team, exact_mean, gradients, nmse, patient
 from tailbound.settings.table import switch_of
-from tailbound.wire.schema import Tagging
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
@@ -59,20 +57,3 @@ def test_the_mean_and_its_bits_over_both_datapaths(tailbound_lab: Make) -> None:
             assert min(copies) >= job[0].stats()["counters"]["ops"] * NUMEL // 1408  # of each row, at each port
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_array_equal(ours.view(np.uint32), theirs.view(np.uint32))
-
-
-def test_a_switch_that_has_no_key(tailbound_lab: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Rule: auth-7."""
-    key = tmp_path / "key"
-    key.touch(0o600)
-    key.write_bytes(bytes(range(32)))
-    lab = tailbound_lab(workers=3, switch=True)
-    with through(lab, patient(width=1408, ring_mib=8.0, key_file=str(key), authenticate="workers")) as job:
-        steady(job, 3)
-        for member in job.communicators:
-            stats = member.stats()
-            assert stats["authenticated"] == "workers"
-            assert set(stats["drops"]) <= {"STALE_RESULT"}
-            assert stats["event_counts"]["switch_unchecked"] == 1
-            assert member.job.store.control["tagged"][0] & Tagging.ON
-    assert f"{switch_of(None, lab.switch.environment).address} carry no tag" in caplog.text

@@ -32,7 +32,7 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Shared
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import header
-from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, PacketType, Tagging
+from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, PacketType
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
 from udp_world import World
@@ -146,7 +146,7 @@ def main() -> None:
     attack = Attack(World(make=make), World(make=ReferenceTables))
     attack.send(rng, count)
     attack.end()
-    for tagged in (0, Tagging.ON, Tagging.ON | Tagging.BARE):
+    for tagged in (0, 1):
         world = World(make=make)
         world.arm()
         world.control(tagged=tagged)

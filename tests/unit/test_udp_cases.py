@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-import bare_cases
 import cases
 import nibble_cases
 import rule_cases
@@ -76,13 +75,6 @@ def test_sums_of_half_bytes(count: int) -> None:
 
 def test_half_bytes_of_more_than_seventeen_ranks() -> None:
     nibble_cases.check_more(World(ranks=32))
-
-
-def test_a_switch_has_no_key_and_nobody_else_lacks_it() -> None:
-    """Rule: auth-7."""
-    world = World()
-    world.arm()
-    assert bare_cases.wrong(world) == {}
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -25,7 +25,6 @@ from tailbound.wire.schema import (
     Event,
     Flag,
     PacketType,
-    Tagging,
     Verdict,
     op_slot,
 )
@@ -33,7 +32,6 @@ from tailbound.wire.schema import serial_distance as serial
 
 _ROWS = (PacketType.CONTRIBUTION, PacketType.RESULT)
 _STALE = {PacketType.CONTRIBUTION: Verdict.STALE_OP}
-_OF_SWITCH = Flag.SWITCHED | Flag.SUMS
 
 
 class _Refused(Exception):
@@ -169,20 +167,10 @@ class ReferenceTables:
             raise _Refused(Verdict.UNKNOWN_RANK)
         if source != (*peer["prefix"].tolist(), int(peer["address"])):
             raise _Refused(Verdict.WRONG_ADDRESS)
-        tagged = bool(c["tagged"]) and not self._bare(p)
+        tagged = bool(c["tagged"])
         if p.check != self._proof(p.head, p.payload, tagged=tagged):
             raise _Refused(Verdict.FORGED if tagged else Verdict.CORRUPT)
         return p
-
-    def _bare(self, p: _Packet) -> bool:
-        """auth-7: a switch's packet carries a check although the job has a key."""
-        c = self.control
-        if not c["tagged"] & (Tagging.BARE | Tagging.BARE_BEFORE) or p.sender + 1 != c["ranks"]:
-            return False
-        if p.type == PacketType.ECHO:
-            return True
-        bit = Tagging.BARE if serial(p.op, int(c["map_since"])) >= 0 else Tagging.BARE_BEFORE
-        return p.type == PacketType.RESULT and bool(p.flags & _OF_SWITCH) and bool(c["tagged"] & bit)
 
     def _proof(self, head: bytes, payload: bytes, *, tagged: bool) -> int:
         if not tagged:

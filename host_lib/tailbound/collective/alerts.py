@@ -395,7 +395,7 @@ class Watch:
                 f"rank {known.rank}: no packets are let in any more: another process has ended this job in its maps, "
                 "or the kernel finds no socket of it (in a VRF before Linux 6.6: use the udp datapath). Start it again"
             )
-        if known.armed and control["tagged"][0] != known.armed:
+        if known.armed and not control["tagged"][0]:
             return TransportError(
                 f"rank {known.rank}: another process has switched the check of tags off while this job runs, so that "
                 "packets without the key may have counted: look who may open its maps (docs/security.md)"

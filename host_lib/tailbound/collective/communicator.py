@@ -307,15 +307,6 @@ class Communicator:
         job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)
         job.activate([words_of(host) for host, _ in everybody], words_of(address))
-        if self.config.authenticated == "workers":
-            assert switch is not None
-            job.events.emit(
-                "switch_unchecked",
-                f"packets to and from the switch at {switch.address} carry no tag, since it has no key: an "
-                "attacker with its address or a worker's can change averages; all else is authenticated "
-                '(authenticate="workers", docs/security.md)',
-                level=logging.WARNING if job.rank == 0 else logging.INFO, address=switch.address,
-            )  # fmt: skip
         job.channels.open(address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
         for sock in job.sender.sockets:
             prepare_rows(cast(socket.socket, sock), self.config.dscp)

@@ -19,7 +19,6 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Sending
 from tailbound.collective.tally import write_expect
 from tailbound.wire.schema import EXPONENT_NONE, op_slot
-from tailbound.wire.tag import NO_KEY
 
 
 def prepare(job: Job, op: Op) -> None:
@@ -96,8 +95,7 @@ def coding_of(job: Job, op: Op) -> Coding:
         return op.coding
     headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
     seed, cap = seed_of(job.cookie, op.label), of(op).shift_cap(job)
-    key = NO_KEY if op.switched else job.key_of(op.place)  # a switch has none (auth-7)
-    op.coding = Coding(seed, job.rank, cap, headroom, job.config.rotate, job.ranks, key)
+    op.coding = Coding(seed, job.rank, cap, headroom, job.config.rotate, job.ranks, job.key_of(op.place))
     return op.coding
 
 

@@ -48,7 +48,7 @@ class FlowControl:
         self._takes = self._states["incast"]  # a column: a field of a record takes five times as long to read
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
-        prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys, job.switch) if peers else None
+        prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys) if peers else None
         # a driver may be wrong, and a link that it is right about sees to its speed itself
         most = link if given else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=job.sender.room)

@@ -82,8 +82,7 @@ class Job(Speaker):
             "released": (first - 1) & 0xFFFFFFFF,
         }.items():
             control[name] = value
-        switched = self.switched(self.sequence.map)
-        self.arm(switched, switched)
+        control["tagged"] = self.armed = self.keys is not None
         self._live = None
         self.records.reset()
         self.publish_live()

@@ -27,7 +27,7 @@ from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.steps import Steps, step_distance
 from tailbound.wire import schema
-from tailbound.wire.schema import OP_INDEX_BITS, Tagging, Verdict, op_slot
+from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_slot
 
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
 _HEARD_WITHIN = 2
@@ -195,8 +195,8 @@ class Known(Session):
         self.pending: deque[Pending] = deque()
         #: the step whose ops are among them, and when it began
         self.sampled = -1, -(1 << 62)
-        #: whose packets carry tags, as the kernel was told (auth-2, auth-7)
-        self.armed = Tagging(0)
+        #: whether packets carry tags, as the kernel was told (auth-2)
+        self.armed = False
         #: when a rank last said that its own host refuses to send some of its packets, ns
         self.cannot_send: dict[int, int] = {}
         #: ops running of which the switch has sent nothing

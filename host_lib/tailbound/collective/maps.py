@@ -266,11 +266,9 @@ class Maps:
         shown = int(control["map_before"][0]), int(control["map_id"][0])
         if shown == (before.map.id, after.map.id) and (before is after or int(control["map_since"][0]) == since):
             return
-        job.arm(before=False, since=False)  # no label is in the meantime taken to be of a switch's op that is not
         control["map_before"] = before.map.id
         control["map_since"] = since
         control["map_id"] = after.map.id
-        job.arm(job.switched(before.map), job.switched(after.map))
 
     def _realign(self, ops: Mapping[int, Op]) -> None:
         """While ops are in flight that were placed by a map that others have left, the window is where it should be."""

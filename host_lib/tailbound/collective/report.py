@@ -24,8 +24,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     ``verdicts`` counts packets by what became of them here; ``drops`` is the part of it that was refused, by reason;
     ``drops_by_sender`` the same by rank (``unknown``: not yet trusted). ``delivered`` is the fraction of expected rows
     (contributions to own rows, and results) that came in time. ``sent`` counts packets handed to the kernel.
-    ``authenticated``: what has to be made with the job's key: ``on`` everything, ``workers`` all but what goes to and
-    comes from the switch, ``off`` nothing. ``choice`` tells how results go, and why.
+    ``authenticated``: whether what is sent has to be made with the job's key. ``choice`` tells how results go, and why.
     ``ledger`` says of every peer the fates (``wire.schema.Fate``) of the rows that it should have brought, by stage:
     ``contributions`` to the own rows, and ``results``. ``lost_on_arrival``: packets that this host lost before any
     rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.

@@ -22,7 +22,7 @@ from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Place, Sequence
 from tailbound.transport.steps import Steps
 from tailbound.wire import packets, schema
-from tailbound.wire.schema import Flag, PacketType, Tagging
+from tailbound.wire.schema import Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 
 _KIND, _OP_AT, _MARKS_AT = packets.offset_of("type"), packets.offset_of("op"), packets.offset_of("contributed")
@@ -194,16 +194,3 @@ class Speaker(Known):
         control["live_peers"] = len(live)
         control["need"] = need
         self.live_since = self.now()  # what began before may have been counted by older words (``peers``)
-
-    def arm(self, before: bool, since: bool) -> None:
-        """Tells the kernel whose packets carry tags (auth-2).
-
-        Args:
-            before, since: whether a switch owns the rows of ops before ``control.map_since``, and of those from there
-                on: then its packets of these carry checks (auth-7).
-        """
-        if self.keys is None:
-            self.armed = Tagging(0)
-        else:
-            self.armed = Tagging.ON | before * Tagging.BARE_BEFORE | since * Tagging.BARE
-        self.store.control["tagged"] = int(self.armed)

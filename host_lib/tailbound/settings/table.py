@@ -202,7 +202,7 @@ class Options(TypedDict, total=False):
     authenticate: Annotated[Authenticate, _option(
         choice(*AUTHENTICATE), "auto",
         "refuse packets and requests that were not made with the job's key ([security](security.md)); `auto`: where "
-        "there is a key file; `workers`: all but those to and from the switch, which has none",
+        "there is a key file",
     )]
     key_file: Annotated[str, _option(
         words("the path of a file"), "",

@@ -77,8 +77,8 @@ def row_width(asked: int, mtu: int | None, *, linear: int | None = None, ip: int
 
 
 #: What may be asked for.
-Authenticate: TypeAlias = Literal["auto", "on", "workers", "off"]
-AUTHENTICATE: tuple[Authenticate, ...] = ("auto", "on", "workers", "off")
+Authenticate: TypeAlias = Literal["auto", "on", "off"]
+AUTHENTICATE: tuple[Authenticate, ...] = ("auto", "on", "off")
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Config:
         share_rows: clock-22.
         rate: bytes per second of this rank's link; 0: what its driver says.
         switch: the aggregating switch that owns the rows; None: ranks own them.
-        authenticate: ``workers`` leaves out what goes to and comes from the switch (auth-7).
+        authenticate: whether packets are made with a key; ``auto``: where there is a key file.
         first_step: step number the job starts with.
     """
 
@@ -166,11 +166,10 @@ class Config:
             check_group(self.group)
         if self.authenticate not in AUTHENTICATE:
             raise ConfigError(f"authenticate is {self.authenticate!r}: give one of {', '.join(AUTHENTICATE)}")
-        if self.keyed and self.switch is not None and self.authenticate != "workers":
+        if self.keyed and self.switch is not None:  # auth-7
             raise ConfigError(
-                "a switch makes new rows and has no key, so forged packets would look like its own: train "
-                'without the switch, or give authenticate="workers" (TAILBOUND_AUTHENTICATE=workers), which leaves the '
-                "packets to and from the switch unchecked and all others not (docs/security.md)"
+                "a switch makes new rows and has no key, so forged packets would look like its own: train without the "
+                "switch, or without a key (docs/security.md)"
             )
         if not 0 <= self.source_ports <= SOURCE_PORTS_MOST:
             raise ConfigError(f"{self.source_ports} source ports: give 0..{SOURCE_PORTS_MOST}")
@@ -212,12 +211,12 @@ class Config:
     @property
     def keyed(self) -> bool:
         """Whether this job has a key."""
-        return self.authenticate in ("on", "workers") or (self.authenticate == "auto" and bool(self.key_file))
+        return self.authenticate == "on" or (self.authenticate == "auto" and bool(self.key_file))
 
     @property
     def authenticated(self) -> str:
-        """What has to be made with the job's key: ``on`` all, ``workers`` not what the switch sends, ``off``."""
-        return ("workers" if self.switch is not None else "on") if self.keyed else "off"
+        """Whether what is sent has to be made with the job's key: ``on`` or ``off``."""
+        return "on" if self.keyed else "off"
 
     def common(self) -> dict[str, str]:
         """What must be equal on all ranks, by the name of the hook's option and in words: else they would diverge.

@@ -58,7 +58,6 @@ class Prober:
         peers: ranks to probe.
         states: ``peer_states`` of the datapath.
         keys: of the job, where it has a key.
-        bare: the rank among ``peers`` that has no key all the same (a switch, auth-7).
         by: who turns probes round and measures: the ``kernel`` (xdp) or a ``thread`` (udp).
     """
 
@@ -70,10 +69,8 @@ class Prober:
         states: NDArray[Any],
         by: Literal["kernel", "thread"],
         keys: KeyRing | None = None,
-        bare: int | None = None,
     ) -> None:
-        self._keys, self._bare = keys, bare
-        self._by = by
+        self._keys, self._by = keys, by
         # a thread's echo waits behind its own rank's rows, about as long as the probe did behind ours
         self._ways = 2 if by == "thread" else 1
         self.sent = self.echoes = self.lost = self.marked = 0
@@ -133,7 +130,7 @@ class Prober:
         """
         data = self._packets[peer]
         _WORD.pack_into(data.data, HEADER_BYTES, now)
-        key = NO_KEY if self._keys is None or peer == self._bare else self._keys.now
+        key = NO_KEY if self._keys is None else self._keys.now
         _WORD.pack_into(data.data, _CHECK_AT, int(proof_of(data, key)))
         given_up = self._waiting.get(peer)  # the next echo tells the marks of its packets, too
         count = self._count[peer] + (given_up[3] + 1 if given_up is not None else 0)

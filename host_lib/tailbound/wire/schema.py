@@ -88,14 +88,6 @@ class Flag(enum.IntFlag):
     QUORUM = 8192  #: result: a majority of the job's ranks has part in its owner's rows
 
 
-class Tagging(enum.IntFlag):
-    """Bits of ``tb_control.tagged``; none: packets carry checks."""
-
-    ON = 1  #: packets carry tags, and both keys are in force
-    BARE = 2  #: but for a switch's, of ops from map_since on (auth-7)
-    BARE_BEFORE = 4  #: the same of ops before map_since
-
-
 class Fate(enum.StrEnum):
     """What became of a row. The rows that a peer should have brought are TAKEN or one of ``MISSING``."""
 
@@ -472,7 +464,7 @@ CONTROL = Struct(
         Field("first_op", "u32", "ops before this one are stale"),
         Field("released", "u32", "newest op over here: late rows may open its record; records reach OP_STEPS further"),
         Field("sum_rows", "u32", "sums ring in use, a power of two: pinned maps may have been made for fewer ranks"),
-        Field("tagged", "u32", "Tagging: whose packets carry tags; 0: all carry checks"),
+        Field("tagged", "u32", "1: packets carry tags, and both keys are in force; 0: they carry checks"),
         Field("prefix", "u32", "what is before address in an own IPv6 address; 0 for IPv4", 3),
         Field("pad", "u32", "0"),
         Field("live", "u64", "bitmap of live ranks other than this one", 4),
