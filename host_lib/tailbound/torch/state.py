@@ -407,11 +407,11 @@ class TailboundState:
         rows, held, taken = communicator.rings(tensors)
         log.log(
             logging.INFO if rows <= held else logging.WARNING,
-            "rank %d: the rings take %d MiB of memory and hold %.1f steps of this model (%.1f M parameters): a rank "
+            "rank %d: the rings take %d MiB of memory and hold %s steps of this model (%.1f M parameters): a rank "
             "that misses at most %d applies the others' averages, one that misses more takes another's state",
             self.rank,
             taken >> 20,
-            held / rows,
+            f"{held / rows:.1f}" if held < 10 * rows else held // rows,
             sum(tensors) / 1e6,
             max(0, held // rows - 1),
         )
