@@ -172,10 +172,6 @@ def test_arguments_take_the_spellings_of_variables() -> None:
     [
         ({"bit": 8}, "there is no option bit= here: did you mean bits?"),
         ({"colour": 8}, "there is no option colour= here: see docs/settings.md"),
-        ({"start_max": 60}, "there is no option start_max= here: give patience"),
-        ({"hadamard": False}, "there is no option hadamard= here: values are always rotated"),
-        ({"also": {}}, "there is no option also= here: give extra_state"),
-        ({"fetch": 1}, "there is no option fetch= here: give advanced={'insist': ...}"),
         ({"result": "peers"}, "there is no option result= here: give advanced={'result': ...}"),
         ({"advanced": {"bits": 8}}, "bits= is an argument of its own: give register(..., bits=8)"),
         ({"advanced": {"resync_shares": 8}}, "there is no option resync_shares= here: did you mean resync_share?"),
@@ -232,10 +228,8 @@ def test_what_is_no_setting_is_warned_of_once(
             "TAILBOUND_WEATHER": "1",
             "PATH": "/bin",
             "TAILBOUND_PORT": "1",
-            "TAILBOUND_STAGE_MAX": "9",
         }
     ) == [
-        "TAILBOUND_STAGE_MAX is no setting and does nothing: give patience",
         "TAILBOUND_WEATHER is no setting and does nothing: see docs/settings.md",
     ]
 

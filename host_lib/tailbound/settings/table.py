@@ -222,16 +222,6 @@ def _settings(options: type) -> dict[str, Setting]:
 #: Options of a job, by name, and those of ``advanced=``.
 OPTIONS, ADVANCED = _settings(Options), _settings(Advanced)
 _OF_A_JOB = OPTIONS | ADVANCED
-#: Options of earlier versions, and what to do without them.
-_GONE = {
-    **dict.fromkeys(("start_max", "stage_max", "floor_ms"), "give patience"),
-    "also": "give extra_state",
-    "hadamard": "values are always rotated",
-    "fetch": "give advanced={'insist': ...}",
-    "strict": "give a larger patience and advanced={'deadline_ms': ..., 'insist': ...}",
-    "codec_threads": "it follows from the number of cores",
-    "source_ports": "it follows from the number of ranks",
-}
 PORT, RESULT, BITS = OPTIONS["port"], ADVANCED["result"], OPTIONS["bits"]
 NODE_GROUP = Setting(
     "TAILBOUND_NODE_GROUP", choice("auto", "off"),
@@ -292,7 +282,7 @@ def refuse_unknown(options: Mapping[str, Any]) -> None:
 def _hint(name: str, names: Iterable[str], form: str) -> str:
     """What to give in place of ``name``: one of ``names``, written in a ``form``."""
     close = difflib.get_close_matches(name, names, 1, 0.8)
-    return _GONE.get(name) or (f"did you mean {form.format(close[0])}?" if close else "see docs/settings.md")
+    return f"did you mean {form.format(close[0])}?" if close else "see docs/settings.md"
 
 
 def known(option: str, options: Mapping[str, Any]) -> Any:
@@ -361,8 +351,7 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     said = []
     for name in sorted(found):
         bare = [other.removeprefix(PREFIX) for other in names]  # the prefix alone makes all of them alike
-        hint = _GONE.get(name.removeprefix(PREFIX).lower()) or _hint(name.removeprefix(PREFIX), bare, PREFIX + "{}")
-        said.append(f"{name} is no setting and does nothing: {hint}")
+        said.append(f"{name} is no setting and does nothing: {_hint(name.removeprefix(PREFIX), bare, PREFIX + '{}')}")
     return said
 
 
