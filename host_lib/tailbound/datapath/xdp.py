@@ -20,7 +20,7 @@ from tailbound.datapath.store import is_from_peer, layouts, memory, ring_rows, s
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
-from tailbound.kernel import barrier, clock, load, net, pin, syscalls
+from tailbound.kernel import barrier, load, net, pin, syscalls
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
@@ -74,7 +74,6 @@ class XdpDatapath:
         self.program = program
         self.endpoint = (address, port)
         self._link = link
-        clock.refuse_other()
         self._sealer = Sealer(maps.fds["slot_locks"], self.store.sum_rows)
         self._ring = EventRing(maps.fds[EVENTS])
         barrier.register()
