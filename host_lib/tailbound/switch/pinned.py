@@ -41,11 +41,6 @@ def _settings() -> dict[str, Any] | None:
     return pin.read(_file()) if (_folder() / _PROGRAM).exists() else None
 
 
-def is_up() -> bool:
-    """Whether an XDP switch is up here."""
-    return _settings() is not None
-
-
 def up(ports: Sequence[str], address: str, **options: Any) -> Box[Switch]:
     """Makes a switch and pins it; see ``open_xdp``. What the box holds may be closed, the switch stays.
 
