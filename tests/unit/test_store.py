@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import mmap
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailbound.datapath.store import MIN_ROWS, STORE_NAMES, allocate, layouts, memory, ring_rows, store_of
+from tailbound.datapath.store import MIN_ROWS, STORE_NAMES, allocate, layouts, ring_rows, store_of
 from tailbound.errors import ConfigError
 from tailbound.wire import schema
 from tailbound.wire.packets import DTYPES
@@ -42,23 +40,13 @@ def test_a_width_that_cannot_be_is_refused(width: int) -> None:
     with pytest.raises(ConfigError, match="width"):
         ring_rows(8, width, 4)
     with pytest.raises(ConfigError, match="width"):
-        memory(64, 64, width, 2)
+        allocate(width, 64, 64)
 
 
 @pytest.mark.parametrize("workers", [0, -1, 257])
 def test_a_world_size_that_cannot_be_is_refused(workers: int) -> None:
     with pytest.raises(ConfigError, match="workers"):
         ring_rows(8, 1408, workers)
-
-
-def test_memory_counts_every_map_once() -> None:
-    sizes = memory(2048, 4096, 1408, 2)
-    assert set(sizes) == {m.name for m in schema.WORKER_MAPS} | {"events"}
-    assert sizes["sums"] == 2048 * 2 * 1408
-    assert sizes["results"] == 4096 * 1408
-    assert sizes["ledger"] == -(-2 * 257 * 64 * 8 // mmap.PAGESIZE) * mmap.PAGESIZE
-    assert sizes["arrivals"] == schema.OP_RING * schema.MAX_RANKS * 16
-    assert sizes["events"] == schema.EVENT_RING_BYTES
 
 
 def test_every_map_has_an_array_of_its_size() -> None:

@@ -7,7 +7,6 @@ workers.
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -91,21 +90,6 @@ def layouts(width: int, sum_rows: int, result_rows: int, cpus: int) -> dict[str,
             raise ConfigError(f"{name} is {rows}: use a power of two")
     sizes = {"width": width, "sum_rows": sum_rows, "result_rows": result_rows, "cpus": cpus}
     return {m.name: layout(m, **sizes, key_bytes=key_bytes(width)) for m in WORKER_MAPS}
-
-
-def memory(sum_rows: int, result_rows: int, width: int, cpus: int) -> dict[str, int]:
-    """Kernel memory of one worker, in bytes by map name, the event ring included, and nothing that grows later.
-
-    Values of a BPF array take a multiple of 8 bytes, mmapped arrays whole pages.
-
-    Raises:
-        ConfigError: see ``layouts``.
-    """
-    out = {}
-    for name, (dtype, (count, *columns)) in layouts(width, sum_rows, result_rows, cpus).items():
-        size = -(-dtype.itemsize * math.prod(columns) // 8) * 8 * count
-        out[name] = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE if name in STORE_NAMES else size
-    return out | {"events": schema.EVENT_RING_BYTES}
 
 
 def allocate(

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import grp
 import logging
+import math
 from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import EventRecord, Store
-from tailbound.datapath.store import is_from_peer, layouts, memory, ring_rows, store_of, sum_ring
+from tailbound.datapath.store import is_from_peer, layouts, ring_rows, store_of, sum_ring
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
@@ -398,7 +399,7 @@ def attach(
         results = "one send for all peers"
     except CapabilityError as error:  # training does without: older kernels cannot pin it
         results = f"a send for every peer ({str(error).splitlines()[0]})"
-    total = sum(memory(sum_rows, result_rows, width, kernel_maps.possible_cpus()).values())
+    total = sum(kind.itemsize * math.prod(dims) for kind, dims in shapes(width, sum_rows, result_rows).values())
     return (
         f"attached to {interface}, UDP port {port} of {family_name(found.address)}: rows of {width} codes, "
         f"{sum_rows} sum rows, {result_rows} result rows, {total / 2**20:.1f} MiB; results: {results}; "
