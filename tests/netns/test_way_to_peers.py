@@ -82,7 +82,7 @@ def test_an_attached_program_that_may_not_be_used_is_an_error_with_what_to_type(
     kind, why = told["attached for root"]
     assert kind == "CapabilityError"
     assert "attached for root alone" in why
-    assert "attach data0 --group nogroup" in why
+    assert "attach data0 --replace --group nogroup" in why
     kind, why = told["another job"]
     assert kind == "ConfigError"
     assert "one rank and one job an interface" in why

@@ -257,21 +257,14 @@ def owner(interface: str, prog_id: int) -> str | None:
 
 
 def _hidden(interface: str) -> str:
-    """What keeps this user from the settings of ``interface``, and what to type."""
-    for path in (ROOT, _settings_file(interface)):
-        try:
-            if os.access(path, os.X_OK if path == ROOT else os.R_OK):
-                continue
-            group = path.stat().st_gid
-        except OSError as error:
-            return f"{error.strerror}; see {ROOT} as root"
-        if group == 0:
-            own = _name(os.getgid())
-            again = f"{as_root('detach', interface)} && {as_root('attach', interface, '--group', own)}"
-            return f"it was attached for root alone. To attach it for the group {own}: {again}"
-        name = _name(group)
-        return f"it was attached for the group {name}. To join it: sudo usermod -aG {name} $USER, and log in again"
-    return f"see {ROOT} as root"
+    """For whom ``interface`` was attached, and what to type."""
+    group = group_of(interface) or "another user"
+    if group.startswith("group "):
+        name = group.removeprefix("group ")
+        return f"it was attached for the {group}. To join it: sudo usermod -aG {name} $USER, and log in again"
+    own = _name(os.getgid())
+    again = as_root("attach", interface, "--replace", "--group", own)
+    return f"it was attached for {group} alone. To attach it for the group {own}: {again}"
 
 
 def _name(group: int) -> str:
