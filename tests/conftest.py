@@ -94,7 +94,8 @@ def _p4_runtime() -> bool:
     from tailbound.switch.p4 import tools
 
     with contextlib.suppress(CapabilityError):
-        return bool(tools.runtime_command())
+        words, environment = [tools.tool(tools.RUNTIME), "--help"], tools.runtime_environment()
+        return subprocess.run(words, env=environment, capture_output=True, check=False).returncode == 0
     return False
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from multiprocessing.connection import wait
 
 from tailbound.errors import AttachError
-from tailbound.switch.p4.tools import runtime_command
+from tailbound.switch.p4.tools import RUNTIME, runtime_environment, tool
 
 #: Seconds after which an answer is not expected any more.
 PATIENCE = 30.0
@@ -31,7 +31,7 @@ class Runtime:
         port: thrift port of the switch, on this host.
 
     Raises:
-        CapabilityError: the command line is missing, or does not start.
+        CapabilityError: the command line is missing.
         AttachError: it does not reach the switch.
     """
 
@@ -40,11 +40,11 @@ class Runtime:
         self._marks = 0
         self._text = ""
         self._process = subprocess.Popen(
-            [*runtime_command(), "--thrift-port", str(port)],
+            [tool(RUNTIME), "--thrift-port", str(port)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env=runtime_environment(),
         )
         try:
             self.run("switch_info")

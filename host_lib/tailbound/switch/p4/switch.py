@@ -21,7 +21,7 @@ from tailbound.switch.p4 import commands
 from tailbound.switch.p4.compile import Sizes, compile_switch
 from tailbound.switch.p4.process import THRIFT_PORT, Process
 from tailbound.switch.p4.runtime import Runtime
-from tailbound.switch.p4.tools import COMPILER, SWITCH, runtime_command, tool
+from tailbound.switch.p4.tools import COMPILER, RUNTIME, SWITCH, tool
 from tailbound.wire.address import is_ipv6
 from tailbound.wire.schema import VERDICTS
 
@@ -199,9 +199,8 @@ def open_p4(
         net.index_of(name)
     own = net.mac_of(ports[0]) if mac is None else mac_bytes(mac)
     static = {mac_bytes(text): _port(numbers, name) for text, name in (stations or {}).items()}
-    for needed in (COMPILER, SWITCH):  # before anything is changed
+    for needed in (COMPILER, SWITCH, RUNTIME):  # before anything is changed
         tool(needed)
-    runtime_command()
     for name in ports:
         try:
             ethtool.whole_frames(name)

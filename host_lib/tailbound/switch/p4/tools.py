@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
+import os
 import shutil
-import subprocess
 
 from tailbound.errors import CapabilityError
 
@@ -14,10 +13,6 @@ _SOURCES = {
     SWITCH: "bmv2, https://github.com/p4lang/behavioral-model",
     RUNTIME: "bmv2, https://github.com/p4lang/behavioral-model",
 }
-#: Debian's Python: the one that finds what `apt-get install python3-thrift` installs.
-_SYSTEM_PYTHON = "/usr/bin/python3"
-#: Seconds for the command line to print its help.
-_PATIENCE = 30.0
 
 
 def tool(name: str) -> str:
@@ -34,33 +29,9 @@ def tool(name: str) -> str:
     return path
 
 
-def runtime_command() -> tuple[str, ...]:
-    """The words that start ``simple_switch_CLI``.
+def runtime_environment() -> dict[str, str]:
+    """For ``RUNTIME``, a script that takes the first ``python3`` on PATH and needs its module thrift.
 
-    It is a Python script that takes whatever ``python3`` is on PATH. Within a virtual environment that is one without
-    the module thrift, so Debian's Python is tried next.
-
-    Raises:
-        CapabilityError: it is not on PATH, or no Python runs it.
+    A virtual environment has none, so Debian's Python comes first: ``apt-get install python3-thrift``.
     """
-    return _runtime_command(tool(RUNTIME))
-
-
-@functools.cache
-def _runtime_command(path: str) -> tuple[str, ...]:
-    reasons = []
-    for words in ((path,), (_SYSTEM_PYTHON, path)):
-        try:
-            done = subprocess.run(
-                [*words, "--help"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            reasons.append(f"{words[0]}: {error}")
-            continue
-        if done.returncode == 0:
-            return words
-        said = done.stderr.strip().splitlines()
-        reasons.append(f"{words[0]}: {said[-1] if said else f'status {done.returncode}'}")
-    raise CapabilityError(
-        f"{RUNTIME} does not start ({'; '.join(reasons)}): it needs Python's thrift, apt-get install python3-thrift"
-    )
+    return os.environ | {"PATH": f"/usr/bin:{os.environ.get('PATH', '')}", "PYTHONUNBUFFERED": "1"}
