@@ -14,10 +14,9 @@ import pytest
 from lab_team import lab_team
 from support import MS, Reference, exact_mean, gradients, nmse, patient
 from tailbound.errors import ConfigError
-from tailbound.settings.table import switch_of
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.switch.p4.switch import open_p4
-from tailbound.transport.switch import Switch
+from tailbound.transport.switch import Switch, parse
 from tailbound.wire.schema import op_label
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.faults import Fault
@@ -129,10 +128,10 @@ def test_the_family_is_that_of_the_way_to_the_peers(tailbound_lab: Callable[...,
 def test_the_switch_sums_over_ipv6(tailbound_lab: Callable[..., Cluster]) -> None:
     """Over both datapaths, of which sockets look at UDP's checksum; and with losses rows come by asking again."""
     lab = tailbound_lab(workers=RANKS, ipv6=True, switch=True, cables=True)
-    assert lab.switch.environment["TAILBOUND_SWITCH"] == "fd7b::fc01"
     for datapath in ("xdp", "udp"):
         lab.switch.renew()
-        where = switch_of(None, lab.switch.environment)
+        where = parse(lab.switch.environment["TAILBOUND_SWITCH"])
+        assert where.address == "fd7b::fc01"
         settings = patient(width=0, ring_mib=8.0, switch=where, quiet=300 * MS)  # after which rows are asked for
         with lab_team(lab, settings, datapath=datapath, cookie=lab.switch.entry.cookie) as job:
             assert {member.datapath for member in job.communicators} == {f"switch-{datapath}"}

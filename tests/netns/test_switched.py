@@ -10,7 +10,7 @@ import pytest
 
 from lab_team import lab_team
 from support import Team, exact_mean, gradients, nmse, patient
-from tailbound.settings.table import switch_of
+from tailbound.transport.switch import parse
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = pytest.mark.needs("root", "netns", "bpf", "bcc", "headers")
@@ -21,7 +21,7 @@ NUMEL = 2 * 64 * 1408
 
 def through(lab: Cluster, settings: dict[str, Any], **options: Any) -> Any:
     """A job whose rows go to the lab's switch."""
-    where = switch_of(None, lab.switch.environment)
+    where = parse(lab.switch.environment["TAILBOUND_SWITCH"])
     return lab_team(lab, settings | {"switch": where}, cookie=lab.switch.entry.cookie, **options)
 
 

@@ -96,7 +96,7 @@ def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path)
         ("safeguard", "skip=never, stop=0.5", Limits(skip=None, stop=0.5)),
         ("resync_period", "0", 0),
         ("multicast_group", "239.1.2.3", "239.1.2.3"),
-        ("cookie", "0x4d", 77),
+        ("port", "0x4d", 77),
         ("interface", " eth0 ", "eth0"),
         ("ring_mib", "", None),
         ("ring_mib", "  ", None),

@@ -7,46 +7,44 @@ import pytest
 from support import MemoryStore
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError
-from tailbound.settings.table import COOKIE, switch_of
+from tailbound.settings.table import OPTIONS
 from tailbound.transport.config import MS, Config
-from tailbound.transport.switch import RESTS, Fallback, Switch
-
-
-def test_the_environment_says_where_it_is() -> None:
-    environment = {"TAILBOUND_SWITCH": "198.18.252.1", "TAILBOUND_SWITCH_ROWS": "1024", "TAILBOUND_SWITCH_FORM": "sums"}
-    assert switch_of(None, environment) == Switch("198.18.252.1", 0, 1024, "sums")
-    assert switch_of("10.0.0.1:77", environment) == Switch("10.0.0.1", 77, 1024, "sums")
-    assert switch_of("10.0.0.1", {}) == Switch("10.0.0.1")
-    assert switch_of("fd00::1", {}) == switch_of("[fd00::1]", {}) == Switch("fd00::1")
-    assert switch_of("[fd00::1]:77", {}) == Switch("fd00::1", 77)
-
-
-def test_the_control_plane_draws_the_cookie() -> None:
-    assert COOKIE.read({"TAILBOUND_COOKIE": "0x7a11b0de"}) == 0x7A11B0DE
-    assert COOKIE.read({}) == 0
-    for text in ("0", "4294967296", "cake"):
-        with pytest.raises(ConfigError, match="TAILBOUND_COOKIE"):
-            COOKIE.read({"TAILBOUND_COOKIE": text})
+from tailbound.transport.switch import RESTS, Fallback, Switch, parse
 
 
 @pytest.mark.parametrize(
-    ("address", "environment", "words"),
+    ("text", "switch"),
     [
-        (None, {}, "TAILBOUND_SWITCH"),
-        ("switch.example", {}, "IP address in numbers"),
-        ("10.0.0.1:door", {}, "port of the switch"),
-        ("[fd00::1]door", {}, "port of the switch"),
-        ("fd00::1", {"TAILBOUND_SWITCH_FORM": "sums"}, "that one is for IPv4"),
-        ("10.0.0.1:70000", {}, "70000"),
-        ("10.0.0.1", {"TAILBOUND_SWITCH_ROWS": "1000"}, "power of two"),
-        ("10.0.0.1", {"TAILBOUND_SWITCH_FORM": "median"}, "mean, sums"),
+        ("10.0.0.1", Switch("10.0.0.1")),
+        ("10.0.0.1:77", Switch("10.0.0.1", 77)),
+        ("198.18.252.1,rows=1024,form=sums", Switch("198.18.252.1", rows=1024, form="sums")),
+        ("fd00::1,cookie=0x7a11b0de", Switch("fd00::1", cookie=0x7A11B0DE)),
+        ("[fd00::1]", Switch("fd00::1")),
+        ("[fd00::1]:77,codes=512", Switch("fd00::1", 77, codes=512)),
     ],
 )
-def test_what_cannot_be_is_refused_with_what_to_do(
-    address: str | None, environment: dict[str, str], words: str
-) -> None:
+def test_one_text_says_where_it_is_and_what_it_holds(text: str, switch: Switch) -> None:
+    assert parse(text) == OPTIONS["switch"].read({"TAILBOUND_SWITCH": text}) == switch
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("switch.example", "IP address in numbers"),
+        ("10.0.0.1:door", "job add"),
+        ("[fd00::1]door", "IP address in numbers"),
+        ("fd00::1,form=sums", "that one is for IPv4"),
+        ("10.0.0.1:70000", "70000"),
+        ("10.0.0.1,rows=1000", "power of two"),
+        ("10.0.0.1,form=median", "mean, sums"),
+        ("10.0.0.1,cookie=4294967296", "cookie"),
+        ("10.0.0.1,cookie=cake", "job add"),
+        ("10.0.0.1,slots=64", "job add"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_to_do(text: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        switch_of(address, environment)
+        OPTIONS["switch"].parse(text, "switch=")
 
 
 def test_sums_need_two_bytes_a_code() -> None:
@@ -57,7 +55,7 @@ def test_sums_need_two_bytes_a_code() -> None:
 
 
 def test_a_switch_may_take_narrower_rows_than_packets_have_room_for() -> None:
-    where = switch_of("10.0.0.1", {"TAILBOUND_SWITCH_FORM": "sums", "TAILBOUND_SWITCH_CODES": "512"})
+    where = Switch("10.0.0.1", form="sums", codes=512)
     assert (where.width(1408), where.width(256)) == (512, 128)
     assert Switch("10.0.0.1", codes=512).width(1408) == 512
     with pytest.raises(ConfigError, match="multiple of 64"):

@@ -14,10 +14,10 @@ from p4_world import SIZES
 from support import Team, team
 from tailbound.codec.scale import headroom_of
 from tailbound.kernel import ethtool
-from tailbound.settings.table import switch_of
 from tailbound.switch.box import Box
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.switch.p4.switch import P4Switch, open_p4
+from tailbound.transport.switch import parse
 from tailbound_lab.lab import namespaces
 
 COOKIE = 0x0B0E0B0E
@@ -46,7 +46,7 @@ def p4_team(
         try:
             there = (RankSpec(switch_cases.ip_of(r), switch_cases.mac_of(r), port) for r, port in enumerate(ports))
             entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows, headroom=headroom_of(ranks)))
-            given = settings | {"port": entry.port, "switch": switch_of(None, box.environment(entry))}
+            given = settings | {"port": entry.port, "switch": parse(box.environment(entry)["TAILBOUND_SWITCH"])}
             with team(
                 ranks, given, datapath=datapath, interface="data0", cookie=COOKIE,
                 within=lambda rank, make: namespaces.call(ends[rank], make, sysfs=True),

@@ -50,7 +50,7 @@ from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.observe.status import StatusWriter
 from tailbound.observe.trace import TRACE_VARIABLE
-from tailbound.settings.table import COOKIE, switch_of
+from tailbound.settings.table import OPTIONS
 from tailbound.transport import keys, rendezvous
 from tailbound.transport.config import DEFAULT_PORT, Config
 from tailbound.transport.reliable import Reliable
@@ -162,7 +162,9 @@ class Communicator:
         on_thread: Callable[[], None] | None = None,
     ) -> None:
         if datapath == "switch":
-            datapath, config = "auto", dataclasses.replace(config, switch=config.switch or switch_of(None))
+            datapath, config = "auto", dataclasses.replace(config, switch=config.switch or OPTIONS["switch"].read())
+            if config.switch is None:
+                raise ConfigError("datapath 'switch' needs the switch's address: pass switch= or set TAILBOUND_SWITCH")
         check_bits(config.bits, switched=config.switch is not None)
         self._store, self._prefix = store, name
         #: ranks that have died may come back
@@ -264,7 +266,7 @@ class Communicator:
     ) -> list[Greeting]:
         config, cookie, (address, port) = self.config, 0, path.endpoint
         if config.rank == 0:
-            cookie = (config.switch is not None and COOKIE.read()) or rendezvous.new_cookie()
+            cookie = (config.switch is not None and config.switch.cookie) or rendezvous.new_cookie()
         own = Greeting(
             rank=config.rank,
             ranks=config.ranks,

@@ -32,7 +32,7 @@ from tailbound.settings.kinds import (
     on_off,
     words,
 )
-from tailbound.transport import switch
+from tailbound.transport import switch as switch_
 from tailbound.transport.config import (
     AUTHENTICATE,
     DEFAULT_PORT,
@@ -45,7 +45,6 @@ from tailbound.transport.config import (
 )
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.bits import Bits
-from tailbound.wire.schema import WIDTH_STEP
 
 log = logging.getLogger("tailbound")
 PREFIX = "TAILBOUND_"
@@ -155,8 +154,8 @@ class Options(TypedDict, total=False):
         "can be had on the interface, else `udp`; `switch`: the switch on the way averages them",
     )]
     switch: Annotated[str | None, _option(
-        words("ADDRESS, ADDRESS:PORT or [IPV6]:PORT"), None, "where the job's switch is, with `datapath=switch`",
-        otherwise="none", later=True,
+        Kind(switch_.GIVE, switch_.parse), None, "where the job's switch is, with `datapath=switch`", otherwise="none",
+        later=True,
     )]
     interface: Annotated[str | None, _option(
         words("the name of an interface"), None,
@@ -229,26 +228,9 @@ NODE_GROUP = Setting(
     "([several ranks a host](torch/large.md#several-ranks-a-host)); `auto`: those that torchrun has started there",
     "off",
 )  # fmt: skip
-# `tailbound switch job add` prints the next four, and the lab sets them
-SWITCH_ROWS = Setting(switch.ROWS, integer(1), "slots of the job in the switch", switch.Switch.rows)
-SWITCH_FORM = Setting(
-    switch.FORM, choice(*switch.FORMS), "what the switch sends: means (XDP switch), or sums (P4 switch)",
-    switch.Switch.form,
-)  # fmt: skip
-SWITCH_CODES = Setting(
-    switch.CODES, integer(0), f"widest row that the switch takes, a multiple of {WIDTH_STEP}; 0: what packets hold",
-    switch.Switch.codes,
-)  # fmt: skip
-COOKIE = Setting(
-    switch.COOKIE, integer(1, (1 << 32) - 1), "cookie that the switch knows the job by", 0, otherwise="drawn by rank 0",
-)  # fmt: skip
 #: Everything else.
 OTHERS = (
     NODE_GROUP,
-    SWITCH_ROWS,
-    SWITCH_FORM,
-    SWITCH_CODES,
-    COOKIE,
     Setting(
         trace.TRACE_VARIABLE, words("a folder"), "folder into which every rank leaves a Chrome trace when it closes",
         otherwise="no trace",
@@ -353,26 +335,3 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
         bare = [other.removeprefix(PREFIX) for other in names]  # the prefix alone makes all of them alike
         said.append(f"{name} is no setting and does nothing: {_hint(name.removeprefix(PREFIX), bare, PREFIX + '{}')}")
     return said
-
-
-def switch_of(address: str | None, environment: Mapping[str, str] = os.environ) -> switch.Switch:
-    """The switch at ``address`` (``ADDRESS``, ``ADDRESS:PORT`` or ``[IPV6]:PORT``; default ``TAILBOUND_SWITCH``).
-
-    Raises:
-        ConfigError: none is named, or a setting cannot be.
-    """
-    text = address or environment.get(switch.ADDRESS, "")
-    if not text:
-        raise ConfigError(f"datapath 'switch' needs the switch's address: pass switch= or set {switch.ADDRESS}")
-    if text.startswith("["):
-        host, _, port = text[1:].partition("]")
-        port = port.removeprefix(":")
-    else:
-        host, _, port = (text, "", "") if text.count(":") > 1 else text.partition(":")
-    return switch.Switch(
-        host,
-        PORT.parse(port, "port of the switch") if port else 0,
-        SWITCH_ROWS.read(environment),
-        SWITCH_FORM.read(environment),
-        SWITCH_CODES.read(environment),
-    )

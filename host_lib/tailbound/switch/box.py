@@ -14,10 +14,9 @@ from tailbound.kernel import attach as attaching
 from tailbound.kernel import net
 from tailbound.kernel.linear import linear_of
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch, port_table
-from tailbound.settings.table import PORT
+from tailbound.settings.table import OPTIONS
 from tailbound.switch.job import JobSpec, ip_text, mac_bytes, place
 from tailbound.transport.config import row_width
-from tailbound.transport.switch import ADDRESS, CODES, COOKIE, FORM, ROWS
 from tailbound.wire.address import family_name, ip_bytes, is_ipv6
 
 #: Slots of all jobs together: two jobs of the default size; 92 MB at W = 1408.
@@ -139,14 +138,9 @@ class Box(Generic[A]):
 
     def environment(self, entry: Entry) -> dict[str, str]:
         """The variables by which the workers of a job learn of their switch."""
-        said = {
-            ADDRESS: entry.address,
-            ROWS: str(entry.rows),
-            COOKIE: f"{entry.cookie:#010x}",
-            PORT.variable: str(entry.port),
-            CODES: str(self.switch.width),
-        }
-        return said if self.switch.form == "mean" else said | {FORM: self.switch.form}
+        told = {"rows": entry.rows, "form": self.switch.form, "codes": self.switch.width, "cookie": entry.cookie}
+        where = ",".join([entry.address, *(f"{name}={value}" for name, value in told.items())])
+        return {OPTIONS["switch"].variable: where, OPTIONS["port"].variable: str(entry.port)}
 
 
 def check_ports(ports: Sequence[str]) -> None:

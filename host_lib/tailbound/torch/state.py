@@ -26,7 +26,7 @@ from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator, Handling, Training
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
-from tailbound.settings.table import Options, config_fields, described, filled, switch_of
+from tailbound.settings.table import Options, config_fields, described, filled
 from tailbound.torch.absence import Absence, Place
 from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.compat import default_store, joined, used_by
@@ -119,7 +119,7 @@ class TailboundState:
             step=entries * both_ways(self.bits)[1] // 8 if given["ring_mib"] is None else 0,
             deadline_1=int(deadline_ms[0] * MS) if deadline_ms else 0,
             deadline_2=int(deadline_ms[1] * MS) if deadline_ms else 0,
-            switch=switch_of(switch) if switch and self.ranks > 1 else None,
+            switch=switch if self.ranks > 1 else None,
             **config_fields({**given, "bits": self.bits}),
         )
         agreed = {"error_feedback": "on" if self._feedback else "off", "resync_period": str(period)}

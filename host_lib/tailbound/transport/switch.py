@@ -7,17 +7,13 @@ doubles each time that this was too early. So a switch that is gone for good cos
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from tailbound.errors import ConfigError
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.wire.address import is_ipv6, words_of
 from tailbound.wire.schema import WIDTH_STEP, Flag
 
-#: Set by the lab, or printed by `tailbound switch job add`; see ``Switch``. The cookie is drawn by the control plane,
-#: since the job's entry must be in the switch before the first packet.
-ADDRESS, ROWS, FORM, COOKIE = "TAILBOUND_SWITCH", "TAILBOUND_SWITCH_ROWS", "TAILBOUND_SWITCH_FORM", "TAILBOUND_COOKIE"
-CODES = "TAILBOUND_SWITCH_CODES"
 #: Forms of results: mean codes, or sums with their count.
 FORMS = {"mean": Flag.SWITCHED, "sums": Flag.SUMS}
 _ROWS_LEAST = 64
@@ -32,7 +28,8 @@ class Switch:
         port: its UDP port; 0: that of the job.
         rows: slots of the job in the switch, a power of two.
         form: ``mean``: results are mean codes (an XDP switch); ``sums``: u16 sums (P4), rows then hold half the codes.
-        codes: the widest row that the switch takes; 0: as wide as packets let it be.
+        codes: the widest row that the switch takes, a multiple of 64; 0: as wide as packets let it be.
+        cookie: that the switch knows the job by; it is drawn where the job's entry is made. 0: rank 0 draws one.
 
     Raises:
         ConfigError: a setting that cannot be.
@@ -43,25 +40,28 @@ class Switch:
     rows: int = 8192
     form: str = "mean"
     codes: int = 0
+    cookie: int = 0
 
     def __post_init__(self) -> None:
         try:
             words_of(self.address)
         except OSError:
-            raise ConfigError(f"switch {self.address!r}: give an IP address in numbers (switch=, {ADDRESS})") from None
+            raise ConfigError(f"switch {self.address!r}: give an IP address in numbers") from None
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"switch port {self.port}: give 0..65535")
         if self.rows < _ROWS_LEAST or self.rows & (self.rows - 1):
-            raise ConfigError(f"{self.rows} slots in the switch: give {ROWS} a power of two of at least {_ROWS_LEAST}")
+            raise ConfigError(f"{self.rows} slots in the switch: give rows=, a power of two of at least {_ROWS_LEAST}")
         if self.form not in FORMS:
-            raise ConfigError(f"form {self.form!r} of a switch's results: give {FORM} one of {', '.join(FORMS)}")
+            raise ConfigError(f"form {self.form!r} of a switch's results: give form= one of {', '.join(FORMS)}")
         if self.form == "sums" and is_ipv6(self.address):
             raise ConfigError(
                 f"the switch at {self.address} sends sums, as the P4 switch does, and that one is for IPv4: give it an "
                 "address of IPv4, or take an XDP switch"
             )
         if self.codes < 0 or self.codes % WIDTH_STEP:
-            raise ConfigError(f"rows of {self.codes} codes in the switch: give {CODES} a multiple of {WIDTH_STEP}")
+            raise ConfigError(f"rows of {self.codes} codes in the switch: give codes=, a multiple of {WIDTH_STEP}")
+        if not 0 <= self.cookie < 1 << 32:
+            raise ConfigError(f"cookie {self.cookie} of the switch: give cookie=, 1..4294967295")
 
     def width(self, width: int) -> int:
         """Widest row of a contribution where packets hold ``width`` codes.
@@ -79,6 +79,30 @@ class Switch:
                 f"MTU so that {2 * WIDTH_STEP} bytes fit"
             )
         return min(half, most)
+
+
+def parse(text: str) -> Switch:
+    """The switch that ``tailbound switch job add`` has printed: its address, and perhaps more; see ``GIVE``.
+
+    Raises:
+        ConfigError: a part that cannot be.
+        ValueError: another form.
+    """
+    where, *given = text.split(",")
+    if where.startswith("["):
+        host, _, port = where[1:].partition("]:")
+        host = host.removesuffix("]")
+    else:
+        host, _, port = (where, "", "") if where.count(":") > 1 else where.partition(":")
+    parts = (part.partition("=") for part in given)
+    more = {name.strip(): value.strip() if name == "form" else int(value, 0) for name, _, value in parts}
+    if unknown := more.keys() - {each.name for each in fields(Switch)[2:]}:
+        raise ValueError(unknown)
+    return Switch(host, int(port or 0), **more)  # type: ignore[arg-type]
+
+
+#: What ``parse`` takes.
+GIVE = "ADDRESS, ADDRESS:PORT or [IPV6]:PORT, and then what `tailbound switch job add` says"
 
 
 #: How a switch that is silent is tried again.
