@@ -289,7 +289,7 @@ def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
 def _pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
     folder, file = _pins(found.interface), _settings_file(found.interface)
     refuse_elsewhere(found.interface)
-    _remove(folder, file)
+    clear(folder, file)
     begun = _begun(file)
     try:
         begun.write_text(json.dumps(asdict(found)) + "\n")
@@ -420,16 +420,23 @@ def remove(interface: str) -> bool:
     if not ROOT.is_dir():
         return False
     with alone():
-        return _remove(_pins(interface), _settings_file(interface))
+        return clear(_pins(interface), _settings_file(interface))
 
 
-def _remove(folder: Path, file: Path) -> bool:
+def clear(folder: Path, file: Path) -> bool:
+    """Detaches and removes the pins in ``folder`` and the settings, finished or only begun, in ``file``.
+
+    Returns:
+        Whether anything was there.
+
+    Raises:
+        CapabilityError: no privilege to.
+    """
     try:
         found = folder.is_dir() or file.exists()
         if folder.is_dir():
-            for more in folder.glob(f"*{_MORE_LINKS}"):
-                detach(more)
-            detach(folder / _LINK)
+            for link in (*folder.glob(f"*{_MORE_LINKS}"), *folder.glob(f"{PORT_LINK}*"), folder / _LINK):
+                detach(link)
             shutil.rmtree(folder)
         file.unlink(missing_ok=True)
         _begun(file).unlink(missing_ok=True)
@@ -501,5 +508,5 @@ def sweep() -> list[str]:
         gone = sorted(name for name in names if _left_over(name))
         gone += sorted(folder.name for folder in bpffs().glob(f"{SWITCH}*") if _portless(folder))
         for name in gone:
-            _remove(bpffs() / name, ROOT / f"{name}.json")
+            clear(bpffs() / name, ROOT / f"{name}.json")
     return gone

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -129,18 +128,7 @@ def down() -> bool:
     Raises:
         CapabilityError: no privilege to.
     """
-    folder, file = _folder(), _file()
-    try:
-        found = folder.is_dir() or file.exists()
-        if folder.is_dir():
-            for link in sorted(folder.glob(f"{pin.PORT_LINK}*")):
-                pin.detach(link)
-            shutil.rmtree(folder)
-        file.unlink(missing_ok=True)
-        file.with_suffix(".new").unlink(missing_ok=True)
-    except OSError as error:
-        raise pin.refused(f"remove {folder}", error) from error
-    return found
+    return pin.clear(_folder(), _file())
 
 
 def attached(port: Port) -> bool:
