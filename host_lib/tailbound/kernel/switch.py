@@ -99,8 +99,6 @@ def _text_of(record: Any) -> str:
 class Switch:
     """Maps and descriptors, made or opened; closing it leaves what is pinned or attached by a pinned link.
 
-    An ``Aggregator`` (``switch.box``).
-
     Args:
         sizes: what the maps were made for.
         held: the maps, arrays mapped.
@@ -113,6 +111,7 @@ class Switch:
         self.program = program
         self.out = out
 
+    #: of its results, see ``transport.switch.FORMS``
     form = "mean"
 
     @property

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import attach as attaching
@@ -18,6 +16,9 @@ from tailbound.settings.table import OPTIONS
 from tailbound.switch.job import JobSpec, ip_text, mac_bytes, place
 from tailbound.transport.config import row_width
 from tailbound.wire.address import family_name, ip_bytes, is_ipv6
+
+if TYPE_CHECKING:
+    from tailbound.switch.p4.switch import P4Switch
 
 #: Slots of all jobs together: two jobs of the default size; 92 MB at W = 1408.
 DEFAULT_SLOTS = 32768
@@ -31,50 +32,7 @@ class Port:
     ifindex: int
 
 
-class Aggregator(Protocol):
-    """What sums: job entries in and out, and counters.
-
-    Attributes:
-        form: of its results, see ``transport.switch.FORMS``.
-    """
-
-    form: str
-
-    @property
-    def slots(self) -> int:
-        """Of all jobs together."""
-
-    @property
-    def width(self) -> int:
-        """Codes of the widest row."""
-
-    def alive(self) -> bool:
-        """Whether it runs."""
-
-    def put(self, place: int, entry: Entry) -> None:
-        """Installs a job at ``place``, which is free.
-
-        Raises:
-            OSError, ConfigError, AttachError: it refuses.
-        """
-
-    def entries(self) -> dict[int, Entry]:
-        """The jobs by place."""
-
-    def ledger(self, place: int) -> NDArray[Any]:
-        """Counters of a job, [senders and unknown, VERDICTS]; the last row is of senders that are not to be trusted."""
-
-    def rows_of(self, entry: Entry) -> tuple[int, int]:
-        """Rows of a job in its slots: final ones, and open ones."""
-
-    def port_counters(self, ifindex: int) -> Mapping[str, int]:
-        """Counters of a port by name, ``ours, foreign, results, answers`` among them."""
-
-    def close(self) -> None:
-        """Lets go of it."""
-
-
-A = TypeVar("A", bound=Aggregator)
+A = TypeVar("A", bound="Switch | P4Switch")
 
 
 class Box(Generic[A]):

@@ -37,7 +37,7 @@ _PORT_COUNTERS = {
 
 
 class P4Switch:
-    """Runs the program over ports, and takes jobs; an ``Aggregator`` (``switch.box``).
+    """Runs the program over ports, and takes jobs, as ``kernel.switch.Switch`` does.
 
     Args:
         ports: port number -> interface, in the network namespace of this thread.
