@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.kernel import attach as attaching
@@ -16,9 +16,6 @@ from tailbound.settings.table import OPTIONS
 from tailbound.switch.job import JobSpec, ip_text, mac_bytes, place
 from tailbound.transport.config import row_width
 from tailbound.wire.address import family_name, ip_bytes, is_ipv6
-
-if TYPE_CHECKING:
-    from tailbound.switch.p4.switch import P4Switch
 
 #: Slots of all jobs together: two jobs of the default size; 92 MB at W = 1408.
 DEFAULT_SLOTS = 32768
@@ -32,7 +29,8 @@ class Port:
     ifindex: int
 
 
-A = TypeVar("A", bound="Switch | P4Switch")
+#: What sums: ``kernel.switch.Switch``, or ``switch.p4.switch.P4Switch``, whose module needs this one.
+A = TypeVar("A", bound=Any)
 
 
 class Box(Generic[A]):
