@@ -23,21 +23,14 @@ def mac_text(mac: bytes) -> str:
     return mac.hex(":")
 
 
-def check(entry: Entry, place: int, sizes: Sizes) -> None:
-    """Refuses an entry that the program has no room for.
+def check(entry: Entry, sizes: Sizes) -> None:
+    """Refuses an entry whose ranks or ports the program has no room for; ``switch.job.place`` has looked at slots.
 
     Raises:
         ConfigError: it has none.
     """
-    if not 0 <= place < sizes.jobs:
-        raise ConfigError(f"job {place}: give a place of 0..{sizes.jobs - 1}")
     if not 1 <= len(entry.members) <= sizes.ranks:
         raise ConfigError(f"{len(entry.members)} workers: give 1..{sizes.ranks}, as this switch takes")
-    if entry.rows < 1 or entry.rows & (entry.rows - 1) or entry.base < 0 or entry.base + entry.rows > sizes.slots:
-        raise ConfigError(
-            f"slots {entry.base} to {entry.base + entry.rows - 1}: give a power of two of them, of this switch's "
-            f"{sizes.slots}"
-        )
     for member in entry.members:
         if member is not None and not 0 <= member.ifindex < sizes.ports:
             raise ConfigError(

@@ -101,7 +101,7 @@ class P4Switch:
             ConfigError: the program has no room for it.
             AttachError: the switch refuses.
         """
-        commands.check(entry, place, self.sizes)
+        commands.check(entry, self.sizes)
         self._group(commands.JOB_GROUP + place, {r: [m.ifindex] for r, m in enumerate(entry.members) if m is not None})
         shared = [command for command in commands.shared(entry, place) if command.partition("=>")[0] not in self._known]
         self._known.update(command.partition("=>")[0] for command in shared)
