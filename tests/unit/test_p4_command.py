@@ -89,7 +89,7 @@ def tools(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 P4 = (
     "p4", "lo", "--address", "198.18.252.1", "--slots", "64", "--thrift-port", "9123",
-    "--rank", "198.18.0.1,02:02:02:02:02:02,lo", "--cookie", "7", "--station", "02:02:02:02:02:02,lo",
+    "--rank", "198.18.0.1,02:02:02:02:02:02,lo", "--cookie", "7",
 )  # fmt: skip
 
 
