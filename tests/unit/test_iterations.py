@@ -82,16 +82,24 @@ def test_whole_iterations_are_applied(
 
 
 @pytest.mark.parametrize(
-    ("loop", "passes", "void"),
-    [("plain", 1, 4), ("sam", 2, 8), ("sam", 2, 9), ("accumulating", 3, 13), ("by_closure_once", 1, 4)],
+    ("loop", "passes", "void", "why"),
+    [
+        ("plain", 1, 4, "minority"),
+        ("plain", 1, 4, "skipped"),  # by a safeguard
+        ("plain", 1, 4, "void"),  # no rank's gradient was finite
+        ("sam", 2, 8, "minority"),
+        ("sam", 2, 9, "minority"),
+        ("accumulating", 3, 13, "minority"),
+        ("by_closure_once", 1, 4, "minority"),
+    ],
 )
 def test_an_optimizer_makes_nothing_of_an_iteration_with_a_void_pass(
-    rank: Callable[..., Rank], loop: str, passes: int, void: int
+    rank: Callable[..., Rank], loop: str, passes: int, void: int, why: str
 ) -> None:
     """Zeros would move weights by what momentum and weight decay keep; the next iteration counts. Rule: clock-38."""
     one = rank()
     iterate, held = getattr(solo, loop)(one), list[Any]()
-    one.job.void = {void}
+    one.job.void = {void: why}
     for i in range(7):
         iterate(i)
         kept = [str(opt.state_dict()) for opt in one.state.optimizers if "closure" not in loop]  # LBFGS counts calls
@@ -106,7 +114,7 @@ def test_an_iteration_whose_step_was_left_out_voids_no_other(rank: Callable[...,
 
     one = rank()
     optimizer, held = torch.optim.SGD(one.net.parameters(), 0.1), [one.weights()]
-    one.job.void = {2}
+    one.job.void = {2: "minority"}
     for i in range(5):
         optimizer.zero_grad()
         one.loss(data(i)).backward()
@@ -129,7 +137,7 @@ def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(rank:
 
     one, steps = rank(), []
     optimizer = Polyak(one.net.parameters(), 0.1)
-    one.job.void = {1}
+    one.job.void = {1: "minority"}
     for i in range(3):
         before = one.weights()
         optimizer.zero_grad()

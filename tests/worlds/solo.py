@@ -50,7 +50,7 @@ class Job:
         self.told, self.keeps = told, keeps
         self.step, self.newest, self.lost = 0, 0, False
         self.held = list[bool]()  # whether the others are told to wait
-        self.void = set[int]()  # steps without a majority
+        self.void = dict[int, str]()  # steps whose averages are zeros, and why
         self.reliable = Reliable("127.0.0.1")
         self.job = SimpleNamespace(
             peers=[1], membership=SimpleNamespace(alive=lambda step: [1], quorum=bool), steps=SimpleNamespace(own=0),
@@ -76,11 +76,11 @@ class Job:
         else:
             out[:] = self.told[self.step, bucket]
         label = op_label(self.step, bucket)
-        void = self.step in self.void
-        if void:
+        why = {name: True for at, name in self.void.items() if at == self.step}
+        if why:
             out[:] = 0
         self.step += last
-        done(Outcome(label=label, expected=1, minority=void))
+        done(Outcome(label=label, expected=1, **why))
 
 
 class Rank:

@@ -194,8 +194,9 @@ class NodeState(TailboundState):
                 self._takes = bool(heard[0][1])
                 if self.resync is not None and self._first:
                     self.resync.note_missing(sum(missed for missed, *_ in heard))
-                self.overflow.note(any(words[3] for words in heard), any(words[4] for words in heard))
-                self.steps.came(void=any(words[5] for words in heard))
+                if any(words[3] for words in heard):
+                    self.overflowed = True
+                self.steps.came(void=any(words[4] for words in heard))
                 failed = [rank for rank, words in zip(self._node.members, heard, strict=True) if words[2]]
                 if failed and self._failure is None:
                     self._fail(
@@ -213,7 +214,7 @@ class NodeState(TailboundState):
                 self._fail(error)
             missed, self._missed = self._missed, 0
             takes = self.resync is not None and self.resync.about_to_take
-            words = [missed, takes, self._failure is not None, self.overflow.any, self.overflow.void, self.steps.void]
+            words = [missed, takes, self._failure is not None, self.overflowed, self.steps.void]
             self._collectives.tell(words, self._behind(told))
 
         return gathered

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import torch
@@ -31,29 +30,6 @@ from tailbound.torch.compat import SCALERS
 
 #: A ``TailboundState``, whose module imports this one.
 TailboundState: TypeAlias = Any
-
-
-class Overflow:
-    """Of the step under way: noted by whatever thread, cleared by the training thread when the step is over.
-
-    Attributes:
-        any: a gradient of some rank had Inf or NaN.
-        void: no rank had a part of a gradient.
-    """
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Begins the next step."""
-        self.any = self.void = False
-
-    def note(self, overflowed: bool, void: bool) -> None:
-        """Takes in what became of a bucket, here or on a rank that averages other parts of the same gradient."""
-        if overflowed:  # what another thread has noted meanwhile stays
-            self.any = True
-        if void:
-            self.void = True
 
 
 class GradScaler(torch.amp.GradScaler):
@@ -99,25 +75,12 @@ class GradScaler(torch.amp.GradScaler):
                 self._lazy_init_scale_growth_tracker(torch.device(self._device))
             state.scaler, state.loss_scale = self, self.get_scale()
 
-    def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        """As in torch; a step in which no rank had a part of a gradient counts as one with infinite gradients."""
-        super().unscale_(optimizer)
-        self._mark_void(optimizer)
-
-    def _check_inf_per_device(self, optimizer: torch.optim.Optimizer) -> Any:
-        found = super()._check_inf_per_device(optimizer)
-        self._mark_void(optimizer)
-        return found
-
-    def _mark_void(self, optimizer: torch.optim.Optimizer) -> None:
-        if self._ours and self._state.overflow.void:
-            self._mark([self._per_optimizer_states[id(optimizer)]])
-
-    def _mark(self, states: Iterable[dict[str, Any]]) -> None:
-        """Gradients count as infinite."""
-        for state in states:
-            for found in state["found_inf_per_device"].values():
-                found.fill_(1.0)
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        """As in torch; the optimizer does not step where all ranks overflowed, which left zeros for gradients."""
+        if self._ours and self._state.overflowed and self._state.steps.void:
+            self._check_inf_per_device(optimizer)  # ``update`` wants that to have been looked for
+            return None
+        return super().step(optimizer, *args, **kwargs)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """As in torch; a step in which some rank's gradients overflowed counts as one with infinite gradients.
@@ -129,9 +92,11 @@ class GradScaler(torch.amp.GradScaler):
             return
         before = self._state.loss_scale
         self._state.steps.over()
-        if self._state.overflow.any and before > 1:
-            self._mark(self._per_optimizer_states.values())
-        self._state.overflow.clear()
+        if self._state.overflowed and before > 1:
+            for one in self._per_optimizer_states.values():
+                for found in one["found_inf_per_device"].values():
+                    found.fill_(1.0)
+        self._state.overflowed = False
         super().update(new_scale)
         self._state.loss_scale = scale = self.get_scale()
         if new_scale is None and scale < before:

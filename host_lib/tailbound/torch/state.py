@@ -40,7 +40,7 @@ from tailbound.torch.node import own_interface
 from tailbound.torch.paths import Paths
 from tailbound.torch.replica import DIGEST, Replica
 from tailbound.torch.resync import Resync
-from tailbound.torch.scaler import GradScaler, Overflow
+from tailbound.torch.scaler import GradScaler
 from tailbound.torch.steps import Steps
 from tailbound.transport.config import DEADLINE_MOST, MS, Config
 from tailbound.transport.steps import STEP_MASK, step_of
@@ -185,7 +185,8 @@ class TailboundState:
         self.scaler: GradScaler | None = None
         #: jobs that average parts of the same model on this host
         self.shards = 1
-        self.overflow = Overflow()
+        #: a gradient of some rank had Inf or NaN, in the iteration under way
+        self.overflowed = False
         #: lets ranks in that have come back, or this one; None: no rank can
         self.entrance: Entrance | None = None
         #: why no rank can skip a step alone, and what to do; empty: each can
@@ -312,7 +313,7 @@ class TailboundState:
     def applied(self, outcome: Outcome, last: bool) -> None:
         """An average is handed out to be applied; ``last``: it ends the step."""
         self.note(outcome)
-        self.steps.came(void=outcome.minority)
+        self.steps.came(void=outcome.minority or outcome.skipped or outcome.void)
         if last:
             self.steps.stepped = False
             self.steps.ended = step_of(outcome.label)
@@ -545,7 +546,7 @@ class TailboundState:
         if self.entrance.enter(_ENTER):
             self._preparing = True  # it holds the others since it has entered
             self.forget()
-            self.overflow.clear()
+            self.overflowed = False
             # its data are where its own steps have led it
             self.absence.skipped += max(0, self.communicator.step - self.entrance.alone)
 
@@ -783,7 +784,8 @@ class TailboundState:
         """Takes in what became of a bucket, and warns."""
         self.last = outcome
         self.note_missing(outcome.missed + outcome.doubtful)
-        self.overflow.note(outcome.overflowed, outcome.void)
+        if outcome.overflowed:  # what another thread has noted meanwhile stays
+            self.overflowed = True
         self._complaints.note(outcome)
 
 

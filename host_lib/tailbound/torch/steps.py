@@ -40,7 +40,7 @@ class Steps(Part):
     Attributes:
         ended: the step whose last bucket is over, until its boundary.
         stepped: an optimizer has stepped since.
-        void: averages of the iteration had no majority, so no optimizer makes anything of it (clock-38).
+        void: averages of the iteration are zeros, so no optimizer makes anything of it (clock-38).
         turns: what iterations are made of.
     """
 
@@ -166,10 +166,6 @@ class Steps(Part):
             return
         adopt(state, scaler)
         log.info("rank %d: a torch.amp.GradScaler steps this model; its scale is that of all ranks now", state.rank)
-        if state.overflow.void:  # finite gradients: zeros, since all ranks overflowed; it would not step by them
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
 
     def name_what_stays(self) -> None:
         """After the first steps: says what of the optimizers' state cannot be given to another rank."""
