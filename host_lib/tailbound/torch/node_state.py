@@ -90,8 +90,9 @@ class NodeState(TailboundState):
     def close(self, *, farewell: bool = True) -> None:
         """As in ``TailboundState``; the host's groups end, too."""
         try:
-            if (holds := self.__dict__.pop("_holds", None)) is not None:
-                holds.close()
+            if self._holds is not None:
+                self._holds.close()
+                self._holds = None
             super().close(farewell=farewell)
         finally:
             self._end_groups()
