@@ -205,6 +205,9 @@ def refusals(rank: int) -> None:
         TailboundState(model=model_digest(state_of), **PATIENT)
 
     refused(LayoutError, "train the same model", other_models)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + rank))
+    words = f"with a loss scale of {256 << rank}'"
+    refused(LayoutError, words, lambda: register(DDP(model()), scaler=scaler, **PATIENT))
     for name, values in DIFFERING.items():
         words, beside = f"rank {rank} has {name}=", {"result": "multicast"} if name == "multicast_group" else {}
         given = patient(**beside, **{name: values[rank > 0]})

@@ -87,7 +87,7 @@ def register(
     barriers = in_model(ddp_model, _SYNC_OPTION) if group is ddp_model.process_group else []
     for barrier in barriers:
         warnings.warn(barrier.warning, stacklevel=2)
-    state = _state(ddp_model, group, node_group, options)
+    state = _state(ddp_model, group, node_group, scaler, options)
     try:
         _check_buckets(state, ddp_model)
         if barriers and dist.get_world_size(state.everyone) > 1:
@@ -103,10 +103,11 @@ def register(
     return state
 
 
-def _of_model(ddp_model: DistributedDataParallel) -> dict[str, Any]:
-    """What a job has to know of the model."""
+def _of_model(ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
+    """What a job has to know of the model; all ranks have one ``scaler``, or none."""
     entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
-    return {"model": model_digest(ddp_model.module), "entries": entries}
+    scaled = f" with a loss scale of {scaler.get_scale():g}" if scaler is not None and scaler.is_enabled() else ""
+    return {"model": model_digest(ddp_model.module) + scaled, "entries": entries}
 
 
 def _check_wrapped(model: object) -> None:
@@ -216,6 +217,7 @@ def _state(
     ddp_model: DistributedDataParallel,
     group: dist.ProcessGroup,
     node_group: str | None,
+    scaler: torch.amp.GradScaler | None,
     options: Options,
 ) -> TailboundState:
     timeout = known("timeout", options)
@@ -231,8 +233,9 @@ def _state(
         interface, datapath = interface_for(known("interface", options), place, places, datapath)
         return {"timeout": timeout, "interface": interface, "datapath": datapath}
 
-    node = find(group, node_group, timeout, of_place) if not elastic.is_elastic(group) else None
-    model = _of_model(ddp_model)
+    returns = elastic.is_elastic(group)  # such a rank takes the others' scale
+    node = find(group, node_group, timeout, of_place) if not returns else None
+    model = _of_model(ddp_model, scaler if not returns else None)
     if node is None:
         return TailboundState(group, **model, **options)
     places = node.places
