@@ -111,17 +111,9 @@ class GradScaler(torch.amp.GradScaler):
         """
         if self._ours:
             _check_factors(state_dict.get("growth_factor", 2.0), state_dict.get("backoff_factor", 0.5))
-        began = self._init_scale
         super().load_state_dict(state_dict)
         if self._ours:
-            self._init_scale = began  # which torch takes from the state, of another rank perhaps (``restart``)
             self._state.loss_scale = self.get_scale()
-
-    def restart(self) -> None:
-        """After ``close``: has the scale that it began with, which all ranks know."""
-        super().update(self._init_scale)
-        assert self._growth_tracker is not None
-        self._growth_tracker.fill_(0)
 
     def close(self) -> None:
         """Scales as torch's own from now on; the state does this at its own end.

@@ -717,9 +717,8 @@ class TailboundState:
         """Makes the replicas equal and returns the model to DDP's own all-reduce, from the next iteration on.
 
         To be called on all ranks after the same step, and after ``optimizer.step()``. The transport is closed then, so
-        that every rank waits for every other one as in any DDP job; the loss scale begins anew, since that of a rank
-        that was away may be another one. ``stats`` and ``state_dict`` can still be read, and ``batches`` leaves nothing
-        out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
+        that every rank waits for every other one as in any DDP job. ``stats`` and ``state_dict`` can still be read, and
+        ``batches`` leaves nothing out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
 
         Args:
             timeout: of ``synchronize``.
@@ -741,8 +740,6 @@ class TailboundState:
         well = self.synchronize(timeout)
         self.detached = True
         self.close()
-        if self.scaler is not None:
-            self.scaler.restart()
         return well
 
     def _refuse_detached(self, name: str) -> None:
