@@ -172,6 +172,11 @@ def _check_model(ddp_model: DistributedDataParallel) -> None:
             "delay_all_reduce_named_params: DistributedDataParallel averages these parameters by itself, where a slow "
             "rank holds all others: remove it"
         )
+    for name, one in ddp_model.module.named_modules():
+        if isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag) and one.sparse:
+            raise ConfigError(
+                f"{type(one).__name__} {name} has sparse gradients, which have no codes: give it sparse=False"
+            )
     for name, p in ddp_model.module.named_parameters():
         if p.requires_grad and (p.dtype not in DTYPES or p.device.type not in KINDS):
             raise ConfigError(
