@@ -85,9 +85,10 @@ def slow_stream() -> Any:
             self.events.append(Event())
             return self.events[-1]
 
-        def host_memory(self, size: int) -> torch.Tensor:
-            self.sizes.append(size)
-            return super().host_memory(size)
+        def host_memory(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+            made = super().host_memory(*shape, dtype=dtype)
+            self.sizes.append(made.nbytes)
+            return made
 
     return Slow()
 

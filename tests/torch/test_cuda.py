@@ -108,13 +108,14 @@ def test_who_waits_for_the_future_reads_the_average() -> None:
 def test_memory_for_copies_is_page_locked_and_used_again() -> None:
     import torch
 
-    space = workspace(DEVICE, triton())
-    with space.stream.use():
-        block = space.up.acquire(1000)
-        assert block.piece(100, dtype=torch.uint8).is_pinned()
-        space.up.give(block, space.stream.event())
+    stream = workspace(DEVICE, triton()).stream
+    with stream.use():
+        made = stream.host_memory(1000, dtype=torch.uint8)
+        assert made.is_pinned()
+        there, address = made.to(DEVICE, non_blocking=True), made.data_ptr()
+        del made
         torch.cuda.synchronize()
-        assert space.up.acquire(1000) is block
+        assert stream.host_memory(*there.shape, dtype=torch.uint8).data_ptr() == address
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])

@@ -1,4 +1,4 @@
-"""Host memory for copies is not filled anew before the device is through with it, and codes are all that crosses."""
+"""Nothing waits for a device, and codes are all that crosses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from device_cases import (
     RANK,
     SCRATCH,
     SEED,
-    Event,
     Outputs,
     Results,
     encoded,
@@ -27,44 +26,6 @@ from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
 
 pytestmark = pytest.mark.needs("torch")
-
-
-def test_a_block_is_used_again_only_when_its_event_has_happened() -> None:
-    from tailbound.torch.streams import Blocks
-
-    stream = slow_stream()
-    blocks, busy = Blocks(stream), Event()
-    first = blocks.acquire(1000)
-    blocks.give(first, busy)
-    second = blocks.acquire(2000)  # the first one may still be read
-    assert second is not first
-    blocks.give(second, busy)
-    third = blocks.acquire(1000)  # however many are under way, nobody waits for one
-    assert third not in (first, second)
-    busy.done = True
-    assert blocks.acquire(1000) is first
-    assert blocks.acquire(1000) is second
-    assert not busy.waited
-    assert stream.sizes == [1000, 2000, 1000]
-
-
-def test_a_block_grows_and_is_handed_out_aligned() -> None:
-    import torch
-
-    from tailbound.torch.streams import Block
-
-    stream = slow_stream()
-    block = Block(stream)
-    block.reserve(1000)
-    first, second = block.piece(7, dtype=torch.uint8), block.piece(3, 5, dtype=torch.float32)
-    assert second.data_ptr() - first.data_ptr() == 64
-    assert second.shape == (3, 5)
-    with pytest.raises(ValueError, match="do not fit a block of 1000"):
-        block.piece(1000, dtype=torch.uint8)
-    block.reserve(500)
-    assert block.piece(1, dtype=torch.int16).data_ptr() == first.data_ptr()
-    block.reserve(2000)
-    assert stream.sizes == [1000, 2000]
 
 
 def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None:
@@ -100,7 +61,7 @@ def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None
     coder.clear(x)
     coder.keep(x, x)
     assert stream.marks == ["ready"] * 5
-    assert len(stream.events) == 3
+    assert len(stream.events) == 2
     assert not any(event.waited for event in stream.events)
 
 
@@ -169,9 +130,8 @@ def test_little_more_than_a_byte_an_entry_crosses() -> None:
     exponents = np.full(shape.groups, 10, np.int16)
     encoded(coder, x, shape, exponents)
     Results(shape, 1, 0.0).decoded(coder, x, True)
-    assert len(stream.sizes) == 3  # for the largest values, codes down, codes up
-    assert stream.sizes[0] < 0.001 * numel
-    assert max(stream.sizes) < 1.03 * numel
+    assert stream.sizes[0] < 0.001 * numel  # the largest values
+    assert sum(stream.sizes) < 2 * 1.03 * numel  # codes down and up
 
 
 def test_a_path_hands_on_what_its_coder_takes() -> None:

@@ -23,7 +23,7 @@ from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import GROUP_ROWS, Shape, shape_for
 from tailbound.errors import ConfigError
-from tailbound.torch.streams import Block, Blocks, Stream
+from tailbound.torch.streams import Stream
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, WIDTH_STEP
 
 
@@ -83,7 +83,7 @@ class Form(Protocol):
 
 
 class Workspace:
-    """What all launches on one device share: its stream, how it codes, and host memory for either direction.
+    """What all launches on one device share: its stream, and how it codes.
 
     Args:
         stream: of the device.
@@ -92,7 +92,6 @@ class Workspace:
 
     def __init__(self, stream: Stream, form: Form) -> None:
         self.stream, self.form = stream, form
-        self.up, self.down = Blocks(stream), Blocks(stream)
         #: kinds of ops that have been warmed up
         self.warm: set[tuple[Any, ...]] = set()
 
@@ -103,11 +102,10 @@ class _Coding:
 
     Attributes:
         done: the event behind it.
-        block: host memory of ``found``, or of ``codes`` (u8[T, bytes of a row]) and ``beyond`` (i64).
+        codes, beyond: u8[T, bytes of a row], and i64[1].
     """
 
     done: Any
-    block: Block
     found: Largest
     codes: torch.Tensor | None = None
     beyond: torch.Tensor | None = None
@@ -175,10 +173,9 @@ class DeviceCoder:
         """Queues the largest values of the groups, which decide how they are coded."""
         stream = self._space.stream
         with stream.use(self._mark):
-            block = self._space.down.acquire(_room(shape, groups=12))
-            there = self._space.form.largest(x, shape, coding)
-            found = Largest(*(None if part is None else _across(part, block) for part in there))  # type: ignore[arg-type]
-            op = self._ops[coding.seed] = _Coding(stream.event(), block, found)
+            bits, squares = self._space.form.largest(x, shape, coding)
+            found = Largest(self._fetch(bits), None if squares is None else self._fetch(squares))
+            op = self._ops[coding.seed] = _Coding(stream.event(), found)
         return op.ready
 
     def measure(
@@ -215,16 +212,15 @@ class DeviceCoder:
         op = self._begun(coding)
         if op.codes is None:
             if not self._code(op, x, shape, coding, scales):
-                self._end(coding)
+                del self._ops[coding.seed]
                 return Encoded(False, 0)
             if not op.ready():
                 return None
         assert op.codes is not None
         assert op.beyond is not None
         staging.pack(op.codes.numpy(), shape, packets, coding.key)
-        found = Encoded(True, int(op.beyond))
-        self._end(coding)
-        return found
+        del self._ops[coding.seed]
+        return Encoded(True, int(op.beyond))
 
     def decode(
         self,
@@ -278,70 +274,48 @@ class DeviceCoder:
 
     def _code(self, op: _Coding, x: torch.Tensor, shape: Shape, coding: Coding, scales: Scales) -> bool:
         """Settles on the host how groups are coded, and has the device do so; False: not all is finite."""
-        stream, form, blocks = self._space.stream, self._space.form, self._space.down
+        stream = self._space.stream
         with stream.use(self._mark):
-            block = blocks.acquire(_room(shape, rows=shape.codes + 4, groups=8, more=8))
-            factors, limits = (block.piece(shape.groups, dtype=torch.float32) for _ in range(2))
-            keys = block.piece(shape.rows, dtype=torch.int32)
+            factors, limits = (stream.host_memory(shape.groups, dtype=torch.float32) for _ in range(2))
+            keys = stream.host_memory(shape.rows, dtype=torch.int32)
             by = Factors(factors.numpy(), limits.numpy(), keys.numpy().view(np.uint32))
             finite = plan(*_words(op.found, shape, coding, scales, by)).finite
-            blocks.give(op.block, op.done)
-            op.block = block
             if finite:
-                op.codes = block.piece(shape.rows, shape.codes, dtype=torch.uint8)
-                op.beyond = block.piece(1, dtype=torch.int64)
                 there = By(*(part.to(x.device, non_blocking=True) for part in (factors, limits, keys)))
-                codes, beyond = form.encode(x, shape, coding, there)
-                op.codes.copy_(codes, non_blocking=True)
-                op.beyond.copy_(beyond, non_blocking=True)
+                op.codes, op.beyond = map(self._fetch, self._space.form.encode(x, shape, coding, there))
                 op.done = stream.event()
         return finite
 
-    def _end(self, coding: Coding) -> None:
-        op = self._ops.pop(coding.seed)
-        self._space.down.give(op.block, op.done)
+    def _fetch(self, part: torch.Tensor) -> torch.Tensor:
+        """Has the device copy ``part`` to the host."""
+        there = self._space.stream.host_memory(*part.shape, dtype=part.dtype)
+        return there.copy_(part, non_blocking=True)
 
     def _decode(
         self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, scratch: Scratch, stage: int
     ) -> int:
         shape = shape.results if stage == STAGE_RESULT else shape
-        stream, blocks, device = self._space.stream, self._space.up, out.device
+        stream, device = self._space.stream, out.device
         summed = received.counts is not None
         width = shape.codes * (2 if summed else 1)
         with stream.use(self._mark):
-            block = blocks.acquire(_room(shape, rows=width + 12, groups=4))
-            codes = block.piece(shape.rows, width, dtype=torch.uint8)
-            factors = block.piece(shape.rows, dtype=torch.float32)
-            zeros, keys = (block.piece(shape.rows, dtype=torch.int32) for _ in range(2))
-            group_factors = block.piece(shape.groups, dtype=torch.float32)
-            try:
-                block_of = staging.Unpacked(
-                    codes.numpy(), factors.numpy(), zeros.numpy(), keys.numpy(), group_factors.numpy()
-                )
-                failed = staging.unpack(received, shape, coding, block_of, stage)
-                given = codes, factors, zeros if summed else keys, group_factors
-                there, by_row, offsets, by_group = (part.to(device, non_blocking=True) for part in given)
-                rows = Rows(there, by_row, offsets, by_group, summed, failed > 0, stage)
-                self._space.form.decode(rows, shape, coding, out)
-            finally:
-                blocks.give(block, stream.event())
+            codes = stream.host_memory(shape.rows, width, dtype=torch.uint8)
+            factors = stream.host_memory(shape.rows, dtype=torch.float32)
+            zeros, keys = (stream.host_memory(shape.rows, dtype=torch.int32) for _ in range(2))
+            group_factors = stream.host_memory(shape.groups, dtype=torch.float32)
+            of_each = codes.numpy(), factors.numpy(), zeros.numpy(), keys.numpy(), group_factors.numpy()
+            failed = staging.unpack(received, shape, coding, staging.Unpacked(*of_each), stage)
+            given = codes, factors, zeros if summed else keys, group_factors
+            there, by_row, offsets, by_group = (part.to(device, non_blocking=True) for part in given)
+            rows = Rows(there, by_row, offsets, by_group, summed, failed > 0, stage)
+            self._space.form.decode(rows, shape, coding, out)
         return failed
-
-
-def _across(part: torch.Tensor, block: Block) -> torch.Tensor:
-    """Has the device copy ``part`` to the next piece of ``block``."""
-    return block.piece(*part.shape, dtype=part.dtype).copy_(part, non_blocking=True)
 
 
 def _words(found: Largest, shape: Shape, coding: Coding, scales: Scales, by: Factors) -> tuple[Any, ...]:
     """Arguments of ``plan``."""
     given: tuple[Any, ...] = found.bits.numpy().view(np.uint32), shape, coding, scales, by
     return given if found.squares is None else (*given, found.squares.numpy())
-
-
-def _room(shape: Shape, *, rows: int = 0, groups: int = 0, more: int = 0) -> int:
-    """Bytes for so many a row, a group and an op, and for the gaps between up to eight pieces."""
-    return rows * shape.rows + groups * shape.groups + more + 8 * 64
 
 
 def warm_up() -> None:

@@ -1,4 +1,4 @@
-"""In which order a device works on a bucket, and host memory that it copies codes to and from.
+"""In which order a device works on a bucket, and memory of the host that it copies codes to and from.
 
 ``CudaStream`` is for CUDA; ``Stream`` does nothing, for memory of the host.
 
@@ -17,8 +17,6 @@ import torch
 
 #: Its streams and events carry no types.
 _cuda: Any = torch.cuda
-#: Bytes between the beginnings of two pieces of memory are a multiple of these.
-_ALIGN = 64
 #: The device of each thread that has been given one.
 _thread = threading.local()
 
@@ -67,9 +65,12 @@ class Stream:
         """All that this stream has been given so far: ``query()`` says whether it is done, ``synchronize()`` waits."""
         return _Done()
 
-    def host_memory(self, size: int) -> torch.Tensor:
-        """u8[size] on the host that the device copies to and from by itself; within ``use`` only."""
-        return torch.empty(size, dtype=torch.uint8)
+    def host_memory(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of the host that the device copies to and from by itself; within ``use`` only.
+
+        torch gives it to the next caller once it is dropped here and the device is through with it.
+        """
+        return torch.empty(shape, dtype=dtype)
 
     def join(self) -> None:
         """What the calling thread queues from now on comes after all that this stream has been given so far."""
@@ -110,9 +111,9 @@ class CudaStream(Stream):
         event.record(self._stream)
         return event
 
-    def host_memory(self, size: int) -> torch.Tensor:
-        """Page-locked u8[size]; outside of ``use`` a context on another device might be made for it."""
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    def host_memory(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Page-locked; outside of ``use`` a context on another device might be made for it."""
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def join(self) -> None:
         """The calling thread's current stream of the device waits."""
@@ -121,67 +122,3 @@ class CudaStream(Stream):
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """A future that knows the device, or it would refuse a tensor there."""
         return torch.futures.Future(devices=[self.device])
-
-
-class Block:
-    """One stretch of host memory, handed out in pieces from its beginning.
-
-    Args:
-        stream: whose device copies to and from it.
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._memory = torch.empty(0, dtype=torch.uint8)
-        self._used = 0
-        self.busy: Any = None
-
-    def reserve(self, size: int) -> None:
-        """Begins anew, with room for ``size`` bytes and 64 more for every piece; within ``stream.use``."""
-        if self._memory.numel() < size:
-            self._memory = self._stream.host_memory(size)
-        self._used = 0
-
-    def lacks(self, size: int) -> int:
-        """How far its memory is from ``size`` bytes: what it has too much, or, far worse, too little."""
-        more = self._memory.numel() - size
-        return more if more >= 0 else (1 << 62) - self._memory.numel()
-
-    def piece(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """The next ``shape`` entries of ``dtype``, contiguous, aligned to a cache line, not initialised."""
-        count = dtype.itemsize
-        for extent in shape:
-            count *= extent
-        part = self._memory[self._used : self._used + count]
-        if part.numel() != count:
-            raise ValueError(f"{count} bytes do not fit a block of {self._memory.numel()} with {self._used} used")
-        self._used += count + -count % _ALIGN
-        return part.view(dtype).view(shape)
-
-
-class Blocks:
-    """Blocks of one stream in one direction: a block comes back with the event after which it may be filled again.
-
-    Nobody waits for one. There come to be as many as were ever under way at once.
-    """
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._free: list[Block] = []
-        self._lock = threading.Lock()
-
-    def acquire(self, size: int) -> Block:
-        """A block with room for ``size`` bytes that nothing reads any more; within ``stream.use``."""
-        with self._lock:
-            idle = [block for block in self._free if block.busy.query()]
-            block = min(idle, key=lambda block: block.lacks(size), default=None) or Block(self._stream)
-            if block in idle:
-                self._free.remove(block)
-        block.reserve(size)
-        return block
-
-    def give(self, block: Block, busy: Any) -> None:
-        """Takes ``block`` back; the device is through with it after the event ``busy``."""
-        block.busy = busy
-        with self._lock:
-            self._free.append(block)
