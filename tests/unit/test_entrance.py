@@ -45,13 +45,15 @@ class Reliable:
 def make(rank: int, part: Part) -> tuple[Entrance, Reliable, Any]:
     import torch
 
-    from tailbound.torch.entrance import Entrance, buckets
+    from tailbound.torch.entrance import Entrance
+    from tailbound.torch.finished import Layout
     from tailbound.torch.standing import Standing
 
     reliable = Reliable()
     bucket = SimpleNamespace(index=0, numel=1, dtype=torch.float32, last=True, parts="")
-    layout: Any = SimpleNamespace(step=lambda: [bucket])
-    own = Standing(1, form=buckets(layout))
+    layout: Any = Layout()
+    layout._buckets = {0: bucket}
+    own = Standing(1, form=layout.digest())
     resync = SimpleNamespace(
         moment=SimpleNamespace(step=4), giving=set(), given=0, transfer=lambda: 0.0, counters=Counter(),
         standings=lambda ranks: dict.fromkeys(ranks, own),

@@ -24,10 +24,11 @@ def alone() -> Iterator[Any]:
     from tailbound.transport.reliable import Reliable
 
     path = Reliable("127.0.0.1")
-    membership = SimpleNamespace(alive=lambda step: [1], quorum=bool)
+    membership = SimpleNamespace(alive=lambda step: [1], quorum=bool, gone=set())
     communicator = SimpleNamespace(
         reliable=path, job=SimpleNamespace(peers=[1], membership=membership, steps=SimpleNamespace(own=0)),
-        rings=lambda entries: (1, 2, 0), hold=lambda on: None, lost=False, behind=0, elastic=False,
+        rings=lambda entries: (1, 2, 0), hold=lambda on: None, lost=False, behind=0, elastic=False, part=None,
+        config=SimpleNamespace(rank=0, ranks=2),
     )  # fmt: skip
     torch.manual_seed(0)
     made = without_job(communicator=communicator, net=torch.nn.Linear(4, 1))

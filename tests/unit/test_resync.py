@@ -36,6 +36,7 @@ class World:
     def __init__(self, ranks: int, entries: int, **settings: Any) -> None:
         import torch
 
+        from tailbound.torch.finished import Layout
         from tailbound.torch.replica import Replica
         from tailbound.torch.resync import Resync
         from tailbound.transport.reliable import Reliable
@@ -43,21 +44,30 @@ class World:
         self.paths = [Reliable("127.0.0.1") for _ in range(ranks)]
         self.models = []
         self.ranks: list[Any] = []
+        self.states: list[Any] = []
         self.live = set(range(ranks))
         self.views: dict[int, set[int]] = {}  # of ranks that know of others than ``live``
         self.closed: set[int] = set()  # have said goodbye
         self.step, self.still = -1, True
         self.mixes = 0.0  # of the mean of all parameters, how much a step adds to each
         self._threads = ThreadPoolExecutor(ranks)
-        settings = {"period": 0, "share": 1e6, "quorum": Membership(ranks, 0).quorum} | settings
+        settings = {"period": 0, "share": 1e6} | settings
+        quorum = settings.pop("quorum", Membership(ranks, 0).quorum)
         for rank, path in enumerate(self.paths):
             net = torch.nn.Linear(entries, 1, bias=False)
             torch.nn.init.ones_(net.weight)
             self.models.append(net)
             path.start(COOKIE, rank, [("127.0.0.1", one.port) for one in self.paths])
-            peers: Callable[[], list[int]] = lambda rank=rank: sorted(self.views.get(rank, self.live) - {rank})  # type: ignore[misc]  # noqa: E731
+            members = SimpleNamespace(
+                alive=lambda _, rank=rank: self.views.get(rank, self.live), gone=self.closed, quorum=quorum
+            )
+            job = SimpleNamespace(membership=members, steps=SimpleNamespace(own=0))
+            own = SimpleNamespace(rank=rank, ranks=ranks)
+            communicator: Any = SimpleNamespace(reliable=path, config=own, job=job, elastic=False, part=None)
+            state: Any = SimpleNamespace(scaler=None, absence=SimpleNamespace(abstaining=False))
+            self.states.append(state)
             replica = Replica(net, ranks)
-            self.ranks.append(Resync(path, replica, rank, ranks, peers, closed=lambda: self.closed, **settings))
+            self.ranks.append(Resync(communicator, replica, Layout(), lambda state=state: state, **settings))
 
     def __getitem__(self, rank: int) -> Any:
         return self.ranks[rank]
@@ -286,8 +296,8 @@ def test_extra_state_comes_with_a_whole_state() -> None:
         for one, each in zip(w.ranks, extra_state, strict=True):
             one._extra_state = {"scheduler": each}
         scalers = [Kept(2.0), Kept(8.0)]
-        for one, scaler in zip(w.ranks, scalers, strict=True):
-            one._scaler = lambda scaler=scaler: scaler
+        for state, scaler in zip(w.states, scalers, strict=True):
+            state.scaler = scaler
         w.damage(1, 0.5)
         assert w[1].adopt_any(1, PATIENCE) == 1
         assert extra_state[1].kept == 7
@@ -308,9 +318,9 @@ def test_a_state_of_a_rank_that_was_lost_itself_is_not_taken() -> None:
             w.damage(rank, 0.1 * rank)
             w[rank].moment.settle(1)
         w.cut(1, 0)  # the one that is sound
-        w[2]._abstains = lambda: True
+        w.states[2].absence.abstaining = True
         assert w[1].adopt_any(1, 1.0) is None
-        w[2]._abstains = lambda: False  # it has only missed something
+        w.states[2].absence.abstaining = False  # it has only missed something
         assert w[1].adopt_any(1, PATIENCE) == 1
         assert bool((w.models[1].weight == w.models[2].weight).all())
         assert not w[1].sound
@@ -362,8 +372,8 @@ def test_learning_rates_and_loss_scales_that_differ_are_told_as_such(
         scalers = [Kept(2.0), Kept(2.0), Kept(scale)]
         w.run(2)
         optimizers[2].param_groups[0]["lr"] = rate
-        for one, optimizer, scaler in zip(w.ranks, optimizers, scalers, strict=True):
-            one._scaler = lambda scaler=scaler: scaler
+        for one, state, optimizer, scaler in zip(w.ranks, w.states, optimizers, scalers, strict=True):
+            state.scaler = scaler
             one.replica.note_rates(optimizer, scaler.kept)
         w.run(1)
         list(w.each(lambda rank: w[rank]._compare_slice(2, 1, [(rank + 1) % 3, (rank + 2) % 3])))
@@ -540,7 +550,8 @@ def test_a_rank_whose_peers_have_closed_is_not_synchronized(caplog: pytest.LogCa
         w.run(2, only={0})
         for rank in (1, 2):
             w.paths[rank].close()
-        w.live, w.closed = {0}, {1, 2}
+        w.live = {0}
+        w.closed |= {1, 2}
         w.damage(0, 0.5)
         begun = time.monotonic()
         assert synchronize(w, 2 * PATIENCE, [0]) == [False]
@@ -578,7 +589,7 @@ def test_ranks_that_have_not_met_the_same_ranks_give_the_same_answer(caplog: pyt
         w.run(2)
         w.cut(0, 2)
         w.views = {0: {0, 1}}
-        w.closed = {2}
+        w.closed.add(2)
         assert synchronize(w) == [False] * 3
         assert "others have not met all of them" in caplog.text
         w.live, w.views = set(), {}  # nobody waits for anybody at the end
@@ -669,8 +680,8 @@ def test_synchronizing_compares_extra_state_and_loss_scales(best: float, scale: 
         kept = [{"best": torch.ones(2), 3: (1, ["a"])}, OrderedDict({3: (1, ["a"]), "best": torch.ones(4)[::2]})]
         extra_state = [Kept(one) for one in (*kept, kept[0] | {"best": torch.full((2,), best)})]
         scalers = [Kept(2.0), Kept(2.0), Kept(scale)]
-        for one, each, scaler in zip(w.ranks, extra_state, scalers, strict=True):
-            one._extra_state, one._scaler = {"average": each}, lambda scaler=scaler: scaler
+        for one, state, each, scaler in zip(w.ranks, w.states, extra_state, scalers, strict=True):
+            one._extra_state, state.scaler = {"average": each}, scaler
         assert synchronize(w) == [True] * 3
         assert [scaler.kept for scaler in scalers] == [2.0] * 3
         assert [each.kept["best"].tolist() for each in extra_state] == [[1.0] * 2] * 3
@@ -702,7 +713,8 @@ def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeti
     served: list[Callable[[bytes], Sequence[bytes]]] = []
     path: Any = SimpleNamespace(serve=lambda _, handler: served.append(handler), before_close=lambda _: None)
     moment: Any = SimpleNamespace(step=2)
-    meetings = Standings(path, 0, lambda: {1, 2}, moment, lambda: Standing(True), lambda *_: Standing(True))
+    communicator: Any = SimpleNamespace(reliable=path, config=SimpleNamespace(rank=0), part=None)
+    meetings = Standings(communicator, moment, lambda: Standing(True), lambda *_: Standing(True))
 
     def ask(number: int, asker: int, which: int) -> tuple[int, int, int]:
         request = _ASK.pack(asker, _ROUND, 2, number, 0, which, b"")

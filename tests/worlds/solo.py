@@ -42,7 +42,7 @@ class Kept:
 class Job:
     """Stands in for the communicator: hands out the averages in ``told``, or keeps what it is given there."""
 
-    elastic = False
+    elastic, part, config = False, None, SimpleNamespace(rank=0, ranks=2)
 
     def __init__(self, told: Told, *, keeps: bool) -> None:
         from tailbound.transport.reliable import Reliable
@@ -53,7 +53,8 @@ class Job:
         self.void = dict[int, str]()  # steps whose averages are zeros, and why
         self.reliable = Reliable("127.0.0.1")
         self.job = SimpleNamespace(
-            peers=[1], membership=SimpleNamespace(alive=lambda step: [1], quorum=bool), steps=SimpleNamespace(own=0),
+            peers=[1], steps=SimpleNamespace(own=0),
+            membership=SimpleNamespace(alive=lambda step: [1], quorum=bool, gone=set()),
             sequence=SimpleNamespace(map_at=lambda step: SimpleNamespace(owners=[1])), counters=Counter(),
         )  # fmt: skip
 

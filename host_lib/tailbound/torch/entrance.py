@@ -8,8 +8,6 @@ takes its whole state (``resync``), has all ranks take it in again, and both go 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import struct
 import threading
@@ -19,7 +17,6 @@ from tailbound.collective.comeback import Part
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.torch.finished import Layout
-from tailbound.torch.replica import DIGEST
 from tailbound.torch.resync import LOADED, NEVER, Resync, Wanted
 from tailbound.transport.reliable import Refusal
 from tailbound.transport.requests import AT_ONCE, of_form
@@ -147,7 +144,7 @@ class Entrance:
         self.alone += 1
         until, reason = time.monotonic() + timeout, "no rank of the job is inside it"
         while True:
-            own, found = buckets(self._layout), self._resync.standings(self._communicator.job.peers)
+            own, found = self._layout.digest(), self._resync.standings(self._communicator.job.peers)
             donors = sorted(found, key=lambda rank: not found[rank].sound)
             alike = [rank for rank in donors if found[rank].form == own]
             if any(not any(found[rank].form) for rank in donors):
@@ -227,9 +224,3 @@ class Entrance:
         with self._changed:
             if self._changed.wait_for(lambda: self._over, _AGAIN):
                 raise TransportError(f"rank {self._rank}: is closing before it has come back: restart it")
-
-
-def buckets(layout: Layout) -> bytes:
-    """Digest of what DDP's buckets are made of; zeros while they are not known."""
-    told = [[b.index, b.numel, str(b.dtype), b.last, b.parts] for b in layout.step()]
-    return hashlib.blake2b(json.dumps(told).encode(), digest_size=DIGEST).digest() if told else bytes(DIGEST)

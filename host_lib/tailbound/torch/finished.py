@@ -17,7 +17,7 @@ import torch
 
 from tailbound.errors import ConfigError
 from tailbound.torch.compat import GradBucket
-from tailbound.torch.replica import flat
+from tailbound.torch.replica import DIGEST, digest_of, flat
 
 
 @dataclass(frozen=True)
@@ -167,6 +167,11 @@ class Layout:
     def _digest(self, shares: Sequence[_Share]) -> str:
         told = [[self._numbers.get(id(s.parameter)), s.offset, tuple(s.parameter.shape), s.stride] for s in shares]
         return hashlib.blake2b(json.dumps(told).encode(), digest_size=8).hexdigest()
+
+    def digest(self) -> bytes:
+        """Of what the buckets of a step are made of; zeros while a whole one has not been seen."""
+        told = [[b.index, b.numel, str(b.dtype), b.last, b.parts] for b in self.step()]
+        return digest_of(json.dumps(told).encode()) if told else bytes(DIGEST)
 
     def step(self) -> Sequence[Bucket]:
         """The buckets of a step in order; empty while a whole one has not been seen."""

@@ -36,18 +36,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, TransportError
+from tailbound.torch.finished import Layout
 from tailbound.torch.kept import Stateful, canonical, decode, encode, load
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST, Replica, digest_of
-from tailbound.torch.standing import Standing, Standings, most_held, reference
-from tailbound.transport.reliable import Ended, Refusal, Reliable
+from tailbound.torch.standing import Standing, Standings, live, most_held, reference
+from tailbound.transport.reliable import Ended, Refusal
 from tailbound.transport.steps import step_distance
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from tailbound.torch.scaler import GradScaler
+    from tailbound.torch.scaler import GradScaler, TailboundState
 
 log = logging.getLogger("tailbound")
 
@@ -94,51 +96,34 @@ class Resync:
     """Keeps one replica equal to the others', until the reliable path is closed.
 
     Args:
-        reliable: the path to the other ranks.
+        communicator: of the job.
         replica: the state.
-        rank, ranks: of the job.
-        live: gives the peers that answer, as far as is known.
+        layout: of DDP's buckets, which a rank that comes back compares.
+        state: gives the ``TailboundState`` while there is one.
         period: steps between two comparisons of digests; 0: none.
         share: of its time that an unsound rank spends on taking a state; 0: it takes none by itself.
         compare: compare digests while sound; False where another rank of this host does so for it.
         extra_state: states that go with the whole one, by name.
-        closed: gives the peers that have said goodbye.
-        inside: whether this process takes part in the job.
-        buckets: gives a digest of DDP's buckets, which a rank that comes back compares.
-        scaler: gives the scaler, if there is one; its scale goes with the whole state.
-        abstains: whether this rank was lost itself, and has no state to give to another lost rank.
-        quorum: whether such ranks are one (clock-38).
     """
 
     def __init__(
         self,
-        reliable: Reliable,
+        communicator: Communicator,
         replica: Replica,
-        rank: int,
-        ranks: int,
-        live: Callable[[], Sequence[int]],
+        layout: Layout,
+        state: Callable[[], TailboundState | None],
         *,
-        quorum: Callable[[Collection[int]], bool],
         period: int = 200,
         share: float = 0.05,
         compare: bool = True,
         extra_state: Mapping[str, Stateful] | None = None,
-        closed: Callable[[], Collection[int]] = frozenset,
-        inside: Callable[[], bool] = lambda: True,
-        buckets: Callable[[], bytes] = lambda: bytes(DIGEST),
-        scaler: Callable[[], GradScaler | None] = lambda: None,
-        abstains: Callable[[], bool] = lambda: False,
     ) -> None:
         self.replica, self.moment = replica, Moment()
-        self._reliable, self._rank, self._ranks, self._live = reliable, rank, ranks, live
-        self._period, self._share, self._compares, self._closed = period, share, compare, closed
-        self._extra_state, self._buckets, self._scaler, self._abstains = (
-            dict(extra_state or {}),
-            buckets,
-            scaler,
-            abstains,
-        )
-        self._quorum = quorum
+        self._communicator, self._layout, self._state = communicator, layout, state
+        self._reliable, self._members = communicator.reliable, communicator.job.membership
+        self._rank, self._ranks = communicator.config.rank, communicator.config.ranks
+        self._period, self._share, self._compares = period, share, compare
+        self._extra_state = dict(extra_state or {})
         self.counters: Counter[str] = Counter()
         #: whether this replica has missed nothing since it was last equal to the others
         self.sound = True
@@ -159,11 +144,18 @@ class Resync:
         self._boundary_at = 0.0
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         replica.warm_up()
-        reliable.before_close(self.moment.close)
-        self._standings = Standings(reliable, rank, live, self.moment, self._now, self._answer_slice, inside, closed)
-        reliable.serve(_NAME, self._answer)
-        reliable.before_close(lambda: self._tasks.put(None))
-        reliable.runs(self._work, "tailbound-resync")
+        self._reliable.before_close(self.moment.close)
+        self._standings = Standings(communicator, self.moment, self._now, self._answer_slice)
+        self._reliable.serve(_NAME, self._answer)
+        self._reliable.before_close(lambda: self._tasks.put(None))
+        self._reliable.runs(self._work, "tailbound-resync")
+
+    def _live(self) -> set[int]:
+        return live(self._communicator)
+
+    @property
+    def _scaler(self) -> GradScaler | None:
+        return state.scaler if (state := self._state()) is not None else None
 
     @property
     def about_to_take(self) -> bool:
@@ -219,7 +211,7 @@ class Resync:
         Raises:
             ConfigError: something cannot be given, by name.
         """
-        scaler = self._scaler()
+        scaler = self._scaler
         rest = self.replica.describe(places=places), scaler.state_dict() if scaler is not None else None
         return encode(self._extra_state, rest)
 
@@ -233,7 +225,7 @@ class Resync:
         states, (description, scale) = decode(told)
         self.replica.arrange(description)
         load(self._extra_state, states)
-        if (scaler := self._scaler()) is not None and scale is not None:
+        if (scaler := self._scaler) is not None and scale is not None:
             scaler.load_state_dict(scale)
 
     def stats(self) -> dict[str, Any]:
@@ -259,12 +251,12 @@ class Resync:
     # -- what to do at the next boundary, in the training thread
 
     def _plan(self, step: int) -> None:
-        live = set(self._live()) - {self._rank}
-        if self._seen is not None and live - self._seen:
+        here = self._live()
+        if self._seen is not None and here - self._seen:
             self._apart = step
             self._look_through()
-        self._seen = live
-        peers = [rank for i in range(self._ranks) if (rank := (step + i) % self._ranks) in live]  # others each step
+        self._seen = here
+        peers = [rank for i in range(self._ranks) if (rank := (step + i) % self._ranks) in here]  # others each step
         if peers and not self.sound:
             self._seek(peers, step)
         elif peers and self._compares:
@@ -315,14 +307,14 @@ class Resync:
                 log.exception("rank %d: comparing replicas", self._rank)
 
     def _now(self) -> Standing:
-        return Standing(self.sound, form=self._buckets())
+        return Standing(self.sound, form=self._layout.digest() if self._communicator.elastic else bytes(DIGEST))
 
     def standings(self, ranks: Collection[int]) -> dict[int, Standing]:
         """The present standings of ``ranks``, as far as they answer at once."""
         return self._standings.now(ranks)
 
     def _ask_all(self) -> None:
-        self._heard = self._standings.now(set(self._live()) - {self._rank})
+        self._heard = self._standings.now(self._live())
 
     def _of_slice(self, step: int, which: int, wait: float = 0.0) -> Standing:
         """What this rank holds of a slice after ``step``.
@@ -436,21 +428,21 @@ class Resync:
         if alike and members and (own.well or any(standing.sound for standing in standings.values())):
             self._sound_again()
             self._unseen.clear()
-            if set(self._live()) - members:
+            if self._live() - members:
                 self._look_through()
         self._say_who_met(step, members, peers - members, alike, well)
         return well
 
     def _complete(self, absent: set[int]) -> bool:
         """Whether the ranks that are not ``absent`` are a quorum, and all others have died."""
-        return self._quorum(set(range(self._ranks)) - absent) and absent <= self._died()
+        return self._members.quorum(set(range(self._ranks)) - absent) and absent <= self._died()
 
     def _died(self) -> set[int]:
         """Peers that are known as dead, and take no connection: a process that is stopped takes one."""
-        return self._standings.unreachable - set(self._live()) - set(self._closed())
+        return self._standings.unreachable - self._live() - self._members.gone
 
     def _say_who_met(self, step: int, members: set[int], absent: set[int], alike: bool, well: bool) -> None:
-        died, closed = absent & self._died(), absent & set(self._closed())
+        died, closed = absent & self._died(), absent & self._members.gone
         told = {
             "hold something else": set() if alike else members,
             "have closed": closed,
@@ -458,7 +450,7 @@ class Resync:
             "did not synchronize after it": absent - closed - died,
         }
         said = "".join(f"; rank(s) {sorted(ranks)} {what}" for what, ranks in told.items() if ranks)
-        if not self._quorum(members | {self._rank}):
+        if not self._members.quorum(members | {self._rank}):
             said += f"; that is no majority of {self._ranks} ranks"
         log.log(
             logging.INFO if well else logging.WARNING,
@@ -581,10 +573,10 @@ class Resync:
         come; its size gives it more (``take_state``). A rank that is giving its state to another one is asked again.
         """
         until = time.monotonic() + timeout
-        live = sorted(set(self._live()) - {self._rank})
-        said = self._standings.now(live)
+        here = sorted(self._live())
+        said = self._standings.now(here)
         for sound in (True, False):
-            asked = [rank for rank in live if (rank in said and said[rank].sound) == sound]
+            asked = [rank for rank in here if (rank in said and said[rank].sound) == sound]
             first = (step + self._rank) % max(1, len(asked))  # ranks that are lost together begin with different ones
             asked = asked[first:] + asked[:first]
             while asked:
@@ -613,7 +605,7 @@ class Resync:
         step, wanted, wait, most, layouts = _ASK.unpack_from(request)
         marks = [request[at : at + DIGEST] for at in range(_ASK.size, len(request), DIGEST)]
         later = bool(wanted & Wanted.LATER)  # whoever synchronizes has a few rounds only, and need not queue
-        if later and self._abstains():
+        if later and (state := self._state()) is not None and state.absence.abstaining:
             raise Refusal("this rank was away itself, and has no state yet")
         if later and not self._copying.acquire(blocking=False):
             raise Refusal(_BUSY)

@@ -25,10 +25,12 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tailbound.collective.comeback import Part
+from tailbound.collective.communicator import Communicator
 from tailbound.errors import TransportError
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST
-from tailbound.transport.reliable import Refusal, Reliable, Unreachable
+from tailbound.transport.reliable import Refusal, Unreachable
 from tailbound.transport.requests import ask_each, of_form
 from tailbound.transport.steps import step_distance
 
@@ -80,6 +82,12 @@ class Standing(NamedTuple):
         return _HEAD.pack(_HERE, meeting, flags, self.state, self.form) + b"".join(self.slices)
 
 
+def live(communicator: Communicator) -> set[int]:
+    """The peers that answer, as far as is known."""
+    job = communicator.job
+    return set(job.membership.alive(job.steps.own)) - {communicator.config.rank}
+
+
 def most_held(held: Mapping[int, Hashable], step: int, ranks: int) -> int:
     """The rank that holds what most hold: of equals the first in an order that begins with another rank by ``step``."""
     counts = Counter(held.values())
@@ -117,30 +125,21 @@ class Standings:
     """Asks other ranks for their standings, and answers them.
 
     Args:
-        reliable: the path to the other ranks.
-        rank: the own one.
-        live: gives the peers that answer, as far as is known.
+        communicator: of the job.
         moment: after which step the state here stands.
         own: gives the present standing.
         of_slice: gives that of a slice, from its step, number, seconds to wait, and the asker's digest.
-        inside: whether this process takes part in the job.
-        closed: gives the peers that have said goodbye.
     """
 
     def __init__(
         self,
-        reliable: Reliable,
-        rank: int,
-        live: Callable[[], Collection[int]],
+        communicator: Communicator,
         moment: Moment,
         own: Callable[[], Standing],
         of_slice: Callable[[int, int, float, bytes], Standing],
-        inside: Callable[[], bool] = lambda: True,
-        closed: Callable[[], Collection[int]] = frozenset,
     ) -> None:
-        self._closed = closed
-        self._reliable, self._rank, self._live, self._moment = reliable, rank, live, moment
-        self._own, self._of_slice, self._inside = own, of_slice, inside
+        self._communicator, self._moment, self._own, self._of_slice = communicator, moment, own, of_slice
+        self._reliable, self._rank = communicator.reliable, communicator.config.rank
         #: peers of which no process of the job was there when they were asked last
         self.unreachable: set[int] = set()
         self._changed = threading.Condition()
@@ -148,8 +147,8 @@ class Standings:
         self._begun = 0
         self._numbers: dict[int, int] = {}  # of the present meeting at its members
         self._over = False
-        reliable.serve(_NAME, of_form(_ASK, self._answer))
-        reliable.before_close(self._see_off)
+        self._reliable.serve(_NAME, of_form(_ASK, self._answer))
+        self._reliable.before_close(self._see_off)
 
     def now(self, ranks: Collection[int]) -> dict[int, Standing]:
         """The present standings of ``ranks``, as far as they answer at once."""
@@ -191,7 +190,7 @@ class Standings:
             except TransportError as error:
                 absent = isinstance(error, Refusal | Unreachable)  # who refuses is about to register, or outside
                 (self.unreachable.add if absent else self.unreachable.discard)(rank)
-                if absent and rank not in self._live():
+                if absent and rank not in live(self._communicator):
                     return None
                 time.sleep(min(_LOOK, left))
                 continue
@@ -222,7 +221,7 @@ class Standings:
     def _answer(
         self, asker: int, topic: int, step: int, number: int, wait: int, meeting: int, theirs: bytes
     ) -> list[bytes]:
-        if not self._inside():
+        if self._communicator.part == Part.OUTSIDE:
             raise Refusal("this process has no part in the job yet")
         seconds = min(wait, _POLL) / 1000
         if topic != _ROUND:
@@ -257,9 +256,10 @@ class Standings:
         """Before the path is closed: lets those who met this rank lately hear its last standing."""
         with self._changed:
             last = self._meetings[-1] if self._meetings else None
+            members = self._communicator.job.membership
             if last is not None and last.left_at is not None:
                 self._changed.wait_for(
-                    lambda: not last.members - last.heard_by - set(self._closed()),  # a suspect may have met, too
+                    lambda: not last.members - last.heard_by - members.gone,  # a suspect may have met, too
                     max(0.0, last.left_at + LINGER - time.monotonic()),
                 )
             self._over = True

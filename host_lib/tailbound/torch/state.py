@@ -32,13 +32,13 @@ from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.compat import default_store, joined, used_by
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
-from tailbound.torch.entrance import Entrance, buckets
+from tailbound.torch.entrance import Entrance
 from tailbound.torch.finished import Layout
 from tailbound.torch.kept import Stateful
 from tailbound.torch.memory import Bucket, Memory, check
 from tailbound.torch.node import own_interface
 from tailbound.torch.paths import Paths
-from tailbound.torch.replica import DIGEST, Replica
+from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
 from tailbound.torch.steps import Steps
@@ -361,24 +361,16 @@ class TailboundState:
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer steps none of the model's parameters: give register the one that does")
         self._tell_of_ring(self.communicator, self._tensors(replica))
-        communicator, job, (period, share) = self.communicator, self.communicator.job, self._resync_settings
-        itself = weakref.ref(self)
+        period, share = self._resync_settings
         self.resync = Resync(
-            self.communicator.reliable,
+            self.communicator,
             replica,
-            self.rank,
-            self.ranks,
-            lambda: job.membership.alive(job.steps.own),
+            self.layout,
+            weakref.ref(self),
             period=period,
             share=share,
             compare=self._compares,
             extra_state=extra_state,
-            closed=lambda: job.membership.gone,
-            inside=lambda: not communicator.elastic or communicator.part != Part.OUTSIDE,
-            buckets=partial(buckets, self.layout) if communicator.elastic else lambda: bytes(DIGEST),
-            scaler=lambda: held.scaler if (held := itself()) is not None else None,
-            abstains=lambda: (held := itself()) is not None and held.absence.abstaining,
-            quorum=job.membership.quorum,
         )
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
         self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._before_forward), prepend=True))
