@@ -410,9 +410,10 @@ def refused(rank: int, names: Sequence[str]) -> list[str]:
     texts = []
     for name in names:
         loop = LOOPS[name](rank, elastic.alone())
-        with contextlib.ExitStack() as stack, loop.around():
+        with contextlib.ExitStack() as stack:
             try:
                 for _ in _registered(loop, stack):
+                    stack.enter_context(loop.around())
                     loop.iterate(0, lambda: None)
             except Exception as error:  # PyTorch wraps what a hook raises
                 texts.append(str(error))

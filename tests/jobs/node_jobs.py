@@ -266,18 +266,14 @@ def refusals(rank: int) -> None:
         assert isinstance(state, NodeState)
         assert "leave out tailbound.torch.batches" in said(lambda: next(batches([1], state)))
         assert "leave out tailbound.torch.batches" in said(state.catch_up)
-        refusal = said(lambda: joined(net, rank))
-        assert refusal.startswith(f"rank {rank}: the ranks of a host make every forward pass together"), refusal
+        refusal = said(net.join)  # a rank without any batch would wait in there
+        assert refusal.startswith("the ranks of a host make every forward pass together"), refusal
         assert len(dist.distributed_c10d._world.pg_map) == kept + 3
         for group in state._groups:
             assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == PATIENT["timeout"]
+    assert "join_hook" not in vars(net)
     with state.hold():  # no rank is there to wait any more
         assert len(dist.distributed_c10d._world.pg_map) == kept
-
-
-def joined(net: DDP, rank: int) -> None:
-    with net.join():
-        backward(net, rank, 0)
 
 
 def said_late(net: DDP) -> None:

@@ -10,12 +10,16 @@ import ctypes
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket as GradBucket  # the same object as torch.distributed.GradBucket
 from torch._C._distributed_c10d import Store
 from torch.nn.parallel import DistributedDataParallel
+
+from tailbound.errors import ConfigError
 
 #: Classes of scalers that differ in their arguments only.
 SCALERS = (torch.amp.GradScaler, torch.cuda.amp.grad_scaler.GradScaler, torch.cpu.amp.grad_scaler.GradScaler)
@@ -42,6 +46,23 @@ def in_backward() -> bool:
 def joined(ddp_model: torch.nn.Module | None) -> bool:
     """Whether a forward pass of ``ddp_model`` is within DDP's ``join()``."""
     return bool(getattr(getattr(ddp_model, "_join_config", None), "enable", False))
+
+
+class RefusedJoin:
+    """DDP's ``join()`` of ``ddp_model`` raises a ``ConfigError`` that says ``why``, until this is removed."""
+
+    def __init__(self, ddp_model: torch.nn.Module, why: str) -> None:
+        self._model = weakref.ref(ddp_model)
+        ddp_model.join_hook = partial(_refuse, why)  # type: ignore[assignment]
+
+    def remove(self) -> None:
+        """Lets the model be joined again."""
+        if (found := self._model()) is not None:
+            vars(found).pop("join_hook", None)
+
+
+def _refuse(why: str, **_: object) -> NoReturn:
+    raise ConfigError(why)
 
 
 def used_by(ddp_model: torch.nn.Module) -> Callable[[], torch.Tensor | None]:

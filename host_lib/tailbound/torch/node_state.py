@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tailbound.errors import ConfigError, TailboundError, TransportError
-from tailbound.torch.compat import joined
-from tailbound.torch.kept import Stateful
+from tailbound.errors import TailboundError, TransportError
 from tailbound.torch.memory import check
 from tailbound.torch.node import Holds, Node
 from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
-from tailbound.torch.state import TailboundState, WeakHook
+from tailbound.torch.state import TailboundState
 
 _NONE_ALONE = (
     "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "
@@ -38,7 +36,7 @@ class NodeState(TailboundState):
     ``rank`` and ``ranks`` are those of the job: the number of this host among the hosts, the same on all of its ranks,
     and the number of hosts. Who writes a file on one rank alone asks ``torch.distributed.get_rank()``.
     ``synchronize`` is to be called on all ranks of a host. Where one holds, all its jobs do. DDP's ``join()`` is
-    refused at the first forward pass.
+    refused.
 
     Args:
         group: of the model.
@@ -53,6 +51,10 @@ class NodeState(TailboundState):
     """
 
     shares_scale = True
+    _joinless = (
+        "the ranks of a host make every forward pass together, and DDP's join() lets one go on without: leave join() "
+        'out and give all ranks as many batches, or give register node_group="off" (TAILBOUND_NODE_GROUP=off)'
+    )
 
     def __init__(
         self, group: dist.ProcessGroup, node: Node, *, device: torch.device, timeout: float, **options: Any
@@ -236,26 +238,6 @@ class NodeState(TailboundState):
                 told(heard, error or failed)
 
         return within
-
-    def attach(
-        self,
-        ddp_model: torch.nn.Module,
-        optimizer: torch.optim.Optimizer | None = None,
-        extra_state: Mapping[str, Stateful] | None = None,
-    ) -> None:
-        """As in ``TailboundState``; from then on a forward pass within DDP's ``join()`` is refused."""
-        super().attach(ddp_model, optimizer, extra_state)
-        if self.resync is not None:
-            self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._refuse_join), prepend=True))
-
-    def _refuse_join(self, ddp_model: torch.nn.Module, _: object) -> None:
-        """Before a forward pass: all ranks are told before one of them has run out of data."""
-        if joined(ddp_model):
-            raise ConfigError(
-                f"rank {self._own}: the ranks of a host make every forward pass together, and DDP's join() lets one go "
-                "on without: leave join() out and give all ranks as many batches, or give register "
-                'node_group="off" (TAILBOUND_NODE_GROUP=off)'
-            )
 
     def hold(self, *, changes: bool = False) -> AbstractContextManager[None]:
         """As in ``TailboundState``, on one rank of the host or on all.

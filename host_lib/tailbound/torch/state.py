@@ -29,7 +29,7 @@ from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import Options, config_fields, described, filled
 from tailbound.torch.absence import Absence, Place
 from tailbound.torch.collectives import refuse_optimizer
-from tailbound.torch.compat import default_store, joined, used_by
+from tailbound.torch.compat import RefusedJoin, default_store, joined, used_by
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.entrance import Entrance
@@ -57,6 +57,11 @@ _UNSETTLED = 2
 _attached: weakref.WeakSet[TailboundState] = weakref.WeakSet()
 #: Seconds for a rank that has come back to enter.
 _ENTER = 180.0
+#: Why ranks that may come back cannot be joined.
+_JOINLESS = (
+    "where ranks may come back, no rank knows that another one ran out of data: leave join() out, and give all ranks "
+    "as many batches"
+)
 #: In place of a step that has ended: one that a rank outside made by itself, or that was void.
 _BY_ITSELF = -1
 
@@ -79,6 +84,8 @@ class TailboundState:
     _compares = True
     #: the ranks of a host, which average shards of the same gradients, tell each other of overflows
     shares_scale = False
+    #: why DDP's ``join()`` is refused; empty: it is not
+    _joinless = ""
     #: None: a world of one
     communicator: Communicator | None = None
     #: the model is DDP's own again (``detach``)
@@ -382,6 +389,9 @@ class TailboundState:
             self.steps.look_at(optimizer)
         if self.communicator.elastic:
             self.entrance = Entrance(self.communicator, self.resync, self.layout)
+            self._joinless = _JOINLESS
+        if self._joinless:
+            self._handles.append(RefusedJoin(ddp_model, self._joinless))
         _attached.add(self)
         if not self.outside:
             self._prepare(True)
@@ -474,11 +484,6 @@ class TailboundState:
         parameters are those of no step.
         """
         self.absence.joined = joined(ddp_model)
-        if self.absence.joined and self.entrance is not None:
-            raise ConfigError(
-                "where ranks may come back, no rank knows that another one ran out of data: leave join() out, "
-                "and give all ranks as many batches"
-            )
         if self.resync is not None and self.resync.moment.changing:
             return
         if self.steps.ended is not None:
