@@ -1,19 +1,22 @@
-"""Worker processes of an experiment: reports, orders, the rank that failed first, and no process left behind."""
+"""Worker processes of an experiment: orders, a start line, the rank that failed first, and no process left behind."""
 
 from __future__ import annotations
 
 import io
 import os
 import subprocess
+import threading
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from tailbound.errors import TransportError
 from tailbound_lab.bench import experiment as module
 from tailbound_lab.bench.experiment import Experiment
+from tailbound_lab.bench.start import StartLine
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.spec import LabSpec
 
@@ -101,3 +104,26 @@ def test_nobody_is_left_behind(lab: Cluster) -> None:
         interrupted()
     assert len(pids) == 3
     assert not any(alive(pid) for pid in pids)
+
+
+def test_ranks_start_together_and_end_in_the_same_round(tmp_path: Path) -> None:
+    path = tmp_path / "line"
+    StartLine.create(path, 3)
+    starts: list[list[int]] = [[], [], []]
+
+    def run(rank: int) -> None:
+        line = StartLine(path, rank, 3, timeout=20)
+        while True:
+            start = line.wait(last=len(starts[rank]) == 5)  # only rank 0 is heard
+            if line.over:
+                break
+            starts[rank].append(start)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert starts[0] == starts[1] == starts[2]
+    assert len(starts[0]) == 5
+    assert (np.diff(starts[0]) > 0).all()
