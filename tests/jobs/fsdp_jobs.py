@@ -29,7 +29,7 @@ POLICIES = {
     # FSDP divides by a part of the number of shards before the hook, and by the rest after it
     "fp16": MixedPrecisionPolicy(reduce_dtype=torch.float16),
 }
-#: Other codes than u8, and the NMSE of a mean that they allow (tests/unit/test_codec_bits.py).
+#: Other codes than u8, and the NMSE of a mean that they allow (tests/unit/test_codec_error.py).
 CODES: dict[str, Any] = {"bits": (4, 8), "error_feedback": False}
 CODES_BOUND = 0.03
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from tailbound.codec import decode as host_decode
 from tailbound.codec import encode as host
 from tailbound.codec.decode import MISSING, own_source
+from tailbound.codec.feedback import read_back
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
@@ -143,6 +144,12 @@ def encoded(
         settle(by, coding)
     out.done = done
     return out
+
+
+def own_rows(out: Outputs) -> Received:
+    """What was coded, as ``feedback`` reads it."""
+    packets, rows = Packets(out.packets, out.placement.position, out.partials), len(out.packets)
+    return read_back(packets, np.empty(rows, np.int64), np.empty(rows, np.float32))
 
 
 def measured(by: Any, x: Any, shape: Shape, rotate: bool = True) -> NDArray[np.int16]:

@@ -1,4 +1,4 @@
-"""The owner's pass against the plain numpy reference, bit by bit (codec-10)."""
+"""The owner's pass against the plain numpy reference, bit by bit (codec-10, codec-12)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tailbound.codec.scale import scale_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
 from tailbound.codec.threads import Threads
+from tailbound.wire.bits import Bits
 from tailbound.wire.check import final
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import EXPONENT_NONE
@@ -28,37 +29,45 @@ SCRATCH = Scratch(1408)
 
 
 class Owner:
-    """Sums ring and outputs of one owner whose rows are those of rank 0 in a job of 4."""
+    """Sums ring and outputs of one owner, whose rows are those of rank 0 in a job of ``ranks``.
 
-    def __init__(self, numel: int = 100000, seed: int = 0, ring: int = 64) -> None:
-        self.shape = shape_for(numel, 1408)
-        self.placement = place(self.shape, OwnerMap(1, (0, 1, 2, 3)), 4)
-        self.rows = int(self.placement.counts[0])
+    The last of its rows is zero.
+    """
+
+    def __init__(self, numel: int = 100000, ring: int = 64, ranks: int = 4, bits: Bits = 8) -> None:
+        self.shape = shape_for(numel, 1408, bits)
+        self.placement = place(self.shape, OwnerMap(1, tuple(range(ranks))), ranks)
+        self.rows, codes = int(self.placement.counts[0]), self.shape.codes
         self.groups, self.k = self.placement.groups_of(0), self.placement.rows_of(0)
         self.ring, self.seq0 = ring, 0xFFFFFFF0
         self.slots = np.zeros(self.ring, DTYPES["tb_slot"])
         self.at = (self.seq0 + np.arange(self.rows)) % self.ring
-        rng = np.random.default_rng(seed)
+        rng, bits = np.random.default_rng(0), self.shape.bits
         self.sums = rng.integers(0, 255, (self.ring, 2816), dtype=np.uint8)
-        self.codes = rng.integers(1, 256, (3, self.rows, self.shape.codes), dtype=np.uint8)
-        self.own = np.zeros((self.rows, 64 + self.shape.codes), np.uint8)
-        self.own[:, 64:] = rng.integers(1, 256, (self.rows, self.shape.codes), dtype=np.uint8)
+        self.codes = rng.integers(bits == 8, 256, (ranks, self.rows, codes), dtype=np.uint8)  # the own ones first
+        self.codes[:, -1] = reference.pack(np.full(codes * 8 // bits, reference.zero_of(bits)), bits)
+        self.own = np.concatenate((np.zeros((self.rows, 64), np.uint8), self.codes[0]), axis=1)
         self.exponents = np.arange(self.shape.groups).astype(np.int16) - 5
         self.need = np.full(self.shape.groups, -9, np.int16)
         self.shift = np.zeros(self.shape.groups, np.uint8)
+        self.shifts = np.array([0, 0, 2, *[0] * ranks][:ranks], np.uint8) * (bits > 4)  # of ranks; 4 bits have none
         self.slots["cookie"], self.slots["op"], self.slots["need"] = 9, 3, EXPONENT_NONE
-        self.made = results(self.rows, self.shape.codes)
+        self.made = results(self.rows, self.shape.results.codes)
         self.out, self.partials, self.scale, self.count, self.e_next, self.usable = self.made
         self.out[:] = 7
-        total = np.zeros((self.rows, self.shape.codes), np.uint16)
-        for shift, codes in zip((0, 2, 0), self.codes, strict=True):
-            total += reference.to_lanes(codes) << shift
-        self.lanes = total
-        self.sums.view(np.uint16)[self.at, : self.shape.codes] = total
-        self.slots["count"][self.at], self.slots["units"][self.at] = 3, 6
+        for row, at in enumerate(self.at):
+            self.sums[at, : (4 if bits == 4 else 2) * codes] = self.summed(row, own=False)
+        self.slots["count"][self.at], self.slots["units"][self.at] = ranks - 1, self.units(own=False)
         self.slots["exponent"][self.at] = self.exponents[self.groups]
-        self.slots["ranks"][:, 0] = 0b1110
-        self.ranks, self.rotate = 4, True
+        self.slots["ranks"][:, 0] = (1 << ranks) - 2
+        self.ranks, self.rotate = ranks, True
+
+    def summed(self, row: int, own: bool) -> NDArray[np.uint8]:
+        """What a slot holds of a row once all have given theirs."""
+        return reference.sums_of(self.codes[not own :, row], self.shifts[not own :], self.shape.bits)
+
+    def units(self, own: bool) -> int:
+        return int((1 << self.shifts[not own :].astype(int)).sum())
 
     def mean(
         self,
@@ -75,31 +84,36 @@ class Owner:
             return mean_by(threads, sums, mine, self.shape, coding, self.made)
         return mean_rows(sums, mine, self.shape, coding, self.made, SCRATCH, **options)
 
-    def check(self, row: int, lanes: NDArray[np.uint16], units: int, members: Sequence[int], e: int) -> None:
-        sums, place = lanes.astype("<u2").view(np.uint8), reference.Row(int(self.k[row]), e, units, members)
-        expected = reference.mean(sums, place, 12345, self.ranks, rotate=self.rotate)
+    def check(self, row: int, sums: NDArray[Any], units: int, members: Sequence[int]) -> None:
+        """``sums``: bytes of a slot, or lanes."""
+        octets = sums.astype("<u2").view(np.uint8) if sums.dtype == np.uint16 else sums
+        place = reference.Row(int(self.k[row]), int(self.slots["exponent"][self.at[row]]), units, members)
+        expected = reference.mean(octets, place, 12345, self.ranks, self.shape.bits, self.rotate)
         assert np.array_equal(self.out[row, 64:], expected.payload)
         assert self.scale[row] == expected.scale
         assert self.count[row] == len(members)
-        assert final(np.zeros(8, np.uint64), self.partials[row].copy()) == check_packet(
-            np.concatenate((np.zeros(64, np.uint8), expected.payload))
-        )
+        packet = np.concatenate((np.zeros(64, np.uint8), expected.payload))
+        assert final(np.zeros(8, np.uint64), self.partials[row].copy()) == check_packet(packet)
+
+    def own_only(self, row: int) -> None:
+        """The mean of a row is what the owner has coded."""
+        self.slots["exponent"][self.at[row]] = self.exponents[self.groups[row]]
+        self.check(row, reference.to_lanes(self.codes[0, row]), 1, [0])
 
 
-@pytest.mark.parametrize("numel", [300, 100000])
+@pytest.mark.parametrize("bits", [16, 8, (4, 8)])
+@pytest.mark.parametrize(("numel", "ranks"), [(300, 4), (100000, 4), (100000, 2), (300000, 17)])
 @pytest.mark.parametrize("own", [True, False])
-def test_mean_equals_the_reference(numel: int, own: bool) -> None:
-    owner = Owner(numel)
-    owner.shift[:] = 1
-    made = owner.mean(own)
-    assert made == Means(owner.rows, owner.rows, 0, 0, 0, owner.rows * (3 + own))
+def test_mean_equals_the_reference(numel: int, ranks: int, own: bool, bits: Bits) -> None:
+    """Rule: codec-12."""
+    owner = Owner(numel, ring=256, ranks=ranks, bits=bits)
+    owner.shifts[0] = owner.shift[:] = owner.shape.bits > 4
+    assert owner.mean(own) == Means(owner.rows, owner.rows, 0, 0, 0, owner.rows * (ranks - 1 + own))
     for row in range(owner.rows):
-        lanes = owner.lanes[row]
-        if own:
-            lanes = lanes + (reference.to_lanes(owner.own[row, 64:]) << np.uint16(1))
-        owner.check(row, lanes, 6 + 2 * own, [0, 1, 2, 3][not own :], int(owner.exponents[owner.groups[row]]))
+        owner.check(row, owner.summed(row, own), owner.units(own), range(not own, ranks))
     assert owner.usable.all()
     assert (owner.out[:, :64] == 7).all()
+    assert owner.scale[-1] == 0
 
 
 def test_full_lanes_of_256_ranks() -> None:
@@ -115,8 +129,7 @@ def test_full_lanes_of_256_ranks() -> None:
         largest = [scale_of(owner.exponents[g]) for g in owner.groups]
         assert np.allclose(np.abs(owner.scale), largest, rtol=1e-4)  # offsets of all ranks cancel
         assert (owner.out[:, 64:] >= 254).all()
-        full = np.full(owner.shape.codes, 256 * 255, np.uint16)
-        owner.check(3, full, 256, range(256), int(owner.exponents[owner.groups[3]]))
+        owner.check(3, np.full(owner.shape.codes, 256 * 255, np.uint16), 256, range(256))
 
 
 @pytest.mark.parametrize("ranks", [5, 9, 200])
@@ -146,30 +159,23 @@ def test_offsets_of_those_who_are_in_are_taken_off(ranks: int, rotate: bool) -> 
         everybody[row] = total + reference.to_lanes(own), units + 1, [0, *others]
     owner.mean()
     for row, (total, units, members) in everybody.items():
-        owner.check(row, total, units, members, int(owner.exponents[owner.groups[row]]))
+        owner.check(row, total, units, members)
     assert (owner.scale < 0).any() == rotate
     assert (owner.scale > 0).any()
 
 
-@pytest.mark.parametrize(("field", "value"), [("op", 2), ("cookie", 8), ("count", 0)])
-def test_rows_of_another_tag_are_not_used(field: str, value: int) -> None:
+@pytest.mark.parametrize(("field", "value"), [("op", 2), ("cookie", 8), ("count", 0), ("exponent", 99)])
+def test_rows_of_another_tag_or_scale_are_not_used(field: str, value: int) -> None:
     owner = Owner()
     owner.slots[field][owner.at[5]] = value
-    made = owner.mean()
-    assert (made.own_only, made.missing, made.mismatched) == (1, 0, 0)
-    owner.check(5, reference.to_lanes(owner.own[5, 64:]), 1, [0], int(owner.exponents[owner.groups[5]]))
+    made, another = owner.mean(), field == "exponent"
+    assert (made.own_only, made.missing, made.mismatched) == (1, 0, another)
     made = owner.mean(own=False)
     assert (made.own_only, made.missing, made.rows) == (0, 1, owner.rows - 1)
     assert not owner.usable[5]
     assert owner.count[5] == 0
-
-
-def test_contributions_of_another_scale_are_discarded() -> None:
-    owner = Owner()
-    owner.slots["exponent"][owner.at[4]] += 1
-    assert owner.mean().mismatched == 1
-    owner.check(4, reference.to_lanes(owner.own[4, 64:]), 1, [0], int(owner.exponents[owner.groups[4]]))
-    assert owner.mean(own=False).missing == 1
+    owner.mean()
+    owner.own_only(5)
 
 
 def test_unknown_expectation_takes_the_first_contributors_scale() -> None:
@@ -179,9 +185,8 @@ def test_unknown_expectation_takes_the_first_contributors_scale() -> None:
     made = owner.mean(expected=unknown)
     assert (made.rows, made.mismatched) == (owner.rows, 0)
     for row in range(owner.rows):
-        own = owner.groups[row] != 1
-        lanes = owner.lanes[row] + reference.to_lanes(owner.own[row, 64:]) if own else owner.lanes[row]
-        owner.check(row, lanes, 6 + own, [0, 1, 2, 3][not own :], int(owner.slots["exponent"][owner.at[row]]))
+        own = bool(owner.groups[row] != 1)
+        owner.check(row, owner.summed(row, own), owner.units(own), range(not own, 4))
 
 
 def test_next_scale_is_the_largest_need_plus_headroom() -> None:

@@ -1,0 +1,440 @@
+"""The passes that encode and decode against the plain numpy reference, bit by bit, for buckets of every type.
+
+Gradients of half precision are coded as their float32 copies are, without these copies.
+
+Rules: codec-3, codec-4, codec-6, codec-7, codec-11, codec-12.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import reference
+from device_cases import (
+    CAP,
+    RANK,
+    SCRATCH,
+    SEED,
+    Outputs,
+    Results,
+    encoded,
+    finite_need,
+    gaussian,
+    measured,
+    own_rows,
+    shapes_of,
+)  # fmt: skip
+from reference_proof import check_packet
+from tailbound.codec import decode as host_decode
+from tailbound.codec import encode as host
+from tailbound.codec.decode import MISSING, decode, own_source
+from tailbound.codec.feedback import write_residual
+from tailbound.codec.format import check_bits
+from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, clear, convert, entries, read, write
+from tailbound.codec.hashing import mix, seed_of
+from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.records import Coding, Packets, Received, Scales
+from tailbound.codec.scale import NEED_LEAST, cold_exponents, need_of, scale_of, scales_of, shift_cap_of
+from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import shape_for
+from tailbound.collective.coder import HOST
+from tailbound.errors import ConfigError
+from tailbound.wire.bits import BITS, Bits, as_bits, bits_numbered, both_ways, number_of
+from tailbound.wire.check import final
+from tailbound.wire.schema import EXPONENT_NONE
+
+HALVES = [BFLOAT16, FLOAT16]
+TYPES = [FLOAT32, *HALVES]
+each_half = pytest.mark.parametrize("kind", HALVES)
+
+
+def exact(bits: NDArray[Any], kind: Any) -> NDArray[np.float32]:
+    """What bits of a half mean; by numpy, and by the definition of bfloat16."""
+    if kind == BFLOAT16:
+        return (bits.astype(np.uint32) << 16).view(np.float32)
+    return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+
+
+def of_type(kind: Any, values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArray[np.float32]]:
+    """``values`` as a bucket of ``kind``, and the float32 copy of that."""
+    if kind == FLOAT32:
+        return values, values
+    x = np.zeros(values.size, kind)
+    convert(values, x)
+    return x, exact(x.view(np.uint16), kind)
+
+
+# -- encode ----------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.integers(1, 50_000) | st.integers(1, 2000), min_size=1, max_size=9), st.booleans(), st.integers(1, 22),
+    st.integers(-20, 20), st.booleans(), st.integers(0, 100), st.sampled_from(BITS), st.sampled_from(TYPES),
+)  # fmt: skip
+@settings(max_examples=60)
+def test_any_shape_and_scale_equals_the_reference(
+    sizes: list[int], known: bool, width: int, power: int, rotate: bool, off: int, bits: Bits, kind: Any
+) -> None:
+    """Of an op whose tensors are known, or not; scales that are too small are taken by a shift, or clip."""
+    numel, size = sum(sizes), 10.0 ** (min(power, 3) if kind == FLOAT16 else power)
+    shape = shape_for(numel, 64 * width, bits, tuple(sizes) if known else ())
+    x, copy = of_type(kind, gaussian(numel, off, size))
+    need = measured(host, x, shape, rotate)
+    exponents = cold_exponents(need[None], 2)
+    exponents[::2] -= np.int16(off % 37)
+    out = encoded(host, x, shape, exponents, rotate)
+    expected = reference.encode(copy, shape, SEED, RANK, CAP, exponents, rotate, 3)
+    assert np.array_equal(out.packets[out.placement.position, 64:], expected.payload)
+    assert (out.packets[:, :64] == 7).all()
+    assert out.done == (True, expected.clipped)
+    assert np.array_equal(out.need, expected.need)
+    assert np.array_equal(need, expected.need)
+    assert np.array_equal(out.shift, expected.shift)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("numel", [1000, 100000])
+def test_partials_finish_to_the_check_of_the_packet(numel: int, kind: Any) -> None:
+    shape, (x, _) = shape_for(numel, 1408), of_type(kind, gaussian(numel))
+    out = encoded(host, x, shape, cold_exponents(measured(host, x, shape)[None], 2))
+    out.packets[:, :56] = np.random.default_rng(3).integers(0, 256, (shape.rows, 56), dtype=np.uint8)
+    out.packets[:, 56:64] = 0
+    for packet, state in zip(out.packets, out.partials, strict=True):
+        assert final(packet[:64].view(np.uint64), state.copy()) == check_packet(packet)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("rotate", [True, False])
+def test_not_finite_is_seen_anywhere(rotate: bool, kind: Any) -> None:
+    """In the first group, in the middle and at the very end. Rule: codec-4."""
+    shape, whole = shape_for(100000, 1408), gaussian(100000)
+    exponents = cold_exponents(measured(host, whole, shape)[None], 2)
+    for value, at in itertools.product([np.nan, -np.nan, np.inf, -np.inf, 3e38], [0, 50_000, 99_999]):
+        bad = whole.copy()
+        bad[at] = value
+        x, _ = of_type(kind, bad)
+        assert not encoded(host, x, shape, exponents, rotate).done.finite, (value, at)
+        assert finite_need(host, x, shape, Coding(SEED, rotate=rotate)) is None, (value, at)
+    assert encoded(host, of_type(kind, whole)[0], shape, exponents, rotate).done.finite
+
+
+def test_zero_is_exactly_128_and_needs_nothing() -> None:
+    """Rule: codec-7. Padding is coded as zero, too."""
+    shape = shape_for(100000, 1408)
+    out = encoded(host, np.zeros(100000, np.float32), shape, np.zeros(shape.groups, np.int16))
+    assert out.done.finite
+    assert (out.packets[:, 64:] == 128).all()
+    assert (out.need == EXPONENT_NONE).all()
+    shape, x = shape_for(1000, 1408), gaussian(1000)
+    out = encoded(host, x, shape, cold_exponents(measured(host, x, shape, False)[None], 2), False)
+    assert (out.packets[out.placement.position, 64:].reshape(-1)[1000:] == 128).all()
+
+
+def test_wrong_arrays_are_refused() -> None:
+    shape = shape_for(1000, 1408)
+    exponents = np.zeros(shape.groups, np.int16)
+    for wrong in (np.zeros(999, np.float32), *(np.zeros(1000, kind) for kind in (np.float64, np.int16, np.uint8))):
+        with pytest.raises(ValueError, match="not a contiguous float32 array of 1000 entries, nor one of float16"):
+            encoded(host, wrong, shape, exponents)
+    with pytest.raises(ValueError, match="scratch for 64"):
+        host.measure(np.zeros(40000, np.float32), shape_for(40000, 1408), Coding(1), exponents, Scratch(64))
+    out = Outputs(shape)
+    packets = Packets(out.packets[:-1], out.placement.position, out.partials)
+    scales = Scales(exponents, out.need, out.shift)
+    with pytest.raises(ValueError, match="do not fit"):
+        host.encode(np.zeros(1000, np.float32), shape, Coding(1), packets, scales, SCRATCH)
+
+
+@given(st.floats(0, 2.0**119, width=32))
+def test_need_is_the_smallest_scale_that_holds(value: float) -> None:
+    """Rule: codec-5."""
+    need = need_of(np.float32(value).view(np.uint32))
+    if value == 0:
+        assert need == EXPONENT_NONE
+    else:
+        # quarter powers are compared as float32, hence the allowance of an ulp
+        assert value <= scale_of(need) * (1 + 2**-23)
+        assert need == NEED_LEAST or value > scale_of(need - 1) * (1 - 2**-23)
+
+
+@pytest.mark.parametrize("ranks", [1, 4, 128, 129, 257])
+def test_shift_cap_fills_the_lanes_and_no_more(ranks: int) -> None:
+    """Rule: codec-6."""
+    assert 255 * ranks << shift_cap_of(ranks) <= 65535
+    assert 255 * ranks << shift_cap_of(ranks) + 1 > 65535
+
+
+def test_seeds_differ_by_job_and_op() -> None:
+    assert len({seed_of(cookie, op) for cookie in range(100) for op in range(100)}) == 10000
+    assert mix(0x12345678) == int(reference.fmix(np.array([0x12345678], np.uint32))[0])
+
+
+@pytest.mark.parametrize("form", BITS)
+def test_residual_is_what_codes_leave_unsaid(form: Bits) -> None:
+    bits, shape = both_ways(form)[0], shape_for(200_001, 1408, form)
+    x = gaussian(shape.numel)
+    exponents = cold_exponents(measured(host, x, shape)[None], 2) - np.int16(4)
+    out = encoded(host, x, shape, exponents)
+    expected = reference.encode(x, shape, SEED, RANK, CAP, exponents, ranks=3)
+    factor = np.repeat(scales_of(exponents + 4 * out.shift.astype(np.int16)), shape.group_rows)
+    factor *= np.where(np.repeat(out.shift == 0, shape.group_rows) & (bits < 16), -1, 1)  # no row has many zeros
+    rank = reference.Rank(RANK, 3)
+    said = reference.decode(expected.payload, factor, np.ones(shape.rows, bool), shape, SEED, rank=rank)
+    residual = np.full(shape.numel, np.nan, np.float32)
+    own, scales, coding = own_rows(out), Scales(exponents, out.need, out.shift), Coding(SEED, RANK, ranks=3)
+    cuts = [0, 1, shape.groups] if shape.groups > 1 else [0, 1]
+    for part in itertools.pairwise(cuts):  # as threads share it out
+        write_residual(x, own, scales, shape, coding, residual, SCRATCH, groups=part)
+        assert np.isnan(residual).any() == (part[1] < shape.groups)
+    assert np.array_equal(residual, x - said)
+    assert 0 < np.square(residual).sum() < 0.2 * np.square(x).sum()
+
+
+@pytest.mark.parametrize("bits", [8, (4, 8)])
+def test_nothing_is_kept_back_of_zeros(bits: Bits) -> None:
+    """Else a group of zeros would be noise one op later."""
+    x = gaussian(2 * 64 * 2816)
+    x[64 * 1408 :] = 0
+    shape, residual = shape_for(x.size, 1408, bits), np.full(x.size, np.nan, np.float32)
+    exponents = cold_exponents(measured(host, x, shape)[None], 2)
+    out = encoded(host, x, shape, exponents)
+    scales = Scales(exponents, out.need, out.shift)
+    write_residual(x, own_rows(out), scales, shape, Coding(SEED, RANK, ranks=3), residual, SCRATCH)
+    assert residual[: 64 * 1408].any()
+    assert not residual[-64 * 1408 :].any()
+
+
+# -- decode ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize(("bits", "summed"), [(8, False), (8, True), (16, False)], ids=["8", "sums", "16"])
+def test_decode_equals_the_reference(bits: int, summed: bool, rotate: bool) -> None:
+    """Rows of the ring, own ones and missing ones."""
+    for shape in shapes_of(704, bits):
+        numel = shape.numel
+        results = Results(shape, numel, 0.1, summed=summed)
+        present, scale = results.source != MISSING, np.nan_to_num(results.scale)
+        out = np.full(numel, np.nan, np.float32)
+        results.decoded(host_decode, out, rotate)
+        if results.counts is not None:
+            sums = results.ring[5:, : 2 * shape.codes].copy().view(">u2").astype(np.uint16)
+            counts = np.where(present, results.counts, 0).astype(np.uint16)
+            expected = reference.decode_sums(sums, counts, scale, present, shape, SEED, rotate)
+        else:
+            codes = results.ring[5:, : shape.codes]
+            expected = reference.decode(codes, scale, present, shape, SEED, rotate)
+        assert np.array_equal(out.view(np.uint32), expected.view(np.uint32)), numel
+        for offset in (1, 3):  # memory that is not aligned to a cache line takes another path
+            other = np.full(numel + offset, np.nan, np.float32)[offset:]
+            results.decoded(host_decode, other, rotate)
+            assert np.array_equal(out.view(np.uint32), other.view(np.uint32)), numel
+        for kind in HALVES:
+            half = np.full(numel, 7, kind)
+            results.decoded(host_decode, half, rotate)
+            assert np.array_equal(half.view(np.uint16), of_type(kind, expected)[0].view(np.uint16)), numel
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_group_of_which_nothing_came_is_zero_and_counted(kind: Any) -> None:
+    results = Results(shape_for(721001, 1408), 4, 0.0)
+    results.source[64:128] = results.source[-64:] = MISSING
+    out = np.full(721001, 7, kind)
+    assert results.decoded(host_decode, out, True) == 2
+    size = 64 * results.shape.codes
+    assert not out[size : 2 * size].any()
+    assert not out[8 * size :].any()
+    assert np.count_nonzero(out[:size]) > 0.99 * size
+
+
+def test_sources_outside_the_ring_are_refused() -> None:
+    results = Results(shape_for(1000, 1408), 5, 0.0)
+    for bad in (len(results.ring), own_source(len(results.own))):
+        results.source[3] = bad
+        with pytest.raises(ValueError, match="outside the ring"):
+            results.decoded(host_decode, np.zeros(1000, np.float32), True)
+
+
+PROGRAM = """
+import hashlib
+import numpy as np
+from tailbound.codec import decode
+from tailbound.codec.records import Coding, Received
+from tailbound.codec.scratch import Scratch
+from tailbound.codec.shape import shape_for
+shape, rng = shape_for(100001, 1408), np.random.default_rng(5)
+codes = rng.integers(1, 256, (shape.rows, shape.codes), dtype=np.uint8)
+scale, out = (rng.random(shape.rows) - 0.5).astype(np.float32), np.zeros(shape.numel, np.float32)
+source = np.where(rng.random(shape.rows) < 0.9, np.arange(shape.rows), decode.MISSING)
+decode.decode(Received(codes, codes[:0], source, scale), shape, Coding(77), out, Scratch(1408))
+digest = hashlib.sha256(out.tobytes()).hexdigest()
+"""
+FRESH = """
+(code,) = decode._decode.inspect_asm().values()
+print(digest, code.count("mulps"), code.count("vfmadd") + code.count("vfnmadd") + code.count("vfmsub"))
+"""
+
+
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="missing capability 'x86_64': names of other CPUs")
+def test_another_kind_of_cpu_decodes_to_the_same_bits(tmp_path: Path) -> None:
+    """Code for a machine with fused multiply-add and without AVX-512: none is used, and no bit differs."""
+    here: dict[str, Any] = {}
+    exec(PROGRAM, here)
+    cpu = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma", "NUMBA_CACHE_DIR": str(tmp_path)}
+    said = subprocess.check_output([sys.executable, "-c", PROGRAM + FRESH], env=os.environ | cpu, text=True)
+    digest, products, fused = said.split()
+    assert digest == here["digest"]
+    assert int(products) > 8
+    assert int(fused) == 0
+
+
+# -- halves ----------------------------------------------------------------------------------------------------------
+
+#: every value there is
+EVERY = np.arange(1 << 16, dtype=np.uint32)
+
+
+def nearest(values: NDArray[np.float32], kind: Any) -> NDArray[np.uint16]:
+    """Bits of the half next to each value, searched in all of them; of two as near the even one."""
+    sign = np.signbit(values)
+    finite = exact(EVERY[:0x7F80] if kind == BFLOAT16 else EVERY[:0x7C00], kind).astype(np.float64)
+    steps = np.append(finite, 2 * finite[-1] - finite[-2])  # beyond the largest: infinity, as if it were the next one
+    sizes = np.abs(values.astype(np.float64))
+    above = np.minimum(np.searchsorted(steps, sizes), len(steps) - 1)
+    below = np.maximum(above - 1, 0)
+    up, down = steps[above] - sizes, sizes - steps[below]
+    bits = np.where((up < down) | ((up == down) & (above % 2 == 0)), above, below)
+    return (bits | sign * 0x8000).astype(np.uint16)
+
+
+def hard_values() -> NDArray[np.float32]:
+    """Of all sizes, and next to all half-way values of both types."""
+    rng = np.random.default_rng(5)
+    halfway = [
+        exact(np.arange(0, 0x7F80), BFLOAT16).view(np.uint32) + 0x8000,
+        (exact(np.arange(0, 0x7BFF), FLOAT16).astype(np.float64) + exact(np.arange(1, 0x7C00), FLOAT16)) / 2,
+    ]
+    middle = np.concatenate([halfway[0].astype(np.uint32), np.float32(halfway[1]).view(np.uint32)])
+    bits = np.concatenate([middle - 1, middle, middle + 1, rng.integers(0, 0x7F800000, 100_000, dtype=np.uint32)])
+    values = bits[bits < 0x7F800000].astype(np.uint32).view(np.float32)
+    return np.concatenate([values, -values])
+
+
+@each_half
+def test_every_half_is_read_as_it_is(kind: Any) -> None:
+    group, row, bits = np.zeros(1 << 16, np.float32), np.zeros(32, np.uint16), EVERY.astype(np.uint16)
+    for first, count in ((0, 1 << 16), (7, 65529), (65535, 1), (100, 15)):
+        group[:] = 7
+        read(entries("x", bits.view(kind), shape_for(1 << 16, 1408)), first, count, group, row)
+        expected = exact(bits, kind)[first : first + count]
+        number = ~np.isnan(expected)
+        assert np.array_equal(group[:count].view(np.uint32)[number], expected.view(np.uint32)[number])
+        assert np.isnan(group[:count][~number]).all()
+
+
+@each_half
+def test_values_are_written_to_the_nearest_half(kind: Any) -> None:
+    values, row = hard_values(), np.zeros(32, np.uint16)
+    out = np.zeros(values.size + 1, kind)
+    write(values, values.size, entries("x", out, shape_for(out.size, 1408)), 1, row)
+    assert np.array_equal(out.view(np.uint16)[1:], nearest(values, kind))
+    converted, _ = of_type(kind, values)
+    assert np.array_equal(converted.view(np.uint16), out.view(np.uint16)[1:])
+
+
+@each_half
+def test_what_is_no_number_stays_so(kind: Any) -> None:
+    values = np.array([np.nan, -np.nan, np.inf, -np.inf], np.float32)
+    group, row = np.append(values, np.zeros(12, np.float32)), np.zeros(32, np.uint16)
+    written, (converted, copy) = np.zeros(4, kind), of_type(kind, values)
+    assert np.array_equal(copy, values, equal_nan=True)
+    if kind == FLOAT16:  # a decoded value is finite, and bfloat16 holds what float32 does
+        write(group, 4, entries("x", written, shape_for(4, 1408)), 0, row)
+        assert np.array_equal(exact(written.view(np.uint16), kind), values, equal_nan=True)
+    back = np.zeros(4, np.float32)
+    convert(converted, back)
+    assert np.array_equal(back, values, equal_nan=True)
+
+
+@each_half
+def test_nothing_beyond_a_part_is_touched(kind: Any) -> None:
+    """A bucket that is cut into ops, each of which has a slice of it."""
+    memory = np.full(1000, 7, kind)
+    part = memory[100:901]
+    shape = shape_for(part.size, 1408)
+    ring, own = np.full((shape.rows, 1408), 200, np.uint8), np.zeros((1, 64 + shape.codes), np.uint8)
+    received = Received(ring, own, np.arange(shape.rows), np.ones(shape.rows, np.float32))
+    decode(received, shape, Coding(1), part, SCRATCH)
+    assert (memory[:100] == 7).all()
+    assert (memory[901:] == 7).all()
+    assert (part != 7).all()
+    clear(entries("x", part, shape), 1, 5)
+    assert part[0] != 0
+    assert not part[1:5].any()
+    HOST.keep(exact(part.view(np.uint16), kind), part)
+    HOST.clear(part)
+    assert not part.any()
+
+
+# -- codes of other bits ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rows_fill_the_packet_at_any_number_of_bits(bits: Bits) -> None:
+    shape = shape_for(10_000_000, 1408, bits)
+    for way, made in zip(both_ways(bits), (shape, shape.results), strict=True):
+        assert made.codes <= 1408
+        assert made.codes % 16 == 0
+        assert made.entries == shape.entries
+        assert made.entries * way == made.codes * 8
+        assert made.rows * made.codes == pytest.approx(made.numel * way / 8, rel=0.05)
+    assert max(shape.codes, shape.results.codes) == 1408
+    assert shape.rows * shape.entries >= shape.numel
+    assert shape.rows * shape.entries - shape.numel < 0.05 * shape.numel
+
+
+def test_bits_have_numbers_and_names() -> None:
+    for bits in BITS:
+        check_bits(bits)
+        assert bits_numbered(number_of(bits)) == bits
+    assert len({number_of(bits) for bits in BITS}) == len(BITS)
+    with pytest.raises(ConfigError, match="no bits"):
+        bits_numbered(7)
+    assert as_bits([4, 8]) == (4, 8)  # from JSON; what ranks and coders compare is a tuple
+    assert both_ways([4, 8]) == both_ways((np.int64(4), 8)) == (4, 8)  # type: ignore[arg-type]
+    assert both_ways(np.int64(8)) == (8, 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [4, (8, 4), (4, 4), 8.0, "8"])
+def test_other_bits_are_refused(wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"bits={wrong}: give one of 16, 8, (4, 8)")):
+        check_bits(wrong)
+    with pytest.raises(ConfigError, match="give one of"):
+        shape_for(1000, 1408, wrong)
+
+
+@pytest.mark.parametrize("bits", [16, (4, 8)])
+def test_what_a_switch_cannot_sum_is_refused(bits: Bits) -> None:
+    with pytest.raises(ConfigError, match="give bits=8, not"):
+        check_bits(bits, switched=True)
+    if bits == 16:
+        shape = shape_for(1000, 1408, bits)
+        received = Received(
+            np.zeros((16, 1408), np.uint8), np.zeros((0, 64 + shape.codes), np.uint8), np.full(16, MISSING),
+            np.zeros(16, np.float32), np.ones(16, np.uint16),
+        )  # fmt: skip
+        with pytest.raises(ValueError, match="switch"):
+            decode(received, shape, Coding(1), np.zeros(1000, np.float32), SCRATCH)
+        assert place(shape, OwnerMap(0, (0,)), 1).counts.sum() == shape.rows
