@@ -147,7 +147,7 @@ def encoded(
 
 
 def own_rows(out: Outputs) -> Received:
-    """What was coded, as ``feedback`` reads it."""
+    """Coded rows as ``feedback`` reads them."""
     packets, rows = Packets(out.packets, out.placement.position, out.partials), len(out.packets)
     return read_back(packets, np.empty(rows, np.int64), np.empty(rows, np.float32))
 
