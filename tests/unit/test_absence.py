@@ -12,7 +12,12 @@ import pytest
 from solo import without_job
 from tailbound.errors import TransportError
 
-pytestmark = pytest.mark.needs("torch")
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+import torch
+
+from tailbound.torch.absence import step_optimizers
+from tailbound.torch.finished import Layout
+from tailbound.torch.turns import Turns
 
 
 def test_every_transition_has_a_test(repository: Path) -> None:
@@ -101,8 +106,6 @@ def test_a_lost_rank_joins_where_the_program_says_when_steps_end(monkeypatch: py
 
 def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """A state took longer than the ring lasts: it was taken for nothing thirty times, then training ended."""
-    from tailbound.torch.finished import Layout
-
     one = rank(say=lambda *_: None)
     job = one.communicator
     monkeypatch.setattr(Layout, "settled", True)
@@ -155,8 +158,6 @@ class Job:
 @pytest.fixture
 def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A rank that is lost: the others are in step 6, it is before step 0, and its program skips no batches."""
-    from tailbound.torch.finished import Layout
-
     job = Job(newest=6)
     made = without_job(ranks=3, communicator=job, say=lambda *_: None, taken=[], _new_step=True)
     made.resync = SimpleNamespace(
@@ -280,8 +281,6 @@ def test_a_loop_lags_by_whole_iterations(
     lost: Any, monkeypatch: pytest.MonkeyPatch, lag: int, passes: int, whole: bool
 ) -> None:
     """With an odd lag the first pass of an iteration would be averaged with the others' second one, for good."""
-    from tailbound.torch.turns import Turns
-
     monkeypatch.setattr(Turns, "passes", passes)
     lost.communicator.newest = lost.communicator.step
     lost.absence.void, lost.absence.lag = True, lag  # and it is patient no longer
@@ -293,10 +292,6 @@ def test_a_loop_lags_by_whole_iterations(
 @pytest.mark.parametrize("scaled", [False, True])
 def test_applied_steps_go_through_the_scaler(scaled: bool) -> None:
     """Averages have the loss scale."""
-    import torch
-
-    from tailbound.torch.absence import step_optimizers
-
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 1.0)
     one = rank(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])))

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.needs("torch")
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+from tailbound.errors import ConfigError
+from tailbound.torch import batches
+from tailbound.torch.turns import Turns
 
 
 class Away:
@@ -15,8 +18,6 @@ class Away:
     def __init__(
         self, applied: dict[int, int] | None = None, jumps: dict[int, int] | None = None, gone: int | None = None
     ) -> None:
-        from tailbound.torch.turns import Turns
-
         self.applied, self.jumps = applied or {}, jumps or {}
         self.gone = gone  #: the step whose averages are gone when it is to be applied
         self.owed_batches, self.detached = 0, False
@@ -44,8 +45,6 @@ class Away:
 
 
 def run(state: Away, epochs: list[range], **options: Any) -> list[list[int]]:
-    from tailbound.torch import batches
-
     out = []
     for epoch in epochs:
         seen = []
@@ -86,9 +85,6 @@ def test_batches_of_steps_that_are_not_computed_are_left_out(
 
 
 def test_two_loops_at_a_time_are_refused_and_two_in_turn_are_not() -> None:
-    from tailbound.errors import ConfigError
-    from tailbound.torch import batches
-
     state: Any = Away()
     left = batches(range(5), state)
     assert next(left) == 0

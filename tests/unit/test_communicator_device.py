@@ -16,7 +16,11 @@ from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.wire.schema import op_label
 
-pytestmark = pytest.mark.needs("torch")
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+import torch
+
+from plain_form import PLAIN
+from tailbound.torch.device_coder import DeviceCoder, Workspace, warm_up
 
 Given = list[tuple[NDArray[np.float32], Outcome]]
 
@@ -25,10 +29,6 @@ def allreduce(
     job: Team, inputs: list[NDArray[np.float32]], ranks: set[int], kind: str = "float32", starts: tuple[int, ...] = ()
 ) -> Given:
     """One all-reduce in which ``ranks`` bring tensors of type ``kind``, all others arrays; ``starts``: of tensors."""
-    import torch
-
-    from tailbound.torch.device_coder import DeviceCoder, warm_up
-
     warm_up()
 
     def one(communicator: Communicator) -> Any:
@@ -77,11 +77,6 @@ def test_the_bits_are_those_of_the_reference(
 
 def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
     """The transport thread takes its turns, ops behind are begun meanwhile, and bits are those of any other rank."""
-    import torch
-
-    from plain_form import PLAIN
-    from tailbound.torch.device_coder import DeviceCoder, Workspace
-
     stream = slow_stream()
     with team(2, patient()) as job:
         allreduce(job, gradients("C", 2, 30_000, seed=0), set())  # so that the first of the next two is warm
@@ -115,10 +110,6 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
 
 
 def test_a_transport_that_fails_hands_the_bucket_back() -> None:
-    import torch
-
-    from tailbound.torch.device_coder import DeviceCoder
-
     class Broken(DeviceCoder):
         def measure(self, *_: Any, **__: Any) -> bool:
             raise RuntimeError("the device is gone")

@@ -1,29 +1,54 @@
-"""What ``CudaStream`` asks of ``torch.cuda``; a mock stands in for it where there is no GPU."""
+"""Streams of devices: what is asked of ``torch.cuda``, by a mock where there is no GPU, and memory for copies.
+
+Host memory for copies is not filled anew before the device has read it, and codes are all that crosses.
+"""
 
 from __future__ import annotations
 
 from threading import Thread
+from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
-pytestmark = pytest.mark.needs("torch")
+from device_cases import (
+    CAP,
+    RANK,
+    SCRATCH,
+    SEED,
+    Outputs,
+    Results,
+    encoded,
+    gaussian,
+    measured,
+    slow_stream,
+)  # fmt: skip
+from tailbound.codec import encode as host
+from tailbound.codec.records import Coding, Packets, Scales
+from tailbound.codec.scale import cold_exponents
+from tailbound.codec.shape import shape_for
+from tailbound.errors import ConfigError
+
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+import torch
+
+from plain_form import PLAIN
+from tailbound.collective.coder import HOST
+from tailbound.torch import streams
+from tailbound.torch.device_coder import DeviceCoder, Workspace
+from tailbound.torch.paths import Paths
+from tailbound.torch.streams import CudaStream, settle_thread
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> mock.MagicMock:
-    from tailbound.torch import streams
-
     monkeypatch.setattr(streams, "_cuda", found := mock.MagicMock())
     found.Event.side_effect = lambda **_: mock.MagicMock()
     return found
 
 
 def test_the_side_stream_works_behind_the_mark_and_others_behind_it(cuda: mock.MagicMock) -> None:
-    import torch
-
-    from tailbound.torch.streams import CudaStream
-
     device = torch.device("cuda:0")
     stream, side, main = CudaStream(device), cuda.Stream.return_value, cuda.current_stream.return_value
     cuda.Stream.assert_called_once_with(device, priority=-1)
@@ -44,10 +69,6 @@ def test_the_side_stream_works_behind_the_mark_and_others_behind_it(cuda: mock.M
 
 def test_a_thread_of_tailbound_is_on_the_device_it_works_on_first(cuda: mock.MagicMock) -> None:
     """Else it makes a context on device 0. Threads of others stay where they are."""
-    import torch
-
-    from tailbound.torch.streams import CudaStream, settle_thread
-
     two, three = (CudaStream(torch.device("cuda", index)) for index in (2, 3))
 
     def work() -> None:
@@ -65,14 +86,107 @@ def test_a_thread_of_tailbound_is_on_the_device_it_works_on_first(cuda: mock.Mag
 
 
 def test_every_cuda_device_has_a_stream_of_its_own(cuda: mock.MagicMock) -> None:
-    import torch
-
-    from tailbound.torch.device_coder import DeviceCoder
-    from tailbound.torch.paths import Paths
-
     paths = Paths()
     first, second = (paths.of(torch.device("cuda", index)) for index in range(2))
     assert first is not second
     assert first is paths.of(torch.device("cuda:0"))
     assert isinstance(first.coder(first.stream.mark()), DeviceCoder)
     assert [call.args[0].index for call in cuda.Stream.call_args_list] == [0, 1]
+
+
+def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None:
+    stream = slow_stream()
+    coder = DeviceCoder(Workspace(stream, PLAIN), "ready")
+    shape, x = shape_for(50_000, 1408), torch.from_numpy(gaussian(50_000))
+    exponents = cold_exponents(measured(host, x.numpy(), shape)[None], 2)
+    coding, out = Coding(SEED, RANK, CAP), Outputs(shape)
+    packets = Packets(out.packets, out.placement.position, out.partials)
+    scales = Scales(exponents, out.need, out.shift)
+    ready = coder.prepare(x, shape, coding)
+    assert not ready()
+    with pytest.raises(RuntimeError, match="before a device is through"):
+        coder.measure(x, shape, coding, out.need, SCRATCH)
+    stream.events[0].done = True  # the largest values are there
+    assert ready()
+    assert coder.measure(x, shape, coding, out.need, SCRATCH)
+    assert coder.encode(x, shape, coding, packets, scales, SCRATCH) is None  # codes are under way
+    assert not ready()
+    assert (out.packets == 7).all()
+    with pytest.raises(RuntimeError, match="before a device is through"):
+        coder.encode(x, shape, coding, packets, scales, SCRATCH)
+    stream.events[1].done = True
+    assert ready()
+    assert coder.encode(x, shape, coding, packets, scales, SCRATCH) == (True, 0)
+    assert (out.packets[:, 64:] > 0).all()
+    Results(shape, 1, 0.1).decoded(coder, x, True)
+    coder.clear(x)
+    coder.keep(x, x)
+    assert stream.marks == ["ready"] * 5
+    assert len(stream.events) == 2
+    assert not any(event.waited for event in stream.events)
+
+
+def test_an_op_of_a_new_kind_is_warmed_up_once_in_the_thread_that_launches_it() -> None:
+    """The same kernels with the same arguments but for sizes, those of error feedback too: nothing compiles later."""
+    seen: list[tuple[Any, ...]] = []
+
+    class Form:
+        name = "recorder"
+
+        def __getattr__(self, what: str) -> Any:
+            def note(x: Any, shape: Any, coding: Any, *more: Any) -> Any:
+                kind = (more[-1] if what == "decode" else x).dtype
+                seen.append((what, kind, shape.bits, np.diff(shape.layout.rows).tolist()))
+                return getattr(PLAIN, what)(x, shape, coding, *more)
+
+            return note
+
+    coder, half, whole = DeviceCoder(Workspace(slow_stream(), Form()), None), torch.float16, torch.float32
+    for starts in ((), (49_000, 1000), ()):
+        shape = shape_for(50_000, 1408, 8, starts)
+        coder.warm_up(torch.zeros(50_000, dtype=half), torch.zeros(50_000), shape, Coding(0))
+    assert seen == [
+        (what, kind, 8, rows)
+        for rows in ([64], [1, 2, 32])
+        for what, kind in (("largest", half), ("encode", half), ("decode", whole))
+    ]
+    seen.clear()
+    out = torch.zeros(50_000, dtype=torch.bfloat16)
+    coder.warm_up(torch.zeros(50_000), out, shape_for(50_000, 1408, (4, 8)), Coding(0))
+    assert {one[:3] for one in seen} >= {("decode", torch.bfloat16, 8), ("decode", whole, 4)}
+
+
+def test_where_triton_fails_the_error_says_what_to_do() -> None:
+    class Broken:
+        name = "triton"
+
+        def largest(self, *_: Any) -> Any:
+            raise RuntimeError("there is no compiler")
+
+    space = Workspace(slow_stream(), Broken())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="there is no compiler"):
+        DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), Coding(0))
+
+
+def test_little_more_than_a_byte_an_entry_crosses() -> None:
+    """Neither gradients nor averages do, whatever their type."""
+    stream = slow_stream()
+    coder = DeviceCoder(Workspace(stream, PLAIN), None)
+    numel = 1_000_000
+    shape, x = shape_for(numel, 1408), torch.from_numpy(gaussian(numel)).double()
+    exponents = np.full(shape.groups, 10, np.int16)
+    encoded(coder, x, shape, exponents)
+    Results(shape, 1, 0.0).decoded(coder, x, True)
+    assert stream.sizes[0] < 0.001 * numel  # the largest values
+    assert sum(stream.sizes) < 2 * 1.03 * numel  # codes down and up
+
+
+def test_a_path_hands_on_what_its_coder_takes() -> None:
+    cpu = torch.device("cpu")
+    plain, device = Paths(), Paths(host_form=PLAIN)
+    assert plain.of(cpu) is plain.of(cpu)
+    assert plain.of(cpu).coder(None) is HOST
+    assert isinstance(plain.of(cpu).values(torch.zeros(3)), np.ndarray)
+    assert isinstance(device.of(cpu).coder(None), DeviceCoder)
+    with pytest.raises(ConfigError, match=r"shape \(3, 2\) cannot be averaged"):
+        device.of(cpu).values(torch.zeros(3, 2))

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -16,10 +16,14 @@ from tailbound.collective.comeback import Part
 from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.transport.reliable import Refusal
 
-if TYPE_CHECKING:
-    from tailbound.torch.entrance import Entrance
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+import torch
 
-pytestmark = pytest.mark.needs("torch")
+from tailbound.torch import entrance, kept
+from tailbound.torch.entrance import _ASK, _SILENCE, Entrance
+from tailbound.torch.finished import Layout
+from tailbound.torch.resync import NEVER
+from tailbound.torch.standing import Standing
 
 
 class Reliable:
@@ -43,12 +47,6 @@ class Reliable:
 
 
 def make(rank: int, part: Part) -> tuple[Entrance, Reliable, Any]:
-    import torch
-
-    from tailbound.torch.entrance import Entrance
-    from tailbound.torch.finished import Layout
-    from tailbound.torch.standing import Standing
-
     reliable = Reliable()
     bucket = SimpleNamespace(index=0, numel=1, dtype=torch.float32, last=True, parts="")
     layout: Any = Layout()
@@ -80,9 +78,6 @@ def _admitted(donor: Entrance) -> threading.Thread:
 
 
 def test_who_can_never_be_let_in_hears_so_at_once() -> None:
-    from tailbound.torch.entrance import _SILENCE
-    from tailbound.torch.resync import NEVER
-
     donor, path, _ = make(0, Part.INSIDE)
     guest, asking, resync = make(1, Part.OUTSIDE)
     asking.other = path
@@ -102,8 +97,6 @@ def test_who_can_never_be_let_in_hears_so_at_once() -> None:
 
 
 def test_another_failure_is_not_for_good_and_forgets_the_guest() -> None:
-    from tailbound.torch.entrance import _ASK, _SILENCE
-
     donor, path, _ = make(0, Part.INSIDE)
     donor._communicator.entrance = lambda: 1 // 0  # type: ignore[assignment, method-assign, return-value]
     thread = _admitted(donor)
@@ -114,8 +107,6 @@ def test_another_failure_is_not_for_good_and_forgets_the_guest() -> None:
 
 
 def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailbound.torch import entrance
-
     monkeypatch.setattr(entrance, "_TURN", 0.2)
     guest, asking, _ = make(2, Part.OUTSIDE)
     guest._communicator.job.peers = [0, 1]  # type: ignore[misc]
@@ -136,8 +127,6 @@ def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.M
 
 
 def test_buckets_of_other_ranks_are_waited_for_and_other_ones_are_refused() -> None:
-    from tailbound.torch.standing import Standing
-
     guest, _, resync = make(1, Part.OUTSIDE)
     resync.standings = lambda _: {0: Standing(1, form=b"x" * 16)}
     assert [guest.enter(60) for _ in range(3)] == [False] * 3
@@ -149,8 +138,6 @@ def test_buckets_of_other_ranks_are_waited_for_and_other_ones_are_refused() -> N
 
 
 def test_a_donor_waits_while_its_state_is_on_the_way_and_then_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailbound.torch import entrance
-
     monkeypatch.setattr(entrance, "_SILENCE", 0.2)
     monkeypatch.setattr(entrance, "_PEER", 0.0)
     donor, _, resync = make(0, Part.INSIDE)
@@ -169,10 +156,6 @@ def test_a_donor_waits_while_its_state_is_on_the_way_and_then_for_a_while(monkey
 
 
 def test_states_come_back_by_name_and_in_host_memory() -> None:
-    import torch
-
-    from tailbound.torch import kept
-
     states = {"a": Kept(torch.arange(3)), "b": Kept([1, "x"])}
     found, scale = kept.decode(kept.encode(states, (1, 2.0)))
     assert (found["a"]["kept"].tolist(), found["b"], scale) == ([0, 1, 2], {"kept": [1, "x"]}, (1, 2.0))
@@ -180,8 +163,6 @@ def test_states_come_back_by_name_and_in_host_memory() -> None:
 
 @pytest.mark.parametrize(("state", "words"), [(lambda: None, "cannot be given"), (Kept(1), "cannot be loaded")])
 def test_a_state_that_cannot_travel_is_named(state: object, words: str) -> None:
-    from tailbound.torch import kept
-
     with pytest.raises(ConfigError, match=rf"extra_state\['bad'\] {words}"):
         kept.check({"good": Kept(1), "bad": Kept(state)})
 
@@ -196,7 +177,5 @@ def test_a_state_that_cannot_travel_is_named(state: object, words: str) -> None:
     ],
 )
 def test_what_is_no_dictionary_of_states_is_refused(given: Any, words: str) -> None:
-    from tailbound.torch import kept
-
     with pytest.raises(ConfigError, match=words):
         kept.check(given)

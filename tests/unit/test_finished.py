@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.needs("torch")
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from tailbound.torch.compat import used_by
+from tailbound.torch.finished import Layout, gradients
 
 
 @pytest.fixture
 def world() -> Iterator[None]:
     """A process group of one rank, without a network."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -23,11 +28,6 @@ def world() -> Iterator[None]:
 
 def computed(net: Any, data: Any, **options: Any) -> tuple[Any, Any, list[Any]]:
     """DDP after some steps: the model, the layout that its hook has noted, and the averages of the last step."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tailbound.torch.finished import Layout
-
     ddp, layout, kept = DistributedDataParallel(net, **options), Layout(), dict[int, Any]()
 
     def hook(_: Any, bucket: Any) -> Any:
@@ -51,11 +51,6 @@ def computed(net: Any, data: Any, **options: Any) -> tuple[Any, Any, list[Any]]:
 @pytest.mark.parametrize("form", ["contiguous_format", "channels_last"])
 def test_a_gradient_lies_in_its_bucket_as_its_parameter_does(form: str, view: bool) -> None:
     """In ``channels_last`` a convolution got the gradients of its other weights."""
-    import torch
-    from torch import nn
-
-    from tailbound.torch.finished import gradients
-
     torch.manual_seed(0)
     memory = getattr(torch, form)
     net: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2))
@@ -73,11 +68,6 @@ def test_a_gradient_lies_in_its_bucket_as_its_parameter_does(form: str, view: bo
 @pytest.mark.parametrize("view", [False, True])
 def test_what_a_static_graph_does_not_use_gets_no_gradient(view: bool) -> None:
     """AdamW let it decay on a rank that applied steps, and on no other."""
-    import torch
-    from torch import nn
-
-    from tailbound.torch.compat import used_by
-    from tailbound.torch.finished import gradients
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -101,12 +91,6 @@ def test_what_a_static_graph_does_not_use_gets_no_gradient(view: bool) -> None:
 
 @pytest.mark.usefixtures("world")
 def test_before_a_first_step_nothing_counts_as_unused() -> None:
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tailbound.torch.compat import used_by
-    from tailbound.torch.finished import Layout
-
     ddp, layout = DistributedDataParallel(torch.nn.Linear(2, 2), static_graph=True), Layout()
     layout.follow(ddp.parameters(), used_by(ddp))
     assert layout.unused() == set()

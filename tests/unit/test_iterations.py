@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,16 +18,16 @@ import solo
 from solo import Rank, Told, adam, data, plain, sam
 from tailbound.errors import ConfigError
 
-if TYPE_CHECKING:
-    import torch
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+import torch
+import torch.distributed as dist
 
-pytestmark = pytest.mark.needs("torch")
+from tailbound.torch import batches
+from tailbound.torch.finished import Layout
 
 
 @pytest.fixture
 def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rank]]:
-    import torch.distributed as dist
-
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     made: list[Rank] = []
@@ -110,8 +110,6 @@ def test_an_optimizer_makes_nothing_of_an_iteration_with_a_void_pass(
 
 def test_an_iteration_whose_step_was_left_out_voids_no_other(rank: Callable[..., Rank]) -> None:
     """The next one was left out on this rank alone, which thought itself equal to the others. Rule: clock-38."""
-    import torch
-
     one = rank()
     optimizer, held = torch.optim.SGD(one.net.parameters(), 0.1), [one.weights()]
     one.job.void = {2: "minority"}
@@ -126,7 +124,6 @@ def test_an_iteration_whose_step_was_left_out_voids_no_other(rank: Callable[...,
 
 def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(rank: Callable[..., Rank]) -> None:
     """One whose ``step`` takes a loss, and calls that of its class, whose hooks run within its own. Rule: clock-38."""
-    import torch
 
     class Polyak(torch.optim.SGD):
         @torch.no_grad()
@@ -253,8 +250,6 @@ def test_a_pending_step_is_not_overtaken(rank: Callable[..., Rank]) -> None:
 
 def test_a_batch_that_is_asked_for_before_the_step_is_refused(rank: Callable[..., Rank]) -> None:
     """By what reads ahead, around ``batches``. A step that the program leaves out is none of that."""
-    from tailbound.torch import batches
-
     one = rank()
     optimizer = adam(one)
     for i in batches(range(12), one.state):
@@ -279,8 +274,6 @@ def test_batches_that_make_one_step_are_to_be_given(
     rank: Callable[..., Rank], synchronized: bool, per_step: int
 ) -> None:
     """``per_step`` was forgotten: the rank skipped a quarter of what it should (A4)."""
-    from tailbound.torch import batches
-
     one = rank()
     optimizer, made = adam(one), list[int]()
 
@@ -306,8 +299,6 @@ def test_batches_that_make_one_step_are_to_be_given(
 
 def test_a_batch_without_a_step_now_and_then_is_no_accumulation(rank: Callable[..., Rank]) -> None:
     """Bad data, an overflow of a loss scale, and a start that reads over what was trained with before."""
-    from tailbound.torch import batches
-
     one = rank()
     iterate, made = plain(one), 0
     for i in batches(range(40), one.state):
@@ -322,8 +313,6 @@ def test_no_batch_is_left_out_where_another_model_steps_in_the_loop_unless_it_fo
     rank: Callable[..., Rank],
 ) -> None:
     """It was never caught up, and stayed behind for good (B6b)."""
-    from tailbound.torch import batches
-
     both = [rank(), rank()]
     one, iterates = both[0], [plain(each) for each in both]
     iterates[1](0)
@@ -349,8 +338,6 @@ def test_what_an_optimizer_steps_beside_the_model_is_left_alone_and_told_once(
     pair: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was stepped again by the gradient of the last iteration that this rank has computed (B6b)."""
-    import torch
-
     first, second = pair
     beside = torch.nn.Parameter(torch.ones(1))
 
@@ -384,8 +371,6 @@ def test_a_model_that_no_optimizer_is_known_of_is_told_once(
 
 def test_no_rank_skips_a_step_within_join(rank: Callable[..., Rank]) -> None:
     """The others would wait for its forward pass."""
-    from tailbound.torch import batches
-
     one = rank()
     source = iter(batches(range(4), one.state))
     next(source)
@@ -398,10 +383,6 @@ def test_no_rank_skips_a_step_within_join(rank: Callable[..., Rank]) -> None:
 
 def test_one_state_is_not_taken_for_two_models(rank: Callable[..., Rank]) -> None:
     """What is kept of a bucket is kept by its number; two hooks may be made by hand of one state."""
-    import torch
-
-    from tailbound.torch.finished import Layout
-
     one, other = rank(), rank()
     with pytest.raises(ConfigError, match="has a model already"):
         one.state.attach(other.net)

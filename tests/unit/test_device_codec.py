@@ -1,7 +1,8 @@
-"""Triton's kernels against the compiled passes of the host, bit by bit.
+"""Buckets coded on a device against the compiled passes of the host, bit by bit.
 
-On the CPU they run in Triton's interpreter (tests/conftest.py). What the compiler makes of them for an NVIDIA device is
-looked at, too; with a device they run there. Rules: codec-3, codec-4, codec-7, codec-11, codec-12.
+A form in numpy shows what surrounds the kernels, with shapes of every kind. Triton's kernels run in its interpreter on
+the CPU (tests/conftest.py), and on a device where there is one. What the compiler makes of them for an NVIDIA device
+is looked at, too. Rules: codec-3, codec-4, codec-7, codec-11, codec-12.
 """
 
 from __future__ import annotations
@@ -15,18 +16,45 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from device_cases import Results, check, coder, finite_need, gaussian, measured
+from device_cases import (
+    DTYPES,
+    SCRATCH,
+    SEED,
+    Results,
+    check,
+    coder,
+    encoded,
+    finite_need,
+    gaussian,
+    measured,
+    own_rows,
+)
 from tailbound.codec import encode as host
-from tailbound.codec.decode import MISSING
-from tailbound.codec.records import Coding
+from tailbound.codec.decode import MISSING, own_source
+from tailbound.codec.feedback import write_residual
+from tailbound.codec.records import Coding, Scales
 from tailbound.codec.scale import cold_exponents
 from tailbound.codec.shape import Shape, shape_for
+from tailbound.errors import CapabilityError
 from tailbound.wire.bits import Bits
+from tailbound.wire.schema import EXPONENT_NONE, key_bytes
+from tailbound.wire.tag import key_of
 
-pytestmark = pytest.mark.needs("torch", "triton")
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+pytest.importorskip("triton", reason="missing capability 'triton': pip install 'tailbound[test]'")
+import torch
 
+from plain_form import PLAIN
+from tailbound.torch import paths
+from tailbound.torch.device_codec import fused, triton_kernels
+from tailbound.torch.device_codec.fused import TRITON
+from tailbound.torch.device_coder import By, Rows
+
+BITS = st.sampled_from([16, 8, (4, 8)])
 DEVICE = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda:0"
 #: Entries, width, bits and tensors: groups of 16, 32 and 64 rows, one block of columns and a begun second one, several
 #: groups; tensors have groups of every size.
@@ -36,10 +64,86 @@ SHAPES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-def triton_form() -> Any:
-    from tailbound.torch.device_codec.fused import TRITON
+# -- what surrounds the kernels, by the form in numpy -----------------------------------------------------------------
 
-    return TRITON
+
+@pytest.mark.parametrize("bits", [8, (4, 8)])
+def test_what_tags_are_made_of_is_that_of_the_compiled_pass(bits: Bits) -> None:
+    """Rows of every length, in a job with a key. Rule: auth-1."""
+    key = key_of(np.random.default_rng(5).bytes(key_bytes(1408) - 8), 0)
+    for numel in (17, 22_529, 90_112):
+        shape, x = shape_for(numel, 1408, bits), gaussian(numel, numel, 1e-3)
+        exponents = cold_exponents(measured(host, x, shape)[None], 0)
+        keyed, plain = (check(torch.from_numpy(x), shape, exponents, key=k) for k in (key, key[:0]))
+        np.testing.assert_array_equal(keyed.packets[:, 64:], plain.packets[:, 64:])
+        assert (keyed.partials != plain.partials).any()
+
+
+@given(
+    st.integers(1, 200_000), st.integers(1, 22), st.integers(-30, 20), st.sampled_from(DTYPES), st.booleans(),
+    st.integers(0, 100), BITS,
+)  # fmt: skip
+@settings(max_examples=40)
+def test_packets_are_those_of_the_compiled_pass(
+    numel: int, width: int, power: int, kind: str, rotate: bool, off: int, bits: Bits
+) -> None:
+    """Scales that are too small (shifts, clipping) or too large; types are read as they are. Rule: codec-12."""
+    shape = shape_for(numel, 64 * width, bits)
+    tensor = torch.from_numpy(gaussian(numel, off, 10.0 ** min(power, 3 if kind == "float16" else 20)))
+    tensor = tensor.to(getattr(torch, kind))
+    x = tensor.float().numpy()
+    exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
+    exponents[::2] -= np.int16(off % 37)
+    check(tensor, shape, exponents, rotate)
+
+
+@given(
+    st.integers(1, 200_000), st.integers(1, 22), st.sampled_from([0.0, 0.02, 0.5, 0.97, 1.0]), st.booleans(),
+    st.integers(0, 100), BITS, st.booleans(),
+)  # fmt: skip
+@settings(max_examples=40)
+def test_averages_are_those_of_the_compiled_pass(
+    numel: int, width: int, missing: float, rotate: bool, seed: int, bits: Bits, summed: bool
+) -> None:
+    """Ranks on a GPU and on a host stay equal. Rules: codec-11, codec-12."""
+    Results(shape_for(numel, 64 * width, bits), seed, missing, summed=summed and bits == 8).check(rotate)
+
+
+def test_zero_is_exactly_128_and_needs_nothing() -> None:
+    shape = shape_for(100_000, 1408)
+    out = encoded(coder(), torch.zeros(100_000), shape, np.zeros(shape.groups, np.int16))
+    assert (out.packets[:, 64:] == 128).all()
+    assert (out.need == EXPONENT_NONE).all()
+    assert not out.shift.any()
+
+
+@pytest.mark.parametrize("bits", [16, 8, (4, 8)])
+def test_what_codes_leave_unsaid_is_that_of_the_host(bits: Bits) -> None:
+    """Error feedback; a group that is shifted or clipped. Rule: codec-12."""
+    shape, x = shape_for(40_000 * 5, 704, bits), gaussian(200_000, 3)
+    exponents = cold_exponents(measured(host, x, shape)[None], 0)
+    exponents[2] -= np.int16(9)
+    tensor, coding, told = torch.from_numpy(x), Coding(SEED, 1, 6, ranks=3), []
+    for by, data in (host, x), (coder(), tensor):
+        out = encoded(by, data, shape, exponents)
+        residual = np.full(shape.numel, np.nan, np.float32)
+        write, into = (write_residual, residual) if by is host else (by.write_residual, torch.from_numpy(residual))
+        write(data, own_rows(out), Scales(exponents, out.need, out.shift), shape, coding, into, SCRATCH)
+        told.append(residual)
+    assert np.array_equal(*(residual.view(np.uint32) for residual in told))
+    assert 0 < np.abs(told[0]).mean() < np.abs(x).mean()
+
+
+def test_sources_outside_the_ring_are_refused() -> None:
+    results = Results(shape_for(1000, 1408), 5, 0.0)
+    ours, out = coder(), torch.zeros(1000)
+    for bad in (len(results.ring), own_source(len(results.own))):
+        results.source[3] = bad
+        with pytest.raises(ValueError, match="outside the ring"):
+            results.decoded(ours, out, True)
+
+
+# -- Triton's kernels -------------------------------------------------------------------------------------------------
 
 
 def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool) -> NDArray[np.int16]:
@@ -57,13 +161,11 @@ def test_the_shapes_are_what_they_are_named_after() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_packets_are_those_of_the_host(name: str, kind: str) -> None:
     """Codes, needs, shifts, clipped entries and checks; scales fit in one group, shift and clip in the others."""
-    import torch
-
     shape = shape_for(*SHAPES[name])
     tensor = torch.from_numpy(gaussian(shape.numel, 7, 1e-2)).to(getattr(torch, kind))
     exponents = exponents_for(tensor.float().numpy(), shape, True)
     exponents[1:] -= np.int16(31)
-    out = check(tensor.to(DEVICE), shape, exponents, form=triton_form())
+    out = check(tensor.to(DEVICE), shape, exponents, form=TRITON)
     assert (out.done.clipped > 0) == (shape.groups > 1)
 
 
@@ -74,19 +176,17 @@ def test_averages_are_those_of_the_host(name: str, summed: bool) -> None:
     results = Results(shape_for(*SHAPES[name]), 3, 0.1, summed=summed)
     if results.shape.groups > 1:
         results.source[64:128] = MISSING
-    assert results.check(device=DEVICE, form=triton_form()).any()
+    assert results.check(device=DEVICE, form=TRITON).any()
 
 
 @pytest.mark.parametrize("bits", [16, (4, 8)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_codes_of_other_bits_are_those_of_the_host(name: str, bits: Bits) -> None:
     """Packets and averages; a begun second block of columns; scales that shift or clip. Rule: codec-12."""
-    import torch
-
     numel, width, *rest = SHAPES[name]
     tensors = rest[1] if rest else ()
     numel = numel if tensors else numel // 2 if bits == 16 else numel * 2
-    form, shape = triton_form(), shape_for(numel, width, bits, tensors)
+    form, shape = TRITON, shape_for(numel, width, bits, tensors)
     x = gaussian(shape.numel, 7, 1e-2)
     exponents = cold_exponents(measured(host, x, shape, True)[None], 0)
     exponents[1:] -= np.int16(31 if bits == 16 else 4)
@@ -98,11 +198,9 @@ def test_codes_of_other_bits_are_those_of_the_host(name: str, bits: Bits) -> Non
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64"])
 def test_averages_of_other_types_are_rounded_once_at_the_end(kind: str) -> None:
     """Rule: codec-12."""
-    import torch
-
     results = Results(shape_for(*SHAPES["64 rows"]), 3, 0.1)
     out = torch.full((results.shape.numel,), torch.nan, dtype=getattr(torch, kind), device=DEVICE)
-    by, plain = coder(DEVICE, triton_form()), out.clone()
+    by, plain = coder(DEVICE, TRITON), out.clone()
     results.decoded(by, out, True)
     results.decoded(coder(DEVICE), plain, True)
     by._space.stream.join()
@@ -112,39 +210,43 @@ def test_averages_of_other_types_are_rounded_once_at_the_end(kind: str) -> None:
 
 def test_half_way_between_two_values_of_bfloat16_the_even_one_is_taken() -> None:
     """The one place where the kernels round by themselves; the interpreter, left to itself, would cut off."""
-    import torch
-
-    from plain_form import PLAIN
-    from tailbound.torch.device_coder import Rows
-
     shape, coding = shape_for(1024, 64), Coding(5, rotate=False)
     codes = torch.arange(256, dtype=torch.uint8, device=DEVICE).repeat(4).view(16, 64)
     ones, zeros = torch.ones(16, device=DEVICE), torch.full((16,), -1, dtype=torch.int32, device=DEVICE)
     factors = ones * (1 + 2.0**-7 + 2.0**-8)
     given = []
-    for form in (triton_form(), PLAIN):
+    for form in (TRITON, PLAIN):
         out = torch.empty(1024, dtype=torch.bfloat16, device=DEVICE)
         form.decode(Rows(codes, factors, zeros, ones[:1], False, False), shape, coding, out)
         given.append(out.view(torch.int16))
     assert torch.equal(*given)
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf, 3e38])
-def test_not_finite_is_seen(value: float) -> None:
-    import torch
-
+@pytest.mark.parametrize("form", [PLAIN, TRITON], ids=["plain", "triton"])
+def test_no_packet_is_touched_where_a_value_is_not_finite(form: Any) -> None:
+    """Rule: codec-4."""
     shape = shape_for(*SHAPES["3 groups"])
-    x = gaussian(shape.numel)
-    x[-1] = value
-    tensor = torch.from_numpy(x).to(DEVICE)
-    with np.errstate(over="ignore", invalid="ignore"):  # the interpreter's own arithmetic
-        assert finite_need(coder(DEVICE, triton_form()), tensor, shape, Coding(1)) is None
+    whole = gaussian(shape.numel)
+    exponents = exponents_for(whole, shape, True)
+    for value, at in zip([np.nan, -np.inf, 3e38], [0, 4500, 8999], strict=True):
+        x = whole.copy()
+        x[at] = value
+        tensor = torch.from_numpy(x).to(DEVICE)
+        with np.errstate(over="ignore", invalid="ignore"):  # the interpreter's own arithmetic
+            out = encoded(coder(DEVICE, form), tensor, shape, exponents)
+            assert finite_need(coder(DEVICE, form), tensor, shape, Coding(1)) is None, (value, at)
+        assert not out.done.finite, (value, at)
+        assert (out.packets == 7).all(), (value, at)
+
+
+def test_a_double_that_no_float_holds_is_not_finite() -> None:
+    beyond = torch.ones(1000, dtype=torch.float64)
+    beyond[3] = 1e300
+    assert finite_need(coder(), beyond, shape_for(1000, 1408), Coding(SEED)) is None
 
 
 def compiled(tmp_path: Path, *asked: tuple[str, int, bool]) -> list[dict[str, int]]:
     """Instructions of kernels, by name, rows and whether the compiler may fuse."""
-    from tailbound.torch.device_codec import fused, triton_kernels
-
     jobs = [(name, rows, fused.BLOCK, fused.OPTIONS | ({"enable_fp_fusion": True} if fuse else {}))
             for name, rows, fuse in asked]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"TRITON_CACHE_DIR": str(tmp_path)}
@@ -185,10 +287,6 @@ def test_compiled_for_a_device_nothing_is_fused_left_out_or_flushed(
 
 
 def test_every_launch_forbids_fusing(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-
-    from tailbound.torch.device_codec import triton_kernels
-
     seen: list[dict[str, Any]] = []
 
     class Kernel:
@@ -197,9 +295,7 @@ def test_every_launch_forbids_fusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in ("largest", "encode", "decode"):
         monkeypatch.setattr(triton_kernels, name, Kernel())
-    from tailbound.torch.device_coder import By, Rows
-
-    x, form, shape = torch.zeros(1000), triton_form(), shape_for(1000, 64)
+    x, form, shape = torch.zeros(1000), TRITON, shape_for(1000, 64)
     form.largest(x, shape, Coding(1))
     form.encode(x, shape, Coding(1), By(x, x, x))
     form.decode(Rows(x, x, x, x, False, False), shape, Coding(1), x)
@@ -207,10 +303,7 @@ def test_every_launch_forbids_fusing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_triton_a_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tailbound.errors import CapabilityError
-    from tailbound.torch import paths
-
-    assert paths.triton_form() is triton_form()
+    assert paths.triton_form() is TRITON
     monkeypatch.setitem(sys.modules, "tailbound.torch.device_codec.fused", None)
     with pytest.raises(CapabilityError, match="coded by kernels of Triton, which cannot be imported"):
         paths.triton_form()
