@@ -11,80 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from support import PATIENCE, MemoryStore
-from tailbound.codec.owners import OwnerMap
-from tailbound.collective.comeback import Entrance, Life, Part, decode, encode, find_part
+from tailbound.collective.comeback import Life, Part, find_part
 from tailbound.collective.communicator import Communicator, Training
-from tailbound.collective.transpose import Scales
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport import rendezvous
-from tailbound.transport.agreement import Agreed
 from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.lifeline import Lifelines
 from tailbound.transport.membership import Membership
 from tailbound.transport.rendezvous import Greeting
-from tailbound.transport.sequence import Position
 from tailbound.wire.schema import op_label
-
-MAPS = (Agreed(0, OwnerMap(0, (0, 1, 2))), Agreed(9, OwnerMap(256, (0, 2))))
-KEY = (0, 1000, 0, 34)
-SCALES = {KEY: np.array([-3, 7], np.int16)}
-ENTRANCE = Entrance(Position(7, 1 << 31, (1, 2, 3), MAPS), SCALES, 0xC0, frozenset({2}))
-
-
-def check(key: Scales, groups: int) -> None:
-    """The job has one bucket, of one op with two groups."""
-    if key != KEY or groups != 2:
-        raise ValueError("no such op")
-
-
-def test_an_entrance_comes_back() -> None:
-    found = decode(encode(ENTRANCE, 3), 3, check)
-    assert (found.position, found.cookie, found.away) == (ENTRANCE.position, 0xC0, {2})
-    assert {key: known.tolist() for key, known in found.exponents.items()} == {KEY: [-3, 7]}
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("position", {}), ("exponents", [[1, 2]]), ("exponents", 3),
-        ("cookie", None), ("away", 2), ("away", [3]),
-        ("exponents", [[*KEY, [1]]]), ("exponents", [[*KEY, [1, 2, 3]]]), ("exponents", [[*KEY, [[1, 2]]]]),
-        ("exponents", [[*KEY, [1, 1 << 15]]]), ("exponents", [[*KEY, [1, 1e400]]]),
-        ("exponents", [[1, *KEY[1:], [1, 2]]]),
-    ],
-)  # fmt: skip
-def test_noise_is_no_entrance(name: str, value: object) -> None:
-    told = json.loads(encode(ENTRANCE, 3)) | {name: value}
-    for data in (b"", b"{}", b"[" * 100_000, json.dumps(told).encode(), encode(ENTRANCE, 3)[:-9]):
-        with pytest.raises(TransportError, match="is no"):
-            decode(data, 3, check)
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["step", "owners", "x"]), inner),
-    max_leaves=12,
-)
-FIELDS = ["position", "exponents", "cookie", "away"]
-
-
-@given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.lists(st.lists(JSON, min_size=5, max_size=5), max_size=2))
-@settings(max_examples=40)
-def test_any_value_in_an_entrance_is_taken_or_refused_in_words(other: dict[str, Any], scales: list[Any]) -> None:
-    for told in (other, {"exponents": scales}, {"exponents": [[*KEY, *each[:1]] for each in scales]}):
-        data = json.dumps(json.loads(encode(ENTRANCE, 3)) | told).encode()
-        try:
-            found = decode(data, 3, check)
-        except TransportError:
-            continue
-        assert all(known.shape == (2,) for known in found.exponents.values())
 
 
 def _find(lives: dict[int, Life | None], rank: int = 0, cookie: int = 10) -> Life:

@@ -1,42 +1,45 @@
-"""What PyTorch does not promise and DDP hooks need of it (``torch/compat.py``): a version without it is named here."""
+"""What PyTorch calls of us, and what we need of it that it does not promise: a version without it is named here."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-pytestmark = pytest.mark.needs("torch")
+from tailbound.autoload import register_backend
+
+pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "torch._C._current_graph_task_id",
-        "torch._C._distributed_c10d.GradBucket",
-        "torch.amp.GradScaler._check_inf_per_device",
-        "torch.amp.GradScaler._lazy_init_scale_growth_tracker",
-        "torch.amp.GradScaler.step.__code__",
-        "torch.distributed.ProcessGroup._get_backend",
-        "torch.distributed.ProcessGroup._set_group_name",
-        "torch.distributed.distributed_c10d._get_default_group",
-        "torch.distributed.distributed_c10d._get_default_store",
-        "torch._C._distributed_c10d.Reducer._get_local_used_map",
+        "_C._current_graph_task_id",
+        "_C._distributed_c10d.GradBucket",
+        "_C._distributed_c10d.Reducer._get_local_used_map",
+        "amp.GradScaler._check_inf_per_device",
+        "amp.GradScaler._lazy_init_scale_growth_tracker",
+        "amp.GradScaler.step.__code__",
+        "distributed.ProcessGroup._get_backend",
+        "distributed.ProcessGroup._set_group_name",
+        "distributed.distributed_c10d._get_default_group",
+        "distributed.distributed_c10d._get_default_store",
     ],
 )
 def test_private_names_are_there(name: str) -> None:
-    import torch
-    import torch.distributed
-
     found: object = torch
-    for part in name.split(".")[1:]:
-        assert hasattr(found, part), f"torch {torch.__version__} has no {name}: adapt torch/compat.py"
+    for part in name.split("."):
+        assert hasattr(found, part), f"torch {torch.__version__} has no torch.{name}: adapt torch/compat.py"
         found = getattr(found, part)
 
 
 def test_what_objects_keep_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -53,3 +56,44 @@ def test_what_objects_keep_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not lacking, f"torch {torch.__version__} has no {lacking}: adapt torch/compat.py"
     finally:
         dist.destroy_process_group()
+
+
+def test_the_backend_registers_once() -> None:
+    """``import torch`` calls it, so it must never raise."""
+    register_backend()
+    register_backend()
+    assert dist.Backend.backend_list.count("tailbound") == 1
+    assert dist.Backend("tailbound") == "tailbound"
+
+
+def test_a_torch_that_refuses_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise TypeError("another signature")
+
+    monkeypatch.setattr(dist.Backend, "backend_list", [])
+    monkeypatch.setattr(dist.Backend, "register_backend", refuse)
+    register_backend()
+
+
+#: Nothing is writable, as for a service account with a read-only installation; the temporary folder is.
+BARE = """
+import os, sys, tempfile
+os.access = lambda *_, **__: False
+import torch
+import tailbound.autoload
+assert "NUMBA_CACHE_DIR" not in os.environ
+ours = sorted(name for name in sys.modules if name.partition(".")[0] in ("tailbound", "numba"))
+assert ours == ["tailbound", "tailbound.autoload"], ours
+assert not [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("tailbound")]
+"""
+#: Whoever compiles finds a place all the same.
+COMPILING = """
+import tailbound.wire.jit
+import numba.core.config
+assert numba.core.config.CACHE_DIR == os.path.join(tempfile.gettempdir(), f"tailbound-numba-{os.geteuid()}")
+"""
+
+
+def test_importing_torch_does_nothing_but_register(tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("NUMBA_")} | {"TMPDIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", BARE + COMPILING], env=env, check=True)

@@ -8,6 +8,10 @@ import pytest
 
 from tailbound.errors import ConfigError, TailboundError
 from tailbound.transport.config import Config, row_width, width_for_mtu
+from tailbound.transport.switch import Switch
+from tailbound.wire.schema import IPV6_BYTES
+
+SWITCH = Switch("198.18.0.9")
 
 
 @pytest.mark.parametrize(
@@ -32,6 +36,9 @@ from tailbound.transport.config import Config, row_width, width_for_mtu
         ),
         ({"insist": -1}, "insist is -1 ns: give 0 or more"),
         ({"hold_max": 0}, "hold_max is 0 ns: give a time above 0"),
+        ({"mtu": 100}, "MTU 100 is too small"),
+        ({"authenticate": "yes"}, "auto, on, off"),
+        ({"switch": SWITCH, "key_file": "/a"}, "has no key"),
     ],
 )
 def test_what_cannot_be_is_named(settings: dict[str, Any], message: str) -> None:
@@ -41,17 +48,25 @@ def test_what_cannot_be_is_named(settings: dict[str, Any], message: str) -> None
     assert isinstance(caught.value, TailboundError)
 
 
+@pytest.mark.parametrize(
+    ("settings", "keyed"),
+    [
+        ({}, False),
+        ({"key_file": "/a"}, True),
+        ({"authenticate": "on"}, True),
+        ({"key_file": "/a", "authenticate": "off"}, False),
+        ({"switch": SWITCH, "key_file": "/a", "authenticate": "off"}, False),
+    ],
+)
+def test_who_has_a_key(settings: dict[str, Any], keyed: bool) -> None:
+    """Rule: auth-7."""
+    assert Config(rank=0, ranks=2, **settings).keyed == keyed
+
+
 def test_the_bound_is_that_of_the_rules() -> None:
     """Rules: clock-12, clock-35."""
     assert Config(0, 1, start_max=5, stage_max=10, deadline_1=1, deadline_2=1, quiet=1).bound == 25
     assert Config(0, 1, start_max=5, stage_max=10, insist=7).bound == 32
-
-
-@pytest.mark.parametrize(
-    ("mtu", "width"), [(156, 64), (576, 448), (1500, 1408), (1499, 1344), (9000, 8896), (65535, 8896)]
-)
-def test_width_for_mtu(mtu: int, width: int) -> None:
-    assert width_for_mtu(mtu) == width
 
 
 @pytest.mark.parametrize(
@@ -71,10 +86,34 @@ def test_the_ring_follows_the_step(step: int, width: int, mib: float) -> None:
     assert Config(0, 2, step=step, ring_mib=400.0).ring(width) == 400.0
 
 
-@pytest.mark.parametrize("mtu", [0, 68, 155])
-def test_an_mtu_that_holds_no_row_is_refused(mtu: int) -> None:
-    with pytest.raises(ConfigError, match=f"MTU {mtu} is too small for one row: give at least 156"):
-        width_for_mtu(mtu)
+@pytest.mark.parametrize(
+    ("mtu", "width"),
+    [
+        (156, 64),
+        (576, 448),
+        (1500, 1408),
+        (1499, 1344),
+        (9000, 8896),
+        (65535, 8896),
+        (0, None),
+        (68, None),
+        (155, None),
+    ],
+)
+def test_width_for_mtu(mtu: int, width: int | None) -> None:
+    if width is None:
+        with pytest.raises(ConfigError, match=f"MTU {mtu} is too small for one row: give at least 156"):
+            width_for_mtu(mtu)
+    else:
+        assert width_for_mtu(mtu) == width
+
+
+def test_rows_leave_room_for_the_longer_header_of_ipv6() -> None:
+    assert (width_for_mtu(1500, IPV6_BYTES), width_for_mtu(1280, IPV6_BYTES)) == (1344, 1152)
+    assert row_width(0, 9000, ip=IPV6_BYTES) == 8832
+    assert row_width(0, 9000, linear=3520, ip=IPV6_BYTES) == 3392
+    with pytest.raises(ConfigError, match="MTU 170 is too small for one row: give at least 176"):
+        width_for_mtu(170, IPV6_BYTES)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,12 @@ import pytest
 import cases
 from support import await_that, greeting
 from tailbound.datapath.udp import UdpDatapath
-from tailbound.errors import ConfigError, LayoutError
-from tailbound.transport.config import Config, row_width, width_for_mtu
+from tailbound.errors import LayoutError
 from tailbound.transport.rendezvous import check, describe
 from tailbound.transport.sockets import SOCKADDR_BYTES, sending_socket, sockaddr
 from tailbound.wire import packets
 from tailbound.wire.address import Words, endpoint, ip_bytes, is_loopback, words_of
-from tailbound.wire.schema import IPV6_BYTES, PacketType, Verdict
+from tailbound.wire.schema import PacketType, Verdict
 
 OWN = "::1"
 
@@ -36,18 +35,8 @@ def test_addresses_of_sockets() -> None:
     assert sockaddr(("fd00::2", 0x1234)) == bytes.fromhex("0a00 1234 00000000" + "fd" + "00" * 14 + "02" + "00" * 8)
     assert sockaddr(("198.18.0.2", 0x1234)) == bytes.fromhex("0200 1234 c6120002").ljust(SOCKADDR_BYTES, b"\0")
     assert (endpoint("fd00::2", 9), endpoint("10.0.0.2", 9)) == ("[fd00::2]:9", "10.0.0.2:9")
-    assert [is_loopback(a) for a in ("::1", "127.0.1.1", "fd00::1", "1.127.0.0")] == [True, True, False, False]
-
-
-def test_rows_leave_room_for_the_longer_header() -> None:
-    assert (width_for_mtu(1500, IPV6_BYTES), width_for_mtu(1280, IPV6_BYTES)) == (1344, 1152)
-    assert row_width(0, 9000, ip=IPV6_BYTES) == 8832
-    assert row_width(0, 9000, linear=3520, ip=IPV6_BYTES) == 3392
     assert (ip_bytes("fd00::1"), ip_bytes("10.0.0.1")) == (40, 20)
-    with pytest.raises(ConfigError, match="MTU 170 is too small for one row: give at least 176"):
-        width_for_mtu(170, IPV6_BYTES)
-    with pytest.raises(ConfigError, match="MTU 100 is too small"):
-        Config(0, 2, mtu=100)
+    assert [is_loopback(a) for a in ("::1", "127.0.1.1", "fd00::1", "1.127.0.0")] == [True, True, False, False]
 
 
 _two = partial(greeting, ranks=2)

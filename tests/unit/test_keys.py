@@ -1,4 +1,4 @@
-"""Where keys come from, which are in force, and what is taken once. Rules: auth-3, auth-4, auth-5."""
+"""Where keys come from, which are in force, and what is taken once. Rules: auth-3, auth-4, auth-5, auth-8."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ import pytest
 from support import MemoryStore, greeting
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.transport import keys, rendezvous
-from tailbound.transport.config import Config
+from tailbound.transport.forgeries import APART, MOST, Forgeries
 from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.steps import STEP_MASK
-from tailbound.transport.switch import Switch
 from tailbound.wire.tag import EPOCH_BIT
 
 MASTER = bytes(range(32))
@@ -247,15 +246,78 @@ def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None
     assert not taken.reset(1, 20), "it has said something since"
 
 
-def test_settings_that_cannot_be() -> None:
-    """Rule: auth-7."""
-    assert not Config(rank=0, ranks=2).keyed
-    assert Config(rank=0, ranks=2, key_file="/a").keyed
-    assert Config(rank=0, ranks=2, authenticate="on").keyed
-    assert not Config(rank=0, ranks=2, key_file="/a", authenticate="off").keyed
-    with pytest.raises(ConfigError, match="auto, on, off"):
-        Config(rank=0, ranks=2, authenticate="yes")  # type: ignore[arg-type]
-    switched = Switch("198.18.0.9")
-    assert Config(rank=0, ranks=2, switch=switched, key_file="/a", authenticate="off").switch
-    with pytest.raises(ConfigError, match="has no key"):
-        Config(rank=0, ranks=2, switch=switched, key_file="/a")
+# -- how many tries at a key are too many (auth-8) --------------------------------------------------------------------
+
+LONG = 2048
+
+
+def turning(at: int = 0) -> KeyRing:
+    return KeyRing(MASTER, 7, 64, at, LONG)
+
+
+def in_force(made: KeyRing) -> set[bytes]:
+    return {key.tobytes() for key in made.both}
+
+
+def test_tries_are_counted_by_epoch_and_said_once() -> None:
+    seen = Forgeries()
+    assert not seen.count(MOST, 3)
+    assert seen.count(MOST + 1, 3)
+    assert not seen.count(MOST + 2, 3)
+    assert seen.passed
+    assert not seen.count(MOST + 5, 4)
+    assert (seen.tried, seen.passed) == (3, False)
+    assert not seen.count(2 * MOST + 2, 4)
+    assert seen.count(2 * MOST + 3, 4)
+
+
+def test_another_key_is_asked_for_now_and_then() -> None:
+    seen = Forgeries()
+    assert [seen.ask(now) for now in (0, 1, APART - 1, APART, APART + 1)] == [True, False, False, True, False]
+
+
+def test_a_turn_makes_all_epochs_one_later() -> None:
+    """Two keys are in force all the time, and those of the ranks a few steps before and behind are among them."""
+    for since in (100, 1200):
+        ranks, left = [turning(), turning(), turning()], [0, 3, 6]  # so many steps behind
+        for step in range(3 * LONG):
+            for made, behind in zip(ranks, left, strict=True):
+                at = step - behind
+                if step == since - 10:
+                    assert made.may_turn
+                    made.foresee(1)
+                if at >= 0:
+                    made.advance(at, int(at >= since))
+            sent = [made.of(made.at, made.turns).tobytes() for made in ranks]
+            for made in ranks:
+                assert in_force(made) >= set(sent), (since, step)
+                assert made.now.tobytes() in in_force(made)
+        assert {made.epoch for made in ranks} == {3}
+
+
+def test_no_turn_comes_near_another_change_of_keys() -> None:
+    made, apart = turning(), LONG // 32
+    for step in range(1, 2 * LONG):
+        made.advance(step, int(step >= 300))
+        into = step % LONG
+        assert made.may_turn == (apart <= into < LONG - apart and not 300 <= step < 300 + apart)
+
+
+def test_a_turn_that_was_foreseen_and_does_not_come() -> None:
+    made = turning(100)
+    first = in_force(made)
+    made.foresee(1)
+    made.foresee(0)
+    assert {made.now.tobytes(), made.of(100, 1).tobytes()} == in_force(made)
+    for step in range(101, LONG + 20):
+        made.advance(step, 0)
+    assert in_force(made) >= {made.now.tobytes()}
+    assert first & in_force(made)
+
+
+def test_who_comes_back_has_the_keys_of_the_others() -> None:
+    made, late = turning(), KeyRing(MASTER, 7, 64, 300, LONG, turns=1)
+    for step in range(1, 301):
+        made.advance(step, int(step >= 200))
+    assert made.now.tobytes() == late.now.tobytes()
+    assert made.epoch == late.epoch == 1

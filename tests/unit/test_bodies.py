@@ -1,0 +1,145 @@
+"""What packets and answers carry beside rows, as bytes: READY, a position (clock-20), an entrance (clock-32)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tailbound.codec.owners import OwnerMap
+from tailbound.collective import comeback, jump
+from tailbound.collective.announce import READY_BYTES, decode_ready, encode_ready
+from tailbound.collective.comeback import Entrance
+from tailbound.collective.transpose import Scales
+from tailbound.errors import TransportError
+from tailbound.transport.agreement import Agreed
+from tailbound.transport.sequence import Position
+from tailbound.wire import packets
+from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, PacketType
+
+
+@given(
+    st.sets(st.integers(0, 255)),
+    st.none() | st.lists(st.integers(-32768, 32767), min_size=1, max_size=640),
+)
+def test_ready_comes_back(heard: set[int], values: list[int] | None) -> None:
+    needs = None if values is None else np.array(values, np.int16)
+    data = packets.packet(packets.header(type=PacketType.READY), encode_ready(heard, needs))
+    parsed = packets.parse(data)
+    assert parsed is not None
+    ready = decode_ready(parsed[1], 1 if values is None else len(values))
+    assert ready is not None
+    assert ready.heard == heard
+    if needs is None:
+        assert ready.needs is None
+    else:
+        np.testing.assert_array_equal(ready.needs, needs)
+
+
+def test_the_bytes_of_ready_are_in_network_order() -> None:
+    body = encode_ready({0, 9, 255}, np.array([1, -2, EXPONENT_NONE], np.int16))
+    assert body[:READY_BYTES] == bytes([0x80, *[0] * 29, 0x02, 0x01])
+    assert body[READY_BYTES:] == bytes.fromhex("0001fffe8000")
+
+
+@pytest.mark.parametrize("length", [0, 1, 31, 33, 34, 47])
+def test_bodies_of_ready_that_are_too_short_are_refused(length: int) -> None:
+    assert decode_ready(bytes(length), 8) is None
+
+
+def test_the_greatest_ready_fits_a_packet() -> None:
+    assert HEADER_BYTES + len(encode_ready({255}, np.zeros(640, np.int16))) <= 1472
+
+
+MAPS = (Agreed(2, OwnerMap(256, (0, 1))), Agreed(9, OwnerMap(513, (2,), 3)))
+POSITION = Position(7, 1 << 31, (1, 2, 0xFFFFFFFF), MAPS)
+KEY = (0, 1000, 0, 34)
+SCALES = {KEY: np.array([-3, 7], np.int16)}
+ENTRANCE = Entrance(POSITION, SCALES, 0xC0, frozenset({2}))
+
+
+def check(key: Scales, groups: int) -> None:
+    """The job has one bucket, of one op with two groups."""
+    if key != KEY or groups != 2:
+        raise ValueError("no such op")
+
+
+def entrance(data: bytes) -> Entrance:
+    return comeback.decode(data, 3, check)
+
+
+def position(data: bytes) -> Position:
+    return jump.decode(data, 3)
+
+
+def test_positions_and_entrances_come_back() -> None:
+    assert position(jump.encode(POSITION, 3)) == POSITION
+    found = entrance(comeback.encode(ENTRANCE, 3))
+    assert (found.position, found.cookie, found.away) == (POSITION, 0xC0, {2})
+    assert {key: known.tolist() for key, known in found.exponents.items()} == {KEY: [-3, 7]}
+
+
+@pytest.mark.parametrize("decode", [position, entrance])
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"{}")
+@example(b"[" * 100_000)
+@example(comeback.encode(ENTRANCE, 3)[:-9])
+def test_noise_is_refused(decode: Callable[[bytes], object], data: bytes) -> None:
+    with pytest.raises(TransportError, match=r"is no|no position"):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, -1), (0, 1 << 22), (0, 1e400), (1, 1 << 32), (1, None), (2, [1, 2]), (2, 5), (2, [1, 2, -1]), (2, "x"),
+        (3, ""), (3, "x"), (3, 5), (3, "00" * 40),
+    ],
+)  # fmt: skip
+def test_wrong_fields_of_a_position_are_refused(place: int, value: object) -> None:
+    found = json.loads(jump.encode(POSITION, 3))
+    for wrong in ([*found[:place], value, *found[place + 1 :]], found[:place] + found[place + 1 :]):
+        with pytest.raises(TransportError, match="no position"):
+            position(json.dumps(wrong).encode())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("position", {}), ("exponents", [[1, 2]]), ("exponents", 3),
+        ("cookie", None), ("away", 2), ("away", [3]),
+        ("exponents", [[*KEY, [1]]]), ("exponents", [[*KEY, [1, 2, 3]]]), ("exponents", [[*KEY, [[1, 2]]]]),
+        ("exponents", [[*KEY, [1, 1 << 15]]]), ("exponents", [[*KEY, [1, 1e400]]]),
+        ("exponents", [[1, *KEY[1:], [1, 2]]]),
+    ],
+)  # fmt: skip
+def test_wrong_fields_of_an_entrance_are_refused(name: str, value: object) -> None:
+    told = json.loads(comeback.encode(ENTRANCE, 3)) | {name: value}
+    with pytest.raises(TransportError, match="is no"):
+        entrance(json.dumps(told).encode())
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.sampled_from(["step", "owners", "x"]), inner),
+    max_leaves=12,
+)
+FIELDS = ["position", "exponents", "cookie", "away"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.lists(st.lists(JSON, min_size=5, max_size=5), max_size=2))
+@settings(max_examples=40)
+def test_any_value_in_an_entrance_is_taken_or_refused_in_words(other: dict[str, Any], scales: list[Any]) -> None:
+    for told in (other, {"exponents": scales}, {"exponents": [[*KEY, *each[:1]] for each in scales]}):
+        data = json.dumps(json.loads(comeback.encode(ENTRANCE, 3)) | told).encode()
+        try:
+            found = entrance(data)
+        except TransportError:
+            continue
+        assert all(known.shape == (2,) for known in found.exponents.values())
