@@ -50,36 +50,27 @@ def told(rank: int) -> Callable[[], Iterator[int]]:
             agreement.receive(Message(Kind.SETTLED, 0, tuple(first.agreed)), 0, [0], 0)
         else:
             agreement = first
-        now = 0
-        while True:
+        for now in itertools.count(0, MS):
             if any(message.kind == Kind.SETTLED for _, message in agreement.poll(now, 5, [2], {2: 0})):
                 yield now
-            now += MS
 
     return times
 
 
-def switch_row(*, due: bool) -> Callable[[], Iterator[int]]:
-    """A row whose mean a switch does not send: asked for, or released after the deadline."""
+def switch(rows: int, missing: int, *, due: bool) -> Callable[[], Iterator[int]]:
+    """Rows whose means a switch does not send: asked for, or released after the deadline."""
 
     def times() -> Iterator[int]:
-        retry = Retry(100, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
-        for now in range(MS, 3_000 * MS, MS):
-            if retry.poll(now, View(99, lambda: np.array([3]), sent=True, finished=True, short=False, due=due), MS):
+        retry = Retry(rows, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
+        view = View(
+            rows - missing, lambda: np.arange(missing), sent=True, finished=missing < rows, short=False, due=due
+        )
+        for now in range(5 * MS, 3_000 * MS, MS):
+            for again in retry.poll(now, view, MS):
+                assert again.flush == due
                 yield now
 
     return times
-
-
-def switch_gone() -> Iterator[int]:
-    """Rows of a switch that is not there, more than a window takes."""
-    retry = Retry(5000, 0, 1, AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST))
-    for now in range(2 * MS, 3_000 * MS, MS):
-        for again in retry.poll(
-            now, View(0, lambda: np.arange(5000), sent=True, finished=False, short=False, due=True), MS
-        ):
-            assert again.flush
-            yield now
 
 
 TIMES = {
@@ -87,9 +78,9 @@ TIMES = {
     "proposal": (proposal, [0, 2, 6, 14, 30, 62, 94, 126, 158, 190]),
     "told by the leader": (told(0), [0, 2, 6, 14, 30, 62, 126, 254, 504, 754]),
     "told by another": (told(1), [20, 22, 26, 34, 50, 82, 146, 274, 524, 774]),
-    "row of a switch": (switch_row(due=False), [2, 7, 17, 37, 77]),
-    "row to be released": (switch_row(due=True), [1, 6, 16, 36, 76, 156]),
-    "no switch": (switch_gone, [2, 8, 18, 38, 78, 158, 318]),
+    "row of a switch": (switch(100, 1, due=False), [6, 11, 21, 41, 81]),
+    "row to be released": (switch(100, 1, due=True), [5, 10, 20, 40, 80, 160]),
+    "no switch": (switch(5000, 5000, due=True), [5, 11, 21, 41, 81, 161, 321]),
 }
 #: Those that end by themselves.
 ENDING = {name for name in TIMES if "row" in name} | {"no switch"}
