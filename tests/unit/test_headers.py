@@ -16,19 +16,9 @@ from tailbound.wire.tag import NO_KEY
 
 TOTAL = 12
 FIXED = {
-    "flags": Flag.REPEAT,
-    "cookie": 0xDEADBEEF,
-    "op": 0xFFFFFF01,
-    "layout": 0xABCD,
-    "sender": 200,
-    "owner": 255,
-    "rows": 65535,
-    "incast": 3,
-    "deadline": 1562,
-    "lateness": 77,
-    "map_id": 5,
-    "map_known": 0xFFFFFFFF,
-}
+    "flags": Flag.REPEAT, "cookie": 0xDEADBEEF, "op": 0xFFFFFF01, "layout": 0xABCD, "sender": 200, "owner": 255,
+    "rows": 65535, "incast": 3, "deadline": 1562, "lateness": 77, "map_id": 5, "map_known": 0xFFFFFFFF,
+}  # fmt: skip
 
 
 class Memory:
@@ -71,20 +61,12 @@ def test_results(memory: Memory) -> None:
     """Rule: codec-8."""
     head = header(type=PacketType.RESULT, contributed=9, published=0xFFFFFF00, **FIXED)
     memory.publish(slice(2, 9), head, 0xFFFFFFF0, 0xFFFFFF01)
-    for i in range(7):
-        p = 2 + i
+    for row, p in enumerate(range(2, 9)):
         assert memory.read(p) == FIXED | {
-            "type": PacketType.RESULT,
-            "contributed": 9,
-            "seq": (0xFFFFFFF0 + int(memory.places[p])) % 2**32,
-            "row": i,
-            "published": 0xFFFFFF01 if i == 6 else 0xFFFFFF00,
-            "exponent": memory.exponents[p],
-            "scale": memory.scales[p],
-            "count": memory.counts[p],
-            "need": 0,
-            "shift": 0,
-        }
+            "type": PacketType.RESULT, "contributed": 9, "published": 0xFFFFFF01 if row == 6 else 0xFFFFFF00,
+            "seq": (0xFFFFFFF0 + int(memory.places[p])) % 2**32, "row": row, "exponent": memory.exponents[p],
+            "scale": memory.scales[p], "count": memory.counts[p], "need": 0, "shift": 0,
+        }  # fmt: skip
 
 
 def test_flags_are_added(memory: Memory) -> None:
@@ -104,20 +86,16 @@ def test_partials_of_any_length(steps: int, seed: int) -> None:
         memory.read(p)
 
 
-def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_scale() -> None:
-    memory = Memory()
+def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_scale(memory: Memory) -> None:
     head = header(**FIXED, type=PacketType.CONTRIBUTION, contributed=41, published=40, count=3)
-    places = memory.places.astype(np.int32)
     fields = Fields(memory.exponents, memory.needs, scale=memory.scales)
-    finalise(memory.packets, head, memory.states, fields, 0xFFFFFF00, places, 42)
+    finalise(memory.packets, head, memory.states, fields, 0xFFFFFF00, memory.places.astype(np.int32), 42)
     for p in range(TOTAL):
-        read = memory.read(p)
-        assert read | FIXED == read
-        assert read["seq"] == (0xFFFFFF00 + int(places[p])) & 0xFFFFFFFF
-        assert (read["row"], read["shift"], read["count"]) == (p, 0, 3)
-        assert (read["exponent"], read["need"]) == (memory.exponents[p], memory.needs[p])
-        assert np.float32(read["scale"]) == memory.scales[p]
-        assert read["contributed"] == (42 if p == TOTAL - 1 else 41)
+        assert memory.read(p) == FIXED | {
+            "type": PacketType.CONTRIBUTION, "contributed": 42 if p == TOTAL - 1 else 41, "published": 40,
+            "seq": (0xFFFFFF00 + int(memory.places[p])) % 2**32, "row": p, "exponent": memory.exponents[p],
+            "scale": memory.scales[p], "count": 3, "need": memory.needs[p], "shift": 0,
+        }  # fmt: skip
 
 
 def test_contributions_to_several_owners(memory: Memory) -> None:
@@ -130,21 +108,12 @@ def test_contributions_to_several_owners(memory: Memory) -> None:
     stamped = Contributions(memory.packets, memory.states, memory.places, groups)
     finalise_contributions(stamped, head.view(np.uint8), runs, *of_groups, 77, NO_KEY)
     for first, count, owner, seq in runs:
-        for i in range(count):
-            exponent, need, shift = (of[groups[first + i]] for of in of_groups)
-            assert memory.read(first + i) == FIXED | {
-                "type": PacketType.CONTRIBUTION,
-                "owner": owner,
-                "rows": count,
-                "published": 0,
-                "seq": (seq + int(memory.places[first + i])) % 2**32,
-                "row": i,
-                "contributed": 77 if i == count - 1 else 76,
-                "exponent": exponent,
-                "need": need,
-                "shift": shift,
-                "scale": 0,
-                "count": 0,
-            }
+        for row, p in enumerate(range(first, first + count)):
+            exponent, need, shift = (of[groups[p]] for of in of_groups)
+            assert memory.read(p) == FIXED | {
+                "type": PacketType.CONTRIBUTION, "contributed": 77 if row == count - 1 else 76, "published": 0,
+                "seq": (seq + int(memory.places[p])) % 2**32, "row": row, "exponent": exponent, "owner": owner,
+                "rows": count, "scale": 0, "count": 0, "need": need, "shift": shift,
+            }  # fmt: skip
     assert (memory.packets[0] == before[0]).all()
     assert (memory.packets[:, HEADER_BYTES:] == before[:, HEADER_BYTES:]).all()
