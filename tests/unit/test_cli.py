@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import click
 import pytest
@@ -34,22 +35,19 @@ def test_every_verb_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         assert capsys.readouterr().out.startswith(f"Usage: tailbound {' '.join(verb)}")
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from tailbound.cli import main; assert main(['--help']) == 0;"
-        "heavy = {'numpy', 'numba', 'torch', 'rich', 'pyroute2', 'scapy'} & set(sys.modules); assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
-
-
-def test_labs_attach_and_doctor_start_without_the_codec() -> None:
-    """What compiles is loaded by jobs alone; and by nobody who has only to know how a packet or a map is laid out."""
-    code = (
-        "import sys; import tailbound_lab.lab.cluster, tailbound_lab.lab.launch, tailbound.doctor, "
-        "tailbound.datapath.xdp, tailbound.kernel.fanout; "
-        "heavy = {'numba', 'torch'} & set(sys.modules); assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("from tailbound.cli import main; assert main(['--help']) == 0", "numpy numba torch rich pyroute2 scapy"),
+        # what compiles is loaded by jobs alone, and by nobody who has only to know how a packet or a map is laid out
+        ("import tailbound_lab.lab.cluster, tailbound_lab.lab.launch", "numba torch"),
+        ("import tailbound.doctor, tailbound.datapath.xdp, tailbound.kernel.fanout", "numba torch"),
+    ],
+    ids=["help", "labs", "attach and doctor"],
+)
+def test_nothing_heavy_is_imported_for(code: str, heavy: str) -> None:
+    check = f"import sys; {code}; heavy = set({heavy.split()}) & set(sys.modules); assert not heavy, heavy"
+    subprocess.run([sys.executable, "-c", check], check=True, stdout=subprocess.DEVNULL)
 
 
 def test_the_package_runs_as_the_command() -> None:
@@ -57,34 +55,34 @@ def test_the_package_runs_as_the_command() -> None:
     assert done.stdout.startswith("tailbound")
 
 
+@pytest.fixture
+def doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], int]:
+    """Exit status of a verb that raises; None: that is interrupted."""
+
+    def run(error: Exception | None) -> int:
+        def fails(*_: object, **__: object) -> None:
+            if error:
+                raise error
+            os.kill(os.getpid(), signal.SIGINT)
+
+        monkeypatch.setattr("tailbound.doctor.examine", fails)
+        return cli.main(["doctor"])
+
+    return run
+
+
 @pytest.mark.parametrize(("error", "status"), [(TailboundError, 1), (ConfigError, 2), (AttachError, 1)])
 def test_our_errors_are_one_line(
-    error: type[TailboundError], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    doctor: Callable[..., int], error: type[TailboundError], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise error("eth7 said no: try eth8")
-
-    monkeypatch.setattr("tailbound.doctor.examine", fails)
-    assert cli.main(["doctor"]) == status
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "error: eth7 said no: try eth8\n")
+    assert doctor(error("eth7 said no: try eth8")) == status
+    assert tuple(capsys.readouterr()) == ("", "error: eth7 said no: try eth8\n")
 
 
-def test_other_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("tailbound.doctor.examine", fails)
+def test_other_errors_keep_their_traceback_and_an_interrupt_ends_with_130(doctor: Callable[..., int]) -> None:
     with pytest.raises(ZeroDivisionError):
-        cli.main(["doctor"])
-
-
-def test_interrupt_ends_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object, **__: object) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    monkeypatch.setattr("tailbound.doctor.examine", interrupted)
-    assert cli.main(["doctor"]) == 130
+        doctor(ZeroDivisionError())
+    assert doctor(None) == 130
 
 
 @pytest.mark.parametrize(
@@ -105,24 +103,14 @@ def test_a_size_that_cannot_be_is_a_usage_error(text: str, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize(
-    ("words", "builds"),
+    ("builds", "verbs"),
     [
-        ("demo --quick", True),
-        ("lab run -n 2 -- python train.py --help", True),
-        ("bench allreduce", True),
-        ("bench train --quick", True),
-        ("bench kernel", False),
-        ("bench", False),
-        ("bench tail --help", False),
-        ("demo -h", False),
-        ("lab run --help", False),
-        ("lab clean", False),
-        ("doctor", False),
-        ("", False),
+        (True, ["demo --quick", "lab run -n 2 -- python train.py --help", "bench allreduce", "bench train --quick"]),
+        (False, ["bench kernel", "bench", "bench tail --help", "demo -h", "lab run --help", "lab clean", "doctor", ""]),
     ],
 )
-def test_only_verbs_that_build_a_lab_are_started_in_a_user_namespace(words: str, builds: bool) -> None:
-    assert laboratory.builds_a_lab(words.split()) is builds
+def test_only_verbs_that_build_a_lab_are_started_in_a_user_namespace(builds: bool, verbs: list[str]) -> None:
+    assert [laboratory.builds_a_lab(words.split()) for words in verbs] == [builds] * len(verbs)
 
 
 @pytest.mark.parametrize(
@@ -150,10 +138,6 @@ def test_who_may_not_build_a_lab_is_started_again_once(
     monkeypatch.delenv("TAILBOUND_LAB_REFUSED", raising=False)
     if refused:
         monkeypatch.setenv("TAILBOUND_LAB_REFUSED", "Operation not permitted")
-    if restarts:
-        with pytest.raises(Restarted):
-            cli.main()
-    else:
+    with pytest.raises(Restarted) if restarts else contextlib.nullcontext():
         assert cli.main() == 2
-    # a call from Python stays in its process
-    assert cli.main(words) == 2
+    assert cli.main(words) == 2, "a call from Python stays in its process"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import Future
 
@@ -21,30 +22,21 @@ from tailbound.wire.bits import Bits
 @pytest.mark.parametrize(
     ("asked", "cores", "ranks", "threads"),
     [
-        (0, 1, 1, 1),
-        (0, 2, 1, 1),
-        (0, 2, 4, 1),
-        (0, 8, 1, 2),
-        (0, 16, 1, 4),
-        (0, 16, 4, 1),
-        (0, 128, 8, 4),
+        (0, 1, 1, 1), (0, 2, 1, 1), (0, 2, 4, 1), (0, 8, 1, 2), (0, 16, 1, 4), (0, 16, 4, 1), (0, 128, 8, 4),
         (3, 1, 4, 3),
     ],
-)
+)  # fmt: skip
 def test_threads_by_cores(asked: int, cores: int, ranks: int, threads: int) -> None:
     """Two cores are never shared out: an op must not be slower there."""
     assert threads_for(asked, cores, ranks) == threads
-
-
-def test_a_negative_number_is_refused() -> None:
     with pytest.raises(ConfigError, match="codec threads"):
-        threads_for(-1, 8, 1)
+        threads_for(-1, cores, ranks)
 
 
 @pytest.mark.parametrize("groups", [1, 15, 16, 24, 1001])
 def test_every_group_once_by_as_many_threads_as_pay_and_a_scratch_each(groups: int) -> None:
     """Every thread's first piece waits for those of the others."""
-    threads, lock, seen = Threads(3, 64), threading.Lock(), np.zeros(groups, int)
+    lock, seen = threading.Lock(), np.zeros(groups, int)
     expected = max(1, min(3, groups // 8))
     together, scratch_of = threading.Barrier(expected), dict[int, int]()
 
@@ -57,34 +49,30 @@ def test_every_group_once_by_as_many_threads_as_pay_and_a_scratch_each(groups: i
             together.wait(PATIENCE)
         return part[1] - part[0]
 
-    try:
+    with contextlib.closing(Threads(3, 64)) as threads:
         assert sum(threads.each(groups, work)) == groups
-    finally:
-        threads.close()
     assert (seen == 1).all()
     assert len(set(scratch_of.values())) == len(scratch_of) == expected
 
 
 def test_a_thread_that_does_not_get_to_run_is_not_waited_for() -> None:
-    threads, free, seen = Threads(2, 64), threading.Event(), np.zeros(100, int)
+    free, seen = threading.Event(), np.zeros(100, int)
 
     def work(_: Scratch, part: tuple[int, int]) -> None:
         seen[part[0] : part[1]] += 1
 
-    assert threads._threads is not None
-    busy = threads._threads.submit(free.wait, PATIENCE)
-    try:
+    with contextlib.closing(Threads(2, 64)) as threads:
+        assert threads._threads is not None
+        busy = threads._threads.submit(free.wait, PATIENCE)
         threads.each(100, work)
         assert not busy.done()
         assert (seen == 1).all()
-    finally:
         free.set()
-        threads.close()
     assert (seen == 1).all()
 
 
 def test_an_error_comes_out_after_all_have_ended() -> None:
-    threads, begun, failed, over = Threads(2, 64), threading.Event(), threading.Event(), threading.Event()
+    begun, failed, over = threading.Event(), threading.Event(), threading.Event()
     caller = threading.get_ident()
 
     def work(_: Scratch, part: tuple[int, int]) -> None:
@@ -96,12 +84,10 @@ def test_an_error_comes_out_after_all_have_ended() -> None:
         assert failed.wait(PATIENCE)
         over.set()
 
-    try:
+    with contextlib.closing(Threads(2, 64)) as threads:
         with pytest.raises(ValueError, match="first"):
             threads.each(1000, work)
         assert over.is_set()
-    finally:
-        threads.close()
 
 
 @pytest.mark.parametrize("bits", [8, (4, 8)])
