@@ -159,11 +159,15 @@ def test_every_job_has_secrets_of_its_own() -> None:
     assert all("key" not in repr(ring).lower().replace("keyring", "") for ring in rings)
 
 
-def ring(at: int = 0) -> tuple[KeyRing, list[int]]:
-    made, installed = KeyRing(MASTER, 7, 64, at, PERIOD), list[int]()
+def ring(at: int = 0, period: int = PERIOD) -> tuple[KeyRing, list[int]]:
+    made, installed = KeyRing(MASTER, 7, 64, at, period), list[int]()
     made.install = lambda epoch, key: installed.append(epoch)
     made.activate()
     return made, installed
+
+
+def in_force(made: KeyRing) -> set[bytes]:
+    return {key.tobytes() for key in made.both}
 
 
 def test_two_keys_are_in_force_and_the_next_lies_ready() -> None:
@@ -175,7 +179,7 @@ def test_two_keys_are_in_force_and_the_next_lies_ready() -> None:
         assert made.now is made.both[epoch & 1]
         assert made.now[2] == EPOCH_BIT * (epoch & 1)
         for near in range(max(0, step - PERIOD // 2), step + PERIOD // 2):
-            assert made.of(near).tobytes() in [key.tobytes() for key in made.both], (step, near)
+            assert made.of(near).tobytes() in in_force(made), (step, near)
     assert installed == [0, 1, 2, 3, 4, 5][: len(installed)]
     assert len(installed) == 6
     made.advance(3)  # a word of an older step changes nothing
@@ -203,7 +207,7 @@ def test_epochs_go_on_where_labels_begin_anew() -> None:
     first, _ = ring()
     assert made.now.tobytes() not in (first.now.tobytes(), before)
     assert made.of(STEP_MASK).tobytes() == before
-    assert {key.tobytes() for key in made.both} == {before, made.now.tobytes()}
+    assert in_force(made) == {before, made.now.tobytes()}
 
 
 def test_stamps_rise_and_count_once() -> None:
@@ -251,14 +255,6 @@ def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None
 LONG = 2048
 
 
-def turning(at: int = 0) -> KeyRing:
-    return KeyRing(MASTER, 7, 64, at, LONG)
-
-
-def in_force(made: KeyRing) -> set[bytes]:
-    return {key.tobytes() for key in made.both}
-
-
 def test_tries_are_counted_by_epoch_and_said_once() -> None:
     seen = Forgeries()
     assert not seen.count(MOST, 3)
@@ -279,7 +275,7 @@ def test_another_key_is_asked_for_now_and_then() -> None:
 def test_a_turn_makes_all_epochs_one_later() -> None:
     """Two keys are in force all the time, and those of the ranks a few steps before and behind are among them."""
     for since in (100, 1200):
-        ranks, left = [turning(), turning(), turning()], [0, 3, 6]  # so many steps behind
+        ranks, left = [ring(0, LONG)[0] for _ in range(3)], [0, 3, 6]  # so many steps behind
         for step in range(3 * LONG):
             for made, behind in zip(ranks, left, strict=True):
                 at = step - behind
@@ -296,7 +292,7 @@ def test_a_turn_makes_all_epochs_one_later() -> None:
 
 
 def test_no_turn_comes_near_another_change_of_keys() -> None:
-    made, apart = turning(), LONG // 32
+    made, apart = ring(0, LONG)[0], LONG // 32
     for step in range(1, 2 * LONG):
         made.advance(step, int(step >= 300))
         into = step % LONG
@@ -304,7 +300,7 @@ def test_no_turn_comes_near_another_change_of_keys() -> None:
 
 
 def test_a_turn_that_was_foreseen_and_does_not_come() -> None:
-    made = turning(100)
+    made = ring(100, LONG)[0]
     first = in_force(made)
     made.foresee(1)
     made.foresee(0)
@@ -316,7 +312,7 @@ def test_a_turn_that_was_foreseen_and_does_not_come() -> None:
 
 
 def test_who_comes_back_has_the_keys_of_the_others() -> None:
-    made, late = turning(), KeyRing(MASTER, 7, 64, 300, LONG, turns=1)
+    made, late = ring(0, LONG)[0], KeyRing(MASTER, 7, 64, 300, LONG, turns=1)
     for step in range(1, 301):
         made.advance(step, int(step >= 200))
     assert made.now.tobytes() == late.now.tobytes()
