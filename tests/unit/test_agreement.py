@@ -88,7 +88,7 @@ def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: lis
     sent = ranks[who].poll(now, step, live, known)
     for to, message in sent:
         whom = [r for r in range(len(ranks)) if r != to]
-        ranks[to].receive(decode_map(encode_map(message, len(ranks)), len(ranks)), who, whom, now)  # type: ignore[arg-type]
+        ranks[to].receive(decode_map(encode_map(message, len(ranks)), len(ranks)), who, whom, now)
     return [to for to, _ in sent]
 
 

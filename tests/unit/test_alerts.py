@@ -100,7 +100,7 @@ def test_a_rank_says_itself_that_it_waits_for_the_interpreter_lock() -> None:
         records=SimpleNamespace(verdicts=lambda peers: []),
     )
     events = SimpleNamespace(emit=lambda kind, text, share, step: said.append(share))
-    alerts = Alerts(known, None, events)  # type: ignore[arg-type]
+    alerts = Alerts(known, None, events)
     for turn, share in enumerate([0.02] * 10 + [0.05] * 10 + [0.16] * 10 + [0.0] * 5):
         known.overtime.held_up += int(share * S)
         alerts.check(turn, {}, 0, (turn + 1) * S)

@@ -35,7 +35,7 @@ def job() -> Iterator[SimTeam]:
 def test_forged_packets_are_said_and_counted(job: SimTeam, caplog: pytest.LogCaptureFixture) -> None:
     """Rule: auth-1."""
     one = job[0].job
-    alerts = Alerts(one, None, one.events)  # type: ignore[arg-type]
+    alerts = Alerts(one, None, one.events)
     for now, forged, event, words in (
         (1, 3, "forged", "3 packets came without a right tag"),
         (3, forgeries.MOST, "keys_tried", "somebody may be trying keys"),
@@ -56,7 +56,7 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(job: SimTeam) ->
     job.go(1 * MS)
     taken, replayed, refused = counts()
     bare = packets.packet(packets.header(type=PacketType.HOLD, cookie=job[1].job.cookie, sender=0, owner=1), b"")
-    inbox = Inbox(job[1].job, *[None] * 3)  # type: ignore[arg-type]
+    inbox = Inbox(job[1].job, *[None] * 3)
     for data in (word, word, bare):  # as a datapath does that does not look at tags of control packets
         inbox.receive(data, {})
     assert counts() == [taken, replayed + 2, refused + 1]
@@ -81,11 +81,10 @@ def test_no_secret_is_in_logs_status_files_and_traces(
                 job.allreduce(gradients("U", 2, NUMEL, seed=op))
             for member in job.communicators:
                 ring = member.job.keys
-                assert ring is not None
                 assert ring.at >= 4 * ops
                 secrets += [ring._secret, member.reliable._key, *(key.tobytes()[:32] for key in ring.both)]
         job[0].job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] += forgeries.MOST + 1
-        Alerts(job[0].job, None, job[0].job.events).look_for_forged(13, 0, 1)  # type: ignore[arg-type]
+        Alerts(job[0].job, None, job[0].job.events).look_for_forged(13, 0, 1)
         assert job[0].stats()["counters"]["requests_forged"] == 0
         await_that(lambda: len(list(status.glob("*.json"))) == 2, "both have written")
         told = observe.read([status])

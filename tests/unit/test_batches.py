@@ -48,7 +48,7 @@ def run(state: Away, epochs: list[range], **options: Any) -> list[list[int]]:
     out = []
     for epoch in epochs:
         seen = []
-        for place, batch in enumerate(batches(epoch, state, **options)):  # type: ignore[arg-type]
+        for place, batch in enumerate(batches(epoch, state, **options)):
             seen.append(batch)
             state.step += (place + 1) % options.get("per_step", 1) == 0
         out.append(seen)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,7 +62,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     (tmp_path / "bench_worker.py").write_text(WORKER)
     package = Path(module.__file__).parents[2]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(package)]))
-    return cast(Cluster, Here())
+    return Here()
 
 
 def experiment(lab: Cluster, text: io.StringIO, **job: object) -> Experiment:

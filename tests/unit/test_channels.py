@@ -39,7 +39,7 @@ def job(bound: UdpSocket) -> Any:
         events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
     )  # fmt: skip
     made.beyond = partial(Speaker.beyond, made)
-    channels = made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))  # type: ignore[arg-type]
+    channels = made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))
     for name in ("fanout", "multicast"):
         sender.share(Shared(name, (bound,), (ADDRESS, 9)))
     channels.follow()
@@ -60,7 +60,7 @@ def test_without_a_program_that_clones_every_peer_gets_its_own(
     monkeypatch.setattr(Fanout, "open", refuse)
     job.sender.shared.clear()
     job.config = SimpleNamespace(result="fanout", source_ports=1)
-    channels = Channels(job, job.queue, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))  # type: ignore[arg-type]
+    channels = Channels(job, job.queue, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))
     channels.open(ADDRESS, {1: (ADDRESS, 9), 2: (ADDRESS, 9), 3: (ADDRESS, last)}, alone=alone)
     assert channels.choice.result == "peers"
     assert why in channels.choice.reason
@@ -169,7 +169,7 @@ def test_channels_that_cannot_help_are_not_opened(
     job.sender.shared.clear()
     job.config = SimpleNamespace(result=wanted)
     vars(job).update(changed)
-    channels = Channels(job, job.queue, SimpleNamespace(name="xdp"))  # type: ignore[arg-type]
+    channels = Channels(job, job.queue, SimpleNamespace(name="xdp"))
     channels.open(ADDRESS, {}, alone=alone)
     assert channels.choice.result == "peers"
     assert ("asked for" if wanted == "peers" else why) in channels.choice.reason
@@ -189,7 +189,6 @@ def test_a_group_that_cannot_be_joined_leaves_fan_out(job: Any) -> None:
 def test_failed_clones_are_taken_off_once(job: Any) -> None:
     job.channels.follow()
     number = job.channels.number()
-    assert number is not None
     assert number >= MAX_RANKS
     job.sender.took(number, 10, 1280, 1)
     job.channels.fanout = SimpleNamespace(counts=lambda: {2: SimpleNamespace(packets_failed=4)})

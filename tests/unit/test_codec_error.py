@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import support
 from device_cases import gaussian
 from tailbound.codec.feedback import read_back, write_residual
 from tailbound.codec.scale import scales_of
@@ -27,40 +28,20 @@ N8 = 8 * 64 * 1408
 Gradients = list[NDArray[np.float32]]
 
 
-def independent(ranks: int, op: int, entries: int = N8) -> Gradients:
-    rng = np.random.default_rng((1, op))
-    return [rng.standard_normal(entries, np.float32) for _ in range(ranks)]
-
-
-def correlated(ranks: int, op: int, entries: int = N8) -> Gradients:
-    rng = np.random.default_rng((2, op))
-    common = rng.standard_normal(entries, np.float32)
-    return [np.sqrt(np.float32(0.5)) * (common + rng.standard_normal(entries, np.float32)) for _ in range(ranks)]
-
-
-def identical(ranks: int, op: int, entries: int = N8) -> Gradients:
-    return [np.random.default_rng((3, op)).standard_normal(entries, np.float32)] * ranks
-
-
-def student(ranks: int, op: int, entries: int = N8) -> Gradients:
+def drawn(kind: str, ranks: int, op: int, entries: int = N8) -> Gradients:
+    """Independent, correlated or identical ones as ``support`` draws them; t3: of Student's distribution."""
+    if kind != "t3":
+        return support.gradients(kind, ranks, entries, op)
     rng = np.random.default_rng((4, op))
-    heavy = [
-        rng.standard_normal(entries, np.float32) / np.sqrt(rng.standard_gamma(1.5, entries, np.float32))
-        for _ in range(ranks)
-    ]
+    heavy = (rng.standard_normal(entries) / np.sqrt(rng.standard_gamma(1.5, entries)) for _ in range(ranks))
     return [x.astype(np.float32) for x in heavy]
-
-
-KINDS: dict[str, Callable[[int, int, int], Gradients]] = {
-    "U": independent, "C": correlated, "I": identical, "t3": student,
-}  # fmt: skip
 
 
 @lru_cache(maxsize=4)
 def averaged(kind: str, ranks: int, op: int) -> tuple[Gradients, NDArray[np.float64]]:
     """Gradients of an op, of one group where ranks are many, and their mean: what is lost differs between cases."""
-    gradients = KINDS[kind](ranks, op, N8 if ranks <= 8 else N8 // 8)
-    return gradients, np.mean([x.astype(np.float64) for x in gradients], axis=0)
+    found = drawn(kind, ranks, op, N8 if ranks <= 8 else N8 // 8)
+    return found, support.exact_mean(found)
 
 
 Mask = Callable[[LocalJob, int], dict[str, NDArray[np.bool_]]]
@@ -73,7 +54,7 @@ def mean_error(kind: str, ranks: int, ops: int, mask: Mask, bits: Bits = 8) -> f
         job = job or LocalJob(ranks, exact.size, bits=bits)
         job.exponents = None  # every op on its own: scales under loss have tests below
         step = job.step(op, gradients, receivers=[0, 1], **mask(job, op))
-        errors += [nmse(step.outputs[rank], [exact]) for rank in (0, 1)]  # type: ignore[list-item]
+        errors += [nmse(step.outputs[rank], [exact]) for rank in (0, 1)]
     return float(np.mean(errors))
 
 
@@ -159,8 +140,8 @@ def test_ten_times_up_is_taken_by_the_shift(ranks: int, groups: int) -> None:
     """Rules: codec-6, codec-17."""
     entries = groups * 64 * 1408
     job = LocalJob(ranks, entries)
-    job.step(0, independent(ranks, 0, entries), receivers=[])
-    gradients = [10 * x for x in independent(ranks, 1, entries)]
+    job.step(0, drawn("U", ranks, 0, entries), receivers=[])
+    gradients = [10 * x for x in drawn("U", ranks, 1, entries)]
     steps = [job.step(op, gradients, receivers=[0]) for op in range(1, 18)]
     assert all(nmse(step.outputs[0], gradients) <= 6e-4 for step in steps)
     assert steps[0].shifted == ranks * groups
@@ -170,8 +151,8 @@ def test_ten_times_up_is_taken_by_the_shift(ranks: int, groups: int) -> None:
 
 def test_ten_times_down_is_coarse_once() -> None:
     job = LocalJob(4, N8)
-    job.step(0, independent(4, 0), receivers=[])
-    gradients = [x / 10 for x in independent(4, 1)]
+    job.step(0, drawn("U", 4, 0), receivers=[])
+    gradients = [x / 10 for x in drawn("U", 4, 1)]
     step = job.step(1, gradients, receivers=[0])
     assert lossless("U", 4) * 3 < nmse(step.outputs[0], gradients) <= 0.15
     step = job.step(2, gradients, receivers=[0])
@@ -216,11 +197,11 @@ def test_a_group_that_was_zero_comes_back() -> None:
     Rule: codec-5.
     """
     job, size = LocalJob(4, N8), 64 * 1408
-    quiet = independent(4, 0)
+    quiet = drawn("U", 4, 0)
     for x in quiet:
         x[:size] = 0
     job.step(0, quiet)
-    loud = independent(4, 1)
+    loud = drawn("U", 4, 1)
     first = job.step(1, loud, receivers=[0])
     assert first.clipped > 0.9 * 4 * size
     assert np.isfinite(first.outputs[0]).all()
@@ -251,7 +232,7 @@ def test_all_ranks_get_the_same_bits_every_time(rotate: bool, bits: Bits) -> Non
 
     def run() -> Step:
         job = LocalJob(4, 200001, rotate=rotate, bits=bits)
-        gradients = [x[:200001] for x in independent(4, 7)]
+        gradients = [x[:200001] for x in drawn("U", 4, 7)]
         job.step(0, gradients)
         return job.step(1, gradients)
 
@@ -263,7 +244,7 @@ def test_all_ranks_get_the_same_bits_every_time(rotate: bool, bits: Bits) -> Non
 
 def test_signs_are_fresh_every_op() -> None:
     """The same loss in two ops hits other directions (codec-3)."""
-    job, gradients = LocalJob(2, N8), independent(2, 3)
+    job, gradients = LocalJob(2, N8), drawn("U", 2, 3)
     lost = np.zeros((2, job.shape.rows), bool)
     lost[:, ::16] = True
     errors = [job.step(op, gradients, lost_results=lost).outputs[1] - np.mean(gradients, axis=0) for op in range(2)]
@@ -275,7 +256,7 @@ def test_signs_are_fresh_every_op() -> None:
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_rank_with_nan_abstains_and_the_others_go_on(bad: float) -> None:
     """Rules: clock-25, codec-4."""
-    job, gradients = LocalJob(4, N8), independent(4, 0)
+    job, gradients = LocalJob(4, N8), drawn("U", 4, 0)
     gradients[2][777] = bad
     step = job.step(0, gradients)
     assert step.finite == [True, True, False, True]
@@ -288,17 +269,15 @@ def test_scales_agree_under_heavy_loss_of_results() -> None:
     """Scales come from result headers: up to 30 % loss nobody disagrees and nothing is refused (codec-5)."""
     job = LocalJob(4, N8)
     for op in range(8):
-        gradients = [np.float32(1.3**op) * x for x in independent(4, op)]
-        step = job.step(op, gradients, receivers=[], **lose("lost_results", 0.3)(job, op))  # type: ignore[arg-type]
+        gradients = [np.float32(1.3**op) * x for x in drawn("U", 4, op)]
+        step = job.step(op, gradients, receivers=[], **lose("lost_results", 0.3)(job, op))
         assert step.refused == 0
-    assert job.exponents is not None
     assert (job.exponents == job.exponents[0]).all()
 
 
 def test_a_contribution_with_another_scale_is_refused_and_counted() -> None:
-    job, gradients = LocalJob(4, N8), independent(4, 0)
+    job, gradients = LocalJob(4, N8), drawn("U", 4, 0)
     job.step(0, gradients, receivers=[])
-    assert job.exponents is not None
     job.exponents[1, 2] += 1
     step = job.step(1, gradients, receivers=[0])
     # its rows elsewhere are refused by three owners; its own rows refuse those of the three others
@@ -309,7 +288,7 @@ def test_a_contribution_with_another_scale_is_refused_and_counted() -> None:
 
 def test_loss_correction_beats_none() -> None:
     """Rows lost for good: R / received keeps the projection on the mean at 1 (codec-11)."""
-    job, gradients = LocalJob(2, N8), correlated(2, 0)
+    job, gradients = LocalJob(2, N8), drawn("C", 2, 0)
     step = job.step(0, gradients, lost_results=lose("lost_results", 0.3)(job, 0)["lost_results"], receivers=[0])
     exact = np.mean(gradients, axis=0)
     assert float(step.outputs[0] @ exact / (exact @ exact)) == pytest.approx(1.0, abs=0.02)
@@ -322,12 +301,12 @@ def test_a_tensor_keeps_its_precision_beside_one_a_thousand_times_larger() -> No
     ends = np.cumsum(tensors)
     job, flat = (LocalJob(4, sum(tensors), tensors=known) for known in (tensors, ()))
     for op in range(5):
-        gradients = [x * sizes for x in KINDS["U"](4, op, sum(tensors))]
-        exact = np.mean([x.astype(np.float64) for x in gradients], axis=0)
+        gradients = [x * sizes for x in drawn("U", 4, op, sum(tensors))]
+        exact = support.exact_mean(gradients)
         values, noise = (each.step(op, gradients, receivers=[0]).outputs[0] for each in (job, flat))
         for part in map(slice, ends - tensors, ends):
-            assert nmse(values[part], [exact[part]]) < 2e-3  # type: ignore[list-item]
-        assert nmse(noise[65536:65600], [exact[65536:65600]]) > 1  # type: ignore[list-item]
+            assert nmse(values[part], [exact[part]]) < 2e-3
+        assert nmse(noise[65536:65600], [exact[65536:65600]]) > 1
 
 
 @pytest.mark.parametrize("sigma", [0.71, 0.75, 0.8, 0.84])
@@ -336,7 +315,6 @@ def test_codes_of_4_bits_end_where_rounding_and_clipping_cost_little(sigma: floa
     numel = 4 * 64 * 1408
     job, x = LocalJob(1, numel, bits=(4, 8)), gaussian(numel, 3, sigma)
     error = nmse(job.step(0, [x]).outputs[0], [x])
-    assert job.exponents is not None
     c = float(scales_of(job.exponents[0])[0]) / sigma
     assert 2.39 < c < 2.87
     tail, density = math.erfc(c / math.sqrt(2)) / 2, math.exp(-c * c / 2) / math.sqrt(2 * math.pi)
@@ -353,7 +331,6 @@ def test_clipping_makes_the_mean_shorter_and_hardly_turns_it() -> None:
     lost[1] = job.placement.owner != 1
     for op in range(ops):
         total += job.step(op, gradients, lost_contributions=lost, receivers=[0]).outputs[0] / ops
-    assert job.exponents is not None
     c = float(scales_of(job.exponents[0])[0])
     # what the rank that is missing has in its own rows is rotated into every entry
     absent = np.mean([gradients[i] for i in (0, 2, 3)], axis=0)
@@ -380,7 +357,6 @@ def test_error_feedback_makes_the_sum_of_means_right(bits: Bits) -> None:
             data = [x + r if feedback else x for x, r in zip(truth, residuals, strict=True)]
             if job.exponents is None:
                 job.cold(data, op)
-            assert job.exponents is not None
             exponents = job.exponents.copy()
             total += job.step(op, data, receivers=[0]).outputs[0]
             for rank in range(ranks):

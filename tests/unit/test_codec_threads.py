@@ -62,7 +62,6 @@ def test_a_thread_that_does_not_get_to_run_is_not_waited_for() -> None:
         seen[part[0] : part[1]] += 1
 
     with contextlib.closing(Threads(2, 64)) as threads:
-        assert threads._threads is not None
         busy = threads._threads.submit(free.wait, PATIENCE)
         threads.each(100, work)
         assert not busy.done()

@@ -233,7 +233,7 @@ def test_accounts_that_fail_cost_no_future() -> None:
 
     with team(2, patient()) as job:
         accounts = job[0].job.accounts
-        accounts.delivered = accounts.in_pieces = broken  # type: ignore[method-assign]
+        accounts.delivered = accounts.in_pieces = broken
         for _, outcome in job.allreduce(gradients("U", 2, NUMEL, seed=1)):
             assert outcome.error is None
         assert job[0].job.events.counts["learning_failed"] == 2

@@ -125,7 +125,7 @@ def test_a_rank_that_raises_says_no_goodbye(
             communicator._close_all()
         assert isinstance(waits.result(PATIENCE).error, TransportError)
         for rank in (0, 1):
-            await_that(lambda r=rank: events(job[r], "rank_died"), "its death is known")  # type: ignore[misc]
+            await_that(lambda r=rank: events(job[r], "rank_died"), "its death is known")
             (found,) = events(job[rank], "rank_died")
             assert (found["died"], found["step"]) == (2, 54)
             assert 2 not in job[rank].job.membership.gone
@@ -185,8 +185,6 @@ time.sleep(600)
 
 def test_a_restart_finds_its_ports_free_while_a_forked_child_lives() -> None:
     parent = subprocess.Popen([sys.executable, "-c", HOLDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert parent.stdin is not None
-    assert parent.stdout is not None
     try:
         udp, tcp, child, still = map(int, parent.stdout.readline().split())
         assert udp == still

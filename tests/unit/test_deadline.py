@@ -23,7 +23,7 @@ def learned(**settings: int) -> Deadlines:
 
 def feed(deadlines: Deadlines, count: int, size: int = BIG, **values: int | bool) -> None:
     for _ in range(count):
-        deadlines.learn(Sample(size, **({"first": 2 * MS, "transfer": 8 * MS, "results": 6 * MS} | values)))  # type: ignore[arg-type]
+        deadlines.learn(Sample(size, **({"first": 2 * MS, "transfer": 8 * MS, "results": 6 * MS} | values)))
 
 
 def observe(deadlines: Deadlines, steps: range, size: int = BIG, places: int = 1, **values: Any) -> None:

@@ -53,13 +53,12 @@ def paths() -> Iterator[list[Reliable]]:
 def watched(paths: list[Reliable]) -> list[Engine]:
     engines = [Engine() for _ in paths]
     for path, engine in zip(paths, engines, strict=True):
-        deaths.watch(path, engine)  # type: ignore[arg-type]
+        deaths.watch(path, engine)
     return engines
 
 
 def lines_of(path: Reliable) -> dict[int, socket.socket]:
     """Connections of one rank, by the rank at the other end."""
-    assert path._lifelines is not None
     return path._lifelines._newest
 
 
@@ -69,7 +68,7 @@ def reset(line: socket.socket) -> None:
 
 
 def test_who_watches_later_is_waited_for(paths: list[Reliable]) -> None:
-    deaths.watch(paths[0], Engine())  # type: ignore[arg-type]
+    deaths.watch(paths[0], Engine())
     asked = threading.Event()
     refuse = paths[1]._handlers.get
 
@@ -81,7 +80,7 @@ def test_who_watches_later_is_waited_for(paths: list[Reliable]) -> None:
     first = threading.Thread(target=deaths.connect, args=(paths[0], 0, [1], PATIENCE))
     first.start()
     assert asked.wait(PATIENCE)  # and was refused
-    deaths.watch(paths[1], Engine())  # type: ignore[arg-type]
+    deaths.watch(paths[1], Engine())
     first.join(PATIENCE)
     assert list(lines_of(paths[1])) == [0]
 
@@ -104,7 +103,7 @@ def test_a_reset_is_no_death_and_the_next_one_is_seen(paths: list[Reliable], sid
     before = [lines_of(paths[rank])[1 - rank] for rank in (0, 1)]
     reset(before[side])
     for rank in (0, 1):
-        await_that(lambda r=rank: lines_of(paths[r])[1 - r] is not before[r], "another connection")  # type: ignore[misc]
+        await_that(lambda r=rank: lines_of(paths[r])[1 - r] is not before[r], "another connection")
         line = lines_of(paths[rank])[1 - rank]
         assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     assert engines[0].told.empty()

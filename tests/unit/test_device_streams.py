@@ -163,7 +163,7 @@ def test_where_triton_fails_the_error_says_what_to_do() -> None:
         def largest(self, *_: Any) -> Any:
             raise RuntimeError("there is no compiler")
 
-    space = Workspace(slow_stream(), Broken())  # type: ignore[arg-type]
+    space = Workspace(slow_stream(), Broken())
     with pytest.raises(ConfigError, match="there is no compiler"):
         DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), Coding(0))
 

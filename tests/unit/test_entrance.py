@@ -42,7 +42,6 @@ class Reliable:
 
     def pull(self, rank: int, name: str, request: bytes, *_: object) -> bytearray:
         self.asked.append(name)
-        assert self.other is not None
         return bytearray(b"".join(self.other.handlers[name](request)))
 
 
@@ -60,7 +59,7 @@ def make(rank: int, part: Part) -> tuple[Entrance, Reliable, Any]:
         reliable=reliable, config=SimpleNamespace(rank=rank), part=part, job=SimpleNamespace(peers=[1 - rank]),
         step=5, hold=lambda _: None, entrance=lambda: b"", enter=lambda _: {0},
     )  # fmt: skip
-    made: Any = Entrance(communicator, resync, layout)  # type: ignore[arg-type]
+    made: Any = Entrance(communicator, resync, layout)
     return made, reliable, resync
 
 
@@ -98,7 +97,7 @@ def test_who_can_never_be_let_in_hears_so_at_once() -> None:
 
 def test_another_failure_is_not_for_good_and_forgets_the_guest() -> None:
     donor, path, _ = make(0, Part.INSIDE)
-    donor._communicator.entrance = lambda: 1 // 0  # type: ignore[assignment, method-assign, return-value]
+    donor._communicator.entrance = lambda: 1 // 0
     thread = _admitted(donor)
     with pytest.raises(Refusal, match="ZeroDivisionError"):
         path.handlers["enter"](_ASK.pack(1, 2000))
@@ -109,7 +108,7 @@ def test_another_failure_is_not_for_good_and_forgets_the_guest() -> None:
 def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(entrance, "_TURN", 0.2)
     guest, asking, _ = make(2, Part.OUTSIDE)
-    guest._communicator.job.peers = [0, 1]  # type: ignore[misc]
+    guest._communicator.job.peers = [0, 1]
     asked: list[int] = []
 
     def pull(rank: int, name: str, *_: object) -> bytearray:

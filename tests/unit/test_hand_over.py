@@ -161,9 +161,9 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
 def test_the_live_set_is_dated_when_the_kernel_has_it() -> None:
     """Rows of an op that opens while it is written are counted by either set."""
     seen = list[tuple[int, int]]()
-    speaker = Speaker(Config(0, 3, width=64), store_of(allocate(64, 64, 64)), None, 7)  # type: ignore[arg-type]
+    speaker = Speaker(Config(0, 3, width=64), store_of(allocate(64, 64, 64)), None, 7)
     control, peers = speaker.store.control, speaker.store.peers
-    speaker.now = lambda: seen.append((int(control["live_peers"][0]), int(peers[1]["live"]))) or len(seen)  # type: ignore[func-returns-value]
+    speaker.now = lambda: seen.append((int(control["live_peers"][0]), int(peers[1]["live"]))) or len(seen)
     speaker.publish_live()
     speaker.membership.contribution.accuse(1, 0)
     speaker.publish_live()

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from support import MemoryStore, exact_mean, gradients, nmse, patient, team
 from tailbound.collective import hello
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.hello import Hello, Report, complaints
-from tailbound.collective.job import Job
 from tailbound.collective.trials import ANSWERS, BURST, SMALL, WIDE, Said, Trials
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Policy
@@ -246,8 +244,8 @@ def test_what_comes_is_taken_between_the_tries_of_many_ranks() -> None:
             trials=SimpleNamespace(ask=answer, receive=receive, refused=dict.fromkeys(range(ranks), 0))
         ),
     )  # fmt: skip
-    talk = hello._Talk(cast(Job, job))
-    talk._poll = SimpleNamespace(poll=lambda _: pytest.fail("all are heard, and it waits"))  # type: ignore[assignment]
+    talk = hello._Talk(job)
+    talk._poll = SimpleNamespace(poll=lambda _: pytest.fail("all are heard, and it waits"))
     talk.poll(3_600_000 * MS)
     assert sorted(set(heard)) == job.peers
     assert talk.hello.complete

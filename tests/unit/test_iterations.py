@@ -127,7 +127,7 @@ def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(rank:
 
     class Polyak(torch.optim.SGD):
         @torch.no_grad()
-        def step(self, loss: torch.Tensor, factor: float) -> None:  # type: ignore[override]
+        def step(self, loss: torch.Tensor, factor: float) -> None:
             assert factor == 0.5
             assert loss.ndim == 0
             super().step()

@@ -7,7 +7,7 @@ import socket
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,14 +131,14 @@ RECORD = 8 + _RECORD.size
 def ring(monkeypatch: pytest.MonkeyPatch) -> tuple[EventRing, list[tuple[int, bytes]]]:
     """A ring of a page, and what becomes visible with each barrier, in order: (place, bytes)."""
     made = EventRing.__new__(EventRing)
-    made._their = bytearray(mmap.PAGESIZE * 3)  # type: ignore[assignment]
+    made._their = bytearray(mmap.PAGESIZE * 3)
     made._mask = mmap.PAGESIZE - 1
     made._consumed, made._produced = np.zeros(1, np.uint64), np.zeros(1, np.uint64)
     shown: list[tuple[int, bytes]] = []
 
     def acquire() -> None:
         place, data = shown.pop(0)
-        made._their[mmap.PAGESIZE + place : mmap.PAGESIZE + place + len(data)] = data  # type: ignore[index]
+        made._their[mmap.PAGESIZE + place : mmap.PAGESIZE + place + len(data)] = data
 
     monkeypatch.setattr(events, "_acquire", acquire)
     return made, shown
@@ -161,7 +161,7 @@ def test_a_record_that_is_being_written_waits(ring: tuple[EventRing, list[tuple[
     made, shown = ring
     head = _HEAD.pack(_RECORD.size) + bytes(4) + _RECORD.pack(1, 5, 9)
     shown += [(0, head), (RECORD, _HEAD.pack(_RECORD.size | 1 << 31))]
-    made._their[mmap.PAGESIZE + RECORD : mmap.PAGESIZE + RECORD + 4] = _HEAD.pack(_RECORD.size | 1 << 31)  # type: ignore[index]
+    made._their[mmap.PAGESIZE + RECORD : mmap.PAGESIZE + RECORD + 4] = _HEAD.pack(_RECORD.size | 1 << 31)
     made._produced[0] = 2 * RECORD
     assert made.drain() == [(1, 5, 9)]
     assert made._consumed[0] == RECORD
@@ -179,7 +179,7 @@ def test_a_flood_of_control_packets_is_taken_in_helpings() -> None:
         sender.connect(taker.getsockname())
         peers = np.zeros(2, DTYPES["tb_peer"])
         peers["address"] = words_of("127.0.0.1").address
-        path = cast(Any, SimpleNamespace(socket=taker, store=SimpleNamespace(width=64, peers=peers), _strangers=0))
+        path = SimpleNamespace(socket=taker, store=SimpleNamespace(width=64, peers=peers), _strangers=0)
         sent = [bytes(HEADER_BYTES) + number.to_bytes(4, "big") for number in range(400)]
         for data in sent:
             sender.send(data)

@@ -102,7 +102,6 @@ def test_what_cannot_be_a_key_is_refused_and_not_shown(key_file: Path, data: byt
 def test_a_key_that_rank_0_draws() -> None:
     store = MemoryStore()
     drawn = keys.agree(store, "job", 0, 1.0, "drawn")
-    assert drawn is not None
     assert len(drawn) == 32
     assert keys.agree(store, "job", 1, 1.0, "drawn") == drawn == keys.agree(store, "job", 0, 1.0, "drawn")
     assert keys.agree(store, "another", 0, 1.0, "drawn") != drawn
