@@ -37,7 +37,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "transport.backoff": ("unit/test_backoff.py", "unit/test_repair.py", "unit/test_flush.py"),
     "transport.flush": ("unit/test_flush.py", "unit/test_backoff.py"),
     "transport.incast": ("unit/test_incast.py",),
-    "transport.membership": ("unit/test_membership.py", "unit/test_suspicion.py", "unit/test_comeback.py"),
+    "transport.membership": ("unit/test_membership.py", "unit/test_comeback.py"),
     "transport.overtime": ("unit/test_overtime.py", "unit/test_clock.py", "unit/test_stage.py"),
     "transport.sequence": ("unit/test_sequence.py",),
     "transport.shares": ("unit/test_shares.py",),

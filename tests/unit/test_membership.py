@@ -1,11 +1,15 @@
-"""Who takes part: suspects, dead ranks, goodbyes and holds (clock-1, clock-14 to clock-16)."""
+"""Who takes part: suspects, dead ranks, goodbyes, holds and votes (clock-1, clock-14 to clock-16)."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tailbound.transport.config import MS
-from tailbound.transport.membership import HOLD_SILENCE, Membership
+from tailbound.transport.membership import HOLD_SILENCE, Membership, Suspicion
 
 HOLD_MAX = 1000 * MS
 
@@ -82,32 +86,48 @@ def test_who_is_suspect_in_one_half_and_silent_for_two_steps_is_dead(
     assert who.dead(7) == set()
 
 
-def test_who_was_never_heard_of_was_there_in_step_0_last() -> None:
-    """Rule: clock-15."""
-    who = membership()
-    miss(who, 3, 3)
-    assert who.dead(1) == set()
-    assert who.dead(2) == {3}
+@pytest.mark.parametrize("heard", [None, 0, (1 << 22) - 1], ids=["never heard of", "in step 0", "in the last step"])
+def test_who_is_silent_is_dead_two_steps_later(heard: int | None) -> None:
+    """Who was never heard of was there in step 0 last, and steps wrap. Rule: clock-15."""
+    who, last = membership(), heard or 0
+    if heard is not None:
+        who.heard(3, heard)
+    miss(who, 3, 3, step=last)
+    assert who.dead((last + 1) & 0x3FFFFF) == set()
+    assert who.dead((last + 2) & 0x3FFFFF) == {3}
 
 
 def test_who_says_goodbye_is_not_waited_for() -> None:
     who = membership()
     assert who.peers == who.live == who.owners == [2, 3, 0]
-    who.hold(2, 10)
     who.bye(2, 0)
     assert who.live == who.owners == [3, 0]
-    assert who.holding(11) == 0
 
 
-def test_a_hold_ends_by_silence_or_a_word() -> None:
+#: Words on holds as (method, arguments), and in between (time, when the hold of that time ends; 0: none holds).
+HOLDS: dict[str, list[tuple[Any, ...]]] = {
+    "it ends by a silence": [(0, 0), ("hold", 2, 100), (100, 100 + HOLD_SILENCE), (100 + HOLD_SILENCE, 0)],
+    "it ends by a word": [("hold", 2, 500), ("unhold", 2), (501, 0)],
+    "it ends with a goodbye": [("hold", 2, 10), ("bye", 2, 0), (11, 0)],
+    "the last one counts": [("hold", 2, 100), ("hold", 3, 300), ("hold", 0, 200), (400, 300 + HOLD_SILENCE)],
+    "it ends with a death, and what was recorded begins none": [
+        ("hold", 2, 100), ("died", 2, 0), (101, 0), ("hold", 2, 200), (201, 0), ("back", 2, 5), (202, 0),
+        ("hold", 2, 300), (301, 300 + HOLD_SILENCE),
+    ],
+    "it is the same one where a word comes as it ends": [
+        *(("hold", 2, now) for now in range(0, HOLD_MAX + 1, HOLD_SILENCE)), (HOLD_MAX, 0),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", HOLDS.values(), ids=HOLDS)
+def test_when_a_hold_ends(said: list[tuple[Any, ...]]) -> None:
     who = membership()
-    assert who.holding(0) == 0
-    who.hold(2, 100)
-    assert who.holding(100) == 100 + HOLD_SILENCE
-    assert who.holding(100 + HOLD_SILENCE) == 0
-    who.hold(2, 500)
-    who.unhold(2)
-    assert who.holding(501) == 0
+    for what, *rest in said:
+        if isinstance(what, str):
+            getattr(who, what)(*rest)
+        else:
+            assert [who.holding(what)] == rest
 
 
 def test_a_hold_is_respected_for_hold_max_at_most() -> None:
@@ -133,43 +153,6 @@ def test_a_word_that_is_repeated_prolongs_a_hold_and_begins_none() -> None:
         assert bool(who.holding(now)) == (now < 1 + HOLD_MAX)
     who.hold(2, now + 2 * HOLD_SILENCE)
     assert who.holding(now + 2 * HOLD_SILENCE)
-
-
-def test_nobody_waits_for_the_hold_of_a_rank_that_has_died() -> None:
-    who = membership()
-    who.hold(2, 100)
-    assert who.died(2, 0)
-    assert who.holding(101) == 0
-    who.hold(2, 200)  # recorded, and sent again
-    assert who.holding(201) == 0
-    who.back(2, 5)
-    assert who.holding(202) == 0
-    who.hold(2, 300)
-    assert who.holding(301)
-
-
-def test_a_hold_is_the_same_one_where_a_word_comes_as_it_ends() -> None:
-    who = membership()
-    for now in range(0, HOLD_MAX + 1, HOLD_SILENCE):
-        who.hold(2, now)
-    assert who.holding(HOLD_MAX) == 0
-
-
-def test_the_last_hold_counts() -> None:
-    who = membership()
-    who.hold(2, 100)
-    who.hold(3, 300)
-    who.hold(0, 200)
-    assert who.holding(400) == 300 + HOLD_SILENCE
-
-
-@pytest.mark.parametrize("first", [0, (1 << 22) - 1])
-def test_steps_wrap(first: int) -> None:
-    who = membership()
-    who.heard(3, first)
-    miss(who, 3, 3, step=first)
-    assert who.dead((first + 1) & 0x3FFFFF) == set()
-    assert who.dead((first + 2) & 0x3FFFFF) == {3}
 
 
 def test_every_change_of_who_takes_part_is_counted() -> None:
@@ -232,3 +215,40 @@ def test_a_process_that_has_ended_votes_again_when_it_is_back() -> None:
         assert who.voters == {0, 1, 2}
         back(who)
         assert who.voters == {0, 1, 2, 3}
+
+
+# -- suspicion: misses running, cleared by any presence, never so many that the others are no quorum -----------------
+
+
+def test_any_row_clears() -> None:
+    suspicion = Suspicion(4, 0, 1, set(range(4)))
+    suspicion.absent({1})
+    suspicion.clear(2)
+    assert suspicion.suspects == {1}
+    suspicion.clear(1)
+    assert suspicion.suspects == frozenset()
+    suspicion.absent({1})
+    suspicion.absent(set())
+    assert suspicion.suspects == frozenset()
+
+
+def test_when_the_others_would_be_no_quorum_nobody_is_suspect_until_one_is_cleared() -> None:
+    suspicion = Suspicion(4, 0, 1, set(range(4)))
+    suspicion.absent({1, 2})
+    assert suspicion.suspects == frozenset()
+    suspicion.clear(1)
+    assert suspicion.suspects == {2}
+
+
+@given(st.integers(2, 9), st.integers(1, 4), st.lists(st.sets(st.integers(0, 8)), max_size=30))
+def test_suspects_are_those_absent_from_the_last_stages(ranks: int, after: int, stages: list[set[int]]) -> None:
+    suspicion = Suspicion(ranks, 0, after, set(range(ranks)))
+    running: dict[int, int] = {}  # misses
+    for op, absent in enumerate(stages):
+        running = {rank: running.get(rank, 0) + 1 for rank in absent if 0 < rank < ranks}
+        assert suspicion.absent(absent, op) == {rank for rank, misses in running.items() if misses == after}
+    expected = {rank for rank, misses in running.items() if misses >= after}
+    assert suspicion.suspects == (expected if 2 * len(expected) < ranks else set())
+    for rank in expected:
+        there = [op for op, absent in enumerate(stages) if rank not in absent]
+        assert suspicion.first_missed(rank) == max(there, default=-1) + 1
