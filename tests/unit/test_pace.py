@@ -1,15 +1,22 @@
-"""The rate control: rules one by one, and a link that many share and that changes, in a simulation (clock-24)."""
+"""The rate control: rules one by one (clock-24), and what a rank takes its pace to be: its link, or less."""
 
 from __future__ import annotations
 
 import errno
 import random
+import time
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
-from queue_world import MS, STRIDE, Line
+from queue_world import ADDRESS, MS, STRIDE, Line
+from tailbound.collective.flow_control import FlowControl
 from tailbound.transport.pace import PaceConfig, Pacer, Path
+from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
+from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import PacketType
 
 C = PacketType.CONTRIBUTION
@@ -286,3 +293,101 @@ def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link(bound
     for now in (SECOND, SECOND + MS):
         line.submit(9, C, (1, 1), now=now)
         assert pacer.waits(now) == bound.room() * 20
+
+
+# -- the pace in force -------------------------------------------------------------------------------------------------
+
+
+def traffic(bound: UdpSocket, link: float, **more: Any) -> FlowControl:
+    """Of rank 0 of three, whose peers are both there."""
+    states = np.zeros(4, DTYPES["tb_peer_state"])
+    datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
+    job: Any = SimpleNamespace(
+        sender=Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), cookie=1, rank=0, now=time.monotonic_ns,
+        keys=None, switch=None, membership=SimpleNamespace(live=[1, 2]),
+    )  # fmt: skip
+    return FlowControl(job, datapath, link, **more)
+
+
+@pytest.mark.parametrize(
+    ("link", "drained", "pace"),
+    [(1.25e9, 0, 1.25e9), (0.0, 0, 1.25e8), (1.25e9, 1e8, 1e8), (1e8, 1e9, 1e8), (0.0, 3e9, 3e9)],
+)
+def test_the_pace_is_the_links_speed_or_what_was_measured_if_that_is_less(
+    bound: UdpSocket, link: float, drained: float, pace: float
+) -> None:
+    found = traffic(bound, link)
+    found.queue.drained = drained
+    assert found.pace == found.snapshot()["pace"] == pace
+
+
+def test_a_driver_that_says_10_mbit_s_is_not_believed(bound: UdpSocket) -> None:
+    """Every burst was one packet then. A user's word is taken."""
+    for link, more, packets in ((1.25e6, {}, 44), (1.25e7, {}, 4), (1.25e6, {"given": True}, 1)):
+        assert traffic(bound, link, **more).queue.pacer.largest(1472) == packets
+
+
+@pytest.mark.parametrize("limited", [1, 2])
+def test_a_grant_is_a_share_among_live_ranks_and_ends_with_one_of_two(bound: UdpSocket, limited: int) -> None:
+    """A rank that was killed while it took one sender at a time held up the others' results for the rest of the job."""
+    flow = traffic(bound, 1.25e8)
+    pacer = flow.queue.pacer
+    flow._states["incast"][[limited, 3 - limited]] = 1, 2
+    flow.poll(1)
+    assert (pacer.rate(limited), pacer.limited, pacer.granted) == (1.25e8 / 2, {limited}, True)
+    flow._job.membership.live.remove(2)
+    flow.poll(10 * MS)
+    assert (pacer.limited, pacer.granted) == (set(), False)
+
+
+def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
+    flow, seen = traffic(bound, 1.25e8), []
+    flow.incast.update = lambda *counts: seen.append(counts)  # type: ignore[method-assign]
+    flow._job.records = SimpleNamespace(all_contributed=lambda ranks, _: ranks)  # type: ignore[assignment]
+    flow._job.advertise = lambda **_: None  # type: ignore[method-assign]
+    flow._job.repairs = SimpleNamespace(warming=lambda _: False)  # type: ignore[attr-defined]
+    placement = SimpleNamespace(shares=[10, 20, 30])
+    op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1, key=())
+    op.first = SimpleNamespace(asked={})
+    flow.count_sealed(op, [0, 10, 10])
+    op.cold = False
+    flow.count_sealed(op, [0, 10, 9])
+    op.first.asked = {1: range(4)}
+    flow.count_sealed(op, [0, 10, 10])  # all are in, four of them by repair
+    flow.count_sealed(op, [0, 0, 10])  # nothing of rank 1 came: no queue loses all of a sender's rows
+    assert seen == [(20, 1), (20, 4), (20, 0)]
+
+
+def full_then_not(line: Line, clock: list[int], rows: int, took: int) -> None:
+    """A run over a socket that is full at once and takes all ``took`` ns later."""
+    line.kernel.script = [errno.EAGAIN]
+    line.submit(7, C, (1, rows))
+    clock[0] += took
+    line.queue.pump(1)
+    assert line.queue.empty
+
+
+def test_what_leaves_while_sockets_are_full_is_measured(bound: UdpSocket) -> None:
+    clock = [5]
+    line = Line([bound], clock=lambda: clock[0])
+    line.submit(7, C, (1, 6400))
+    assert line.queue.drained == 0  # nothing had to wait
+    full_then_not(line, clock, 64, MS)
+    assert line.queue.drained == 0  # too little to say
+    rows = 1_000_000 // STRIDE
+    full_then_not(line, clock, rows, 8 * MS)
+    assert line.queue.drained == pytest.approx(1.25e8, rel=0.01)
+    for _ in range(40):
+        full_then_not(line, clock, rows, 16 * MS)
+    assert line.queue.drained == pytest.approx(6.25e7, rel=0.01)
+
+
+def test_a_link_that_is_never_free_is_measured_too(bound: UdpSocket) -> None:
+    clock = [5]
+    line = Line([bound], clock=lambda: clock[0])
+    line.submit(7, C, (1, 64 * 400))
+    while not line.queue.empty:
+        line.kernel.script = [-4, errno.EAGAIN]
+        clock[0] += MS
+        line.queue.pump(1)
+    assert line.queue.drained == pytest.approx(4 * 64 * STRIDE * 1e3, rel=0.2)
