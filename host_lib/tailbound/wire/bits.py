@@ -43,11 +43,6 @@ def bits_text(bits: Bits) -> str:
     return str(bits) if isinstance(bits, int) else ",".join(map(str, bits))
 
 
-def bits_told(bits: Bits) -> int | str:
-    """``bits`` as figures say them, in JSON, too: a number, or ``4,8``."""
-    return bits if isinstance(bits, int) else bits_text(bits)
-
-
 def number_of(bits: Bits) -> int:
     """One number of five bits that says what ``bits`` are."""
     up, down = both_ways(bits)

@@ -18,7 +18,7 @@ from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.records import Own, Received, Sums, results
-from tailbound.wire.bits import Bits, bits_text, bits_told
+from tailbound.wire.bits import Bits, bits_text
 from tailbound.wire.packets import DTYPES
 from tailbound_lab.bench.gradients import LAYERS, SIZES, draw, exact_mean, worst_tensor
 from tailbound_lab.bench.local_job import LocalJob, nmse
@@ -148,7 +148,7 @@ def errors() -> list[dict[str, Any]]:
         worst, error = worst_tensor(value, exact_mean(gradients))
         rows.append(
             {
-                "name": case.name, "bits": bits_told(case.bits), "ranks": case.ranks, "correlation": case.correlation,
+                "name": case.name, "bits": bits_text(case.bits), "ranks": case.ranks, "correlation": case.correlation,
                 "bytes": nbytes, "ms": seconds * 1e3, "gbps": nbytes / seconds / 1e9,
                 "nmse": nmse(value, gradients), "worst_tensor": worst, "worst_nmse": error,
             }
