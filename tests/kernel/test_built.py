@@ -82,7 +82,7 @@ def test_a_switch(node: None, ipv6: bool) -> None:
 
 
 def test_other_widths_are_refused_by_name(node: None) -> None:
-    with pytest.raises(CapabilityError, match=rf"rows of 1408 codes did not come .*, those of {cases.WIDTH} did"):
+    with pytest.raises(CapabilityError, match=rf"rows of 1408 codes did not come .* for rows of {cases.WIDTH} codes"):
         load.load_worker({}, load.receiver_defines(1, 1408, 64), "object")
     with pytest.raises(CapabilityError, match="neither BCC nor clang"):
         load.load_worker({}, load.receiver_defines(1, 1408, 64))

@@ -80,15 +80,10 @@ def _object(source: str, defines: Mapping[str, int]) -> bytes:
 
 def missing(source: str, defines: Mapping[str, int]) -> CapabilityError:
     """Says that there is no such object, and what helps."""
-    ipv6 = "TB_IPV6" in defines
-    here = ", ".join(map(str, widths(ipv6=ipv6)))
-    if "TB_WIDTH" in defines and here:
-        return CapabilityError(
-            f"{source} for rows of {defines['TB_WIDTH']} codes did not come with this installation, those of {here} "
-            f"did: give a smaller --mtu (rows of {1344 if ipv6 else 1408} codes fit MTU 1500), or let a compiler build "
-            "it (--loader auto)"
-        )
+    here = ", ".join(map(str, widths(ipv6="TB_IPV6" in defines)))
+    rows = f" for rows of {defines['TB_WIDTH']} codes" if "TB_WIDTH" in defines else ""
+    smaller = f"give an --mtu for rows of {here} codes, which did, " if rows and here else ""
     return CapabilityError(
-        f"{source} did not come with this installation as an object: install a wheel of `make wheel`, or let a "
-        "compiler build it (--loader auto)"
+        f"{source}{rows} did not come with this installation as an object: {smaller}install a wheel of `make wheel`, "
+        "or let a compiler build it (--loader auto)"
     )
