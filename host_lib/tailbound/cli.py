@@ -120,7 +120,7 @@ def doctor(interface: str | None, warm: bool) -> None:
         with Preparation() as preparation:
             preparation.wait()
         return
-    from tailbound.doctor import examine, show
+    from tailbound.doctor.report import examine, show
 
     show(examine(interface))
 

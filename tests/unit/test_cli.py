@@ -65,7 +65,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], int]
                 raise error
             os.kill(os.getpid(), signal.SIGINT)
 
-        monkeypatch.setattr("tailbound.doctor.examine", fails)
+        monkeypatch.setattr("tailbound.doctor.report.examine", fails)
         return cli.main(["doctor"])
 
     return run

@@ -21,7 +21,6 @@ from tailbound.kernel.net import ELSEWHERE, ELSEWHERE_IPV6, interface_towards
 from tailbound.wire.schema import IPV4_BYTES, IPV6_BYTES
 
 T = TypeVar("T")
-__all__ = ["NATIVE_DRIVERS", "Interface", "interface", "leads_to_peers"]
 
 #: Drivers that have native XDP in Linux 6.2, by the names that ``ethtool -i`` gives. Later kernels say it themselves
 #: (``xdp_features``), which goes first.

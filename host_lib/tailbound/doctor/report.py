@@ -17,8 +17,6 @@ from tailbound.kernel.command import tailbound
 from tailbound.kernel.linear import PAGE
 from tailbound.transport.config import row_width
 
-__all__ = ["Report", "examine", "show"]
-
 
 @dataclass(frozen=True)
 class Report:

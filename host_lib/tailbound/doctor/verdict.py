@@ -15,8 +15,6 @@ from tailbound.kernel.load import WORKER
 from tailbound.transport.config import row_width
 from tailbound.wire.schema import ETHERNET_BYTES
 
-__all__ = ["Verdict", "choose"]
-
 #: What the udp datapath asks for: bursts of all peers fit.
 _RECEIVE_BYTES = 16 << 20
 #: mmap of frozen maps by file permission of their pins, and BPF links for XDP (Linux 5.19 has both).
