@@ -239,12 +239,11 @@ OTHERS = (
         status.VARIABLE, words("a folder, or off"), "where status files for `tailbound top` go; `off`: nowhere",
         otherwise="`/run/tailbound-status` for root, else the user's runtime folder",
     ),
-    Setting("TAILBOUND_REQUIRE_ALL", words("1"), "in continuous integration: a skipped test is a failure"),
 )  # fmt: skip
 
 ALL = (*_OF_A_JOB.values(), *OTHERS)
-#: Variables that the laboratory sets for its own processes.
-LABORATORY = ("TAILBOUND_LAB_", "TAILBOUND_BENCH_")
+#: Variables of the laboratory and of tests.
+LABORATORY = ("TAILBOUND_LAB_", "TAILBOUND_BENCH_", "TAILBOUND_REQUIRE_ALL")
 _told: set[str] = set()
 
 
