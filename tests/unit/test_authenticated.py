@@ -63,18 +63,15 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(job: SimTeam) ->
 
 
 def test_no_secret_is_in_logs_status_files_and_traces(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, key_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two turns of keys, forged rows. Rule: auth-3."""
     monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4, 0))
     caplog.set_level(logging.DEBUG, "tailbound")
-    status, traces = tmp_path / "status", tmp_path / "traces"
+    status, traces, secrets = tmp_path / "status", tmp_path / "traces", [key_file.read_bytes()]
     traces.mkdir()
     monkeypatch.setenv("TAILBOUND_STATUS", str(status))
     monkeypatch.setenv("TAILBOUND_TRACE", str(traces))
-    key_file, secrets = tmp_path / "key", [bytes(range(7, 39))]
-    key_file.touch(0o600)
-    key_file.write_bytes(secrets[0])
     with team(2, patient(key_file=str(key_file))) as job:
         for ops in range(3):
             for op in range(4):

@@ -55,18 +55,13 @@ def allreduce(
     ids=["arrays", "tensors", "one tensor, with a key"],
 )
 def test_the_bits_are_those_of_the_reference(
-    ranks: set[int], keyed: bool, tensors: tuple[int, ...], tmp_path: Path
+    ranks: set[int], keyed: bool, tensors: tuple[int, ...], key_file: Path
 ) -> None:
     """Cold, warm, and with scales that jump; it cannot be told from the result who coded how."""
     cookie, width, numel = 0xC0FFEE, 256, sum(tensors) or 20 * 256 * 16 + 77
-    expected, more = Reference(3, width, cookie, tensors), {}
+    expected = Reference(3, width, cookie, tensors)
     starts = tuple(np.cumsum((0, *tensors[:-1])).tolist()) if tensors else ()
-    if keyed:
-        file = tmp_path / "key"
-        file.touch(0o600)
-        file.write_bytes(bytes(range(32)))
-        more = {"key_file": str(file)}
-    with team(3, patient(width=width, **more), cookie=cookie) as job:
+    with team(3, patient(width=width, key_file=str(key_file) if keyed else ""), cookie=cookie) as job:
         for op, factor in enumerate([1.0, 1.0, 10.0, 0.01, 1.0]):
             inputs = [(factor * x).astype(np.float32) for x in gradients("U", 3, numel, seed=op)]
             results = allreduce(job, inputs, ranks, starts=starts)

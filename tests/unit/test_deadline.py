@@ -17,8 +17,11 @@ from tailbound.transport.deadline import WARM_UP_OPS, WINDOW, Deadlines, Sample,
 BIG, SMALL = 1_600_000, 3_000
 
 
-def learned(**settings: int) -> Deadlines:
-    return Deadlines(Config(0, 4, **settings))
+def learned(count: int = 0, size: int = BIG, settings: dict[str, int] | None = None, **values: int) -> Deadlines:
+    """Of four ranks, after so many ops."""
+    deadlines = Deadlines(Config(0, 4, **settings or {}))
+    feed(deadlines, count, size, **values)
+    return deadlines
 
 
 def feed(deadlines: Deadlines, count: int, size: int = BIG, **values: int | bool) -> None:
@@ -48,8 +51,7 @@ def test_the_window_keeps_the_last_values_and_gives_their_quantile(values: list[
 
 def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_learned() -> None:
     """Rule: clock-26."""
-    d = learned()
-    feed(d, 4)
+    d = learned(4)
     assert d.stage_one(BIG) == d.stage_two(BIG) == d.advertised == 2000 * MS
     assert d.applied(BIG, [20 * MS, 20 * MS]) == 2000 * MS
     feed(d, 1)
@@ -69,9 +71,7 @@ def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_lea
 def test_a_lower_floor_lets_deadlines_follow_what_short_ops_take() -> None:
     """clock-36: an op of a fraction of a millisecond; R is two floors after D1 at least."""
     times = {"first": MS // 20, "transfer": MS // 10, "results": MS // 10, "whole": MS // 4}
-    usual, low = learned(), learned(floor=MS // 10)
-    for d in (usual, low):
-        feed(d, WARM_UP_OPS, **times)
+    usual, low = learned(WARM_UP_OPS, **times), learned(WARM_UP_OPS, settings={"floor": MS // 10}, **times)
     assert usual.stage_one(BIG) == usual.stage_two(BIG) == FLOOR
     assert low.stage_one(BIG) == pytest.approx(1.25 * 0.15 * MS, rel=1e-3)
     assert low.stage_two(BIG) == pytest.approx(1.25 * 0.1 * MS, rel=1e-3)
@@ -114,8 +114,7 @@ def test_where_deadlines_cut_off_too_much_they_grow_towards_what_most_take_and_s
 
 def test_steps_cut_one_after_the_other_make_deadlines_longer_at_once() -> None:
     """A single cut changes nothing: foreign bursts hit one step and leave the next alone."""
-    d = learned()
-    feed(d, WARM_UP_OPS, transfer=80 * MS, results=60 * MS, whole=160 * MS)
+    d = learned(WARM_UP_OPS, transfer=80 * MS, results=60 * MS, whole=160 * MS)
     before = d.transfer(BIG), d.stage_two(BIG), d.receiver(BIG, []), d.advertised
 
     def steps(first: int, cuts: list[bool]) -> None:
@@ -177,8 +176,7 @@ def test_another_owner_map_makes_flows_longer_and_forgets_nothing() -> None:
 
 def test_sizes_learn_their_transfer_apart_and_share_the_skew() -> None:
     """Two packets that took a millisecond say nothing about the seconds per byte of a thousand."""
-    d = learned()
-    feed(d, 30)
+    d = learned(30)
     feed(d, 30, SMALL, transfer=1 * MS)
     assert d.transfer(BIG) == pytest.approx(10 * MS, rel=1e-3)
     assert d.transfer(SMALL) == pytest.approx(1.25 * MS, rel=1e-3)
@@ -190,21 +188,18 @@ def test_sizes_learn_their_transfer_apart_and_share_the_skew() -> None:
 
 def test_skew_is_capped_by_what_the_last_rank_is_worth() -> None:
     """Rule: clock-4."""
-    d = learned()
-    feed(d, 30, first=300 * MS)
+    d = learned(30, first=300 * MS)
     assert d.skew == 375 * MS  # no step has been seen
     for step in range(10):
         d.step(step, 150 * MS * step + 1, 150 * MS * step + 2, last=True)
     assert d.skew_max == d.skew == 50 * MS
     assert d.stage_one(BIG) == pytest.approx(60 * MS, rel=1e-3)
-    d = learned()  # of a transfer nothing is taken off but by ``stage_max``
-    feed(d, 30, transfer=1700 * MS)
+    d = learned(30, transfer=1700 * MS)  # of a transfer nothing is taken off but by ``stage_max``
     assert d.stage_one(BIG) == 2000 * MS
 
 
 def test_a_rare_slow_op_does_not_move_a_deadline_and_a_lasting_one_does() -> None:
-    d = learned()
-    feed(d, 190)
+    d = learned(190)
     feed(d, 9, first=40 * MS)
     assert d.skew == 2.5 * MS
     feed(d, 12, first=40 * MS)
@@ -215,8 +210,7 @@ def test_a_rare_slow_op_does_not_move_a_deadline_and_a_lasting_one_does() -> Non
 
 def test_the_lower_median_is_applied() -> None:
     """Rule: clock-6."""
-    d = learned()
-    feed(d, 30)
+    d = learned(30)
     own = d.advertised
     assert d.applied(BIG, []) == own
     assert d.applied(BIG, [50 * MS]) == own  # of two the lower
@@ -224,8 +218,7 @@ def test_the_lower_median_is_applied() -> None:
     assert d.applied(BIG, [50 * MS, 60 * MS]) == 50 * MS
     assert d.applied(BIG, [50 * MS, 60 * MS, 2000 * MS]) == 50 * MS
     assert d.longest(BIG, [11 * MS, 60 * MS]) == 60 * MS
-    d = learned()  # a smaller op takes off what its transfer is shorter by
-    feed(d, 30, transfer=80 * MS)
+    d = learned(30, transfer=80 * MS)  # a smaller op takes off what its transfer is shorter by
     feed(d, 30, SMALL, transfer=1 * MS)
     assert d.applied(SMALL, [150 * MS, 150 * MS]) == 150 * MS + d.stage_one(SMALL) - d.stage_one(BIG)
     assert d.applied(SMALL, [20 * MS, 20 * MS]) == FLOOR
@@ -236,14 +229,13 @@ def test_whatever_is_heard_an_owners_deadline_lies_inside_its_receivers(
     heard: list[int], transfer: int, first: int
 ) -> None:
     """Rule: clock-11."""
-    d = learned()
-    feed(d, 30, transfer=transfer, first=first)
+    d = learned(30, transfer=transfer, first=first)
     assert FLOOR <= d.applied(BIG, heard) <= d.longest(BIG, heard) <= 2000 * MS
     assert d.receiver(BIG, heard) > d.applied(BIG, heard) + FLOOR
 
 
 def test_given_deadlines_stay() -> None:
-    d = learned(deadline_1=30 * MS, deadline_2=40 * MS, quiet=3 * MS)
+    d = learned(settings={"deadline_1": 30 * MS, "deadline_2": 40 * MS, "quiet": 3 * MS})
     feed(d, 100, first=500 * MS, results=500 * MS, early=True, regretted=True)
     assert (d.stage_one(BIG), d.stage_two(BIG), d.quiet) == (30 * MS, 40 * MS, 3 * MS)
     assert d.applied(BIG, [1 * MS, 500 * MS]) == 30 * MS
@@ -260,8 +252,7 @@ def test_no_arrival_no_sample() -> None:
 
 def test_quiet_grows_when_it_is_regretted_and_shrinks_when_it_never_is() -> None:
     """Rule: clock-10."""
-    d = learned()
-    feed(d, 30, first=400 * MS)
+    d = learned(30, first=400 * MS)
     d.round_trip(3 * MS)
     d.round_trip(4 * MS)
     start = d.quiet

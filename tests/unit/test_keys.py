@@ -48,14 +48,6 @@ def test_hkdf_has_its_published_values() -> None:
     )
 
 
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    path = tmp_path / "key"
-    path.touch(0o600)
-    path.write_bytes(MASTER)
-    return path
-
-
 @pytest.mark.parametrize("data", [MASTER, MASTER.hex().encode(), MASTER.hex().upper().encode() + b"\n"])
 @pytest.mark.parametrize(
     ("mode", "user", "warns"),
