@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import solo
-from solo import Rank, Told, adam, data, plain, sam
+from solo import Rank, Told, adam, backward, data, plain, sam
 from tailbound.errors import ConfigError
 
 pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
@@ -24,10 +24,13 @@ import torch.distributed as dist
 
 from tailbound.torch import batches
 from tailbound.torch.finished import Layout
+from tailbound.torch.turns import Turns
+
+Make = Callable[..., Rank]
 
 
 @pytest.fixture
-def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rank]]:
+def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     made: list[Rank] = []
@@ -43,7 +46,12 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Rank]]:
 
 
 @pytest.fixture
-def pair(rank: Callable[..., Rank]) -> tuple[Rank, Rank]:
+def one(rank: Make) -> Rank:
+    return rank()
+
+
+@pytest.fixture
+def pair(rank: Make) -> tuple[Rank, Rank]:
     """The second one is told what the first one has averaged."""
     told: Told = {}
     return rank(told), rank(told, keeps=False)
@@ -94,10 +102,9 @@ def test_whole_iterations_are_applied(
     ],
 )
 def test_an_optimizer_makes_nothing_of_an_iteration_with_a_void_pass(
-    rank: Callable[..., Rank], loop: str, passes: int, void: int, why: str
+    one: Rank, loop: str, passes: int, void: int, why: str
 ) -> None:
     """Zeros would move weights by what momentum and weight decay keep; the next iteration counts. Rule: clock-38."""
-    one = rank()
     iterate, held = getattr(solo, loop)(one), list[Any]()
     one.job.void = {void: why}
     for i in range(7):
@@ -108,21 +115,19 @@ def test_an_optimizer_makes_nothing_of_an_iteration_with_a_void_pass(
     assert all(p.grad is not None for p in one.net.parameters()), "the program has them as without"
 
 
-def test_an_iteration_whose_step_was_left_out_voids_no_other(rank: Callable[..., Rank]) -> None:
+def test_an_iteration_whose_step_was_left_out_voids_no_other(one: Rank) -> None:
     """The next one was left out on this rank alone, which thought itself equal to the others. Rule: clock-38."""
-    one = rank()
     optimizer, held = torch.optim.SGD(one.net.parameters(), 0.1), [one.weights()]
     one.job.void = {2: "minority"}
     for i in range(5):
-        optimizer.zero_grad()
-        one.loss(data(i)).backward()
+        backward(one, optimizer, i)
         if i != 2:  # as for a loss that is not finite
             optimizer.step()
         held.append(one.weights())
     assert [a == b for a, b in itertools.pairwise(held)] == [False, False, True, False, False]
 
 
-def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(rank: Callable[..., Rank]) -> None:
+def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(one: Rank) -> None:
     """One whose ``step`` takes a loss, and calls that of its class, whose hooks run within its own. Rule: clock-38."""
 
     class Polyak(torch.optim.SGD):
@@ -132,22 +137,18 @@ def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(rank:
             assert loss.ndim == 0
             super().step()
 
-    one, steps = rank(), []
+    steps = []
     optimizer = Polyak(one.net.parameters(), 0.1)
     one.job.void = {1: "minority"}
     for i in range(3):
         before = one.weights()
-        optimizer.zero_grad()
-        loss = one.loss(data(i))
-        loss.backward()
-        optimizer.step(loss, 0.5)
+        optimizer.step(backward(one, optimizer, i), 0.5)
         steps.append(one.weights() != before)
         assert all(p.grad is not None for p in one.net.parameters())
     assert steps == [True, False, True]
 
 
-def test_a_lost_rank_whose_iterations_differ_ends(rank: Callable[..., Rank]) -> None:
-    one = rank()
+def test_a_lost_rank_whose_iterations_differ_ends(one: Rank) -> None:
     one.train(solo.differing(one), 12, 2)
     one.job.lost = True
     assert [one.state.catch_up() for _ in range(23)] == [(0, 0)] * 23
@@ -155,9 +156,8 @@ def test_a_lost_rank_whose_iterations_differ_ends(rank: Callable[..., Rank]) -> 
         one.state.catch_up()
 
 
-def test_the_others_wait_until_the_first_step_is_launched(rank: Callable[..., Rank]) -> None:
+def test_the_others_wait_until_the_first_step_is_launched(one: Rank) -> None:
     """A first pass may compile for a minute; an evaluation before it changes nothing. Rule: clock-16."""
-    one = rank()
     with one.state.hold():
         pass
     assert one.job.held
@@ -177,8 +177,7 @@ def test_what_ends_an_iteration_is_called_once_for_each(pair: tuple[Rank, Rank])
 
     def loop(i: int) -> None:
         for optimizer in optimizers:
-            optimizer.zero_grad()
-            second.loss(data(i)).backward()
+            backward(second, optimizer, i)
             optimizer.step()
 
     first.train(solo.alternating(first), 14, 2)
@@ -203,23 +202,18 @@ def test_a_loop_of_its_own_applies_whole_iterations_too(pair: tuple[Rank, Rank])
     assert second.weights() == first.weights()
 
 
-def test_nobody_reads_weights_that_the_loop_moves_between_two_passes(rank: Callable[..., Rank]) -> None:
+def test_nobody_reads_weights_that_the_loop_moves_between_two_passes(one: Rank) -> None:
     """SAM's, which no optimizer tells of: a rank took them for the state before, and was equal to none."""
-    one, seen = rank(), list[bool]()
-    iterate, adjust = (
-        sam(one),
-        one.net.register_forward_pre_hook(lambda *_: seen.append(one.state.resync.moment._readable)),
-    )
+    seen = list[bool]()
+    iterate = sam(one)
+    one.net.register_forward_pre_hook(lambda *_: seen.append(one.state.resync.moment._readable))
     for i in range(12):
         iterate(i)
-    adjust.remove()
     assert seen[-4:] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(("static", "built"), [(False, 3), (True, 4)])
-def test_no_step_is_applied_before_ddp_has_built_its_buckets(
-    rank: Callable[..., Rank], static: bool, built: int
-) -> None:
+def test_no_step_is_applied_before_ddp_has_built_its_buckets(rank: Make, static: bool, built: int) -> None:
     """One bucket before and after: averages went to the wrong parameters, or other ranks refused the bucket (B7)."""
     told: Told = {}
     first, second = rank(told, static_graph=static), rank(told, keeps=False, static_graph=static)
@@ -234,9 +228,8 @@ def test_no_step_is_applied_before_ddp_has_built_its_buckets(
     assert seen == [i + 1 >= built for i in range(6)]
 
 
-def test_a_pending_step_is_not_overtaken(rank: Callable[..., Rank]) -> None:
+def test_a_pending_step_is_not_overtaken(one: Rank) -> None:
     """Step k + 1 was applied before step k of the optimizer (B6c)."""
-    one = rank()
     iterate = plain(one)
     for i in range(4):
         iterate(i)
@@ -248,13 +241,11 @@ def test_a_pending_step_is_not_overtaken(rank: Callable[..., Rank]) -> None:
             one.state.catch_up()
 
 
-def test_a_batch_that_is_asked_for_before_the_step_is_refused(rank: Callable[..., Rank]) -> None:
+def test_a_batch_that_is_asked_for_before_the_step_is_refused(one: Rank) -> None:
     """By what reads ahead, around ``batches``. A step that the program leaves out is none of that."""
-    one = rank()
     optimizer = adam(one)
     for i in batches(range(12), one.state):
-        optimizer.zero_grad()
-        one.loss(data(i)).backward()
+        backward(one, optimizer, i)
         if i % 4:
             optimizer.step()
     source = iter(batches(range(9), one.state))
@@ -270,11 +261,8 @@ def test_a_batch_that_is_asked_for_before_the_step_is_refused(rank: Callable[...
 
 @pytest.mark.parametrize("synchronized", [True, False])
 @pytest.mark.parametrize("per_step", [1, 2, 4])
-def test_batches_that_make_one_step_are_to_be_given(
-    rank: Callable[..., Rank], synchronized: bool, per_step: int
-) -> None:
+def test_batches_that_make_one_step_are_to_be_given(one: Rank, synchronized: bool, per_step: int) -> None:
     """``per_step`` was forgotten: the rank skipped a quarter of what it should (A4)."""
-    one = rank()
     optimizer, made = adam(one), list[int]()
 
     def loop() -> None:
@@ -297,9 +285,8 @@ def test_batches_that_make_one_step_are_to_be_given(
         next(batches([1], one.state, per_step=0))
 
 
-def test_a_batch_without_a_step_now_and_then_is_no_accumulation(rank: Callable[..., Rank]) -> None:
+def test_a_batch_without_a_step_now_and_then_is_no_accumulation(one: Rank) -> None:
     """Bad data, an overflow of a loss scale, and a start that reads over what was trained with before."""
-    one = rank()
     iterate, made = plain(one), 0
     for i in batches(range(40), one.state):
         if i < 5 or i % 7 in (0, 1):
@@ -310,7 +297,7 @@ def test_a_batch_without_a_step_now_and_then_is_no_accumulation(rank: Callable[.
 
 
 def test_no_batch_is_left_out_where_another_model_steps_in_the_loop_unless_it_follows(
-    rank: Callable[..., Rank],
+    rank: Make,
 ) -> None:
     """It was never caught up, and stayed behind for good (B6b)."""
     both = [rank(), rank()]
@@ -359,19 +346,15 @@ def test_what_an_optimizer_steps_beside_the_model_is_left_alone_and_told_once(
     assert caplog.text.count("SGD steps 1 parameter(s) that are not of this model, too") == 1
 
 
-def test_a_model_that_no_optimizer_is_known_of_is_told_once(
-    rank: Callable[..., Rank], caplog: pytest.LogCaptureFixture
-) -> None:
-    by_hand = rank()
+def test_a_model_that_no_optimizer_is_known_of_is_told_once(one: Rank, caplog: pytest.LogCaptureFixture) -> None:
     for i in range(20):
         assert ("no torch.optim.Optimizer has stepped" in caplog.text) == (i > 16)
-        by_hand.loss(data(i)).backward()
+        one.loss(data(i)).backward()
     assert caplog.text.count("no torch.optim.Optimizer has stepped this model in its first 16 backward passes") == 1
 
 
-def test_no_rank_skips_a_step_within_join(rank: Callable[..., Rank]) -> None:
+def test_no_rank_skips_a_step_within_join(one: Rank) -> None:
     """The others would wait for its forward pass."""
-    one = rank()
     source = iter(batches(range(4), one.state))
     next(source)
     one.state._before_forward(SimpleNamespace(_join_config=SimpleNamespace(enable=True)))
@@ -381,7 +364,7 @@ def test_no_rank_skips_a_step_within_join(rank: Callable[..., Rank]) -> None:
     assert one.state.catch_up() == (0, 0)
 
 
-def test_one_state_is_not_taken_for_two_models(rank: Callable[..., Rank]) -> None:
+def test_one_state_is_not_taken_for_two_models(rank: Make) -> None:
     """What is kept of a bucket is kept by its number; two hooks may be made by hand of one state."""
     one, other = rank(), rank()
     with pytest.raises(ConfigError, match="has a model already"):
@@ -405,9 +388,8 @@ def test_one_state_is_not_taken_for_two_models(rank: Callable[..., Rank]) -> Non
         layout.note(bucket(second))
 
 
-def test_a_rank_out_of_data_is_unsound(rank: Callable[..., Rank]) -> None:
+def test_a_rank_out_of_data_is_unsound(one: Rank) -> None:
     """DDP averages zeros for it outside of a backward pass (B12)."""
-    one = rank()
     one.loss(data(0)).backward()
     assert one.state.resync.sound
     one.net._match_all_reduce_for_bwd_pass()  # what ``join()`` does
@@ -454,3 +436,87 @@ def test_a_rank_that_jumps_without_a_state_goes_on_in_its_own_pass(
     second.job.lost = True
     assert second.state.catch_up() == (0, (moved + 1) // 2)
     assert second.job.step == 12 + moved + moved % 2
+
+
+# -- batches of steps that this rank does not compute, over the ends of epochs, too --------------------------------
+
+
+class Away:
+    """Stands in for the state: says before which steps this rank is how far behind, or lost."""
+
+    def __init__(
+        self, applied: dict[int, int] | None = None, jumps: dict[int, int] | None = None, gone: int | None = None
+    ) -> None:
+        self.applied, self.jumps = applied or {}, jumps or {}
+        self.gone = gone  #: the step whose averages are gone when it is to be applied
+        self.owed_batches, self.detached = 0, False
+        self.steps, self.turns = self, Turns()
+        self.early = set[int]()  #: steps before which a batch is asked for too early
+        self.step = 0  # of the job, as this rank sees it
+
+    def between_iterations(self) -> bool:
+        return self.step not in self.early
+
+    def catch_up(self, step: Any = None) -> tuple[int, int]:
+        skipped, done = self.jumps.pop(self.step, 0), 0
+        self.step += skipped
+        if not skipped:
+            done = self.applied.pop(self.step, 0)
+        for _ in range(done):
+            if step is not None:
+                step()
+        self.step += done
+        if self.step == self.gone:
+            self.gone = None
+            self.step += 1
+            skipped += 1
+        return done, skipped
+
+
+def run(state: Away, epochs: list[range], **options: Any) -> list[list[int]]:
+    out = []
+    for epoch in epochs:
+        seen = []
+        for place, batch in enumerate(batches(epoch, state, **options)):
+            seen.append(batch)
+            state.step += (place + 1) % options.get("per_step", 1) == 0
+        out.append(seen)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("applied", "jumps", "gone", "epochs", "per_step", "seen", "calls"),
+    [
+        ({}, {}, None, [5], 1, [[0, 1, 2, 3, 4]], []),
+        ({2: 3}, {7: 2}, None, [12], 1, [[0, 1, 5, 6, 9, 10, 11]], [0, 0, 0, 2]),  # as many batches as steps
+        ({3: 1}, {1: 2}, None, [6], 1, [[0, 4, 5]], [2, 0]),  # a jump, and then finished steps
+        ({2: 3}, {}, 5, [9], 1, [[0, 1, 6, 7, 8]], [0, 0, 0, 1]),  # a step whose averages are gone is told
+        ({}, {3: 4}, None, [5, 5], 1, [[0, 1, 2], [2, 3, 4]], [4]),  # what is left goes into the next epoch
+        ({1: 2}, {}, None, [10], 2, [[0, 1, 6, 7, 8, 9]], [0, 0]),
+    ],
+)
+def test_batches_of_steps_that_are_not_computed_are_left_out(
+    applied: dict[int, int],
+    jumps: dict[int, int],
+    gone: int | None,
+    epochs: list[int],
+    per_step: int,
+    seen: list[list[int]],
+    calls: list[int],
+) -> None:
+    """``calls``: 0 for each applied step, the number of those that were skipped."""
+    made: list[int] = []
+    state = Away(applied, jumps, gone)
+    options: Any = {"step": lambda: made.append(0), "on_skip": made.append, "per_step": per_step}
+    assert run(state, [range(epoch) for epoch in epochs], **options) == seen
+    assert made == calls
+    assert state.step == sum(epochs) // per_step
+
+
+def test_two_loops_at_a_time_are_refused_and_two_in_turn_are_not() -> None:
+    state: Any = Away()
+    left = batches(range(5), state)
+    assert next(left) == 0
+    assert run(state, [range(3)]) == [[0, 1, 2]]
+    with pytest.raises(ConfigError, match=r"batches\(zip\(a, b\), state\)"):
+        list(zip(batches(range(9), state), batches(range(9), state), strict=True))

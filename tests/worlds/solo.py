@@ -147,6 +147,14 @@ def adam(one: Rank) -> torch.optim.Optimizer:
     return torch.optim.Adam(one.net.parameters(), 0.05)
 
 
+def backward(one: Rank, optimizer: torch.optim.Optimizer, i: int) -> torch.Tensor:
+    """A pass with gradients of its own."""
+    optimizer.zero_grad()
+    loss = one.loss(data(i))
+    loss.backward()
+    return loss
+
+
 # Iterations of loops.
 
 
@@ -154,8 +162,7 @@ def plain(one: Rank) -> Callable[[int], None]:
     optimizer = adam(one)
 
     def iterate(i: int) -> None:
-        optimizer.zero_grad()
-        one.loss(data(i)).backward()
+        backward(one, optimizer, i)
         optimizer.step()
 
     return iterate
@@ -168,14 +175,12 @@ def sam(one: Rank) -> Callable[[int], None]:
     optimizer = adam(one)
 
     def iterate(i: int) -> None:
-        optimizer.zero_grad()
-        one.loss(data(i)).backward()
+        backward(one, optimizer, i)
         before = [p.detach().clone() for p in one.net.parameters()]
         with torch.no_grad():
             for p in one.net.parameters():
                 p.add_(torch.sign(p.grad), alpha=0.01)
-        optimizer.zero_grad()
-        one.loss(data(i)).backward()
+        backward(one, optimizer, i)
         with torch.no_grad():
             for p, was in zip(one.net.parameters(), before, strict=True):
                 p.copy_(was)
@@ -203,8 +208,7 @@ def alternating(one: Rank) -> Callable[[int], None]:
 
     def iterate(i: int) -> None:
         for optimizer in optimizers:
-            optimizer.zero_grad()
-            one.loss(data(i)).backward()
+            backward(one, optimizer, i)
             optimizer.step()
 
     return iterate
@@ -221,11 +225,4 @@ def by_closure_once(one: Rank) -> Callable[[int], None]:
     import torch
 
     optimizer = torch.optim.LBFGS(one.net.parameters(), 0.01, max_iter=1)
-
-    def closure(i: int) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = one.loss(data(i))
-        loss.backward()
-        return loss
-
-    return lambda i: optimizer.step(lambda: closure(i))  # type: ignore[arg-type, return-value]
+    return lambda i: optimizer.step(lambda: backward(one, optimizer, i))
