@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given
@@ -92,6 +91,13 @@ def turn(ranks: list[Agreement], who: int, now: int, *, step: int = 5, live: lis
     return [to for to, _ in sent]
 
 
+def rounds(ranks: list[Agreement], times: range, **how: list[int]) -> None:
+    """Rank 0 takes a turn every millisecond, and rank 1 answers; ``live``: whom rank 0 takes for alive."""
+    for now in times:
+        turn(ranks, 0, now * MS, live=how.get("live"))
+        turn(ranks, 1, now * MS, live=how.get("answers"))
+
+
 def test_a_map_begins_three_steps_after_the_newest_once_all_have_acknowledged() -> None:
     ranks = ranks_of(3)
     wanted = (0, 2)
@@ -112,15 +118,12 @@ def test_a_proposal_waits_for_all_who_live_and_gives_way_to_another_wish() -> No
     ranks = ranks_of(3)
     assert ranks[0].propose((0, 1), 5, 0)
     assert not ranks[0].propose((0, 1), 5, 0)
-    for now in range(1000):
-        turn(ranks, 0, now * MS, live=[1, 2] if now < 900 else [2])
-        turn(ranks, 1, now * MS)  # rank 2 never answers
+    rounds(ranks, range(900), live=[1, 2])  # rank 2 never answers
+    rounds(ranks, range(900, 1000), live=[2])
     assert ranks[0].known == 0
     assert ranks[0].wanted.owners == (0, 1)
     assert ranks[0].propose((0, 2), 5, 1000 * MS)
-    for now in range(1000, 1003):
-        turn(ranks, 0, now * MS, live=[1])
-        turn(ranks, 1, now * MS)
+    rounds(ranks, range(1000, 1003), live=[1])
     assert ranks[0].agreed[-1] == ranks[1].agreed[-1] == Agreed(5 + LEAD_STEPS, OwnerMap(2 << 8, (0, 2)))
     assert ranks[0].propose((0, 1), 8, 1003 * MS)
     assert not ranks[0].propose((0, 2), 8, 1003 * MS)  # as it is: what was proposed is withdrawn
@@ -142,9 +145,7 @@ def test_nothing_is_proposed_that_is_so_or_while_a_map_is_to_begin() -> None:
     ranks = ranks_of(2)
     assert not ranks[0].propose((0, 1), 5, 0)
     assert ranks[0].propose((1,), 5, 0)
-    for now in range(3):
-        turn(ranks, 0, now * MS)
-        turn(ranks, 1, now * MS)
+    rounds(ranks, range(3))
     assert ranks[0].known == ranks[1].known == 1 << 8
     assert not ranks[0].propose((0, 1), 7, 3 * MS)
     assert ranks[0].propose((0, 1), 8, 3 * MS)
@@ -153,9 +154,7 @@ def test_nothing_is_proposed_that_is_so_or_while_a_map_is_to_begin() -> None:
 def test_whoever_knows_a_map_tells_those_whose_headers_do_not() -> None:
     ranks = ranks_of(3)
     ranks[0].propose((0, 1), 5, 0)
-    for now in range(3):
-        turn(ranks, 0, now * MS, live=[1])  # it takes rank 2 for dead
-        turn(ranks, 1, now * MS, live=[0])
+    rounds(ranks, range(3), live=[1], answers=[0])  # they take rank 2 for dead
     assert [r.known for r in ranks] == [256, 256, 0]
     assert turn(ranks, 1, 10 * MS, live=[2]) == []  # the leader goes first
     assert turn(ranks, 1, 40 * MS, live=[2]) == [2]
@@ -169,15 +168,6 @@ def test_a_job_whose_maps_fill_no_packet_keeps_its_map() -> None:
 
 
 # -- many ranks, a bad network, random histories ------------------------------------------------------------------
-
-
-@dataclass(order=True)
-class _Arrival:
-    time: int
-    order: int
-    to: int = field(compare=False)
-    sender: int = field(compare=False)
-    body: bytes = field(compare=False)
 
 
 class Network:
@@ -196,14 +186,14 @@ class Network:
         self.dead: set[int] = set()
         self.places: list[dict[int, tuple[int, tuple[int, ...], tuple[int, ...]]]] = [{} for _ in self.ranks]
         self.maps: dict[int, Agreed] = {}
-        self._wires: list[_Arrival] = []
+        self._wires: list[tuple[int, int, int, int, bytes]] = []  # when, order, to and by whom, what
         self._order = itertools.count()
 
     def send(self, sender: int, to: int, body: bytes) -> None:
         for _ in range(1 + (self.random.random() < 0.05)):
             if self.random.random() >= self.loss:
                 late = self.now + int(self.random.expovariate(1 / self.delay)) + 50_000
-                heapq.heappush(self._wires, _Arrival(late, next(self._order), to, sender, body))
+                heapq.heappush(self._wires, (late, next(self._order), to, sender, body))
 
     def step_of(self, rank: int) -> int:
         return self.sequences[rank].next_label >> 10
@@ -211,16 +201,13 @@ class Network:
     def tick(self) -> None:
         """A millisecond: packets arrive, every live rank takes a turn, perhaps a step."""
         self.now += MS
-        while self._wires and self._wires[0].time <= self.now:
-            arrival = heapq.heappop(self._wires)
-            rank = arrival.to
+        while self._wires and self._wires[0][0] <= self.now:
+            _, _, rank, sender, body = heapq.heappop(self._wires)
             if rank in self.dead:
                 continue
-            message = decode_map(arrival.body[4:], len(self.ranks))
-            heard = int.from_bytes(arrival.body[:4], "big")
-            self.seen[rank][arrival.sender] = max(self.seen[rank][arrival.sender], heard)
-            if message is not None:
-                self.ranks[rank].receive(message, arrival.sender, self.believed[rank], self.now)
+            self.seen[rank][sender] = max(self.seen[rank][sender], int.from_bytes(body[:4], "big"))
+            if message := decode_map(body[4:], len(self.ranks)):
+                self.ranks[rank].receive(message, sender, self.believed[rank], self.now)
         newest = max(self.step_of(r) for r in range(len(self.ranks)) if r not in self.dead)
         for rank, agreement in enumerate(self.ranks):
             if rank in self.dead:

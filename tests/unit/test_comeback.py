@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from support import PATIENCE, MemoryStore
+from support import PATIENCE, MemoryStore, greeting
 from tailbound.collective.comeback import Life, Part, find_part
 from tailbound.collective.communicator import Communicator, Training
 from tailbound.errors import LayoutError, TransportError
@@ -21,7 +21,6 @@ from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
 from tailbound.transport.lifeline import Lifelines
 from tailbound.transport.membership import Membership
-from tailbound.transport.rendezvous import Greeting
 from tailbound.wire.schema import op_label
 
 
@@ -151,22 +150,18 @@ def test_a_suspect_that_dies_is_not_forgiven_for_what_it_sent_before() -> None:
     assert members.live == [1, 3]
 
 
-GREETING = Greeting(1, 2, 1, "1", "10.0.0.1", 4000, 64, 128, 128, "udp", "m", {}, 0, 5000)
-
-
 def test_the_store_tells_whether_a_job_is_under_way() -> None:
-    store = MemoryStore()
+    store, said = MemoryStore(), [greeting(rank, ranks=2, cookie=9) for rank in range(2)]
     assert rendezvous.under_way(store, 1, 2, "job") is None
-    for rank in range(2):
-        store.set(f"job/greeting/{rank}", json.dumps(vars(GREETING) | {"rank": rank, "cookie": 9}))
+    for rank, one in enumerate(said):
+        store.set(f"job/greeting/{rank}", json.dumps(vars(one)))
     with pytest.raises(TransportError, match="before its job had begun"):
         rendezvous.under_way(store, 1, 2, "job")
     rendezvous.begin(store, "job")
     texts = rendezvous.under_way(store, 1, 2, "job")
-    assert [g.cookie for g in rendezvous.come_back(GREETING, texts)] == [9, 9]
-    moved = Greeting(**(vars(GREETING) | {"address": "10.0.0.2"}))
+    assert [g.cookie for g in rendezvous.come_back(said[1], texts)] == [9, 9]
     with pytest.raises(LayoutError, match=r"address '10.0.0.2' and had '10.0.0.1'"):
-        rendezvous.come_back(moved, texts)
+        rendezvous.come_back(greeting(1, ranks=2, address="10.0.0.2"), texts)
 
 
 def test_the_end_of_a_process_before_says_nothing_of_the_one_that_has_come_back() -> None:
