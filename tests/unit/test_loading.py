@@ -1,17 +1,21 @@
-"""Who compiles a program, and what a signal or a compiler that fails does to loading it."""
+"""How a program comes to an interface: who compiles it, what a driver hands over in one piece, and its pins."""
 
 from __future__ import annotations
 
 import errno
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tailbound.errors import CapabilityError, ConfigError
+from tailbound.doctor.interfaces import NATIVE_DRIVERS
+from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import compile as compiling
-from tailbound.kernel import load, syscalls
+from tailbound.kernel import ethtool, linear, load, net, pin, syscalls
+from tailbound.kernel.linear import linear_bytes, linear_of
+from tailbound.transport.config import row_width
 
 
 def interrupted(times: int) -> Any:
@@ -148,3 +152,147 @@ def test_which_clang(there: dict[str, int], chosen: str | None, monkeypatch: pyt
     monkeypatch.setattr(compiling.shutil, "which", lambda name: name if name in there else None)
     monkeypatch.setattr(compiling, "_major", there.__getitem__)
     assert compiling.clang_path.__wrapped__() == chosen
+
+
+@pytest.mark.parametrize(
+    ("driver", "mtu", "width"),
+    [
+        ("veth", 9000, 3392),
+        ("mlx5_core", 3498, 3392),
+        ("mlx5_core", 1500, 1408),
+        ("ice", 9000, 2944),  # a frame of 3498 bytes would come in two pieces
+        ("i40e", 3000, 2880),
+        ("fsl_enetc", 1500, 1344),
+        ("virtio_net", 9000, 3392),
+        ("nobody_knows", 9000, 3392),
+        (None, 9000, 3392),
+    ],
+)
+def test_a_full_row_lies_in_one_piece(driver: str | None, mtu: int, width: int) -> None:
+    found = linear_bytes(driver, mtu)
+    assert row_width(0, mtu, linear=found) == width
+    assert 14 + 20 + 8 + 64 + width <= found
+
+
+def test_a_striding_queue_hands_over_nothing_at_large_mtus() -> None:
+    assert linear_bytes("mlx5_core", 3499) == 0
+    assert linear_bytes("mlx5_core", 9000, striding=False) == linear.PAGE
+
+
+@pytest.mark.parametrize("flags", [{}, {"rx_striding_rq": True}])
+def test_the_error_names_what_helps(flags: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(net, "device_of", lambda name: net.Device("eno1", 5 if "." in name else 0))
+    monkeypatch.setattr(net, "driver_of", lambda name: "mlx5_core")
+    monkeypatch.setattr(net, "mtu_of", lambda name: 9000)
+    monkeypatch.setattr(ethtool, "private_flags", lambda name: flags)
+    with pytest.raises(AttachError, match=r"ip link set dev eno1 mtu 3498.*rx_striding_rq off.*udp"):
+        linear_of("eno1")
+    flags["rx_striding_rq"] = False
+    assert linear_of("eno1") == linear.PAGE
+    assert linear_of("eno1.5") == linear.PAGE - 4  # its tag
+
+
+def test_an_interface_without_private_flags() -> None:
+    assert ethtool.private_flags("lo") == {}
+    assert linear_of("lo") == linear.PAGE
+
+
+def test_drivers_of_the_table_have_native_xdp() -> None:
+    later = {"idpf"}  # in Linux 6.18, which says so itself
+    assert set(linear.DRIVERS) - later <= NATIVE_DRIVERS
+
+
+FOUND = pin.Settings(*("eth0", 7400, 1408, 64, 64), prog_id=12, vlan=0, signature="", tagged=False, ipv6=False, index=8)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of ``/run/tailbound``; this user may be anybody."""
+    monkeypatch.setattr(pin, "ROOT", tmp_path / "tailbound")
+    monkeypatch.setattr(pin.os, "chown", lambda *_: None)
+    monkeypatch.setattr(pin.os, "chmod", lambda *_: None)
+    pin.bpffs().mkdir(parents=True)
+    return pin.ROOT
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the pins that are made."""
+    made: list[str] = []
+    monkeypatch.setattr(pin.syscalls, "obj_pin", lambda fd, path: made.append(Path(path).name))
+    return made
+
+
+def test_maps_are_never_there_without_the_link_that_makes_them_move(root: Path, pinned: list[str]) -> None:
+    """Who finds all maps of a further program takes it for attached, and a crash may come after any pin."""
+    pin.add("eth0", "tb_fanout", {"fanout": 3, "fanout_peers": 4}, 5, 0)
+    assert pinned == ["tb_fanout_link", "fanout", "fanout_peers"]
+
+
+def test_pins_of_a_device_that_has_another_name_now_are_no_leftovers(
+    root: Path, pinned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = iter((7, 9, 0, 8))
+    monkeypatch.setattr(net, "device_of", lambda name: net.Device(name, 0))
+    monkeypatch.setattr(net, "index_of", lambda _: 8)
+    monkeypatch.setattr(pin, "_index_of", lambda _: next(places))
+
+    def name_of(index: int) -> str:
+        if index != 7:
+            raise OSError("no such device")
+        return "lan0"
+
+    monkeypatch.setattr(pin.socket, "if_indextoname", name_of)
+    pin._pins("eth0").mkdir()
+    with pytest.raises(AttachError, match="on lan0 now: run `tailbound detach eth0` once no job uses it"):
+        pin._pin(FOUND, {"control": 3}, 4, 0)
+    with pytest.raises(AttachError, match="on a device of another network namespace now"):
+        pin._pin(FOUND, {"control": 3}, 4, 0)
+    assert pin._pins("eth0").is_dir()
+    assert pinned == []
+    for _ in ("its device is gone", "it is on this one"):
+        pinned.clear()
+        pin._pin(FOUND, {"control": 3}, 4, 0)
+        assert pinned == ["control", "link"]
+        assert pin._settings_file("eth0").exists()
+
+
+def test_two_first_attaches_mount_one_file_system(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One over the other would hide what is pinned in that."""
+    mounted: list[str] = []
+
+    class Libc:
+        @staticmethod
+        def mount(*_: object) -> int:
+            threading.Event().wait(0.2)  # the other one has time to see that nothing is mounted yet
+            mounted.append("bpf")
+            return 0
+
+    monkeypatch.setattr(pin, "_libc", Libc)
+    monkeypatch.setattr(pin.os.path, "ismount", lambda _: bool(mounted))
+    pin.bpffs().rmdir()
+    root.rmdir()
+    both = [threading.Thread(target=pin.mount) for _ in range(2)]
+    for thread in both:
+        thread.start()
+    for thread in both:
+        thread.join()
+    assert mounted == ["bpf"]
+    assert pin.bpffs().is_dir()
+
+
+def test_a_sweep_leaves_what_it_cannot_see(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another mount namespace may have a file system of pins of its own; settings lie where all see them."""
+    monkeypatch.setattr(pin.os.path, "ismount", lambda _: True)
+    monkeypatch.setattr(pin, "_index_of", lambda link: 0 if link.parent == pin._pins("gone") else 7)
+    for name in ("lives", "gone", "begun"):  # the last by an attach that broke off
+        pin._pins(name).mkdir()
+    for name in ("lives", "gone", "elsewhere"):
+        pin._settings_file(name).write_text("{}")
+    pin._begun(pin._settings_file("begun")).write_text("{}")
+    (root / "begun-1.new").write_text("{}")  # of another network namespace
+    assert pin.sweep() == sorted(pin._pins(name).name for name in ("begun", "gone"))
+    left = {file.name for file in root.iterdir()} - {"bpf", "lock"}
+    assert left == {pin._settings_file("lives").name, pin._settings_file("elsewhere").name, "begun-1.new"}
+    assert [folder.name for folder in pin.bpffs().iterdir()] == [pin._pins("lives").name]
+    assert pin.sweep() == []

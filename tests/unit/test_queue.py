@@ -1,4 +1,4 @@
-"""The send queue over sockets that are full or refuse as told; one burst for all ranks.
+"""The send queue and single packets over sockets that are full or refuse as told; one burst for all, and its group.
 
 Over real ones: every job over udp (``test_communicator.py``).
 """
@@ -6,6 +6,8 @@ Over real ones: every job over udp (``test_communicator.py``).
 from __future__ import annotations
 
 import errno
+import ipaddress
+import socket
 import weakref
 from collections.abc import Iterator
 
@@ -14,8 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_world import ADDRESS, MS, STRIDE, Line, memory
+from tailbound.errors import CapabilityError, ConfigError
+from tailbound.transport.batch import MAX_BYTES, burst_packets
+from tailbound.transport.config import Config
+from tailbound.transport.multicast import RANGE, check_group, group_of, join
 from tailbound.transport.pace import PaceConfig, Pacer
-from tailbound.transport.sender import Shared
+from tailbound.transport.sender import FULL, Sender, Shared
 from tailbound.transport.sockets import Socket, UdpSocket
 from tailbound.wire.schema import MAX_RANKS, PacketType
 
@@ -374,3 +380,100 @@ def test_probes_follow_for_every_rank(fanned: Line) -> None:
     fanned.queue.prober = Probes()  # type: ignore[assignment]
     fanned.submit(7, R, (ALL, 64))
     assert counted == [(rank, 64 * STRIDE, 64) for rank in (2, 3, 1)]
+
+
+# -- single packets ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "taken", "errors"),
+    [
+        ([0], 1, {}),
+        *(([number], 0, {errno.errorcode[number]: 1}) for number in (errno.EPERM, errno.ENETUNREACH, errno.EBADF)),
+        ([errno.ECONNREFUSED, 0], 1, {"ECONNREFUSED": 1}),  # that belongs to the datagram before
+        ([errno.ECONNREFUSED] * 2, 0, {"ECONNREFUSED": 2}),
+        ([errno.EAGAIN, errno.EPERM], 0, {"EPERM": 1}),  # what waits may be refused
+    ],
+)
+def test_packets_leave_or_are_counted_as_lost(
+    line: Line, script: list[int], taken: int, errors: dict[str, int]
+) -> None:
+    line.kernel.script = script
+    line.sender.send(1, b"a" * 80)
+    assert line.sender.flush()
+    counts = line.sender.counts[1]
+    assert line.kernel.single == [((ADDRESS, 9001), b"a" * 80)] * taken
+    assert (counts.packets, counts.bytes, counts.bursts, counts.lost) == (taken, 80 * taken, taken, 1 - taken)
+    assert counts.errors == errors
+
+
+@pytest.mark.parametrize("number", FULL)
+def test_what_finds_no_room_leaves_later_in_its_order(line: Line, number: int) -> None:
+    sender, counts, line.kernel.always = line.sender, line.sender.counts[1], number
+    for i in range(3):
+        sender.send(1 + i % 2, bytes([i]))
+    assert not sender.flush()
+    assert (counts.waits, counts.errors, counts.lost) == (2, {}, 0)
+    line.kernel.script, line.kernel.always = [0, number], 0
+    assert not sender.flush()
+    assert sender.flush()
+    assert [(target[1], data) for target, data in line.kernel.single] == [(9001, b"\0"), (9002, b"\1"), (9001, b"\2")]
+    assert sender.packets == 3
+
+
+def test_the_oldest_give_way_when_too_many_wait(line: Line) -> None:
+    sender, line.kernel.always = line.sender, errno.EAGAIN
+    sender.send(2, b"oldest")
+    for _ in range(1024):
+        sender.send(1, b"x")
+    assert (len(sender.deferred), sender.counts[2].lost, sender.counts[1].lost) == (1024, 1, 0)
+
+
+def test_no_socket_and_a_stride_that_does_not_fit() -> None:
+    with pytest.raises(ConfigError, match="at least one that is bound"):
+        Sender([], {})
+    for stride in (0, -1, MAX_BYTES + 1):
+        with pytest.raises(ConfigError, match="give 1"):
+            burst_packets(stride)
+
+
+@pytest.mark.parametrize(("stride", "packets"), [(1472, 44), (80, 64), (8960, 7), (1023, 64), (1024, 63), (65507, 1)])
+def test_packets_of_a_burst(stride: int, packets: int) -> None:
+    assert burst_packets(stride) == packets
+
+
+# -- the group of a job, and its members -------------------------------------------------------------------------------
+
+
+def test_jobs_differ_and_stay_in_the_range() -> None:
+    groups = {group_of(cookie) for cookie in (1, 2, 77, 0x7A11B0DE, 0xFFFFFFFF)}
+    assert len(groups) == 5
+    assert all(ipaddress.IPv4Address(group) in RANGE for group in groups)
+    assert group_of(5, "239.7.7.7") == "239.7.7.7"
+
+
+@pytest.mark.parametrize("given", ["198.18.0.1", "224.0.0.22", "255.255.255.255", "ff02::1", "group"])
+def test_what_is_no_group_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match=r"224\.0\.1\.0"):
+        check_group(given)
+
+
+def test_an_address_that_is_not_here_takes_no_members(bound: UdpSocket) -> None:
+    with pytest.raises(CapabilityError, match="cannot be joined"):
+        join(bound, group_of(3), "192.0.2.1")
+
+
+def test_a_member_sends_to_others_alone(bound: UdpSocket) -> None:
+    join(bound, group_of(9), ADDRESS)
+    assert bound.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 0
+    with pytest.raises(CapabilityError, match="in use"):  # it is a member already
+        join(bound, group_of(9), ADDRESS)
+
+
+def test_the_settings_are_checked() -> None:
+    with pytest.raises(ConfigError, match="result"):
+        Config(rank=0, ranks=2, result="each")  # type: ignore[arg-type]
+    for group in ("10.0.0.1", "224.0.0.5", "all", "239.1.1"):
+        with pytest.raises(ConfigError, match="multicast group"):
+            Config(rank=0, ranks=2, group=group)
+    assert Config(rank=0, ranks=2, group="239.1.2.3").group == "239.1.2.3"

@@ -1,4 +1,4 @@
-"""What is to be done for an op, from what is known of it (``collective.step``)."""
+"""What is to be done for an op, from what is known of it (``collective.step``), and which have news."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tailbound.codec.decode import MISSING
-from tailbound.codec.owners import OwnerMap, place
+from tailbound.codec.owners import OwnerMap
+from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import shape_for
 from tailbound.collective.actions import (
     MOVES,
@@ -27,14 +28,17 @@ from tailbound.collective.actions import (
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
 from tailbound.collective.repair import Repairs
+from tailbound.collective.running import Running
 from tailbound.collective.step import Step, overtaken, recover, stand_still, start_clock, step
 from tailbound.collective.view import View
+from tailbound.datapath.store import allocate
 from tailbound.transport.config import FLOOR
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Extension, Overtime
 from tailbound.transport.recovery import NEVER, Bounds, Recovery, Ring, paths
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import op_slot
 
 MS = 1_000_000
 RANKS, ENTRIES = 3, 64 * 60
@@ -51,8 +55,6 @@ class Told:
     record: dict[str, Any] | None = None
     contributed_by: set[int] = field(default_factory=set)
     published_by: set[int] = field(default_factory=set)
-    sums: tuple[int, ...] = (0, 0, 0)
-    here: int = 0
 
     def __post_init__(self) -> None:
         self.own = int(self.op.place.placement.counts[0])
@@ -95,18 +97,10 @@ class Told:
     def second_deadline(self) -> int:
         return R
 
-    def summed(self) -> np.ndarray:
-        return np.array(self.sums)
-
-    def gather(self, by_owner: np.ndarray | None = None) -> int:
-        return self.here
-
     def recovery(self, *, results: bool) -> Recovery:
-        """No result is here, and of contributions the first ``sums``."""
+        """Nothing has come."""
         self.memory = np.zeros(1024, DTYPES["tb_presence" if results else "tb_slot"])
         self.memory["op"], self.memory["cookie"] = self.op.label, 1 - results
-        for rank, count in enumerate(self.sums if not results else ()):
-            self.memory["ranks"][:count, 0] |= np.uint64(1 << rank)
         at = self.memory.ctypes.data
         bounds = Bounds(NEVER if results else FLOOR, late=False, step=FLOOR, look=MS, floor=FLOOR)
         return Recovery(bounds, Ring(*((0, at) if results else (at, 0)), 1023, 0, self.op.label, 1), self.paths)
@@ -115,17 +109,19 @@ class Told:
         return step(self.op, self, now, may_send=may_send)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def op() -> Op:
-    """An op of three ranks that rank 0 has launched at 1 ms."""
-    shape = shape_for(ENTRIES, 64)
-    sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2)))
-    placed, _ = sequence.assign(Layout((0, ENTRIES, 0, 1), shape, 7, True))
-    made = Op(placed, Buffers(shape, place(shape, OwnerMap(0, (0, 1, 2)), RANKS), 0, RANKS))
-    data = np.zeros(ENTRIES, np.float32)
+def launched(sequence: Sequence, index: int = 0) -> Op:
+    """The op of that index in a step of ``sequence``, which rank 0 has launched at 1 ms."""
+    shape, data = shape_for(ENTRIES, 64), np.zeros(ENTRIES, np.float32)
+    placed, _ = sequence.assign(Layout((index, ENTRIES, 0, 1), shape, 7, False))
+    made = Op(placed, Buffers(shape, placed.placement, 0, RANKS))
     made.launch = Launch(placed.layout, data, data, lambda outcome: None, MS)
     made.admitted, made.sending = MS, Sending.LAUNCHED
     return made
+
+
+@pytest.fixture
+def op() -> Op:
+    return launched(Sequence(RANKS, OwnerMap(0, (0, 1, 2))))
 
 
 def record(op: Op, **fields: Any) -> dict[str, Any]:
@@ -445,4 +441,127 @@ def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_ar
     assert op.start == 5 * MS
 
 
-# -- silence ------------------------------------------------------------------------------------------------------
+# -- which running ops have news ---------------------------------------------------------------------------------
+
+
+class Rank:
+    """Rank 0 of three with ops in flight, all rows of the kernel's tables in reach."""
+
+    def __init__(self) -> None:
+        arrays = allocate(64, 64, 64)
+        self.states, self.records = arrays["peer_states"], arrays["ops"]
+        self.live = [1, 2]
+        self.known: Any = SimpleNamespace(
+            cookie=7, world=RANKS, peers=[1, 2], self_late=False,
+            records=SimpleNamespace(peer_states=self.states, ops=readonly(self.records)),
+            membership=SimpleNamespace(
+                contribution=SimpleNamespace(suspects=frozenset()), result=SimpleNamespace(suspects=frozenset()),
+                gone=set(), changes=0, owners=self.live,
+            ),
+            deadlines=SimpleNamespace(quiet=MS, start_max=400 * MS),
+        )  # fmt: skip
+        self.running = Running(self.known)
+        self._sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2)), 5)
+        self.ops: list[Op] = []
+
+    def op(self) -> Op:
+        """One more in flight, whose own rows have been sent."""
+        made = launched(self._sequence, len(self.ops))
+        made.sending = Sending.OVER
+        self.ops.append(made)
+        self.running.add(made)
+        return made
+
+    def record(self, op: Op) -> Any:
+        """Of the kernel, made if there is none."""
+        found = self.records[op_slot(op.label)]
+        found["cookie"], found["op"] = self.known.cookie, op.label
+        return found
+
+    def own(self, op: Op) -> int:
+        return int(op.place.placement.counts[0])
+
+    def looked(self, op: Op, look: int = 0) -> None:
+        """A full look, as ``Transpose`` takes one: ``find`` first."""
+        self.news(0)
+        self.running.looked(op, SimpleNamespace(own=self.own(op)), look)  # type: ignore[arg-type]
+
+    def news(self, now: int) -> list[Op]:
+        self.running.find(now)
+        return [op for op in self.ops if self.running.has_news(op)]
+
+
+@pytest.fixture
+def rank() -> Rank:
+    return Rank()
+
+
+def test_an_op_is_looked_at_when_it_is_new_when_it_is_time_and_when_something_has_changed_it(rank: Rank) -> None:
+    op = rank.op()
+    assert rank.news(2 * MS) == [op]
+    rank.looked(op, 9 * MS)
+    assert rank.running.find(8 * MS) == 9 * MS
+    assert rank.news(8 * MS) == []
+    assert rank.news(9 * MS) == [op]
+    rank.looked(op, 12 * MS)
+    assert rank.news(9 * MS) == []
+    op.stirred = True
+    assert rank.news(9 * MS) == [op]
+
+
+def test_rows_are_news_when_a_half_may_be_over_by_them(rank: Rank) -> None:
+    """Rules: clock-7a, clock-12. While rows come an op has nothing to do, and there are many."""
+    op = rank.op()
+    record, own = rank.record(op), rank.own(op)
+    rank.looked(op)
+    record["progress"], record["rows_complete"] = 5, own - 1
+    assert rank.news(MS) == []
+    record["rows_complete"] = own
+    assert rank.news(MS) == [op]
+    assert rank.news(MS) == [op]  # until it is sealed, since the count may have to be checked
+    op.first.phase = Phase.CLOSED
+    rank.looked(op)
+    record["results_in"] = op.place.layout.shape.rows - own - 1
+    assert rank.news(MS) == []
+    record["results_in"] += 1
+    assert rank.news(MS) == [op]
+
+
+def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(rank: Rank) -> None:
+    rank.running.changed()
+    assert not rank.running.changed()
+    rank.known.membership.changes += 1
+    assert rank.running.changed()
+    rank.known.self_late = True
+    assert rank.running.changed()
+    rank.known.deadlines.quiet += 1
+    assert rank.running.changed()
+    assert not rank.running.changed()
+
+
+def test_flows_are_looked_at_when_it_is_time_and_when_something_has_changed_their_op(rank: Rank) -> None:
+    op, other = rank.op(), rank.op()
+    for each in (op, other):
+        rank.looked(each)
+    op.listen, other.listen = 5 * MS, 7 * MS
+    assert rank.running.silent(rank.ops, 4 * MS) == ([], 5 * MS)
+    assert rank.running.silent(rank.ops, 5 * MS) == ([op], 7 * MS)
+    other.stirred = True
+    assert rank.running.silent(rank.ops, 4 * MS) == ([other], 5 * MS)
+    rank.looked(other)
+    assert rank.running.silent(rank.ops, 4 * MS) == ([other], 5 * MS)
+    other.second.phase = Phase.CLOSED
+    rank.looked(other)
+    assert rank.running.silent(rank.ops, 9 * MS) == ([op], 0)
+
+
+def test_more_ops_than_rows_and_rows_used_again(rank: Rank) -> None:
+    for _ in range(40):
+        rank.looked(rank.op())
+    assert rank.news(MS) == []
+    assert len({op.row for op in rank.ops}) == 40
+    gone = rank.ops.pop(3)
+    rank.running.remove(gone)
+    new = rank.op()
+    assert new.row == gone.row
+    assert rank.news(MS) == [new]

@@ -1,20 +1,25 @@
-"""The wire format against bytes written down once, and the check against errors it must see."""
+"""The wire format against bytes written down once, and the check and the tag (auth-1) against changes."""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cases
 from golden import Golden, golden_packets
-from reference_proof import check_packet, check_reference
-from tailbound.wire import packets
-from tailbound.wire.check import K1, K2, K3, K4, partial
+from reference_proof import check_packet, check_reference, siphash_reference, tag_reference
+from tailbound.wire import check, packets
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import HEADER_BYTES, PacketType
+from tailbound.wire.proof import absorb, proof_of, proven
+from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Flag, PacketType
+from tailbound.wire.tag import NO_KEY, closed, key_of
 
 GOLDEN = golden_packets()
+scapy = pytest.mark.needs("scapy")
 every = pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)
 
 
@@ -28,22 +33,13 @@ def test_golden_packets_cover_every_type() -> None:
 
 
 @every
-def test_numpy_reads_golden_packets(golden: Golden) -> None:
+def test_golden_packets_are_read_written_and_checked(golden: Golden) -> None:
     head, body = packets.parse(golden.data)
     assert {n: head[n][0].item() for n in HEADER_DTYPE.names} == golden.fields
     assert body == golden.payload
-
-
-@every
-def test_numpy_writes_golden_packets(golden: Golden) -> None:
     fields = {n: v for n, v in golden.fields.items() if n != "check"}
     assert packets.packet(packets.header(**fields), golden.payload) == golden.data
-
-
-@every
-def test_the_check_of_golden_packets(golden: Golden) -> None:
-    assert check_reference(golden.header, golden.payload) == golden.check
-    assert int(check_packet(array(golden.data))) == golden.check
+    assert check_reference(golden.header, golden.payload) == golden.check == int(check_packet(array(golden.data)))
 
 
 def test_the_check_by_hand() -> None:
@@ -51,7 +47,7 @@ def test_the_check_by_hand() -> None:
     header = bytes(56) + bytes(8)
     words = (3).to_bytes(8, "little") + (5).to_bytes(8, "little")
     # five additions on each lane: word 0 goes into a0 and five times into b0, word 1 likewise
-    c = (3 * K1 + 5 * K2 + 15 * K3 + 25 * K4) % 2**64
+    c = (3 * check.K1 + 5 * check.K2 + 15 * check.K3 + 25 * check.K4) % 2**64
     assert check_reference(header, words) == c ^ c >> 32
 
 
@@ -64,9 +60,9 @@ def test_compiled_check_is_the_reference(head: bytes, steps: int, random: object
 def test_a_partial_state_can_be_continued() -> None:
     words = np.random.default_rng(1).integers(0, 1 << 63, 44, dtype=np.uint64)
     whole, halves = np.zeros(4, np.uint64), np.zeros(4, np.uint64)
-    partial(words, whole)
-    partial(words[:20], halves)
-    partial(words[20:], halves)
+    check.partial(words, whole)
+    check.partial(words[:20], halves)
+    check.partial(words[20:], halves)
     assert whole.tolist() == halves.tolist()
 
 
@@ -109,3 +105,151 @@ def test_cut_and_padded_packets_are_seen(steps: int) -> None:
     data = GOLDEN[3].data
     assert packets.parse(data[: len(data) - 16 * steps]) is None
     assert packets.parse(data + bytes(16 * steps)) is None
+
+
+#: Of the 64 that were published with SipHash: the key is 00 to 0f, the message 00, 01, 02, ...
+VECTORS = {
+    0: 0x726FDB47DD0E0E31,
+    1: 0x74F839C593DC67FD,
+    7: 0xAB0200F58B01D137,
+    8: 0x93F5F5799A932462,
+    15: 0xA129CA6149BE45E5,
+    63: 0x958A324CEB064572,
+}
+K0, K1 = (int.from_bytes(bytes(range(at, at + 8)), "little") for at in (0, 8))
+HEADS = st.binary(min_size=56, max_size=56)
+
+
+def key(width: int = 256, epoch: int = 0) -> np.ndarray:
+    return key_of(random.Random(epoch).randbytes(8 * (KEY_WORDS - 1) + width), epoch)
+
+
+@pytest.mark.parametrize("length", VECTORS)
+def test_siphash_has_its_published_values(length: int) -> None:
+    assert siphash_reference(K0, K1, bytes(range(length))) == VECTORS[length]
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1))
+def test_compiled_siphash_is_the_reference(k0: int, k1: int, total: int, place: int) -> None:
+    made = closed(np.uint64(total), np.uint64(place), np.array([k0, k1], np.uint64))
+    assert int(made) == siphash_reference(k0, k1, place.to_bytes(8, "little") + total.to_bytes(8, "little"))
+
+
+def test_a_tag_written_down() -> None:
+    """Version 1 of the tag: never made anew."""
+    head = packets.header(type=1, cookie=0x7A11B0DE, op=3073, seq=1005, row=5, rows=20, sender=1)
+    words = np.arange(1, 8 * (KEY_WORDS - 1) + 33, dtype=np.uint8)
+    data = packets.packet(head, bytes(range(32)), key_of(words.tobytes(), 1))
+    assert int.from_bytes(data[2:4], "big") == Flag.EPOCH
+    assert data[56:64].hex() == "cf605e9e0606d6bf"
+
+
+@given(HEADS, st.integers(0, 16), st.integers(0, 1), st.randoms(use_true_random=False))
+def test_compiled_tag_is_the_reference(head: bytes, steps: int, epoch: int, chance: object) -> None:
+    data = array(head + bytes(8) + chance.randbytes(16 * steps))
+    made = int(proof_of(data, key(epoch=epoch)))
+    assert bool(int.from_bytes(data[2:4].tobytes(), "big") & Flag.EPOCH) == bool(epoch)
+    assert made == tag_reference(data[:64].tobytes(), data[64:].tobytes(), key(epoch=epoch))
+
+
+def test_one_word_by_hand() -> None:
+    """With a key that is zero but for SipHash's words and one of the row."""
+    words = np.zeros(KEY_WORDS + 2, np.uint64)
+    words[:2], words[KEY_WORDS] = (K0, K1), 2**40
+    # the length is 16, whose upper half is 0; word 0 of the row is 7
+    x = 2**40 + 7
+    total = (x * (x >> 32)) % 2**64
+    expected = siphash_reference(K0, K1, bytes(8) + total.to_bytes(8, "little"))
+    assert tag_reference(bytes(64), (7).to_bytes(8, "little") + bytes(8), words) == expected
+
+
+def test_every_bit_and_every_length_is_under_the_tag() -> None:
+    data, keys = cases.tagged(cases.contribution()), cases.KEYS
+    assert packets.parse(data, keys) is not None
+    for bit in range(8 * len(data)):
+        assert packets.parse(cases.flipped(data, bit), keys) is None, bit
+    for other in (data[:-16], data + bytes(16), data[:64]):
+        assert packets.parse(other, keys) is None
+
+
+def test_a_tag_is_worth_nothing_in_another_place_or_epoch() -> None:
+    one, other = cases.tagged(cases.contribution(1)), cases.tagged(cases.contribution(2))
+    assert packets.parse(one[:64] + other[64:], cases.KEYS) is None
+    assert packets.parse(one[:56] + other[56:64] + one[64:], cases.KEYS) is None
+    odd = bytearray(one)
+    odd[2] |= Flag.EPOCH >> 8
+    assert packets.parse(bytes(odd), cases.KEYS) is None
+    assert packets.parse(one, cases.KEYS[::-1]) is None
+    assert packets.parse(one) is None  # nor as a check
+    assert packets.parse(cases.contribution(1), cases.KEYS) is None  # nor a check as a tag
+
+
+def test_what_is_longer_than_the_key_is_refused() -> None:
+    data = packets.packet(packets.header(type=3), bytes(512))
+    assert packets.parse(data, cases.KEYS) is None
+    with pytest.raises(ValueError, match="fit"):
+        tag_reference(data[:HEADER_BYTES], data[HEADER_BYTES:], cases.KEYS[0])
+    with pytest.raises(ValueError, match="multiple of 8"):
+        key_of(bytes(79), 0)
+
+
+def test_without_a_key_it_is_the_check() -> None:
+    data = array(cases.contribution())
+    state = np.zeros(4, np.uint64)
+    absorb(data[64:].view(np.uint64), state, NO_KEY)
+    made = proven(data[:64].view(np.uint64), state, NO_KEY)
+    assert int(made) == int.from_bytes(data[56:64].tobytes(), "big") == int(proof_of(data, NO_KEY))
+
+
+# -- the scapy layer ---------------------------------------------------------------------------------------------------
+
+PORT = 45999
+
+
+@pytest.fixture(scope="module")
+def layer():
+    import scapy_layer
+
+    scapy_layer.bind(PORT)
+    yield scapy_layer
+    scapy_layer.unbind(PORT)
+
+
+@scapy
+@every
+def test_golden_packets_are_dissected_and_built(layer, golden: Golden) -> None:
+    found = layer.Tailbound(golden.data)
+    assert {n: getattr(found, n) for n in HEADER_DTYPE.names} == golden.fields
+    assert bytes(found.payload) == golden.payload
+    fields = {n: v for n, v in golden.fields.items() if n != "check"}
+    assert bytes(layer.Tailbound(**fields) / golden.payload) == golden.data
+
+
+@scapy
+@pytest.mark.parametrize("epoch", [0, 1])
+def test_packets_with_tags_are_built(layer, monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
+    """Rule: auth-1."""
+    monkeypatch.setattr(layer.Tailbound, "keys", cases.KEYS)
+    data = cases.tagged(cases.contribution(), epoch)
+    found = layer.Tailbound(data)
+    assert found.flags == (Flag.EPOCH if epoch else 0)
+    fields = {n: getattr(found, n) for n in HEADER_DTYPE.names if n != "check"}
+    assert bytes(layer.Tailbound(**fields) / bytes(found.payload)) == data
+
+
+@scapy
+def test_a_given_check_stays(layer) -> None:
+    assert layer.Tailbound(bytes(layer.Tailbound(check=5))).check == 5
+    assert packets.parse(bytes(layer.Tailbound(type="BYE", check=5))) is None
+    assert packets.parse(bytes(layer.Tailbound(type="BYE"))) is not None
+
+
+@scapy
+def test_both_ports_lead_to_the_layer(layer) -> None:
+    from scapy.layers.inet import IP, UDP
+
+    # never scapy's default source port, 53: with the DNS layer loaded it would win
+    for ports in ({"sport": 9, "dport": PORT}, {"sport": PORT, "dport": 9}):
+        data = bytes(IP() / UDP(**ports) / layer.Tailbound(type="HOLD"))
+        assert layer.Tailbound in IP(data)
+    assert layer.Tailbound not in IP(bytes(IP() / UDP(sport=1, dport=2) / layer.Tailbound()))

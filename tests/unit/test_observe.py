@@ -1,0 +1,249 @@
+"""What a rank notes: events, the timeline of ops, and the books of rows by peer and stage."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import logging
+import random
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tailbound
+from support import balanced
+from tailbound.observe.events import LINES, PERIOD, Events, LogEvent
+from tailbound.observe.ledger import Ledger, Recent
+from tailbound.observe.trace import Spans, Trace
+from tailbound.wire.schema import VERDICTS, Stage, Verdict, op_label
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_an_event_is_kept_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(3, Clock())
+    with caplog.at_level(logging.INFO, "tailbound"):
+        events.emit("suspect", suspect=1, stage="results")
+        events.emit("map", "a new map", level=logging.INFO, id=7)
+    assert [r.getMessage() for r in caplog.records] == ["rank 3: suspect suspect=1 stage=results", "rank 3: a new map"]
+    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
+    assert caplog.records[1].tailbound == {"event": "map", "id": 7}
+    assert [(e.name, e.fields) for e in events.recent()] == [
+        ("suspect", {"suspect": 1, "stage": "results"}), ("map", {"id": 7}),
+    ]  # fmt: skip
+    assert events.counts == {"suspect": 1, "map": 1}
+
+
+def test_a_flood_is_thinned_out_and_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    events = Events(0, clock, keep=16)
+    with caplog.at_level(logging.WARNING, "tailbound"):
+        for i in range(100):
+            events.emit("loss", op=i)
+        events.emit("other")
+        assert len(caplog.records) == LINES + 1
+        clock.now += PERIOD
+        events.emit("loss", op=100)
+    assert caplog.records[-1].getMessage().endswith(f"({100 - LINES} more like it were not logged)")
+    assert events.counts["loss"] == 101
+    assert [e.fields.get("op") for e in events.recent(3)] == [99, None, 100]
+    assert len(events.recent()) == 16 + 1
+
+
+def test_a_flood_displaces_no_other_event() -> None:
+    events = Events(0, Clock())
+    events.emit("rank_died", died=2)
+    events.emit("suspect", suspect=1)
+    for i in range(10_000):
+        events.emit("loss", op=i)
+        events.emit("skipped", op=i)
+    names = [e.name for e in events.recent(64)]
+    assert names[:2] == ["rank_died", "suspect"]
+    assert len(names) == 64
+    assert names.count("loss") == names.count("skipped") == 31
+    assert [e.fields["op"] for e in events.recent(8)[-2:]] == [9999, 9999]
+    assert events.counts["loss"] == 10_000
+
+
+def test_every_event_is_in_the_table_of_the_documentation(repository: Path) -> None:
+    """docs/torch/metrics.md names the events that the code emits, each with its levels, and no others."""
+    emitted: dict[str, set[str]] = {}
+    for path in Path(tailbound.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "emit":
+                name = ast.literal_eval(node.args[0])  # a test can only read names that are written out
+                level = next((ast.unparse(k.value) for k in node.keywords if k.arg == "level"), "logging.WARNING")
+                levels = {word.lower() for word in re.findall(r"logging\.([A-Z]+)", level)}
+                emitted.setdefault(name, set()).update(levels)
+    page = (repository / "docs" / "torch" / "metrics.md").read_text()
+    table = page.split("| event | level | says |\n|---|---|---|\n")[1].split("\n\n")[0]
+    documented: dict[str, set[str]] = {}
+    for line in table.splitlines():
+        _, names, levels, *_ = line.split("|")
+        for name in re.findall(r"`(\w+)`", names):
+            assert name not in documented, name
+            documented[name] = set(re.findall(r"info|warning|error", levels))
+    assert documented.keys() == emitted.keys()
+    for name, levels in emitted.items():
+        assert levels <= documented[name], name
+
+
+def spans(at: int, length: int = 8000) -> Spans:
+    return Spans(
+        launched=at, admitted=at + 10, encoding=at + 20, queued=at + 400, sent=at + 1000, clock=at + 500,
+        sealed=at + 3000, published=at + 3500, decoding=at + length - 500, finished=at + length,
+    )  # fmt: skip
+
+
+def of_kind(trace: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [e for e in trace["traceEvents"] if e["ph"] == kind]
+
+
+def test_every_stage_is_a_span() -> None:
+    trace = Trace(2)
+    trace.add(op_label(7, 1), spans(1_000_000), {"rows": 640, "delivered": 9})
+    made = trace.chrome([LogEvent(1_005_000, "suspect", {"suspect": 1})])
+    complete = {e["cat"]: e for e in of_kind(made, "X")}
+    assert list(complete) == [
+        "op", "queue", "agree", "encode", "send", "wait for contributions", "average and publish", "wait for results",
+        "decode",
+    ]  # fmt: skip
+    whole = complete["op"]
+    assert (whole["name"], whole["pid"], whole["ts"], whole["dur"]) == ("op 7.1", 2, 1000.0, 8.0)
+    assert whole["args"] == {"rows": 640, "delivered": 9}
+    assert (complete["encode"]["ts"], complete["encode"]["dur"]) == (1000.02, 0.38)
+    assert (complete["send"]["ts"], complete["send"]["dur"]) == (1000.4, 0.6)
+    assert complete["wait for contributions"]["ts"] == 1000.5
+    assert [(e["name"], e["ts"], e["args"]) for e in of_kind(made, "i")] == [("suspect", 1005.0, {"suspect": 1})]
+    named = {e["tid"] for e in of_kind(made, "M") if e["name"] == "thread_name"}
+    assert {e["tid"] for e in of_kind(made, "X")} <= named
+
+
+def test_overlapping_ops_get_tracks_of_their_own() -> None:
+    trace = Trace(0)
+    for i in range(20):
+        trace.add(op_label(0, i), spans(1_000_000 + 3000 * i), {})
+    tracks = defaultdict(list)
+    for event in of_kind(trace.chrome(), "X"):
+        tracks[event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    for on_track in tracks.values():
+        on_track.sort()
+        assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(on_track))
+    assert len([t for t in tracks if t < 1000]) == 3
+
+
+def test_a_stage_that_never_was_has_no_span() -> None:
+    trace = Trace(0)
+    trace.add(1, Spans(launched=10, sealed=20, published=30, decoding=40, finished=50), {})  # late: nothing was sent
+    assert {e["cat"] for e in of_kind(trace.chrome(), "X")} == {
+        "op",
+        "average and publish",
+        "wait for results",
+        "decode",
+    }
+
+
+def test_memory_is_bounded_and_the_newest_are_kept() -> None:
+    trace = Trace(0, keep=8)
+    for i in range(100):
+        trace.add(op_label(0, i), spans(10_000 * (i + 1)), {})
+    assert {e["name"] for e in of_kind(trace.chrome(), "X") if e["cat"] == "op"} == {
+        f"op 0.{i}" for i in range(92, 100)
+    }
+
+
+def verdicts(**counts: int) -> np.ndarray:
+    made = np.zeros(VERDICTS, np.uint64)
+    for name, count in counts.items():
+        made[Verdict[name]] = count
+    return made
+
+
+def test_a_gap_below_the_finished_mark_is_a_loss() -> None:
+    ledger = Ledger(3)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 100, 97, finished=True)
+    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts())
+    assert entry == {
+        "ops": 1, "expected": 100, "taken": 97, "missing": 3, "late": 0, "lost": 3, "refused": 0, "absent": 0,
+        "repaired": 0, "duplicated": 0,
+    }  # fmt: skip
+    assert balanced(entry)
+
+
+def test_rows_that_came_after_the_seal_are_late_and_not_lost() -> None:
+    ledger = Ledger(2)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 100, 40, finished=False)
+    assert ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts())["absent"] == 60
+    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts(LATE=50, STALE_OP=7, DUPLICATE=2))
+    assert (entry["late"], entry["lost"], entry["absent"], entry["duplicated"]) == (57, 0, 3, 2)
+    assert balanced(entry)
+
+
+def test_refused_rows_come_out_of_the_gaps_first() -> None:
+    ledger = Ledger(2)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 40, finished=True)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 45, finished=False)
+    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts(SCALE_MISMATCH=12, LATE=2))
+    assert (entry["refused"], entry["lost"], entry["late"], entry["absent"]) == (12, 0, 2, 1)
+    assert balanced(entry)
+
+
+def test_results_are_booked_apart() -> None:
+    ledger = Ledger(2)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 10, 10, finished=True)
+    ledger.close(Stage.RESULTS, 1, 20, 18, finished=True)
+    entry = ledger.entry(Stage.RESULTS, 1, verdicts(STALE_RESULT=9, DUPLICATE_RESULT=1, LATE=3), repaired=4)
+    assert (entry["expected"], entry["lost"], entry["late"], entry["repaired"]) == (20, 2, 0, 4)
+
+
+def test_rows_of_another_map_or_layout_are_refused_and_not_lost() -> None:
+    """They may be of either stage: no row is booked twice."""
+    ledger = Ledger(2)
+    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 30, finished=True)
+    ledger.close(Stage.RESULTS, 1, 50, 40, finished=True)
+    for name in ("WRONG_MAP", "LAYOUT_MISMATCH", "SLOT_OUT_OF_RANGE", "NOT_FOR_THIS_RANK"):
+        first, second = (ledger.entry(stage, 1, verdicts(**{name: 25})) for stage in Stage)
+        assert (first["refused"], first["lost"], second["refused"], second["lost"]) == (20, 0, 5, 5)
+        assert ledger.lost(1, verdicts(**{name: 25})) == (100, 5)
+    assert ledger.lost(1, verdicts(WRONG_MAP=25, SCALE_MISMATCH=10, FUTURE_RESULT=9)) == (100, 0)
+    assert ledger.lost(1, verdicts(LATE=25)) == (100, 30)
+
+
+def test_whatever_happens_the_books_balance() -> None:
+    draw = random.Random(5)
+    for _ in range(300):
+        ledger = Ledger(2)
+        for stage in Stage:
+            for _ in range(draw.randrange(4)):
+                expected = draw.randrange(50)
+                ledger.close(stage, 1, expected, draw.randint(0, expected), finished=draw.random() < 0.5)
+        seen = verdicts(**{v.name: draw.randrange(60) for v in Verdict})
+        for stage in Stage:
+            assert balanced(ledger.entry(stage, 1, seen))
+
+
+@pytest.mark.parametrize("name", ["expected", "missing", "lost"])
+def test_a_wrong_entry_is_seen(name: str) -> None:
+    ledger = Ledger(2)
+    ledger.close(Stage.RESULTS, 1, 20, 18, finished=True)
+    entry = ledger.entry(Stage.RESULTS, 1, verdicts())
+    entry[name] += 1
+    assert not balanced(entry)
+
+
+def test_a_window_forgets_the_oldest() -> None:
+    window = Recent(4)
+    assert window.percentiles(50, 99) == (0.0, 0.0)
+    for value in (1000, 1, 2, 3, 4):
+        window.add(value)
+    assert window.percentiles(0, 50, 100) == (1.0, 2.5, 4.0)
