@@ -13,24 +13,21 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import reliable_pair
+from reliable_pair import COOKIE
 from support import await_that, is_renewed
 from tailbound.errors import TransportError
 from tailbound.transport import reliable
 from tailbound.transport.reliable import Refusal, Reliable, _dial
-
-COOKIE = 0xC00C1E
+from tailbound.transport.requests import ask_each, of_form
 
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Reliable, Reliable]]:
-    both = Reliable("127.0.0.1"), Reliable("127.0.0.1")
-    peers = [("127.0.0.1", one.port) for one in both]
-    for rank, one in enumerate(both):
-        one.start(COOKIE, rank, peers)
-    yield both
-    for one in both:
-        one.close()
-        one.close()
+    with reliable_pair.pair() as both:
+        yield both
+        for one in both:
+            one.close()  # the first of two times
 
 
 def test_answers_come_whole_and_in_order(pair: tuple[Reliable, Reliable]) -> None:
@@ -281,3 +278,25 @@ def test_what_is_not_ours_gets_no_answer(pair: tuple[Reliable, Reliable]) -> Non
     with socket.create_connection(("127.0.0.1", pair[0].port), 10) as sock:  # with nothing wrong about it
         sock.sendall(request)
         assert sock.recv(100)
+
+
+def test_a_request_of_another_size_is_refused() -> None:
+    form = struct.Struct("!HI")
+    handler = of_form(form, lambda one, two: [bytes([one + two])])
+    assert list(handler(form.pack(3, 4))) == [bytes([7])]
+    for request in (b"", form.pack(3, 4)[:-1], form.pack(3, 4) + b"x"):
+        with pytest.raises(Refusal, match=f"a request of {len(request)} bytes"):
+            handler(request)
+
+
+def test_all_are_asked_at_once_and_who_says_nothing_is_left_out() -> None:
+    asked = threading.Barrier(4, timeout=60)
+
+    def ask(rank: int) -> str | None:
+        asked.wait()
+        if rank == 3:
+            raise TransportError("nobody there")
+        return None if rank == 5 else f"rank {rank}"
+
+    assert ask_each([7, 3, 5, 1], ask, "asking") == {7: "rank 7", 1: "rank 1"}
+    assert ask_each([], ask, "asking") == {}

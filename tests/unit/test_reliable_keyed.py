@@ -1,135 +1,43 @@
-"""The reliable path in a job with a key: who lacks it is not looked at, and nothing can be changed. Rule: auth-6."""
+"""The reliable path in a job with a key, and what comes over TCP and by the store from anybody, most of it damaged.
+
+Who lacks the key is not looked at, and nothing can be changed. What is well made is answered, and nothing else. After
+whatever comes, the next request is answered. Rules: auth-3, auth-6.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
-import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from support import await_that, is_renewed
-from tailbound.errors import TransportError
+from reliable_pair import COOKIE, KEY, pair
+from support import MemoryStore, await_that, is_renewed
+from tailbound.errors import LayoutError, TransportError
+from tailbound.transport import keys
 from tailbound.transport.places import Places
-from tailbound.transport.reliable import _REQUEST, Refusal, Reliable
-
-COOKIE, KEY = 0xC00C1E, bytes(range(32))
-_HEAD = _REQUEST.size
-
-
-@contextlib.contextmanager
-def pair(keys: tuple[bytes, bytes] = (KEY, KEY)) -> Iterator[tuple[Reliable, Reliable]]:
-    both = Reliable("127.0.0.1"), Reliable("127.0.0.1")
-    peers = [("127.0.0.1", one.port) for one in both]
-    for rank, (one, key) in enumerate(zip(both, keys, strict=True)):
-        one.start(COOKIE, rank, peers, key)
-    try:
-        yield both
-    finally:
-        for one in both:
-            one.close()
-
-
-class Between:
-    """Sits between a rank that asks and the one that answers, and turns a bit of what passes one way.
-
-    Attributes:
-        at: byte of the next connection in which a bit is turned; -1: none.
-        passed: what was asked over the last connection.
-    """
-
-    def __init__(self, to: Reliable, asks: bool) -> None:
-        self._to, self._asks = to, asks
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self.at = -1
-        self.passed = b""
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                asks, _ = self._listener.accept()
-                answers = socket.create_connection(("127.0.0.1", self._to.port))
-                with asks, answers, contextlib.suppress(OSError):
-                    self._pass(asks, answers)
-
-    def _pass(self, asks: socket.socket, answers: socket.socket) -> None:
-        """One thread for both ways, until either side has closed."""
-        count = {True: 0, False: 0}
-        self.passed = b""
-        while True:
-            for one in select.select([asks, answers], [], [])[0]:
-                way = one is asks
-                data = bytearray(one.recv(1 << 16))
-                if not data:
-                    return
-                if way:
-                    self.passed += data
-                place = self.at - count[way]
-                count[way] += len(data)
-                if way == self._asks and 0 <= place < len(data):
-                    data[place] ^= 1
-                (answers if way else asks).sendall(data)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(5)
-
-
-def through(between: Between, asks: Reliable, rank: int) -> None:
-    asks._peers[rank] = ("127.0.0.1", between.port)
+from tailbound.transport.reliable import _ANSWER, _MAGIC, _NONCE, _REQUEST, _TAG, Refusal, Reliable, _Tags
+from tailbound.transport.rendezvous import Greeting, exchange
 
 
 @pytest.mark.parametrize("keys", [(KEY, bytes(32)), (KEY, b""), (b"", KEY)])
 def test_who_lacks_the_key_gets_nothing(keys: tuple[bytes, bytes]) -> None:
     asked = []
-    with pair(keys) as (one, other):
+    with pair(*keys) as (one, other):
         one.serve("state", lambda request: asked.append(request) or [b"secret"])
         with pytest.raises(TransportError) as error:
             other.pull(0, "state", b"", 0.5)
         assert not isinstance(error.value, Refusal)
         assert not asked or not keys[0], "a job without a key answers its own"
-
-
-@pytest.mark.parametrize("asks", [True, False], ids=["of a request", "of an answer"])
-def test_no_byte_can_be_changed(asks: bool) -> None:
-    """Each byte of a request and of an answer in turn, those said once among them."""
-    with pair() as (one, other):
-        one.serve("state", lambda request: [request[::-1]])
-        between = Between(one, asks)
-        through(between, other, 0)
-        size = 16 + _HEAD + 5 + 4 + 16 if asks else 16 + 13 + 16 + 4 + 16
-        for at in range(size):
-            between.at = at
-            waits = asks and 16 + 10 <= at < 16 + _HEAD  # a length: more is waited for
-            with pytest.raises(TransportError) as error:
-                other.pull(0, "state", b"abcd", 0.05 if waits else 5)
-            assert not isinstance(error.value, Refusal)
-        between.at = size
-        assert other.pull(0, "state", b"abcd", 5) == b"dcba"
-        between.close()
-
-
-def test_a_recorded_request_is_worth_nothing() -> None:
-    with pair() as (one, other):
-        count = []
-        one.serve("state", lambda request: count.append(1) or [b"well"])
-        between = Between(one, asks=True)
-        through(between, other, 0)
-        assert other.pull(0, "state", b"abcd", 5) == b"well"
-        between.close()
-        with socket.create_connection(("127.0.0.1", one.port)) as again:
-            assert len(again.recv(16)) == 16
-            again.sendall(between.passed)
-            assert again.recv(1) == b""
-        assert (len(count), one.forged) == (1, 1)
 
 
 def connected(one: Reliable, other: Reliable) -> tuple[queue.Queue[int], queue.Queue[int]]:
@@ -151,7 +59,7 @@ def line_of(one: Reliable) -> socket.socket:
 @pytest.mark.parametrize("how", ["an end", "a byte"])
 def test_a_connection_that_ends_is_no_death_where_the_rank_answers(how: str) -> None:
     """Rule: auth-6."""
-    with pair() as (one, other):
+    with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
         before = line_of(one)
         if how == "a byte":
@@ -174,7 +82,7 @@ def test_without_a_thread_a_rank_is_asked_all_the_same(monkeypatch: pytest.Monke
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    with pair() as (one, other):
+    with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
         monkeypatch.setattr(threading.Thread, "start", no_more)
         if not lives:  # as if its process were killed
@@ -192,14 +100,14 @@ def test_without_a_thread_a_rank_is_asked_all_the_same(monkeypatch: pytest.Monke
 
 def test_a_death_is_told_and_a_farewell_is_none() -> None:
     """Rule: auth-6."""
-    with pair() as (one, other):
+    with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
         other.close()
         line = line_of(one)
         await_that(lambda: line.fileno() < 0, "the farewell has come")
         assert said[0].empty()
         assert one.revived == 0
-    with pair() as (one, other):
+    with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
         other.close(farewell=False)  # as if its process were killed: nobody listens, no farewell
         assert said[0].get(timeout=30) == 1
@@ -208,7 +116,7 @@ def test_a_death_is_told_and_a_farewell_is_none() -> None:
 def test_who_ends_connections_makes_one_look_a_second_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule: auth-6."""
     monkeypatch.setattr("tailbound.transport.reliable._LOOK_EVERY", 1000.0)
-    with pair() as (one, other):
+    with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
 
         def waits() -> bool:
@@ -224,7 +132,7 @@ def test_who_ends_connections_makes_one_look_a_second_in_the_end(monkeypatch: py
 def test_strangers_give_way_and_who_has_shown_the_key_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another user of a rank's host connects all the time, and keeps what it gets. Rule: auth-6."""
     monkeypatch.setattr("tailbound.transport.reliable._PROOF", 30.0)
-    with pair() as (one, other), contextlib.ExitStack() as held:
+    with pair(KEY, KEY) as (one, other), contextlib.ExitStack() as held:
         begun, go_on = threading.Event(), threading.Event()
 
         def slow(_: bytes) -> list[bytes]:
@@ -281,7 +189,7 @@ def test_places() -> None:
 def test_who_has_not_shown_the_key_holds_a_place_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every place of the path is taken by connections that say nothing. The bound is shorter here."""
     monkeypatch.setattr("tailbound.transport.reliable._PROOF", 0.05)
-    with pair() as (one, other), contextlib.ExitStack() as held:
+    with pair(KEY, KEY) as (one, other), contextlib.ExitStack() as held:
         one.serve("state", lambda _: [b"well"])
         for _ in range(8 + 2 * 2):
             stranger = held.enter_context(socket.create_connection(("127.0.0.1", one.port)))
@@ -290,3 +198,213 @@ def test_who_has_not_shown_the_key_holds_a_place_for_a_second_at_most(monkeypatc
             stranger.sendall(bytes(7))
         assert stranger.recv(1) == b"", "its time is over"
         assert other.pull(0, "state", b"", 5) == b"well"
+
+
+# -- from anybody ------------------------------------------------------------------------------------------------------
+
+MASTER = bytes(range(32, 64))
+_MANY = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+#: (place, bits to turn, or None: cut there; what is added behind)
+CHANGES = st.lists(st.tuples(st.integers(0, 150), st.one_of(st.none(), st.integers(1, 255))), max_size=3)
+BEHIND = st.sampled_from([b"", b"", b"more", bytes(100)])
+
+
+def changed(data: bytes, changes: list[tuple[int, int | None]], behind: bytes) -> bytes:
+    out = bytearray(data)
+    for at, bits in changes:
+        if bits is None:
+            del out[at:]
+        elif at < len(out):
+            out[at] ^= bits
+    return bytes(out) + behind
+
+
+class Posing:
+    """Somebody who poses as either end of the reliable path to the other one."""
+
+    def __init__(self, key: bytes) -> None:
+        self.key = key
+        self.asked: list[bytes] = []
+        self._closing = contextlib.ExitStack()
+        self.both = self._closing.enter_context(pair(key, key))
+        self._listener = self._closing.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self._listener.settimeout(20)
+        self.both[0].serve("state", lambda request: [self.asked.append(request) or b"well ", request])
+
+    def close(self) -> None:
+        self._closing.close()
+
+    def connected(self) -> tuple[socket.socket, bytes]:
+        """A connection to rank 0, and a right request of rank 1 over it."""
+        sock = socket.create_connection(("127.0.0.1", self.both[0].port))
+        sock.settimeout(20)
+        right = _REQUEST.pack(_MAGIC, COOKIE, 1, len(b"state"), len(b"what")) + b"statewhat"
+        if self.key:
+            own, told = bytes(range(_NONCE)), _exactly(sock, _NONCE)
+            right = own + right + _Tags(self.key, told, own, 1, 0).next(right)
+        return sock, right
+
+    def request(self, changes: list[tuple[int, int | None]], behind: bytes) -> None:
+        """Rank 1's request to rank 0, changed; what reaches the handler was sent so, and with the key it is whole."""
+        sock, right = self.connected()
+        with sock:
+            sent, before = changed(right, changes, behind), len(self.asked)
+            with contextlib.suppress(OSError):  # what is refused is not read to its end
+                sock.sendall(sent)
+                sock.shutdown(socket.SHUT_WR)
+            answer = _all(sock)
+        new = self.asked[before:]
+        if sent.startswith(right):
+            assert new == [b"what"]
+            assert b"well what" in answer
+        else:
+            assert len(new) <= (0 if self.key else 1)
+            assert all(each in sent for each in new)
+            assert not (self.key and answer)
+        assert self.both[1].pull(0, "state", b"next", 20) == b"well next"
+
+    def answer(self, changes: list[tuple[int, int | None]], behind: bytes) -> None:
+        """Somebody who poses as rank 0 answers rank 1: it gets what was sent or an error."""
+        sent: list[tuple[bytes, bytes]] = []
+
+        def pose() -> None:
+            sock, _ = self._listener.accept()
+            with sock, contextlib.suppress(OSError):
+                sock.settimeout(20)
+                nonce = bytes(_NONCE) if self.key else b""
+                first = changed(nonce + bytes(99), changes, b"")[: len(nonce)]
+                sent.append((nonce, first))
+                sock.sendall(first)
+                if len(first) < len(nonce):
+                    return
+                head, body = _ANSWER.pack(_MAGIC, 0, len(b"well")), b"well"
+                length = _REQUEST.size + len(b"statewhat")
+                if self.key:
+                    tags = _Tags(self.key, nonce, _exactly(sock, _NONCE), 1, 0)
+                    request = _exactly(sock, length + _TAG)
+                    assert first != nonce or request[length:] == tags.next(request[:length])
+                    head += tags.next(head)
+                    body += tags.next(body)
+                else:
+                    _exactly(sock, length)
+                right = nonce + head + body
+                sent[0] = right, changed(right, changes, behind)
+                sock.sendall(sent[0][1][len(nonce) :])
+
+        asks = self.both[1]
+        true, asks._peers[0] = asks._peers[0], self._listener.getsockname()[:2]
+        poser = threading.Thread(target=pose)
+        poser.start()
+        try:
+            found: bytes | None = bytes(asks.pull(0, "state", b"what", 20, most=1 << 12))
+            refused = False
+        except TransportError as error:
+            found, refused = None, isinstance(error, Refusal)
+        finally:
+            poser.join()
+            asks._peers[0] = true
+        assert not (self.key and refused)
+        right, came = sent[0]
+        if came.startswith(right):
+            assert found == b"well"
+        else:
+            assert found is None or (not self.key and found in came)
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("closed")
+        data += piece
+    return data
+
+
+def _all(sock: socket.socket) -> bytes:
+    data = b""
+    with contextlib.suppress(ConnectionError):  # what is behind a request is not read, which resets the connection
+        while piece := sock.recv(1 << 16):
+            data += piece
+    return data
+
+
+@pytest.fixture(params=[b"", KEY], ids=["no key", "key"], scope="module")
+def both(request: pytest.FixtureRequest) -> Iterator[Posing]:
+    made = Posing(request.param)
+    yield made
+    made.close()
+
+
+@given(changes=CHANGES, behind=BEHIND)
+@_MANY
+def test_what_is_no_request_reaches_no_handler(both: Posing, changes: Any, behind: bytes) -> None:
+    both.request(changes, behind)
+
+
+@given(changes=CHANGES, behind=BEHIND)
+@_MANY
+def test_what_is_no_answer_is_an_error(both: Posing, changes: Any, behind: bytes) -> None:
+    both.answer(changes, behind)
+
+
+@pytest.mark.parametrize("way", [Posing.request, Posing.answer])
+def test_no_byte_can_be_changed(both: Posing, way: Callable[[Posing, list[tuple[int, int]], bytes], None]) -> None:
+    """Each byte of a request and of an answer in turn, those said once among them."""
+    for at in range(2 * _NONCE + _TAG + _REQUEST.size):
+        way(both, [(at, 1)], b"")
+
+
+def test_a_recorded_request_is_worth_nothing() -> None:
+    with contextlib.closing(Posing(KEY)) as both:
+        sock, recorded = both.connected()
+        again, _ = both.connected()
+        with sock, again:
+            sock.sendall(recorded)
+            assert sock.recv(1)
+            again.sendall(recorded)
+            assert again.recv(1) == b""
+        assert (len(both.asked), both.both[0].forged) == (1, 1)
+
+
+_VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
+    max_leaves=6,
+)
+_OWN = Greeting(
+    rank=0, ranks=2, wire=1, version="1", address="10.0.0.1", port=7000, width=1408, rows=64, sum_rows=64,
+    datapath="udp", model="m", options={"bits": "8"}, cookie=7, nonce="00",
+)  # fmt: skip
+
+
+@given(
+    changes=st.dictionaries(
+        st.one_of(st.sampled_from(sorted(asdict(_OWN))), st.text(max_size=6)), _VALUES, max_size=2
+    ),
+    proven=st.booleans(),
+    text=st.one_of(st.none(), st.none(), st.binary(max_size=40), _VALUES.map(lambda value: json.dumps(value).encode()),
+                   st.just(b"[" * 100_000)),
+)  # fmt: skip
+@settings(max_examples=300)
+def test_what_is_no_greeting_is_refused_by_name(changes: dict[str, Any], proven: bool, text: bytes | None) -> None:
+    for master in (b"", MASTER):
+        store = MemoryStore()
+        what, own = asdict(_OWN) | {"rank": 1, "address": "10.0.0.2", "cookie": 0} | changes, _OWN
+        if master:
+            own = Greeting(**(asdict(_OWN) | {"proof": keys.prove(master, asdict(_OWN))}))
+        if proven:
+            what["proof"] = keys.prove(master, what)
+        store.set("job/greeting/1", json.dumps(what).encode() if text is None else text)
+        verify: Any = (lambda rank, told: keys.verify(MASTER, rank, told)) if master else (lambda rank, told: None)
+        refused = ""
+        try:
+            found = exchange(store, own, "job", 5, verify)
+        except LayoutError as error:
+            refused = str(error)
+        if refused:
+            assert "rank 1" in refused
+            continue
+        assert text is None
+        assert proven or not master
+        assert asdict(found[1]) == what
