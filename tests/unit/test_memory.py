@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from solo import without_job
 from tailbound.errors import ConfigError
 
-if TYPE_CHECKING:
-    import torch
+pytest.importorskip("torch", reason="missing capability 'torch'")
 
-pytestmark = pytest.mark.needs("torch")
+import torch
+
+from tailbound.torch.memory import Memory
+from tailbound.torch.paths import Paths
+from tailbound.torch.scaler import GradScaler, adopt
 
 
 def _value(x: float) -> torch.Tensor:
-    import torch
-
     return torch.full((4,), x)
 
 
@@ -34,8 +35,6 @@ def _step(kept: Any, x: torch.Tensor, *, feedback: bool, residual: float = 0.0, 
 
 
 def test_a_residual_is_added_to_the_next_gradient() -> None:
-    from tailbound.torch.memory import Memory
-
     kept = Memory()
     assert _step(kept, _value(1), feedback=False, residual=100).tolist() == [1] * 4
     assert _step(kept, _value(1), feedback=True, residual=0.25).tolist() == [1] * 4
@@ -58,10 +57,6 @@ def test_nothing_is_kept_before_ddp_has_built_its_buckets() -> None:
 
 @pytest.mark.parametrize("feedback", [False, True])
 def test_a_gradient_of_another_type_is_contributed_in_float32(feedback: bool) -> None:
-    import torch
-
-    from tailbound.torch.memory import Memory
-
     kept = Memory()
     for _ in range(4):
         source = _step(kept, _value(1.5).to(torch.bfloat16), feedback=feedback)
@@ -71,11 +66,6 @@ def test_a_gradient_of_another_type_is_contributed_in_float32(feedback: bool) ->
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
     """And its average is decoded over it, in its own type: nothing is allocated."""
-    import torch
-
-    from tailbound.torch.memory import Memory
-    from tailbound.torch.paths import Paths
-
     dtype = getattr(torch, kind)
     gradient, path = _value(1.5).to(dtype), Paths().of(torch.device("cpu"))
     bucket = Memory().of(0, 4, dtype, native=dtype in path.native)
@@ -93,10 +83,6 @@ def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["float32", "float16"])
 def test_what_is_kept_has_no_loss_scale(kind: str) -> None:
     """Gradients of 1 under scales of 4 and 8."""
-    import torch
-
-    from tailbound.torch.memory import Memory
-
     kept = Memory()
     scaled = {scale: _value(scale).to(getattr(torch, kind)) for scale in (4, 8)}
     for _ in range(2):
@@ -112,10 +98,6 @@ def state(*, job: bool) -> Any:
 
 def test_a_scaler_whose_job_is_over_scales_as_torchs_and_may_be_given_to_another() -> None:
     """Lightning fits twice with one scaler; or ``register`` has failed after it took the scaler in."""
-    import torch
-
-    from tailbound.torch.scaler import adopt
-
     first, second, one_rank = state(job=True), state(job=True), state(job=False)
     given: Any = torch.amp.GradScaler("cpu", 8.0, growth_interval=2)
     adopt(first, given)
@@ -137,10 +119,6 @@ def test_a_scaler_whose_job_is_over_scales_as_torchs_and_may_be_given_to_another
 @pytest.mark.parametrize("factors", [{"growth_factor": 1.5}, {"backoff_factor": 0.7}])
 def test_a_scale_whose_mantissa_would_part_ranks_is_refused(factors: dict[str, float]) -> None:
     """Averages times the scale, and divided by it again, would be rounded otherwise on each rank."""
-    import torch
-
-    from tailbound.torch.scaler import adopt
-
     given = torch.amp.GradScaler("cpu", 1000.0, **factors)
     with pytest.raises(ConfigError, match="give powers of two"):
         adopt(state(job=True), given)
@@ -149,10 +127,6 @@ def test_a_scale_whose_mantissa_would_part_ranks_is_refused(factors: dict[str, f
 
 
 def test_factors_of_a_checkpoint_are_looked_at_as_well() -> None:
-    import torch
-
-    from tailbound.torch.scaler import GradScaler
-
     ours = GradScaler(state(job=True))
     with pytest.raises(ConfigError, match="grows by"):
         ours.load_state_dict(torch.amp.GradScaler("cpu", growth_factor=1.5).state_dict())

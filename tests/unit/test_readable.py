@@ -13,17 +13,22 @@ from typing import Any
 import pytest
 
 from solo import without_job
+from tailbound.transport.reliable import Refusal, Reliable
 
-pytestmark = pytest.mark.needs("torch")
+pytest.importorskip("torch", reason="missing capability 'torch'")
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from tailbound.torch.absence import step_optimizers
+from tailbound.torch.hook import allreduce_hook
+from tailbound.torch.moment import Moment
 
 
 @pytest.fixture
 def alone() -> Iterator[Any]:
     """A rank that keeps the replica of ``net``, and whose averages are its own gradients."""
-    import torch
-
-    from tailbound.transport.reliable import Reliable
-
     path = Reliable("127.0.0.1")
     membership = SimpleNamespace(alive=lambda step: [1], quorum=bool, gone=set())
     communicator = SimpleNamespace(
@@ -41,8 +46,6 @@ def alone() -> Iterator[Any]:
 
 def readable(one: Any) -> int | None:
     """The step after which others may read this rank's state now; None: they may not."""
-    from tailbound.transport.reliable import Refusal
-
     moment = one.resync.moment
     if moment.step is None:
         return None
@@ -63,8 +66,6 @@ class Passes:
 
     def both(self) -> Any:
         """A forward and a backward pass, whose averages end a step of the job."""
-        import torch
-
         self.one.net.zero_grad()
         data = torch.arange(12.0).view(3, 4) / 12 + self.step
         loss = (self.one.net(data) - 1.0).square().mean()
@@ -79,8 +80,6 @@ class Passes:
 
 def stepped(passes: Passes, kind: str, settings: dict[str, Any], closure: bool) -> list[int | None]:
     """Three iterations; when the state may be read after each update."""
-    import torch
-
     updated: list[int | None] = []
 
     class Twice(torch.optim.Optimizer):
@@ -117,8 +116,6 @@ def stepped(passes: Passes, kind: str, settings: dict[str, Any], closure: bool) 
 def test_nobody_reads_while_an_optimizer_updates(
     alone: Any, kind: str, settings: dict[str, Any], closure: bool, forward: list[Any], after: list[Any]
 ) -> None:
-    import torch
-
     passes = Passes(alone)
     assert stepped(passes, kind, settings, closure) == [None] * 3
     assert (passes.forward, passes.after) == (forward, after)
@@ -145,7 +142,6 @@ def test_without_an_optimizer_nobody_reads_from_the_backward_pass_on(alone: Any)
 
 def test_weights_that_an_optimizer_has_moved_for_a_pass_are_no_state(alone: Any) -> None:
     """SAM's: it moves them, has both passes made, and moves them back for the update."""
-    import torch
 
     class Sam(torch.optim.SGD):
         def step(self, closure: Any) -> None:  # type: ignore[override]
@@ -170,8 +166,6 @@ def test_weights_that_an_optimizer_has_moved_for_a_pass_are_no_state(alone: Any)
 
 def test_weights_that_a_program_moves_between_passes_are_no_state(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """SAM by hand: after the second pass it puts them back, and they could be read meanwhile."""
-    import torch
-
     monkeypatch.setattr(alone, "_average", lambda *_: alone.steps.passed())
     optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
     passes, after = Passes(alone), list[int | None]()
@@ -186,8 +180,6 @@ def test_weights_that_a_program_moves_between_passes_are_no_state(alone: Any, mo
 
 
 def test_a_step_that_raises_is_not_made(alone: Any) -> None:
-    import torch
-
     optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
     passes = Passes(alone)
     passes.both()
@@ -205,8 +197,6 @@ def test_a_half_made_step_is_not_given_as_that_after_it(alone: Any, monkeypatch:
 
     States: partial to whole.
     """
-    import torch
-
     optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
     passes, met = Passes(alone), list[int]()
     monkeypatch.setattr(alone.resync, "synchronize", lambda _: met.append(alone.resync.moment.step) or True)
@@ -225,8 +215,6 @@ def test_a_half_made_step_is_not_given_as_that_after_it(alone: Any, monkeypatch:
 
 def test_nobody_takes_weights_that_are_swapped_for_an_evaluation(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does a rank that is lost take another's state then: it would be overwritten by what is put back."""
-    import torch
-
     looked: list[int | None] = []
     monkeypatch.setattr(alone, "rejoin", lambda: looked.append(readable(alone)))
     alone.steps.ended = 4
@@ -254,9 +242,6 @@ def test_replicas_are_compared_as_often_as_the_options_say(alone: Any, compares:
 
 def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
     """As Accelerate's: it was known beside the one in it, which then made every applied step twice."""
-    import torch
-
-    from tailbound.torch.absence import step_optimizers
 
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, inner: torch.optim.Optimizer) -> None:
@@ -282,8 +267,6 @@ def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
 @pytest.fixture
 def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A process group of one rank that dies after the test's models: the last one would free it with the GIL held."""
-    import torch.distributed as dist
-
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group = dist.group.WORLD
@@ -294,8 +277,6 @@ def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def _through_a_file(model: Any) -> Any:
-    import torch
-
     torch.save(model, file := io.BytesIO())
     file.seek(0)
     return torch.load(file, weights_only=False)
@@ -305,11 +286,6 @@ def _through_a_file(model: Any) -> Any:
 @pytest.mark.parametrize("copied", [copy.deepcopy, _through_a_file])
 def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, copied: Callable[[Any], Any]) -> None:
     """It has no part in the job. A lock of the transport was to be copied, and could not be."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tailbound.torch.hook import allreduce_hook
-
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
     state = without_job(communicator=alone.communicator)
     state.attach(model)
@@ -358,9 +334,6 @@ LAST = (1 << 22) - 1  # steps are serial numbers
 def test_only_the_step_asked_for_and_only_while_it_stands_still(
     done: list[tuple[Any, ...]], asked: int, later: bool, said: int | str
 ) -> None:
-    from tailbound.torch.moment import Moment
-    from tailbound.transport.reliable import Refusal
-
     moment = Moment()
     change = moment.change()
     for name, *arguments in done:
@@ -381,8 +354,6 @@ def test_only_the_step_asked_for_and_only_while_it_stands_still(
 
 
 def test_a_reader_waits_for_the_step_and_a_change_waits_for_the_reader() -> None:
-    from tailbound.torch.moment import Moment
-
     moment, inside, go_on = Moment(), threading.Event(), threading.Event()
     log: list[str] = []
 

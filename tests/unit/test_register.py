@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tailbound.errors import ConfigError
+from tailbound.metrics.flatten import flatten
 
-if TYPE_CHECKING:
-    from torch.nn.parallel import DistributedDataParallel
+pytest.importorskip("torch", reason="missing capability 'torch'")
 
-pytestmark = pytest.mark.needs("torch")
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from tailbound.torch import TailboundState, register
 
 
 @pytest.fixture
 def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[DistributedDataParallel]:
     """A DDP model in a world of one."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield DistributedDataParallel(torch.nn.Linear(2, 2))
@@ -30,12 +31,6 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[DistributedDataParallel]:
 
 def test_a_model_that_has_a_hook_is_refused(model: DistributedDataParallel) -> None:
     """It was torch's "can only be called once", after the whole job had been set up."""
-    import torch
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tailbound.torch import register
-
     registered = DistributedDataParallel(torch.nn.Linear(2, 2))
     register(registered)
     with pytest.raises(ConfigError, match="registered already: use the state"):
@@ -53,16 +48,12 @@ def test_a_model_that_has_a_hook_is_refused(model: DistributedDataParallel) -> N
     ],
 )
 def test_what_ddp_does_by_itself_is_refused(model: DistributedDataParallel, name: str, value: Any, words: str) -> None:
-    from tailbound.torch import register
-
     setattr(model, name, value)
     with pytest.raises(ConfigError, match=words):
         register(model)
 
 
 def test_an_optimizer_in_the_backward_pass_is_refused(model: DistributedDataParallel) -> None:
-    from tailbound.torch import register
-
     model.module.weight._in_backward_optimizers = []
     with pytest.raises(ConfigError, match=r"call optimizer.step\(\)"):
         register(model)
@@ -70,10 +61,6 @@ def test_an_optimizer_in_the_backward_pass_is_refused(model: DistributedDataPara
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
 def test_a_compiled_model_is_told_where_the_ddp_model_is(model: DistributedDataParallel) -> None:
-    import torch
-
-    from tailbound.torch import register
-
     with pytest.raises(ConfigError, match=r"not OptimizedModule: .* pass model._orig_mod"):
         register(torch.compile(model))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"not Linear$"):
@@ -82,11 +69,6 @@ def test_a_compiled_model_is_told_where_the_ddp_model_is(model: DistributedDataP
 
 def test_parameters_that_cannot_be_averaged_are_refused(model: DistributedDataParallel) -> None:
     """The first backward pass refused them; frozen ones are nobody's business."""
-    import torch
-    from torch.nn.parallel import DistributedDataParallel
-
-    from tailbound.torch import register
-
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, dtype=torch.complex64))
     with pytest.raises(ConfigError, match=r"parameter 1.weight is complex64 on cpu: supported are float32, .*freeze"):
         register(DistributedDataParallel(net))
@@ -98,10 +80,6 @@ def test_parameters_that_cannot_be_averaged_are_refused(model: DistributedDataPa
 
 
 def test_what_is_no_optimizer_is_refused(model: DistributedDataParallel) -> None:
-    import torch
-
-    from tailbound.torch import register
-
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
     for given, words in (
@@ -117,8 +95,6 @@ def test_what_is_no_optimizer_is_refused(model: DistributedDataParallel) -> None
 
 
 def test_an_option_that_is_none_is_refused_with_the_nearest_one(model: DistributedDataParallel) -> None:
-    from tailbound.torch import TailboundState, register
-
     for take in (lambda **given: register(model, **given), TailboundState):
         with pytest.raises(ConfigError, match=r"there is no option bit= here: did you mean bits\?"):
             take(bit=16)
@@ -128,11 +104,6 @@ def test_an_option_that_is_none_is_refused_with_the_nearest_one(model: Distribut
 
 def test_a_world_of_one_has_the_keys_of_any_other(model: DistributedDataParallel) -> None:
     """They were none: a script that reads them ended with a KeyError on everybody's own machine."""
-    import torch
-
-    from tailbound.metrics.flatten import flatten
-    from tailbound.torch import register
-
     state = register(model)
     model(torch.ones(3, 2)).sum().backward()
     assert model.module.weight.grad.tolist() == [[3.0, 3.0]] * 2  # nothing is coded

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.needs("torch")
+from tailbound.errors import ConfigError, TransportError
+
+pytest.importorskip("torch", reason="missing capability 'torch'")
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
+
+from tailbound.torch.replica import SLICE_LEAST, Replica
 
 
 def trained(seed: int, kind: str = "Adam", steps: int = 2) -> tuple[Any, Any, Any]:
     """A model with several types, layouts and a frozen part, its optimizer, and its replica."""
-    import torch
-    from torch import nn
-
-    from tailbound.torch.replica import Replica
-
     torch.manual_seed(seed)
     net = nn.Sequential(
         nn.Conv2d(3, 16, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(16), nn.Flatten(),
@@ -41,8 +45,6 @@ def everything(replica: Any) -> list[bytes]:
 
 @pytest.mark.parametrize("kind", ["Adam", "Adafactor"])
 def test_another_ranks_state_is_written_whole(kind: str) -> None:
-    import torch
-
     net, optimizer, mine = trained(1, kind)
     other, their_optimizer, theirs = trained(2, kind)
     assert mine.slices == theirs.slices > 4
@@ -77,11 +79,6 @@ def test_every_change_is_seen_in_the_digest_of_its_slice() -> None:
 
 
 def test_a_rank_without_optimizer_state_gets_it() -> None:
-    import torch
-
-    from tailbound.errors import TransportError
-    from tailbound.torch.replica import Replica
-
     net, fresh_optimizer, fresh = trained(5, steps=0)
     _, optimizer, theirs = trained(6, steps=3)
     assert fresh.layout(0) != theirs.layout(0)
@@ -118,8 +115,6 @@ def test_buffers_are_as_they_were_at_the_boundary() -> None:
 
 
 def test_a_foreign_optimizer_is_none_of_ours() -> None:
-    import torch
-
     net, _, replica = trained(9, steps=0)
     other = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], 0.1)
     assert not replica.adopt(other)
@@ -133,8 +128,6 @@ class Preconditioned:
     """Keeps what Shampoo and SOAP keep: lists of matrices, None and numbers, and dicts of both."""
 
     def __new__(cls, parameters: Any, lr: Any) -> Any:
-        import torch
-
         class Optimizer(torch.optim.Optimizer):
             @torch.no_grad()
             def step(self, closure: Any = None) -> None:
@@ -163,10 +156,6 @@ class Preconditioned:
 
 
 def preconditioned(seed: int, steps: int) -> tuple[Any, Any]:
-    import torch
-
-    from tailbound.torch.replica import Replica
-
     torch.manual_seed(seed)
     net = torch.nn.Linear(30, 20)
     optimizer = Preconditioned(net.parameters(), torch.tensor(0.1 * seed))
@@ -182,8 +171,6 @@ def preconditioned(seed: int, steps: int) -> tuple[Any, Any]:
 
 def flattened(value: Any) -> Any:
     """Plain values in place of tensors, to be compared."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         return str(value.dtype), value.tolist()
     if isinstance(value, dict):
@@ -236,12 +223,6 @@ def test_state_that_another_rank_no_longer_has_goes() -> None:
     ],
 )
 def test_what_cannot_be_given_is_refused_by_name(where: str, name: str) -> None:
-    from collections import deque
-
-    import torch
-
-    from tailbound.errors import ConfigError
-
     optimizer, replica = preconditioned(1, 1)
     state = optimizer.state[replica.parameters[0]]
     if where == "state":
@@ -259,11 +240,6 @@ def test_what_cannot_be_given_is_refused_by_name(where: str, name: str) -> None:
 
 def test_buffers_are_found_whatever_their_names_are_in_a_state_dict() -> None:
     """Wrappers for checkpoints take their own part out of names; statistics in them were compared with nobody's."""
-    import torch
-    from torch import nn
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper, offload_wrapper
-
-    from tailbound.torch.replica import Replica
 
     class Own(nn.Module):
         def __init__(self, shared: Any) -> None:
@@ -283,10 +259,6 @@ def test_buffers_are_found_whatever_their_names_are_in_a_state_dict() -> None:
 
 def test_a_buffer_may_change_its_shape_go_and_come_back() -> None:
     """The observer of a quantised model does so in its first pass, and training ended in the second."""
-    import torch
-
-    from tailbound.torch.replica import Replica
-
     net = torch.nn.Linear(2, 2)
     for name, value in (("scale", torch.ones(1)), ("late", None)):
         net.register_buffer(name, value)
@@ -314,11 +286,6 @@ def test_a_buffer_may_change_its_shape_go_and_come_back() -> None:
 
 def test_a_frozen_parameter_that_the_program_changes_is_compared_and_given() -> None:
     """A momentum encoder within the model: it differed on all ranks, and they were equal to the bit."""
-    import torch
-    from torch import nn
-
-    from tailbound.torch.replica import Replica
-
     nets = [nn.Sequential(nn.Linear(8, 8), nn.Linear(200, 200).requires_grad_(False)) for _ in range(2)]
     nets[1].load_state_dict(nets[0].state_dict())
     mine, theirs = (Replica(net, 4) for net in nets)
@@ -341,11 +308,6 @@ def test_a_frozen_parameter_that_the_program_changes_is_compared_and_given() -> 
 
 def test_large_buffers_are_cut_like_parameters() -> None:
     """All went with one slice: a queue of 33 MB never came within a small part of a step."""
-    import torch
-    from torch import nn
-
-    from tailbound.torch.replica import SLICE_LEAST, Replica
-
     net = nn.Linear(1000, 1000)
     net.register_buffer("queue", torch.arange(500_000.0).view(500, 1000))
     net.register_buffer("small", torch.ones(7))
@@ -370,8 +332,6 @@ def test_large_buffers_are_cut_like_parameters() -> None:
 @pytest.mark.parametrize(("rate", "scale"), [(0.02, 1.0), (0.01, 2.0)])
 def test_learning_rates_and_the_loss_scale_are_part_of_the_layouts(rate: float, scale: float) -> None:
     """Slices do not carry them: who has other ones takes them with the optimizers' form."""
-    import torch
-
     _, optimizer, replica = trained(8)
     optimizer.param_groups[0]["lr"] = 0.01
     replica.note_rates(optimizer, 1.0)

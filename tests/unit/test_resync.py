@@ -19,11 +19,19 @@ import pytest
 
 from solo import Kept
 from support import await_that
-from tailbound.errors import TransportError
+from tailbound.errors import LayoutError, TransportError
 from tailbound.transport.membership import Membership
-from tailbound.transport.reliable import Unreachable
+from tailbound.transport.reliable import Refusal, Reliable, Unreachable
 
-pytestmark = pytest.mark.needs("torch")
+pytest.importorskip("torch", reason="missing capability 'torch'")
+
+import torch
+
+from tailbound.torch import resync
+from tailbound.torch.finished import Layout
+from tailbound.torch.replica import Replica
+from tailbound.torch.resync import Resync
+from tailbound.torch.standing import _ASK, _HEAD, _HERE, _NOT_YET, _ROUND, _WELL, Standing, Standings, most_held
 
 COOKIE, PATIENCE = 77, 60
 #: Entries of a slice: there are four.
@@ -34,13 +42,6 @@ class World:
     """Ranks with equal models, all stepping at once; a step adds the same to all parameters of all ranks."""
 
     def __init__(self, ranks: int, entries: int, **settings: Any) -> None:
-        import torch
-
-        from tailbound.torch.finished import Layout
-        from tailbound.torch.replica import Replica
-        from tailbound.torch.resync import Resync
-        from tailbound.transport.reliable import Reliable
-
         self.paths = [Reliable("127.0.0.1") for _ in range(ranks)]
         self.models = []
         self.ranks: list[Any] = []
@@ -136,8 +137,6 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def optimizers_of(w: World) -> list[Any]:
     """An optimizer of each model, known to its rank."""
-    import torch
-
     made = [torch.optim.SGD(net.parameters(), 0.1) for net in w.models]
     for one, optimizer in zip(w.ranks, made, strict=True):
         one.replica.adopt(optimizer)
@@ -146,17 +145,17 @@ def optimizers_of(w: World) -> list[Any]:
 
 def extend(w: World, add: Callable[[int, Any], None]) -> None:
     """Models have more than their parameters; ``add`` gets a rank and its model."""
-    from tailbound.torch.replica import Replica
-
     for rank, (one, net) in enumerate(zip(w.ranks, w.models, strict=True)):
         add(rank, net)
         one.replica = Replica(net, len(w.ranks))
 
 
 @contextmanager
-def world(ranks: int, entries: int = 4 * SLICE, **settings: Any) -> Iterator[World]:
+def world(ranks: int, steps: int = 0, entries: int = 4 * SLICE, **settings: Any) -> Iterator[World]:
+    """Of so many ranks, after so many steps."""
     made = World(ranks, entries, **settings)
     try:
+        made.run(steps)
         yield made
     finally:
         made.close()
@@ -167,8 +166,7 @@ REPAIRED = 3
 
 
 def test_ranks_that_miss_nothing_take_nothing() -> None:
-    with world(3, period=8) as w:
-        w.run(8)
+    with world(3, 8, period=8) as w:
         assert w.counts("states_given") == [0, 0, 0]
         assert all(one.sound for one in w.ranks)
 
@@ -199,8 +197,7 @@ def test_a_damaged_rank_takes_the_slices_that_differ_from_a_sound_one(ranks: int
 def test_a_large_state_is_taken_in_parts_and_at_last_at_once(mixes: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """All at once takes longer than the ring lasts; in parts it is never equal where an optimizer mixes entries."""
     monkeypatch.setattr("tailbound.torch.resync._PARTS_MOST", 5)
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         w.mixes = mixes
         w.damage(1, 0.5)
         takes = 0
@@ -225,8 +222,7 @@ def test_a_state_is_taken_where_the_optimizer_has_stepped() -> None:
 
 
 def test_a_giver_that_is_damaged_meanwhile_gives_nothing() -> None:
-    with world(3) as w:
-        w.run(4)
+    with world(3, 4) as w:
         w.damage(1, 0.5)
         w.run(REPAIRED - 1)
         w.damage(donor := w[1]._donor, 0.25)
@@ -253,8 +249,6 @@ def test_a_rank_spends_a_share_of_its_time_on_taking(share: float) -> None:
 
 
 def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
-    import torch
-
     with world(2) as w:
         extend(w, lambda _, net: setattr(net, "frozen", torch.nn.Parameter(torch.ones(4 * SLICE), requires_grad=False)))
         w.run(2)
@@ -274,8 +268,6 @@ def test_frozen_parameters_go_with_a_whole_state_where_they_differ() -> None:
 
 
 def test_running_statistics_are_no_difference_until_all_meet() -> None:
-    import torch
-
     with world(2) as w:
         extend(w, lambda rank, net: net.register_buffer("mean", torch.full((3,), float(rank))))
         w.run(2)
@@ -288,10 +280,7 @@ def test_running_statistics_are_no_difference_until_all_meet() -> None:
 
 def test_extra_state_comes_with_a_whole_state() -> None:
     """A rank that had jumped kept its own scheduler, whose learning rate lagged for good."""
-    from tailbound.errors import LayoutError
-
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         extra_state = [Kept(7), Kept(3)]
         for one, each in zip(w.ranks, extra_state, strict=True):
             one._extra_state = {"scheduler": each}
@@ -312,8 +301,7 @@ def test_extra_state_comes_with_a_whole_state() -> None:
 
 def test_a_state_of_a_rank_that_was_lost_itself_is_not_taken() -> None:
     """Where no sound rank answered, it was, and the rank that took it contributed from then on."""
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         for rank in (1, 2):
             w.damage(rank, 0.1 * rank)
             w[rank].moment.settle(1)
@@ -328,8 +316,7 @@ def test_a_state_of_a_rank_that_was_lost_itself_is_not_taken() -> None:
 
 def test_a_take_that_fails_leaves_no_state_of_the_step_before() -> None:
     """It was settled for a moment, while the parameters were those of the next step already."""
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         settled: list[int] = []
         settle = w[1].moment.settle
         w.cut(1, 0)
@@ -345,10 +332,7 @@ def test_a_take_that_fails_leaves_no_state_of_the_step_before() -> None:
 
 def test_an_optimizer_of_another_form_is_taken_with_all_slices() -> None:
     """It was taken in parts, some of which were of another step's form. Rule: clock-21."""
-    import torch
-
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         optimizers = optimizers_of(w)
         for optimizer, net in zip(optimizers, w.models, strict=True):
             optimizer.state[net.weight]["momentum_buffer"] = torch.ones_like(net.weight)
@@ -366,7 +350,6 @@ def test_learning_rates_and_loss_scales_that_differ_are_told_as_such(
     rate: float, scale: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log said memory errors, slices were taken, and the rank was sound again. A scale stayed another one."""
-
     with world(3) as w:
         optimizers = optimizers_of(w)
         scalers = [Kept(2.0), Kept(2.0), Kept(scale)]
@@ -393,8 +376,7 @@ def test_learning_rates_and_loss_scales_that_differ_are_told_as_such(
 def test_ranks_that_are_damaged_at_once_take_from_a_sound_one_or_from_the_lowest(
     damaged: set[int], taken: list[int], led: list[int]
 ) -> None:
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         for rank in damaged:
             w.damage(rank, 0.1 * (rank + 1))
         w.run(10)
@@ -406,8 +388,7 @@ def test_ranks_that_are_damaged_at_once_take_from_a_sound_one_or_from_the_lowest
 
 def test_who_hears_nobody_does_not_lead() -> None:
     """It may be the one that is cut off; and a peer that does not answer may be sound."""
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         for rank in range(3):
             w.damage(rank, 0.1 * (rank + 1))
         w.live = {0}
@@ -487,8 +468,7 @@ def synchronize(w: World, timeout: float = PATIENCE, ranks: Sequence[int] = ()) 
 def test_synchronizing_makes_all_equal(
     damaged: set[int], changed: set[int], taken: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with world(3) as w:
-        w.run(3)
+    with world(3, 3) as w:
         for rank in damaged:
             w.damage(rank, 0.3 * (rank + 1))
         for rank in changed:
@@ -503,8 +483,6 @@ def test_synchronizing_makes_all_equal(
 
 def test_all_that_synchronize_have_the_running_statistics_of_rank_0() -> None:
     """As by DDP's broadcast; they were those of another rank each time."""
-    import torch
-
     with world(3) as w:
         extend(w, lambda rank, net: net.register_buffer("mean", torch.full((3,), float(rank))))
         for _ in range(3):
@@ -517,8 +495,7 @@ def test_all_that_synchronize_have_the_running_statistics_of_rank_0() -> None:
 
 def test_a_rank_that_hears_nobody_is_not_synchronized() -> None:
     """However sound it is: nobody knows what the others hold."""
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         assert synchronize(w, 0.4, [1]) == [False]
         w.damage(0, 0.5)
         assert synchronize(w, 2.0, [0, 1]) == [False] * 2  # rank 2 does not come
@@ -527,8 +504,7 @@ def test_a_rank_that_hears_nobody_is_not_synchronized() -> None:
 
 def test_a_rank_that_is_stopped_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others had an answer as soon as they suspected it, and saved what it does not hold."""
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         pull, tries = w.paths[0].pull, []
 
         def stopped(rank: int, *arguments: Any) -> bytearray:
@@ -545,8 +521,7 @@ def test_a_rank_that_is_stopped_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_rank_whose_peers_have_closed_is_not_synchronized(caplog: pytest.LogCaptureFixture) -> None:
     """It was true at once: rank 0 has two batches more, and the others have left meanwhile."""
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         w.run(2, only={0})
         for rank in (1, 2):
             w.paths[rank].close()
@@ -570,8 +545,7 @@ def test_who_has_died_is_not_waited_for_and_the_others_have_to_be_a_majority(
     members = Membership(ranks, 0)
     for rank in dead if known else ():
         members.died(rank, 0)
-    with caplog.at_level("INFO"), world(ranks, quorum=members.quorum) as w:
-        w.run(2)
+    with caplog.at_level("INFO"), world(ranks, 2, quorum=members.quorum) as w:
         for rank in dead:
             w.paths[rank].close()
         w.live -= dead
@@ -585,8 +559,7 @@ def test_who_has_died_is_not_waited_for_and_the_others_have_to_be_a_majority(
 
 def test_ranks_that_have_not_met_the_same_ranks_give_the_same_answer(caplog: pytest.LogCaptureFixture) -> None:
     """Rank 1 had met all and said true, rank 0 had not."""
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         w.cut(0, 2)
         w.views = {0: {0, 1}}
         w.closed.add(2)
@@ -596,8 +569,7 @@ def test_ranks_that_have_not_met_the_same_ranks_give_the_same_answer(caplog: pyt
 
 
 def test_nobody_waits_for_a_rank_that_went_on_without_synchronizing() -> None:
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         w.run(1, only={0})
         begun = time.monotonic()
         assert not w[1].synchronize(2 * PATIENCE)
@@ -606,10 +578,7 @@ def test_nobody_waits_for_a_rank_that_went_on_without_synchronizing() -> None:
 
 def test_a_slice_is_compared_by_sound_ranks_that_stand_after_the_same_step() -> None:
     """A rank that lost a result in that step must not take the loss for a fault of memory (clock-33)."""
-    from tailbound.errors import TransportError
-
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         list(w.each(lambda rank: w[rank]._compare_slice(1, 1, [1 - rank])))
         assert w.counts("digests_compared") == [1, 1]
         w.run(1)
@@ -629,8 +598,7 @@ def test_a_slice_is_compared_by_sound_ranks_that_stand_after_the_same_step() -> 
 def test_a_difference_that_no_lost_result_explains_is_named_once_a_window(
     compare: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with world(4, period=4, share=0.0, compare=compare) as w:
-        w.run(4)
+    with world(4, 4, period=4, share=0.0, compare=compare) as w:
         w.models[2].weight.data += 0.5
         w.run(4)
         assert [one.sound for one in w.ranks] == [True, True, not compare, True]
@@ -640,8 +608,7 @@ def test_a_difference_that_no_lost_result_explains_is_named_once_a_window(
 
 def test_slices_are_compared_until_a_peer_has_answered() -> None:
     """Two halves that had each led were never compared: one was further for as many steps as there are slices."""
-    with world(4) as w:
-        w.run(2)
+    with world(4, 2) as w:
         w.views = {0: {0, 1}, 1: {0, 1}, 2: {2, 3}, 3: {2, 3}}
         for rank in range(4):
             w.damage(rank, 0.5 if rank < 2 else 1.0)
@@ -660,7 +627,6 @@ def test_slices_are_compared_until_a_peer_has_answered() -> None:
 
 def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
     """Running statistics are every rank's own while it trains; a learning rate that differs is a rank gone astray."""
-
     with world(3) as w:
         optimizers = optimizers_of(w)
         w.run(2)
@@ -673,10 +639,7 @@ def test_buffers_and_plain_values_of_optimizers_are_compared() -> None:
 @pytest.mark.parametrize(("best", "scale"), [(1.0, 8.0), (0.0, 2.0)])
 def test_synchronizing_compares_extra_state_and_loss_scales(best: float, scale: float) -> None:
     """It was true while an average of weights, or a scale, was another one. Equal values may be of other objects."""
-    import torch
-
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         kept = [{"best": torch.ones(2), 3: (1, ["a"])}, OrderedDict({3: (1, ["a"]), "best": torch.ones(4)[::2]})]
         extra_state = [Kept(one) for one in (*kept, kept[0] | {"best": torch.full((2,), best)})]
         scalers = [Kept(2.0), Kept(2.0), Kept(scale)]
@@ -691,7 +654,6 @@ def test_synchronizing_compares_extra_state_and_loss_scales(best: float, scale: 
 
 def test_other_plain_values_are_taken_with_the_whole_state() -> None:
     """Slices do not carry an optimizer's counts: who finds others takes everything."""
-
     with world(2) as w:
         optimizers = optimizers_of(w)
         for optimizer, net in zip(optimizers, w.models, strict=True):
@@ -708,8 +670,6 @@ def test_other_plain_values_are_taken_with_the_whole_state() -> None:
 
 def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeting() -> None:
     """Nor does one that is still in the first one get standings of the second."""
-    from tailbound.torch.standing import _ASK, _HEAD, _HERE, _NOT_YET, _ROUND, _WELL, Standing, Standings
-
     served: list[Callable[[bytes], Sequence[bytes]]] = []
     path: Any = SimpleNamespace(serve=lambda _, handler: served.append(handler), before_close=lambda _: None)
     moment: Any = SimpleNamespace(step=2)
@@ -735,8 +695,7 @@ def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeti
 
 
 def test_who_closes_waits_until_those_who_synchronize_with_it_are_through() -> None:
-    with world(3) as w:
-        w.run(3)
+    with world(3, 3) as w:
         w.damage(1, 0.5)
         through, gather = threading.Barrier(3), w[2]._standings.gather
 
@@ -760,8 +719,7 @@ def test_who_closes_waits_until_those_who_synchronize_with_it_are_through() -> N
 
 
 def test_nobody_gives_a_state_of_another_step() -> None:
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         w.damage(1, 0.5)
         w.run(1, only={0})
         assert not w[1].adopt_any(3, 0.3)
@@ -792,10 +750,10 @@ def test_ranks_that_are_lost_together_begin_with_different_donors() -> None:
 
 def whole(w: World, step: int, wait: int = 0) -> bytes:
     """The question of a lost rank."""
-    from tailbound.torch.resync import _ASK, Wanted
-
     slices = w[0].replica.slices
-    return _ASK.pack(step, Wanted.LATER | Wanted.WHOLE, wait, 0, w[0].replica.layouts()) + bytes(16 * slices)
+    return resync._ASK.pack(step, resync.Wanted.LATER | resync.Wanted.WHOLE, wait, 0, w[0].replica.layouts()) + bytes(
+        16 * slices
+    )
 
 
 @pytest.mark.parametrize("donors", [{0}, {0, 2}])
@@ -803,10 +761,7 @@ def test_a_rank_gives_its_whole_state_to_one_lost_rank_at_a_time(
     monkeypatch: pytest.MonkeyPatch, donors: set[int]
 ) -> None:
     """The first donor is still sending: the next one gives or, where there is none, the same one afterwards."""
-    from tailbound.torch import resync
-
-    with world(3) as w:
-        w.run(2)
+    with world(3, 2) as w:
         w.damage(1, 0.5)
         w.live = donors | {1}
         first = w[0]._answer(whole(w, 1))  # on its way to another rank
@@ -829,18 +784,14 @@ def test_a_rank_gives_its_whole_state_to_one_lost_rank_at_a_time(
 
 def test_synchronizing_takes_a_whole_state_while_it_goes_to_a_lost_rank() -> None:
     """There are a few rounds only, and no time to wait for another rank's state."""
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         w.damage(1, 0.5)
         w[0]._answer(whole(w, 1))
         assert synchronize(w) == [True] * 2
 
 
 def test_who_could_not_give_its_state_may_give_it_later() -> None:
-    from tailbound.transport.reliable import Refusal
-
-    with world(2) as w:
-        w.run(1)
+    with world(2, 1) as w:
         w[0].moment.disturb()
         with pytest.raises(Refusal, match="has not ended"):
             w[0]._answer(whole(w, 0))
@@ -860,8 +811,7 @@ def test_who_could_not_give_its_state_may_give_it_later() -> None:
 def test_a_state_has_room_and_a_lost_rank_gives_it_time_by_what_is_held_here(
     held: int, lost: bool, limits: tuple[float, int, float]
 ) -> None:
-    with world(2) as w:
-        w.run(2)
+    with world(2, 2) as w:
         w.damage(1, 0.5)
         pull, asked = w.paths[1].pull, list[Any]()
 
@@ -881,13 +831,8 @@ def test_a_state_has_room_and_a_lost_rank_gives_it_time_by_what_is_held_here(
 
 
 def test_requests_that_make_no_sense_are_refused() -> None:
-    from tailbound.errors import TransportError
-    from tailbound.torch.resync import _ASK
-    from tailbound.transport.reliable import Refusal
-
-    with world(2, entries=1000) as w:
-        w.run(1)
-        for size in (0, _ASK.size, _ASK.size + 3 * 16):
+    with world(2, 1, entries=1000) as w:
+        for size in (0, resync._ASK.size, resync._ASK.size + 3 * 16):
             with pytest.raises(Refusal, match=f"a request of {size} bytes for a state of 2 slices"):
                 w.paths[1].pull(0, "state", bytes(size), PATIENCE)
         for answer in (b"", bytes(11), w[0]._answer(whole(w, 0))[0]):  # the last one tells of slices
@@ -913,8 +858,6 @@ def test_requests_that_make_no_sense_are_refused() -> None:
 )
 def test_most_of_the_ranks_decide(held: str, unlike: list[set[int]]) -> None:
     """Who holds something else than the rank to go by, by the step (clock-33)."""
-    from tailbound.torch.standing import most_held
-
     digests = dict(enumerate(held))
     chosen = [held[most_held(digests, step, len(held))] for step in range(4)]
     assert [{rank for rank in digests if held[rank] != one} for one in chosen] == unlike

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import weakref
 from types import SimpleNamespace
 
 import pytest
 
 from solo import without_job
 
-pytestmark = pytest.mark.needs("torch")
+pytest.importorskip("torch", reason="missing capability 'torch'")
+
+import torch
+
+from tailbound.torch.absence import step_optimizers
+from tailbound.torch.backend import Passes
+from tailbound.torch.replica import Replica
+from tailbound.torch.turns import Turns
 
 
 def due(steps: list[str]) -> str:
     """Of optimizers named by letters: those due after ``steps``, of which each is the letters of those that stepped."""
-    import torch
-
-    from tailbound.torch.turns import Turns
-
     weight = torch.nn.Parameter(torch.zeros(1))
     known = {letter: torch.optim.SGD([weight], 0.1) for letter in "ABC"}
     turns = Turns()
@@ -50,13 +54,6 @@ def test_steps_go_on_as_they_have_repeated(steps: list[str], wanted: str) -> Non
 @pytest.mark.parametrize("kept", [False, True])
 def test_an_optimizer_that_was_replaced_or_dropped_steps_no_more(kept: bool) -> None:
     """A second phase of training has a new one. The first stepped on where steps were applied, and kept its state."""
-    import weakref
-
-    import torch
-
-    from tailbound.torch.absence import step_optimizers
-    from tailbound.torch.replica import Replica
-
     net = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.zeros_(net.weight)
     replica = Replica(net)
@@ -80,10 +77,6 @@ def test_an_optimizer_that_was_replaced_or_dropped_steps_no_more(kept: bool) -> 
 @pytest.mark.parametrize(("pattern", "apart"), [("100" * 5, 1), ("100" * 6, 3), ("11" + "100" * 50, 1)])
 def test_iterations_that_leave_steps_out_now_and_then_are_no_accumulation(pattern: str, apart: int) -> None:
     """One bad batch in twenty on one rank: three distances alike ended its process after some 10,000 batches."""
-    import torch
-
-    from tailbound.torch.turns import Turns
-
     optimizer, turns = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1), Turns()
     turns.start()
     for step in pattern:
@@ -109,8 +102,6 @@ def test_iterations_that_leave_steps_out_now_and_then_are_no_accumulation(patter
 )
 def test_each_pass_is_expected_to_be_like_the_one_before(passes: str, ends: str, unended: str) -> None:
     """``ends``: whether a call ends the step; ``unended``: an empty op has to end it after the pass."""
-    from tailbound.torch.backend import Passes
-
     follower = Passes()
     found, left = [], ""
     for modules in passes.split():
