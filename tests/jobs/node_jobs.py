@@ -246,7 +246,7 @@ def refusals(rank: int) -> None:
     refused("node_group= is 'host'", node_group="host")
     on_hosts(rank)
     os.environ |= {"LOCAL_WORLD_SIZE": "3" if rank < 3 else "1", "LOCAL_RANK": str(rank) if rank < 3 else "0"}
-    refused("is one of 3 ranks there, and rank", node_group="auto")
+    refused("is one of 3 with a node_group there, and rank", node_group="auto")
     on_hosts(rank)
     pair = DDP(model(), process_group=[dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2])
     assert "node_group takes those of all" in said(lambda: register(pair, **patient(node_group="auto")))

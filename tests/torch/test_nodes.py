@@ -159,11 +159,11 @@ def test_a_state_may_be_closed_after_the_default_group_has_ended() -> None:
     ("said", "words"),
     [
         ([("a", 0, 2, ""), ("a", 1, 2, "")] * 2, ""),
-        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 1, "")], "rank 0 on a is one of 2 ranks there, and rank 2 on b"),
-        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 2, "")], "3 ranks are not on hosts of 2 each"),
-        ([("a", 0, 2, ""), ("b", 0, 2, ""), ("a", 1, 2, ""), ("b", 1, 2, "")], "rank 1 on b has LOCAL_RANK=0"),
-        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 0, "")], "rank 2 on b has no node_group"),
-        ([("a", 0, 0, ""), ("b", 0, 1, "")], "rank 0 on a has no node_group"),
+        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 1, "")], "rank 0 on a is one of 2 .*, and rank 2 on b .* of 1"),
+        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 2, "")], "of 3 ranks rank 0 on a is one of 2 "),
+        ([("a", 0, 2, ""), ("b", 0, 2, ""), ("a", 1, 2, ""), ("b", 1, 2, "")], "rank 1 on b is LOCAL_RANK=0 of 2"),
+        ([("a", 0, 2, ""), ("a", 1, 2, ""), ("b", 0, 0, "")], "rank 2 on b is LOCAL_RANK=0 of 0"),
+        ([("a", 0, 0, ""), ("b", 0, 1, "")], "rank 0 on a is one of 0 with a node_group"),
         ([("a", 0, 1, ""), ("a", 0, 1, ""), ("b", 0, 0, "no switch")], "rank 2 on b has refused: no switch"),
     ],
 )

@@ -82,12 +82,8 @@ def test_parameters_that_cannot_be_averaged_are_refused(model: DistributedDataPa
 def test_what_is_no_optimizer_is_refused(model: DistributedDataParallel) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    for given, words in (
-        (scheduler, r"a scheduler \(ConstantLR\): .*optimizer=scheduler.optimizer"),
-        (torch.optim.SGD, r"the class SGD: .*optimizer=SGD\(model.parameters\(\)\)"),
-        ([optimizer], "is a list: give one torch.optim.Optimizer"),
-    ):
-        with pytest.raises(ConfigError, match=words):
+    for given, kind in ((scheduler, "ConstantLR"), (torch.optim.SGD, "type"), ([optimizer], "list")):
+        with pytest.raises(ConfigError, match=rf"of type {kind}: give one torch.optim.Optimizer"):
             register(model, given)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"scaler= is of type int: give a torch.amp.GradScaler"):
         register(model, optimizer, scaler=3)  # type: ignore[arg-type]

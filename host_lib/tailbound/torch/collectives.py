@@ -6,7 +6,7 @@ less, and the others wait for it for good, or pair it with one of another step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -24,43 +24,30 @@ _OPTIMIZERS = {
 }
 
 
-@dataclass(frozen=True)
-class Barrier:
-    """``warning``: what it costs, at the start. ``refusal``: why no rank may skip a step, and what to do."""
-
-    warning: str
-    refusal: str
-
-
-def in_model(ddp_model: DistributedDataParallel, sync_option: str) -> list[Barrier]:
-    """What DDP and the model wait for in every pass; ``sync_option`` turns the broadcasts of buffers off."""
-    found = []
+def in_model(ddp_model: DistributedDataParallel, sync_option: str) -> Iterator[tuple[str, str]]:
+    """What DDP and the model wait for in every pass, and what to do; ``sync_option`` is that of buffers' broadcasts."""
     if any(_waits(module) for module in ddp_model.modules()):
-        found.append(
-            _barrier(
-                "this model has SyncBatchNorm, which exchanges statistics with all ranks in every forward and backward "
-                "pass, where a slow rank holds all others",
-                "use BatchNorm or GroupNorm instead",
-            )
+        what = (
+            "this model has SyncBatchNorm, which exchanges statistics with all ranks in every forward and backward "
+            "pass, where a slow rank holds all others"
         )
+        yield what, "use BatchNorm or GroupNorm instead"
     if ddp_model.broadcast_buffers and any(True for _ in ddp_model.module.buffers()):
-        found.append(
-            _barrier(
-                "this model has buffers, and DDP broadcasts them before every forward pass, where a slow rank holds "
-                "all others",
-                f"pass {sync_option}=False to DistributedDataParallel; running statistics are then each rank's own, "
-                "until state.synchronize() makes them equal: call it before you evaluate or save",
-            )
+        what = (
+            "this model has buffers, and DDP broadcasts them before every forward pass, where a slow rank holds all "
+            "others"
         )
+        cure = (
+            f"pass {sync_option}=False to DistributedDataParallel; running statistics are then each rank's own, until "
+            "state.synchronize() makes them equal: call it before you evaluate or save"
+        )
+        yield what, cure
     if ddp_model.find_unused_parameters:
-        found.append(
-            _barrier(
-                "find_unused_parameters=True: DDP all-reduces a map of used parameters in every step, and a slow rank "
-                "holds all others there",
-                "pass find_unused_parameters=False if every parameter gets a gradient",
-            )
+        what = (
+            "find_unused_parameters=True: DDP all-reduces a map of used parameters in every step, and a slow rank "
+            "holds all others there"
         )
-    return found
+        yield what, "pass find_unused_parameters=False if every parameter gets a gradient"
 
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
@@ -80,10 +67,6 @@ def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
         why = _OPTIMIZERS.get(f"{kind.__module__}.{kind.__qualname__}")
         if why is not None:
             raise ConfigError(f"{kind.__name__} {why}")
-
-
-def _barrier(what: str, cure: str) -> Barrier:
-    return Barrier(f"{what}; {cure}", f"{what}; leave out tailbound.torch.batches, or {cure}")
 
 
 def _waits(module: torch.nn.Module) -> bool:

@@ -121,8 +121,8 @@ def agree(said: Sequence[tuple[str, int, int, str]]) -> None:
     """Refuses hosts that do not fit together.
 
     Args:
-        said: by rank the name of its machine, its place there, the number of places (0: it wants none), and why it
-            cannot take part (empty: it can).
+        said: by rank the name of its machine, its place there, the number of places (0: it has no node_group), and why
+            it cannot take part (empty: it can).
 
     Raises:
         ConfigError: with the ranks and their machines.
@@ -131,25 +131,18 @@ def agree(said: Sequence[tuple[str, int, int, str]]) -> None:
         if refusal:
             raise ConfigError(f"rank {rank} on {name} has refused: {refusal}; look at the options that it was given")
     first, _, expected, _ = said[0]
-    for rank, (name, place, places, _) in enumerate(said):
-        if not (places and expected):
-            raise ConfigError(
-                f"rank {0 if places else rank} on {first if places else name} has no node_group, and others have: pass "
-                f"the same node_group= to register, or set {NODE_GROUP.variable}, on every rank"
-            )
-        if places != expected:
-            raise ConfigError(
-                f"rank 0 on {first} is one of {expected} ranks there, and rank {rank} on {name} one of {places}: start "
-                "as many on each host, or pass node_group='off'"
-            )
-        if place != rank % places:
-            raise ConfigError(
-                f"rank {rank} on {name} has LOCAL_RANK={place}: number the {places} ranks of a host in a row, as "
-                "torchrun does, or pass node_group='off'"
-            )
-    if len(said) % expected:
+    odd = [
+        rank
+        for rank, (_, place, places, _) in enumerate(said)
+        if not places or places != expected or place != rank % places
+    ]
+    if odd or len(said) % expected:
+        rank = odd[0] if odd else len(said) - 1
+        name, place, places, _ = said[rank]
         raise ConfigError(
-            f"{len(said)} ranks are not on hosts of {expected} each: start as many on each, or pass node_group='off'"
+            f"of {len(said)} ranks rank 0 on {first} is one of {expected} with a node_group there, and rank {rank} "
+            f"on {name} is LOCAL_RANK={place} of {places}: start as many ranks on each host, numbered in a row as "
+            f"by torchrun, and pass all of them one node_group= (or {NODE_GROUP.variable}), or node_group='off'"
         )
 
 

@@ -84,14 +84,14 @@ def register(
         )
     check(extra_state or {})
     # over a group of one rank no rank waits for another
-    barriers = in_model(ddp_model, _SYNC_OPTION) if group is ddp_model.process_group else []
-    for barrier in barriers:
-        warnings.warn(barrier.warning, stacklevel=2)
+    barriers = list(in_model(ddp_model, _SYNC_OPTION)) if group is ddp_model.process_group else []
+    for what, cure in barriers:
+        warnings.warn(f"{what}; {cure}", stacklevel=2)
     state = _state(ddp_model, group, node_group, scaler, options)
     try:
         _check_buckets(state, ddp_model)
         if barriers and dist.get_world_size(state.everyone) > 1:
-            state.together = barriers[0].refusal
+            state.together = "{}; leave out tailbound.torch.batches, or {}".format(*barriers[0])
         state.attach(ddp_model, optimizer, extra_state)
         if scaler is not None:
             adopt(state, scaler)
@@ -122,20 +122,10 @@ def _check_wrapped(model: object) -> None:
 
 def _check_optimizer(optimizer: object) -> None:
     """Raises a ``ConfigError`` for what is no optimizer, nor a wrapper around one."""
-    if isinstance(optimizer, torch.optim.lr_scheduler.LRScheduler):
-        raise ConfigError(
-            f"optimizer= is a scheduler ({type(optimizer).__name__}): give the optimizer that it schedules, "
-            "optimizer=scheduler.optimizer"
-        )
-    if isinstance(optimizer, type):
-        raise ConfigError(
-            f"optimizer= is the class {optimizer.__name__}: give the one that steps the model, as in "
-            f"optimizer={optimizer.__name__}(model.parameters())"
-        )
     if not hasattr(optimizer, "step") or not hasattr(optimizer, "param_groups"):
         raise ConfigError(
-            f"optimizer= is a {type(optimizer).__name__}: give one torch.optim.Optimizer; others that step the model "
-            "are found at their first step"
+            f"optimizer= is of type {type(optimizer).__name__}: give one torch.optim.Optimizer (of a scheduler "
+            "scheduler.optimizer); others that step the model are found at their first step"
         )
 
 
