@@ -170,7 +170,7 @@ class Absence(Part):
     def _part(self) -> None:
         """This rank's state is not that of the others any more."""
         self.abstaining = True
-        self._state.forget()
+        self._state.memory.forget()
         if self._state.resync is not None:
             self._state.resync.unsound()
 
@@ -404,7 +404,7 @@ class Absence(Part):
         if stands is None:
             state.say("no state", "no rank gave a state to continue from; this rank abstains until one does")
             return 0
-        state.forget()
+        state.memory.forget()
         dropped, memory = 0, Memory()
         while (buckets := state.layout.step()) and step_distance(stands, job.step) >= 0:
             self._collect(buckets, memory)

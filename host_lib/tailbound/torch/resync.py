@@ -44,7 +44,6 @@ from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST, Replica, digest_of
 from tailbound.torch.standing import Standing, Standings, live, most_held, reference
 from tailbound.transport.reliable import Ended, Refusal
-from tailbound.transport.steps import step_distance
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -135,7 +134,6 @@ class Resync:
         self._heard: dict[int, Standing] | None = None  # what all live ranks said when this one was unsound
         self._seen: set[int] | None = None  # peers that were live at the last boundary
         self._unseen = set[int]()  # slices that are compared once, until a peer has answered
-        self._apart: int | None = None  # the last step at which a rank came that was away
         #: answers on their way that carry a state, and bytes of the last one
         self.giving, self.given = set[object](), 0
         self._copying = threading.Lock()  # held while the state goes to a lost rank: each time it is copied
@@ -253,7 +251,6 @@ class Resync:
     def _plan(self, step: int) -> None:
         here = self._live()
         if self._seen is not None and here - self._seen:
-            self._apart = step
             self._look_through()
         self._seen = here
         peers = [rank for i in range(self._ranks) if (rank := (step + i) % self._ranks) in here]  # others each step
@@ -267,9 +264,6 @@ class Resync:
     def _look_through(self) -> None:
         """All slices are compared once, from now on."""
         self._unseen = set(range(self.replica.slices))
-
-    def _lately_apart(self, step: int) -> bool:
-        return self._apart is not None and step_distance(step, self._apart) <= self.replica.slices
 
     def _due(self, window: int) -> bool:
         slices, period = self.replica.slices, self._period
@@ -366,9 +360,8 @@ class Resync:
             "their learning rates or loss scales are not the same: move schedulers on alike, give register "
             "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
             if rates
-            else "ranks were apart, and have followed two states since"
-            if self._lately_apart(step)
-            else "look for memory errors, operations that are not deterministic, and weights that one rank changes"
+            else "ranks that were apart may have followed two states; if none was away, look for memory errors, "
+            "operations that are not deterministic, and weights that one rank changes"
         )
         log.warning(
             "rank %d: %s after step %d%s, without a lost result: %s",

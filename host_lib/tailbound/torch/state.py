@@ -178,7 +178,6 @@ class TailboundState:
         #: keeps the replica equal to the others', once attached to a model
         self.resync: Resync | None = None
         self._handles: list[Any] = []
-        self._early = False  # a boundary before the optimizer has stepped has been told of
         self._preparing = False  # holds the others until the first step is launched
         self._within = 0  # contexts of ``hold``
         self._new_step = False  # one has ended since it was looked whether this rank is lost
@@ -469,12 +468,6 @@ class TailboundState:
         """
         if not self.steps.half_made:
             self.end_step(still=True)
-        elif not self._early:
-            self._early = True
-            log.info(
-                "rank %d: boundary() before the optimizer has stepped does nothing: call it after optimizer.step()",
-                self.rank,
-            )
 
     @torch.compiler.disable
     def _before_forward(self, ddp_model: torch.nn.Module | None = None, *_: object) -> None:
@@ -537,7 +530,7 @@ class TailboundState:
         assert self.communicator is not None
         if self.entrance.enter(_ENTER):
             self._preparing = True  # it holds the others since it has entered
-            self.forget()
+            self.memory.forget()
             self.overflowed = False
             # its data are where its own steps have led it
             self.absence.skipped += max(0, self.communicator.step - self.entrance.alone)
@@ -549,10 +542,6 @@ class TailboundState:
             TransportError: it could not for some steps running.
         """
         self.absence.rejoin()
-
-    def forget(self) -> None:
-        """Drops what is kept for the next step: the parameters are others now."""
-        self.memory.forget()
 
     def __getattr__(self, name: str) -> Any:
         """Raises an ``AttributeError`` that names the present form of an old name."""
