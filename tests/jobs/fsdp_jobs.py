@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, batches, fsdp
 from tailbound.torch.replica import local
@@ -260,6 +262,30 @@ def equal_replicas(rank: int) -> dict[str, Any]:
             "moments": same(moments, mesh) and any(moments),
             "taken": state.resync.counters["slices_taken"] > 0,
         }
+
+
+def voided(rank: int) -> list[bool]:
+    """Whether each step moves this rank's shards; the second shard's job finds no majority in the second step."""
+    mesh, step, moved = grid(), 0, []
+    net = sharded(mesh["shard"])
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    with fsdp.register(net, mesh["replicate"], optimizer=optimizer, **PATIENT) as state:
+        launch = state.communicator.launch
+
+        def launched(*values: Any, done: Callable[[Outcome], None], **options: Any) -> None:
+            def told(outcome: Outcome, void: bool = step == 1 and rank % 2 == 1) -> None:
+                done(dataclasses.replace(outcome, minority=void))
+
+            launch(*values, done=told, **options)
+
+        state.communicator.launch = launched
+        for step in range(3):
+            before = held(net)
+            optimizer.zero_grad()
+            backward(net, rank, step)
+            optimizer.step()
+            moved.append(held(net) != before)
+    return moved
 
 
 def refusals(rank: int) -> None:

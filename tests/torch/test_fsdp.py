@@ -49,6 +49,11 @@ def test_replicas_begin_equal_and_are_made_equal_with_their_moments(run: Run) ->
         assert found["taken"] == (rank >= 2)
 
 
+def test_all_shards_leave_a_step_out_that_one_of_them_finds_void(run: Run) -> None:
+    """Each of them decided for itself, so that a replica went on by a part of its update. Rule: clock-38."""
+    assert run("fsdp_jobs.voided", 4) == [[True, False, True]] * 4
+
+
 def test_what_cannot_be_is_refused(run: Run) -> None:
     run("fsdp_jobs.refusals", 4)
 

@@ -82,6 +82,8 @@ class FsdpState(TailboundState):
         self._parameters: list[list[torch.nn.Parameter]] = []
         self._kept: list[bool] = []
         self._launched: list[_Launch] = []
+        #: a sharded parameter, whose mesh is that of the host's shards
+        self._one: Any = None
 
     def put_under(self, modules: Sequence[FSDPModule]) -> None:
         """Sets the all-reduce hook of ``modules``, in the same order on all ranks.
@@ -94,6 +96,8 @@ class FsdpState(TailboundState):
         self._closing = len(modules)
         self._parameters = [_own_parameters(module) for module in modules]
         self._kept = [False] * len(modules)
+        sharded: list[Any] = [p for own in self._parameters for p in own]
+        self._one = max(sharded, key=lambda p: p.device_mesh.size(), default=None)
         for number, module in enumerate(modules):
             try:
                 module.set_all_reduce_hook(self._hook(number))
@@ -179,6 +183,11 @@ class FsdpState(TailboundState):
                 launch.finish()
             except Exception as error:
                 errors.append(error)
+        if whole and self.shards > 1:
+            # each shard has a job of its own, and they leave a step out together (clock-38)
+            void = torch.tensor(float(self.steps.void), device=local(self._one).device)
+            dist.all_reduce(void, dist.ReduceOp.MAX, self._one.device_mesh.get_group())
+            self.steps.came(void=bool(void))
         if errors:
             raise errors[0]
 
