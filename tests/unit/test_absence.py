@@ -17,7 +17,7 @@ import torch
 
 from tailbound.torch.absence import step_optimizers
 from tailbound.torch.finished import Layout
-from tailbound.torch.turns import Turns
+from tailbound.torch.steps import Steps
 
 
 def test_every_transition_has_a_test(repository: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_loop_lags_by_whole_iterations(
     lost: Any, monkeypatch: pytest.MonkeyPatch, lag: int, passes: int, whole: bool
 ) -> None:
     """With an odd lag the first pass of an iteration would be averaged with the others' second one, for good."""
-    monkeypatch.setattr(Turns, "passes", passes)
+    monkeypatch.setattr(Steps, "passes", passes)
     lost.communicator.newest = lost.communicator.step
     lost.absence.void, lost.absence.lag = True, lag  # and it is patient no longer
     monkeypatch.setattr(lost.absence, "take_state", lambda _: 0)

@@ -24,7 +24,6 @@ import torch.distributed as dist
 
 from tailbound.torch import batches
 from tailbound.torch.finished import Layout
-from tailbound.torch.turns import Turns
 
 Make = Callable[..., Rank]
 
@@ -450,7 +449,7 @@ class Away:
         self.applied, self.jumps = applied or {}, jumps or {}
         self.gone = gone  #: the step whose averages are gone when it is to be applied
         self.owed_batches, self.detached = 0, False
-        self.steps, self.turns = self, Turns()
+        self.steps, self.start, self.iterate, self.apart = self, list, list, 1
         self.early = set[int]()  #: steps before which a batch is asked for too early
         self.step = 0  # of the job, as this rank sees it
 

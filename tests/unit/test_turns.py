@@ -16,14 +16,13 @@ import torch
 from tailbound.torch.absence import step_optimizers
 from tailbound.torch.backend import Passes
 from tailbound.torch.replica import Replica
-from tailbound.torch.turns import Turns
 
 
 def due(steps: list[str]) -> str:
     """Of optimizers named by letters: those due after ``steps``, of which each is the letters of those that stepped."""
     weight = torch.nn.Parameter(torch.zeros(1))
     known = {letter: torch.optim.SGD([weight], 0.1) for letter in "ABC"}
-    turns = Turns()
+    turns = without_job().steps
     for step in steps:
         for place, letter in enumerate(step):
             turns.note(known[letter], begins=place == 0)
@@ -60,13 +59,13 @@ def test_an_optimizer_that_was_replaced_or_dropped_steps_no_more(kept: bool) -> 
     state = without_job(resync=SimpleNamespace(replica=replica))
     first = torch.optim.SGD(net.parameters(), 1.0)
     assert replica.adopt(first)
-    state.steps.turns.note(first, begins=True)
+    state.steps.note(first, begins=True)
     left, other = weakref.ref(first), first if kept else None
     del first
     second = torch.optim.SGD(net.parameters(), 0.125)
     assert replica.adopt(second)
-    assert state.steps.turns.due([second]) == [second]  # a dropped one is not waited for
-    state.steps.turns.note(second, begins=True)
+    assert state.steps.due([second]) == [second]  # a dropped one is not waited for
+    state.steps.note(second, begins=True)
     assert (left() is None) == (other is None)
     assert replica.optimizers == ([other, second] if kept else [second])
     net.weight.grad = torch.ones_like(net.weight)
@@ -77,7 +76,7 @@ def test_an_optimizer_that_was_replaced_or_dropped_steps_no_more(kept: bool) -> 
 @pytest.mark.parametrize(("pattern", "apart"), [("100" * 5, 1), ("100" * 6, 3), ("11" + "100" * 50, 1)])
 def test_iterations_that_leave_steps_out_now_and_then_are_no_accumulation(pattern: str, apart: int) -> None:
     """One bad batch in twenty on one rank: three distances alike ended its process after some 10,000 batches."""
-    optimizer, turns = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1), Turns()
+    optimizer, turns = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1), without_job().steps
     turns.start()
     for step in pattern:
         if step == "1":

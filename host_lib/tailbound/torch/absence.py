@@ -29,8 +29,7 @@ from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.finished import Bucket, gradients
 from tailbound.torch.memory import Memory
 from tailbound.torch.scaler import TailboundState
-from tailbound.torch.steps import Part
-from tailbound.torch.turns import Turn
+from tailbound.torch.steps import Part, Turn
 from tailbound.transport.steps import STEP_MASK, step_distance, step_of
 
 log = logging.getLogger("tailbound")
@@ -210,8 +209,8 @@ class Absence(Part):
             return
         self.lag += moved
         self._tries += 1
-        self._state.steps.turns.split()
-        passes = self._state.steps.turns.passes
+        self._state.steps.split()
+        passes = self._state.steps.passes
         whole = self.lag % passes == 0 if passes else self.lag == 0
         self.void = bool(self._job.lost or not whole or (self.lag and self._patient))
         if self.void:
@@ -254,7 +253,7 @@ class Absence(Part):
         state.end_step(still=True)
         applied, (skipped, self.skipped) = 0, (self.skipped, 0)
         if not state.outside:
-            state.steps.turns.split()
+            state.steps.split()
         if self.place is Place.LOST:
             skipped += self.jump(_REJOIN)
 
@@ -267,7 +266,7 @@ class Absence(Part):
         if self.place is Place.BEHIND:
             applied, more = self._apply_finished(act)
             skipped += more
-        return applied, state.steps.turns.iterations(skipped)
+        return applied, state.steps.iterations(skipped)
 
     def _apply_finished(self, act: Act) -> tuple[int, int]:
         """Applies finished iterations by ``act`` while this rank is behind by whole ones.
@@ -280,7 +279,7 @@ class Absence(Part):
         state, job, applied, memory = self._state, self._job, 0, Memory()
         if not state.layout.ready:
             return 0, 0
-        while (iteration := state.steps.turns.iteration()) and job.behind >= len(iteration) and not job.lost:
+        while (iteration := state.steps.iteration()) and job.behind >= len(iteration) and not job.lost:
             for number in range(len(iteration)):
                 if not self._apply(iteration, number, act, memory):
                     skipped = number + 1 + self.take_state(time.monotonic() + _PATIENCE)
@@ -326,7 +325,7 @@ class Absence(Part):
 
     def _finish(self, moved: int, act: Act) -> int:
         """Goes on to where the program is in its iteration, after a move by so many passes; returns how many more."""
-        iteration, memory, more = self._state.steps.turns.iteration(), Memory(), 0
+        iteration, memory, more = self._state.steps.iteration(), Memory(), 0
         while iteration and self._state.layout.ready and (moved + more) % len(iteration):
             self._apply(iteration, (moved + more) % len(iteration), act, memory)
             more += 1
@@ -340,7 +339,7 @@ class Absence(Part):
         Raises:
             ConfigError: it has not known that for long.
         """
-        self._stuck = 0 if self._state.steps.turns.passes else self._stuck + 1
+        self._stuck = 0 if self._state.steps.passes else self._stuck + 1
         if self._stuck < _STUCK:
             return not self._stuck
         raise ConfigError(
@@ -450,14 +449,14 @@ def _others(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[torch.Tenso
 
 
 def step_optimizers(state: TailboundState, turn: Turn | None = None) -> None:
-    """``step()`` of the model's optimizers of ``turn``, or of those whose turn it is (``Turns``).
+    """``step()`` of the model's optimizers of ``turn``, or of those whose turn it is (``Steps.due``).
 
     Averages have the loss scale, so a gradient scaler takes it off them first, if there is one.
 
     Raises:
         ConfigError: none is known.
     """
-    due = state.steps.turns.due(state.optimizers, turn)
+    due = state.steps.due(state.optimizers, turn)
     if not due:
         raise ConfigError("no optimizer is known: pass optimizer= to register")
     for one in due:

@@ -48,8 +48,8 @@ def batches(
         raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
     source, others, alone = iter(loader), _steps_of_others(state), True
     loop = state.loop = object()
-    turns = state.steps.turns
-    turns.start()
+    steps = state.steps
+    steps.start()
     place = 0
     for batch in source:
         if place == 0 and not state.detached:
@@ -57,7 +57,7 @@ def batches(
             alone = alone and all(before.get(one, at) == at for one, at in others.items())
             if not alone:
                 state.absence.skips = False
-            elif not state.owed_batches and state.steps.between_iterations():
+            elif not state.owed_batches and steps.between_iterations():
                 applied, skipped = state.catch_up(step)
                 state.owed_batches = per_step * (applied + skipped)
                 if skipped and on_skip is not None:
@@ -73,8 +73,8 @@ def batches(
                 "its iterations. Give one of them both loaders, as in batches(zip(a, b), state)"
             )
         if place == 0 and not state.detached:
-            turns.iterate()
-            if (apart := turns.apart) > 1:
+            steps.iterate()
+            if (apart := steps.apart) > 1:
                 raise ConfigError(
                     f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
                     f"would skip too few. Give tailbound.torch.batches(..., per_step={apart * per_step})"

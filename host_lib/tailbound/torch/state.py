@@ -215,7 +215,7 @@ class TailboundState:
         check(index, tensor)
         if index == 0:
             self.before_backward()
-        if last and self.resync is not None and self.steps.turns.shared:
+        if last and self.resync is not None and self.steps.shared:
             self.resync.moment.disturb()  # SAM moves the weights after each pass, and no optimizer tells of it
         return self._average(index, tensor, last)
 
@@ -484,7 +484,7 @@ class TailboundState:
                 return
             self.end_step(still=True)
             if self.optimizers and not self.absence.skips:  # else ``batches`` says when an iteration is over
-                self.steps.turns.split()
+                self.steps.split()
         if self._new_step:  # also where the program has called ``boundary`` by itself
             self._new_step = False
             self.rejoin()
