@@ -25,13 +25,13 @@ def _value(x: float) -> torch.Tensor:
 
 def _step(kept: Any, x: torch.Tensor, *, feedback: bool, residual: float = 0.0, factor: float = 1.0) -> torch.Tensor:
     """One step of one bucket; what was contributed. ``residual``: what the engine would have left."""
-    contribution = kept.of(0, x.numel(), x.dtype).contribution(x, factor, feedback=feedback)
-    if contribution.prepare is not None:
-        contribution.prepare()
-    source: torch.Tensor = contribution.source.clone()
-    if contribution.residual is not None:
-        contribution.residual[:] = residual
-    return source
+    source, prepare, kept_back = kept.of(0, x.numel(), x.dtype).contribution(x, factor, feedback=feedback)
+    if prepare is not None:
+        prepare()
+    contributed: torch.Tensor = source.clone()
+    if kept_back is not None:
+        kept_back[:] = residual
+    return contributed
 
 
 def test_a_residual_is_added_to_the_next_gradient() -> None:
@@ -69,9 +69,9 @@ def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
     dtype = getattr(torch, kind)
     gradient, path = _value(1.5).to(dtype), Paths().of(torch.device("cpu"))
     bucket = Memory().of(0, 4, dtype, native=dtype in path.native)
-    contribution = bucket.contribution(gradient)
-    assert contribution.prepare is None
-    assert path.values(contribution.source).ctypes.data == gradient.data_ptr()
+    source, prepare, _ = bucket.contribution(gradient)
+    assert prepare is None
+    assert path.values(source).ctypes.data == gradient.data_ptr()
     decoded, result = bucket.targets(gradient)
     assert decoded is result is gradient
     assert path.values(decoded).ctypes.data == gradient.data_ptr()

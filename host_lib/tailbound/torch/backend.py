@@ -54,10 +54,6 @@ class BackendOptions:
         refuse_unknown(transport)
         self.bounded, self.transport = bool(bounded), {**transport}
 
-    def __repr__(self) -> str:
-        given = "".join(f", {name}={value!r}" for name, value in self.transport.items())
-        return f"BackendOptions(bounded={self.bounded}{given})"
-
 
 class BoundedWork(dist.Work):
     """Completes once all of ``tensors`` have been averaged in place.

@@ -68,6 +68,8 @@ class FsdpState(TailboundState):
         **options: of ``TailboundState``.
     """
 
+    _of_ddp = False
+
     def __init__(self, replicas: dist.ProcessGroup, *, shards: int = 1, **options: Any) -> None:
         super().__init__(replicas, **options)
         self.shards = shards
@@ -103,14 +105,6 @@ class FsdpState(TailboundState):
                 module.set_all_reduce_hook(self._hook(number))
             except ValueError as error:
                 raise ConfigError(f"{type(module).__name__}: {error}: give fully_shard one mesh") from error
-
-    def detach(self, timeout: float = 30.0) -> bool:
-        """Refused: FSDP averages over the replicas only where ``fully_shard`` was given both dimensions.
-
-        Raises:
-            ConfigError: always.
-        """
-        raise ConfigError("an FSDP model has no all-reduce of its own to return to: use this state to the end")
 
     def _hook(self, number: int) -> Callable[[torch.Tensor], None]:
         def average_in_place(shard: torch.Tensor) -> None:

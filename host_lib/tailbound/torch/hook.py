@@ -34,6 +34,6 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
     if buffer.layout == torch.strided:
         state.layout.note(bucket)  # what is in a bucket is part of what ranks compare
     future = state.average(bucket.index(), buffer, last)  # refuses what is not supported
-    if last and not in_backward():
-        state.ran_out()
+    if last and not in_backward():  # DDP averages zeros for this rank, which has no data left (``join``), nor steps
+        state.note_missing(1)
     return future

@@ -193,16 +193,10 @@ def check(extra_state: Mapping[str, Stateful]) -> None:
     Raises:
         ConfigError: which, and why.
     """
+    what = "a dictionary, {'scheduler': ...}, of what has state_dict() and load_state_dict()"
     if not isinstance(extra_state, Mapping):
-        raise ConfigError(
-            f"extra_state= is of type {type(extra_state).__name__}: give a dictionary, {{'scheduler': ...}}"
-        )
+        raise ConfigError(f"extra_state= is of type {type(extra_state).__name__}: give {what}")
     for name, each in extra_state.items():
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"extra_state has an entry of the name {name!r}: give it a name of letters")
-        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
-            kind = type(each).__name__
-            raise ConfigError(
-                f"extra_state[{name!r}] is of type {kind}: give something with state_dict() and load_state_dict()"
-            )
+        if not (name and isinstance(name, str) and hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise ConfigError(f"extra_state[{name!r}] is of type {type(each).__name__}: give {what}")
     decode(encode(extra_state))

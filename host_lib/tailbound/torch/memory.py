@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import torch
 
@@ -17,20 +16,6 @@ from tailbound.torch.paths import DTYPES, KINDS
 
 #: Types that can be averaged, by name.
 SUPPORTED = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-
-
-class Contribution(NamedTuple):
-    """One bucket of one step.
-
-    Attributes:
-        source: what is coded, after ``prepare``.
-        prepare: to be called in the transport thread before ``source`` is read.
-        residual: f32[n] that the engine writes, or None.
-    """
-
-    source: torch.Tensor
-    prepare: Callable[[], None] | None = None
-    residual: torch.Tensor | None = None
 
 
 class Bucket:
@@ -60,21 +45,26 @@ class Bucket:
         result = self._part("result", dtype) if into is None else into
         return (result if self.decoded == dtype else self._part("decoded", self.decoded)), result
 
-    def contribution(self, tensor: torch.Tensor, factor: float = 1.0, *, feedback: bool = False) -> Contribution:
+    def contribution(
+        self, tensor: torch.Tensor, factor: float = 1.0, *, feedback: bool = False
+    ) -> tuple[torch.Tensor, Callable[[], None] | None, torch.Tensor | None]:
         """What is contributed: ``tensor``, and with ``feedback`` what is kept of the last contribution.
 
         Args:
             tensor: the gradient, of any float type; one of the type that is decoded to is coded as it is.
             factor: one over the loss scale.
             feedback: error feedback, for this contribution and the next one.
+
+        Returns:
+            What is coded; what the transport thread is to call before it reads that; f32[n] that the engine writes.
         """
         present = tensor.detach()
         if not feedback and factor == 1.0 and present.dtype in (torch.float32, self.decoded):
-            return Contribution(present)
+            return present, None, None
         if feedback and "residual" not in self._parts:
             self._part("residual", torch.float32).zero_()
         source, residual = self._part("staged", torch.float32), self._parts["residual"] if feedback else None
-        return Contribution(source, partial(_compose, source, present, factor, residual), residual)
+        return source, partial(_compose, source, present, factor, residual), residual
 
     def forget(self) -> None:
         """Drops what is kept of the last contribution."""

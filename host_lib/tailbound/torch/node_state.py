@@ -328,10 +328,3 @@ class NodeState(TailboundState):
                 replica.write(which, memoryview(data))
             replica.freeze()
         replica.written, replica.arranged = set(), False
-
-    def stats(self) -> dict[str, Any]:
-        """As in ``TailboundState``; of the replica only where it is kept equal, on the host's first rank."""
-        stats = super().stats()
-        if not self._first:
-            stats.pop("replica", None)
-        return stats

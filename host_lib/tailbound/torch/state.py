@@ -84,6 +84,8 @@ class TailboundState:
     _compares = True
     #: the ranks of a host, which average shards of the same gradients, tell each other of overflows
     shares_scale = False
+    #: of a DDP model, which has an all-reduce of its own
+    _of_ddp = True
     #: why DDP's ``join()`` is refused; empty: it is not
     _joinless = ""
     #: None: a world of one
@@ -451,10 +453,6 @@ class TailboundState:
         if self.resync is not None:
             self.resync.note_missing(rows)
 
-    def ran_out(self) -> None:
-        """DDP averages zeros for this rank, outside of a backward pass: it has no data left (``join``), nor steps."""
-        self.note_missing(1)
-
     def rehearsed(self) -> None:
         """A step that this process made by itself has its gradients."""
         self.steps.stepped, self.steps.ended = False, _BY_ITSELF
@@ -657,7 +655,7 @@ class TailboundState:
         codes buckets on devices, by device, ``triton`` or ``host``.
         """
         stats = self.communicator.stats() if self.communicator is not None else report.alone()
-        if self.resync is not None:
+        if self.resync is not None and self._compares:
             stats["replica"] = self.resync.stats()
         if forms := self.paths.forms():
             stats["device_codec"] = forms
@@ -681,9 +679,9 @@ class TailboundState:
                 may come back), or this was called before.
         """
         self._refuse_detached("detach")
-        if self.entrance is not None:
+        if self.entrance is not None or not self._of_ddp:
             raise ConfigError(
-                "where ranks may come back DDP has no group of all of them to return to: use this state to the end"
+                "FSDP, and DDP where ranks may come back, have no all-reduce of their own: use this state to the end"
             )
         if self.steps.half_made:
             raise ConfigError("detach() between backward() and optimizer.step(): move it behind optimizer.step()")
