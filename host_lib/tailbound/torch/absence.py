@@ -36,8 +36,6 @@ log = logging.getLogger("tailbound")
 
 #: Steps running that a rank may be lost, and not be able to join the others, before training ends with an error.
 _LOST_MOST = 10
-#: Times running that a lost rank may find that iterations differ: a loop's last one often does, and soon is forgotten.
-_STUCK = 24
 #: A rank that is lost again while it takes the others' state jumps so often. The last time it takes none, since that
 #: takes longer than its ring lasts: it is not lost then, and takes a slice a step.
 _JUMPS = 3
@@ -87,7 +85,7 @@ class Absence(Part):
         self.abstaining = self.void = self.skips = self.joined = False
         self.lag = self.skipped = 0
         self._made = self._most = self._tries = 0  # of this stretch of void iterations
-        self._lost_for = self._stuck = 0
+        self._lost_for = 0
 
     @property
     def place(self) -> Place:
@@ -139,11 +137,17 @@ class Absence(Part):
         """
         self._lost_for += 1
         if self._lost_for >= _LOST_MOST:
+            advice = (
+                "A larger ring_mib bridges longer stops; tailbound.torch.batches skips missed steps"
+                if self._state.steps.passes
+                else "Iterations of this loop differ in their backward passes, or an optimizer makes several in one "
+                "step: give every iteration of tailbound.torch.batches the same passes (all that belong to one step of "
+                "the slowest optimizer, say), and accumulate within no_sync()"
+            )
             raise TransportError(
                 f"rank {self._state.rank}: is {self._state.behind} steps behind, more than its ring holds, and cannot "
                 f"join the others: {self._lost_for} steps running had zeros for gradients. Restart this rank's "
-                "processes from a checkpoint. A larger ring_mib bridges longer stops; tailbound.torch.batches skips "
-                "missed steps"
+                f"processes from a checkpoint. {advice}"
             )
 
     def before_backward(self) -> None:
@@ -185,7 +189,6 @@ class Absence(Part):
             met: all are to synchronize now, after the last step that each program has made.
 
         Raises:
-            ConfigError: it does not get there, and could join them in the middle of an iteration only.
             TransportError: see ``_count_lost``.
         """
         behind = self._state.behind
@@ -193,7 +196,8 @@ class Absence(Part):
             # the loop is where the others will be at the end of the step that the newest of them has begun
             if -self.lag <= behind and not self.lag == behind == 0 and not met:
                 return
-        elif not self._may_join(behind):
+        elif not self._state.steps.passes:  # which pass of an iteration the others are in
+            self._count_lost()
             return
         moved = 0
         if self._patient:
@@ -333,22 +337,6 @@ class Absence(Part):
 
     # -- by the state of another rank
 
-    def _may_join(self, behind: int) -> bool:
-        """Whether a lost rank knows which pass of an iteration the others are in; else it would meet another one.
-
-        Raises:
-            ConfigError: it has not known that for long.
-        """
-        self._stuck = 0 if self._state.steps.passes else self._stuck + 1
-        if self._stuck < _STUCK:
-            return not self._stuck
-        raise ConfigError(
-            f"rank {self._state.rank}: is {behind} backward passes behind and cannot join the others: iterations of "
-            "this loop differ in their backward passes, or an optimizer makes several in one step. Give every "
-            "iteration of tailbound.torch.batches the same passes (all that belong to one step of the slowest "
-            "optimizer, say), accumulate within no_sync(), and restart this rank"
-        )
-
     def _jump(self) -> int:
         """Joins the others at their next step, without their state; 0: this rank is not lost, or no rank says where."""
         self._job.drain(2)
@@ -366,12 +354,9 @@ class Absence(Part):
 
         Args:
             timeout: seconds until a state begins to come; it has time by its size then.
-
-        Raises:
-            ConfigError: iterations differ in their passes, and have for long.
         """
         state, until, moved = self._state, time.monotonic() + timeout, 0
-        if not state.layout.settled or not self._may_join(self._job.behind):
+        if not (state.layout.settled and state.steps.passes):  # else it would meet another pass of theirs
             return 0
         for number in range(1, _JUMPS + 1):
             if not self._job.lost or not (skipped := self._jump()):
