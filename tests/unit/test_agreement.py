@@ -1,17 +1,12 @@
-"""Agreeing on owner maps while packets are lost, late and doubled, and ranks die (clock-22)."""
+"""Agreeing on owner maps step by step, where ranks die, come back or are behind (clock-22)."""
 
 from __future__ import annotations
-
-import heapq
-import itertools
-import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailbound.codec.owners import OwnerMap
-from tailbound.codec.shape import shape_for
 from tailbound.transport.agreement import (
     CHAIN,
     LEAD_STEPS,
@@ -23,7 +18,6 @@ from tailbound.transport.agreement import (
     encode_map,
 )
 from tailbound.transport.membership import Membership
-from tailbound.transport.sequence import Layout, Sequence
 from tailbound.transport.steps import step_distance
 
 MS = 1_000_000
@@ -167,141 +161,92 @@ def test_a_job_whose_maps_fill_no_packet_keeps_its_map() -> None:
     assert not rank.propose(tuple(range(199)), 5, 0)
 
 
-# -- many ranks, a bad network, random histories ------------------------------------------------------------------
+# -- what keeps an id from meaning two maps ---------------------------------------------------------------------------
 
 
-class Network:
-    """Ranks that step on, talk over a bad network, believe each other dead now and then, and place ops."""
-
-    LAYOUT = Layout((0, 1000, 0, 1), shape_for(3000, 64), 7, True)
-
-    def __init__(self, ranks: int, seed: int, *, loss: float, delay: int) -> None:
-        self.random = random.Random(seed)
-        self.loss, self.delay, self.now = loss, delay, 0
-        self.ranks = ranks_of(ranks)
-        self.sequences = [Sequence(ranks, due(each, 0).map) for each in self.ranks]
-        self.shown = [0] * ranks
-        self.seen = [[0] * ranks for _ in self.ranks]  # map_known as heard: by whom, of whom
-        self.believed = [set(range(ranks)) - {r} for r in range(ranks)]
-        self.dead: set[int] = set()
-        self.places: list[dict[int, tuple[int, tuple[int, ...], tuple[int, ...]]]] = [{} for _ in self.ranks]
-        self.maps: dict[int, Agreed] = {}
-        self._wires: list[tuple[int, int, int, int, bytes]] = []  # when, order, to and by whom, what
-        self._order = itertools.count()
-
-    def send(self, sender: int, to: int, body: bytes) -> None:
-        for _ in range(1 + (self.random.random() < 0.05)):
-            if self.random.random() >= self.loss:
-                late = self.now + int(self.random.expovariate(1 / self.delay)) + 50_000
-                heapq.heappush(self._wires, (late, next(self._order), to, sender, body))
-
-    def step_of(self, rank: int) -> int:
-        return self.sequences[rank].next_label >> 10
-
-    def tick(self) -> None:
-        """A millisecond: packets arrive, every live rank takes a turn, perhaps a step."""
-        self.now += MS
-        while self._wires and self._wires[0][0] <= self.now:
-            _, _, rank, sender, body = heapq.heappop(self._wires)
-            if rank in self.dead:
-                continue
-            self.seen[rank][sender] = max(self.seen[rank][sender], int.from_bytes(body[:4], "big"))
-            if message := decode_map(body[4:], len(self.ranks)):
-                self.ranks[rank].receive(message, sender, self.believed[rank], self.now)
-        newest = max(self.step_of(r) for r in range(len(self.ranks)) if r not in self.dead)
-        for rank, agreement in enumerate(self.ranks):
-            if rank in self.dead:
-                continue
-            known = {p: self.seen[rank][p] for p in range(len(self.ranks)) if p != rank}
-            # how far the others are is heard late
-            heard_newest = max(self.step_of(rank), newest - self.random.randrange(2))
-            for to, message in agreement.poll(self.now, heard_newest, self.believed[rank], known):
-                self.send(rank, to, agreement.known.to_bytes(4, "big") + encode_map(message, len(self.ranks)))
-            if self.random.random() < 0.3:  # the headers of ordinary packets
-                for to in known:
-                    self.send(rank, to, agreement.known.to_bytes(4, "big"))
-            self._place(rank, newest)
-            self.check(rank)
-
-    def _place(self, rank: int, newest: int) -> None:
-        agreement, sequence = self.ranks[rank], self.sequences[rank]
-        if agreement.known != self.shown[rank]:
-            self.shown[rank] = agreement.known
-            sequence.set_maps(agreement.agreed)
-        behind = newest - self.step_of(rank)
-        if self.random.random() < (0.25 if behind == 0 else 0.6):
-            if self.random.random() < 0.3:
-                sequence.predict()
-            place, _ = sequence.assign(self.LAYOUT)
-            owner_map = place.placement.owner_map
-            self.places[rank][place.step] = (owner_map.id, owner_map.owners, place.sum_seqs)
-
-    def check(self, rank: int) -> None:
-        """An id means one map with one beginning, whoever knows it."""
-        for each in self.ranks[rank].agreed:
-            assert self.maps.setdefault(each.map.id, each) == each
-
-    def wish(self, rank: int) -> None:
-        owners = tuple(r for r in range(len(self.ranks)) if self.random.random() < 0.8)
-        if owners and min(self.believed[rank], default=rank) > rank:
-            self.ranks[rank].propose(owners, self.step_of(rank), self.now, self.random.randrange(2))
+def proposed(ident: int, owners: tuple[int, ...] = (0, 1), ref: int = 0) -> Message:
+    """A proposal that follows the map ``ref``."""
+    return Message(Kind.PROPOSE, ref, (Agreed(0, OwnerMap(ident, owners)),))
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8])
-@pytest.mark.parametrize("seed", [0, 1, 3])
-def test_no_two_ranks_use_one_id_for_two_maps_and_all_come_to_the_same_one(ranks: int, seed: int) -> None:
-    world = Network(ranks, 100 * ranks + seed, loss=0.05 * (seed % 4), delay=(1 + seed % 3) * MS)
-    draw, settled = world.random, 0
-    for tick in range(1500):
-        if tick % 10 == 0:
-            world.wish(draw.randrange(ranks))
-        if draw.random() < 0.01:  # opinions on who is alive differ, for a while
-            rank = draw.randrange(ranks)
-            world.believed[rank] ^= {draw.choice([r for r in range(ranks) if r != rank])}
-        elif draw.random() < 0.02:
-            rank = draw.randrange(ranks)
-            world.believed[rank] = set(range(ranks)) - world.dead - {rank}
-        if tick == 700 and ranks > 2 and seed % 2:
-            world.dead.add(draw.randrange(ranks))
-            for believed in world.believed:
-                believed -= world.dead
-        world.tick()
-    live = [r for r in range(ranks) if r not in world.dead]
-    world.loss = 0.05
-    for rank in live:  # peace
-        world.believed[rank] = set(live) - {rank}
-    for _ in range(1200):
-        world.tick()
-        if all(world.ranks[r].known == world.ranks[live[0]].known for r in live) and not any(
-            world.ranks[r].waiting(world.step_of(r)) or not world.ranks[r].quiet for r in live
-        ):
-            settled += 1
-        if settled > 60:
-            break
-    histories = [world.ranks[r].agreed[-1] for r in live]
-    assert len(set(histories)) == 1
-    assert len(world.maps) > 2
-    # the same id for an op means the same owners; and in the end all put every row at the same place again
-    for step in range(max(max(p, default=0) for p in world.places)):
-        used = {(p[step][0], p[step][1]) for p in world.places if step in p}
-        assert len({ident for ident, _ in used}) == len(used)
-    last = max(set.intersection(*(set(world.places[r]) for r in live)))
-    assert len({world.places[r][last] for r in live}) == 1
+@pytest.mark.parametrize(
+    ("sender", "message", "answer"),
+    [
+        (0, proposed(1 << 8), 1 << 8),
+        (0, proposed(1 << 8 | 2), None),
+        (0, proposed(10 << 8, ref=9 << 8), None),
+        (2, proposed(1 << 8 | 2), None),
+    ],
+    ids=["of the leader", "by an id of another rank", "after a map that is not known", "of a higher rank"],
+)
+def test_what_rank_1_acknowledges(sender: int, message: Message, answer: int | None) -> None:
+    rank = ranks_of(3)[1]
+    rank.receive(message, sender, [sender], 0)
+    found = rank.poll(0, 5, [sender], {})
+    assert found == ([] if answer is None else [(sender, Message(Kind.ACKNOWLEDGE, answer))])
 
 
-@pytest.mark.parametrize("seed", [0, 3])
-def test_when_the_leader_dies_the_next_one_leads(seed: int) -> None:
-    world = Network(4, seed, loss=0.1, delay=MS)
-    world.ranks[0].propose((0, 2, 3), 0, 0)
-    for _ in range(3 + seed):  # between its proposal and the end of it
-        world.tick()
-    world.dead.add(0)
-    for believed in world.believed:
-        believed.discard(0)
-    wanted = (1, 2, 3)
-    for _ in range(5000):
-        world.ranks[1].propose(wanted, world.step_of(1), world.now)
-        world.tick()
-        if all(r.agreed[-1].map.owners == wanted for r in world.ranks[1:]):
-            break
-    assert [r.agreed[-1].map.owners for r in world.ranks[1:]] == [wanted] * 3
+def test_who_proposes_or_settles_what_is_old_is_told_the_newest_map() -> None:
+    newest = Agreed(9, OwnerMap(5 << 8, (0, 2)))
+    for message in (proposed(1 << 8), Message(Kind.SETTLED, 0, (Agreed(3, OwnerMap(1 << 8, (0, 1))),))):
+        rank = ranks_of(3)[1]
+        rank.adopt([*rank.agreed, newest])
+        rank.receive(message, 0, [0, 2], 0)
+        assert rank.agreed[-1] == newest
+        ((to, told),) = rank.poll(0, 5, [0, 2], {0: 0})
+        assert (to, told.kind, told.maps[-1]) == (0, Kind.SETTLED, newest)
+
+
+def test_an_id_that_was_acknowledged_once_is_never_used_again() -> None:
+    """A leader that has come back counts from the beginning: it is told how far others have counted."""
+    ranks = ranks_of(2)
+    ranks[1].receive(proposed(9 << 8, (1,)), 0, [0], 0)
+    ranks[1].poll(0, 5, [0], {})
+    ranks[0].propose((0,), 5, 0)
+    rounds(ranks, range(1))
+    assert ranks[0].wanted == OwnerMap(10 << 8, (0,))
+    rounds(ranks, range(1, 10))
+    assert ranks[0].agreed[-1] == ranks[1].agreed[-1] == Agreed(5 + LEAD_STEPS, OwnerMap(10 << 8, (0,)))
+
+
+def test_a_map_begins_after_the_one_before() -> None:
+    """Also where what is heard of steps is older than that."""
+    ranks = ranks_of(2)
+    ranks[0].propose((1,), 5, 0)
+    rounds(ranks, range(3))
+    ranks[0].propose((0, 1), 5 + LEAD_STEPS, 3 * MS)
+    rounds(ranks, range(3, 6))
+    assert [each.since for each in ranks[1].agreed] == [0, 5 + LEAD_STEPS, 6 + LEAD_STEPS]
+
+
+def test_nothing_is_settled_without_a_majority() -> None:
+    rank = ranks_of(3)[0]
+    rank.propose((0,), 5, 0)
+    for now in range(100):
+        rank.poll(now * MS, 5, [], {})
+    assert (rank.known, rank.wanted.owners) == (0, (0,))
+
+
+@pytest.mark.parametrize("heard", [True, False], ids=["it acknowledges another one", "a lower rank lives again"])
+def test_who_leads_no_longer_gives_up_its_proposal(heard: bool) -> None:
+    rank = ranks_of(3)[1]
+    rank.propose((1, 2), 5, 0)
+    if heard:
+        rank.receive(proposed(2 << 8), 0, [0, 2], 0)
+    else:
+        rank.poll(0, 5, [0, 2], {})
+    assert rank.wanted.owners == (0, 1, 2)
+
+
+def test_when_the_leader_dies_between_its_proposal_and_the_end_of_it_the_next_one_leads() -> None:
+    ranks = ranks_of(3)
+    ranks[0].propose((0, 2), 5, 0)
+    turn(ranks, 0, 0)
+    assert ranks[1].propose((1, 2), 5, 0)
+    for now in range(3):
+        for who, message in ranks[1].poll(now * MS, 5, [2], {2: ranks[2].known}):
+            ranks[who].receive(message, 1, [1], now * MS)
+        for who, message in ranks[2].poll(now * MS, 5, [1], {1: ranks[1].known}):
+            ranks[who].receive(message, 2, [2], now * MS)
+    assert ranks[1].agreed == ranks[2].agreed
+    assert ranks[1].agreed[-1].map == OwnerMap(2 << 8 | 1, (1, 2))
