@@ -169,32 +169,30 @@ def verdicts(**counts: int) -> np.ndarray:
     return made
 
 
-def test_a_gap_below_the_finished_mark_is_a_loss() -> None:
-    ledger = Ledger(3)
-    ledger.close(Stage.CONTRIBUTIONS, 1, 100, 97, finished=True)
-    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts())
-    assert entry == {
-        "ops": 1, "expected": 100, "taken": 97, "missing": 3, "late": 0, "lost": 3, "refused": 0, "absent": 0,
-        "repaired": 0, "duplicated": 0,
-    }  # fmt: skip
-    assert balanced(entry)
-
-
-def test_rows_that_came_after_the_seal_are_late_and_not_lost() -> None:
+@pytest.mark.parametrize(
+    ("closed", "came", "found"),
+    [
+        ([(100, 97, True)], {}, {
+            "ops": 1, "expected": 100, "taken": 97, "missing": 3, "late": 0, "lost": 3, "refused": 0, "absent": 0,
+            "repaired": 0, "duplicated": 0,
+        }),
+        ([(100, 40, False)], {}, {"absent": 60, "lost": 0}),
+        ([(100, 40, False)], {"LATE": 50, "STALE_OP": 7, "DUPLICATE": 2},
+         {"late": 57, "lost": 0, "absent": 3, "duplicated": 2}),
+        ([(50, 40, True), (50, 45, False)], {"SCALE_MISMATCH": 12, "LATE": 2},
+         {"refused": 12, "lost": 0, "late": 2, "absent": 1}),
+    ],
+    ids=["below the finished mark it is lost", "after the seal it is absent", "or late, but not lost", "refused first"],
+)  # fmt: skip
+def test_what_is_missing_is_booked_by_its_cause(
+    closed: list[tuple[int, int, bool]], came: dict[str, int], found: dict[str, int]
+) -> None:
+    """``closed``: of each op the rows expected and taken, and whether its mark was finished."""
     ledger = Ledger(2)
-    ledger.close(Stage.CONTRIBUTIONS, 1, 100, 40, finished=False)
-    assert ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts())["absent"] == 60
-    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts(LATE=50, STALE_OP=7, DUPLICATE=2))
-    assert (entry["late"], entry["lost"], entry["absent"], entry["duplicated"]) == (57, 0, 3, 2)
-    assert balanced(entry)
-
-
-def test_refused_rows_come_out_of_the_gaps_first() -> None:
-    ledger = Ledger(2)
-    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 40, finished=True)
-    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 45, finished=False)
-    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts(SCALE_MISMATCH=12, LATE=2))
-    assert (entry["refused"], entry["lost"], entry["late"], entry["absent"]) == (12, 0, 2, 1)
+    for expected, taken, finished in closed:
+        ledger.close(Stage.CONTRIBUTIONS, 1, expected, taken, finished=finished)
+    entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts(**came))
+    assert entry == entry | found
     assert balanced(entry)
 
 

@@ -79,12 +79,8 @@ def test_wheel_holds_sources_types_and_licences(wheel: Path, repository: Path) -
     assert {f"tailbound/_assets/{name}" for name in sources(repository)} <= names
     assert "tailbound/py.typed" in names
     assert headers["License-Expression"] == "Apache-2.0 AND (GPL-2.0-only OR BSD-2-Clause)"
-    assert {n.rpartition("/")[2] for n in names if "/licenses/" in n} == {
-        "LICENSE",
-        "Apache-2.0.txt",
-        "BSD-2-Clause.txt",
-        "GPL-2.0-only.txt",
-    }
+    licences = {n.rpartition("/")[2] for n in names if "/licenses/" in n}
+    assert licences == {"LICENSE", "Apache-2.0.txt", "BSD-2-Clause.txt", "GPL-2.0-only.txt"}
     assert "tailbound = tailbound.cli:main" in points
     assert "pytest11" not in points
     assert not [n for n in names if n.startswith("tailbound_lab")]
@@ -109,29 +105,16 @@ def test_wheel_works_from_site_packages(wheel: Path, repository: Path, tmp_path:
         "print(*sorted(p.relative_to(root / '_assets').as_posix() for p in files))\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
-    done = subprocess.run(
-        [python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
-    root, names = done.stdout.splitlines()
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+    root, names = run(python, "-c", code).stdout.splitlines()
     assert Path(root) == installed / "tailbound"
     assert set(names.split()) == sources(repository).keys()
-    script = subprocess.run(
-        [home / "bin" / "tailbound", "doctor", "--interface", "lo"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert script.returncode == 0, script.stderr
-    bench = subprocess.run(
-        [home / "bin" / "tailbound", "bench"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    doctor = run(home / "bin" / "tailbound", "doctor", "--interface", "lo")
+    assert doctor.returncode == 0, doctor.stderr
+    bench = run(home / "bin" / "tailbound", "bench")
     assert bench.returncode == 1
     assert "is in the package tailbound-lab: pip install" in bench.stderr
 

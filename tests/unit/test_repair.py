@@ -1,9 +1,10 @@
-"""What is asked for, when, and what is spent on answers: the pure parts of repair, with the time as a number.
-
-Rule: clock-23.
-"""
+"""Repair (clock-23): loss detection within a flow, questions for its mark (clock-30), requests and answers to them."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +22,358 @@ from tailbound.collective.repair import (
     patience,
 )
 from tailbound.transport.config import FLOOR, MS
+from tailbound.transport.recovery import NEVER, Bounds, Incoming, Path, Recovery, Ring, paths
+from tailbound.wire.packets import DTYPES, packet, parse
 from tailbound.wire.packets import header as make_header
-from tailbound.wire.packets import packet, parse
 from tailbound.wire.schema import PacketType
+
+ROWS, RANKS, AT_ONCE = 100, 32, 8
+#: Of the op whose rows arrive, the job, and the first row.
+OP, COOKIE, SEQ = 7, 0x5EED, 0xFFFFFF80
+STEP, LOOK, PATIENCE = 3 * MS, MS, 10 * MS
+WINDOW = FLOOR // 40
+BOUNDS = Bounds(patience=PATIENCE, late=False, step=STEP, look=LOOK, floor=FLOOR)
+
+
+@dataclass
+class Receiver:
+    """Flows of 100 rows, or ``of``, from some senders, of which results or contributions arrive as a test says."""
+
+    bounds: Bounds = BOUNDS
+    first: int = 0
+    here: dict[int, set[int]] = field(default_factory=lambda: {1: set()})
+    ended: set[int] = field(default_factory=set)
+    paths: Any = field(default_factory=lambda: paths(RANKS, FLOOR))
+    results: bool = True
+    of: int = ROWS
+
+    def __post_init__(self) -> None:
+        self.presence, self.slots = np.zeros(4096, DTYPES["tb_presence"]), np.zeros(4096, DTYPES["tb_slot"])
+        memory = (0, self.presence.ctypes.data) if self.results else (self.slots.ctypes.data, 0)
+        self.recovery = Recovery(self.bounds, Ring(*memory, 4095, SEQ, OP, COOKIE), self.paths)
+        for rank, rows in self.here.items():
+            self.come(rows, rank)
+
+    @property
+    def path(self) -> Path:
+        return self.paths[1]
+
+    def come(self, rows: Iterable[int], rank: int = 1) -> None:
+        """Rows by their place in the order of sending."""
+        listed = (np.array(sorted(rows), np.int64) + self.first) % self.of
+        if self.results:
+            self.presence[self.positions(rank)[listed]] = OP, COOKIE
+            return
+        slots = SEQ + listed & 4095
+        self.slots["op"][slots], self.slots["cookie"][slots] = OP, COOKIE
+        self.slots["ranks"][slots, rank >> 6] |= np.uint64(1 << (rank & 63))
+
+    def places(self, rank: int) -> np.ndarray:
+        return np.arange(rank, rank + RANKS * self.of, RANKS, dtype=np.int32)[::-1].copy()
+
+    def positions(self, rank: int) -> np.ndarray:
+        return SEQ + self.places(rank).astype(np.int64) & 4095
+
+    def flows(self) -> list[Incoming]:
+        return [
+            Incoming(rank, self.of, self.first, rank in self.ended, self.places(rank) if self.results else None)
+            for rank in sorted(self.here)
+        ]
+
+    def came(self, rank: int = 1) -> int:
+        if self.results:
+            return int((self.presence["op"][self.positions(rank)] == OP).sum())
+        return int((self.slots["ranks"][:, 0] >> np.uint64(rank) & np.uint64(1)).sum())
+
+    def turn(self, now: int) -> dict[int, list[int]]:
+        requests, asked = self.recovery.poll(now, self.flows())
+        assert not asked
+        return {rank: places.tolist() for rank, places in requests}
+
+    def run(self, now: int, until: int) -> list[tuple[int, list[int]]]:
+        """Looks whenever one is due; times and rows of the requests."""
+        requests = []
+        while now <= until:
+            requests += [(now, rows) for rows in self.turn(now).values()]
+            if self.recovery.due == NEVER:
+                break
+            assert self.recovery.due > now
+            now = self.recovery.due
+        return requests
+
+
+def begun(receiver: Receiver, rows: Iterable[int]) -> Receiver:
+    """The first look at its flow, at 0; ``rows`` come after it."""
+    assert receiver.turn(0) == {}
+    assert receiver.recovery.due == STEP
+    receiver.come(rows)
+    return receiver
+
+
+def missed(receiver: Receiver, rows: Iterable[int]) -> dict[int, list[int]]:
+    """What is requested a window after the first look that finds ``rows``."""
+    begun(receiver, rows).turn(STEP)
+    return receiver.turn(STEP + WINDOW)
+
+
+def test_a_flow_without_gaps_requests_nothing() -> None:
+    receiver = begun(Receiver(), range(40))
+    assert receiver.run(STEP, 10 * STEP) == []
+    receiver.come(range(ROWS))
+    receiver.ended = {1}
+    assert receiver.turn(11 * STEP) == {}
+    assert not receiver.recovery.open
+
+
+@pytest.mark.parametrize("results", [False, True])
+def test_a_row_is_requested_while_its_flow_runs_a_window_after_a_row_behind_it(results: bool) -> None:
+    receiver = begun(Receiver(results=results), {*range(40)} - {7, 9})
+    assert receiver.turn(STEP) == {}
+    assert receiver.recovery.due == STEP + WINDOW
+    assert receiver.turn(STEP + WINDOW - 1) == {}
+    assert receiver.turn(STEP + WINDOW) == {1: [7, 9]}
+    assert not receiver.recovery.open  # the op waits for the flow, not for an answer
+
+
+def test_what_comes_within_the_window_is_not_requested() -> None:
+    receiver = begun(Receiver(), {*range(40)} - {7})
+    receiver.turn(STEP)
+    receiver.come([7])
+    assert receiver.turn(STEP + WINDOW) == {}
+
+
+def test_rows_that_nothing_has_passed_wait_for_the_mark() -> None:
+    receiver = begun(Receiver(), range(40))
+    assert receiver.run(STEP, 5 * STEP) == []
+    receiver.ended = {1}
+    now = 6 * STEP
+    assert receiver.turn(now) == {}
+    assert receiver.recovery.open
+    assert receiver.turn(now + WINDOW) == {1: list(range(40, ROWS))}
+
+
+def test_a_launch_after_the_deadline_requests_at_once() -> None:
+    """Rule: clock-13."""
+    receiver = Receiver(BOUNDS._replace(late=True), here={1: set(range(1, ROWS))}, ended={1})
+    assert receiver.turn(MS) == {1: [0]}
+
+
+def test_a_lost_retransmission_is_detected_by_the_next_one() -> None:
+    receiver = Receiver()
+    assert missed(receiver, {*range(40)} - {7, 9}) == {1: [7, 9]}
+    receiver.come([9])  # and 7 was lost again
+    now = 2 * STEP + WINDOW
+    assert receiver.turn(now) == {}
+    assert receiver.turn(now + WINDOW) == {1: [7]}
+
+
+def test_a_retransmission_passes_no_row_that_has_not_left() -> None:
+    """It leaves before everything else, so rows that are still queued come after it."""
+    receiver = Receiver()
+    assert missed(receiver, {*range(40)} - {7}) == {1: [7]}
+    receiver.come([7])
+    assert receiver.run(STEP + WINDOW, 3 * STEP) == []
+
+
+def test_the_probe_timeout_doubles_until_a_row_comes() -> None:
+    receiver = Receiver(here={1: {*range(ROWS)} - {3, 4}}, ended={1})
+    pto = receiver.path.pto
+    assert receiver.turn(MS) == {}
+    first = MS + WINDOW
+    assert receiver.run(first, first + PATIENCE - 1) == [
+        (first, [3, 4]), (first + pto, [3, 4]), (first + 3 * pto, [3, 4]),
+    ]  # fmt: skip
+    receiver.come([4])
+    now = first + PATIENCE
+    assert receiver.run(now, now + 2 * pto) == [(now + WINDOW, [3])]  # the other answer passed it
+
+
+def test_without_progress_a_flow_that_has_ended_is_given_up() -> None:
+    receiver = Receiver(here={1: {*range(ROWS)} - {3}}, ended={1})
+    receiver.run(MS, 100 * MS)
+    assert not receiver.recovery.open
+    assert receiver.recovery.over(1)
+    assert receiver.recovery.due == NEVER
+
+
+@pytest.mark.parametrize("way", ["gone", "suspect"])
+def test_who_brings_nothing_any_more_is_over(way: str) -> None:
+    receiver = Receiver(here={1: set(range(50)), 2: set(range(50))}, ended={1, 2})
+    receiver.turn(MS)
+    if way == "gone":
+        receiver.recovery.gone(2, np.arange(50, ROWS))
+    else:
+        del receiver.here[2]
+    assert list(receiver.turn(MS + WINDOW)) == [1]
+    assert receiver.recovery.over(2)
+    assert receiver.recovery.open
+
+
+def test_places_are_those_of_the_list_whose_flow_begins_in_its_middle() -> None:
+    receiver = Receiver(first=90)
+    assert missed(receiver, {*range(40)} - {7, 12}) == {1: [2, 97]}
+    assert receiver.recovery.requested[1].tolist() == [2, 97]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.floats(0, 0.4))
+def test_whatever_is_lost_comes_as_long_as_answers_do(seed: int, loss: float) -> None:
+    """Ten rows arrive each millisecond, retransmissions before them, and each packet may be lost."""
+    random = np.random.default_rng(seed)
+    receiver = Receiver(BOUNDS._replace(patience=NEVER))
+    flow, now, waiting, sent = receiver, 0, list[int](), 0
+    while flow.came() < ROWS:
+        now += MS
+        assert now < 2000 * MS
+        for rows in receiver.turn(now).values():
+            waiting += rows
+        leaves = waiting + list(range(sent, min(ROWS, sent + 10)))
+        sent, waiting = sent + 10, []
+        flow.come(row for row in leaves if random.random() >= loss)
+        if sent >= ROWS and random.random() < 0.5:
+            receiver.ended = {1}
+
+
+def test_the_probe_timeout_follows_answers() -> None:
+    path = Path(FLOOR)
+    assert path.pto == FLOOR // 5
+    for _ in range(50):
+        path.answered(5 * MS)
+    assert 5 * MS <= path.pto <= 6 * MS
+    path.answered(40 * MS)
+    assert path.pto > 30 * MS
+    for _ in range(200):
+        path.answered(1000)
+    assert path.pto == FLOOR // 10
+    for _ in range(50):
+        path.answered(400 * MS)
+    assert path.pto == 5 * FLOOR
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_lost_request_is_no_slow_answer(known: bool) -> None:
+    """The time from a lost request was taken for the usual one, and the next timeout was longer than the deadline."""
+    path = paths(1, FLOOR)[0]
+    if known:
+        for _ in range(20):
+            path.answered(MS, MS)
+    path.answered(MS, 7 * MS)
+    assert path.pto <= 6 * MS
+
+
+@pytest.mark.parametrize("took", [15 * MS, 40 * MS])
+def test_answers_slower_than_the_first_timeouts_are_learned(took: int) -> None:
+    """They were given up after 14 ms, op after op, and rows asked for three times never came in time."""
+    known, given_up = paths(RANKS, FLOOR), 0
+    for op in range(12):
+        receiver = Receiver(here={1: {*range(ROWS)} - {3}}, ended={1}, paths=known)
+        now, asked = (op + 1) * 10**9, 0
+        for at in range(now, now + 20 * took, MS):
+            if receiver.turn(at):
+                asked = asked or at
+            if asked and at >= asked + took:
+                receiver.come([3])
+        given_up += bool(receiver.recovery.flows[1].table["out"].any())
+    assert given_up < 6
+    assert known[1].pto >= took
+
+
+def test_the_reordering_window_widens_where_rows_come_twice() -> None:
+    path, ever = Path(FLOOR), 5
+    path.settled(10, ever, probed=False)
+    assert path.window == WINDOW  # half of them is as many as may
+    ever += 6
+    path.settled(10, ever, probed=True)
+    assert path.window == WINDOW  # the timeout was too short, not the window
+    for _ in range(20):
+        ever += 6
+        path.settled(10, ever, probed=False)
+    assert path.window == FLOOR
+    for _ in range(100):
+        path.settled(10, ever, probed=False)
+    assert path.window == WINDOW
+
+
+def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int = 0, answers: int = 0,
+              floor: int = FLOOR) -> list[tuple[float, list[int]]]:  # fmt: skip
+    """Who is asked for its mark and when, ms after the last row, while no more comes than ``rows`` of each sender.
+
+    ``answers``: what they have taken so far, ns.
+    """
+    here = {rank: set(range(count)) for rank, count in rows.items()}
+    receiver = Receiver(BOUNDS._replace(floor=floor, step=floor // 10), here=here, paths=paths(RANKS, floor), of=of)
+    found, now = [], 0
+    for _ in range(50 if answers else 0):
+        receiver.path.answered(answers)
+    while now <= until:
+        requests, asked = receiver.recovery.poll(now, receiver.flows(), asks=True, deadline=deadline)
+        assert not requests
+        if asked:
+            found.append(((now - floor // 10 * any(rows.values())) / MS, asked))
+        assert receiver.recovery.due > now
+        now = receiver.recovery.due
+    return found
+
+
+BEGUN, NOT_BEGUN = [4, 12, 28, 60, 124, 252], [20, 60, 140, 300]
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "times"),
+    [
+        ({1: 40}, {}, BEGUN),
+        ({1: 0}, {}, NOT_BEGUN),
+        ({1: 0}, {"of": 3}, [4, 44, 124, 284]),  # the flow may be lost as a whole
+        ({1: 0}, {"of": 4}, NOT_BEGUN),
+        ({1: 40}, {"answers": 9 * MS}, [9, 27, 63, 135, 279]),
+        ({1: 40}, {"floor": FLOOR // 50}, [t / 50 for t in BEGUN]),
+        ({1: 0}, {"deadline": 16 * MS}, [10, 30, 50, 70]),  # in time for an answer, and then for a later deadline
+        ({1: 0}, {"deadline": 60 * MS}, [20, 54, 74]),
+        ({1: 0}, {"deadline": 5 * MS}, [4, 24, 44, 64]),  # never at once
+    ],
+)
+def test_who_leaves_a_mark_open_is_asked_ever_more_rarely_and_before_the_deadline(
+    rows: dict[int, int], more: dict[str, Any], times: list[float]
+) -> None:
+    """Rules: clock-30, clock-36."""
+    assert questions(int((times[-1] + 2) * MS), rows, **more)[: len(times)] == [
+        (pytest.approx(time, rel=0.01), [1]) for time in times
+    ]
+
+
+def test_of_many_that_are_missing_few_are_asked_at_a_time_and_all_in_turn() -> None:
+    """But before a deadline all. Rule: clock-30."""
+    many = dict.fromkeys(range(1, 3 * AT_ONCE - 1), 40)
+    found = questions(30 * MS, many)
+    assert max(len(asked) for _, asked in found) == AT_ONCE
+    assert {rank for _, asked in found[:3] for rank in asked} == set(many)
+    late = [asked for now, asked in questions(25 * MS, many, deadline=30 * MS) if now >= 20]
+    assert {rank for asked in late for rank in asked} == set(many)
+
+
+def test_rows_of_a_sender_that_is_awaited_again_are_requested() -> None:
+    """It was suspected for a while by what another op had not got. Rules: clock-14, clock-23."""
+    receiver = begun(Receiver(), set(range(ROWS)) - {7})
+    left = receiver.recovery.poll(STEP, [])
+    assert (left, receiver.recovery.over(1), receiver.recovery.open) == (([], []), True, False)
+    receiver.ended = {1}
+    assert receiver.run(2 * STEP, 3 * STEP + 2 * WINDOW)[0][1] == [7]
+    assert receiver.recovery.standing == (True, 0)
+
+
+def test_rows_that_are_gone_end_no_more_than_themselves() -> None:
+    """A flow whose owner lacks one row was given up as a whole. Rule: clock-23."""
+    receiver = Receiver(first=90)
+    assert missed(receiver, set(range(40)) - {7, 12}) == {1: [2, 97]}
+    receiver.recovery.gone(1, np.array([97]))
+    receiver.come(set(range(40, ROWS)) - {70})
+    receiver.ended = {1}
+    now = STEP + WINDOW + LOOK
+    receiver.turn(now)
+    assert receiver.turn(now + WINDOW)[1][0] == 60
+    receiver.come([12, 70])
+    receiver.turn(now + 2 * WINDOW + LOOK)
+    assert (receiver.recovery.over(1), receiver.recovery.open) == (True, False)
 
 
 def test_patience_follows_what_results_take() -> None:

@@ -145,10 +145,15 @@ def test_a_wrong_value_is_named_with_its_variable_and_what_to_give(name: str, te
     assert give in said
 
 
-def spelled(**given: Any) -> tuple[Any, ...]:
+def options(**given: Any) -> Any:
+    """All settings of a caller who gives these, be they arguments or ``advanced``."""
     advanced = {name: given.pop(name) for name in ADVANCED if name in given}
-    found = filled(cast(Options, given | {"advanced": advanced}))
-    return found["error_feedback"], found["share_rows"], found["bits"], found["deadline_ms"], found["multicast_group"]
+    return filled(cast(Options, given | {"advanced": advanced}))
+
+
+def spelled(**given: Any) -> tuple[Any, ...]:
+    found = options(**given)
+    return tuple(found[name] for name in ("error_feedback", "share_rows", "bits", "deadline_ms", "multicast_group"))
 
 
 def test_arguments_take_the_spellings_of_variables() -> None:
@@ -183,16 +188,10 @@ def test_an_option_that_is_none_is_refused_with_what_to_give(given: dict[str, An
     assert str(caught.value) == says
 
 
-def options(**given: Any) -> dict[str, Any]:
-    advanced = {name: given.pop(name) for name in ADVANCED if name in given}
-    found = filled(cast(Options, given | {"advanced": advanced}))
-    return {"port": found["port"], "switch": found["switch"], "result": found["result"]}
-
-
 def test_an_argument_wins_over_the_variable_and_the_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILBOUND_PORT", "2000")
     monkeypatch.delenv("TAILBOUND_RESULT", raising=False)
-    assert options() == {"port": 2000, "switch": None, "result": "auto"}
+    assert [options()[name] for name in ("port", "switch", "result")] == [2000, None, "auto"]
     assert options(port=3000)["port"] == 3000
     monkeypatch.setenv("TAILBOUND_RESULT", "fanout")
     assert options()["result"] == "fanout"
@@ -222,14 +221,8 @@ def test_what_is_no_setting_is_warned_of_once(
     assert [r.getMessage() for r in caplog.records] == [
         "TAILBOUND_RNIG_MIB is no setting and does nothing: did you mean TAILBOUND_RING_MIB?"
     ]
-    assert unknown(
-        {
-            "TAILBOUND_LAB_STRAGGLER": "1:5:2",
-            "TAILBOUND_WEATHER": "1",
-            "PATH": "/bin",
-            "TAILBOUND_PORT": "1",
-        }
-    ) == [
+    ours = {"TAILBOUND_LAB_STRAGGLER": "1:5:2", "TAILBOUND_PORT": "1", "PATH": "/bin"}
+    assert unknown(ours | {"TAILBOUND_WEATHER": "1"}) == [
         "TAILBOUND_WEATHER is no setting and does nothing: see docs/settings.md",
     ]
 

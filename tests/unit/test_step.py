@@ -1,4 +1,4 @@
-"""What is to be done for an op, from what is known of it (``collective.step``), and which have news."""
+"""What is to be done for an op (``collective.step``), which ops have news, and what is said of those that are over."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from tailbound.collective.repair import Repairs
 from tailbound.collective.running import Running
 from tailbound.collective.step import Step, overtaken, recover, stand_still, start_clock, step
 from tailbound.collective.view import View
+from tailbound.collective.window import Window
 from tailbound.datapath.store import allocate
 from tailbound.transport.config import FLOOR
 from tailbound.transport.membership import Membership
@@ -565,3 +566,56 @@ def test_more_ops_than_rows_and_rows_used_again(rank: Rank) -> None:
     new = rank.op()
     assert new.row == gone.row
     assert rank.news(MS) == [new]
+
+
+class Written(dict[str, Any]):
+    """A control record that remembers in which order its fields are written."""
+
+    def __init__(self) -> None:
+        super().__init__({name: np.zeros(1, np.uint32) for name in ("released", "result_base", "sum_base", "first_op")})
+        self.order: list[str] = []
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.order.append(name)
+        super().__setitem__(name, np.full(1, value, np.uint32))
+
+
+def window(control: Written) -> tuple[Window, Any]:
+    """The window of rank 0 of two, and its job."""
+    job: Any = SimpleNamespace(
+        turn_keys=lambda step, turns: None,
+        rank=0,
+        sequence=SimpleNamespace(next_label=6, jump=lambda to: None, map=OwnerMap(0, (0, 1))),
+        marks=SimpleNamespace(contributed=5, published=4, told=5),
+        ranks=2,
+        store=SimpleNamespace(control=control, result_rows=64),
+    )
+    queue: Any = SimpleNamespace(cancel=lambda label: 0)
+    running: Any = SimpleNamespace(remove=lambda op: None)
+    return Window(job, queue, lambda op: None, running), job
+
+
+def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
+    """Its last results may leave together with answers, when all ops of the turn have been moved on.
+
+    Without the mark others asked for it in vain, and waited for as long as they wait past deadlines.
+
+    Rules: clock-7b, clock-19.
+    """
+    held, job = window(Written())
+    place = SimpleNamespace(
+        label=5, step=0, result_seq=8, sum_seqs=[4, 4], layout=SimpleNamespace(shape=SimpleNamespace(rows=4)),
+        placement=SimpleNamespace(counts=np.array([2, 2]), shares=[2, 2], owner_map=SimpleNamespace(turns=0)),
+    )  # fmt: skip
+    held.pool = SimpleNamespace(keep=lambda place, buffers: None)  # type: ignore[assignment]
+    through = SimpleNamespace(phase=Phase.DONE)
+    held.ops[5] = SimpleNamespace(label=5, first=through, second=through, place=place, start=1, buffers=None)  # type: ignore[assignment]
+    assert held.release()
+    assert (held.ops, job.marks.published) == ({}, 5)
+
+
+def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:
+    """Else rows that are right would be refused: a row of an op in progress is not stored over (kernel-16)."""
+    held, job = window(Written())
+    held.jump(SimpleNamespace(step=3, result_seq=100, sum_seqs=[50, 60]))  # type: ignore[arg-type]
+    assert job.store.control.order[:3] == ["released", "result_base", "sum_base"]

@@ -1,10 +1,12 @@
-"""Where a job's switch is, which jobs may share it, what is refused by name, and when it is left."""
+"""Where a job's switch is, which jobs may share it, when it is left; the list of the reference switch (kernel-24)."""
 
 from __future__ import annotations
 
 import pytest
 
+from reference_switch import Rules
 from support import MemoryStore
+from switch_cases import Form, cases, expected
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError
 from tailbound.kernel.switch import Entry, Member, port_table
@@ -12,7 +14,7 @@ from tailbound.settings.table import OPTIONS
 from tailbound.switch.job import JobSpec, RankSpec, mac_bytes, parse_rank, place
 from tailbound.transport.config import MS, Config
 from tailbound.transport.switch import RESTS, Fallback, Switch, parse
-from tailbound.wire.schema import SWITCH_JOBS
+from tailbound.wire.schema import SWITCH_JOBS, Verdict
 
 
 @pytest.mark.parametrize(
@@ -184,3 +186,29 @@ def test_every_port_has_a_place_in_the_table() -> None:
     assert port_table([5, 5 + 64, 5 + 128]) == 256
     with pytest.raises(ConfigError, match="give each once"):
         port_table([5, 5])
+
+
+#: Addresses are its socket's business; it has one job, and knows all its ranks.
+_ELSEWHERE = {None, Verdict.WRONG_ADDRESS}
+CASES = [
+    c
+    for c in cases()
+    if len(c.jobs) == 1 and c.jobs[0].registered is None and not {s.verdict for s in c.steps} & _ELSEWHERE
+]
+
+
+@pytest.mark.parametrize("form", ["mean", "sums"])
+def test_the_reference_switch_does_what_the_list_says(form: Form) -> None:
+    assert len(CASES) > 30
+    for case in CASES:
+        (job,) = case.jobs
+        rules = Rules(job.cookie, job.ranks, job.headroom, job.rows, form)
+        for step in case.steps:
+            abandoned = rules.counts[Verdict.ABANDONED]
+            verdict, out, everybody = rules.take(step.packet)
+            assert verdict == step.verdict, case.name
+            assert rules.counts[Verdict.ABANDONED] - abandoned == step.abandoned, case.name
+            wanted = expected(step, form)
+            assert (out or None) == wanted, case.name
+            if wanted is not None:
+                assert step.to == (tuple(range(job.ranks)) if everybody else (step.packet[14],)), case.name
