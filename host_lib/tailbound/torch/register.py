@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Unpack
 
 import torch
@@ -16,7 +16,6 @@ from tailbound.collective.communicator import MAX_STEP_OPS
 from tailbound.errors import ConfigError
 from tailbound.settings.table import Options, known, refuse_unknown
 from tailbound.torch import elastic
-from tailbound.torch.collectives import in_model
 from tailbound.torch.compat import keep_connections
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.kept import Stateful, check
@@ -84,7 +83,7 @@ def register(
         )
     check(extra_state or {})
     # over a group of one rank no rank waits for another
-    barriers = list(in_model(ddp_model, _SYNC_OPTION)) if group is ddp_model.process_group else []
+    barriers = list(_barriers(ddp_model)) if group is ddp_model.process_group else []
     for what, cure in barriers:
         warnings.warn(f"{what}; {cure}", stacklevel=2)
     state = _state(ddp_model, group, node_group, scaler, options)
@@ -108,6 +107,37 @@ def _of_model(ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler |
     entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
     scaled = f" with a loss scale of {scaler.get_scale():g}" if scaler is not None and scaler.is_enabled() else ""
     return {"model": model_digest(ddp_model.module) + scaled, "entries": entries}
+
+
+def _barriers(ddp_model: DistributedDataParallel) -> Iterator[tuple[str, str]]:
+    """What DDP and the model wait for in every pass, and what to do.
+
+    Such a collective only stalls while every rank makes each of them. A rank that skips a step (``batches``) makes one
+    less, and the others wait for it for good, or pair it with one of another step.
+    """
+    modules = ddp_model.modules()
+    if any(isinstance(one, torch.nn.SyncBatchNorm) and dist.get_world_size(one.process_group) > 1 for one in modules):
+        what = (
+            "this model has SyncBatchNorm, which exchanges statistics with all ranks in every forward and backward "
+            "pass, where a slow rank holds all others"
+        )
+        yield what, "use BatchNorm or GroupNorm instead"
+    if ddp_model.broadcast_buffers and any(True for _ in ddp_model.module.buffers()):
+        what = (
+            "this model has buffers, and DDP broadcasts them before every forward pass, where a slow rank holds all "
+            "others"
+        )
+        cure = (
+            f"pass {_SYNC_OPTION}=False to DistributedDataParallel; running statistics are then each rank's own, until "
+            "state.synchronize() makes them equal: call it before you evaluate or save"
+        )
+        yield what, cure
+    if ddp_model.find_unused_parameters:
+        what = (
+            "find_unused_parameters=True: DDP all-reduces a map of used parameters in every step, and a slow rank "
+            "holds all others there"
+        )
+        yield what, "pass find_unused_parameters=False if every parameter gets a gradient"
 
 
 def _check_wrapped(model: object) -> None:

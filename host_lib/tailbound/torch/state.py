@@ -28,7 +28,6 @@ from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import Options, config_fields, described, filled
 from tailbound.torch.absence import Absence, Place
-from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.compat import RefusedJoin, default_store, joined, used_by
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
@@ -41,7 +40,7 @@ from tailbound.torch.paths import Paths
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
-from tailbound.torch.steps import Steps
+from tailbound.torch.steps import Steps, refuse_optimizer
 from tailbound.transport.config import DEADLINE_MOST, MS, Config
 from tailbound.transport.steps import STEP_MASK, step_of
 from tailbound.wire.bits import Bits, as_bits, both_ways

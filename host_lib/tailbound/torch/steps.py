@@ -17,7 +17,6 @@ from typing import Any, TypeAlias
 import torch
 
 from tailbound.errors import ConfigError
-from tailbound.torch.collectives import refuse_optimizer
 from tailbound.torch.compat import scaler_at_work
 from tailbound.torch.replica import Replica
 from tailbound.torch.scaler import TailboundState, adopt
@@ -34,6 +33,15 @@ _MOST = 32
 _ALIKE, _APART = 8, 5
 #: Passes after which an iteration that nobody has ended is given up.
 _LONGEST = 256
+
+#: Optimizers whose ``step()`` is a collective; by name, since importing them costs and warns.
+_OPTIMIZERS = {
+    "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer": "shards its state over the ranks and "
+    "broadcasts parameters in every step, so no step is bounded, and a rank's state cannot be made equal to another's: "
+    "give every rank a plain optimizer, or shard inside a host by FSDP2 (tailbound.torch.fsdp)",
+    "torch.distributed.optim.post_localSGD_optimizer.PostLocalSGDOptimizer": "averages parameters over the ranks in "
+    "step(), where one that skips a step would hold all others: give the optimizer inside it",
+}
 
 
 class Part:
@@ -325,3 +333,22 @@ def _alike(mine: Sequence[Turn], theirs: Sequence[Turn]) -> int:
     """How many of the first are equal."""
     equal = [a == b for a, b in zip(mine, theirs, strict=True)]
     return equal.index(False) if False in equal else len(equal)
+
+
+def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer whose ``step()`` is a collective, or makes other passes on each rank.
+
+    Raises:
+        ConfigError: it is one; the message says what to take instead.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS) and any(
+        group["max_iter"] > 1 or group["line_search_fn"] for group in optimizer.param_groups
+    ):
+        raise ConfigError(
+            "LBFGS decides by each rank's own loss how many backward passes a step has, and ranks would average "
+            "different ones: give it max_iter=1 and no line_search_fn"
+        )
+    for kind in type(optimizer).__mro__:
+        why = _OPTIMIZERS.get(f"{kind.__module__}.{kind.__qualname__}")
+        if why is not None:
+            raise ConfigError(f"{kind.__name__} {why}")
