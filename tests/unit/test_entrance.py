@@ -52,7 +52,7 @@ def make(rank: int, part: Part) -> tuple[Entrance, Reliable, Any]:
     layout._buckets = {0: bucket}
     own = Standing(1, form=layout.digest())
     resync = SimpleNamespace(
-        moment=SimpleNamespace(step=4), giving=set(), given=0, transfer=lambda: 0.0, counters=Counter(),
+        moment=SimpleNamespace(step=4), giving=set(), given=0, counters=Counter(),
         standings=lambda ranks: dict.fromkeys(ranks, own),
     )  # fmt: skip
     communicator = SimpleNamespace(

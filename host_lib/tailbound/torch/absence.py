@@ -19,7 +19,6 @@ import logging
 import queue
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
 
 import torch
 
@@ -53,9 +52,6 @@ _JOINED = (
     "within DDP's join() all ranks wait for each other before every forward pass; leave out tailbound.torch.batches, "
     "or leave join() out and give all ranks as many batches"
 )
-#: What to do with the averages of a pass that optimizers follow: these, or (None) those whose turn it is; and whether
-#: no optimizer follows a later pass of the iteration.
-Act: TypeAlias = "Callable[[Turn | None, bool], object]"
 
 
 class Place(enum.Enum):
@@ -261,19 +257,13 @@ class Absence(Part):
         if self.place is Place.LOST:
             skipped += self.jump(_REJOIN)
 
-        def act(turn: Turn | None, last: bool) -> None:
-            if step is not None and last:
-                step()
-            else:
-                step_optimizers(state, turn)
-
         if self.place is Place.BEHIND:
-            applied, more = self._apply_finished(act)
+            applied, more = self._apply_finished(step)
             skipped += more
         return applied, state.steps.iterations(skipped)
 
-    def _apply_finished(self, act: Act) -> tuple[int, int]:
-        """Applies finished iterations by ``act`` while this rank is behind by whole ones.
+    def _apply_finished(self, step: Callable[[], object] | None) -> tuple[int, int]:
+        """Applies finished iterations, which end by ``step``, while this rank is behind by whole ones.
 
         Where the averages are gone (the owner map changed while this rank was away, say), it takes another's state.
 
@@ -285,9 +275,9 @@ class Absence(Part):
             return 0, 0
         while (iteration := state.steps.iteration()) and job.behind >= len(iteration) and not job.lost:
             for number in range(len(iteration)):
-                if not self._apply(iteration, number, act, memory):
+                if not self._apply(iteration, number, step, memory):
                     skipped = number + 1 + self.take_state(time.monotonic() + _PATIENCE)
-                    return applied, skipped + self._finish(skipped, act)
+                    return applied, skipped + self._finish(skipped, step)
             applied += 1
         if not iteration and job.behind > 0:
             state.say(
@@ -297,7 +287,9 @@ class Absence(Part):
             )
         return applied, 0
 
-    def _apply(self, iteration: Sequence[Turn | None], number: int, act: Act, memory: Memory) -> bool:
+    def _apply(
+        self, iteration: Sequence[Turn | None], number: int, step: Callable[[], object] | None, memory: Memory
+    ) -> bool:
         """Applies the averages of the next pass, ``number`` of ``iteration``.
 
         False: they are gone, and this rank's state is not that of the others.
@@ -322,16 +314,19 @@ class Absence(Part):
             state.applied(outcome, bucket.last)
         if turn != ():
             with gradients(buckets, averages, state.layout.unused(), _others(state.optimizers)):
-                act(turn, all(later == () for later in iteration[number + 1 :]))
+                if step is not None and all(later == () for later in iteration[number + 1 :]):
+                    step()
+                else:
+                    step_optimizers(state, turn)
             self._job.job.counters["steps_applied"] += 1
         state.end_step(still=turn != ())
         return True
 
-    def _finish(self, moved: int, act: Act) -> int:
+    def _finish(self, moved: int, step: Callable[[], object] | None = None) -> int:
         """Goes on to where the program is in its iteration, after a move by so many passes; returns how many more."""
         iteration, memory, more = self._state.steps.iteration(), Memory(), 0
         while iteration and self._state.layout.ready and (moved + more) % len(iteration):
-            self._apply(iteration, (moved + more) % len(iteration), act, memory)
+            self._apply(iteration, (moved + more) % len(iteration), step, memory)
             more += 1
         return more
 
@@ -368,7 +363,7 @@ class Absence(Part):
                 words = "is lost again by when another's state has come; abstains until it has it, in slices"
                 state.say("no state", words)
         if moved:
-            moved += self._finish(moved, lambda turn, _: step_optimizers(state, turn))
+            moved += self._finish(moved)
             state.say("jumped", f"was away for too long and has skipped {moved} steps")
         return moved
 

@@ -186,7 +186,7 @@ class Entrance:
             body = self._ask_in(donor, min(until, begun + _TURN))
             (step,) = _STEP.unpack_from(body)
             stopped = time.monotonic()
-            self._resync.take_state(donor, step, _SILENCE + self._resync.transfer(), Wanted.WHOLE | Wanted.BUFFERS)
+            self._resync.take_state(donor, step, _SILENCE, Wanted.WHOLE | Wanted.BUFFERS)
             here = self._communicator.enter(bytes(body[_STEP.size :]))
             self._communicator.hold(True)  # until its first step with the others is launched: it may look for its data
         finally:

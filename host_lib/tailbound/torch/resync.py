@@ -230,10 +230,6 @@ class Resync:
         """Whether it is sound, its number of slices, and counters, in plain types."""
         return {"sound": self.sound, "slices": self.replica.slices, "counters": dict(sorted(self.counters.items()))}
 
-    def transfer(self) -> float:
-        """Seconds that the whole state may take on the way."""
-        return self._size() / RATE
-
     def _size(self) -> int:
         return sum(map(self.replica.size, range(self.replica.slices)))
 
