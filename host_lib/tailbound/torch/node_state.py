@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -35,7 +34,8 @@ class NodeState(TailboundState):
 
     ``rank`` and ``ranks`` are those of the job: the number of this host among the hosts, the same on all of its ranks,
     and the number of hosts. Who writes a file on one rank alone asks ``torch.distributed.get_rank()``.
-    ``synchronize`` is to be called on all ranks of a host. Where one holds, all its jobs do. DDP's ``join()`` is
+    ``synchronize`` is to be called on all ranks of a host. Where one holds, all its jobs do; where its first rank is
+    about to change replicas, the step then stays open until the next forward pass, which all make. DDP's ``join()`` is
     refused.
 
     Args:
@@ -84,7 +84,6 @@ class NodeState(TailboundState):
         self._launches = InOrder(inside.stream)
         self._gathers = InOrder(inside.stream, 0 if inside.one_order else None)
         self._missed = 0  # rows of this step, here
-        self._takes = False  # the first rank of the host may change its replica at the next boundary
         self._between = True  # no bucket of the next step has come
         self._failure: TailboundError | None = None
         self._told = False  # all ranks of the host know of it, as far as they can be reached
@@ -238,14 +237,6 @@ class NodeState(TailboundState):
                 told(heard, error or failed)
 
         return within
-
-    def hold(self, *, changes: bool = False) -> AbstractContextManager[None]:
-        """As in ``TailboundState``, on one rank of the host or on all.
-
-        Where the host's first rank is about to change replicas, the step stays open until the next forward pass, which
-        all make: neighbours of a rank that holds alone may wait for it elsewhere.
-        """
-        return self._holding(ends_step=not self._takes, changes=changes)
 
     def rejoin(self) -> None:
         """As in ``TailboundState``; what it raises is raised at the end of the next step, on all ranks of the host."""

@@ -72,7 +72,6 @@ def register(
     if scaler is not None and not hasattr(scaler, "is_enabled"):
         raise ConfigError(f"scaler= is of type {type(scaler).__name__}: give a torch.amp.GradScaler")
     _check_model(ddp_model)
-    _check_ignored(ddp_model)
     keep_connections(ddp_model)
     group = elastic.world_of(ddp_model.process_group)
     if group is not ddp_model.process_group and ddp_model.find_unused_parameters:
@@ -192,6 +191,15 @@ def _check_model(ddp_model: DistributedDataParallel) -> None:
             "delay_all_reduce_named_params: DistributedDataParallel averages these parameters by itself, where a slow "
             "rank holds all others: remove it"
         )
+    ignored = set(getattr(ddp_model.module, "_ddp_params_and_buffers_to_ignore", ()))
+    trained = sorted(name for name, p in ddp_model.module.named_parameters() if p.requires_grad and name in ignored)
+    if trained:
+        raise ConfigError(
+            f"DistributedDataParallel is told to ignore {len(trained)} trained parameter(s) ({', '.join(trained[:3])}"
+            f"{', ...' if len(trained) > 3 else ''}), which are then each rank's own; Tailbound would make them equal "
+            "on all ranks: leave them out of _ddp_params_and_buffers_to_ignore, keep them in a module outside of the "
+            "one that is wrapped, or freeze them (requires_grad_(False))"
+        )
     for name, one in ddp_model.module.named_modules():
         if isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag) and one.sparse:
             raise ConfigError(
@@ -203,24 +211,6 @@ def _check_model(ddp_model: DistributedDataParallel) -> None:
                 f"parameter {name} is {str(p.dtype).removeprefix('torch.')} on {p.device}: supported are {SUPPORTED}, "
                 "on the CPU or on CUDA devices; freeze it (requires_grad_(False)), or keep it in a module outside"
             )
-
-
-def _check_ignored(ddp_model: DistributedDataParallel) -> None:
-    """Refuses a model of which DDP leaves trained parameters to each rank: replicas are kept equal in all of them.
-
-    Raises:
-        ConfigError: with their names.
-    """
-    module = ddp_model.module
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    trained = sorted(name for name, p in module.named_parameters() if p.requires_grad and name in ignored)
-    if trained:
-        raise ConfigError(
-            f"DistributedDataParallel is told to ignore {len(trained)} trained parameter(s) ({', '.join(trained[:3])}"
-            f"{', ...' if len(trained) > 3 else ''}), which are then each rank's own; Tailbound would make them equal "
-            "on all ranks: leave them out of _ddp_params_and_buffers_to_ignore, keep them in a module outside of the "
-            "one that is wrapped, or freeze them (requires_grad_(False))"
-        )
 
 
 def _check_buckets(state: TailboundState, ddp_model: DistributedDataParallel) -> None:

@@ -11,7 +11,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, Unpack
 
@@ -81,6 +81,8 @@ class TailboundState:
 
     #: digests of its replica are compared with those of other ranks; not where the first rank of its host does that
     _compares = True
+    #: the first rank of this host may change its replica at the next boundary, with the others of the host
+    _takes = False
     #: the ranks of a host, which average shards of the same gradients, tell each other of overflows
     shares_scale = False
     #: of a DDP model, which has an all-reduce of its own
@@ -586,7 +588,8 @@ class TailboundState:
             self.absence.abstaining = False
         return well
 
-    def hold(self, *, changes: bool = False) -> AbstractContextManager[None]:
+    @contextmanager
+    def hold(self, *, changes: bool = False) -> Iterator[None]:
         """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
 
         For as long as ``hold_max`` at most. Anywhere between two averages, also between ``backward`` and
@@ -596,22 +599,15 @@ class TailboundState:
             changes: the weights are others within (their averages, which are evaluated, say), and are put back before
                 the end. No rank takes this one's state meanwhile, and this one joins the others after it.
         """
-        return self._holding(ends_step=True, changes=changes)
-
-    @contextmanager
-    def _holding(self, *, ends_step: bool, changes: bool) -> Iterator[None]:
         if self.communicator is None or self.detached:
             yield
             return
-        if ends_step and not self.steps.half_made:
+        if not self.steps.half_made and not self._takes:
             self.end_step(still=True)
         self._hold(True)
         self._within += 1
-        unread: AbstractContextManager[None] = nullcontext()
-        if changes and self.resync is not None:
-            unread = self.resync.moment.change()
         try:
-            with unread:
+            with self.resync.moment.change() if changes and self.resync is not None else nullcontext():
                 yield
         finally:
             self._within -= 1
