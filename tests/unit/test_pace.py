@@ -68,33 +68,27 @@ def test_the_first_limit_has_bounds() -> None:
         assert [path.take(20 * MS, sent) for _ in range(3)][-1] == rate
 
 
-def test_short_round_trips_add_and_raises_have_a_pause() -> None:
-    path = limited()
-    assert path.take(L.t_low - 1) == pytest.approx(2e8 * (1 + L.addend) + L.step)
+def test_raises_have_a_pause() -> None:
     path = limited(step=MS)
     assert len({path.take(100_000) for _ in range(8)}) <= 3
 
 
-def test_long_round_trips_multiply_down_in_proportion() -> None:
+#: Round trips of a path that is limited to 2e8, and the rate after the last of them.
+ROUND_TRIPS: dict[str, tuple[list[int], float]] = {
+    "short ones add": ([L.t_low - 1], 2e8 * (1 + L.addend) + L.step),
+    "long ones multiply down in proportion": ([4 * L.t_high], 2e8 * (1 - 0.8 * 0.75)),
+    "down to the floor": ([10 * L.t_high] * 201, L.floor),
+    "a queue that drains already is left alone": (
+        [rtt * MS for rtt in (40, 35, 30, 25, 20, 15, 10)], 2e8 * (1 - 0.8 * (1 - L.t_high / (40 * MS))),
+    ),
+    "one long one after a short one is noise": ([MS, 50 * MS], 2e8 * (1 + L.addend) + L.step),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("round_trips", "rate"), ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+def test_what_round_trips_make_of_a_rate(round_trips: list[int], rate: float) -> None:
     path = limited()
-    assert path.take(4 * L.t_high) == pytest.approx(2e8 * (1 - 0.8 * 0.75))
-    for _ in range(200):
-        path.take(10 * L.t_high)
-    assert path.rate == L.floor
-
-
-def test_a_queue_that_drains_already_is_left_alone() -> None:
-    path = limited()
-    path.take(40 * MS)
-    before = path.rate
-    for rtt in (35, 30, 25, 20, 15, 10):
-        assert path.take(rtt * MS) == before
-
-
-def test_one_long_one_after_a_short_one_is_noise() -> None:
-    path = limited()
-    before = path.take(1 * MS)
-    assert path.take(50 * MS) == before
+    assert [path.take(rtt) for rtt in round_trips][-1] == pytest.approx(rate)
 
 
 def test_a_rate_comes_back_where_the_first_packets_of_others_make_one_long_round_trip_an_op() -> None:
