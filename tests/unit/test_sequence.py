@@ -285,45 +285,37 @@ def standing(own: int, *newest: int, rows: tuple[int, ...] = (), ring: int = 100
     return Steps(op_label(own, first), op_label(most, 3), rows, ring)
 
 
-def test_in_step_with_nobody_and_with_equals() -> None:
-    assert standing(7).in_step
-    assert standing(7, 7, 6).in_step
-    assert not standing(7).lost
-    assert standing(7, 6).behind == 0
+@pytest.mark.parametrize(
+    ("standing", "behind", "lost"),
+    [
+        (standing(7), 0, False),
+        (standing(7, 7, 6), 0, False),
+        (standing(7, 6), 0, False),
+        (standing(7, 6, 9, 8), 2, False),  # by the newest live rank
+        # the ring cannot hold what lies between: nine ops of it, up to the one that they are in
+        (standing(7, 8, rows=(100,) * 5), 1, False),
+        (standing(7, 8, rows=(111,) * 5), 1, False),
+        (standing(7, 8, rows=(112,) * 5), 1, True),
+        (standing(7, 9, rows=(100,) * 5), 2, True),
+        (standing(7, 9, rows=(71,) * 5), 2, False),
+        (standing(7, 9, rows=(100,) * 5, first=4), 2, False),
+        # a step that is larger than the ring goes through it op by op: only a rank a step behind cannot have all of it
+        *((standing(7, 7, 6, rows=rows), 0, False) for rows in ((2000,), (400,) * 5)),
+        *((standing(7, rows=rows), 0, False) for rows in ((2000,), (400,) * 5)),
+        *((standing(7, 8, rows=rows), 1, True) for rows in ((2000,), (400,) * 5)),
+        # the records are gone and no step is known
+        (standing(7, 7 + OP_STEPS - 1), OP_STEPS - 1, False),
+        (standing(7, 7 + OP_STEPS), OP_STEPS, True),
+        (standing(7, 7 + OP_STEPS, rows=(1,)), OP_STEPS, False),
+    ],
+)
+def test_who_is_in_step_behind_or_lost(standing: Steps, behind: int, lost: bool) -> None:
+    assert (standing.own, standing.behind, standing.in_step, standing.lost) == (7, behind, not behind, lost)
 
 
 def test_a_peer_one_op_on_may_be_a_step_on() -> None:
     assert Steps(op_label(7, 1023), op_label(8, 0), (), 1000).behind == 1
     assert Steps(op_label(5, 0), op_label(8, 0), (), 1000).behind == 3
-
-
-def test_behind_by_the_newest_live_rank() -> None:
-    steps = standing(7, 6, 9, 8)
-    assert (steps.own, steps.behind) == (7, 2)
-    assert not steps.in_step
-
-
-def test_lost_when_the_ring_cannot_hold_what_lies_between() -> None:
-    assert not standing(7, 8, rows=(100,) * 5).lost
-    assert not standing(7, 8, rows=(111,) * 5).lost  # nine ops of it, up to the one that they are in
-    assert standing(7, 8, rows=(112,) * 5).lost
-    assert standing(7, 9, rows=(100,) * 5).lost
-    assert not standing(7, 9, rows=(71,) * 5).lost
-    assert not standing(7, 9, rows=(100,) * 5, first=4).lost
-
-
-def test_in_step_nobody_is_lost_however_small_the_ring() -> None:
-    """A step that is larger than the ring goes through it op by op; only who is a step behind cannot have all of it."""
-    for rows in ((2000,), (400,) * 5):
-        assert not standing(7, 7, 6, rows=rows).lost
-        assert not standing(7, rows=rows).lost
-        assert standing(7, 8, rows=rows).lost
-
-
-def test_lost_when_the_records_are_gone_and_no_step_is_known() -> None:
-    assert not standing(7, 7 + OP_STEPS - 1).lost
-    assert standing(7, 7 + OP_STEPS).lost
-    assert not standing(7, 7 + OP_STEPS, rows=(1,)).lost
 
 
 @pytest.mark.parametrize(
