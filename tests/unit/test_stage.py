@@ -219,40 +219,39 @@ def test_a_silence_ends_with_its_last_nanosecond() -> None:
     assert not Overtime(0).worth(deadline(15 * MS), 15 * MS, 0)  # never heard of, on a machine that has just begun
 
 
-def test_a_silence_may_be_as_long_as_answers_take() -> None:
+#: Questions to a rank (when, and when it was heard last), words of it, and how long answers take after each.
+ANSWERS: dict[str, list[tuple[str, int, tuple[int, ...], int]]] = {
+    "from the first question of a silence to the first word": [
+        ("asked", 2, (S, S - MS), 0),
+        ("asked", 2, (S + 20 * MS, S - MS), 0),  # the same silence
+        ("spoke", 2, (S + 80 * MS,), 80 * MS),
+        ("spoke", 2, (S + 300 * MS,), 80 * MS),  # not asked for
+        ("asked", 3, (2 * S, S), 80 * MS),
+        ("asked", 3, (2 * S + 20 * MS, 2 * S + 10 * MS), 80 * MS),  # a mark of it has risen in between
+        ("asked", 3, (2 * S + 110 * MS, 2 * S + 20 * MS), 80 * MS),  # it spoke as it was asked, so not in return
+        ("spoke", 3, (2 * S + 120 * MS,), 100 * MS),
+    ],
+    "a stop is no answer": [
+        ("asked", 2, (S, 0), 0), ("spoke", 2, (S + LONGEST + 1,), 0),
+        ("asked", 2, (2 * S, 0), 0), ("spoke", 2, (2 * S + LONGEST,), LONGEST),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ANSWERS.values(), ids=ANSWERS)
+def test_a_silence_may_be_as_long_as_answers_take(said: list[tuple[str, int, tuple[int, ...], int]]) -> None:
     overtime, clock = Overtime(S), deadline(S)
-    assert overtime.silence(clock) == 20 * MS
-    overtime.asked(2, S, S - MS)
-    overtime.asked(2, S + 20 * MS, S - MS)  # the same silence
-    overtime.spoke(2, S + 80 * MS)
-    overtime.spoke(2, S + 300 * MS)  # nobody has asked
-    assert (overtime.answer, overtime.silence(clock)) == (80 * MS, 160 * MS)
-    overtime.asked(3, 2 * S, S)
-    overtime.asked(3, 2 * S + 20 * MS, 2 * S + 10 * MS)  # a mark of it has risen in between
-    assert overtime.answer == 80 * MS
-    overtime.asked(3, 2 * S + 110 * MS, 2 * S + 20 * MS)  # it said something as it was asked, so nothing in return
-    overtime.spoke(3, 2 * S + 120 * MS)
-    assert overtime.answer == 100 * MS
+    for word, rank, times, answer in said:
+        getattr(overtime, word)(rank, *times)
+        assert (overtime.answer, overtime.silence(clock)) == (answer, min(max(20 * MS, 2 * answer), LONGEST))
+    assert [overtime.open_since(rank) for rank in (2, 3)] == [0, 0], "no question is open after a word"
 
 
-def test_a_stop_is_no_answer() -> None:
+def test_a_question_is_open_since_it_was_asked_first() -> None:
     overtime = Overtime(S)
-    overtime.asked(2, S, 0)
-    overtime.spoke(2, S + LONGEST + 1)
-    assert overtime.answer == 0
-    overtime.asked(2, 2 * S, 0)
-    overtime.spoke(2, 2 * S + LONGEST)
-    assert overtime.answer == LONGEST
-
-
-def test_a_question_is_open_until_its_rank_speaks() -> None:
-    overtime = Overtime(S)
-    assert overtime.open_since(2) == 0
     overtime.asked(2, S, S - MS)
     overtime.asked(2, S + 20 * MS, S - MS)
     assert overtime.open_since(2) == S
-    overtime.spoke(2, S + 30 * MS)
-    assert overtime.open_since(2) == 0
 
 
 def op(overtime: Overtime, *waited: int) -> None:
