@@ -43,6 +43,12 @@ def everything(replica: Any) -> list[bytes]:
     return [b"".join(bytes(part) for part in replica.copy(which)) for which in range(replica.slices)]
 
 
+def give(theirs: Any, mine: Any) -> None:
+    """All slices."""
+    for which, data in enumerate(everything(theirs)):
+        mine.write(which, memoryview(data))
+
+
 @pytest.mark.parametrize("kind", ["Adam", "Adafactor"])
 def test_another_ranks_state_is_written_whole(kind: str) -> None:
     net, optimizer, mine = trained(1, kind)
@@ -86,8 +92,7 @@ def test_a_rank_without_optimizer_state_gets_it() -> None:
         fresh.write(0, memoryview(everything(theirs)[0]))
     optimizer.param_groups[0]["lr"] = 0.125
     fresh.arrange(theirs.describe())
-    for which, data in enumerate(everything(theirs)):
-        fresh.write(which, memoryview(data))
+    give(theirs, fresh)
     assert fresh_optimizer.param_groups[0]["lr"] == 0.125
     assert fresh_optimizer.param_groups[0]["betas"] == (0.9, 0.999)
     for mine, other in zip(fresh.parameters, theirs.parameters, strict=True):

@@ -106,16 +106,16 @@ def test_ops_of_a_bucket_have_no_more_rows_and_groups_than_they_may(
         assert sum(len(group_sizes(count)) for count in counts) <= groups
 
 
-@pytest.mark.parametrize("numel", [0, -1, (1 << 31) + 1])
-def test_bad_numel_is_refused(numel: int) -> None:
-    with pytest.raises(ConfigError, match="entries"):
-        shape_for(numel, 1408)
-
-
-@pytest.mark.parametrize("width", [0, -64, 63, 1400])
-def test_bad_width_is_refused(width: int) -> None:
-    with pytest.raises(ConfigError, match="multiple of 64"):
-        shape_for(1000, width)
+@pytest.mark.parametrize(
+    ("numel", "width", "named"),
+    [
+        *((numel, 1408, "entries") for numel in (0, -1, (1 << 31) + 1)),
+        *((1000, width, "multiple of 64") for width in (0, -64, 63, 1400)),
+    ],
+)
+def test_a_shape_that_cannot_be_is_refused(numel: int, width: int, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        shape_for(numel, width)
 
 
 def test_layout_tag_tells_every_field_apart() -> None:

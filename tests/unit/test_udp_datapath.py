@@ -362,24 +362,20 @@ def test_rings_fit_the_budget_and_hold_an_owners_share(mib: float, width: int, w
         assert sum_rows * (workers - 1) >= result_rows // 2
 
 
-@pytest.mark.parametrize("mib", [0, -1, 0.01, float("nan"), float("inf"), 2.0**40])
-def test_a_ring_that_cannot_be_is_refused(mib: float) -> None:
-    with pytest.raises(ConfigError, match="ring of"):
-        ring_rows(mib, 1408, 4)
-
-
-@pytest.mark.parametrize("width", [0, -64, 100, 1500])
-def test_a_width_that_cannot_be_is_refused(width: int) -> None:
-    with pytest.raises(ConfigError, match="width"):
-        ring_rows(8, width, 4)
-    with pytest.raises(ConfigError, match="width"):
-        allocate(width, 64, 64)
-
-
-@pytest.mark.parametrize("workers", [0, -1, 257])
-def test_a_world_size_that_cannot_be_is_refused(workers: int) -> None:
-    with pytest.raises(ConfigError, match="workers"):
-        ring_rows(8, 1408, workers)
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        *(((mib, 1408, 4), "ring of") for mib in (0, -1, 0.01, float("nan"), float("inf"), 2.0**40)),
+        *(((8, width, 4), "width") for width in (0, -64, 100, 1500)),
+        *(((8, 1408, workers), "workers") for workers in (0, -1, 257)),
+    ],
+)
+def test_rings_that_cannot_be_are_refused(sizes: tuple[float, int, int], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ring_rows(*sizes)
+    if named == "width":
+        with pytest.raises(ConfigError, match=named):
+            allocate(sizes[1], 64, 64)
 
 
 def test_every_map_has_an_array_of_its_size() -> None:
