@@ -54,6 +54,16 @@ def put(folder: Path, name: str, content: Any) -> Path:
     return path
 
 
+def test_what_dead_processes_left_is_not_shown_and_is_swept(tmp_path: Path) -> None:
+    put(tmp_path, "live", report(0))
+    dead = put(tmp_path, "dead", report(1, pid=DEAD_PID))
+    elsewhere = put(tmp_path, "elsewhere", report(2, pid=DEAD_PID, pidns="pid:[1]"))  # a container's: nobody can know
+    assert [s["rank"] for s in status.read([tmp_path])] == [0, 2]
+    status.sweep(tmp_path)
+    assert not dead.exists()
+    assert elsewhere.exists()
+
+
 @pytest.mark.needs("root")
 def test_root_may_share_a_folder(tmp_path: Path) -> None:
     """As deploy/tailbound.tmpfiles does; a folder that anybody could clear is refused still."""
