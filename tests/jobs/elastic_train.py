@@ -35,6 +35,7 @@ def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
         net.module.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         scaler.load_state_dict(saved["scaler"])
+        state.load_state_dict(saved["tailbound"])
         begin = saved["step"]
     losses, scales = [], []
     for step in range(begin, begin + steps):
@@ -49,10 +50,11 @@ def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
     state.synchronize()
     digests = everywhere(state_digest(net, optimizer))
     if rank == 0:
-        parts = {"model": net.module, "optimizer": optimizer, "scaler": scaler}
+        parts = {"model": net.module, "optimizer": optimizer, "scaler": scaler, "tailbound": state}
         torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": begin + steps}, checkpoint)
-        told = {"losses": losses, "scales": scales, "digests": digests, "begin": begin}
-        report.write_text(json.dumps(told))
+        stats = state.stats()
+        told = {"losses": losses, "scales": scales, "digests": digests, "history": stats["history"], "begin": begin}
+        report.write_text(json.dumps(told | {"ops": stats["counters"]["ops"]}))
     state.close()
     state.close()  # may be called twice
     dist.destroy_process_group()

@@ -115,7 +115,9 @@ def parity(rank: int) -> dict[str, Any]:
             check_step(plain, ours, rank, step)
             assert state.last.error is None
         first = state.stats()
-        assert first.keys() - {"replica", "device_codec"} == report.alone().keys()  # what a world of one says
+        assert (
+            first.keys() - {"replica", "history", "device_codec"} == report.alone().keys()
+        )  # what a world of one says
         keys = sorted({(index, numel) for index, numel, *_ in state.communicator.job.exponents})
     assert len({numel for _, numel in keys}) > 2, keys  # step 0 had one bucket, later ones several
     for dtype in (torch.bfloat16, torch.float16, torch.float64):

@@ -104,5 +104,5 @@ def test_a_world_of_one_has_the_keys_of_any_other(model: DistributedDataParallel
     model(torch.ones(3, 2)).sum().backward()
     assert model.module.weight.grad.tolist() == [[3.0, 3.0]] * 2  # nothing is coded
     stats = state.stats()
-    assert (stats["counters"], stats["delivered"], stats["ranks"]) == ({}, 1.0, 1)
+    assert (stats["counters"], stats["delivered"], stats["history"], stats["ranks"]) == ({}, 1.0, [], 1)
     assert "tailbound_delivered_ratio" in {metric.name for metric in flatten(stats["status"])}

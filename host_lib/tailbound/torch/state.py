@@ -47,6 +47,9 @@ from tailbound.wire.bits import Bits, as_bits, both_ways
 
 log = logging.getLogger("tailbound")
 
+#: Of the layout of ``state_dict``, and counters of a run that it keeps (``stats()["counters"]``).
+FORMAT = 1
+_KEPT = ("ops", "ops_incomplete", "ops_late", "rows_expected", "rows_delivered", "abstained", "steps_applied")
 #: Jobs made so far by members of a group: all of them agree on the number, other processes need not.
 _jobs: Counter[str] = Counter()
 #: Passes of which no error feedback is kept: DDP builds its buckets anew after the first one or, with a static graph,
@@ -175,6 +178,8 @@ class TailboundState:
         self._complaints = Complaints(rank)
         self.say = self._complaints.say
         self.last = Outcome()
+        #: counters of earlier runs that this one goes on from (``load_state_dict``)
+        self.history: list[dict[str, int]] = []
         #: batches still to be skipped, and the last loop that has begun (``batches``)
         self.owed_batches = 0
         self.loop: object = None
@@ -652,16 +657,47 @@ class TailboundState:
         stats = self.communicator.stats() if self.communicator is not None else report.alone()
         if self.resync is not None and self._compares:
             stats["replica"] = self.resync.stats()
+        stats["history"] = self.history
         if forms := self.paths.forms():
             stats["device_codec"] = forms
         return stats
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is worth a checkpoint, in plain types (``torch.load(weights_only=True)``): data to skip, and counters.
+
+        One rank's is enough for all. The loss scale is in the scaler's own ``state_dict``. Scales of the codec,
+        deadlines and owner maps belong to one network and one set of ranks, and are learned anew in a few steps.
+        """
+        counters = self.communicator.job.counters if self.communicator is not None else {}
+        run = {"ranks": self.ranks} | {name: int(counters.get(name, 0)) for name in _KEPT}
+        owed, history = self.owed_batches, [*self.history, run]
+        return {"format": FORMAT, "rank": self.rank, "ranks": self.ranks, "owed_batches": owed, "history": history}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Goes on from ``state_dict()`` of an earlier run, also of another rank or world size; before the first step.
+
+        Raises:
+            ConfigError: it is no such state, or one of a newer version.
+        """
+        try:
+            known, rank, ranks = (int(state_dict[name]) for name in ("format", "rank", "ranks"))
+            owed, history = int(state_dict["owed_batches"]), [dict(run) for run in state_dict["history"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"this is no state of Tailbound ({error!r}): give what state_dict() returned") from error
+        if known > FORMAT:
+            raise ConfigError(
+                f"this state has format {known}, of a newer version (known: {FORMAT}): install that version"
+            )
+        self.history = history
+        if (rank, ranks) == (self.rank, self.ranks):  # another world has another part of the data for each rank
+            self.owed_batches = owed
 
     def detach(self, timeout: float = 30.0) -> bool:
         """Makes the replicas equal and returns the model to DDP's own all-reduce, from the next iteration on.
 
         To be called on all ranks after the same step, and after ``optimizer.step()``. The transport is closed then, so
-        that every rank waits for every other one as in any DDP job. ``stats`` can still be read, and ``batches`` leaves
-        nothing out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
+        that every rank waits for every other one as in any DDP job. ``stats`` and ``state_dict`` can still be read, and
+        ``batches`` leaves nothing out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
 
         Args:
             timeout: of ``synchronize``.
