@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import warnings
 from pathlib import Path
@@ -20,6 +21,7 @@ from tailbound.torch import TailboundState, allreduce_hook, register
 from torch_jobs import (
     BOUND,
     PATIENT,
+    Messages,
     backward,
     batch,
     digest,
@@ -146,6 +148,47 @@ def wrapped(rank: int) -> None:
                 assert all(p.grad.dtype == torch.float32 for p in ours.parameters())
             assert {bucket.dtype for bucket in state.layout.step()} == {dtype}
     assert sum(errors) / len(errors) <= BOUND, errors
+
+
+class Words(nn.Module):
+    """Embeddings with sparse gradients and a dense head; the sparse ones end the backward pass, or begin it."""
+
+    def __init__(self, *, first: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.EmbeddingBag(50, 8, sparse=True, mode="sum")
+        self.head = nn.Linear(8, 10)
+        self.first = first
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        if self.first:
+            return self.head(self.words(words))
+        return self.words(words) @ torch.ones(8, 10) + self.head(torch.ones(len(words), 8))
+
+
+def sparse(rank: int) -> None:
+    """Sparse gradients are those of plain DDP to the bit; dense ones of the same model are averaged by Tailbound."""
+    messages = Messages()
+    logging.getLogger("tailbound").addHandler(messages)
+    for first in (True, False):
+        plain, ours = DDP(Words(first=first)), DDP(Words(first=first))
+        with register(ours, **PATIENT) as state:
+            for step in range(4):
+                words = torch.randint(0, 50, (6, 4), generator=torch.Generator().manual_seed(10 * step + rank))
+                for net in (plain, ours):
+                    net.zero_grad()
+                    net(words).square().sum().backward()
+                a, b = ours.module.words.weight.grad, plain.module.words.weight.grad
+                assert a.is_sparse
+                assert b.is_sparse
+                torch.testing.assert_close(a.to_dense(), b.to_dense())
+                assert nmse(ours.module.head.weight.grad, plain.module.head.weight.grad) <= 3 * BOUND
+                assert state.last.error is None
+            assert state.communicator is not None
+            assert state.communicator.step == 4  # the step ends whichever bucket is the last
+            assert state.layout.step() == []
+    said = [text for text in messages.texts if "sparse=False" in text]
+    assert len(said) == 2, said  # once for each model, not at every step
 
 
 def compiled(rank: int) -> None:

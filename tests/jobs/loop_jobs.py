@@ -103,6 +103,7 @@ def simple(
     sync: bool = True,
     clip: bool = False,
     module: Any = None,
+    inputs: Callable[..., torch.Tensor] = data,
     after: Callable[[], object] = lambda: None,
 ) -> Loop:
     optimizer = optimizer or torch.optim.AdamW(net.parameters(), 0.02)
@@ -112,7 +113,7 @@ def simple(
         optimizer.zero_grad()
         for part in range(parts):
             with contextlib.nullcontext() if sync or part == parts - 1 else net.no_sync():
-                called(data(rank, i, part)).square().mean().backward()
+                called(inputs(rank, i, part)).square().mean().backward()
             if part == 0:
                 within()
         if clip:
@@ -235,6 +236,15 @@ def teacher(rank: int, group: Any) -> Loop:
     return simple(rank, wrapped(inner, group), optimizer, after=inner.follow)
 
 
+def words(rank: int, i: int, part: int = 0) -> torch.Tensor:
+    return torch.randint(0, 20, (4, 3), generator=torch.Generator().manual_seed(1000 * i + rank))
+
+
+def sparse(rank: int, group: Any) -> Loop:
+    net = wrapped(nn.Sequential(nn.EmbeddingBag(20, 8, sparse=True, mode="sum"), small(8, 8, 4)), group)
+    return simple(rank, net, torch.optim.SGD(net.parameters(), 0.1), inputs=words)
+
+
 def joined(rank: int, group: Any) -> Loop:
     net = wrapped(small(), group)
     loop = simple(rank, net)
@@ -269,8 +279,8 @@ def compiled(rank: int, group: Any) -> Loop:
 LOOPS: Mapping[str, Callable[[int, Any], Loop]] = {
     one.__name__: one
     for one in (
-        plain, accumulating, accumulating_unsynced, clipping, shared, gan, sam, lbfgs, teacher, joined, static, unused,
-        compiled,
+        plain, accumulating, accumulating_unsynced, clipping, shared, gan, sam, lbfgs, teacher, sparse, joined, static,
+        unused, compiled,
     )
 }  # fmt: skip
 

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from hook_jobs import Words
 from plain_form import PLAIN
 from register_jobs import said
 from scaler_jobs import Step, train
@@ -180,6 +181,24 @@ def scaled(rank: int, ill: list[Collection[int]]) -> list[Step]:
         steps = train(net, state, optimizer, scaler, rank, ill)
         assert type(scaler) is GradScaler
     return steps
+
+
+def sparse(rank: int) -> None:
+    """Sparse buckets, the last of a step or the first, are averaged exactly, over the ranks of all hosts."""
+    on_hosts(rank)
+    for first in (False, True):
+        plain, ours = DDP(Words(first=first)), DDP(Words(first=first))
+        with register(ours, node_group="auto", **PATIENT) as state:
+            for step in range(3):
+                words = torch.randint(0, 50, (6, 4), generator=torch.Generator().manual_seed(10 * step + rank))
+                for net in (plain, ours):
+                    net.zero_grad()
+                    net(words).square().sum().backward()
+                values = [net.module.words.weight.grad.to_dense() for net in (ours, plain)]
+                torch.testing.assert_close(*values)
+                heads = [net.module.head.weight.grad for net in (ours, plain)]
+                assert nmse(*heads) <= 3 * BOUND, (first, step)
+            assert state.communicator.step == 3
 
 
 def equal(rank: int) -> dict[str, Any]:

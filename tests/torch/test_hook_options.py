@@ -1,4 +1,4 @@
-"""The hook beside DDP's options, torch's wrappers and the compiler, in real processes."""
+"""The hook beside DDP's options, torch's wrappers, sparse gradients and the compiler, in real processes."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ pytestmark = pytest.mark.needs("torch")
 
 
 def test_what_ddp_and_others_do_around_the_hook(run: Run) -> None:
-    """Unused and frozen parameters, torch's compression wrappers."""
-    run("processes.in_turn", 2, "hook_jobs.unused", "hook_jobs.wrapped")
+    """Unused and frozen parameters, torch's compression wrappers, sparse gradients."""
+    run("processes.in_turn", 2, "hook_jobs.unused", "hook_jobs.wrapped", "hook_jobs.sparse")
 
 
 def test_a_compiled_model(run: Run) -> None:

@@ -19,15 +19,16 @@ pytestmark = pytest.mark.needs("torch")
 EVERYDAY = {
     "before the first": ("static", "lbfgs"),
     "after the first": ("sam", "unused"),
-    "within": ("plain", "accumulating", "gan", "sam", "joined"),
+    "within": ("plain", "accumulating", "gan", "sam", "sparse", "joined"),
     "after an epoch": ("accumulating_unsynced", "clipping", "shared", "teacher", "lbfgs", "static", "compiled"),
 }
 #: Loops in which all ranks wait for each other in every pass, so that none is ever lost.
-TOGETHER = ("joined", "unused")
+TOGETHER = ("sparse", "joined", "unused")
 #: What a job whose ranks come back says to a loop that it cannot have.
 REFUSED = {
     "shared": "wrap a module that contains both",
     "gan": "wrap a module that contains both",
+    "sparse": "come and go",
     "joined": "leave join() out",
     "unused": "find_unused_parameters=False",
 }

@@ -81,6 +81,10 @@ def test_all_ranks_of_a_host_have_one_loss_scale_in_every_step(run: Run) -> None
         assert host[-1][1] == 2.0**10 / 8
 
 
+def test_sparse_gradients_are_averaged_over_all_hosts(run: Run) -> None:
+    run("node_jobs.sparse", 4)
+
+
 def test_replicas_are_made_equal_within_a_host_and_across(run: Run) -> None:
     for rank, found in enumerate(run("node_jobs.equal", 4)):
         assert found == {

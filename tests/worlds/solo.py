@@ -97,7 +97,7 @@ class Rank:
         usual = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 2))
         self.net = DistributedDataParallel(module or usual, **options)
         self.job = Job(told, keeps=keeps)
-        self.state = without_job(communicator=self.job)
+        self.state = without_job(communicator=self.job, everyone=None)  # for sparse buckets: the default group
         self.state.attach(self.net)
         self.net.register_comm_hook(self.state, allreduce_hook)
 

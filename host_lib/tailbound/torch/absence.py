@@ -390,7 +390,7 @@ class Absence(Part):
             dropped += 1
         state.steps.ended = None
         self.abstaining = step_distance(stands, job.step) >= 0
-        if self.abstaining:  # where buckets are not known yet, averages cannot be dropped, and come again
+        if self.abstaining:  # a sparse model's averages cannot be dropped, and come again
             state.resync.unsound()
         return dropped
 

@@ -66,6 +66,7 @@ class Layout:
     def __init__(self) -> None:
         self._buckets: dict[int, Bucket] = {}
         self._seen: dict[int, int] = {}
+        self._sparse = False
         self._steps, self._alike, self._changed = 0, 0, False
         self._numbers: dict[int, int] = {}
         self._first: list[
@@ -106,6 +107,12 @@ class Layout:
         known = self._buckets.get(index)
         return known.parts if known is not None else ""
 
+    def note_sparse(self, *, last: bool) -> None:
+        """A bucket is sparse: its averages are not kept anywhere, so no step can be applied without computing it."""
+        self._sparse = True
+        if last:
+            self._end()
+
     @property
     def settled(self) -> bool:
         """Whether DDP has built its buckets for good: before that, other ranks may have others in a later step."""
@@ -115,6 +122,14 @@ class Layout:
     def ready(self) -> bool:
         """Whether steps can be applied without computing them."""
         return self.settled and bool(self.step())
+
+    def _end(self) -> None:
+        """A step has all its buckets."""
+        self._steps += 1
+        if self._steps == 1 and not self._numbers:
+            self._first = [share.parameter for bucket in self._buckets.values() for share in bucket.shares]
+        self._alike = 1 if self._changed else self._alike + 1
+        self._changed = False
 
     def note(self, bucket: GradBucket) -> None:
         """Notes what ``bucket`` is made of, if that is not known yet."""
@@ -126,11 +141,7 @@ class Layout:
         if bucket.is_last():
             for other in [i for i in self._buckets if i > index]:
                 del self._buckets[other]
-            self._steps += 1
-            if self._steps == 1 and not self._numbers:
-                self._first = [share.parameter for one in self._buckets.values() for share in one.shares]
-            self._alike = 1 if self._changed else self._alike + 1
-            self._changed = False
+            self._end()
 
     def _look(self, bucket: GradBucket, known: Bucket | None) -> None:
         index, buffer = bucket.index(), bucket.buffer()
@@ -177,6 +188,7 @@ class Layout:
         """The buckets of a step in order; empty while a whole one has not been seen."""
         buckets = [self._buckets[index] for index in sorted(self._buckets)]
         whole = [b.index for b in buckets] == list(range(len(buckets))) and [b.last for b in buckets[-1:]] == [True]
+        whole &= not self._sparse
         return buckets if whole and not any(b.last for b in buckets[:-1]) else []
 
 

@@ -4,11 +4,15 @@ No ``from __future__ import annotations`` here: DDP inspects the annotations as 
 """
 
 import torch
+import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
 from tailbound.errors import ConfigError
 from tailbound.torch.compat import GradBucket, in_backward
 from tailbound.torch.state import TailboundState
+
+#: Entries of the bucket that ends a step in place of a sparse one.
+_END = 64
 
 
 def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -19,7 +23,8 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
     the count), of the bucket's shape and type; DDP divides nothing after it.
 
     Raises:
-        ConfigError: a bucket of a type, layout or device that is not supported, or no bucket at all.
+        ConfigError: a bucket of a type, layout or device that is not supported, or no bucket at all. Sparse ones are
+            averaged by the process group.
         LayoutError: ranks disagree on the bucket layout.
         TransportError: the transport has ended.
     """
@@ -30,10 +35,48 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
         )
     if state.detached:
         return plain_hook(state.everyone, bucket)
-    buffer, last = bucket.buffer(), bucket.is_last()
-    if buffer.layout == torch.strided:
+    buffer = bucket.buffer()
+    index, last = bucket.index(), bucket.is_last()
+    if buffer.layout == torch.sparse_coo:
+        future = _average_sparse(state, index, buffer, last)
+    else:
         state.layout.note(bucket)  # what is in a bucket is part of what ranks compare
-    future = state.average(bucket.index(), buffer, last)  # refuses what is not supported
+        future = state.average(index, buffer, last)  # refuses what is not supported
     if last and not in_backward():  # DDP averages zeros for this rank, which has no data left (``join``), nor steps
         state.note_missing(1)
     return future
+
+
+def _average_sparse(
+    state: TailboundState, index: int, tensor: torch.Tensor, last: bool
+) -> torch.futures.Future[torch.Tensor]:
+    """Averages a sparse gradient exactly over all ranks of the process group, however long that takes.
+
+    What ranks have of an embedding's rows has no common layout that could be coded. A step ends with an op of
+    Tailbound: where its last bucket is sparse, that is one of zeros.
+    """
+    state.complain(
+        "a bucket is sparse: it is averaged by the process group, where a slow rank holds all others; "
+        "give the embedding sparse=False to bound its time"
+    )
+    state.layout.note_sparse(last=last)
+    if index == 0 and not last:  # the op that ends a step begins it, too
+        state.before_backward()
+    scale = state.loss_scale
+    group = state.everyone
+    work = dist.all_reduce(tensor / (scale * dist.get_world_size(group)), group=group, async_op=True)
+
+    def scaled(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        return done.value()[0] * scale
+
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(scaled)
+    if not last:
+        return averaged
+    ended = state.average(index, torch.zeros(_END, device=tensor.device), True)
+
+    def result(both: torch.futures.Future[list[torch.futures.Future[torch.Tensor]]]) -> torch.Tensor:
+        for part in both.value():
+            part.wait()  # raises what went wrong
+        return both.value()[0].value()
+
+    return torch.futures.collect_all([averaged, ended]).then(result)

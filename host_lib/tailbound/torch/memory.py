@@ -131,7 +131,7 @@ def check(index: int, tensor: torch.Tensor) -> None:
         ConfigError: a type, layout or device that is not supported.
     """
     if tensor.layout != torch.strided:
-        raise ConfigError(f"bucket {index} is {tensor.layout}: give the embedding sparse=False")
+        raise ConfigError(f"bucket {index} is {tensor.layout}: sparse gradients are not supported; use sparse=False")
     if tensor.device.type not in KINDS:
         raise ConfigError(f"bucket {index} is on {tensor.device}: give CPU or CUDA tensors")
     if tensor.dtype not in DTYPES:

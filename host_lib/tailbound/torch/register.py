@@ -200,11 +200,6 @@ def _check_model(ddp_model: DistributedDataParallel) -> None:
             "on all ranks: leave them out of _ddp_params_and_buffers_to_ignore, keep them in a module outside of the "
             "one that is wrapped, or freeze them (requires_grad_(False))"
         )
-    for name, one in ddp_model.module.named_modules():
-        if isinstance(one, torch.nn.Embedding | torch.nn.EmbeddingBag) and one.sparse:
-            raise ConfigError(
-                f"{type(one).__name__} {name} has sparse gradients, which have no codes: give it sparse=False"
-            )
     for name, p in ddp_model.module.named_parameters():
         if p.requires_grad and (p.dtype not in DTYPES or p.device.type not in KINDS):
             raise ConfigError(

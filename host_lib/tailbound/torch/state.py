@@ -176,7 +176,7 @@ class TailboundState:
         self.layout, self.memory, self.paths = Layout(), Memory(), Paths()
         self.steps, self.absence = Steps(self), Absence(self)
         self._complaints = Complaints(rank)
-        self.say = self._complaints.say
+        self.complain, self.say = self._complaints.complain, self._complaints.say
         self.last = Outcome()
         #: counters of earlier runs that this one goes on from (``load_state_dict``)
         self.history: list[dict[str, int]] = []
