@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support import PATIENCE, gradients, patient, team
+from support import PATIENCE, gradients, launch, patient, team
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.threads import Threads, threads_for
 from tailbound.collective.communicator import Communicator, Handling
-from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import Bits
 
@@ -123,11 +121,8 @@ def test_the_bits_are_those_of_one_thread(bits: Bits) -> None:
 def _averaged(
     communicator: Communicator, data: list[NDArray[np.float32]], residuals: list[NDArray[np.float32]]
 ) -> NDArray[np.float32]:
-    rank, done = communicator.config.rank, Future[Outcome]()
-    out = np.empty_like(data[rank])
-    communicator.launch(
-        0, data[rank], out, last=True, done=done.set_result, handling=Handling(residual=residuals[rank])
-    )
-    outcome = done.result(PATIENCE)
+    rank = communicator.config.rank
+    out, handling = np.empty_like(data[rank]), Handling(residual=residuals[rank])
+    outcome = launch(communicator, data[rank], out, handling=handling).result(PATIENCE)
     assert outcome.delivered == outcome.expected
     return out

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty, patient, team
+from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty, launch, patient, team
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.collective import transpose
@@ -404,10 +404,8 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
         assert stands.wait(PATIENCE)
         before = counters["stops_noticed"]
         data = gradients("U", 1, NUMEL // 8, seed=1)[0]
-        futures = [Future[Any]() for _ in range(3 if stops else 6)]
-        for bucket, future in enumerate(futures):
-            ends = future is futures[-1]
-            job[0].launch(bucket, data, np.empty_like(data), last=ends, done=future.set_result)
+        end = 2 if stops else 5
+        futures = [launch(job[0], data, np.empty_like(data), at, last=at == end) for at in range(end + 1)]
         begun = time.monotonic()
         go_on.set()
         waits.result(PATIENCE)

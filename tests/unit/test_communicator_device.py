@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from device_cases import slow_stream, workspace
-from support import PATIENCE, Reference, Team, gradients, patient, team
+from support import PATIENCE, Reference, Team, gradients, launch, patient, team
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.wire.schema import op_label
@@ -31,18 +31,14 @@ def allreduce(
     """One all-reduce in which ``ranks`` bring tensors of type ``kind``, all others arrays; ``starts``: of tensors."""
     warm_up()
 
-    def one(communicator: Communicator) -> Any:
-        rank = communicator.config.rank
-        done: Future[Outcome] = Future()
+    def one(communicator: Communicator) -> tuple[NDArray[np.float32], Outcome]:
+        rank, handling = communicator.config.rank, Handling(kind, starts=starts)
         data, out = inputs[rank], np.full_like(inputs[rank], np.nan)
         if rank not in ranks:
-            communicator.launch(0, data, out, last=True, done=done.set_result, handling=Handling(kind, starts=starts))
-            return out, done.result(PATIENCE)
+            return out, launch(communicator, data, out, handling=handling).result(PATIENCE)
         x, average = torch.from_numpy(data).to(getattr(torch, kind)), torch.from_numpy(out).to(getattr(torch, kind))
-        coder = DeviceCoder(workspace(), None)
-        handling = Handling(kind, coder, starts=starts)
-        communicator.launch(0, x, average, last=True, done=done.set_result, handling=handling)
-        outcome = done.result(PATIENCE)
+        handling = Handling(kind, DeviceCoder(workspace(), None), starts=starts)
+        outcome = launch(communicator, x, average, handling=handling).result(PATIENCE)
         return average.float().numpy(), outcome
 
     return job.each(one)
@@ -80,18 +76,15 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
     with team(2, patient()) as job:
         allreduce(job, gradients("C", 2, 30_000, seed=0), set())  # so that the first of the next two is warm
         given = [gradients("C", 2, 30_000, seed=seed) for seed in (1, 2)]
-        outs: list[list[Any]] = [[], []]
+        outs = [[np.empty_like(data[0]) for data in given] for _ in range(2)]
         done: list[list[Future[Outcome]]] = [[], []]
         for index, inputs in enumerate(given):
-            for rank, data in enumerate(inputs):
-                outs[rank].append(np.empty_like(data))
-                done[rank].append(Future())
-                x, out, handling = data, outs[rank][index], Handling()
+            for rank, x in enumerate(inputs):
+                out, handling = outs[rank][index], Handling()
                 if rank == 0:
                     x, out = torch.from_numpy(x), torch.from_numpy(out)
                     handling = Handling(coder=DeviceCoder(Workspace(stream, PLAIN), None))
-                finished = done[rank][index].set_result
-                job[rank].launch(index, x, out, last=index == 1, done=finished, handling=handling)
+                done[rank].append(launch(job[rank], x, out, index, last=index == 1, handling=handling))
         transport, turns = job.engine(0), 0
         while not all(one.done() for one in done[0]):
             transport.ask(lambda: None)  # it answers, whatever the device does
@@ -114,10 +107,7 @@ def test_a_transport_that_fails_hands_the_bucket_back() -> None:
             raise RuntimeError("the device is gone")
 
     with team(2, patient()) as job:
-        done: Future[Outcome] = Future()
         x, average = torch.randn(1000), torch.zeros(1000)
-        job[0].launch(
-            0, x, average, last=True, done=done.set_result, handling=Handling(coder=Broken(workspace(), None))
-        )
+        done = launch(job[0], x, average, handling=Handling(coder=Broken(workspace(), None)))
         assert "the device is gone" in str(done.result(PATIENCE).error)
         assert torch.equal(average, x)

@@ -134,6 +134,13 @@ class Troubled:
         return 0
 
 
+def launch(communicator: Communicator, data: Any, out: Any, bucket: int = 0, **more: Any) -> Future[Outcome]:
+    """``communicator.launch`` of what is by default the only bucket of its step; what becomes of it."""
+    done = Future[Outcome]()
+    communicator.launch(bucket, data, out, **{"last": True} | more, done=done.set_result)
+    return done
+
+
 class Team:
     """Communicators of one job, and a way to let all of them do the same at once; in virtual time ``sim.team``."""
 
