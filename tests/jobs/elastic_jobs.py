@@ -5,31 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from register_jobs import said
 from resync_jobs import state_digest
 from tailbound.torch import elastic, register
-from torch_jobs import PATIENT, model, patient
+from torch_jobs import PATIENT, Count, model, patient, refused
 
 #: Deadlines are learned, as in any job.
 SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 8.0, "timeout": 60.0}
-
-
-class Count:
-    """Steps that a loop has made, by its own count: taken over as a scheduler is."""
-
-    steps = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.steps = state["steps"]
 
 
 def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
@@ -54,9 +40,9 @@ def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
     extra_state = {"scheduler": scheduler, "count": count}
     first = state_digest(net, optimizer)
     with register(net, optimizer=optimizer, scaler=scaler, extra_state=extra_state, **SETTINGS) as state:
-        while not (0 <= last.value <= count.steps):
+        while not (0 <= last.value <= count.made):
             state.boundary()
-            step = count.steps
+            step = count.made
             if not state.outside:
                 assert state.resync is not None
                 at[rank] = step
@@ -76,15 +62,15 @@ def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
             scaler.step(optimizer)
             scaler.update()
             scheduler.step()
-            count.steps += 1
+            count.made += 1
         synchronized = state.synchronize(30)
         return {
             "seen": seen, "first": first, "digest": state_digest(net, optimizer), "synchronized": synchronized,
         }  # fmt: skip
 
 
-def refused(rank: int) -> tuple[tuple[int, int, str], list[str]]:
-    """Who this rank takes itself for, and the texts of what the default group refuses."""
+def no_collectives(rank: int) -> None:
+    """The default group refuses what waits for all ranks."""
     tensor = torch.ones(2)
     calls: list[Callable[[], object]] = [
         dist.barrier,
@@ -93,17 +79,11 @@ def refused(rank: int) -> tuple[tuple[int, int, str], list[str]]:
         lambda: dist.all_gather_object([None, None], rank),
         lambda: DDP(nn.Linear(2, 2)),
     ]
-    texts = []
     for call in calls:
-        try:
-            call()
-        except Exception as error:
-            texts.append(str(error))
-    assert len(texts) == len(calls)
+        refused("come and go", call, Exception)
     dist.all_reduce(tensor, group=elastic.alone())
-    place = dist.get_rank(), dist.get_world_size(), dist.get_backend()
+    assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, 2, "tailbound")
     dist.destroy_process_group()
-    return place, texts
 
 
 class OpaqueState:
@@ -122,20 +102,23 @@ class Crossed(nn.Module):
         return out
 
 
-def wrong(rank: int) -> str:
-    """Refuses what DDP over a group of one rank would get wrong; what the step after the buckets' rebuild ends with."""
+def wrong(rank: int) -> None:
+    """Refuses what DDP over a group of one rank would get wrong, at the start or after the buckets' rebuild.
+
+    That is a map of used parameters of one rank, and buckets that each rank fills in an order of its own.
+    """
     unused = DDP(Crossed(0), process_group=elastic.alone(), find_unused_parameters=True)
     plain, count = DDP(nn.Linear(2, 2), process_group=elastic.alone()), Count()
     for state, words in ((lambda: None, "cannot be given"), (OpaqueState(), "torch.load(weights_only=True)")):
-        count.steps = state  # type: ignore[assignment]
-        refusal = said(lambda: register(plain, extra_state={"count": count}, **PATIENT))
+        count.made = state  # type: ignore[assignment]
+        refusal = refused(words, lambda: register(plain, extra_state={"count": count}, **PATIENT))
         assert "extra_state['count']" in refusal, refusal
-        assert words in refusal, refusal
-    assert "find_unused_parameters=False" in said(lambda: register(unused, **PATIENT))
+    refused("find_unused_parameters=False", lambda: register(unused, **PATIENT))
     net = DDP(Crossed(rank), process_group=elastic.alone())
     with register(net, **patient(deadline_ms=(500.0, 500.0))) as state:
         net(torch.ones(1, 16)).sum().backward()
         assert state.last.error is None
-        with pytest.raises(RuntimeError, match="LayoutError") as caught:  # torch wraps what the hook raises
-            net(torch.ones(1, 16)).sum().backward()
-        return str(caught.value)
+        loss = net(torch.ones(1, 16)).sum()
+        text = refused("LayoutError", loss.backward, RuntimeError)  # torch wraps what the hook raises
+    assert "disagree on op 1.0" in text, text
+    assert "use parameters in the same order" in text, text

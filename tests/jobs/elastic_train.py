@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import tailbound.torch
-from resync_jobs import everywhere, state_digest
-from torch_jobs import PATIENT
+from resync_jobs import state_digest
+from torch_jobs import PATIENT, same_everywhere
 
 
 def sample(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -21,8 +21,8 @@ def sample(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return data, data[:, :4].sin()
 
 
-def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
-    """Trains for ``steps`` steps, saves, and leaves what rank 0 knows in ``report``; ends the process group."""
+def train(rank: int, checkpoint: Path, steps: int) -> dict[str, Any]:
+    """Trains for ``steps`` steps and saves; ends the process group."""
     ranks = dist.get_world_size()
     torch.manual_seed(0)
     net = DDP(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 4)))
@@ -48,13 +48,13 @@ def train(rank: int, checkpoint: Path, steps: int, report: Path) -> None:
         losses.append(loss.item())
         scales.append(scaler.get_scale())
     state.synchronize()
-    digests = everywhere(state_digest(net, optimizer))
+    assert same_everywhere(state_digest(net, optimizer))
     if rank == 0:
         parts = {"model": net.module, "optimizer": optimizer, "scaler": scaler, "tailbound": state}
         torch.save({name: part.state_dict() for name, part in parts.items()} | {"step": begin + steps}, checkpoint)
-        stats = state.stats()
-        told = {"losses": losses, "scales": scales, "digests": digests, "history": stats["history"], "begin": begin}
-        report.write_text(json.dumps(told | {"ops": stats["counters"]["ops"]}))
+    stats = state.stats()
     state.close()
     state.close()  # may be called twice
     dist.destroy_process_group()
+    told = {"losses": losses, "scales": scales, "history": stats["history"], "begin": begin}
+    return told | {"ops": stats["counters"]["ops"]}

@@ -24,9 +24,9 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from resync_jobs import everywhere
 from tailbound.torch import TailboundState, elastic, register
 from tailbound.torch.register import _SYNC_OPTION
+from torch_jobs import Count, everywhere
 
 SETTINGS: dict[str, Any] = {
     "datapath": "udp",
@@ -380,18 +380,6 @@ def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
 def paused(rank: int, table: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """What this rank holds at the end of each cell: loop and pause."""
     return [_paused(rank, *cell) for cell in table]
-
-
-class Count:
-    """Iterations of the loop, by its own count."""
-
-    made = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"made": self.made}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.made = state["made"]
 
 
 def killed(rank: int, name: str, died: Any, last: Any) -> dict[str, Any]:

@@ -7,9 +7,10 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -36,6 +37,20 @@ def patient(given: dict[str, Any] = PATIENT, /, **more: Any) -> dict[str, Any]:
     return {**given, **more, "advanced": given["advanced"] | advanced}
 
 
+def on_hosts(rank: int, here: int) -> dict[str, Any]:
+    """Options of a job with ``here`` ranks on each host, which torchrun's variables name from now on."""
+    os.environ |= {"LOCAL_RANK": str(rank % here), "LOCAL_WORLD_SIZE": str(here)}
+    return {"node_group": "auto"} if here > 1 else {}
+
+
+def refused(words: str, action: Callable[[], object], error: type[Exception] = ConfigError) -> str:
+    """The text of the error that ``action`` ends with; it has ``words`` in it."""
+    with pytest.raises(error) as caught:
+        action()
+    assert words in str(caught.value), str(caught.value)
+    return str(caught.value)
+
+
 def model(seed: int = 0) -> nn.Module:
     """About 50,000 parameters in 8 tensors of unequal sizes."""
     torch.manual_seed(seed)
@@ -54,6 +69,13 @@ def backward(net: nn.Module, rank: int, step: int, dtype: torch.dtype = torch.fl
     nn.functional.cross_entropy(net(data).float(), target).backward()
 
 
+def passes(nets: Iterable[nn.Module], rank: int, step: int, dtype: torch.dtype = torch.float32) -> None:
+    """A backward pass of each of ``nets``, by the same batch."""
+    for net in nets:
+        net.zero_grad()
+        backward(net, rank, step, dtype)
+
+
 def gradient(net: nn.Module) -> torch.Tensor:
     """All gradients in one float64 vector."""
     return torch.cat([p.grad.double().flatten() for p in net.parameters()])
@@ -67,10 +89,23 @@ def nmse(value: torch.Tensor, exact: torch.Tensor) -> float:
     return float((value - exact).square().sum() / exact.square().sum())
 
 
-def same_everywhere(value: Any) -> bool:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, value)
-    return all(other == everyone[0] for other in everyone)
+def everywhere(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    """The values of all ranks, which wait for each other in here: for what all have to decide, or after the end."""
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, value, group)
+    return everyone
+
+
+def same_everywhere(value: Any, group: dist.ProcessGroup | None = None) -> bool:
+    first, *others = everywhere(value, group)
+    return all(other == first for other in others)
+
+
+def alike(ours: nn.Module, plain: nn.Module) -> None:
+    """Gradients of ``ours`` are those of ``plain`` within the bound, and the same bits on all ranks."""
+    error = nmse(gradient(ours), gradient(plain))
+    assert error <= 3 * BOUND, error
+    assert same_everywhere(digest(ours))
 
 
 @contextlib.contextmanager
@@ -99,103 +134,93 @@ errors: list[float] = []
 
 def check_step(plain: DDP, ours: DDP, rank: int, step: int, dtype: torch.dtype = torch.float32) -> None:
     """One backward pass of both; gradients alike within the bound, and bits equal on all ranks."""
+    passes((plain, ours), rank, step, dtype)
+    errors.append(nmse(gradient(ours), gradient(plain)))
+    alike(ours, plain)
+    assert all(p.grad.dtype == dtype for p in ours.parameters())
+
+
+def accumulate(plain: DDP, ours: DDP, rank: int, step: int) -> None:
+    """A pass of both that stays on its rank, and one that is averaged on top of it."""
     for net in (plain, ours):
         net.zero_grad()
-        backward(net, rank, step, dtype)
-    errors.append(nmse(gradient(ours), gradient(plain)))
-    assert errors[-1] <= 3 * BOUND, f"step {step}: NMSE {errors[-1]}"
-    assert all(p.grad.dtype == dtype for p in ours.parameters())
-    assert same_everywhere(digest(ours)), f"step {step}: ranks have other bits"
+        with net.no_sync():
+            backward(net, rank, 10 * step)
+        backward(net, rank, 10 * step + 1)
+    alike(ours, plain)
 
 
-def parity(rank: int) -> dict[str, Any]:
-    """Gradients under the hook against plain DDP's: types, buckets, views, accumulation."""
+def parity(rank: int) -> None:
+    """Gradients under the hook against plain DDP's: rebuilt buckets, several of them, types, views, accumulation."""
     with pair(bucket_cap_mb=0.05) as (plain, ours, state):
         for step in range(5):
             check_step(plain, ours, rank, step)
             assert state.last.error is None
-        first = state.stats()
-        assert (
-            first.keys() - {"replica", "history", "device_codec"} == report.alone().keys()
-        )  # what a world of one says
+        stats = state.stats()
+        of_one = report.alone().keys()  # what a world of one says
+        assert stats.keys() - {"replica", "history", "device_codec"} == of_one
+        assert (stats["rank"], stats["delivered"]) == (rank, 1.0)
+        assert set(stats["drops"]) <= {"STALE_RESULT"}  # a question may cross the end of its op
+        assert stats["counters"]["ops"] > 5
         keys = sorted({(index, numel) for index, numel, *_ in state.communicator.job.exponents})
     assert len({numel for _, numel in keys}) > 2, keys  # step 0 had one bucket, later ones several
-    for dtype in (torch.bfloat16, torch.float16, torch.float64):
-        with pair(dtype, bucket_cap_mb=0.05, gradient_as_bucket_view=True) as (plain, ours, _):
-            for step in range(3):
+    views = {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.05}
+    for steps, dtype, options in (
+        *((3, dtype, {}) for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.float32)),
+        (4, torch.float32, {"static_graph": True}),
+    ):
+        with pair(dtype, **views, **options) as (plain, ours, _):
+            for step in range(steps):
                 check_step(plain, ours, rank, step, dtype)
-    with pair(gradient_as_bucket_view=True, bucket_cap_mb=0.05) as (plain, ours, _):
-        for step in range(3):
-            check_step(plain, ours, rank, step)
-    with pair(static_graph=True, gradient_as_bucket_view=True, bucket_cap_mb=0.05) as (plain, ours, _):
-        for step in range(4):
-            check_step(plain, ours, rank, step)
     with pair(bucket_cap_mb=0.05) as (plain, ours, state):
         for step in range(3):
-            ops = state.stats()["counters"].get("ops", 0)
-            for net in (plain, ours):
-                net.zero_grad()
-                with net.no_sync():
-                    backward(net, rank, 10 * step)
-            assert state.stats()["counters"].get("ops", 0) == ops
-            for net in (plain, ours):
-                backward(net, rank, 10 * step + 1)
+            accumulate(plain, ours, rank, step)
             errors.append(nmse(gradient(ours), gradient(plain)))
-            assert same_everywhere(digest(ours))
+            assert state.communicator.step == step + 1  # the first of the two passes makes none
         late = gradient(ours).clone()
         state.communicator.drain()
         assert torch.equal(late, gradient(ours))  # nothing is written into ``.grad`` once backward is over
     assert sum(errors) / len(errors) <= BOUND, errors
-    return first
 
 
-def abstaining(rank: int) -> list[bool]:
-    """NaN on one rank: finite and equal everywhere, the mean of the others; on all: zeros, and then as usual."""
-    out = []
+def abstaining(rank: int, here: int) -> None:
+    """NaN on one rank: finite and equal everywhere, the mean of the other hosts; on all: zeros, and then as usual."""
+    hosts = [set(range(first, first + here)) for first in range(0, dist.get_world_size(), here)]
     ours = DDP(model())
-    with register(ours, **PATIENT) as state:
-        for step, ill in enumerate([set(), {1}, set(), {0, 1, 2}, set(), {1}]):
+    with register(ours, **PATIENT, **on_hosts(rank, here)) as state:
+        for step, ill in enumerate([set(), {1}, set(), {min(host) for host in hosts}, set(), {1}]):
             ours.zero_grad()
             data, target = batch(rank, step)
             loss = nn.functional.cross_entropy(ours(data), target)
             (loss * (float("nan") if rank in ill else 1.0)).backward()
-            out.append(state.last.abstained)
+            assert state.last.abstained == bool(hosts[rank // here] & ill), step
             value = gradient(ours)
             assert value.isfinite().all()
             assert same_everywhere(digest(ours))
-            well = [r for r in range(3) if r not in ill]
+            well = [one for host in hosts if not host & ill for one in host]
             exact = torch.zeros_like(value)
             for other in well:
                 alone = model()
                 backward(alone, other, step)
                 exact += gradient(alone) / len(well)
-            assert nmse(value, exact) <= 3 * BOUND if well else not value.any()
+            assert nmse(value, exact) <= 3 * BOUND if well else not value.any(), step
         assert state.stats()["suspects"] == []
-    return out
 
 
 def refusals(rank: int) -> None:
     """Everything that cannot be is said before a step, or in it, by an error that says what to do."""
-
-    def refused(error: type[Exception], words: str, action: Any) -> None:
-        said = None
-        try:
-            action()
-        except error as caught:
-            said = str(caught)
-        assert said is not None, f"no {error.__name__} with {words!r}"
-        assert words in said, f"{words!r} not in {said}"
-
-    refused(ConfigError, "not Sequential", lambda: register(model()))
-    refused(ConfigError, "rdma", lambda: register(DDP(model()), datapath="rdma"))
-    refused(ConfigError, "no interface 'nosuch0'", lambda: register(DDP(model()), interface="nosuch0"))
-    refused(ConfigError, "port= is 70000", lambda: register(DDP(model()), port=70000))
-    for option in ({"resync_period": -1}, {"resync_share": -0.5}):
-        refused(ConfigError, next(iter(option)), lambda option=option: register(DDP(model()), advanced=option))
-    slow = patient(deadline_ms=(5000.0, 10.0))
-    refused(ConfigError, "4194.24 ms at most", lambda: register(DDP(model()), **slow))
+    refused("not Sequential", lambda: register(model()))
+    for words, options in (
+        ("rdma", {"datapath": "rdma"}),
+        ("no interface 'nosuch0'", {"interface": "nosuch0"}),
+        ("port= is 70000", {"port": 70000}),
+        ("resync_period", {"advanced": {"resync_period": -1}}),
+        ("resync_share", {"advanced": {"resync_share": -0.5}}),
+        ("4194.24 ms at most", patient(deadline_ms=(5000.0, 10.0))),
+    ):
+        refused(words, lambda options=options: register(DDP(model()), **options))
     os.environ["TAILBOUND_PORT"] = "five"
-    refused(ConfigError, "TAILBOUND_PORT is 'five'", lambda: register(DDP(model())))
+    refused("TAILBOUND_PORT is 'five'", lambda: register(DDP(model())))
     del os.environ["TAILBOUND_PORT"]
 
     def other_models() -> None:
@@ -204,22 +229,22 @@ def refusals(rank: int) -> None:
 
         TailboundState(model=model_digest(state_of), **PATIENT)
 
-    refused(LayoutError, "train the same model", other_models)
+    refused("train the same model", other_models, LayoutError)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + rank))
-    words = f"with a loss scale of {256 << rank}'"
-    refused(LayoutError, words, lambda: register(DDP(model()), scaler=scaler, **PATIENT))
+    scales = f"with a loss scale of {256 << rank}'"
+    refused(scales, lambda: register(DDP(model()), scaler=scaler, **PATIENT), LayoutError)
     for name, values in DIFFERING.items():
         words, beside = f"rank {rank} has {name}=", {"result": "multicast"} if name == "multicast_group" else {}
         given = patient(**beside, **{name: values[rank > 0]})
-        refused(LayoutError, words, lambda given=given: TailboundState(**given))
+        refused(words, lambda given=given: TailboundState(**given), LayoutError)
     with TailboundState(**patient(insist=0.2 + rank, patience=26.0 + rank)) as state:  # not compared
         state.average(0, torch.ones(3), True).wait()
     with TailboundState(**PATIENT) as state:
-        refused(ConfigError, "optimize_ddp", lambda: allreduce_hook(state, (torch.zeros(3),)))
-        refused(ConfigError, "dtype torch.int64", lambda: state.average(0, torch.zeros(3, dtype=torch.int64), True))
-        refused(ConfigError, "sparse", lambda: state.average(0, torch.zeros(3, 3).to_sparse(), True))
-        refused(ConfigError, "on meta", lambda: state.average(0, torch.zeros(3, device="meta"), True))
-    refused(Exception, "transport is closed", lambda: state.average(0, torch.zeros(3), True))
+        refused("optimize_ddp", lambda: allreduce_hook(state, (torch.zeros(3),)))
+        refused("dtype torch.int64", lambda: state.average(0, torch.zeros(3, dtype=torch.int64), True))
+        refused("sparse", lambda: state.average(0, torch.zeros(3, 3).to_sparse(), True))
+        refused("on meta", lambda: state.average(0, torch.zeros(3, device="meta"), True))
+    refused("transport is closed", lambda: state.average(0, torch.zeros(3), True), Exception)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -235,7 +260,7 @@ def refusals(rank: int) -> None:
         register(DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **option), **PATIENT).close()
 
 
-def from_environment(rank: int) -> dict[str, Any]:
+def from_environment(rank: int) -> None:
     """Options come from the environment where nobody gives them."""
     given = {
         "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "SHARE_ROWS": "off",
@@ -246,29 +271,34 @@ def from_environment(rank: int) -> dict[str, Any]:
     with register(DDP(model()), ring_mib=4.0, bits=16) as state:
         assert state.communicator is not None
         config = state.communicator.config
-        return {
-            "datapath": state.communicator.datapath, "ring": config.ring_mib,
-            "deadlines": (config.deadline_1, config.deadline_2), "share": config.share_rows,
-            "skip": config.safeguard.skip, "bits": state.bits, "result": config.result,
-            "patience": (config.start_max, config.stage_max, config.insist, config.hold_max), "width": config.width,
-        }  # fmt: skip
+        assert (state.communicator.datapath, config.ring_mib, state.bits) == ("udp", 4.0, 16)
+        assert (config.deadline_1, config.deadline_2) == (1_500_000_000, 1_600_000_000)
+        assert (config.share_rows, config.safeguard.skip, config.result) == (False, 0.5, "peers")
+        patience = (config.start_max, config.stage_max, config.insist, config.hold_max)
+        assert patience == (5_000_000_000, 10_000_000_000, 1_000_000_000, 90_500_000_000)
+        assert config.width == 1088
 
 
-def other_layout(rank: int) -> str:
+def other_layout(rank: int) -> None:
     """A rank whose bucket has another size in the same op: ``backward`` fails on both with both named."""
     with TailboundState(**patient(deadline_ms=(200.0, 200.0))) as state:
         future = state.average(0, torch.ones(100 + 50 * rank), True)
-        try:
-            future.wait()
-        except Exception as error:
-            said = str(error)
-        else:
-            said = ""
-        try:
-            state.average(0, torch.ones(100), True).wait()
-        except LayoutError as error:
-            return said + " | " + str(error)
-        raise AssertionError("no LayoutError")
+        text = refused("same model", future.wait, Exception)
+        assert "rank 0" in text
+        assert "rank 1" in text
+        refused("", lambda: state.average(0, torch.ones(100), True).wait(), LayoutError)
+
+
+class Count:
+    """Steps that a loop has made, by its own count: taken over as a scheduler is."""
+
+    made = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"made": self.made}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.made = state["made"]
 
 
 class Messages(logging.Handler):
@@ -286,8 +316,8 @@ def ended_by_deadlines(state: TailboundState) -> int:
     return sum(counters.get(name, 0) for name in ("seal_deadline_hits", "result_deadline_hits"))
 
 
-def killed(rank: int, victim: int, ready: Any, die: Any) -> tuple[list[str], list[int], dict[str, Any]]:
-    """Trains on; ``victim`` says that it is under way and waits to be killed.
+def killed(rank: int, ready: Any, die: Any) -> tuple[list[str], list[int], dict[str, Any]]:
+    """Trains on; rank 2 says that it is under way and waits to be killed.
 
     Returns what the others log, and by step how many halves of ops deadlines have ended so far. A step is one op.
     """
@@ -298,7 +328,7 @@ def killed(rank: int, victim: int, ready: Any, die: Any) -> tuple[list[str], lis
     state = register(ours, optimizer=optimizer, **PATIENT)
     ended = []
     for step in range(16):
-        if step == 4 and rank == victim:
+        if step == 4 and rank == 2:
             ready.set()
             die.wait()  # never set: SIGKILL comes here, between two steps
         optimizer.zero_grad()

@@ -14,10 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from register_jobs import said
 from resync_jobs import SETTINGS
 from tailbound.torch import TailboundState
-from torch_jobs import batch, patient
+from torch_jobs import batch, patient, refused
 
 RANKS = 3
 #: Steps: of the job, the one before which the last rank stops, and the one before which all save and evaluate.
@@ -242,16 +241,22 @@ def accelerate(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> di
     return watch.told(state, said, net, rate=scheduler.get_last_lr())
 
 
-def elastic(rank: int) -> list[str]:
-    """What they say where ranks may come back."""
+def elastic(rank: int) -> None:
+    """All of them refuse a job whose ranks may come back."""
     as_torchrun(rank, 2)
     from accelerate import Accelerator
 
     from tailbound.integrations import accelerate, lightning, transformers
 
     net = nn.Linear(2, 2)
-    return [
-        said(lightning.TailboundCallback),
-        said(transformers.TailboundCallback),
-        said(lambda: accelerate.register(Accelerator(cpu=True), net, torch.optim.SGD(net.parameters(), 0.1))),
-    ]
+    for name, start in (
+        ("Lightning", lightning.TailboundCallback),
+        ("Hugging Face", transformers.TailboundCallback),
+        (
+            "Accelerate",
+            lambda: accelerate.register(Accelerator(cpu=True), net, torch.optim.SGD(net.parameters(), 0.1)),
+        ),
+    ):
+        text = refused("calls all_gather, all_reduce, broadcast and barrier", start)
+        assert name in text
+        assert "torch.distributed.init_process_group" in text

@@ -1,55 +1,29 @@
-"""The backend ``tailbound`` of ``torch.distributed`` in real processes."""
+"""The backend ``tailbound`` of ``torch.distributed`` in real processes; most of its jobs are in ``test_jobs``."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import sys
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
+
+from processes import Run, ended
 
 pytestmark = pytest.mark.needs("torch")
 
 
-@pytest.fixture
-def over(tmp_path: Path) -> Callable[..., list[Any]]:
-    """Starts a job of ``backend_jobs`` over the backend, by name; returns what its ranks return."""
-
-    def start(name: str, ranks: int, *given: Any) -> list[Any]:
-        import backend_jobs
-        from processes import Job
-
-        with Job(getattr(backend_jobs, name), ranks, tmp_path, *given, backend="tailbound") as job:
-            return job.results()
-
-    return start
+def test_groups_have_jobs_of_their_own_and_may_be_made_again(run: Run, tmp_path: Path) -> None:
+    run("backend_jobs.groups", 3, str(tmp_path / "second"))
 
 
-def test_unasked_everything_is_as_over_gloo(over: Callable[..., list[Any]]) -> None:
-    over("collectives", 3)
-
-
-def test_gloos_threads_may_hold_the_last_reference(over: Callable[..., list[Any]]) -> None:
-    over("dropped", 2)
-
-
-def test_a_model_may_hold_the_last_reference_to_a_group_that_has_just_ended(over: Callable[..., list[Any]]) -> None:
-    over("outlived", 2)
-
-
-def test_what_is_bounded_and_what_stays_exact(over: Callable[..., list[Any]]) -> None:
-    for stats in over("kinds", 2):
-        assert stats["delivered"] == 1.0
-
-
-def test_steps_end_where_the_caller_says(over: Callable[..., list[Any]]) -> None:
-    """Also where one step is not like the one before."""
-    assert over("told", 2) == [list(range(1, 10))] * 2
+def test_a_killed_rank_does_not_stop_the_others(run_killed: Run) -> None:
+    for ops, suspects, mean in run_killed("backend_jobs.killed", 3):
+        assert ops == 13  # with the empty one that ends the first step
+        assert suspects == [2]
+        assert mean == pytest.approx(3, rel=0.02)  # a sum stays one over three ranks
 
 
 def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
@@ -113,50 +87,6 @@ def test_tensors_of_inference_mode_are_averaged(kind: str, factor: int, made_wit
     assert value.tolist() == [factor] * 4
 
 
-def test_groups_have_jobs_of_their_own_and_may_be_made_again(over: Callable[..., list[Any]], tmp_path: Path) -> None:
-    over("groups", 3, str(tmp_path / "second"))
-
-
-def test_ddp_with_and_without_a_hook(over: Callable[..., list[Any]]) -> None:
-    """Plain DDP within ``bounded()`` against plain DDP over Gloo, beside DDP with the hook over this backend."""
-    for stats in over("training", 2):
-        assert stats["delivered"] == 1.0
-
-
-def test_compiled_steps(over: Callable[..., list[Any]]) -> None:
-    first, second = over("compiled", 2)
-    assert first == second > 5
-
-
-def test_what_cannot_be_is_refused(over: Callable[..., list[Any]]) -> None:
-    over("refusals", 2)
-
-
-def test_ranks_that_disagree_are_named_and_live_on(over: Callable[..., list[Any]]) -> None:
-    for said in over("disagreement", 2):
-        assert len(said) == 2
-        for text in said:
-            assert "LayoutError" in text
-            assert "rank 0" in text
-            assert "rank 1" in text
-
-
-def test_a_killed_rank_does_not_stop_the_others(tmp_path: Path) -> None:
-    import backend_jobs
-    from processes import Job
-
-    context = multiprocessing.get_context("forkserver")
-    ready, die = context.Event(), context.Event()
-    with Job(backend_jobs.killed, 3, tmp_path, 2, ready, die, backend="tailbound") as job:
-        job.await_event(ready, "the last rank ready to be killed")
-        job.processes[2].kill()
-        for rank in (0, 1):
-            ops, suspects, mean = job.result(rank)
-            assert ops == 13  # with the empty one that ends the first step
-            assert suspects == [2]
-            assert mean == pytest.approx(3, rel=0.02)  # a sum stays one over three ranks
-
-
 _SCRIPT = """
 import sys
 import torch
@@ -190,8 +120,6 @@ def test_torchrun_knows_the_backend_without_an_import(repository: Path, tmp_path
     Neither rank closes what it has registered, and one ends without ``destroy_process_group``; with both:
     netns/test_examples.
     """
-    from processes import ended
-
     groups = tomllib.loads((repository / "pyproject.toml").read_text())["project"]["entry-points"]
     points = groups["torch.backends"]
     info = tmp_path / "site" / "tailbound_here-0.dist-info"
@@ -232,8 +160,6 @@ SUITE = [
 @pytest.mark.needs("expecttest")
 def test_pytorchs_own_tests_pass(repository: Path) -> None:
     """None of these may be skipped; ``distributed_suite.py`` runs all of them by hand."""
-    from processes import ended
-
     script = repository / "tests" / "torch" / "distributed_suite.py"
     path = os.pathsep.join([str(repository / "host_lib"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "BACKEND": "tailbound", "WORLD_SIZE": "2"}

@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from processes import Run
-
 pytestmark = pytest.mark.needs("torch")
 
 RANKS = 4
@@ -75,16 +73,3 @@ def test_ranks_that_are_killed_come_back_one_after_the_other(tmp_path: Path, cou
     for step in range(last.value):
         sound = [r["seen"][step] for r in results if step in r["seen"] and r["seen"][step]["sound"]]
         assert all(one["state"] == sound[0]["state"] for one in sound), step
-
-
-def test_the_group_of_such_a_job_has_no_collectives(run: Run, counts: tuple[Any, Any]) -> None:
-    for rank, (place, texts) in enumerate(run("elastic_jobs.refused", 2, backend="elastic")):
-        assert place == (rank, 2, "tailbound")
-        assert all("come and go" in text for text in texts), texts
-
-
-def test_what_ddp_gets_wrong_alone_is_refused(run: Run) -> None:
-    """A map of used parameters of one rank, and buckets that each rank fills in an order of its own."""
-    for text in run("elastic_jobs.wrong", 2, backend="elastic"):
-        assert "disagree on op 1.0" in text
-        assert "use parameters in the same order" in text

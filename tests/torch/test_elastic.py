@@ -2,37 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from processes import Run
 from solo import without_job
 
 pytestmark = pytest.mark.needs("torch")
 
 
-def _run(workers: int, checkpoint: Path, steps: int, report: Path) -> dict[str, Any]:
-    """What rank 0 of a job of ``elastic_train.train`` tells."""
-    import elastic_train
-    from processes import Job
-
-    with Job(elastic_train.train, workers, checkpoint.parent, checkpoint, steps, report) as job:
-        job.results()
-    told: dict[str, Any] = json.loads(report.read_text())
-    return told
-
-
-def test_a_job_goes_on_with_fewer_workers(tmp_path: Path) -> None:
-    checkpoint, report = tmp_path / "checkpoint.pt", tmp_path / "report.json"
-    three = _run(3, checkpoint, 12, report)
-    two = _run(2, checkpoint, 8, report)
+def test_a_job_goes_on_with_fewer_workers(run: Run, tmp_path: Path) -> None:
+    three = run("elastic_train.train", 3, tmp_path / "checkpoint.pt", 12)[0]
+    two = run("elastic_train.train", 2, tmp_path / "checkpoint.pt", 8)[0]
     assert (three["begin"], two["begin"]) == (0, 12)
-    assert [len(set(run["digests"])) for run in (three, two)] == [1, 1]
     assert three["history"] == []
-    assert [(run["ranks"], run["ops"]) for run in two["history"]] == [(3, three["ops"])]
+    assert [(one["ranks"], one["ops"]) for one in two["history"]] == [(3, three["ops"])]
     # twelve clean steps, growing at 5 and 10; then three more make five
     assert three["scales"][-1] == 2.0**10
     assert two["scales"] == [2.0**10] * 2 + [2.0**11] * 5 + [2.0**12]
@@ -57,7 +44,7 @@ def test_what_a_state_keeps() -> None:
         other.load_state_dict(saved)
         assert other.owed_batches == owed
         assert other.state_dict()["history"][0] == saved["history"][0]
-        assert [run["ops"] for run in other.state_dict()["history"]] == [7, 5]
+        assert [one["ops"] for one in other.state_dict()["history"]] == [7, 5]
     for wrong in ({}, {"format": 1}, saved | {"history": 3}, saved | {"format": 99}):
         with pytest.raises(ConfigError):
             state(0, 3).load_state_dict(wrong)

@@ -1,4 +1,4 @@
-"""Several ranks a host under DDP, in real processes on loopback: two hosts of two ranks, against plain DDP."""
+"""Several ranks a host under DDP: hosts that fail, and parts of it alone; most of its jobs are in ``test_jobs``."""
 
 from __future__ import annotations
 
@@ -9,16 +9,6 @@ import pytest
 from processes import Run
 
 pytestmark = pytest.mark.needs("torch")
-
-
-def test_gradients_are_those_of_plain_ddp(run: Run) -> None:
-    for found in run("node_jobs.parity", 4):
-        assert found == [{"ranks": 2, "delivered": 1.0, "steps": 4}] * 4
-
-
-def test_buckets_on_a_device_are_shared_as_those_in_host_memory_are(run: Run) -> None:
-    """The job of ``test_cuda``: one order of collectives, device coder; Gloo in the place of NCCL."""
-    assert run("node_jobs.as_device", 4) == [[{"ranks": 2, "delivered": 1.0, "on": ["cpu"]}] * 2] * 4
 
 
 def test_stray_datagrams_neither_hold_nor_end_the_thread() -> None:
@@ -45,63 +35,6 @@ def test_stray_datagrams_neither_hold_nor_end_the_thread() -> None:
         each.close()
         assert not each._thread.is_alive()
     assert time.monotonic() - begun < 0.9  # woken, not given up
-
-
-def test_a_rank_that_holds_alone_leaves_what_is_due_to_the_next_forward_pass(run: Run) -> None:
-    """It gave its host a slice before it held, while its neighbours sat in a barrier."""
-    for found in run("node_jobs.held_at_a_boundary", 4):
-        assert found["taken"][:1] == [0]
-        assert found["equal"]
-
-
-def test_a_rank_that_holds_alone_holds_all_jobs_of_its_host(run: Run) -> None:
-    for step in run("node_jobs.holding", 4):
-        assert step["rows_delivered"] == step["rows_expected"] > 0
-        assert step["ops_late"] == 0
-
-
-def test_a_host_with_nan_stays_out_of_the_mean(run: Run) -> None:
-    told = run("node_jobs.abstaining", 4)
-    assert told[0] == told[1] == [False, True, False, True, False]
-    assert told[2] == told[3] == [False, False, False, True, False]
-
-
-def test_all_ranks_of_a_host_have_one_loss_scale_in_every_step(run: Run) -> None:
-    """An overflow on one rank is its host's, and lowers all scales. On both hosts: nobody steps."""
-
-    ill = [(), (1,), (), (0, 3), (), (2,), (), (), ()]
-    first, second, third, fourth = steps = run("node_jobs.scaled", 4, ill)
-    assert [step[:3] for step in first] == [step[:3] for step in second]
-    assert [step[:3] for step in third] == [step[:3] for step in fourth]
-    for number in range(len(ill)):
-        assert len({each[number][3] for each in steps}) == 1  # parameters and moments, of all ranks
-        assert all(each[number][2] == (number != 3) for each in steps)
-    for host in (first, third):
-        assert [number for number, step in enumerate(host) if step[1] == step[0] / 2] == [1, 3, 5]
-        assert host[-1][1] == 2.0**10 / 8
-
-
-def test_sparse_gradients_are_averaged_over_all_hosts(run: Run) -> None:
-    run("node_jobs.sparse", 4)
-
-
-def test_replicas_are_made_equal_within_a_host_and_across(run: Run) -> None:
-    for rank, found in enumerate(run("node_jobs.equal", 4)):
-        assert found == {
-            "trained, astray, synchronized": (True, True, True),
-            "said": True,
-            "repaired": True,
-            "noticed": rank == 2,
-            "replica": rank in (0, 2),
-        }
-
-
-def test_what_cannot_be_is_refused(run: Run) -> None:
-    run("node_jobs.refusals", 4)
-
-
-def test_one_host_needs_no_job(run: Run) -> None:
-    assert [stats["ranks"] for stats in run("node_jobs.one_host", 2)] == [1, 1]
 
 
 def test_a_dead_rank_ends_its_host_and_costs_others_a_deadline(run_killed: Run) -> None:

@@ -120,12 +120,3 @@ def test_accelerate_ends_the_training_of_all_its_models(monkeypatch: pytest.Monk
     accelerator.end_training()
     assert sorted(calls[:2]) == ["first", "second"]
     assert calls[2:] == ["trackers"]
-
-
-@pytest.mark.needs("accelerate", "lightning", "transformers")
-def test_elastic_jobs_are_refused_at_the_start(run: Run) -> None:
-    for texts in run("trainer_jobs.elastic", 2, backend="elastic"):
-        for name, text in zip(("Lightning", "Hugging Face", "Accelerate"), texts, strict=True):
-            assert name in text
-            assert "calls all_gather, all_reduce, broadcast and barrier" in text
-            assert "torch.distributed.init_process_group" in text

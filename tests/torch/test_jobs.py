@@ -1,0 +1,123 @@
+"""Jobs of real processes that check themselves, against plain DDP, HSDP and Gloo on loopback.
+
+Each is a function of ``tests/jobs``, whose docstring says what it shows; ``python -m pytest -k`` finds it by its title.
+Which ops are void, who takes what from whom, and whole iterations are tested without processes (``tests/sim``,
+``tests/unit``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from processes import Run
+
+pytestmark = pytest.mark.needs("torch")
+
+#: How many processes of which job, with what besides the rank, by title.
+JOBS: dict[str, tuple[Any, ...]] = {
+    # the hook of DDP
+    "gradients are those of plain DDP": (2, "torch_jobs.parity"),
+    "scales are those of the tensors when DDP orders its bucket anew": (2, "hook_jobs.rebuilt"),
+    "a rank with NaN abstains": (3, "torch_jobs.abstaining", 1),
+    "the hook refuses what cannot be": (2, "torch_jobs.refusals"),
+    "options come from the environment": (2, "torch_jobs.from_environment"),
+    "ranks with other buckets are named": (2, "torch_jobs.other_layout"),
+    "parameters that are not used, or frozen, torch's compression wrappers, sparse gradients": (
+        2, "processes.in_turn", "hook_jobs.unused", "hook_jobs.wrapped", "hook_jobs.sparse",
+    ),
+    "a compiled model": (2, "hook_jobs.compiled"),
+    "join() with accumulation": (3, "hook_jobs.uneven"),
+    "two models in a process and workers of a data loader": (2, "hook_jobs.beside"),
+    "averages at every number of bits": (2, "options_jobs.any_bits"),
+    "bits change between steps": (2, "options_jobs.switching"),
+    "error feedback says in the end what codes clip": (2, "options_jobs.feedback"),
+    # register, and what it leaves behind
+    "the ring follows the model, and what register refuses leaves no job behind": (
+        2, "processes.in_turn", *(f"register_jobs.{one}" for one in (
+            "rings", "many_buckets", "ignored", "collectives", "optimizers", "refused_late"
+        )),
+    ),
+    "a job ends with its model": (2, "register_jobs.dropped"),
+    "a compiled step leaves the hook alone": (2, "register_jobs.compiled_step"),
+    # buckets that go the way of a device; train is the job of test_cuda, so that what it asks for is known to be right
+    "a device's gradients are those of plain DDP": (2, "device_jobs.parity"),
+    "a device that fails fails the backward pass": (2, "device_jobs.failing"),
+    "a device trains and synchronizes": (2, "device_jobs.train", "cpu", "bfloat16"),
+    # replicas that come apart
+    "slices make a rank equal that has lost results": (3, "resync_jobs.drifting", 50.0, {0}),
+    "a call makes all ranks equal that have lost results": (3, "resync_jobs.drifting", 0.0, {0, 1, 2}),
+    "the others wait for a rank that holds": (3, "resync_jobs.holding"),
+    "one of four is cut off and trains nothing": (4, "quorum_jobs.cut", {3}, {0, 1, 2}, 150),
+    "one of three is cut off and trains nothing": (3, "quorum_jobs.cut", {0}, {1, 2}, 150),
+    "one of two is cut off: nothing is trained": (2, "quorum_jobs.cut", {0}, set(), 40),
+    "halves are cut off: nothing is trained": (4, "quorum_jobs.cut", {0, 1}, set(), 40),
+    "a model that is detached goes on as plain DDP": (3, "quorum_jobs.detached"),
+    # loss scales
+    "a rank that overflows lowers the scale of all": (3, "scaler_jobs.overflowing"),
+    "torch's scaler backs off, also in the first step": (
+        3, "scaler_jobs.stock", 1, [(0, 1, 2), (), (1,), (), (0, 1, 2), (), ()],
+    ),
+    "scalers that cannot be taken in are refused": (2, "scaler_jobs.strange"),
+    "scales differ and the average does not": (2, "scaler_jobs.unlike"),
+    "a checkpoint keeps the scale": (2, "scaler_jobs.saved"),
+    "Lightning's scaler": (2, "framework_jobs.lightning"),
+    "Accelerate's scaler": (2, "framework_jobs.accelerate"),
+    # several ranks a host: two hosts of two
+    "hosts: gradients are those of plain DDP": (4, "node_jobs.parity"),
+    "hosts: buckets on a device are shared in one order": (4, "node_jobs.as_device"),
+    "hosts: a rank that holds alone leaves a slice to the next forward pass": (4, "node_jobs.held_at_a_boundary"),
+    "hosts: a rank that holds alone holds all jobs of its host": (4, "node_jobs.holding"),
+    "hosts: one with NaN stays out of the mean": (4, "torch_jobs.abstaining", 2),
+    "hosts: ranks have one loss scale": (
+        4, "scaler_jobs.stock", 2, [(), (1,), (), (0, 3), (), (2,), (), (), ()],
+    ),
+    "hosts: sparse gradients": (4, "hook_jobs.sparse", 2),
+    "hosts: replicas are made equal within and across": (4, "node_jobs.equal"),
+    "hosts: what cannot be is refused": (4, "node_jobs.refusals"),
+    "one host needs no job": (2, "node_jobs.one_host"),
+    # FSDP2
+    "FSDP: gradients are those of plain HSDP and of DDP": (4, "fsdp_jobs.parity"),
+    "FSDP: steps end whatever modules a pass goes through": (4, "fsdp_jobs.unlike"),
+    "FSDP: averages are awaited at the end of backward": (4, "fsdp_jobs.overlapping"),
+    "FSDP: replicas are made equal with their moments": (4, "fsdp_jobs.equal_replicas"),
+    "FSDP: all shards leave a step out that one of them finds void": (4, "fsdp_jobs.voided"),
+    "FSDP: what cannot be is refused": (4, "fsdp_jobs.refusals"),
+    "FSDP: one host": (2, "fsdp_jobs.alone"),
+    # the backend of torch.distributed
+    "backend: unasked everything is as over Gloo": (3, "backend_jobs.collectives"),
+    "backend: Gloo's threads hold the last reference": (2, "backend_jobs.dropped"),
+    "backend: a model holds the last reference to a group that has ended": (2, "backend_jobs.outlived"),
+    "backend: some kinds are bounded and the others exact": (2, "backend_jobs.kinds"),
+    "backend: steps end where the caller says": (2, "backend_jobs.told"),
+    "backend: DDP with and without a hook": (2, "backend_jobs.training"),
+    "backend: compiled steps": (2, "backend_jobs.compiled"),
+    "backend: what cannot be is refused": (2, "backend_jobs.refusals"),
+    "backend: ranks that disagree are named and live on": (2, "backend_jobs.disagreement"),
+    # ranks that come back
+    "elastic: the group has no collectives": (2, "elastic_jobs.no_collectives"),
+    "elastic: what DDP gets wrong alone is refused": (2, "elastic_jobs.wrong"),
+    "elastic: trainers refuse it": (2, "trainer_jobs.elastic"),
+    # codes over TCP, beside which benchmarks measure Tailbound
+    "codes over TCP give every rank the mean": (4, "quantised_jobs.means"),
+    "codes over TCP train as Gloo does": (2, "quantised_jobs.training"),
+}  # fmt: skip
+#: What some need besides; those of one of the frameworks are thorough.
+NEEDS = {
+    "framework_jobs.lightning": (pytest.mark.needs("lightning"), pytest.mark.thorough),
+    "framework_jobs.accelerate": (pytest.mark.needs("accelerate"), pytest.mark.thorough),
+    "trainer_jobs.elastic": (pytest.mark.needs("accelerate", "lightning", "transformers"),),
+}
+
+
+@pytest.mark.parametrize(
+    ("ranks", "job", "arguments"),
+    [
+        pytest.param(ranks, job, arguments, id=title, marks=NEEDS.get(job, ()))
+        for title, (ranks, job, *arguments) in JOBS.items()
+    ],
+)
+def test_a_job_checks_itself(run: Run, ranks: int, job: str, arguments: list[Any]) -> None:
+    """Rules: clock-16, clock-21, clock-25, clock-38, codec-1, codec-12, codec-13."""
+    run(job, ranks, *arguments, backend="elastic" if job == "trainer_jobs.elastic" else "")
