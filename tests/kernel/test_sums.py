@@ -1,10 +1,10 @@
-"""What is in the sums afterwards: many ranks, shifts, short rows, half bytes, serial numbers that wrap.
-
-Rules that take several packets to see, and codes of 4 bits: ``unit/test_udp_cases.py`` has the same.
-"""
+"""What is in sums, records and results afterwards: ranks, shifts, short rows, wrong bits and keys, wrapping numbers."""
 
 from __future__ import annotations
 
+import os
+import struct
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +14,12 @@ import pytest
 import cases
 import nibble_cases
 import rule_cases
-from kernel_world import KernelWorld
+from bpf_calls import map_lookup
+from kernel_world import HEADERS, KernelWorld
 from loaders import both_loaders
-from tailbound.wire.schema import EXPONENT_NONE, Verdict
+from reference_proof import check_reference
+from tailbound.kernel.maps import put_key
+from tailbound.wire.schema import EXPONENT_NONE, OP_INDEX_BITS, OP_STEPS, PacketType, Verdict, op_label, op_slot
 
 FF = bytes([255]) * cases.WIDTH
 
@@ -118,3 +121,246 @@ def test_seal_wraps_with_the_ring(make) -> None:
     world.sealer.seal(cases.OP, cases.SUM_ROWS - 3, 6)
     verdicts = [world.take(contribution(1, bytes(16), seq=cases.SUM_ROWS - 6 + i))[0] for i in range(12)]
     assert verdicts == [Verdict.STORED] * 3 + [Verdict.LATE] * 6 + [Verdict.STORED] * 3
+
+
+# -- the check in C is the check of ``wire.check`` (kernel-9) ----------------------------------------------------------
+
+
+def test_every_length(make) -> None:
+    """Rows of 16 to 1408 codes: the program takes what the plain-integer reference has checked."""
+    world = make(width=1408)
+    rng = np.random.default_rng(3)
+    for i, count in enumerate(range(16, 1409, 16)):
+        if i % cases.SUM_ROWS == 0:
+            world.begin()
+        head = bytearray(cases.contribution(1, count=16, seq=cases.SUM_BASE + i % cases.SUM_ROWS, op=cases.OP + i)[:64])
+        payload = rng.integers(0, 256, count, np.uint8).tobytes()
+        head[56:] = check_reference(bytes(head), payload).to_bytes(8, "big")
+        slot = cases.SUM_BASE + i & cases.SUM_ROWS - 1
+        assert world.take(bytes(head) + payload)[0] == Verdict.STORED
+        assert np.array_equal(world.lanes(slot, count), np.frombuffer(payload, np.uint8))
+        assert not world.store.sums[slot, 2 * count :].any()
+
+
+@pytest.mark.parametrize("owner", [0, 1, 254])
+def test_reflected_check(make, owner: int) -> None:
+    """The echo's check is made from the probe's by difference; it equals the one made from nothing."""
+    world = make(ranks=255)
+    world.control(rank=owner)
+    probe = cases.control_packet(PacketType.PROBE, bytes(range(32)), sender=7, owner=owner, lateness=77)
+    world.take(probe)
+    echo = world.back[HEADERS:]
+    assert int.from_bytes(echo[56:64], "big") == check_reference(echo[:64], echo[64:])
+
+
+# -- rows that tell nothing but their codes: the check is made in the pass that takes the codes in (kernel-9) ----------
+
+
+SLOT, POSITION = cases.SEQ & (cases.SUM_ROWS - 1), cases.RESULT_SEQ & (cases.RESULT_ROWS - 1)
+NEXT = op_label(3, 2)  # in progress together with the op of the cases
+OVER = op_label(2, 1)  # over, as all up to RELEASED are
+
+
+def whole_row(sender: int, length: int = cases.WIDTH, **fields: int) -> bytes:
+    return cases.contribution(sender, length, **fields)
+
+
+def whole_result(sender: int, length: int = cases.WIDTH, **fields: int) -> bytes:
+    return cases.result(sender, length, **fields)
+
+
+def introduce(world: KernelWorld, op: int = cases.OP, length: int = cases.WIDTH, at: int = 1) -> None:
+    """Says all that the three senders have to say of an op, with other rows than those that tests look at."""
+    for sender in (1, 2, 3):
+        assert world.take(whole_row(sender, length, op=op, seq=cases.SEQ + at, row=6))[0] <= Verdict.ADDED
+        assert (
+            world.take(whole_result(sender, length, op=op, seq=cases.RESULT_SEQ + at + sender))[0]
+            == Verdict.RESULT_TAKEN
+        )
+
+
+def books(world: KernelWorld) -> dict[str, bytes]:
+    """What a host may read: all records, and the codes of rows that are not over."""
+    store = world.store
+    out = {
+        name: getattr(store, name).tobytes() for name in ("slots", "result_records", "presence", "ops", "peer_states")
+    }
+    for rows, records in (("sums", store.slots), ("results", store.result_records)):
+        used = (records["cookie"] == cases.COOKIE) & (records["op"] > store.control["released"][0])
+        out[rows] = getattr(store, rows)[used].tobytes()
+    return out
+
+
+@pytest.mark.parametrize("length", [cases.WIDTH, 112])
+@pytest.mark.parametrize("over", [False, True], ids=["new memory", "over a row that is over"])
+def test_one_wrong_bit(make: Callable[..., KernelWorld], over: bool, length: int) -> None:
+    """A wrong bit anywhere, in what would be stored, added and copied; then the same packet without it."""
+    world = make()
+    if over:
+        world.control(released=OVER - 1, map_since=OVER)
+        for sender in (1, 2, 3):
+            world.take(whole_row(sender, op=OVER))
+            world.take(whole_result(1, op=OVER))
+        world.control(**cases.control_values())
+    introduce(world, length=length)
+    bits = [*range(0, 512, 3), *range(512, 8 * (64 + length), 29), *range(8 * (56 + length), 8 * (64 + length))]
+    for data, verdict in (
+        (whole_row(1, length), Verdict.STORED),
+        (whole_row(2, length), Verdict.ADDED),
+        (whole_row(3, length), Verdict.ADDED),
+        (whole_result(2, length), Verdict.RESULT_TAKEN),
+    ):
+        before = books(world)
+        for bit in bits:
+            said, sender = world.take(cases.flipped(data, bit), data[14])
+            assert said >= Verdict.BAD_LENGTH, bit
+            assert sender == 256
+            assert books(world) == before, bit
+        assert world.take(data)[0] == verdict
+    codes = [np.frombuffer(whole_row(sender, length)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3)]
+    assert np.array_equal(world.lanes(SLOT, length), sum(codes))
+    assert world.store.slots[SLOT]["count"] == 3
+    assert world.store.results[POSITION][:length].tobytes() == whole_result(2, length)[64:]
+    if over:  # what is behind a shorter row stays as it was
+        behind = sum(np.frombuffer(whole_row(sender)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3))
+        assert np.array_equal(world.lanes(SLOT, cases.WIDTH)[length:], behind[length:])
+        assert world.store.results[POSITION][length:].tobytes() == whole_result(1)[64 + length :]
+
+
+def test_a_wrong_label_spoils_no_row_in_progress(make: Callable[..., KernelWorld]) -> None:
+    """A newer label that is in progress too, on a row's own sequence, with a wrong check: the row stays as it is."""
+    world = make()
+    introduce(world)
+    introduce(world, NEXT, at=9)
+    world.take(whole_row(1))
+    world.take(whole_row(2))
+    world.take(whole_result(1))
+    before = books(world)
+    for data in (whole_row(1, op=NEXT), whole_row(3, op=NEXT), whole_result(1, op=NEXT), whole_result(3, op=NEXT)):
+        assert world.take(cases.flipped(data, 8 * 200)) == (Verdict.CORRUPT, 256)
+        assert books(world) == before
+    for data in (whole_row(1, op=NEXT), whole_row(3, op=NEXT), whole_result(1, op=NEXT), whole_result(3, op=NEXT)):
+        assert world.take(data)[0] in (Verdict.FUTURE_OP, Verdict.FUTURE_RESULT)  # right, and at another row's place
+        assert books(world) == before
+
+
+@pytest.mark.needs("bpf", "clang", "libbpf")
+def test_a_packet_of_the_job_before_spoils_no_row(take_back: Callable[[list[tuple[str, str, str]]], None]) -> None:
+    """Another job begins while a packet is between its cookie's rule and its row's lock: that rule is left out."""
+    take_back([("xdp_programs/ingest.h", "	if (tb_be32(f->head->cookie) != control->cookie)", "	if (0)")])
+    world = KernelWorld("clang")
+    try:
+        introduce(world)
+        now = cases.COOKIE + 2
+        world.control(cookie=now)
+        assert world.take(whole_row(1, op=NEXT, cookie=now))[0] == Verdict.STORED
+        assert world.take(whole_result(1, op=NEXT, cookie=now))[0] == Verdict.RESULT_TAKEN
+        row = world.store.sums[SLOT].tobytes(), world.store.results[POSITION].tobytes()
+        for data in (whole_row(2), whole_result(2)):
+            assert world.take(cases.flipped(data, 8 * 200)) == (Verdict.CORRUPT, 256)
+            assert (world.store.sums[SLOT].tobytes(), world.store.results[POSITION].tobytes()) == row
+    finally:
+        world.close()
+
+
+# -- results are counted without the record's lock, by an addition that says what it counts (kernel-17) ----------------
+
+
+_LOOK = "	if (was.tag != tag)\n		return 0;\n"
+#: An op whose record would lie where that of the cases lies.
+OTHER = cases.OP + (OP_STEPS << OP_INDEX_BITS)
+
+
+@pytest.mark.needs("bpf", "clang", "libbpf")
+def test_what_was_counted_in_another_ops_record_is_taken_back(
+    take_back: Callable[[list[tuple[str, str, str]]], None],
+) -> None:
+    """The record becomes another op's between look and addition: the look is left out."""
+    take_back([("ebpf/op.h", _LOOK, "")])
+    world = KernelWorld("clang")
+    try:
+        assert world.take(cases.result(1))[0] == Verdict.RESULT_TAKEN
+        record = world.store.ops[op_slot(OTHER)]
+        before = record.tobytes()
+        assert (record["op"], record["results_in"]) == (cases.OP, 1)
+        assert world.take(cases.result(2, op=OTHER, seq=cases.RESULT_SEQ + 1))[0] == Verdict.RESULT_TAKEN
+        assert record.tobytes() == before
+    finally:
+        world.close()
+
+
+# -- a record that a newer op takes between two looks at it, by two CPUs -----------------------------------------------
+
+
+two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missing capability 'two CPUs'")
+
+
+@two_cpus
+def test_a_record_that_a_newer_op_takes_is_not_of_another_layout(make) -> None:
+    """A record is looked at without its lock: between its tag and its layout a newer op may have taken it."""
+    world = make()
+    span, layout = OP_STEPS << OP_INDEX_BITS, 7
+    foreign = world.frame_of(cases.contribution(), port=cases.PORT + 1)
+    stored = 0
+
+    def run(barrier: threading.Barrier, cpu: int, *frames: tuple[bytes, int]) -> None:
+        os.sched_setaffinity(0, {cpu})
+        barrier.wait()
+        for data, repeat in frames:  # the thread stays in the kernel, so that both really meet
+            world.run(data, repeat)
+
+    for lap in range(60):
+        op = cases.OP + 2 * lap * span
+        old = world.frame_of(cases.contribution(op=op, layout=layout))
+        new = world.frame_of(cases.contribution(op=op + span, layout=layout + 1, sender=2, seq=cases.SEQ + 1, row=6))
+        world.control(released=op)
+        barrier, (first, second, *_) = threading.Barrier(2, timeout=60), sorted(os.sched_getaffinity(0))
+        later = ((foreign, 1 + 61 * lap % 2500), (new, 1))
+        both = [threading.Thread(target=run, args=(barrier, first, (old, 3000)))]
+        both.append(threading.Thread(target=run, args=(barrier, second, *later)))
+        for thread in both:
+            thread.start()
+        for thread in both:
+            thread.join()
+        counts = world.counted()
+        assert Verdict.LAYOUT_MISMATCH not in counts, lap
+        stored = counts[Verdict.STORED]
+    assert stored >= 60  # every newer op
+    assert counts[Verdict.STALE_OP] > 0
+
+
+# -- packets of a sender who has all but the key (auth-1, auth-2) ------------------------------------------------------
+
+
+def test_a_key_that_is_over_opens_nothing(make: Callable[..., KernelWorld]) -> None:
+    """Two epochs later its place is another key's."""
+    world = make()
+    world.arm()
+    recorded = cases.tagged(cases.contribution(1))
+    assert world.take(recorded)[0] == Verdict.STORED
+    assert world.take(cases.tagged(cases.contribution(2, seq=cases.SEQ + 1), 1))[0] == Verdict.STORED
+    put_key(world.maps.fds["keys"], 2, cases.KEYS[0][::-1].copy())
+    assert world.take(cases.tagged(cases.contribution(2))) == (Verdict.FORGED, 256)
+    assert world.take(cases.tagged(cases.contribution(2), 1))[0] == Verdict.ADDED
+
+
+def test_keys_cannot_be_read_back(make: Callable[..., KernelWorld]) -> None:
+    world = make()
+    world.arm()
+    fd = world.maps.fds["keys"]
+    with pytest.raises(PermissionError):
+        map_lookup(fd, struct.pack("=I", 0), cases.KEYS[0].nbytes)
+
+
+@pytest.mark.needs("bpf", "clang", "libbpf")
+def test_without_the_program_nothing_is_taken() -> None:
+    """A job says that it has a key where that program is missing."""
+    world = KernelWorld("clang")
+    try:
+        for data in (cases.contribution(1), cases.tagged(cases.contribution(1))):
+            world.control(tagged=1)
+            assert world.take(data) == (Verdict.INACTIVE, 256)
+        world.control(tagged=0)
+        assert world.take(cases.contribution(1))[0] == Verdict.STORED
+    finally:
+        world.close()

@@ -1,4 +1,4 @@
-"""The switch beyond the shared list: jobs that come and go, restarts, forwarding, counters, the drop simulator."""
+"""The P4 switch: golden packets, the table of cases, workers that take its results, and what it must never do."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+import cases
 import p4_world
 import switch_cases
+from golden import golden_packets
+from kernel_world import KernelWorld
 from switch_cases import JOB, Step, contribution, ip_of, mac_of
 from switch_world import mac_bytes
 from tailbound.wire import packets
-from tailbound.wire.schema import HEADER_BYTES, PacketType, Verdict
+from tailbound.wire.address import words_of
+from tailbound.wire.packets import parse
+from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Verdict
 from tailbound_lab.bench.frames import internet_checksum
-
-pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 
 _U32 = 0xFFFFFFFF
 
@@ -39,6 +42,7 @@ def counted(world: p4_world.World, place: int = 0) -> dict[Verdict, int]:
     return {Verdict(v): int(n) for v, n in enumerate(world.switch.ledger(place).sum(0)) if n}
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_a_restart_forgets_open_rows_and_sums_none_twice(world: p4_world.World) -> None:
     a, b, c = rows(1)[0]
     with world.jobs([JOB]):
@@ -49,6 +53,7 @@ def test_a_restart_forgets_open_rows_and_sums_none_twice(world: p4_world.World) 
         assert last == dict.fromkeys(range(3), switch_cases.result(b, [c, a, b], "sums"))
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_two_jobs_in_the_same_slots_never_mix(world: p4_world.World) -> None:
     """A mistake of the control plane costs rows, not sums."""
     other = replace(switch_cases.OTHER, base=JOB.base, port=JOB.port + 1)
@@ -62,6 +67,7 @@ def test_two_jobs_in_the_same_slots_never_mix(world: p4_world.World) -> None:
         assert out == dict.fromkeys(range(2), switch_cases.result(theirs[0], theirs, "sums", other))
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_a_worker_sends_by_its_own_port_alone(world: p4_world.World) -> None:
     """Who has another port is not it, whatever address it sends with (kernel-24)."""
     with world.jobs([JOB]):
@@ -75,6 +81,7 @@ def of_service(data: bytes, service: int) -> bytes:
     return data[:14] + ip[:10] + internet_checksum(ip).to_bytes(2, "big") + ip[12:] + data[34:]
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 @pytest.mark.parametrize(("came", "leaves"), [(0xB9, 0xB9), (0xBA, 0xBA), (0xBB, 0xBA), (0xB8, 0xB8)], ids=hex)
 def test_the_class_of_service_stays_and_a_mark_does_not(world: p4_world.World, came: int, leaves: int) -> None:
     """Of results and of echoes (kernel-26)."""
@@ -90,6 +97,7 @@ def test_the_class_of_service_stays_and_a_mark_does_not(world: p4_world.World, c
         assert internet_checksum(echo[14:24] + bytes(2) + echo[26:34]) == int.from_bytes(echo[24:26], "big")
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_counters_by_port(world: p4_world.World) -> None:
     a, b, c = rows(1)[0]
     before = [world.switch.port_counters(port) for port in range(2)]
@@ -113,6 +121,7 @@ def drawn(seed: int, count: int) -> list[int]:
     return out
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_the_drop_simulator_loses_what_its_seed_says(world: p4_world.World, way: str) -> None:
     count, seed, loss = 40, 12345, 0.3
@@ -130,6 +139,7 @@ def test_the_drop_simulator_loses_what_its_seed_says(world: p4_world.World, way:
     assert stored == {Verdict.STORED: count - sum(lost) if way == "in" else count}
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_a_probe_comes_back_as_its_echo(world: p4_world.World) -> None:
     probe = contribution(1, codes=16, type=PacketType.PROBE)
     with world.jobs([JOB]):
@@ -143,6 +153,7 @@ def test_a_probe_comes_back_as_its_echo(world: p4_world.World) -> None:
     assert body == probe[HEADER_BYTES:]
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_who_has_the_switch(world: p4_world.World) -> None:
     asker = mac_bytes(mac_of(2))
     words = bytes.fromhex("0001 0800 0604 0001") + asker + bytes([198, 18, 0, 3]) + bytes(6) + bytes([198, 18, 252, 1])
@@ -155,6 +166,7 @@ def test_who_has_the_switch(world: p4_world.World) -> None:
     assert world.feed(2, request) == {at: [request] for at in (0, 1, 3)}  # no job there, no answer
 
 
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 @pytest.mark.parametrize(
     "change",
     [{"fragment": 0x2000}, {"fragment": 1}, {"first": 0x46}, {"protocol": 6}],
@@ -169,3 +181,64 @@ def test_what_only_looks_like_ours_is_forwarded(world: p4_world.World, change: d
     with world.jobs([JOB]):
         assert world.feed(0, bytes(data)) == {1: [bytes(data)]}
         assert counted(world) == {}
+
+
+GOLDEN = golden_packets()
+
+
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
+def test_golden_packets_between_others_pass_bit_by_bit(world: p4_world.World) -> None:
+    """All fields are parsed and written again on their way to another worker."""
+    for golden in GOLDEN:
+        step = switch_cases.Step(golden.data, None, source=switch_cases.ip_of(0), destination=switch_cases.ip_of(2))
+        p4_world.play(world, [switch_cases.JOB], step)
+
+
+#: Rows of two whole chunks, of one and every kind of rest, of the rests alone, and of the shortest.
+LENGTHS = (512, 496, 240, 16)
+
+
+def run(world: p4_world.World, case: switch_cases.Case) -> None:
+    with world.jobs(case.jobs):
+        for step in case.steps:
+            p4_world.play(world, case.jobs, step)
+
+
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
+@pytest.mark.parametrize("case", switch_cases.CASES, ids=lambda case: case.name)
+def test_case(world: p4_world.World, case: switch_cases.Case) -> None:
+    run(world, case)
+
+
+@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
+@pytest.mark.parametrize("codes", LENGTHS)
+def test_basic_sums_of_other_lengths(world: p4_world.World, codes: int) -> None:
+    listed = [case for case in switch_cases.cases(codes) if case.name in ("basic sum of three workers", "corrupt")]
+    assert len(listed) == 2
+    for case in listed:
+        run(world, case)
+
+
+@pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "p4c", "bmv2", "thrift")
+@pytest.mark.parametrize("codes", [cases.CODES, 48, 16])
+def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
+    place = {"seq": cases.RESULT_SEQ, "row": 3, "contributed": cases.OP - 1}
+    sent = [contribution(rank, codes, **place) for rank in range(JOB.ranks)]
+    with world.jobs([JOB]):
+        for packet in sent:
+            out = world.feed(packet[14], p4_world.frame_of(Step(packet, None), packet[14]))
+    (data,) = out[cases.RANK]
+    kernel = KernelWorld("bcc")
+    kernel.begin(JOB.ranks + 1)
+    try:
+        kernel.store.peers[JOB.ranks] = (words_of(switch_cases.ADDRESS)[0], 1, 0, 0)
+        assert kernel.judge(data) == (Verdict.RESULT_TAKEN, JOB.ranks)
+        assert kernel.judge(data) == (Verdict.DUPLICATE_RESULT, JOB.ranks)
+        head, body = parse(data[p4_world.HEADERS :])
+        slot = cases.RESULT_SEQ % cases.RESULT_ROWS
+        record = kernel.store.result_records[slot]
+        assert kernel.store.results[slot, : 2 * codes].tobytes() == body
+        assert (record["flags"], record["count"], record["owner"]) == (Flag.SUMS, JOB.ranks, JOB.ranks)
+        assert (record["scale"], record["exponent"]) == (head["scale"][0], head["exponent"][0])
+    finally:
+        kernel.close()
