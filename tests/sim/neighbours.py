@@ -37,9 +37,8 @@ class Tcp:
         ecn: it knows of marks.
 
     Attributes:
-        sent, dropped, marked: segments that have left, and what the host's port did to them.
+        sent, dropped: segments that have left, and those that the host's port had no room for.
         delivered: bytes on the wire that have come.
-        timeouts: times that it has begun anew.
     """
 
     def __init__(self, network: Network, host: int, *, ecn: bool) -> None:
@@ -51,7 +50,7 @@ class Tcp:
         self._lowered = 0  # when the window last was; segments that left before are of that round trip
         self._rtt = 0
         self._waits, self._number = _TIMEOUT, 0  # for how long, and how often an acknowledgement has come
-        self.sent = self.dropped = self.marked = self.delivered = self.timeouts = 0
+        self.sent = self.dropped = self.delivered = 0
         network.at(network.now, self._send)
 
     def _send(self) -> None:
@@ -73,7 +72,6 @@ class Tcp:
             self.dropped += 1
             return
         marked = self._ecn and self._port.marks != marks
-        self.marked += marked
         network.at(left + network.switching.latency, partial(self._acknowledged, sent, self._lost, marked))
 
     def _acknowledged(self, sent: int, lost: int, marked: bool) -> None:
@@ -104,7 +102,6 @@ class Tcp:
         def timeout() -> None:
             if number != self._number:
                 return
-            self.timeouts += 1
             self._waits = min(_TIMEOUT_MOST, 2 * self._waits)
             self._threshold, self._window = max(2.0, self._window / 2), 1.0
             self._flying = self._lost = 0
@@ -127,23 +124,18 @@ class Shares:
 
     Attributes:
         ops: a second, by job.
-        took: ms of an op, by job: the median of all ranks'; None where no op ended.
         tcp: share of the link, by flow.
-        timeouts: times that flows have waited for their timer.
         expected, delivered: rows of all jobs.
-        packets, dropped, marked: of all jobs and flows.
+        packets, dropped: of all jobs and flows.
         kinds: packets of jobs, by the name of their type.
     """
 
     ops: list[float]
-    took: list[float | None]
     tcp: list[float]
-    timeouts: int = 0
     expected: int = 0
     delivered: int = 0
     packets: int = 0
     dropped: int = 0
-    marked: int = 0
     kinds: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -164,9 +156,6 @@ def share(
     apart: int = 0,
     warm: float = 1.0,
     seconds: float = 2.0,
-    seed: int = 1,
-    known: bool = True,
-    multicast: bool = False,
 ) -> Shares:
     """Runs ``jobs`` of ``ranks`` on the same hosts, each with all-reduces of ``size`` bytes of float32.
 
@@ -180,27 +169,21 @@ def share(
         apart: ranks pause for up to so many ns before each op, each for itself.
         warm: simulated seconds before those that count; flows begin after half of them.
         seconds: simulated seconds that count.
-        seed: of everything.
-        known: ranks know how fast their links are.
-        multicast: the network delivers what is for all, as the lab's does; with one job, since XDP is needed for it.
     """
-    rate = switching.rate / 8 if known else 0.0
-    team = Team(beside(jobs, ranks, size // 4), switching, seed, rate=rate, multicast=multicast and jobs == 1)
+    team = Team(beside(jobs, ranks, size // 4), switching, 1, rate=switching.rate / 8)
     network = team.network
-    counted = Shares([0.0] * jobs, [], [])
-    took: list[list[int]] = [[] for _ in range(jobs)]
+    counted = Shares([0.0] * jobs, [])
     begin = network.now + int(warm * S)
     over = begin + int(seconds * S)
 
     def launch(rank: int) -> None:
-        part, began = team.arrangement.parts[rank][0], network.clock
+        part = team.arrangement.parts[rank][0]
 
         def done(one: Done) -> None:
             if network.clock >= begin:
                 counted.ops[part.job] += 1 / ranks / seconds
                 counted.expected += one.outcome.expected
                 counted.delivered += one.outcome.delivered
-                took[part.job].append(network.clock - began)
             again(rank)
 
         team.node(part).submit(0, team.data(rank, 0), team.result(rank), done)
@@ -208,12 +191,10 @@ def share(
     def again(rank: int) -> None:
         network.at(network.clock + US + network.random.randrange(apart + 1), partial(launch, rank))
 
-    def counts() -> tuple[int, int, int]:
+    def counts() -> tuple[int, int]:
         """Of jobs and flows together, as the lab's queues count."""
-        packets, dropped, marked = network.packets, sum(network.dropped.values()), network.marks
-        for flow in flows:
-            packets, dropped, marked = packets + flow.sent, dropped + flow.dropped, marked + flow.marked
-        return packets, dropped, marked
+        packets, dropped = network.packets, sum(network.dropped.values())
+        return packets + sum(flow.sent for flow in flows), dropped + sum(flow.dropped for flow in flows)
 
     for rank in range(len(team.arrangement.parts)):
         again(rank)
@@ -225,23 +206,19 @@ def share(
 
     def start() -> None:
         kinds.update(network.kinds)
-        counted.timeouts -= sum(flow.timeouts for flow in flows)
         before[:] = [flow.delivered for flow in flows]
-        counted.packets, counted.dropped, counted.marked = (-value for value in counts())
+        counted.packets, counted.dropped = (-value for value in counts())
 
     network.at(begin, start)
     network.run(lambda: network.now >= over, int((warm + seconds + 60) * S))
     for world in team.worlds:
         if world.error is not None:
             raise world.error
-    packets, dropped, marked = counts()
+    packets, dropped = counts()
     counted.packets += packets
     counted.dropped += dropped
-    counted.marked += marked
     counted.kinds = {PacketType(kind).name.lower(): count for kind, count in (network.kinds - kinds).items()}
     link = switching.rate / 8 * seconds
     counted.tcp = [(flow.delivered - was) / link for flow, was in zip(flows, before, strict=True)]
-    counted.timeouts += sum(flow.timeouts for flow in flows)
-    counted.took = [sorted(times)[len(times) // 2] / MS if times else None for times in took]
     team.close()
     return counted

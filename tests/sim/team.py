@@ -26,7 +26,7 @@ from tailbound.datapath.store import ring_rows
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.switch import Switch
-from tailbound.wire.schema import VERSION
+from tailbound.wire.schema import VERSION, PacketType
 from tailbound_lab.simulate.fabric import MS, S, Terms
 from tailbound_lab.simulate.machine import Wire
 
@@ -64,10 +64,10 @@ class Member(Communicator):
         donated = self._others[donor]._engine
         return jump.encode(donated.position(), donated.job.world)
 
-    def trouble(self, trouble: Trouble | None) -> None:
-        """Lets ``trouble`` have what this rank sends from now on; None: nothing has."""
+    def trouble(self, trouble: Trouble | Callable[[int, list[bytes]], list[bytes]] | None) -> None:
+        """Lets ``trouble``, or a function as its ``meet``, have what this rank sends from now on; None: nothing has."""
         wire: Wire = self.job.datapath.socket  # type: ignore[attr-defined]
-        wire.trouble = trouble.begin(self.config.rank).meet if trouble is not None else None
+        wire.trouble = trouble.begin(self.config.rank).meet if isinstance(trouble, Trouble) else trouble
 
 
 class _TeamEngine(Engine):
@@ -207,6 +207,16 @@ class SimTeam(Team):
                 node.check_strangers()
         finally:
             self.world.close()
+
+
+def total(job: SimTeam, counter: str) -> int:
+    """One of the counters of ``stats()``, of all ranks together."""
+    return sum(int(member.stats()["counters"].get(counter, 0)) for member in job.communicators)
+
+
+def dropped(troubles: list[Trouble], kind: PacketType) -> int:
+    """Packets of ``kind`` that were lost on purpose."""
+    return sum(count for t in troubles for (_, what), count in t.dropped.items() if what == kind)
 
 
 @contextmanager

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from sim.repeats import dropped
-from sim.team import sim_team
+from sim.team import dropped, sim_team
 from support import Trouble, gradients, patient
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS

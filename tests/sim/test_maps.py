@@ -12,7 +12,7 @@ import pytest
 from fault_rows import contributors
 from sim.engine import Plan, Rank, World
 from sim.team import Result, SimTeam, sim_team
-from support import Trouble, exact_mean, gradients, hasty, nmse, patient
+from support import Trouble, alike, gradients, hasty, patient, whole
 from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.alerts import Unheard
@@ -53,12 +53,7 @@ def step(job: SimTeam, seed: int, ranks: list[int] | None = None, late: dict[int
 
 def right(job: SimTeam, seed: int, late: dict[int, int] | None = None) -> None:
     """One all-reduce that is whole and everybody's mean, with the same bits everywhere."""
-    results = step(job, seed, late=late)
-    for out, outcome in results:
-        assert outcome.error is None
-        assert outcome.delivered == outcome.expected
-        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
-    assert nmse(results[0][0], exact_mean(gradients("U", len(job), NUMEL, seed=seed))) < 2e-3
+    whole(step(job, seed, late=late), gradients("U", len(job), NUMEL, seed=seed))
 
 
 def until(job: SimTeam, late: dict[int, int], done: Callable[[], bool], most: int) -> None:
@@ -117,10 +112,10 @@ def test_the_dead_own_nothing_and_the_others_have_all_of_their_rows() -> None:
             pytest.fail(f"it still owns rows: {[owners_of(job, r) for r in others]}")
         for seed in range(3):
             results = step(job, seed, others)
-        for out, outcome in results:
+        for _, outcome in results:
             assert outcome.missing <= {0}
             assert (outcome.missed, outcome.deadline_hits, outcome.failed_groups) == (0, 0, 0)
-            np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+        alike(results)
         inputs = gradients("U", 4, NUMEL, seed=2)
         assert set(contributors(results[0][0], inputs, {0}, WIDTH)) == {frozenset(others)}
         assert job[1].job.sequence.map.id & 0xFF == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection
-from typing import cast
 
 import pytest
 
@@ -13,7 +12,6 @@ from support import Trouble, exact_mean, gradients, nmse
 from tailbound.errors import TransportError
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound_lab.simulate.fabric import MS, S
-from tailbound_lab.simulate.machine import Wire
 
 RANKS, WIDTH = 3, 64
 NUMEL = 2 * 64 * WIDTH
@@ -27,7 +25,7 @@ Send = Callable[[int, list[bytes]], list[bytes]]
 def meddle(job: SimTeam, ranks: Collection[int], send: Send | None) -> None:
     """``send``: of (to whom, packets of a burst) what leaves ``ranks``."""
     for rank in ranks:
-        cast(Wire, job[rank].job.datapath.socket).trouble = send
+        job[rank].trouble(send)
 
 
 def alone(to: int, packets: list[bytes]) -> list[bytes]:

@@ -6,18 +6,23 @@ Nothing is rotated, so that every row of a result is the mean of exactly those w
 from __future__ import annotations
 
 import logging
-from typing import Any
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from fault_rows import contributors, same_bits
 from sim.team import Member, Result, SimTeam, sim_team
-from support import Trouble, gradients, hasty, patient
+from support import Trouble, alike, gradients, hasty, patient, whole
 from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
 from tailbound.collective.alerts import LOOK_EVERY
+from tailbound.collective.comeback import WELCOME, ask_all
 from tailbound.errors import LayoutError, TransportError
+from tailbound.transport.reliable import Reliable
 from tailbound.wire.schema import OP_INDEX_BITS, Flag, PacketType
 from tailbound_lab.simulate.fabric import MS
 
@@ -46,9 +51,9 @@ def warm_up(job: SimTeam, ops: int = 3, numel: int = NUMEL) -> None:
 def check(results: list[Result], inputs: list[np.ndarray], without: int | None = None) -> None:
     """All rows are there, each the mean of all ranks or of all ``without`` one, and all ranks have the same bits."""
     left = frozenset(range(len(inputs))) - {without}
-    for out, outcome in results:
+    for _, outcome in results:
         assert (outcome.missed, outcome.error) == (0, None)
-        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+    alike(results)
     assert set(contributors(results[0][0], inputs, {without} if without is not None else set(), WIDTH)) == {left}
 
 
@@ -73,8 +78,7 @@ def test_a_rank_that_is_late_but_in_time_is_waited_for() -> None:
     with sim_team(3, settings(patient())) as job:
         warm_up(job)
         for op in range(4):
-            inputs = inputs_of(job, op)
-            results = job.allreduce(inputs, late={2: 300 * MS})
+            inputs, results = job.averaged(NUMEL, op, late={2: 300 * MS})
             everybody(results, inputs)
             early = [outcome.nanoseconds for _, outcome in results[:2]]
             assert 299 * MS < min(early) <= max(early) < 300 * MS + SLACK
@@ -89,8 +93,7 @@ def test_a_rank_later_than_the_deadline_is_left_out_and_gets_the_result() -> Non
     with sim_team(4, settings(hasty())) as job:
         warm_up(job)
         for op in range(2):
-            inputs = inputs_of(job, op)
-            results = job.allreduce(inputs, late={3: 1000 * MS})
+            inputs, results = job.averaged(NUMEL, op, late={3: 1000 * MS})
             check(results, inputs, without=3)  # its rows were published without the training thread
             for _, outcome in results[:3]:
                 assert (outcome.late, outcome.missing) == (False, {3})
@@ -111,15 +114,13 @@ def test_a_rank_that_is_always_late_is_not_waited_for_and_comes_back() -> None:
         assert job[3].job.self_late
         assert suspects(job)[:3] == [[3]] * 3
         for op in range(5):  # no rank waits for it, nor its transport for its own rows
-            inputs = inputs_of(job, op)
-            results = job.allreduce(inputs, late={3: 1000 * MS})
+            inputs, results = job.averaged(NUMEL, op, late={3: 1000 * MS})
             check(results, inputs, without=3)
             for _, outcome in results[:3]:
                 assert (outcome.missing, outcome.deadline_hits) == ({3}, 0)
                 assert outcome.nanoseconds < SLACK
         for op in range(4):  # in time again
-            inputs = inputs_of(job, op)
-            results = job.allreduce(inputs)
+            inputs, results = job.averaged(NUMEL, op)
         everybody(results, inputs)
         assert not job[3].job.self_late
         assert suspects(job) == [[]] * 4
@@ -164,8 +165,7 @@ def test_a_rank_dies_and_comes_back(first: bool, caplog: pytest.LogCaptureFixtur
             inputs[dead] = data
             assert job.allreduce(inputs, [dead])[0][1].error is None
         for op in range(4):
-            inputs = inputs_of(job, 100 + op)
-            results = job.allreduce(inputs)
+            inputs, results = job.averaged(NUMEL, 100 + op)
         everybody(results, inputs)
         assert suspects(job) == [[]] * ranks
 
@@ -193,8 +193,7 @@ def test_a_late_rank_that_foresaw_another_layout_publishes_nothing() -> None:
     old, new = NUMEL, NUMEL // 2
     with sim_team(3, settings(hasty())) as job:
         warm_up(job, 3, old)
-        inputs = gradients("U", 3, new, seed=1)
-        results = job.allreduce(inputs, late={2: 3000 * MS})
+        inputs, results = job.averaged(new, 1, late={2: 3000 * MS})
         for out, outcome in results[:2]:
             assert outcome.error is None
             assert outcome.missing == {2}
@@ -217,8 +216,7 @@ def test_a_rank_without_rows_gets_the_mean_of_the_others() -> None:
     with sim_team(3, settings(patient())) as job:
         warm_up(job)
         for op in range(4):
-            inputs = inputs_of(job, op)
-            results = job.allreduce(inputs, silent={2})
+            inputs, results = job.averaged(NUMEL, op, silent={2})
             check(results, inputs, without=2)
             for _, outcome in results:
                 assert (outcome.delivered, outcome.deadline_hits) == (outcome.expected, 0)
@@ -322,8 +320,7 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
         assert int(control["released"][0]) == (job[2].job.sequence.upcoming - 1) & 0xFFFFFFFF  # records from here on
         assert (job[2].behind, job[2].lost) == (0, False)
         for op in range(6):
-            inputs = inputs_of(job, 50 + op)
-            results = job.allreduce(inputs)
+            inputs, results = job.averaged(NUMEL, 50 + op)
         everybody(results, inputs)
 
 
@@ -340,3 +337,75 @@ def test_an_error_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
         assert [record.getMessage() for record in caplog.records] == ["told; look"]
         with pytest.raises(TransportError, match="told"):
             job.allreduce(inputs_of(job, 1))
+
+
+# -- a rank that is back, and a peer that has not heard of it: no rank is left out for good (clock-32) -----------------
+
+
+RANKS, BACK, DEAF = 4, 3, 1
+
+
+class _Path:
+    """The reliable path of rank ``BACK``: ``DEAF`` hears nothing until it is told to listen."""
+
+    def __init__(self, job: SimTeam) -> None:
+        self._job, self._deaf, self.listen = job, True, threading.Event()
+        self.answered: queue.Queue[int] = queue.Queue()
+        self.closing: list[Callable[[], None]] = []
+
+    def keep(self, rank: int, timeout: float) -> None:
+        return None
+
+    def pull(self, rank: int, name: str, request: bytes, timeout: float, most: int) -> bytes:
+        if rank == DEAF and self._deaf:
+            self._deaf = False
+            raise TransportError("no answer in time: start it")
+        if rank == DEAF:
+            self.listen.wait(30)
+        assert name == WELCOME
+        engine = self._job[rank]._engine
+        stamp = engine.ask(lambda: engine.welcome(BACK, self._job[BACK].step))
+        self.answered.put(rank)
+        return stamp.to_bytes(8, "big")
+
+    def before_close(self, action: Callable[[], None]) -> None:
+        self.closing.append(action)
+
+    def runs(self, body: Callable[[], None], name: str) -> None:
+        threading.Thread(target=body, name=name, daemon=True).start()
+
+
+def test_a_peer_that_misses_the_welcome_is_asked_again_and_its_rows_bring_it_in() -> None:
+    """It has heard a goodbye of the process before: until it is told, it waits for no row of the new one."""
+    with sim_team(RANKS, hasty(width=64, ring_mib=1.0)) as job:
+        for op in range(3):
+            job.allreduce(gradients("U", RANKS, NUMEL, seed=op))
+        for rank in range(BACK):
+            job[rank].job.membership.bye(BACK, 0)
+            job[rank].job.publish_live()
+        path = _Path(job)
+        members = job[BACK].job.membership
+        assert ask_all(job[BACK]._engine, cast(Reliable, path), job[BACK].step) == {0, 2}
+        assert (members.suspects, members.gone) == ({DEAF}, set())
+        assert {path.answered.get(timeout=30) for _ in range(2)} == {0, 2}
+        inputs = gradients("U", RANKS, NUMEL, seed=10)
+        (_, without), *_ = job.allreduce(inputs, [BACK, 0, 2, DEAF])
+        assert without.error is None
+        path.listen.set()
+        assert path.answered.get(timeout=30) == DEAF
+        assert job[DEAF].job.membership.gone == set()
+        for op in range(4):
+            results = job.allreduce(gradients("U", RANKS, NUMEL, seed=20 + op))
+        assert members.suspects == set()
+        whole(results)
+        path.closing.pop()()
+
+
+def test_who_hears_the_welcome_waits_for_the_rank_that_is_back() -> None:
+    with sim_team(RANKS, hasty(width=64, ring_mib=1.0)) as job:
+        for op in range(3):
+            job.allreduce(gradients("U", RANKS, NUMEL, seed=op))
+        job[0]._engine.died(BACK)
+        job[0]._engine.welcome(BACK, job[BACK].step)
+        results = job.allreduce(gradients("U", RANKS, NUMEL, seed=9), late={BACK: 20 * MS})
+        assert all(outcome.missing == set() for _, outcome in results)

@@ -10,9 +10,8 @@ import pytest
 
 from fault_rows import contributors
 from reference_switch import shuffled
-from sim.repeats import total
-from sim.team import Result, SimTeam, sim_switched_team
-from support import Trouble, gradients, hasty, patient
+from sim.team import SimTeam, sim_switched_team, total
+from support import Trouble, alike, gradients, hasty, patient, whole
 from tailbound.transport.backoff import Policy
 from tailbound.wire import packets
 from tailbound.wire.schema import Verdict
@@ -40,11 +39,6 @@ def width(job: SimTeam) -> int:
     return switch.width(WIDTH)
 
 
-def alike(results: list[Result]) -> None:
-    for out, _ in results:
-        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
-
-
 def of(out: np.ndarray, inputs: list[np.ndarray], job: SimTeam) -> set[frozenset[int] | None]:
     """Whose means the rows are."""
     return set(contributors(out, inputs, set(range(RANKS)), width(job)))
@@ -52,11 +46,8 @@ def of(out: np.ndarray, inputs: list[np.ndarray], job: SimTeam) -> set[frozenset
 
 def everybody(job: SimTeam, seed: int) -> None:
     """An op that is whole, right, and alike everywhere."""
-    inputs = inputs_of(seed)
-    results = job.allreduce(inputs)
-    for _, outcome in results:
-        assert (outcome.delivered, outcome.error, outcome.missing) == (outcome.expected, None, set())
-    alike(results)
+    inputs, results = job.averaged(NUMEL, seed)
+    whole(results)
     assert of(results[0][0], inputs, job) == {frozenset(range(RANKS))}
 
 
@@ -100,8 +91,7 @@ def test_a_worker_that_vanishes_costs_flushes_for_three_ops_and_then_nothing() -
         warm_up(job)
         job[2].trouble(Trouble(seed=0, loss=1.0))
         for op in range(6):
-            inputs = inputs_of(op)
-            results = job.allreduce(inputs, [0, 1])
+            inputs, results = job.averaged(NUMEL, op, [0, 1])
             alike(results)
             for out, outcome in results:
                 assert outcome.missing == {2}

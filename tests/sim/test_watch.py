@@ -1,18 +1,25 @@
-"""Jobs in virtual time: the books are those of what was lost on purpose, safeguards bind all ranks."""
+"""Jobs in virtual time: books of what was lost on purpose, safeguards, and alerts that name a rank or a link once."""
 
 from __future__ import annotations
 
+import errno
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sim.team import SimTeam, sim_team
-from support import Trouble, balanced, exact_mean, gradients, nmse, patient
+from sim.team import Member, SimTeam, sim_team
+from support import Trouble, balanced, exact_mean, gradients, hasty, nmse, patient
+from tailbound.collective import alerts
 from tailbound.errors import TransportError
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS
+
+# -- the books, and safeguards that bind all ranks ---------------------------------------------------------------------
+
 
 WIDTH = 64
 NUMEL = 8 * 64 * WIDTH
@@ -103,3 +110,159 @@ def test_beyond_the_last_limit_every_rank_stops() -> None:
         for member in job.communicators:
             with pytest.raises(TransportError, match="more contributions were lost"):
                 member.allreduce(np.ones(NUMEL, np.float32))
+
+
+# -- the rank that is late and the link that loses are named, once, and when it is over --------------------------------
+
+
+RANKS = 3
+GIVEN = {"width": WIDTH, "ring_mib": 1.0, "share_rows": False}
+DELAY = 80 * MS
+#: Ops that follow each other faster than this are not looked at one by one.
+APART = 21 * MS
+
+
+def until(job: SimTeam, done: Callable[[], bool], late: dict[int, int] | None = None, most: int = 120) -> int:
+    """All-reduces, some ranks launching later, until ``done``; how many."""
+    inputs = gradients("U", RANKS, NUMEL, seed=1)
+    for ops in range(most):
+        if done():
+            return ops
+        for _, outcome in job.allreduce(inputs, late=late):
+            assert outcome.error is None
+        job.go(APART)
+    pytest.fail(f"not within {most} ops: {[events(c) for c in job.communicators]}")
+
+
+def events(member: Member) -> list[tuple[str, dict[str, Any]]]:
+    """What a rank has said of late ranks and links, with the fields."""
+    names = ("late", "in_time", "link_loses", "link_well", "back")
+    return [(e.name, e.fields) for e in member.job.events.recent() if e.name in names]
+
+
+def of_rank(member: Member, event: str, rank: int) -> list[dict[str, Any]]:
+    return [fields for name, fields in events(member) if name == event and fields["late"] == rank]
+
+
+def test_a_late_rank_is_named_by_one_rank_and_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    late = 2
+    with caplog.at_level(logging.INFO, "tailbound"), sim_team(RANKS, patient(**GIVEN)) as job:
+        until(job, lambda: all(of_rank(c, "late", late) for c in job.communicators), {late: DELAY}, 30)
+        until(job, lambda: all(of_rank(c, "in_time", late) for c in job.communicators), most=30)
+        for member in job.communicators:
+            (begin,), (end,) = of_rank(member, "late", late), of_rank(member, "in_time", late)
+            assert begin["ms"] == pytest.approx(DELAY / MS, rel=0.1)
+            assert end["step"] - begin["step"] == end["steps"] > 0
+    said = [r for r in caplog.records if getattr(r, "tailbound", {}).get("late") == late]
+    warned = [r.getMessage() for r in said if r.levelno == logging.WARNING]
+    assert len(warned) == 2
+    assert any(w.startswith("rank 0: rank 2 is late: its gradients come ") for w in warned)
+    assert any(w.startswith("rank 2: this rank is late: ") for w in warned)
+    assert all("Look at the sender's host" in w for w in warned)
+    recovered = [r.getMessage() for r in said if "is in time again" in r.getMessage()]
+    assert len(recovered) == RANKS
+
+
+def test_the_link_that_loses_is_named_by_its_receiver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(alerts, "WINDOW", 300)
+    with sim_team(RANKS, patient(**GIVEN, repair=False, quiet=20 * MS)) as job:
+        until(job, lambda: job[0].job.counters["ops"] > 2)
+        trouble = Trouble(3, loss=0.15, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({0}))
+        job[2].trouble(trouble)
+        until(job, lambda: any(name == "link_loses" for name, _ in events(job[0])))
+        trouble.loss = 0.0
+        until(job, lambda: any(name == "link_well" for name, _ in events(job[0])))
+        found = [(name, fields) for name, fields in events(job[0]) if name.startswith("link")]
+        assert [(name, fields["peer"]) for name, fields in found] == [("link_loses", 2), ("link_well", 2)]
+        assert 0.03 < found[0][1]["share"] < 0.15  # half of the rows are contributions
+        assert found[0][1]["others"] == 0
+        for member in job.communicators[1:]:
+            assert not [name for name, _ in events(member) if name.startswith("link")]
+    assert "are lost on the way from rank 2 to this one" in caplog.text
+    assert "ethtool -S" in caplog.text
+
+
+def test_a_rank_that_is_a_little_late_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "tailbound"), sim_team(RANKS, patient(**GIVEN)) as job:
+        until(job, lambda: all(of_rank(c, "late", 2) for c in job.communicators), {2: 12 * MS}, 60)
+    said = [r for r in caplog.records if getattr(r, "tailbound", {}).get("late") == 2]
+    assert said
+    assert not [r.getMessage() for r in said if r.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("explained", "remedy"),
+    [("cannot_send", "The host of rank 2 refuses to send some: its log says"), ("here", "no cable is to blame")],
+)
+def test_no_cable_is_blamed_for_what_has_another_cause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, explained: str, remedy: str
+) -> None:
+    monkeypatch.setattr(alerts, "WINDOW", 300)
+    with sim_team(RANKS, patient(**GIVEN, repair=False, quiet=20 * MS)) as job:
+        until(job, lambda: job[0].job.counters["ops"] > 2)
+        job[2].trouble(Trouble(3, loss=0.15, types=frozenset({PacketType.CONTRIBUTION}), to=frozenset({0})))
+        if explained == "here":
+            monkeypatch.setattr(alerts.Alerts, "_on_this_host", lambda *_: True)
+        else:
+            sender = job[2].job.sender
+            sender.refuse(0, errno.EPERM)
+        until(job, lambda: any(name == "link_loses" for name, _ in events(job[0])))
+        refused = [e.fields for e in job[2].job.events.recent() if e.name == "cannot_send"]
+        assert [each["peers"] for each in refused] == [[0]] * (explained == "cannot_send")
+    assert remedy in caplog.text
+    assert "ethtool" not in caplog.text
+    assert ("nft list ruleset" in caplog.text) == (explained == "cannot_send")
+
+
+def test_rows_that_are_refused_are_no_losses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank whose rows have another owner map than this one expects says nothing of a cable."""
+    monkeypatch.setattr(alerts, "WINDOW", 300)
+    with sim_team(RANKS, hasty(**GIVEN, repair=False)) as job:
+        until(job, lambda: job[0].job.counters["ops"] > 2)
+        control = job[0].job.store.control
+        control["map_id"], control["map_before"] = 77, 77
+        for _ in range(8):
+            job.allreduce(gradients("U", RANKS, NUMEL, seed=1))
+            job.go(210 * MS)
+        assert job[0].stats()["drops"]["WRONG_MAP"] > 300
+        assert not events(job[0])
+        for peer in ("1", "2"):
+            for stage in job[0].stats()["ledger"].values():
+                assert stage[peer]["lost"] == 0
+                assert balanced(stage[peer])
+
+
+def test_who_is_not_waited_for_is_told_how_to_be_and_reminded_of(caplog: pytest.LogCaptureFixture) -> None:
+    with sim_team(RANKS, hasty(**GIVEN)) as job:
+        until(job, lambda: job[0].job.counters["ops"] > 2)
+        job[2].trouble(Trouble(1, loss=1.0))
+        until(job, lambda: 2 in job[0].job.membership.contribution.suspects)
+        job.go(31_000 * MS)
+        until(job, lambda: job[0].job.events.counts["away"])
+    for words in ("no longer waiting for it", "nobody has waited for rank 2"):
+        (line, *_) = [r.getMessage() for r in caplog.records if words in r.getMessage()]
+        assert "state.hold()" in line
+        assert "tailbound.torch.batches()" in line
+
+
+def test_a_rank_that_was_left_out_of_the_map_is_no_suspect_once_it_is_well() -> None:
+    """Rule: clock-14. It has no results to publish, by which it could clear itself."""
+    with sim_team(RANKS, hasty(width=WIDTH, ring_mib=1.0)) as job:
+        until(job, lambda: job[0].job.counters["ops"] > 5)
+        job[2].trouble(Trouble(1, loss=1.0))
+        until(job, lambda: 2 not in job[0].job.sequence.map.owners)
+        job[2].trouble(None)
+        until(job, lambda: not any(c.stats()["suspects"] for c in job.communicators), most=20)
+        until(job, lambda: all(2 in c.job.sequence.map.owners for c in job.communicators), most=40)
+
+
+def test_a_suspect_that_comes_back_is_named_again(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "tailbound"), sim_team(RANKS, hasty(**GIVEN)) as job:
+        until(job, lambda: job[0].job.counters["ops"] > 2)
+        job[2].trouble(Trouble(1, loss=1.0))
+        assert until(job, lambda: 2 in job[0].job.membership.contribution.suspects) == 3
+        job[2].trouble(None)
+        until(job, lambda: any(name == "back" and fields["back"] == 2 for name, fields in events(job[0])), most=5)
+    assert "rank 0: rank 2 is waited for again" in caplog.text

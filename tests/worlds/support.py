@@ -176,6 +176,11 @@ class Team:
 
         return self.each(one, ranks)
 
+    def averaged(self, numel: int, seed: int, *how: Any, **named: Any) -> tuple[list[NDArray[np.float32]], list[Any]]:
+        """One all-reduce of gradients that ``seed`` draws, ``how`` as for ``allreduce``: inputs and results."""
+        inputs = gradients("U", len(self), numel, seed=seed)
+        return inputs, self.allreduce(inputs, *how, **named)
+
     def close(self) -> None:
         self.each(lambda c: c.close())
         self._threads.shutdown()
@@ -329,6 +334,24 @@ def nmse(value: NDArray[Any], exact: NDArray[np.float64]) -> float:
     length, off = float(np.vdot(exact, exact)), value.astype(np.float64) - exact
     error = float(np.vdot(off, off))
     return error / length if length else error
+
+
+def alike(results: Sequence[tuple[NDArray[np.float32], Outcome]]) -> None:
+    """All ranks have the same bits."""
+    for out, _ in results:
+        np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
+
+
+def whole(
+    results: Sequence[tuple[NDArray[np.float32], Outcome]],
+    inputs: Sequence[NDArray[np.float32]] = (),
+    most: float = 2e-3,
+) -> None:
+    """Nothing is missing, and all ranks have the same bits: the mean of ``inputs``, if given, but for so much."""
+    for _, outcome in results:
+        assert (outcome.delivered, outcome.error, outcome.missing) == (outcome.expected, None, set())
+    alike(results)
+    assert not inputs or nmse(results[0][0], exact_mean(inputs)) <= most
 
 
 def balanced(entry: Mapping[str, int]) -> bool:
