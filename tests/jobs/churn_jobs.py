@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from resync_jobs import state_digest
 from support import Trouble
 from tailbound.torch import TailboundState, batches, register
-from torch_jobs import backward, model
+from torch_jobs import model, train
 
 #: Deadlines and rates are learned, as in any job; a rank that is stopped for seconds falls out of this ring.
 SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 2.0, "advanced": {"resync_share": 50.0}, "timeout": 60.0}
@@ -65,9 +65,7 @@ def churning(
             assert state.resync is not None
             seen[step] = state_digest(net, optimizer), state.resync.sound
             trouble.loss = loss.value
-            optimizer.zero_grad()
-            backward(net, rank, step)
-            optimizer.step()
+            train(net, optimizer, rank, [step])
         trouble.detach()
         synchronized = state.synchronize(30)
         held = {"model": net.module.state_dict(), "optimizer": optimizer.state_dict()}

@@ -18,7 +18,6 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from plain_form import PLAIN
-from resync_jobs import train
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import TransportError
@@ -46,6 +45,7 @@ from torch_jobs import (
     patient,
     refused,
     same_everywhere,
+    train,
 )  # fmt: skip
 
 #: Where the job of a rank ends and the rank does not: the others wait for it in every op until they suspect it.

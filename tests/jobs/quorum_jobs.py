@@ -16,7 +16,7 @@ from resync_jobs import SETTINGS, state_digest
 from support import Trouble
 from tailbound.errors import ConfigError
 from tailbound.torch import batches, register
-from torch_jobs import backward, batch, everywhere, model, patient, same_everywhere
+from torch_jobs import backward, batch, everywhere, model, patient, same_everywhere, training
 
 #: Steps before the network breaks; seconds for which it is broken.
 CALM, BROKEN = 6, 5.0
@@ -30,12 +30,9 @@ def cut(rank: int, part: set[int], trained: set[int], steps: int) -> None:
     Weights, momentum and the count of steps of the others stay, and the loss scale sees no overflow. TCP passes, but no
     rank asks for state by it meanwhile.
     """
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3, weight_decay=0.1)
     scaler = torch.amp.GradScaler("cpu")
     settings = patient(SETTINGS, patience=8.0, deadline_ms=(150.0, 150.0), resync_share=0.0)
-    with register(net, optimizer=optimizer, scaler=scaler, **settings) as state:
-        assert state.communicator is not None
+    with training(own={"weight_decay": 0.1}, scaler=scaler, **settings) as (net, optimizer, state):
         mended, held = threading.Event(), []
         for step in batches(range(steps), state):
             if step == CALM:

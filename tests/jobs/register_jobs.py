@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.torch import GradScaler, batches, register
 from tailbound.torch.register import _SYNC_OPTION
-from torch_jobs import PATIENT, Messages, backward, model, refused
+from torch_jobs import PATIENT, Messages, backward, model, refused, training
 
 
 def ours() -> set[str]:
@@ -144,10 +144,8 @@ def dropped(rank: int) -> None:
 
 def compiled_step(rank: int) -> None:
     """The compiler does not look into the hook before ``optimizer.step``, where that is compiled."""
-    net = DDP(model())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
     seen: list[bool] = []
-    with register(net, optimizer=optimizer, **PATIENT) as state:
+    with training(torch.optim.SGD, 0.1, **PATIENT) as (net, optimizer, state):
         assert state.resync is not None
         adopt = state.resync.replica.adopt
 

@@ -7,18 +7,15 @@ import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
 
 from support import Trouble
-from tailbound.torch import batches, register
-from tailbound.torch.register import _SYNC_OPTION
+from tailbound.torch import batches
 from tailbound.wire.schema import PacketType
-from torch_jobs import backward, everywhere, model, patient
+from torch_jobs import everywhere, model, patient, train, training
 
 #: Deadlines that a loaded machine meets as a rule; what it misses is repaired by what is tested here.
 SETTINGS: dict[str, Any] = {
@@ -41,22 +38,13 @@ def state_digest(net: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return out.hexdigest()
 
 
-def train(net: DDP, optimizer: torch.optim.Optimizer, rank: int, steps: Iterable[int]) -> None:
-    for step in steps:
-        optimizer.zero_grad()
-        backward(net, rank, step)
-        optimizer.step()
-
-
 def drifting(rank: int, share: float, losers: set[int]) -> None:
     """Results of some ranks get lost for a while; then a slice a step, or one call, undoes it.
 
     Parameters and the optimizer's state are equal bit by bit after a few steps, or after one call on all ranks.
     """
     normed = nn.Sequential(model(), nn.BatchNorm1d(10))
-    net = DDP(normed, **{_SYNC_OPTION: False}, bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, **patient(SETTINGS, resync_share=share, insist=0)) as state:
+    with training(net=normed, **patient(SETTINGS, resync_share=share, insist=0)) as (net, optimizer, state):
 
         def told() -> tuple[Any, ...]:
             """Digests of all ranks, and which take themselves for sound."""
@@ -64,7 +52,6 @@ def drifting(rank: int, share: float, losers: set[int]) -> None:
             return tuple(zip(*everywhere(own), strict=True))
 
         train(net, optimizer, rank, range(4))
-        assert state.communicator is not None
         trouble = Trouble(seed=5, loss=0.6 if rank in losers else 0.0, types=frozenset({PacketType.RESULT}))
         trouble.attach(state.communicator)
         for step in range(4, 60):  # until what is lost has not come again, nor been made good
@@ -101,12 +88,9 @@ def stopped(
 
     Rows are as narrow as ``mtu`` makes them; of all packets ``loss`` gets lost. All hold the same in the end.
     """
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     settings = patient(SETTINGS, deadline_ms=(150.0, 150.0), ring_mib=ring_mib, mtu=mtu, resync_share=50.0)
     computed, jumped = [], []
-    with register(net, optimizer=optimizer, **settings) as state:
-        assert state.communicator is not None
+    with training(torch.optim.SGD, 0.05, own={"momentum": 0.9}, **settings) as (net, optimizer, state):
         Trouble(seed=3, loss=loss).attach(state.communicator)
         rings = state.communicator.rings(tuple(p.numel() for p in net.parameters()))
         for step in batches(range(steps), state, on_skip=jumped.append):
@@ -116,9 +100,7 @@ def stopped(
             if step >= 5 + away:
                 moved.set()
                 time.sleep(0.02)  # the others' own computing
-            optimizer.zero_grad()
-            backward(net, rank, step)
-            optimizer.step()
+            train(net, optimizer, rank, [step])
             computed.append(step)
         synchronized = state.synchronize(60)
         ends = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"], synchronized))
@@ -130,9 +112,7 @@ def stopped(
 
 def holding(rank: int) -> None:
     """A rank evaluates for longer than all deadlines keeping the GIL (``usleep``), and the others wait for it."""
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    with register(net, optimizer=optimizer, **SETTINGS) as state:
+    with training(torch.optim.SGD, 0.05, **SETTINGS) as (net, optimizer, state):
         train(net, optimizer, rank, range(4))
         before = state.stats()["counters"].get("seal_deadline_hits", 0)
         if rank == 0:

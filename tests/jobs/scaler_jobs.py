@@ -14,13 +14,25 @@ from resync_jobs import state_digest
 from support import Trouble
 from tailbound.torch import GradScaler, TailboundState, register
 from tailbound.torch.scaler import adopt
-from torch_jobs import BOUND, PATIENT, batch, gradient, model, nmse, on_hosts, patient, refused, same_everywhere
+from torch_jobs import (
+    BOUND,
+    PATIENT,
+    batch,
+    gradient,
+    model,
+    nmse,
+    on_hosts,
+    patient,
+    refused,
+    same_everywhere,
+    training,
+)
 
 #: What a step of a rank came to: loss scale before and after, whether the parameters moved, their digest.
 Step = tuple[float, float, bool, str]
 
 
-def train(
+def scaled(
     net: DDP,
     state: TailboundState,
     optimizer: torch.optim.Optimizer,
@@ -49,13 +61,10 @@ def overflowing(rank: int) -> None:
     Else loops that clip scaled gradients part replicas. Its step is applied everywhere, with the mean of the others.
     """
     ill: list[Collection[int]] = [(), (1,), (), (), (2,), (), (), ()]
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    with register(net, optimizer=optimizer, **patient(resync_period=0)) as state:
-        assert state.communicator is not None
+    with training(**patient(resync_period=0)) as (net, optimizer, state):
         Trouble(seed=7, loss=0.05).attach(state.communicator)
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=100)
-        steps = train(net, state, optimizer, scaler, rank, ill)
+        steps = scaled(net, state, optimizer, scaler, rank, ill)
         stats = state.stats()
     assert all(moved for _, _, moved, _ in steps)
     assert [before / after for before, after, _, _ in steps] == [2 if ranks else 1 for ranks in ill]
@@ -67,11 +76,9 @@ def stock(rank: int, here: int, ill: list[Collection[int]]) -> None:
 
     All steps and scales are the same everywhere. Where all hosts overflow, no rank steps by zeros.
     """
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
-    with register(net, optimizer=optimizer, **on_hosts(rank, here), **patient(resync_period=0)) as state:
-        steps = train(net, state, optimizer, scaler, rank, ill)
+    with training(**on_hosts(rank, here), **patient(resync_period=0)) as (net, optimizer, state):
+        steps = scaled(net, state, optimizer, scaler, rank, ill)
         assert state.scaler is scaler
         assert type(scaler) is GradScaler
     hosts = dist.get_world_size() // here
@@ -120,9 +127,9 @@ def _fed(net: nn.Module, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def unlike(rank: int) -> None:
     """Ranks whose scales differ average the same gradient; what is not for a scaler is refused; one rank is torch's."""
-    net, plain = DDP(model(), bucket_cap_mb=0.05), DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.0)
-    with register(net, optimizer=optimizer, **patient(resync_period=0)) as state:  # else they would be made equal
+    plain = DDP(model(), bucket_cap_mb=0.05)
+    # else they would be made equal
+    with training(torch.optim.SGD, 0.0, **patient(resync_period=0)) as (net, optimizer, state):
         scaler = GradScaler(state, init_scale=2.0 ** (8 + 4 * rank))
         for step in range(3):
             for one in (net, plain):
@@ -146,23 +153,19 @@ def unlike(rank: int) -> None:
 def saved(rank: int) -> None:
     """A scaler's state through a checkpoint, into another scaler of ours, and into torch's and back."""
     kept = 2.0**10 / 2
-    net = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(net.parameters(), 0.05)
-    with register(net, optimizer=optimizer, **PATIENT) as state:
+    with training(torch.optim.SGD, 0.05, **PATIENT) as (net, optimizer, state):
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=4)
-        train(net, state, optimizer, scaler, rank, [(), (), (0, 1), (), ()])
+        scaled(net, state, optimizer, scaler, rank, [(), (), (0, 1), (), ()])
         file = io.BytesIO()
         torch.save(scaler.state_dict(), file)
         assert scaler.get_scale() == kept
     file.seek(0)
     theirs = torch.amp.GradScaler("cpu")
     theirs.load_state_dict(torch.load(file, weights_only=True))
-    other = DDP(model(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.SGD(other.parameters(), 0.05)
-    with register(other, optimizer=optimizer, **PATIENT) as state:
+    with training(torch.optim.SGD, 0.05, **PATIENT) as (other, optimizer, state):
         scaler = GradScaler(state)
         scaler.load_state_dict(theirs.state_dict())
         assert (scaler.get_scale(), scaler.state_dict()["_growth_tracker"]) == (kept, 2)
-        steps = train(other, state, optimizer, scaler, rank, [(), (), ()])
+        steps = scaled(other, state, optimizer, scaler, rank, [(), (), ()])
         # two clean steps before, two of these: it grows
         assert [after for _, after, _, _ in steps] == [kept, 2 * kept, 2 * kept]

@@ -7,7 +7,7 @@ import hashlib
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -74,6 +74,30 @@ def passes(nets: Iterable[nn.Module], rank: int, step: int, dtype: torch.dtype =
     for net in nets:
         net.zero_grad()
         backward(net, rank, step, dtype)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: Iterable[int]) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        backward(net, rank, step)
+        optimizer.step()
+
+
+@contextlib.contextmanager
+def training(
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW,
+    rate: float = 1e-3,
+    *,
+    net: nn.Module | None = None,
+    own: Mapping[str, float] = {},
+    **options: Any,
+) -> Iterator[tuple[DDP, torch.optim.Optimizer, TailboundState]]:
+    """A model of several buckets with its optimizer, which takes ``own``, under Tailbound."""
+    ddp = DDP(net or model(), bucket_cap_mb=0.05, broadcast_buffers=False)
+    optimizer = kind(ddp.parameters(), rate, **own)
+    with register(ddp, optimizer=optimizer, **options) as state:
+        assert state.communicator is not None
+        yield ddp, optimizer, state
 
 
 def gradient(net: nn.Module) -> torch.Tensor:
@@ -331,9 +355,7 @@ def killed(rank: int, ready: Any, die: Any) -> tuple[list[str], list[int], dict[
         if step == 4 and rank == 2:
             ready.set()
             die.wait()  # never set: SIGKILL comes here, between two steps
-        optimizer.zero_grad()
-        backward(ours, rank, step)
-        optimizer.step()
+        train(ours, optimizer, rank, [step])
         ended.append(ended_by_deadlines(state))
     stats = state.stats()
     state.close()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from processes import Run
+from solo import without_job
 from tailbound.transport.config import Config
 
 pytestmark = pytest.mark.needs("torch")
@@ -47,3 +50,26 @@ def test_memory_is_what_the_docs_say(run: Run) -> None:
     plain = max(grown for _, grown, _ in run("hook_jobs.memory", 2, False))
     for entries, grown, rings in run("hook_jobs.memory", 2, True):
         assert 2.0 < (grown - plain - rings) / entries < 3.7, (grown, plain, rings)
+
+
+def test_what_a_state_keeps() -> None:
+    """Owed batches belong to one rank of one world; everything else to the job."""
+    from tailbound.errors import ConfigError
+
+    def state(rank: int, ranks: int, **counters: int) -> Any:
+        return without_job(rank, ranks, SimpleNamespace(job=SimpleNamespace(counters=counters)))
+
+    one = state(1, 3, ops=7, anything=3)
+    one.owed_batches = 4
+    saved = one.state_dict()
+    assert saved["history"][0]["ops"] == 7
+    assert "anything" not in saved["history"][0]
+    for rank, ranks, owed in ((1, 3, 4), (0, 3, 0), (1, 2, 0)):
+        other = state(rank, ranks, ops=5)
+        other.load_state_dict(saved)
+        assert other.owed_batches == owed
+        assert other.state_dict()["history"][0] == saved["history"][0]
+        assert [one["ops"] for one in other.state_dict()["history"]] == [7, 5]
+    for wrong in ({}, {"format": 1}, saved | {"history": 3}, saved | {"format": 99}):
+        with pytest.raises(ConfigError):
+            state(0, 3).load_state_dict(wrong)
