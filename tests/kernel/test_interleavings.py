@@ -1,4 +1,7 @@
-"""Transitions that exploring has seen in the udp datapath's tables, by the kernel program, alone and on two CPUs."""
+"""Transitions that exploring has seen in the udp datapath's tables, by the kernel program, alone and on two CPUs.
+
+Rules: kernel-15, kernel-16, kernel-17, kernel-19, kernel-20.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is in sums, records and results afterwards: ranks, shifts, short rows, wrong bits and keys, wrapping numbers."""
+"""What is in sums, records and results afterwards: ranks, shifts, short rows, wrong bits and keys, wrapping numbers.
+
+Rules: auth-1, auth-2, kernel-9, kernel-16, kernel-17.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Ranks that are late, dead, back or of another mind, in virtual time: who is in which row, and how long others wait.
 
 Nothing is rotated, so that every row of a result is the mean of exactly those whose rows were in it.
+
+Rules: clock-32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What ranks learn of time and links, in virtual time: deadlines, grants, pacing, and what neighbours on a link get."""
+"""What ranks learn of time and links, in virtual time: deadlines, grants, pacing, and what neighbours on a link get.
+
+Rules: clock-24.
+"""
 
 from __future__ import annotations
 
