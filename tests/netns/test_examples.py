@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 import warm_start as warm
-from lab_team import all_said
+from lab_team import said_by
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [
     pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "torch"),
     pytest.mark.timeout(150),  # what workers have to say must come out before
 ]
+
+
 #: Seconds that an example may take on a loaded machine.
 PATIENCE = 110.0
 #: In the everyday run there is one in the lab, that of half precision, and one that starts as a user starts it, under
@@ -34,9 +38,7 @@ ALL = [
 
 def in_lab(lab: Cluster, command: Sequence[str | Path]) -> list[str]:
     """What each worker says that runs ``command``; all of them end well."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    workers = [lab.popen(rank, [sys.executable, *map(str, command)], **pipes) for rank in range(lab.spec.workers)]
-    return all_said(workers, PATIENCE)
+    return said_by(lab, [[sys.executable, *map(str, command)]] * lab.spec.workers, PATIENCE)
 
 
 def test_without_a_device_the_cuda_example_says_what_to_do(warm_server: warm.Server, repository: Path) -> None:
@@ -133,3 +135,47 @@ def test_an_example_under_torchrun(repository: Path) -> None:
     assert done.stdout.count("over udp") == 2
     assert len(accuracies(done.stdout)) == 2
     assert min(accuracies(done.stdout)) > 0.9
+
+
+# -- a rank that comes back under torchrun (clock-32) ------------------------------------------------------------------
+
+
+BACK_WITHIN = 150.0
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.thorough
+def test_a_rank_that_is_killed_comes_back_under_torchrun(repository: Path, tmp_path: Path) -> None:
+    """The command of the documentation: an agent a rank, static rendezvous; also for rank 0. Rule: clock-32."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--rdzv-backend", "static", "--master-addr", "127.0.0.1"]
+    command += ["--master-port", "29523", "--nnodes", "3", "--nproc-per-node", "1", "--max-restarts", "2"]
+    example = [str(repository / "examples" / "train_elastic.py"), "--checkpoint", str(tmp_path / "c.pt")]
+    logs = [tmp_path / f"{rank}.log" for rank in range(3)]
+    agents = []
+    try:
+        for rank, log in enumerate(logs):
+            with log.open("w") as file:
+                agents.append(
+                    subprocess.Popen(
+                        [*command, "--node-rank", str(rank), *example, "--steps", "1500"],
+                        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+        until = time.monotonic() + BACK_WITHIN
+        while not all("step 100," in log.read_text() for log in logs):
+            assert time.monotonic() < until, [log.read_text() for log in logs]
+            time.sleep(0.1)
+        (pid,) = re.findall(r"rank 0: pid (\d+), begins", logs[0].read_text())
+        os.kill(int(pid), signal.SIGKILL)
+        codes = [agent.wait(max(1.0, until - time.monotonic())) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait(30)
+    said = [log.read_text() for log in logs]
+    assert codes == [0, 0, 0], said
+    assert "has come back" in said[0]
+    assert [text.count("begins at step 0") for text in said] == [1, 1, 1]
+    assert all("step 1500, all are equal" in text for text in said)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
-from lab_team import lab_team
-from support import MS, Reference, exact_mean, gradients, nmse, patient
+from lab_team import lab_team, told_by
+from support import MS, Reference, gradients, patient, whole
 from tailbound.errors import ConfigError
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.switch.p4.switch import open_p4
@@ -107,11 +103,7 @@ print(json.dumps(told))
 @pytest.mark.usefixtures("warm_start")
 def test_the_family_is_that_of_the_way_to_the_peers(tailbound_lab: Callable[..., Cluster]) -> None:
     lab = tailbound_lab(workers=2, ipv6=True)
-    argv = [sys.executable, "-c", STORY, lab.workers[1].address]
-    process = lab.popen(0, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 0, out + err
-    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    told, out, _ = told_by(lab, STORY, lab.workers[1].address)
     assert "UDP port 5515 of IPv6: rows of 1344 codes" in out
     assert told["doctor"] == ["data0", "it is the way to MASTER_ADDR=fd7b::2"]
     assert told["udp"] == ["udp", "fd7b::1", 1344]
@@ -136,20 +128,16 @@ def test_the_switch_sums_over_ipv6(tailbound_lab: Callable[..., Cluster]) -> Non
         with lab_team(lab, settings, datapath=datapath, cookie=lab.switch.entry.cookie) as job:
             assert {member.datapath for member in job.communicators} == {f"switch-{datapath}"}
             assert job[0].config.width == WIDTH
-            inputs = gradients("U", RANKS, 60 * WIDTH, seed=1)
-            results = job.allreduce(inputs)
-            for out, outcome in results:
-                assert outcome.delivered == outcome.expected
-                np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
-                assert nmse(out, exact_mean(inputs)) <= 5e-3
+            inputs, results = job.averaged(60 * WIDTH, 1)
+            whole(results, inputs, 5e-3)
             if datapath == "udp":
                 continue
             lab.set_faults(Fault(loss=0.02), link=Link.DATA)
-            whole = [
+            found = [
                 all(outcome.delivered == outcome.expected for _, outcome in job.allreduce(inputs)) for _ in range(3)
             ]
             lab.set_faults(Fault(), link=Link.DATA)
-            assert sum(whole) >= 2
+            assert sum(found) >= 2
             assert lab.fault_counts(link=Link.DATA).lost > 0
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lab_team import lab_team
-from support import Team, exact_mean, gradients, nmse, patient
+from support import Team, exact_mean, gradients, nmse, patient, whole
 from tailbound.transport.switch import parse
 from tailbound_lab.lab.cluster import Cluster
 
@@ -29,13 +29,9 @@ def steady(job: Team, ops: int, numel: int = NUMEL) -> list[Any]:
     """All-reduces in which nothing may be missing; results of each, those of rank 0."""
     outs = []
     for op in range(ops):
-        inputs = gradients("U", len(job), numel, seed=op)
-        results = job.allreduce(inputs)
-        for out, outcome in results:
-            assert outcome.delivered == outcome.expected
-            assert not outcome.late
-            np.testing.assert_array_equal(out.view(np.uint32), results[0][0].view(np.uint32))
-        assert nmse(results[0][0], exact_mean(inputs)) <= 5e-3
+        inputs, results = job.averaged(numel, op)
+        whole(results, inputs, 5e-3)
+        assert not any(outcome.late for _, outcome in results)
         outs.append(results[0][0])
     return outs
 

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 from pyroute2 import IPRoute
 
 import veths
+from lab_team import told_by
 from support import MemoryStore, assembled
 from tailbound.collective.communicator import Communicator
+from tailbound.doctor import facts
+from tailbound.doctor.interfaces import interface
+from tailbound.doctor.verdict import choose
 from tailbound.kernel import ethtool
 from tailbound.transport.config import Config
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
 
-pytestmark = [pytest.mark.needs("root", "netns", "bpf", "8021q"), pytest.mark.usefixtures("warm_start")]
+pytestmark = pytest.mark.needs("root", "netns")
 
 
 # One process does it all, since its mount namespace takes the pins with it whatever happens.
@@ -82,13 +82,12 @@ print(json.dumps(told))
 """
 
 
+@pytest.mark.needs("bpf", "8021q")
+@pytest.mark.usefixtures("warm_start")
 def test_attached_by_the_name_of_its_interface(tailbound_lab: Callable[..., Cluster]) -> None:
     """The program is on the device, a second one there is refused, and a vanished interface is detached by name."""
     lab = tailbound_lab(workers=1)
-    process = lab.popen(0, [sys.executable, "-c", STORY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 0, out + err
-    told: dict[str, Any] = json.loads(out.splitlines()[-1])
+    told, _, _ = told_by(lab, STORY)
     assert told == {
         "attach": 0,
         "on": [True, False],
@@ -118,6 +117,8 @@ def _vlan(address: str, inside: bool) -> None:
         route.link("set", index=index, state="up")
 
 
+@pytest.mark.needs("bpf", "8021q")
+@pytest.mark.usefixtures("warm_start")
 @pytest.mark.parametrize("inside", [True, False], ids=["tags in frames", "tags beside frames"])
 def test_a_job_averages(inside: bool) -> None:
     """Rows, results and words of two ranks go through."""
@@ -140,3 +141,16 @@ def test_a_job_averages(inside: bool) -> None:
                 np.testing.assert_allclose(first, 1.5 + op, atol=0.05)
                 np.testing.assert_array_equal(first, second)
             assert [job.datapath for job in team.communicators] == ["xdp", "xdp"]
+
+
+# -- what ``doctor`` reads from a real interface: tags of VLANs that its driver strips ---------------------------------
+
+
+def test_stripped_tags_are_noted() -> None:
+    with veths.pair("tbx", ("10.77.0.1", "10.77.0.2")) as (place, _):
+        for on in (True, False):
+            namespaces.call(place, ethtool.set_features, "tbx", on, ethtool.RXVLAN)
+            link = namespaces.call(place, interface, "tbx")
+            assert link.vlan_stripping is on
+            assert (link.rx_queues, link.tx_queues) == (1, 1)
+            assert any("ethtool -K tbx rxvlan off" in note for note in choose(facts.machine(), link).notes) is on

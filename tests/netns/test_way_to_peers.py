@@ -1,18 +1,15 @@
 """A program that is attached on the way to the peers, and may not be used: an error with what to type.
 
-Where it may be used: ``test_unprivileged.py``.
+Where it may be used: ``test_attach.py``.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
+from lab_team import told_by
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
@@ -71,11 +68,7 @@ def test_an_attached_program_that_may_not_be_used_is_an_error_with_what_to_type(
     tailbound_lab: Callable[..., Cluster],
 ) -> None:
     lab = tailbound_lab(workers=2)
-    argv = [sys.executable, "-c", REFUSED, lab.workers[1].address]
-    process = lab.popen(0, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    out, err = process.communicate(timeout=100)
-    assert process.returncode == 0, out + err
-    told: dict[str, list[Any]] = json.loads(out.splitlines()[-1])
+    told, _, _ = told_by(lab, REFUSED, lab.workers[1].address)
     own = lab.workers[0].address
     assert told["nothing attached"][:2] == ["udp", own]
     assert told["usable"] == ["xdp", own, 5515]

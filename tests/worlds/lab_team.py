@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,6 +47,28 @@ def all_said(workers: Sequence[subprocess.Popen[str]], seconds: float) -> list[s
     codes = [worker.returncode for worker in workers]
     assert not any(codes), "\n".join([f"exit codes {codes}, not through after {seconds:g} s: {late}", *said])
     return said
+
+
+def said_by(
+    lab: Cluster, commands: Sequence[Sequence[str]], seconds: float, *, places: int = 1, **env: str
+) -> list[str]:
+    """What ranks print that run ``commands``, ``places`` of them in each worker; all of them end well."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks = []
+    for rank, command in enumerate(commands):
+        place = {"RANK": rank, "LOCAL_RANK": rank % places, "WORLD_SIZE": len(commands), "LOCAL_WORLD_SIZE": places}
+        place = {name: str(value) for name, value in place.items()} | env
+        ranks.append(lab.popen(rank // places, [str(word) for word in command], env=place, **pipes))
+    return all_said(ranks, seconds)
+
+
+def told_by(lab: Cluster, script: str, *arguments: str) -> tuple[Any, str, str]:
+    """Runs ``script`` in the namespace of the first worker: the last line it prints, as JSON; all it prints; errors."""
+    argv = [sys.executable, "-c", script, *arguments]
+    process = lab.popen(0, argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, out + err
+    return json.loads(out.splitlines()[-1]), out, err
 
 
 @functools.cache
