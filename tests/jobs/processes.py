@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,6 +134,15 @@ def in_turn(rank: int, *jobs: str) -> None:
         module, _, name = job.partition(".")
         getattr(importlib.import_module(module), name)(rank)
         dist.barrier()
+
+
+def failing(rank: int, how: str) -> None:
+    """A job for the tests of this file: rank 1 does not end well, rank 0 not at all."""
+    if rank == 0:
+        threading.Event().wait()
+    if how == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise KeyError(how)
 
 
 class Job:

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 
 from resync_jobs import state_digest
 from support import Trouble
-from tailbound.torch import GradScaler, TailboundState, register
+from tailbound.torch import GradScaler, register
 from tailbound.torch.scaler import adopt
 from torch_jobs import (
     BOUND,
@@ -33,12 +33,7 @@ Step = tuple[float, float, bool, str]
 
 
 def scaled(
-    net: DDP,
-    state: TailboundState,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    rank: int,
-    ill: list[Collection[int]],
+    net: DDP, optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler, rank: int, ill: list[Collection[int]]
 ) -> list[Step]:
     """A step per entry of ``ill``, which are the ranks whose gradients overflow in it."""
     steps = []
@@ -64,7 +59,7 @@ def overflowing(rank: int) -> None:
     with training(**patient(resync_period=0)) as (net, optimizer, state):
         Trouble(seed=7, loss=0.05).attach(state.communicator)
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=100)
-        steps = scaled(net, state, optimizer, scaler, rank, ill)
+        steps = scaled(net, optimizer, scaler, rank, ill)
         stats = state.stats()
     assert all(moved for _, _, moved, _ in steps)
     assert [before / after for before, after, _, _ in steps] == [2 if ranks else 1 for ranks in ill]
@@ -78,7 +73,7 @@ def stock(rank: int, here: int, ill: list[Collection[int]]) -> None:
     """
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
     with training(**on_hosts(rank, here), **patient(resync_period=0)) as (net, optimizer, state):
-        steps = scaled(net, state, optimizer, scaler, rank, ill)
+        steps = scaled(net, optimizer, scaler, rank, ill)
         assert state.scaler is scaler
         assert type(scaler) is GradScaler
     hosts = dist.get_world_size() // here
@@ -155,7 +150,7 @@ def saved(rank: int) -> None:
     kept = 2.0**10 / 2
     with training(torch.optim.SGD, 0.05, **PATIENT) as (net, optimizer, state):
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=4)
-        scaled(net, state, optimizer, scaler, rank, [(), (), (0, 1), (), ()])
+        scaled(net, optimizer, scaler, rank, [(), (), (0, 1), (), ()])
         file = io.BytesIO()
         torch.save(scaler.state_dict(), file)
         assert scaler.get_scale() == kept
@@ -166,6 +161,6 @@ def saved(rank: int) -> None:
         scaler = GradScaler(state)
         scaler.load_state_dict(theirs.state_dict())
         assert (scaler.get_scale(), scaler.state_dict()["_growth_tracker"]) == (kept, 2)
-        steps = scaled(other, state, optimizer, scaler, rank, [(), (), ()])
+        steps = scaled(other, optimizer, scaler, rank, [(), (), ()])
         # two clean steps before, two of these: it grows
         assert [after for _, after, _, _ in steps] == [kept, 2 * kept, 2 * kept]

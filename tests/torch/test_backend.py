@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,23 +28,36 @@ def test_a_killed_rank_does_not_stop_the_others(run_killed: Run) -> None:
         assert mean == pytest.approx(3, rel=0.02)  # a sum stays one over three ranks
 
 
-def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
-    import torch
+class Communicator:
+    """Takes a bucket in a thread, as the transport does, and changes nothing."""
 
-    from tailbound.torch.backend import launch
-
-    class Communicator:
-        """Takes a bucket, and changes nothing."""
-
-        def launch(self, bucket, data, out, *, last, done, prepare, handling) -> None:  # type: ignore[no-untyped-def]
-            self.address, self.dtype = out.ctypes.data, handling.dtype
+    def launch(self, bucket, data, out, *, last, done, prepare, handling) -> None:  # type: ignore[no-untyped-def]
+        def run() -> None:
             (prepare or (lambda: None))()
             done(SimpleNamespace(error=None))
 
+        self.address, self.dtype = out.ctypes.data, handling.dtype
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+
+
+def launched(value: Any, factor: int) -> Communicator:
+    """Averages ``value``, which comes out times ``factor``, and ends well."""
+    from tailbound.torch.backend import launch
+
+    communicator, errors = Communicator(), list[BaseException | None]()
+    launch(communicator, value, 0, True, factor, lambda outcome, error: errors.append(error))  # type: ignore[arg-type]
+    assert errors == [None]
+    return communicator
+
+
+def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
+    import torch
+
     def taken(value: torch.Tensor, factor: int) -> bool:
-        """Whether memory of ``value`` itself is coded; it comes out times ``factor``."""
-        was, communicator = value.clone(), Communicator()
-        launch(communicator, value, 0, True, factor, lambda outcome, error: None)  # type: ignore[arg-type]
+        """Whether memory of ``value`` itself is coded."""
+        was, communicator = value.clone(), launched(value, factor)
         assert communicator.dtype == str(value.dtype).removeprefix("torch.")
         assert torch.equal(value, was * factor)
         return communicator.address == value.data_ptr()
@@ -61,29 +76,12 @@ def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
 @pytest.mark.parametrize("made_within", [False, True])
 def test_tensors_of_inference_mode_are_averaged(kind: str, factor: int, made_within: bool) -> None:
     """The transport's thread is in no such mode: it ended where it read, and ``wait`` raised where it wrote."""
-    import threading
-
     import torch
-
-    from tailbound.torch.backend import launch
-
-    errors: list[BaseException | None] = []
-
-    class Communicator:
-        def launch(self, bucket, data, out, *, last, done, prepare, handling) -> None:  # type: ignore[no-untyped-def]
-            def run() -> None:
-                (prepare or (lambda: None))()
-                done(SimpleNamespace(error=None))
-
-            thread = threading.Thread(target=run)
-            thread.start()
-            thread.join()
 
     outside = torch.ones(4, dtype=getattr(torch, kind))
     with torch.inference_mode():
         value = torch.ones_like(outside) if made_within else outside
-        launch(Communicator(), value, 0, True, factor, lambda outcome, error: errors.append(error))  # type: ignore[arg-type]
-    assert errors == [None]
+        launched(value, factor)
     assert value.tolist() == [factor] * 4
 
 

@@ -30,9 +30,9 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "a compiled model": (2, "hook_jobs.compiled"),
     "join() with accumulation": (3, "hook_jobs.uneven"),
     "two models in a process and workers of a data loader": (2, "hook_jobs.beside"),
-    "averages at every number of bits": (2, "options_jobs.any_bits"),
-    "bits change between steps": (2, "options_jobs.switching"),
-    "error feedback says in the end what codes clip": (2, "options_jobs.feedback"),
+    "averages at every number of bits": (2, "torch_jobs.any_bits"),
+    "bits change between steps": (2, "torch_jobs.switching"),
+    "error feedback says in the end what codes clip": (2, "torch_jobs.feedback"),
     # register, and what it leaves behind
     "the ring follows the model, and what register refuses leaves no job behind": (
         2, "processes.in_turn", *(f"register_jobs.{one}" for one in (
@@ -62,8 +62,8 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "scalers that cannot be taken in are refused": (2, "scaler_jobs.strange"),
     "scales differ and the average does not": (2, "scaler_jobs.unlike"),
     "a checkpoint keeps the scale": (2, "scaler_jobs.saved"),
-    "Lightning's scaler": (2, "framework_jobs.lightning"),
-    "Accelerate's scaler": (2, "framework_jobs.accelerate"),
+    "Lightning's scaler": (2, "trainer_jobs.lightning_scaler"),
+    "Accelerate's scaler": (2, "trainer_jobs.accelerate_scaler"),
     # several ranks a host: two hosts of two
     "hosts: gradients are those of plain DDP": (4, "node_jobs.parity"),
     "hosts: buckets on a device are shared in one order": (4, "node_jobs.as_device"),
@@ -105,8 +105,8 @@ JOBS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 #: What some need besides; those of one of the frameworks are thorough.
 NEEDS = {
-    "framework_jobs.lightning": (pytest.mark.needs("lightning"), pytest.mark.thorough),
-    "framework_jobs.accelerate": (pytest.mark.needs("accelerate"), pytest.mark.thorough),
+    "trainer_jobs.lightning_scaler": (pytest.mark.needs("lightning"), pytest.mark.thorough),
+    "trainer_jobs.accelerate_scaler": (pytest.mark.needs("accelerate"), pytest.mark.thorough),
     "trainer_jobs.elastic": (pytest.mark.needs("accelerate", "lightning", "transformers"),),
 }
 

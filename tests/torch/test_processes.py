@@ -17,20 +17,18 @@ pytestmark = pytest.mark.needs("torch")
 )
 def test_a_rank_that_fails_or_dies_is_named_at_once_and_none_is_left(tmp_path: Path, how: str, words: str) -> None:
     """Rank 0 would wait for rank 1 for ever."""
-    import process_jobs
-    from processes import Job
+    from processes import Job, failing
 
-    with Job(process_jobs.failing, 2, tmp_path, how) as job, pytest.raises(AssertionError, match=words):
+    with Job(failing, 2, tmp_path, how) as job, pytest.raises(AssertionError, match=words):
         job.results()
     assert not any(process.is_alive() for process in job.processes)
 
 
 def test_a_rank_ends_by_itself_where_nobody_waits_for_it_any_more(tmp_path: Path) -> None:
     """The process of its test had ended in a hang, and so could not kill it."""
-    import process_jobs
-    from processes import Job
+    from processes import Job, failing
 
-    with Job(process_jobs.failing, 1, tmp_path, "waits", patience=0.5) as job:
+    with Job(failing, 1, tmp_path, "waits", patience=0.5) as job:
         job.processes[0].join(60)
         assert job.processes[0].exitcode == 1
 
