@@ -74,14 +74,11 @@ def test_the_address_is_known_before_a_job(wire: list[str], loader: str) -> None
         assert int(path.store.control["address"][0]) == cases.address_of(0)
         assert not path.store.control["active"][0]
     XdpDatapath.pin("tbx", cases.PORT, loader=loader, **SIZES)
-    path = XdpDatapath.open("tbx")
-    try:
+    with contextlib.closing(XdpDatapath.open("tbx")) as path:
         assert int(path.store.control["address"][0]) == cases.address_of(0)
         send(wire, cases.ready())
         await_that(lambda: Verdict.INACTIVE in counted(path), "a packet before any job counted")
         assert counted(path) == {Verdict.INACTIVE: 1}
-    finally:
-        path.close()
 
 
 def exercise(path: XdpDatapath, wire: list[str]) -> None:
@@ -141,8 +138,7 @@ def test_without_a_grace_period_from_the_kernel_time_passes(monkeypatch: pytest.
 
 @both_loaders
 def test_attach_in_process(wire: list[str], loader: str) -> None:
-    path = XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)
-    try:
+    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)) as path:
         assert path.endpoint == (cases.ip_of(0), cases.PORT)
         assert net.xdp_on("tbx").mode == "native"  # type: ignore[union-attr]
         exercise(path, wire)
@@ -150,8 +146,6 @@ def test_attach_in_process(wire: list[str], loader: str) -> None:
             XdpDatapath.attach("tbx", cases.PORT + 1, loader=loader, **SIZES)
         for array in (path.store.sums, path.store.slots, path.store.ops, path.store.ledger):
             assert not array.flags.writeable
-    finally:
-        path.close()
     path.close()
     assert net.xdp_on("tbx") is None
 
@@ -246,8 +240,7 @@ def test_control_packets_past_the_program_are_held_against_their_senders(wire: l
 def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str]) -> None:
     """Pinned for two ranks, used by four: program and host agree on the slot, and the rest of the ring stays cold."""
     XdpDatapath.pin("tbx", cases.PORT, width=cases.WIDTH, sum_rows=256, result_rows=256)
-    path = XdpDatapath.open("tbx", 4)
-    try:
+    with contextlib.closing(XdpDatapath.open("tbx", 4)) as path:
         assert path.store.sum_rows == path.store.expect.size == path.store.slots.size == len(path.store.sums) == 64
         assert cases.SUM_ROWS == 64
         activate(path)
@@ -260,8 +253,6 @@ def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str
         await_that(lambda: sum(counted(path).values()) >= 3, "three packets counted")
         assert counted(path) == {Verdict.STORED: 2, Verdict.FUTURE_OP: 1}
         assert set(np.flatnonzero(path.store.slots["count"])) == {cases.SEQ & 63, cases.SUM_BASE + 63 & 63}
-    finally:
-        path.close()
     whole = XdpDatapath.open("tbx")
     assert whole.store.sum_rows == 256
     assert not whole.store.slots["count"][64:].any()
@@ -276,13 +267,10 @@ def test_rows_and_rings_are_as_large_as_driver_and_ranks_ask_for(
     monkeypatch.setattr(linear, "linear_bytes", lambda *_, **__: 14 + 20 + 8 + HEADER_BYTES + 512 + 63)
     attach_for_good("tbx", port=cases.PORT, ring_mib=1.0)
     for pinned in (True, False):
-        path = open_datapath("xdp", "tbx", config)
-        try:
+        with contextlib.closing(open_datapath("xdp", "tbx", config)) as path:
             assert path.store.width == 512
             assert (path.store.result_rows, path.store.sum_rows) == (2048, 256)
             assert XdpDatapath.is_attached("tbx") == pinned
-        finally:
-            path.close()
         pin.remove("tbx")
 
 

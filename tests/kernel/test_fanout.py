@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -340,8 +341,7 @@ def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout]) -> N
     Rules: kernel-23, kernel-25.
     """
     older = attach()
-    stranger = Stranger(SHOOT)
-    try:
+    with contextlib.closing(Stranger(SHOOT)) as stranger:
         for ours, first in ((older, True), (None, False)):
             fanout = ours or attach()
             fanout.live({1, 2})
@@ -349,8 +349,6 @@ def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout]) -> N
             assert fanout.counts() == ({1: (0, 0, 1, 0, 1), 2: (1, 0, 0, 0, 0)} if first else {})
             fanout.close()
         assert left_by(stranger) == b"after"
-    finally:
-        stranger.close()
 
 
 def left_by(stranger: Stranger) -> bytes:

@@ -119,12 +119,9 @@ def test_event_ring_goes_round(make) -> None:
 def test_maps_lie_on_the_node_asked_for() -> None:
     """Those of an interface on a machine with several nodes: there is always a first one."""
     for node, flag in ((0, syscalls.F_NUMA_NODE), (-1, 0)):
-        held = maps.create(WORKER_MAPS, shapes(256, 64, 64), events=True, node=node)
-        try:
+        with contextlib.closing(maps.create(WORKER_MAPS, shapes(256, 64, 64), events=True, node=node)) as held:
             for map_ in WORKER_MAPS:
                 assert syscalls.map_info(held.fds[map_.name]).flags & syscalls.F_NUMA_NODE == flag
-        finally:
-            held.close()
 
 
 def test_the_loopback_device_has_no_node() -> None:
@@ -343,38 +340,29 @@ def node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("rows", [64, 256])
 def test_one_object_for_every_ring(node: None, rows: int) -> None:
     """What a worker of this size takes and refuses is what a compiled one does: the ring's end is where it was told."""
-    world = KernelWorld("auto", result_rows=rows)
-    try:
+    with contextlib.closing(KernelWorld("auto", result_rows=rows)) as world:
         result = cases.result(seq=cases.RESULT_BASE + rows - 1)
         assert world.take(result)[0] == Verdict.RESULT_TAKEN
         assert world.take(cases.result(seq=cases.RESULT_BASE + rows))[0] == Verdict.FUTURE_RESULT
-    finally:
-        world.close()
     assert built.widths() == (cases.WIDTH,)
 
 
 @built_ahead
 def test_an_object_is_for_one_family_and_takes_packets_of_its_port_alone(node: None) -> None:
     for ipv6 in (False, True):
-        world = KernelWorld("object", ipv6=ipv6)
-        try:
+        with contextlib.closing(KernelWorld("object", ipv6=ipv6)) as world:
             world.run(world.frame_of(cases.contribution(), port=cases.PORT + 1))
             assert world.counted() == {}
             assert world.take(cases.contribution()) == (Verdict.STORED, 1)
-        finally:
-            world.close()
         assert built.widths(ipv6=ipv6) == (cases.WIDTH,)
 
 
 @built_ahead
 @pytest.mark.parametrize("ipv6", [False, True])
 def test_a_switch(node: None, ipv6: bool) -> None:
-    world = SwitchWorld("object", ipv6=ipv6)
-    try:
+    with contextlib.closing(SwitchWorld("object", ipv6=ipv6)) as world:
         assert world.switch.program >= 0
         assert world.switch.out >= 0
-    finally:
-        world.close()
 
 
 @built_ahead

@@ -5,6 +5,7 @@ Rules: auth-1, auth-2, kernel-9, kernel-16, kernel-17.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import threading
@@ -251,8 +252,7 @@ def test_a_wrong_label_spoils_no_row_in_progress(make: Callable[..., KernelWorld
 def test_a_packet_of_the_job_before_spoils_no_row(take_back: Callable[[list[tuple[str, str, str]]], None]) -> None:
     """Another job begins while a packet is between its cookie's rule and its row's lock: that rule is left out."""
     take_back([("xdp_programs/ingest.h", "	if (tb_be32(f->head->cookie) != control->cookie)", "	if (0)")])
-    world = KernelWorld("clang")
-    try:
+    with contextlib.closing(KernelWorld("clang")) as world:
         introduce(world)
         now = cases.COOKIE + 2
         world.control(cookie=now)
@@ -262,8 +262,6 @@ def test_a_packet_of_the_job_before_spoils_no_row(take_back: Callable[[list[tupl
         for data in (whole_row(2), whole_result(2)):
             assert world.take(cases.flipped(data, 8 * 200)) == (Verdict.CORRUPT, 256)
             assert (world.store.sums[SLOT].tobytes(), world.store.results[POSITION].tobytes()) == row
-    finally:
-        world.close()
 
 
 # -- results are counted without the record's lock, by an addition that says what it counts (kernel-17) ----------------
@@ -280,16 +278,13 @@ def test_what_was_counted_in_another_ops_record_is_taken_back(
 ) -> None:
     """The record becomes another op's between look and addition: the look is left out."""
     take_back([("ebpf/op.h", _LOOK, "")])
-    world = KernelWorld("clang")
-    try:
+    with contextlib.closing(KernelWorld("clang")) as world:
         assert world.take(cases.result(1))[0] == Verdict.RESULT_TAKEN
         record = world.store.ops[op_slot(OTHER)]
         before = record.tobytes()
         assert (record["op"], record["results_in"]) == (cases.OP, 1)
         assert world.take(cases.result(2, op=OTHER, seq=cases.RESULT_SEQ + 1))[0] == Verdict.RESULT_TAKEN
         assert record.tobytes() == before
-    finally:
-        world.close()
 
 
 # -- a record that a newer op takes between two looks at it, by two CPUs -----------------------------------------------
@@ -358,12 +353,9 @@ def test_keys_cannot_be_read_back(make: Callable[..., KernelWorld]) -> None:
 @pytest.mark.needs("bpf", "clang", "libbpf")
 def test_without_the_program_nothing_is_taken() -> None:
     """A job says that it has a key where that program is missing."""
-    world = KernelWorld("clang")
-    try:
+    with contextlib.closing(KernelWorld("clang")) as world:
         for data in (cases.contribution(1), cases.tagged(cases.contribution(1))):
             world.control(tagged=1)
             assert world.take(data) == (Verdict.INACTIVE, 256)
         world.control(tagged=0)
         assert world.take(cases.contribution(1))[0] == Verdict.STORED
-    finally:
-        world.close()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from p4_team import p4_team
-from support import exact_mean, gradients, nmse, patient
+from support import patient, whole
 from tailbound.switch import report
 from tailbound.switch.report import lines
 
@@ -26,12 +25,8 @@ NUMEL = 9000
 def test_the_mean_of_all(datapath: str, width: int) -> None:
     with p4_team(RANKS, patient(width=width), datapath=datapath) as (job, box):
         for op in range(3):
-            inputs = gradients("U", RANKS, NUMEL, seed=op)
-            results = job.allreduce(inputs)
-            assert all(o.delivered == o.expected and o.error is None and not o.missing for _, o in results)
-            first = results[0][0].view(np.uint32)
-            assert all(np.array_equal(first, out.view(np.uint32)) for out, _ in results)
-            assert nmse(results[0][0], exact_mean(inputs)) <= 3e-3
+            inputs, results = job.averaged(NUMEL, op)
+            whole(results, inputs, 3e-3)
         assert job[0].datapath == f"switch-{datapath}"
         found = report.examine(box)
         (entry,) = found["jobs"]

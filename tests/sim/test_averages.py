@@ -34,7 +34,7 @@ LONGEST = 100 * S
 NUMEL = 64 * 256
 ROWS = frozenset({PacketType.CONTRIBUTION, PacketType.RESULT})
 #: One bucket a step, and steps long enough for a map to begin three steps after it is settled.
-PLAN = Plan((64 * 256,), compute=50 * MS)
+PLAN = Plan((NUMEL,), compute=50 * MS)
 #: Steps after which all is whole again once nothing is wrong any more.
 SOON = 5
 #: Ops that lack rows or a majority end soon, in warm-up as well.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -305,13 +306,10 @@ ENTRIES, HOSTS = 1 << 20, 4
 
 def test_one_percent_of_losses_costs_little_time() -> None:
     switching = Switching(rate=10**9, buffer=3 << 20)
-    team = Team(arrange("flat", HOSTS, ENTRIES), switching, 1)
-    try:
+    with contextlib.closing(Team(arrange("flat", HOSTS, ENTRIES), switching, 1)) as team:
         calm = [team.step() for _ in range(WARM_UP_OPS)]
         team.network.switching = replace(switching, loss=0.01)
         lossy = [team.step() for _ in range(12)]
-    finally:
-        team.close()
     usual, now = (np.median([took for step in steps[-8:] for took in step.took]) / MS for steps in (calm, lossy))
     assert sum(step.dropped["loss"] for step in lossy) > 100
     assert sum(step.delivered for step in lossy) == sum(step.expected for step in lossy)

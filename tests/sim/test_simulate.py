@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -77,8 +78,7 @@ def test_a_calm_step_takes_what_its_bytes_take_and_the_same_seed_gives_the_same(
 
 
 def test_the_mean_of_two_dimensions_is_that_of_all_ranks() -> None:
-    team = Team(arrange("2d", 4, ENTRIES), Switching(), seed=1)
-    try:
+    with contextlib.closing(Team(arrange("2d", 4, ENTRIES), Switching(), seed=1)) as team:
         team.step()
         exact = np.mean([team.data(rank, 0) for rank in range(4)], axis=0, dtype=np.float64)
         for rank in range(4):
@@ -86,8 +86,6 @@ def test_the_mean_of_two_dimensions_is_that_of_all_ranks() -> None:
             wanted = exact[begin : begin + ENTRIES // 2]
             error = team.result(rank) - wanted
             assert error @ error < 3e-3 * (wanted @ wanted)  # coded twice
-    finally:
-        team.close()
 
 
 def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
