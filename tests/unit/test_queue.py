@@ -452,10 +452,12 @@ def test_jobs_differ_and_stay_in_the_range() -> None:
     assert group_of(5, "239.7.7.7") == "239.7.7.7"
 
 
-@pytest.mark.parametrize("given", ["198.18.0.1", "224.0.0.22", "255.255.255.255", "ff02::1", "group"])
-def test_what_is_no_group_is_refused(given: str) -> None:
+@pytest.mark.parametrize("group", ["198.18.0.1", "224.0.0.22", "255.255.255.255", "ff02::1", "group", "239.1.1"])
+def test_what_is_no_group_is_refused(group: str) -> None:
     with pytest.raises(ConfigError, match=r"224\.0\.1\.0"):
-        check_group(given)
+        check_group(group)
+    with pytest.raises(ConfigError, match="multicast group"):
+        Config(rank=0, ranks=2, group=group)
 
 
 def test_an_address_that_is_not_here_takes_no_members(bound: UdpSocket) -> None:
@@ -473,7 +475,4 @@ def test_a_member_sends_to_others_alone(bound: UdpSocket) -> None:
 def test_the_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="result"):
         Config(rank=0, ranks=2, result="each")  # type: ignore[arg-type]
-    for group in ("10.0.0.1", "224.0.0.5", "all", "239.1.1"):
-        with pytest.raises(ConfigError, match="multicast group"):
-            Config(rank=0, ranks=2, group=group)
     assert Config(rank=0, ranks=2, group="239.1.2.3").group == "239.1.2.3"

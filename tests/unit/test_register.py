@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -45,17 +46,15 @@ def test_a_model_that_has_a_hook_is_refused(model: DistributedDataParallel) -> N
     [
         ("mixed_precision", object(), "use torch.autocast"),
         ("_delay_all_reduce_params", [None], "delay_all_reduce_named_params: .* remove it"),
+        ("module.weight._in_backward_optimizers", [], r"call optimizer.step\(\)"),
     ],
 )
-def test_what_ddp_does_by_itself_is_refused(model: DistributedDataParallel, name: str, value: Any, words: str) -> None:
-    setattr(model, name, value)
+def test_what_happens_beside_the_hook_is_refused(
+    model: DistributedDataParallel, name: str, value: Any, words: str
+) -> None:
+    *owner, last = name.split(".")
+    setattr(reduce(getattr, owner, model), last, value)
     with pytest.raises(ConfigError, match=words):
-        register(model)
-
-
-def test_an_optimizer_in_the_backward_pass_is_refused(model: DistributedDataParallel) -> None:
-    model.module.weight._in_backward_optimizers = []
-    with pytest.raises(ConfigError, match=r"call optimizer.step\(\)"):
         register(model)
 
 

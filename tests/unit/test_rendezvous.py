@@ -70,10 +70,7 @@ del _OLD["codec"]
     [
         # before waiting for ranks that never come
         (asdict(greeting(0, ranks=2)), r"rank 1 has ranks 3, rank 0 has 2: .*world size"),
-        (
-            {"rank": 0, "wire": 9, "version": "7.0.0", "colour": "red"},
-            r"1 runs tailbound 0.1.0 .* 0 runs 7.0.0",
-        ),
+        ({"rank": 0, "wire": 9, "version": "7.0.0", "colour": "red"}, r"1 runs tailbound 0.1.0 .* 0 runs 7.0.0"),
         # of before codecs had a number: its codes would be summed, and its results taken for others
         (_OLD, r"rank 1 .*codec 4.* rank 0 .*codec 1.*same version"),
         (asdict(greeting(0, address="10.0.0.1")), r"ranks 0 and 1 are 10.0.0.1:5515 .*datapath='udp'"),
@@ -118,21 +115,17 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "advice"),
-    [
-        ({}, {"safeguard": Limits(skip=0.5)}, "the option safeguard"),
-        ({}, {"ranks": 3}, "world size"),
-    ],
+    ("other", "advice"), [({"safeguard": Limits(skip=0.5)}, "the option safeguard"), ({"ranks": 3}, "world size")]
 )
-def test_communicators_that_do_not_fit_end_at_once(one: Any, other: Any, advice: str) -> None:
+def test_communicators_that_do_not_fit_end_at_once(other: Any, advice: str) -> None:
     store = MemoryStore()
 
-    def join(rank: int, settings: Any) -> Communicator:
-        config = Config(**(patient(rank=rank, ranks=2) | settings))
+    def join(rank: int) -> Communicator:
+        config = Config(**(patient(rank=rank, ranks=2) | (other if rank else {})))
         return Communicator(store, config, datapath="udp", timeout=3)
 
     with ThreadPoolExecutor(2) as threads:
-        futures = [threads.submit(join, rank, settings) for rank, settings in enumerate((one, other))]
+        futures = [threads.submit(join, rank) for rank in range(2)]
         for rank, future in enumerate(futures):
             with pytest.raises(LayoutError, match=f"rank {rank} .*rank {1 - rank} .*{advice}"):
                 future.result()

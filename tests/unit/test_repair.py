@@ -416,15 +416,20 @@ def _request(label: int, asker: int = 1, places: tuple[int, ...] = (0,), *, firs
     return Request(label & 0xFFFFFFFF, asker, first_half, 7, np.array(places, np.int64))
 
 
+def drained(requests: Requests) -> list[int]:
+    """Labels in the order in which they are answered."""
+    labels = []
+    while (request := requests.newest()) is not None:
+        labels.append(request.label)
+        requests.done(request, 1)
+    return labels
+
+
 def test_the_newest_op_is_answered_first_across_the_wrap() -> None:
     requests = Requests()
     for label in (-3, 2, -1, 1):
         requests.add(_request(label))
-    order = []
-    while (request := requests.newest()) is not None:
-        order.append(request.label)
-        requests.done(request, 1)
-    assert order == [2, 1, 0xFFFFFFFF, 0xFFFFFFFD]
+    assert drained(requests) == [2, 1, 0xFFFFFFFF, 0xFFFFFFFD]
 
 
 def test_a_request_again_adds_to_the_first() -> None:
@@ -446,11 +451,7 @@ def test_requests_are_bounded_and_the_oldest_goes() -> None:
     for label in (5, 1, 9, 7):
         requests.add(_request(label))
     assert len(requests) == 3
-    left = []
-    while (request := requests.newest()) is not None:
-        left.append(request.label)
-        requests.done(request, 1)
-    assert left == [9, 7, 5]
+    assert drained(requests) == [9, 7, 5]
     for asker in (1, 2, 3, 4):
         requests.add(_request(6, asker))
     assert [request.asker for request in requests._waiting.values()] == [2, 3, 4]  # of one op's, the first

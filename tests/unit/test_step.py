@@ -13,18 +13,7 @@ from tailbound.codec.decode import MISSING
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import shape_for
-from tailbound.collective.actions import (
-    MOVES,
-    Abstain,
-    Agree,
-    Collect,
-    Encode,
-    Finish,
-    Measure,
-    Seal,
-    StayOut,
-    Tell,
-)
+from tailbound.collective.actions import MOVES, Abstain, Agree, Collect, Encode, Finish, Measure, Seal, StayOut, Tell
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
 from tailbound.collective.repair import Repairs
@@ -290,8 +279,7 @@ def test_an_op_is_sealed_when_all_is_in_and_only_then_finished(op: Op) -> None:
 
 
 def test_an_op_is_not_finished_before_its_own_rows_are_sealed_and_sent(op: Op) -> None:
-    told = Told(op)
-    told.record = record(op, results_in=op.place.layout.shape.rows)
+    told = Told(op, record=record(op, results_in=op.place.layout.shape.rows))
     op.sending = Sending.OVER
     assert told.take(5 * MS).actions == ()
     op.first.phase = Phase.CLOSED

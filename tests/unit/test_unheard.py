@@ -23,17 +23,19 @@ def job(**more: Any) -> Any:
     return SimpleNamespace(**(usual | more))
 
 
+def heard(one: Any, rank: int, newest: int) -> None:
+    state = one.records.peer_states[rank]
+    state["cookie"], state["newest"] = 7, newest
+
+
 def test_patience_begins_with_the_first_op_and_ends_in_an_error() -> None:
     one = job()
     unheard = Unheard(one, one.sequence, 10 * S)
     assert unheard.check(50 * S) is None
     one.sequence.next_label += 1
     assert unheard.check(100 * S) is None
-    one.records.peer_states[1]["cookie"], one.records.peer_states[1]["newest"] = 7, 1024
-    one.records.peer_states[2]["cookie"], one.records.peer_states[2]["newest"] = (
-        7,
-        1023,
-    )  # a word of before the first op
+    heard(one, 1, 1024)
+    heard(one, 2, 1023)  # a word of before the first op
     assert unheard.check(109 * S) is None
     error = unheard.check(110 * S)
     assert error is not None
@@ -42,7 +44,7 @@ def test_patience_begins_with_the_first_op_and_ends_in_an_error() -> None:
 
 def test_who_said_goodbye_or_was_heard_once_is_no_error() -> None:
     one = job(membership=SimpleNamespace(gone={2}))
-    one.records.peer_states[1]["cookie"], one.records.peer_states[1]["newest"] = 7, 5000
+    heard(one, 1, 5000)
     for kind in (one, job(switch=3)):
         unheard = Unheard(kind, kind.sequence, 1 * S)
         kind.sequence.next_label += 1
