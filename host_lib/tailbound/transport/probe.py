@@ -29,9 +29,6 @@ _WORD, _CHECK_AT = struct.Struct(">Q"), packets.offset_of("check")
 EVERY = 192 * 1024
 #: ns after which a probe without an echo counts as lost. Longer than any queue that the pacer lets stand.
 LOST = 100_000_000
-#: Probes without any echo, ever, after which this host is taken to have none (XDP_TX into a veth whose other end has
-#: no program, say) and is asked a hundred times less.
-MUTE = 100
 
 
 def risen(before: int, now: int) -> int:
@@ -73,7 +70,7 @@ class Prober:
         self._keys, self._by = keys, by
         # a thread's echo waits behind its own rank's rows, about as long as the probe did behind ours
         self._ways = 2 if by == "thread" else 1
-        self.sent = self.echoes = self.lost = self.marked = 0
+        self.sent = self.echoes = self.marked = 0
         self._rtt, self._told = states["rtt_ns"], states["told"]
         self._packets: dict[int, NDArray[np.uint8]] = {}
         for peer in peers:
@@ -110,10 +107,8 @@ class Prober:
         waiting = self._waiting.get(peer)
         if waiting is None:
             return True
-        patience = LOST + self._ways * waiting[4]  # what waits in own queues is not lost yet
-        if now - waiting[0] < (patience if self.echoes or self.lost < MUTE else MUTE * patience):
+        if now - waiting[0] < LOST + self._ways * waiting[4]:  # what waits in own queues is not lost yet
             return False
-        self.lost += 1
         self.missed[peer] += 1
         return True
 
