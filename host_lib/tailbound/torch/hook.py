@@ -52,7 +52,7 @@ def _average_sparse(
 ) -> torch.futures.Future[torch.Tensor]:
     """Averages a sparse gradient exactly over all ranks of the process group, however long that takes.
 
-    What ranks have of an embedding's rows has no common layout that could be coded. A step ends with an op of
+    Ranks have different rows of an embedding, so that no common layout can be coded. A step ends with an op of
     Tailbound: where its last bucket is sparse, that is one of zeros.
     """
     state.complain(
