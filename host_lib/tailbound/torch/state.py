@@ -663,7 +663,7 @@ class TailboundState:
         return stats
 
     def state_dict(self) -> dict[str, Any]:
-        """What is worth a checkpoint, in plain types (``torch.load(weights_only=True)``): data to skip, and counters.
+        """A checkpoint in plain types (``torch.load(weights_only=True)``): data to skip, and counters.
 
         One rank's is enough for all. The loss scale is in the scaler's own ``state_dict``. Scales of the codec,
         deadlines and owner maps belong to one network and one set of ranks, and are learned anew in a few steps.
