@@ -45,7 +45,7 @@ class Sleeper:
         self.thread._waiter = SimpleNamespace(
             want_room=self.wanted.update, wait=self._wait, readable=lambda fd: fd in self.readable, woken=NOW
         )
-        self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False)} if ops else {}
+        self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False, stirred=False)} if ops else {}
         self.thread._holding = SimpleNamespace(again=0)
         self.readable = set[int]()
         self.thread._event_fd, self.thread._control_fd, self.thread._wake = EVENTS, CONTROLS, WAKE
@@ -89,11 +89,11 @@ def test_how_long_it_sleeps(ops: bool, again: int, held_up: int, slept: int, unw
 def test_what_a_rate_keeps_back_is_sent_without_a_turn_until_a_submission_is_over() -> None:
     sleeper, pumped = Sleeper(ops=True), list[int]()
     queue = sleeper.thread.job.flow.queue
-    queue.again, queue.submissions = NOW + MS, 2
+    queue.again = NOW + MS
 
     def pump(now: int) -> None:
         pumped.append(now - NOW)
-        queue.again, queue.submissions = now + MS, 2 - (len(pumped) == 5)
+        queue.again, sleeper.thread._ops[1].stirred = now + MS, len(pumped) == 5  # by the end of a submission
 
     queue.pump = pump
     assert sleeper.slept() == 5 * MS
@@ -103,7 +103,7 @@ def test_what_a_rate_keeps_back_is_sent_without_a_turn_until_a_submission_is_ove
 def test_a_full_socket_is_waited_for_and_filled_without_a_turn() -> None:
     sleeper = Sleeper(ops=True)
     queue = sleeper.thread.job.flow.queue
-    queue.again, queue.submissions = NOW + MS, 2
+    queue.again = NOW + MS
 
     def pump(now: int) -> None:
         queue.again, queue.full = 0, {0}
@@ -113,9 +113,9 @@ def test_a_full_socket_is_waited_for_and_filled_without_a_turn() -> None:
     assert sleeper.wanted == {0}
 
 
-@pytest.mark.parametrize(("due", "slept"), [(True, 0), (False, 100)])
-def test_a_question_is_answered_without_a_turn(due: bool, slept: int) -> None:
-    """``due``: what came is one that ops may move on by."""
+@pytest.mark.parametrize(("due", "stirred", "slept"), [(True, False, 0), (False, True, 0), (False, False, 100)])
+def test_a_question_is_answered_without_a_turn(due: bool, stirred: bool, slept: int) -> None:
+    """``due``: what came calls for a turn; ``stirred``: the last row of an op has left behind the answer."""
     sleeper, served = Sleeper(ops=True), list[int]()
     sleeper.readable = {CONTROLS}
 
@@ -123,16 +123,17 @@ def test_a_question_is_answered_without_a_turn(due: bool, slept: int) -> None:
         served.append(now - NOW)
         sleeper.readable.clear()
         sleeper.thread._owed = 0 if len(served) == 3 else now + MS  # twice more the budget does not reach
+        sleeper.thread._ops[1].stirred = stirred
         return due
 
     sleeper.thread._serve = serve
     assert sleeper.slept() == slept * MS
-    assert served == ([0] if due else [0, MS, 2 * MS])
+    assert served == ([0, MS, 2 * MS] if slept else [0])
 
 
 def test_a_question_that_found_a_full_socket_leaves_as_soon_as_there_is_room() -> None:
     """With rows the send queue asks for room; a single packet behind the last of them waited for the next turn."""
-    sleeper, queue = Sleeper(), SimpleNamespace(full=set(), again=0, submissions=0, pump=lambda now: None)
+    sleeper, queue = Sleeper(), SimpleNamespace(full=set(), again=0, pump=lambda now: None)
     sleeper.thread.job.sender.deferred = ((1, b"?"),)
     sleeper.thread.job.flow.queue = queue
     sleeper.slept()
@@ -143,7 +144,7 @@ def test_time_that_sending_takes_is_no_wait_for_a_core() -> None:
     sleeper, late = Sleeper(ops=True), list[int]()
     queue = sleeper.thread.job.flow.queue
     sleeper.thread.job.overtime.woke = lambda each, held_up: late.append(each)
-    queue.again, queue.submissions = NOW + MS, 1
+    queue.again = NOW + MS
 
     def pump(now: int) -> None:
         sleeper.now += 4 * MS

@@ -127,7 +127,7 @@ class Transpose:
         self._silence = 0  # when to look next whether marks are missing
         self._owed = 0  # when to go on with answers, ns; 0: none is left
         self._served = 0  # when others were last served between pieces of an op
-        self._due = False  # something has come meanwhile that ops may move on by
+        self._due = False  # others have said something meanwhile, by which a turn is due
         job.threads.meanwhile = self._meanwhile
         self._awake = 0  # when this thread was last seen to run
         self._handing = threading.Lock()  # held while something is handed to the thread, and while it closes
@@ -455,9 +455,10 @@ class Transpose:
         asked = waiter.readable(self._control_fd) or 0 < self._owed <= now
         if asked and self._serve(now):
             return 0
-        if self._silence and now >= self._silence and self._listen(now):
-            return 0
-        return 0 if self._send(now) else self._first(end, now)
+        if self._silence and now >= self._silence:
+            self._listen(now)
+        self._send(now)
+        return 0 if self._stirred() else self._first(end, now)
 
     def _first(self, end: int, now: int) -> int:
         """When to wake up first, before the next turn at ``end``."""
@@ -465,21 +466,22 @@ class Transpose:
         return min(self._silence or end, queue.again or end, self._owed or end, end, now + _LONGEST_SLEEP)
 
     def _serve(self, now: int) -> bool:
-        """Takes in what others say and ask for, and answers; returns whether ops may move on by it."""
+        """Takes in what others say and ask for, and answers; returns whether a turn is due by what they say."""
         due = False
         for data in self.job.datapath.control_packets():
             due |= self._inbox.receive(data, self._ops)
         self._owed = answer(self.job, self._window, now)
         return due
 
-    def _send(self, now: int) -> bool:
-        """Sends what may leave; returns whether ops may move on by it."""
+    def _send(self, now: int) -> None:
+        """Sends what may leave."""
         queue = self.job.flow.queue
-        if not (queue.full or self.job.sender.deferred or 0 < queue.again <= now):
-            return False
-        waiting = queue.submissions
-        queue.pump(now)
-        return queue.submissions < waiting
+        if queue.full or self.job.sender.deferred or 0 < queue.again <= now:
+            queue.pump(now)
+
+    def _stirred(self) -> bool:
+        """Whether something has changed of an op since the last turn: all of its rows have left, say."""
+        return any(op.stirred for op in self._ops.values())
 
     def _meanwhile(self) -> None:
         """Between two pieces of an op: answers, and sends, which would else wait until all of it is coded."""
@@ -489,23 +491,14 @@ class Transpose:
         self._served = now
         if self._waiter.wait(0) and self._waiter.readable(self._control_fd):
             self._due |= self._serve(now)
-        self._due |= self._send(now)
+        self._send(now)
 
-    def _listen(self, now: int) -> bool:
-        """Asks for lost rows, and for marks where nothing comes any more (``remind``); notes when to look again.
-
-        Returns:
-            Whether an op waits otherwise by it, so that a turn is due.
-        """
-        stirred = False
-        running = self._window.running
-        ops, self._silence = running.silent(self._ops.values(), now)
+    def _listen(self, now: int) -> None:
+        """Asks for lost rows, and for marks where nothing comes any more (``remind``); notes when to look again."""
+        ops, self._silence = self._window.running.silent(self._ops.values(), now)
         for op in ops:
-            before = op.stirred
             look = op.listen = remind(self.job, op, now)
-            stirred |= op.stirred and not before
             self._silence = min(self._silence, look) if self._silence else look
-        return stirred
 
     def _poll(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
@@ -564,9 +557,9 @@ class Transpose:
         self._unsettled = running.changed()  # by one op: those before it have not been looked at since
         if not ops:
             self._silence = 0
-        elif self._listen(then := job.now()):
-            looks.append(then)
-        if self._due:
+        else:
+            self._listen(job.now())
+        if self._due or self._stirred():
             self._due = False
             looks.append(job.now())
         if window.release():
