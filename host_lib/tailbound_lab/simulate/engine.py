@@ -21,8 +21,8 @@ class Engine(Transpose):
     """The real engine without its thread.
 
     Attributes:
-        ended: by the label of an op, rows of each rank that have not come, contributions and results, and whether one
-            of its halves ended by quiet.
+        ended: by the label of an op, rows of each rank that have not come, contributions and results, and whether both
+            of its halves ended because nothing was missing.
     """
 
     ended: dict[int, tuple[Counter[int], bool]]
@@ -63,7 +63,7 @@ class Engine(Transpose):
     def _deliver(self, op: Op) -> None:
         """Notes, before anything of the op is let go, which rows of whom have not come."""
         if op.launch is not None and not op.delivered:
-            self.ended[op.label] = self._missing_of(op), op.early
+            self.ended[op.label] = self._missing_of(op), not (op.early or op.outcome.deadline_hits)
         super()._deliver(op)
 
     def _missing_of(self, op: Op) -> Counter[int]:
@@ -83,10 +83,6 @@ class Engine(Transpose):
         """One turn; the latest time of the next, and when to wake up first."""
         return self._next_wake(self._poll(now), now)
 
-    def look_out(self, now: int, end: int) -> int:
-        """Woke up without anything to read; when to wake up next (0: for a turn)."""
-        return self._look_out(now, end)
-
 
 @dataclass
 class Done:
@@ -97,18 +93,13 @@ class Done:
     launched: int
     finished: int
     missing_of: Counter[int]  #: rows, by rank
-    early: bool  #: a half ended by quiet
+    complete: bool  #: both halves ended because nothing was missing
     deadline: int  #: D1 that the rank advertises
 
     @property
     def expected(self) -> int:
         """Rows, as ``Outcome.expected``."""
         return self.outcome.expected
-
-    @property
-    def complete(self) -> bool:
-        """Whether both halves ended because nothing was missing."""
-        return not (self.early or self.outcome.deadline_hits)
 
     @property
     def took(self) -> int:

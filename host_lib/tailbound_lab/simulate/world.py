@@ -89,7 +89,7 @@ class Rank:
             self.engine._run_queue.total += waits
             self._schedule(now)
             return
-        wake = 0 if self._poked else self.engine.look_out(now + ahead, self._end)
+        wake = 0 if self._poked else self.engine._look_out(now + ahead, self._end)
         if not wake:
             self._poked = False
             self._end, wake = self.engine.turn(now + ahead)
