@@ -82,7 +82,7 @@ def test_results_leave_once_for_all_who_are_there(job: Any) -> None:
 
 
 def test_receivers_that_take_few_at_once_are_sent_to_bit_by_bit(job: Any) -> None:
-    job.queue.pacer.follow(0.0, {1: 1.0, 2: 2 / 3, 3: 1.0})
+    job.queue.pacer.grant(2, 2 / 3)
     assert [rank for rank, _ in job.channels.runs(ROWS)] == [1, 2, 3]
     assert job.counters["results_apart"] == 1
 

@@ -131,7 +131,7 @@ def test_all_ranks_together_have_the_speed_of_the_link(bound: UdpSocket, drained
     A busy host drains less than its link could, and would never again find out how much that is.
     """
     pacer = Pacer([1, 2, 3], speed=1.25e7, most=1.25e7)
-    pacer.follow(drained, dict.fromkeys((1, 2, 3), 1.0))
+    pacer.follow(drained)
     line = Line([bound], pacer)
     line.submit(7, C, (1, BURST * 4), (2, BURST * 4), now=SECOND)
     assert line.taken == [(1, BURST), (2, BURST)] * 2
@@ -190,14 +190,13 @@ def test_while_marks_come_every_rate_rises_by_the_same() -> None:
 def test_a_grant_is_a_part_of_the_link_and_ends() -> None:
     pacer = Pacer([1, 2, 3], speed=SPEED)
     assert not pacer.limited
-    shares = {1: 1.0, 2: 1 / 3, 3: 1.0}
-    pacer.follow(SPEED, shares)
+    pacer.grant(2, 1 / 3)
     assert (pacer.rate(2), pacer.limited, pacer.granted) == (SPEED / 3, {2}, True)
     assert pacer.limit(1) == 0
-    pacer.follow(SPEED / 2, shares)
+    pacer.follow(SPEED / 2)
     assert pacer.rate(2) == SPEED / 6
     assert pacer.limited == {2}
-    pacer.follow(SPEED / 2, shares | {2: 1.0})
+    pacer.grant(2, 1.0)
     assert (pacer.rate(2), pacer.limited, pacer.granted) == (SPEED / 2, set(), False)
 
 
@@ -231,9 +230,9 @@ def test_a_limit_stays_when_the_link_is_taken_to_be_slower() -> None:
     pacer = Pacer([1, 2], speed=3.125e9)
     for i in range(3):
         pacer.echoed(1, 10 * MS, 3_000_000, 0.0, i)
-    pacer.follow(1e8, {1: 1.0, 2: 1.0})
+    pacer.follow(1e8)
     assert (pacer.limited, pacer.rate(1), pacer.rate(2)) == ({1}, 1e8, 1e8)
-    pacer.follow(3.125e9, {1: 1.0, 2: 1.0})
+    pacer.follow(3.125e9)
     assert (pacer.limited, pacer.rate(1), pacer.rate(2)) == ({1}, 1e8, 3.125e9)
 
 
@@ -247,12 +246,11 @@ def test_no_floor_is_above_half_of_an_equal_share() -> None:
 
 def test_where_nobody_knows_the_speed_a_grant_is_a_part_of_what_drained() -> None:
     pacer = Pacer([1, 2, 3], L)
-    shares = {1: 1 / 3, 2: 1.0, 3: 1.0}
-    pacer.follow(0.0, shares)
+    pacer.grant(1, 1 / 3)
     assert pacer.rate(1) == L.first / 3  # a third of 20 Gbit/s said nothing
     pacer.echoed(1, 5 * MS, 3_000_000, 0.0, 0)
     assert pacer.rate(1) == 6e8 / 3
-    pacer.follow(9e7, shares)
+    pacer.follow(9e7)
     assert pacer.rate(1) == 3e7
 
 
@@ -272,7 +270,7 @@ def test_a_rate_without_echoes_rises_again() -> None:
 
 def test_ranks_that_are_gone_have_no_share() -> None:
     pacer = Pacer([1, 2, 3, 4], speed=SPEED)
-    pacer.follow(SPEED, {1: 1.0, 2: 1.0})
+    pacer.among(2)
     for i in range(50):
         pacer.echoed(1, MS, 1 << 16, 1.0, i)
     assert pacer.rate(1) == SPEED / 2 / 2
@@ -286,7 +284,7 @@ def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link(bound
     assert (pacer.waits(0), pacer.waits(100_000), pacer.waits(MS)) == (170_000, 70_000, 0)
     line.submit(8, C, (1, 64 * 128), now=MS)
     assert pacer.waits(MS) == (1 << 20) * 10  # no more than there is room for
-    pacer.follow(5e7, dict.fromkeys((1, 2, 3), 1.0))
+    pacer.follow(5e7)
     line.kernel.always = errno.EAGAIN  # whatever was reckoned: the socket is full
     for now in (SECOND, SECOND + MS):
         line.submit(9, C, (1, 1), now=now)

@@ -74,10 +74,12 @@ class FlowControl:
         Of a rank that is waited for no more nothing is heard: what it granted last would hold the others up for good.
         """
         pacer = self.queue.pacer
-        pacer.follow(
-            min((speed for speed in (self._believed, drained) if speed), default=0.0),
-            {rank: granted(number, len(live)) for rank, number in zip(live, takes, strict=True)},
-        )
+        pacer.follow(min((speed for speed in (self._believed, drained) if speed), default=0.0))
+        pacer.among(len(live))
+        for rank in pacer.paths.keys() - set(live):
+            pacer.grant(rank, 1.0)
+        for rank, number in zip(live, takes, strict=True):
+            pacer.grant(rank, granted(number, len(live)))
         if pacer.granted and not (pacer.known or self._said):
             self._say()
 

@@ -34,7 +34,7 @@ Loss lowers no rate by itself; at the receiver it lowers the grant. A rate whose
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from tailbound.transport.batch import burst_packets
@@ -44,6 +44,8 @@ from tailbound.wire.schema import LINK, MAX_RANKS, PATH
 _SECOND = 1_000_000_000
 #: Rates that differ by more than this are those of different links, not of one queue.
 _UNEVEN = 2.0
+#: Speeds of a link that differ by less are the same.
+_MOVED = 0.1
 #: Probes lost running after which a rate rises: so long there is nothing to go by.
 _SILENT = 8
 
@@ -148,10 +150,10 @@ class Path:
         whole = self.speed if self.known else min(self.speed, max(self._seen, self._first))
         return min(self.rate, max(self.floor, self.granted * whole))
 
-    def follow(self, speed: float, peers: int, granted: float, *, known: bool) -> None:
-        """The link has this speed now, in bytes per second, and the rest is as in the attributes."""
+    def follow(self, speed: float, *, known: bool = True) -> None:
+        """The link has this speed now, in bytes per second."""
         self.rate = speed if self.free else min(self.rate, speed)
-        self.speed, self.peers, self.granted, self.known = speed, max(1, peers), granted, known
+        self.speed, self.known = speed, known
 
     def echoed(self, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
         """Takes one echo.
@@ -251,8 +253,9 @@ class Pacer:
         self.limits = limits = limits or PaceConfig()
         ranks = list(ranks)
         known, speed = speed > 0, speed or self.limits.speed
-        self._stated = speed
+        self._speed = self._stated = speed
         self.known = known  #: whether anybody says how fast the link is
+        self._peers = len(ranks)
         self.paths = {rank: Path(self.limits, speed, len(ranks), known=known) for rank in ranks}
         #: what the library reads, and keeps its accounts in: rates by rank, and the link that all share
         self.rates = (_Path * MAX_RANKS)()
@@ -270,15 +273,30 @@ class Pacer:
         self.paths[rank].echoed(rtt, sent, marked, now, whole)
         self._note(rank)
 
-    def follow(self, speed: float, shares: Mapping[int, float]) -> None:
-        """The link turned out to have this speed, in bytes per second (0: no rank knows).
-
-        ``shares``: of it, that each rank that is there grants its senders; 1: all of it.
-        """
-        self.known, self.link.speed = speed > 0, speed or self.limits.speed
-        for rank, path in self.paths.items():
-            path.follow(self.link.speed, len(shares), shares.get(rank, 1.0), known=self.known)
+    def grant(self, rank: int, share: float) -> None:
+        """``rank`` grants each of its senders this share of the link; 1: all of it."""
+        path = self.paths[rank]
+        if share != path.granted:
+            path.granted = share
             self._note(rank)
+
+    def follow(self, speed: float) -> None:
+        """The link turned out to have this speed, in bytes per second; 0: no rank knows."""
+        known, speed = speed > 0, speed or self.limits.speed
+        if known == self.known and abs(speed - self._speed) <= _MOVED * self._speed:
+            return
+        self._speed, self.known = speed, known
+        self.link.speed = speed
+        for rank, path in self.paths.items():
+            path.follow(speed, known=known)
+            self._note(rank)
+
+    def among(self, peers: int) -> None:
+        """So many ranks share the link now."""
+        if peers != self._peers:
+            self._peers = peers
+            for path in self.paths.values():
+                path.peers = max(1, peers)
 
     def unheard(self, rank: int, lost: int, now: int) -> None:
         """``lost`` probes to ``rank`` running have brought no echo."""
