@@ -147,7 +147,7 @@ def test_a_conversation() -> None:
 
 P4 = (
     "switch", "p4", "lo", "--address", "198.18.252.1", "--slots", "64", "--thrift-port", "9123",
-    "--rank", "198.18.0.1,02:02:02:02:02:02,lo", "--cookie", "7",
+    "--rank", "198.18.0.1,02:02:02:02:02:02,lo", "--cookie", "7", "--station", "02:02:02:02:02:02,lo",
 )  # fmt: skip
 
 

@@ -41,7 +41,8 @@ def p4_team(
         ports = [f"port{rank}" for rank in range(ranks)]
         for rank, end in enumerate(ends):
             namespaces.call(end, _worker, rank)
-        box = namespaces.call(hub, _open, ports)
+        stations = {switch_cases.mac_of(rank): port for rank, port in enumerate(ports)}
+        box = namespaces.call(hub, _open, ports, stations)
         try:
             there = (RankSpec(switch_cases.ip_of(r), switch_cases.mac_of(r), port) for r, port in enumerate(ports))
             entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows, headroom=headroom_of(ranks)))
@@ -55,5 +56,5 @@ def p4_team(
             box.close()
 
 
-def _open(ports: list[str]) -> Box[P4Switch]:
-    return open_p4(ports, switch_cases.ADDRESS, mac=switch_cases.MAC, sizes=SIZES)
+def _open(ports: list[str], stations: dict[str, str]) -> Box[P4Switch]:
+    return open_p4(ports, switch_cases.ADDRESS, mac=switch_cases.MAC, stations=stations, sizes=SIZES)

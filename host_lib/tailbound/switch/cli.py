@@ -12,7 +12,7 @@ import click
 
 from tailbound.errors import AttachError
 from tailbound.switch.box import DEFAULT_SLOTS, Box
-from tailbound.switch.job import DEFAULT_HEADROOM, DEFAULT_ROWS, JobSpec, parse_rank
+from tailbound.switch.job import DEFAULT_HEADROOM, DEFAULT_ROWS, JobSpec, parse_rank, parse_station
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.rendezvous import new_cookie
 
@@ -135,6 +135,10 @@ def remove(cookie: int) -> None:
 @click.option("--address", required=True, help="This box's IPv4 address in the workers' network.")
 @click.option("--mac", help="Ethernet address of --address; default: that of the first PORT.")
 @click.option("--slots", type=click.IntRange(1), default=4096, help="Slots for the job's rows.")
+@click.option(
+    "--station", "stations", multiple=True, metavar="MAC,PORT",
+    help="Send frames for MAC out of PORT; frames for other addresses are flooded.",
+)  # fmt: skip
 @click.option("--thrift-port", type=click.IntRange(1, 65535), default=9090, help="bmv2's command port.")
 @_of_a_job
 def p4(
@@ -142,6 +146,7 @@ def p4(
     address: str,
     mac: str | None,
     slots: int,
+    stations: tuple[str, ...],
     thrift_port: int,
     **options: Any,
 ) -> None:
@@ -151,7 +156,10 @@ def p4(
     from tailbound.switch.p4.switch import open_p4
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with contextlib.closing(open_p4(ports, address, mac=mac, sizes=Sizes(slots=slots), thrift_port=thrift_port)) as box:
+    static, sizes = dict(map(parse_station, stations)), Sizes(slots=slots)
+    with contextlib.closing(
+        open_p4(ports, address, mac=mac, stations=static, sizes=sizes, thrift_port=thrift_port)
+    ) as box:
         _add(box, **options)
         click.echo(f"switch {address} runs on {', '.join(ports)}: rows of {box.switch.width} codes", err=True)
         with contextlib.suppress(KeyboardInterrupt):

@@ -81,6 +81,19 @@ def parse_rank(text: str) -> RankSpec:
     return RankSpec(ip_text(parts[0].strip()), parts[1].strip().lower(), parts[2].strip())
 
 
+def parse_station(text: str) -> tuple[str, str]:
+    """``MAC,PORT``.
+
+    Raises:
+        ConfigError: not of this form.
+    """
+    mac, comma, port = (part.strip() for part in text.partition(","))
+    if not comma or not port:
+        raise ConfigError(f"station {text!r} is not MAC,PORT: write for example 02:7b:00:00:00:01,eth1")
+    mac_bytes(mac)
+    return mac.lower(), port
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """A job as its user asks for it.

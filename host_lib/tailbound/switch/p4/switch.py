@@ -54,7 +54,7 @@ class P4Switch:
     def __init__(self, ports: Mapping[int, str], sizes: Sizes | None = None, thrift_port: int = THRIFT_PORT) -> None:
         self.sizes = sizes or Sizes()
         self._entries: dict[int, Entry] = {}
-        self._known: set[str] = set()  # entries that jobs share: of an address, a port of it, a worker
+        self._known: set[str] = set()  # entries that jobs at one address, or at one port of it, share
         self.process = Process(compile_switch(self.sizes), ports, thrift_port)
         try:
             self.runtime = Runtime(thrift_port)
@@ -90,7 +90,7 @@ class P4Switch:
             AttachError: the switch refuses.
         """
         self._group(commands.FLOOD_GROUP, {0: sorted(ports)})
-        self.runtime.run_all([*self._new(commands.stations(stations)), commands.flooding(), commands.queues()])
+        self.runtime.run_all([*commands.stations(stations), commands.flooding(), commands.queues()])
 
     # -- jobs ---------------------------------------------------------------------------------------
 
@@ -103,16 +103,10 @@ class P4Switch:
         """
         commands.check(entry, self.sizes)
         self._group(commands.JOB_GROUP + place, {r: [m.ifindex] for r, m in enumerate(entry.members) if m is not None})
-        stations = commands.stations({m.mac: m.ifindex for m in entry.members if m is not None})
-        shared = self._new([*commands.shared(entry, place), *stations])
+        shared = [command for command in commands.shared(entry, place) if command.partition("=>")[0] not in self._known]
+        self._known.update(command.partition("=>")[0] for command in shared)
         self.runtime.run_all([*shared, *commands.job(entry, place)])
         self._entries[place] = entry
-
-    def _new(self, listed: Iterable[str]) -> list[str]:
-        """Those of ``listed`` whose entry is not there yet."""
-        found = [command for command in listed if command.partition("=>")[0] not in self._known]
-        self._known.update(command.partition("=>")[0] for command in found)
-        return found
 
     def entries(self) -> dict[int, Entry]:
         """The jobs put in, by place."""
@@ -173,6 +167,7 @@ def open_p4(
     address: str,
     *,
     mac: str | None = None,
+    stations: Mapping[str, str] | None = None,
     sizes: Sizes | None = None,
     thrift_port: int = THRIFT_PORT,
 ) -> Box[P4Switch]:
@@ -184,6 +179,7 @@ def open_p4(
     Args:
         address: IPv4 address of the switch; it answers ARP for it once there is a job.
         mac: its Ethernet address; None: that of the first port.
+        stations: Ethernet address -> port's name; what is sent to others is flooded.
         sizes: what the program is compiled for.
         thrift_port: where bmv2 takes commands.
 
@@ -202,6 +198,7 @@ def open_p4(
     for name in ports:
         net.index_of(name)
     own = net.mac_of(ports[0]) if mac is None else mac_bytes(mac)
+    static = {mac_bytes(text): _port(numbers, name) for text, name in (stations or {}).items()}
     for needed in (COMPILER, SWITCH, RUNTIME):  # before anything is changed
         tool(needed)
     for name in ports:
@@ -213,8 +210,14 @@ def open_p4(
             ) from error
     switch = P4Switch({number: name for name, number in numbers.items()}, sizes, thrift_port)
     try:
-        switch.connect({}, numbers.values())
+        switch.connect(static, list(numbers.values()))
     except BaseException:
         switch.close()
         raise
     return Box(switch, [Port(name, number) for name, number in numbers.items()], address, own)
+
+
+def _port(numbers: Mapping[str, int], name: str) -> int:
+    if name not in numbers:
+        raise ConfigError(f"{name} is no port of this switch; choose one of: {', '.join(numbers)}")
+    return numbers[name]
