@@ -178,12 +178,24 @@ class FsdpState(TailboundState):
             except Exception as error:
                 errors.append(error)
         if whole and self.shards > 1:
-            # each shard has a job of its own, and they leave a step out together (clock-38)
-            void = torch.tensor(float(self.steps.void), device=local(self._one).device)
-            dist.all_reduce(void, dist.ReduceOp.MAX, self._one.device_mesh.get_group())
-            self.steps.came(void=bool(void))
+            self._share_void()
         if errors:
             raise errors[0]
+
+    def _share_void(self) -> None:
+        """Each shard has a job of its own, and they leave a step out together (clock-38).
+
+        Where one is unsound by it, other hosts have not left the step out, and all shards of this one differ.
+        """
+        mesh, resync = self._one.device_mesh, self.resync
+        unsound = resync is not None and not resync.sound
+        told = torch.tensor([self.steps.void, unsound], dtype=torch.float32, device=mesh.device_type)
+        for group in mesh.get_all_groups():
+            dist.all_reduce(told, dist.ReduceOp.MAX, group)
+        void, unsound = (bool(one) for one in told)
+        self.steps.came(void=void)
+        if void and unsound and resync is not None:
+            resync.unsound()
 
     def _is_gradient(self, launch: _Launch) -> bool:
         """Whether the module's gradients are the shard, as the hook has left it, neither converted nor divided.
