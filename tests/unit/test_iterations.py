@@ -150,7 +150,7 @@ def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(one: 
 def test_a_lost_rank_whose_iterations_differ_ends(one: Rank) -> None:
     one.train(solo.differing(one), 12, 2)
     one.job.lost = True
-    for _ in range(9):
+    for _ in range(23):
         assert one.state.catch_up() == (0, 0)
         one.state.rejoin()
     with pytest.raises(TransportError, match=r"give every iteration of tailbound\.torch\.batches the same"):

@@ -35,6 +35,8 @@ log = logging.getLogger("tailbound")
 
 #: Steps running that a rank may be lost, and not be able to join the others, before training ends with an error.
 _LOST_MOST = 10
+#: The same while iterations seem to differ: a loop's last one often does, and soon is forgotten.
+_STUCK = 24
 #: A rank that is lost again while it takes the others' state jumps so often. The last time it takes none, since that
 #: takes longer than its ring lasts: it is not lost then, and takes a slice a step.
 _JUMPS = 3
@@ -129,10 +131,10 @@ class Absence(Part):
         """One more step that this rank could not join the others after.
 
         Raises:
-            TransportError: it was the last of ``_LOST_MOST`` running.
+            TransportError: it was the last of ``_LOST_MOST`` running, or of ``_STUCK``.
         """
         self._lost_for += 1
-        if self._lost_for >= _LOST_MOST:
+        if self._lost_for >= (_LOST_MOST if self._state.steps.passes else _STUCK):
             advice = (
                 "A larger ring_mib bridges longer stops; tailbound.torch.batches skips missed steps"
                 if self._state.steps.passes
