@@ -37,16 +37,16 @@ class Sleeper:
         self.thread: Any = Transpose.__new__(Transpose)
         self.thread.job = SimpleNamespace(
             now=lambda: self.now,
-            flow=SimpleNamespace(queue=SimpleNamespace(full=set(), again=0)),
+            flow=SimpleNamespace(queue=SimpleNamespace(full=set(), again=0), poll=self._pump),
             sender=SimpleNamespace(deferred=()),
-            overtime=SimpleNamespace(woke=lambda late, held_up: None, held_up=0),
+            overtime=SimpleNamespace(woke=lambda late, held_up: None, turned=lambda run_queue: None, held_up=0),
         )
         self.wanted = set[int]()  # sockets in which there is to be room
         self.thread._waiter = SimpleNamespace(
             want_room=self.wanted.update, wait=self._wait, readable=lambda fd: fd in self.readable, woken=NOW
         )
         self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False, stirred=False)} if ops else {}
-        self.thread._holding = SimpleNamespace(again=0)
+        self.thread._holding, self.thread._run_queue = SimpleNamespace(again=0), SimpleNamespace(waited=lambda: None)
         self.readable = set[int]()
         self.thread._event_fd, self.thread._control_fd, self.thread._wake = EVENTS, CONTROLS, WAKE
         self.thread._silence, self.thread._owed, self.thread._awake = 0, 0, NOW
@@ -55,6 +55,9 @@ class Sleeper:
         self.now += (0 if self.readable else max(0, nanoseconds)) + self._held_up.get(len(self.waits), 0)
         self.waits.append(nanoseconds)
         return len(self.readable)
+
+    def _pump(self, now: int) -> None:
+        self.thread.job.flow.queue.pump(now)
 
     def slept(self, again: int = 0) -> int:
         """Sleeps; returns for how long, in ns."""

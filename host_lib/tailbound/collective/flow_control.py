@@ -120,6 +120,7 @@ class FlowControl:
             job.counters["results_sent"] += packets
             op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
 
+        op.handed_out = True
         now, gone = job.now(), job.membership.gone
         # as long as receivers may wait for them past their deadlines, as far as can be told from here
         until = now + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)

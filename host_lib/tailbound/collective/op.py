@@ -205,6 +205,8 @@ class Op:
     #: it had news since its lost rows were looked for last, and when to look for them again, ns
     news: bool = True
     listen: int = 0
+    #: the results of the own rows were handed to the send queue
+    handed_out: bool = False
     #: what follows from its place, and is asked for many times: its label, and where its record is ...
     label: int = field(init=False)
     slot: int = field(init=False)
@@ -238,7 +240,7 @@ class Op:
     @property
     def publishing(self) -> bool:
         """Whether the results of the own rows are in the send queue, or have left."""
-        return self.published or (self.sealed and not self.switched)
+        return self.published or self.handed_out
 
     @property
     def finished(self) -> bool:

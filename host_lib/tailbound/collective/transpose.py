@@ -452,9 +452,10 @@ class Transpose:
         if now >= end or now - self._awake > _STOPPED or waiter.readable(self._event_fd) or waiter.readable(self._wake):
             return 0
         self._awake = now
-        asked = waiter.readable(self._control_fd) or 0 < self._owed <= now
-        if asked and self._serve(now):
-            return 0
+        if waiter.readable(self._control_fd) or 0 < self._owed <= now:
+            self.job.overtime.turned(self._run_queue.waited())
+            if self._serve(now):
+                return 0
         if self._silence and now >= self._silence:
             self._listen(now)
         self._send(now)
@@ -477,7 +478,7 @@ class Transpose:
         """Sends what may leave."""
         queue = self.job.flow.queue
         if queue.full or self.job.sender.deferred or 0 < queue.again <= now:
-            queue.pump(now)
+            self.job.flow.poll(now)
 
     def _stirred(self) -> bool:
         """Whether something has changed of an op since the last turn: all of its rows have left, say."""

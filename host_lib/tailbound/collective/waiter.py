@@ -36,7 +36,7 @@ class Waiter:
         self._first = len(fds)
         self._wanted: Collection[int] = ()
         self._woken = np.zeros(1, np.int64)
-        self._wait = core().waits.tb_wait
+        self._wait, self._look = core().waits.tb_wait, core().fast.tb_wait
         self._arguments = polled.ctypes.data, len(polled), self._woken.ctypes.data
 
     def want_room(self, wanted: Collection[int]) -> None:
@@ -53,7 +53,8 @@ class Waiter:
             OSError: a descriptor is not what it was.
         """
         polled, count, woken = self._arguments
-        ready: int = self._wait(polled, count, max(0, nanoseconds), woken)
+        look = self._wait if nanoseconds > 0 else self._look  # which keeps the GIL, and takes a microsecond
+        ready: int = look(polled, count, max(0, nanoseconds), woken)
         if ready >= 0:
             return ready
         if ready == -errno.EINTR:
