@@ -90,7 +90,7 @@ def test_without_a_thread_a_rank_is_asked_all_the_same(monkeypatch: pytest.Monke
         else:
             line_of(other).shutdown(socket.SHUT_RDWR)
         if lives:
-            both = one, other  # each sees an end, and who is first makes the connection anew
+            both = one, other  # each sees an end, and the first one makes the connection anew
             await_that(lambda: sum(each.counts()["lifelines_renewed"] for each in both) > 0, "a rank is asked")
             assert said[0].empty()
         else:
