@@ -37,7 +37,7 @@ class Sleeper:
         self.thread: Any = Transpose.__new__(Transpose)
         self.thread.job = SimpleNamespace(
             now=lambda: self.now,
-            flow=SimpleNamespace(queue=SimpleNamespace(full=set(), again=0), poll=self._pump),
+            flow=SimpleNamespace(queue=SimpleNamespace(full=set(), again=0)),
             sender=SimpleNamespace(deferred=()),
             overtime=SimpleNamespace(woke=lambda late, held_up: None, turned=lambda run_queue: None, held_up=0),
         )
@@ -55,9 +55,6 @@ class Sleeper:
         self.now += (0 if self.readable else max(0, nanoseconds)) + self._held_up.get(len(self.waits), 0)
         self.waits.append(nanoseconds)
         return len(self.readable)
-
-    def _pump(self, now: int) -> None:
-        self.thread.job.flow.queue.pump(now)
 
     def slept(self, again: int = 0) -> int:
         """Sleeps; returns for how long, in ns."""

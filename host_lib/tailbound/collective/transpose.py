@@ -478,7 +478,7 @@ class Transpose:
         """Sends what may leave."""
         queue = self.job.flow.queue
         if queue.full or self.job.sender.deferred or 0 < queue.again <= now:
-            self.job.flow.poll(now)
+            queue.pump(now)
 
     def _stirred(self) -> bool:
         """Whether something has changed of an op since the last turn: all of its rows have left, say."""

@@ -219,5 +219,5 @@ def open_p4(
 
 def _port(numbers: Mapping[str, int], name: str) -> int:
     if name not in numbers:
-        raise ConfigError(f"{name} is no port of this switch; choose one of: {', '.join(numbers)}")
+        raise ConfigError(f"this switch has no port {name}; choose one of: {', '.join(numbers)}")
     return numbers[name]
