@@ -53,7 +53,7 @@ def test_every_group_once_by_as_many_threads_as_pay_and_a_scratch_each(groups: i
     assert len(set(scratch_of.values())) == len(scratch_of) == expected
 
 
-@pytest.mark.parametrize(("groups", "divide", "pieces"), [(1, True, 1), (63, True, 1), (100, True, 3), (100, False, 1)])
+@pytest.mark.parametrize(("groups", "divide", "pieces"), [(1, True, 1), (31, True, 1), (73, True, 4), (73, False, 1)])
 def test_a_thread_alone_has_a_moment_for_others_after_each_piece(groups: int, divide: bool, pieces: int) -> None:
     threads, seen = Threads(1, 64), list[str]()
     threads.meanwhile = lambda: seen.append("others")
