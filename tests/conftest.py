@@ -286,3 +286,12 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 def repository() -> Path:
     """Root of the checkout that the tests are in."""
     return REPOSITORY
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> Path:
+    """A file with the key of a job, for its owner alone."""
+    path = tmp_path / "key"
+    path.touch(0o600)
+    path.write_bytes(bytes(range(32)))
+    return path

@@ -22,14 +22,6 @@ Make = Callable[..., Cluster]
 RANKS, NUMEL, CLASS = 3, 64 * 1408, 11
 
 
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    path = tmp_path / "key"
-    path.touch(0o600)
-    path.write_bytes(bytes(range(32)))
-    return path
-
-
 def test_a_flood_costs_no_row_and_every_packet_is_counted(tailbound_lab: Make, key_file: Path) -> None:
     """A row that rank 0 has, or is about to get, with a bit turned. What leaves has the class that was asked for."""
     lab = tailbound_lab(workers=RANKS)

@@ -1,9 +1,8 @@
-"""What several files need: a socket on loopback for what sends, and the key of a job."""
+"""A socket on loopback for what sends."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +16,3 @@ def bound() -> Iterator[UdpSocket]:
     with UdpSocket() as sock:
         sock.bind((ADDRESS, 0))
         yield sock
-
-
-@pytest.fixture
-def key_file(tmp_path: Path) -> Path:
-    """A file with the key of a job, which nobody else may read."""
-    path = tmp_path / "key"
-    path.touch(0o600)
-    path.write_bytes(bytes(range(32)))
-    return path
