@@ -95,7 +95,7 @@ def test_rows_that_were_asked_for_again_wait_for_nothing_else(line: Line) -> Non
     line.submit(7, C, (2, 2))
     line.submit(7, R, (1, 4), (3, 5))
     line.submit(7, R, (1, 1), again=True)
-    assert (line.queue.empty, line.queue.submissions, line.queue.packets) == (False, 3, 12)
+    assert (line.queue.empty, len(line.queue._items), line.queue.packets) == (False, 3, 12)
     line.go()
     assert line.taken == [(1, 1), (2, 2), (1, 4), (3, 5)]
     assert line.queue.empty

@@ -144,11 +144,6 @@ class SendQueue:
         return not (self._items or self._sender.deferred)
 
     @property
-    def submissions(self) -> int:
-        """Submissions that are not over."""
-        return len(self._items)
-
-    @property
     def packets(self) -> int:
         """Packets that wait."""
         return int(self._said.left)
