@@ -10,8 +10,9 @@ nothing.
 Loss alone counts, never lateness; marks (CE) are for the senders, who hear of them sooner (``transport.pace``). Loss is
 what is missing although its sender has said that it is through. Loss that is always there (a bad cable) is
 not for this: it is the long-run floor. Loss in a few ops only (foreign bursts) is not either: too many senders at once
-are too many in every op. A fall that did not lower the loss was for nothing, so what is lost then belongs to the floor,
-and the number goes back.
+are too many in every op. A fall is on trial for some ops. At the first of them that loses as much as before, the fall
+was for nothing: the number goes back, and the loss before it belongs to the floor. A mean over the trial says less.
+Where a cable loses in bursts, a few ops may lose a third of the usual, and senders were held back for tens of ops.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ import math
 _TOLERATED = 1e-3
 #: Ops that a decision is given to show, and how often so many good ones before one more sender is taken.
 _TRIAL, _PATIENCE = 8, 4
-#: Ops after which a fall is judged already, if the loss before it would have cost that many rows in them.
-_SOON, _ENOUGH = 3, 64
-#: A fall helped if no more than this part of the loss is left.
+#: A fall helps as long as no op has more than this part of the loss before it.
 _HELPED = 0.7
 #: Weight of an op in the long-run floor.
 _SLOW = 1 / 256
@@ -47,8 +46,8 @@ class Incast:
         self.taken = float(senders)
         self.floor = 0.0
         self.falls = 0
-        self._expected = self._lost = self._ops = self._hit = self._good = 0
-        self._before: tuple[float, float] | None = None  # number and loss before the fall that is on trial
+        self._good = 0
+        self._begin()
 
     @property
     def advertised(self) -> int:
@@ -70,29 +69,30 @@ class Incast:
         """
         if expected <= 0 or self.senders < 2:
             return
+        if self._before is not None and lost > _HELPED * self._before[1] * expected:
+            taken, loss = self._before
+            self.taken, self.floor, self._good = min(taken, float(self.senders)), max(self.floor, loss), 0
+            self._begin()
+            return
         self._expected += expected
         self._lost += lost
         self._ops += 1
         self._hit += lost > self._tolerated * expected
-        if self._ops >= _TRIAL or self._soon():
-            self._decide(self._lost / self._expected, often=2 * self._hit > self._ops)
-            self._expected = self._lost = self._ops = self._hit = 0
+        if self._ops >= _TRIAL:
+            loss, often = self._lost / self._expected, 2 * self._hit > self._ops
+            self._begin()
+            self._decide(loss, often=often)
 
-    def _soon(self) -> bool:
-        """Whether a fall shows after few ops of many rows: senders that are slowed down for nothing cost time."""
-        return self._before is not None and self._ops >= _SOON and self._before[1] * self._expected >= _ENOUGH
+    def _begin(self) -> None:
+        """Counts ops from now on, with no fall on trial."""
+        self._expected = self._lost = self._ops = self._hit = 0
+        self._before: tuple[float, float] | None = None  # number and loss before the fall that is on trial
 
     @property
     def _tolerated(self) -> float:
         return 2 * self.floor + _TOLERATED
 
     def _decide(self, loss: float, *, often: bool) -> None:
-        if self._before is not None:
-            taken, before = self._before
-            self._before = None
-            if loss > _HELPED * before:
-                self.taken, self.floor, self._good = min(taken, float(self.senders)), max(self.floor, loss), 0
-                return
         if loss > self._tolerated and often:
             self._good = 0
             if self.advertised > 1:
