@@ -36,7 +36,7 @@
 #define TB_VERDICT_DUPLICATE 20
 #define TB_VERDICT_LATE 21
 #define TB_VERDICT_SCALE_MISMATCH 22
-#define TB_VERDICT_BAD_SHIFT 23
+#define TB_VERDICT_BAD_WEIGHT 23
 #define TB_VERDICT_LAYOUT_MISMATCH 24
 #define TB_VERDICT_WRONG_MAP 25
 #define TB_VERDICT_ABANDONED 26
@@ -57,7 +57,7 @@
 #define TB_EVENT_RESULTS_COMPLETE 6
 
 /* Every map of a worker by name. */
-#define TB_WORKER_MAPS(MAP) MAP(control) MAP(peers) MAP(expect) MAP(expect_results) MAP(slots) MAP(sums) MAP(results) MAP(result_records) MAP(presence) MAP(ops) MAP(arrivals) MAP(peer_states) MAP(ledger) MAP(keys) MAP(slot_locks) MAP(result_locks) MAP(op_locks) MAP(peer_locks)
+#define TB_WORKER_MAPS(MAP) MAP(control) MAP(peers) MAP(expect_results) MAP(slots) MAP(sums) MAP(results) MAP(result_records) MAP(presence) MAP(ops) MAP(arrivals) MAP(peer_states) MAP(ledger) MAP(keys) MAP(slot_locks) MAP(result_locks) MAP(op_locks) MAP(peer_locks)
 
 /* Record of one summed row; written by the program only, under the slot's lock. */
 struct tb_slot {
@@ -65,9 +65,9 @@ struct tb_slot {
 	__u32 op; /* tag, with cookie */
 	__u64 ranks[4]; /* bitmap of the ranks summed */
 	__u32 count; /* ranks summed */
-	__u32 units; /* sum of 1 << shift over the ranks summed */
-	__s32 need; /* largest need seen, EXPONENT_NONE at first */
-	__s32 exponent; /* e of the contributions summed */
+	__u32 units; /* what a lane holds in whose column every rank summed sent code 128 */
+	__u32 lost; /* what truncation took from a lane on average, in sixteenths */
+	__s32 exponent; /* e of a lane's unit */
 	__u32 row; /* place in the first sender's order */
 	__u32 counted; /* 1 once the sum has had a contribution of every live peer: it is in rows_complete */
 };
@@ -86,14 +86,6 @@ struct tb_lock {
 	__u32 pad; /* 0 */
 };
 _Static_assert(sizeof(struct tb_lock) == 8, "tb_lock");
-
-/* What the owner's host expects in a sum slot; written by the host, as one word. */
-struct tb_expect {
-	__u32 op; /* op the expectation is for; another op: the first contributor decides */
-	__s16 exponent; /* e that contributions must carry */
-	__u16 valid; /* 1 once written */
-};
-_Static_assert(sizeof(struct tb_expect) == 8, "tb_expect");
 
 /* Record of one result row; written by the program only, under the row's lock. */
 struct tb_result {
@@ -192,13 +184,13 @@ struct tb_control {
 	__u32 result_base; /* window base of the result ring, a row sequence */
 	__u32 live_peers; /* live ranks other than this one */
 	__u32 need; /* majority: floor(V / 2) + 1 with V ranks that have a vote */
-	__u32 shift_cap; /* kcap: largest shift taken */
+	__u32 weight_cap; /* largest weight taken */
+	__u32 spare; /* F, 0..7: doublings of weight_cap that lanes have room for */
 	__u32 first_op; /* ops before this one are stale */
 	__u32 released; /* newest op over here: late rows may open its record; records reach OP_STEPS further */
 	__u32 sum_rows; /* sums ring in use, a power of two: pinned maps may have been made for fewer ranks */
 	__u32 tagged; /* 1: packets carry tags, and both keys are in force; 0: they carry checks */
 	__u32 prefix[3]; /* what is before address in an own IPv6 address; 0 for IPv4 */
-	__u32 pad; /* 0 */
 	__u64 live[4]; /* bitmap of live ranks other than this one */
 };
 _Static_assert(sizeof(struct tb_control) == 120, "tb_control");

@@ -19,6 +19,8 @@
 #include "wire.h"
 
 #define TB_LANES_MASK 0x00ff00ff00ff00ffULL
+/* Lanes that have been shifted down, less the bits that came from their neighbours. */
+#define TB_LANES_BELOW(down) ((0xffffULL >> (down)) * 0x0001000100010001ULL)
 #define TB_LANES_ROUND 64
 /* Codes in the whole rounds of a row that has a rest, at most. */
 #define TB_LANES_MOST (TB_WIDTH - TB_LANES_ROUND)
@@ -27,45 +29,46 @@
 #include "loops.h"
 #else
 /* clang-format off */
-/* What to do with a word of lanes in t: [s] is the row of sums, [k] the shift. */
+/* What to do with a word of lanes in t: [s] is the row of sums. */
 #define TB_LANES_STORE(at) "*(u64 *)(%[s] + " at ") = %[t]\n"
 #define TB_LANES_ADD(at) \
 	"%[u] = *(u64 *)(%[s] + " at ")\n" \
 	"%[u] += %[t]\n" \
 	"*(u64 *)(%[s] + " at ") = %[u]\n"
-#define TB_LANES_PLAIN ""
-#define TB_LANES_SHIFTED "%[t] <<= %[k]\n"
+/* Codes as they go in: [w] is their weight, [d] by how much they are shifted down, and [k] what that leaves of lanes. */
+#define TB_LANES_TIMES "%[t] *= %[w]\n"
+#define TB_LANES_DOWN "%[t] *= %[w]\n" "%[t] >>= %[d]\n" "%[t] &= %[k]\n"
 
 /* Eight codes, even ones and odd ones; [q] is the end of the round. */
 #define TB_LANES_LOAD(back) \
 	"%[t] = *(u64 *)(%[q] - " back ")\n" \
 	"%[t] = le64 %[t]\n"
-#define TB_LANES_WORD(OP, SHIFT, even, odd, at, next) \
-	TB_LANES_LOAD(even) "%[t] &= %[m]\n" SHIFT OP(at) \
-	TB_LANES_LOAD(odd) "%[t] &= %[m]\n" SHIFT OP(next)
-#define TB_LANES_LAST(OP, SHIFT, even, at, next) \
-	TB_LANES_LOAD(even) "%[t] &= %[m]\n" SHIFT OP(at) \
-	TB_LANES_LOAD(even) "%[t] >>= 8\n" "%[t] &= %[m]\n" SHIFT OP(next)
+#define TB_LANES_WORD(OP, SCALE, even, odd, at, next) \
+	TB_LANES_LOAD(even) "%[t] &= %[m]\n" SCALE OP(at) \
+	TB_LANES_LOAD(odd) "%[t] &= %[m]\n" SCALE OP(next)
+#define TB_LANES_LAST(OP, SCALE, even, at, next) \
+	TB_LANES_LOAD(even) "%[t] &= %[m]\n" SCALE OP(at) \
+	TB_LANES_LOAD(even) "%[t] >>= 8\n" "%[t] &= %[m]\n" SCALE OP(next)
 
 /* All whole rounds of a row; n counts those that are not there. */
-#define TB_LANES_ROUNDS(OP, SHIFT) \
+#define TB_LANES_ROUNDS(OP, SCALE) \
 	asm volatile("tb_round_%=:\n" \
 		     "if %[q] > %[end] goto tb_done_%=\n" \
-		     TB_LANES_WORD(OP, SHIFT, "64", "63", "0", "8") \
-		     TB_LANES_WORD(OP, SHIFT, "56", "55", "16", "24") \
-		     TB_LANES_WORD(OP, SHIFT, "48", "47", "32", "40") \
-		     TB_LANES_WORD(OP, SHIFT, "40", "39", "48", "56") \
-		     TB_LANES_WORD(OP, SHIFT, "32", "31", "64", "72") \
-		     TB_LANES_WORD(OP, SHIFT, "24", "23", "80", "88") \
-		     TB_LANES_WORD(OP, SHIFT, "16", "15", "96", "104") \
-		     TB_LANES_LAST(OP, SHIFT, "8", "112", "120") \
+		     TB_LANES_WORD(OP, SCALE, "64", "63", "0", "8") \
+		     TB_LANES_WORD(OP, SCALE, "56", "55", "16", "24") \
+		     TB_LANES_WORD(OP, SCALE, "48", "47", "32", "40") \
+		     TB_LANES_WORD(OP, SCALE, "40", "39", "48", "56") \
+		     TB_LANES_WORD(OP, SCALE, "32", "31", "64", "72") \
+		     TB_LANES_WORD(OP, SCALE, "24", "23", "80", "88") \
+		     TB_LANES_WORD(OP, SCALE, "16", "15", "96", "104") \
+		     TB_LANES_LAST(OP, SCALE, "8", "112", "120") \
 		     "%[q] += 64\n" \
 		     "%[s] += 128\n" \
 		     "%[n] += -1\n" \
 		     "if %[n] != 0 goto tb_round_%=\n" \
 		     "tb_done_%=:\n" \
 		     : [q] "+r"(q), [s] "+r"(sums), [n] "+r"(n), [t] "=&r"(t), [u] "=&r"(u) \
-		     : [end] "r"(end), [m] "r"(mask), [k] "r"(k) \
+		     : [end] "r"(end), [m] "r"(mask), [w] "r"(w), [d] "r"(d), [k] "r"(k) \
 		     : "memory")
 /* clang-format on */
 #endif
@@ -88,12 +91,12 @@ static __always_inline __u64 tb_lanes_whole(const void *codes, const void *end)
 
 /*
  * What is left of a short row behind its whole rounds: fewer than 64 codes, in steps of 16. sums and codes are those of
- * the row's start; add and the shift are as in the rounds.
+ * the row's start; add, weight and down are as in the rounds.
  */
 static __always_inline void tb_lanes_rest(__u64 *sums, const void *codes, const void *end, int add,
-					  __u64 shift)
+					  __u64 weight, __u64 down)
 {
-	__u64 whole = tb_lanes_whole(codes, end), even, odd;
+	__u64 whole = tb_lanes_whole(codes, end), kept = TB_LANES_BELOW(down), even, odd;
 	int i, j;
 
 	if (whole > TB_LANES_MOST)
@@ -107,8 +110,8 @@ static __always_inline void tb_lanes_rest(__u64 *sums, const void *codes, const 
 #pragma unroll
 		for (j = 0; j < TB_ROW_STEP / 8; j++) {
 			odd = tb_le64(((const tb_u64 *)codes)[j]);
-			even = (odd & TB_LANES_MASK) << shift;
-			odd = (odd >> 8 & TB_LANES_MASK) << shift;
+			even = (odd & TB_LANES_MASK) * weight >> down & kept;
+			odd = (odd >> 8 & TB_LANES_MASK) * weight >> down & kept;
 			sums[2 * j] = add ? sums[2 * j] + even : even;
 			sums[2 * j + 1] = add ? sums[2 * j + 1] + odd : odd;
 		}
@@ -119,29 +122,38 @@ static __always_inline void tb_lanes_rest(__u64 *sums, const void *codes, const 
 
 /* The first contribution to a row overwrites what an older op left there: nothing is ever cleared. */
 static __always_inline void tb_lanes_store(__u64 *sums, const void *codes, const void *end,
-					   __u32 shift)
+					   __u32 weight)
 {
-	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, k = shift & 63, t, u;
+	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, w = weight, d = 0, k = 0, t, u;
 	const void *q = codes + TB_LANES_ROUND;
 
-	tb_lanes_rest(sums, codes, end, 0, k);
-	if (k)
-		TB_LANES_ROUNDS(TB_LANES_STORE, TB_LANES_SHIFTED);
-	else
-		TB_LANES_ROUNDS(TB_LANES_STORE, TB_LANES_PLAIN);
+	tb_lanes_rest(sums, codes, end, 0, w, d);
+	TB_LANES_ROUNDS(TB_LANES_STORE, TB_LANES_TIMES);
 }
 
 static __always_inline void tb_lanes_add(__u64 *sums, const void *codes, const void *end,
-					 __u32 shift)
+					 __u32 weight, __u32 down)
 {
-	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, k = shift & 63, t, u;
+	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, w = weight, d = down & 7, t, u;
 	const void *q = codes + TB_LANES_ROUND;
+	__u64 k = TB_LANES_BELOW(d);
 
-	tb_lanes_rest(sums, codes, end, 1, k);
-	if (k)
-		TB_LANES_ROUNDS(TB_LANES_ADD, TB_LANES_SHIFTED);
+	tb_lanes_rest(sums, codes, end, 1, w, d);
+	if (d)
+		TB_LANES_ROUNDS(TB_LANES_ADD, TB_LANES_DOWN);
 	else
-		TB_LANES_ROUNDS(TB_LANES_ADD, TB_LANES_PLAIN);
+		TB_LANES_ROUNDS(TB_LANES_ADD, TB_LANES_TIMES);
+}
+
+/* Shifts the sums of a row down, by 16 at most: so that a contribution of a larger scale finds room. */
+static __always_inline void tb_lanes_move(__u64 *sums, __u32 by)
+{
+	__u64 d = by & 31, kept = TB_LANES_BELOW(d);
+	__u32 i;
+
+#pragma clang loop unroll(disable)
+	for (i = 0; i < TB_WIDTH / 4; i++)
+		sums[i] = sums[i] >> d & kept;
 }
 
 /* Result rows are kept as they came. */

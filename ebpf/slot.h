@@ -4,8 +4,8 @@
  *
  *   d = op - record.op   < 0: stale    = 0: add, or a duplicate    > 0 (or another job): store, if record.op is over
  *
- * The first contributor may have come before the host said which exponent is right, with a wrong one. Nothing could be
- * added to its sum that the host would use: the first packet with the right one stores over it, and abandons it.
+ * Every contribution has a scale of its own (codec-9). A sum has the first one's, F doublings finer. Contributions below
+ * its unit are shifted down to it. Before one for which lanes have no room, the sum is shifted down.
  */
 #ifndef TB_SLOT_H
 #define TB_SLOT_H
@@ -17,24 +17,28 @@
 #include "ranks.h"
 #include "window.h"
 
-/* The expectation as one word, so that a host that is just writing it is never seen half-way. */
-static __always_inline struct tb_expect tb_expect_of(const struct tb_expect *expect)
-{
-	union {
-		__u64 word;
-		struct tb_expect value;
-	} e = { .word = TB_READ_ONCE(*(const tb_u64 *)expect) };
+/* The code that units count by; that of the value 0 in 8 bits. */
+#define TB_CODE_ZERO 128
+/*
+ * A contribution more than this many doublings below its sum's unit leaves nothing in it, one of half a byte a code more
+ * than half of them: what zeros leave is a whole number. F is no more either.
+ */
+#define TB_DOWN_MOST 7
+/* So many doublings leave nothing of a sum. */
+#define TB_MOVE_MOST 16
 
-	return e.value;
-}
+/* How a contribution goes into its sum. */
+struct tb_fit {
+	__u32 move; /* by which the sum is shifted down before */
+	__u32 weight; /* what its codes are multiplied by */
+	__u32 down; /* by which they are shifted down then */
+};
 
 /* STORED or ADDED: what to do; or the reason not to. */
 static __always_inline __u32 tb_slot_judge(const struct tb_control *control,
 					   const struct tb_slot *slot, __u32 sealed_op,
-					   struct tb_expect expect, const struct tb_packet *p,
-					   __s32 exponent)
+					   const struct tb_packet *p)
 {
-	int expected = expect.valid && expect.op == p->op;
 	__u32 tag;
 
 	if (tb_distance(p->op, sealed_op) <= 0)
@@ -43,31 +47,17 @@ static __always_inline __u32 tb_slot_judge(const struct tb_control *control,
 	if (tag == TB_TAG_NEWER)
 		return TB_VERDICT_STALE_OP;
 	if (tag == TB_TAG_SAME) {
-		if (expected && exponent == expect.exponent && exponent != slot->exponent)
-			return TB_VERDICT_STORED;
 		if (tb_rank_in(slot->ranks, p->sender))
 			return p->flags & TB_FLAG_REPEAT ? TB_VERDICT_DUPLICATE_REPAIR
 							 : TB_VERDICT_DUPLICATE;
-		if (exponent != (expected ? expect.exponent : slot->exponent))
-			return TB_VERDICT_SCALE_MISMATCH;
 		return TB_VERDICT_ADDED;
 	}
-	if (expected && exponent != expect.exponent)
-		return TB_VERDICT_SCALE_MISMATCH;
 	return tb_over(control, slot->cookie, slot->op) ? TB_VERDICT_STORED : TB_VERDICT_FUTURE_OP;
 }
 
-/*
- * Asked before a store: 0 if the slot holds a sum of the same job and op. Anything else means no; it is not made a truth
- * value, since that takes a branch, and the verifier would follow all that comes behind it twice.
- */
-static __always_inline __u32 tb_slot_apart(const struct tb_slot *slot, const struct tb_packet *p)
-{
-	return (slot->cookie ^ p->cookie) | (slot->op ^ p->op);
-}
-
-static __always_inline void tb_slot_start(struct tb_slot *slot, const struct tb_packet *p,
-					  __s32 exponent, __s32 need, __u32 shift)
+/* Begins a sum; returns what the codes are multiplied by. spare is F, in doublings. */
+static __always_inline __u32 tb_slot_start(struct tb_slot *slot, const struct tb_packet *p,
+					   __s32 exponent, __u32 weight, __u32 spare)
 {
 	slot->cookie = p->cookie;
 	slot->op = p->op;
@@ -77,26 +67,56 @@ static __always_inline void tb_slot_start(struct tb_slot *slot, const struct tb_
 	slot->ranks[3] = 0;
 	tb_rank_put(slot->ranks, p->sender);
 	slot->count = 1;
-	slot->units = 1U << (shift & 31);
-	slot->need = need;
-	slot->exponent = exponent;
+	slot->units = TB_CODE_ZERO * (weight << spare);
+	slot->lost = 0;
+	slot->exponent = exponent - 4 * (__s32)spare;
 	slot->row = p->row;
 	slot->counted = 0;
+	return weight << spare;
 }
 
-static __always_inline void tb_slot_join(struct tb_slot *slot, const struct tb_packet *p,
-					 __s32 need, __u32 shift)
+/* All ones where x is below 0. In assembly, since a compiler would make a branch of it. */
+static __always_inline __s64 tb_below(__s64 x)
 {
+	x >>= 63;
+	asm volatile("" : "+r"(x));
+	return x;
+}
+
+/*
+ * Adds a contribution to the record of its sum. Exponents are what packets say: whatever is shifted by them is bounded
+ * here, and without a branch: the verifier would follow each through the loops over the codes.
+ */
+static __always_inline void tb_slot_join(struct tb_slot *slot, const struct tb_packet *p,
+					 __s32 exponent, __u32 weight, __u32 spare,
+					 struct tb_fit *fit)
+{
+	__s64 above = ((__s64)exponent - slot->exponent) >> 2, over = above - spare, down;
+	__s64 most = TB_DOWN_MOST >> !!(p->flags & TB_FLAG_HALVES);
+	__u32 one;
+
+	over &= ~tb_below(over);
+	above -= over;
+	slot->exponent += 4 * (__s32)over;
+	fit->move = TB_MOVE_MOST + ((over - TB_MOVE_MOST) & tb_below(over - TB_MOVE_MOST));
+	down = -(above & tb_below(above));
+	above &= ~tb_below(above);
+	weight &= ~tb_below(most - down);
+	fit->down = down & TB_DOWN_MOST;
+	fit->weight = weight << (above & TB_DOWN_MOST);
+
 	tb_rank_put(slot->ranks, p->sender);
 	slot->count++;
-	slot->units += 1U << (shift & 31);
-	if (need > slot->need)
-		slot->need = need;
+	one = 1U << fit->down;
+	slot->units = (slot->units >> fit->move) + (TB_CODE_ZERO * fit->weight >> fit->down);
+	/* Codes of this weight have no bits below its lowest one. */
+	slot->lost = (slot->lost >> fit->move) +
+		     ((one - ((weight | one) & -(weight | one))) * 8 >> fit->down);
 }
 
 /*
  * After a packet has come in: 1 if the row has become complete by it, which is so once for a sum, however the live set
- * changes. Only so can it be told when the sum is stored over whether it had been counted.
+ * changes.
  */
 static __always_inline __u32 tb_slot_count(struct tb_slot *slot, const __u64 *live)
 {

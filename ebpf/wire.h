@@ -60,11 +60,11 @@ struct tb_header {
 	__be16 rows; /* rows of this owner in this op */
 	__be32 contributed; /* highest op whose contributions the sender has fully sent to this peer */
 	__be32 published; /* highest op whose results the sender has fully sent to this peer */
-	__be16 exponent; /* contribution: e of its group; result: e of the group for the key's next op */
+	__be16 exponent; /* contribution: e of its scale, for an owner a multiple of 4; result: e of the group for the key's next op */
 	__be16 need; /* contribution: largest e this rank would have needed, EXPONENT_NONE if all zero */
 	__be32 scale; /* of the row (result; negative: with offsets), of the group (contribution to a switch): value of code 255 */
 	__be16 count; /* result: contributors in the mean; contribution to a switch: contributors that complete the row, 0 for all workers of the job; any other contribution: 0 */
-	__u8 shift; /* contribution: codes are to be shifted left by this many bits */
+	__u8 weight; /* contribution: what codes are multiplied by, at least 1, and 1 for a switch */
 	__u8 incast; /* senders this rank takes at once; 0 says nothing */
 	__be16 deadline; /* advertised D1 in units of 64 us */
 	__be16 lateness; /* own lateness (launch minus majority arrival) in units of 64 us */

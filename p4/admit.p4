@@ -121,8 +121,8 @@ control Address(in headers_t hdr, inout meta_t meta) {
             meta.verdict = TB_VERDICT_BAD_TYPE;
         } else if (hdr.tb.row >= hdr.tb.rows) {
             meta.verdict = TB_VERDICT_SLOT_OUT_OF_RANGE;
-        } else if (hdr.tb.shift != 0) {
-            meta.verdict = TB_VERDICT_BAD_SHIFT;
+        } else if (hdr.tb.weight != 1) {
+            meta.verdict = TB_VERDICT_BAD_WEIGHT;
         }
     }
 }

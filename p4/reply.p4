@@ -34,7 +34,7 @@ control Result(inout headers_t hdr, inout meta_t meta) {
         hdr.tb.need = meta.need;
         hdr.tb.scale = meta.scale;
         hdr.tb.count = meta.count;
-        hdr.tb.shift = 0;
+        hdr.tb.weight = 0;
         hdr.tb.incast = 0;
         hdr.tb.deadline = 0;
         hdr.tb.lateness = 0;

@@ -63,7 +63,7 @@ const bit<8> TB_VERDICT_FUTURE_OP = 19;
 const bit<8> TB_VERDICT_DUPLICATE = 20;
 const bit<8> TB_VERDICT_LATE = 21;
 const bit<8> TB_VERDICT_SCALE_MISMATCH = 22;
-const bit<8> TB_VERDICT_BAD_SHIFT = 23;
+const bit<8> TB_VERDICT_BAD_WEIGHT = 23;
 const bit<8> TB_VERDICT_LAYOUT_MISMATCH = 24;
 const bit<8> TB_VERDICT_WRONG_MAP = 25;
 const bit<8> TB_VERDICT_ABANDONED = 26;
@@ -91,11 +91,11 @@ header tb_header_t {
     bit<16> rows; // rows of this owner in this op
     bit<32> contributed; // highest op whose contributions the sender has fully sent to this peer
     bit<32> published; // highest op whose results the sender has fully sent to this peer
-    int<16> exponent; // contribution: e of its group; result: e of the group for the key's next op
+    int<16> exponent; // contribution: e of its scale, for an owner a multiple of 4; result: e of the group for the key's next op
     int<16> need; // contribution: largest e this rank would have needed, EXPONENT_NONE if all zero
     bit<32> scale; // of the row (result; negative: with offsets), of the group (contribution to a switch): value of code 255
     bit<16> count; // result: contributors in the mean; contribution to a switch: contributors that complete the row, 0 for all workers of the job; any other contribution: 0
-    bit<8> shift; // contribution: codes are to be shifted left by this many bits
+    bit<8> weight; // contribution: what codes are multiplied by, at least 1, and 1 for a switch
     bit<8> incast; // senders this rank takes at once; 0 says nothing
     bit<16> deadline; // advertised D1 in units of 64 us
     bit<16> lateness; // own lateness (launch minus majority arrival) in units of 64 us
@@ -123,7 +123,7 @@ bit<512> tb_header_bits(in tb_header_t h) {
            (bit<16>)h.need ++
            h.scale ++
            h.count ++
-           h.shift ++
+           h.weight ++
            h.incast ++
            h.deadline ++
            h.lateness ++

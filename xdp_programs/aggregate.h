@@ -117,11 +117,11 @@ static __always_inline __u32 tb_sum(struct xdp_md *ctx, const struct tb_switch_j
 	verdict = tb_switch_judge(record, p, share.exponent);
 	if (verdict == TB_VERDICT_ADDED) {
 		tb_switch_join(record, p, share.need);
-		tb_lanes_add(sums, f.codes, f.end, 0);
+		tb_lanes_add(sums, f.codes, f.end, 1, 0);
 		release = record->count >= share.wanted || p->flags & TB_FLAG_FLUSH;
 	} else if (verdict == TB_VERDICT_STORED) {
 		*abandoned = tb_switch_start(record, p, &share);
-		tb_lanes_store(sums, f.codes, f.end, 0);
+		tb_lanes_store(sums, f.codes, f.end, 1);
 		release = share.wanted <= 1 || p->flags & TB_FLAG_FLUSH;
 	} else if (verdict == TB_VERDICT_FLUSHED) {
 		release = 1;
@@ -187,8 +187,8 @@ static __always_inline __u32 tb_relay_judge(struct xdp_md *ctx, const struct tb_
 		return TB_VERDICT_BAD_TYPE;
 	if (p.row >= p.rows)
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
-	if (f.head->shift)
-		return TB_VERDICT_BAD_SHIFT;
+	if (f.head->weight != 1)
+		return TB_VERDICT_BAD_WEIGHT;
 
 	verdict = tb_sum(ctx, job, &p, &outcome, leave, abandoned);
 	if (*leave == TB_LEAVE_NOT)

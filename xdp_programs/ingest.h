@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * One packet, from frame to verdict: the rules of ebpf/ applied to the maps. The udp datapath compiles it for a process
- * (host_lib/core): a frame is a datagram there, and maps are memory. Where no rule before the row's own could tell, the check waits for it (tb_quiet).
+ * (host_lib/core): a frame is a datagram there, and maps are memory. A result that no rule before its row's own has
+ * anything to say of is checked there (tb_quiet).
  *
  * Locks: one at a time, and nothing is looked up or called while one is held. Packet pointers are taken anew
  * from the context after each loop over the codes, so that the verifier does not carry the loop's exits on.
@@ -28,12 +29,6 @@
 
 /* Not a verdict: a rule has something to note, and was asked only whether it has. */
 #define TB_TRACE 0x102
-
-/* Ranks in a sum that was stored over; none is 0 where there was one. */
-struct tb_abandoned {
-	__u32 none;
-	__u64 ranks[TB_RANK_WORDS];
-};
 
 static __always_inline void tb_emit(__u32 kind, __u32 op, __u64 ns)
 {
@@ -117,8 +112,8 @@ static __always_inline __u32 tb_row_rules(const struct tb_control *control,
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
 	if (tb_be32(head->map_id) != map_id)
 		return TB_VERDICT_WRONG_MAP;
-	if (p->type == TB_TYPE_CONTRIBUTION && head->shift > control->shift_cap)
-		return TB_VERDICT_BAD_SHIFT;
+	if (p->type == TB_TYPE_CONTRIBUTION && head->weight - 1U >= control->weight_cap)
+		return TB_VERDICT_BAD_WEIGHT;
 	return TB_GO_ON;
 }
 
@@ -298,97 +293,60 @@ static __always_inline void tb_op_late(const struct tb_control *control, const s
 }
 
 static __always_inline void tb_codes_add(__u64 *sums, const struct tb_packet *p,
-					 const struct tb_frame *f, __u32 shift)
+					 const struct tb_frame *f, const struct tb_fit *fit)
 {
+	if (fit->move)
+		tb_lanes_move(sums, fit->move);
 	if (p->flags & TB_FLAG_HALVES)
-		tb_halves_add(sums, f->codes, f->end);
+		tb_halves_add(sums, f->codes, f->end, fit->weight, fit->down);
 	else
-		tb_lanes_add(sums, f->codes, f->end, shift);
+		tb_lanes_add(sums, f->codes, f->end, fit->weight, fit->down);
 }
 
 static __always_inline void tb_codes_store(__u64 *sums, const struct tb_packet *p,
-					   const struct tb_frame *f, __u32 shift)
+					   const struct tb_frame *f, __u32 weight)
 {
 	if (p->flags & TB_FLAG_HALVES)
-		tb_halves_store(sums, f->codes, f->end);
+		tb_halves_store(sums, f->codes, f->end, weight);
 	else
-		tb_lanes_store(sums, f->codes, f->end, shift);
+		tb_lanes_store(sums, f->codes, f->end, weight);
 }
 
-/*
- * kernel-16: a contribution into its slot. Of a quiet one the check is made here, in the pass that sums it where that can
- * be taken back: under the lock nobody sees the sum, since the host seals before it reads.
- */
+/* kernel-16: a contribution into its slot. Nobody sees the sum while it changes: the host seals before it reads. */
 static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
-					     const struct tb_packet *p, struct tb_op *op, int quiet,
-					     const __u64 *key, struct tb_abandoned *abandoned)
+					     const struct tb_packet *p, struct tb_op *op)
 {
-	__u32 slot = p->seq & (control->sum_rows - 1), verdict, place, shift, done;
+	__u32 slot = p->seq & (control->sum_rows - 1), spare = control->spare & 7;
+	__u32 verdict, place, weight, complete = 0, done = 0;
 	struct tb_slot_lock *lock = TB_LOOKUP(slot_locks, slot);
-	struct tb_expect *expected = TB_LOOKUP(expect, slot), expect;
 	struct tb_slot *record = TB_LOOKUP(slots, slot);
 	__u64 *sums = TB_LOOKUP(sums, slot);
-	__s32 exponent, need;
 	struct tb_lock *op_lock;
 	struct tb_frame f;
-	__u32 complete = 0, undone = 0, summed = 0;
-	__u64 check, rounds = 0;
+	struct tb_fit fit;
+	__s32 exponent;
 
-	if (!lock || !expected || !record || !sums || !tb_frame_of(ctx, &f))
+	if (!lock || !record || !sums || !tb_frame_of(ctx, &f))
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
-	if (quiet) {
-		rounds = tb_pass_rounds(f.codes, f.end);
-		if (!rounds)
-			return TB_VERDICT_BAD_LENGTH;
-	}
 	exponent = (__s16)tb_be16(f.head->exponent);
-	need = (__s16)tb_be16(f.head->need);
-	shift = f.head->shift;
-	check = tb_be64(f.head->check);
-	expect = tb_expect_of(expected);
+	weight = f.head->weight;
 
 	bpf_spin_lock(&lock->lock);
 	place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), control->sum_rows);
 	if (place == TB_INSIDE)
-		verdict = tb_slot_judge(control, record, lock->sealed_op, expect, p, exponent);
+		verdict = tb_slot_judge(control, record, lock->sealed_op, p);
 	else
 		verdict = place == TB_BEHIND ? TB_VERDICT_STALE_OP : TB_VERDICT_FUTURE_OP;
-	if (tb_likely(quiet)) {
-		if (tb_likely(verdict == TB_VERDICT_ADDED)) {
-			summed = 1;
-			if (!tb_likely(tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_ADD,
-					       key) == check)) {
-				tb_pass_undo(sums, f.codes, f.end, rounds);
-				verdict = TB_WRONG;
-			}
-		} else if (tb_likely(verdict == TB_VERDICT_STORED &&
-				     tb_over(control, record->cookie, record->op))) {
-			summed = 1;
-			if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_STORE, key) !=
-			    check)
-				verdict = TB_WRONG;
-		} else if (tb_pass(sums, f.head, f.codes, f.end, rounds, TB_PASS_LOOK, key) !=
-			   check) {
-			verdict = TB_WRONG;
-		}
-	}
 	if (tb_likely(verdict == TB_VERDICT_ADDED)) {
-		tb_slot_join(record, p, need, shift);
-		complete = tb_slot_count(record, control->live);
-		if (!tb_likely(summed))
-			tb_codes_add(sums, p, &f, shift);
+		tb_slot_join(record, p, exponent, weight, spare, &fit);
+		tb_codes_add(sums, p, &f, &fit);
 	} else if (verdict == TB_VERDICT_STORED) {
-		abandoned->none = tb_slot_apart(record, p);
-		abandoned->ranks[0] = record->ranks[0];
-		abandoned->ranks[1] = record->ranks[1];
-		abandoned->ranks[2] = record->ranks[2];
-		abandoned->ranks[3] = record->ranks[3];
-		undone = record->counted;
-		tb_slot_start(record, p, exponent, need, shift);
-		complete = tb_slot_count(record, control->live);
-		if (!tb_likely(summed))
-			tb_codes_store(sums, p, &f, shift);
+		weight = tb_slot_start(record, p, exponent, weight, spare);
+		tb_codes_store(sums, p, &f, weight);
 	}
+	/* Not before the loops: the verifier would follow them for each answer. */
+	if (verdict == TB_VERDICT_ADDED || verdict == TB_VERDICT_STORED)
+		complete = tb_slot_count(record, control->live);
 	bpf_spin_unlock(&lock->lock);
 
 	if (verdict == TB_VERDICT_LATE)
@@ -396,23 +354,16 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 	if (verdict != TB_VERDICT_ADDED && verdict != TB_VERDICT_STORED)
 		return verdict;
 	op->progress++;
-	if (abandoned->none)
-		undone = 0;
-	if (!complete && !undone && TB_READ_ONCE(op->rows))
+	if (!complete && TB_READ_ONCE(op->rows))
 		return verdict;
 	op_lock = TB_LOOKUP(op_locks, tb_op_slot(p->op));
 	if (!op_lock)
 		return verdict;
 	bpf_spin_lock(&op_lock->lock);
-	done = 0;
 	if (tb_op_tag(control, op, p) == TB_TAG_SAME) {
 		if (!op->rows)
 			op->rows = p->rows;
-		/*
-		 * May fall below 0 for a moment: the row that was stored over is taken off here, and the CPU that
-		 * completed it may not have added it yet.
-		 */
-		op->rows_complete += (__s32)(complete - undone);
+		op->rows_complete += (__s32)complete;
 		done = complete && op->rows_complete == (__s32)op->rows;
 	}
 	bpf_spin_unlock(&op_lock->lock);
@@ -542,16 +493,14 @@ static __always_inline __u32 tb_rules(const struct tb_control *control, const st
 }
 
 /*
- * Whether the check can be made in the pass that takes the codes in: of a row of nearly the program's width, that has
+ * Whether the check can be made in the pass that takes the codes in: of a result of nearly the program's width that has
  * nothing to tell but these.
  */
 static __always_inline int tb_quiet(const struct tb_control *control, const struct tb_frame *f,
 				    const struct tb_packet *p, struct tb_op *op)
 {
-	return TB_WIDTH <= TB_PASS_WIDTH &&
-	       (p->type == TB_TYPE_CONTRIBUTION || p->type == TB_TYPE_RESULT) &&
-	       !(p->flags & TB_FLAG_HALVES) && tb_pass_rounds(f->codes, f->end) &&
-	       !f->head->shift && tb_rules(control, f, p, op, 1) == TB_GO_ON;
+	return TB_WIDTH <= TB_PASS_WIDTH && p->type == TB_TYPE_RESULT &&
+	       tb_pass_rounds(f->codes, f->end) && tb_rules(control, f, p, op, 1) == TB_GO_ON;
 }
 
 /*
@@ -570,7 +519,7 @@ static __always_inline int tb_lives(struct xdp_md *ctx, struct tb_control *contr
 
 /* kernel-5 to kernel-18. *sender stays UNKNOWN until the check has passed. */
 static __always_inline __u32 tb_judge(struct xdp_md *ctx, struct tb_control *control, __u32 codes,
-				      __u32 *sender, struct tb_abandoned *abandoned)
+				      __u32 *sender)
 {
 	struct tb_packet p;
 	struct tb_peer *peer;
@@ -617,31 +566,12 @@ static __always_inline __u32 tb_judge(struct xdp_md *ctx, struct tb_control *con
 			return verdict;
 	}
 	if (p.type == TB_TYPE_CONTRIBUTION)
-		verdict = tb_contribution(ctx, control, &p, op, quiet, key, abandoned);
+		verdict = tb_contribution(ctx, control, &p, op);
 	else
 		verdict = tb_result(ctx, control, &p, op, quiet, key);
 	if (verdict != TB_WRONG)
 		*sender = p.sender;
 	return verdict;
-}
-
-/*
- * What a rank had been counted for is not in any more. Done at the very end, where the verifier has left behind all that
- * tells its states apart: it follows every turn of the loop once for each of them.
- */
-static __always_inline void tb_abandon(const struct tb_abandoned *abandoned, __u32 cpu)
-{
-	struct tb_ledger *row;
-	__u32 rank;
-
-#pragma clang loop unroll(disable)
-	for (rank = 0; rank < TB_MAX_RANKS; rank++) {
-		if (!tb_rank_in(abandoned->ranks, rank))
-			continue;
-		row = TB_LOOKUP(ledger, tb_ledger_row(cpu, rank));
-		if (row)
-			tb_ledger_count(row, TB_VERDICT_ABANDONED);
-	}
 }
 
 #if !defined(TB_TAGGED) && !defined(TB_USER)
@@ -677,8 +607,7 @@ static __always_inline void tb_count_mark(__u32 sender, __u32 verdict)
 static __always_inline int tb_ingest(struct xdp_md *ctx)
 {
 	struct tb_control *control = TB_LOOKUP(control, 0);
-	__u32 sender = TB_UNKNOWN_SENDER, codes = 0, tos = 0, verdict, cpu;
-	struct tb_abandoned abandoned = { .none = 1 };
+	__u32 sender = TB_UNKNOWN_SENDER, codes = 0, tos = 0, verdict;
 	struct tb_ledger *row;
 
 	if (!control)
@@ -692,16 +621,13 @@ static __always_inline int tb_ingest(struct xdp_md *ctx)
 
 		if (tb_frame_of(ctx, &f))
 			tos = tb_ip_tos(f.ip);
-		verdict = tb_judge(ctx, control, codes, &sender, &abandoned);
+		verdict = tb_judge(ctx, control, codes, &sender);
 	}
 	if (!tb_likely((tos & TB_ECN_MASK) != TB_ECN_CE))
 		tb_count_mark(sender, verdict);
-	cpu = bpf_get_smp_processor_id();
-	row = TB_LOOKUP(ledger, tb_ledger_row(cpu, sender));
+	row = TB_LOOKUP(ledger, tb_ledger_row(bpf_get_smp_processor_id(), sender));
 	if (row)
 		tb_ledger_count(row, verdict);
-	if (!abandoned.none)
-		tb_abandon(&abandoned, cpu);
 	return tb_action(verdict);
 }
 

@@ -11,16 +11,12 @@
 
 #define TB_LANES_STORE 0
 #define TB_LANES_ADD 1
-#define TB_LANES_PLAIN 0
-#define TB_LANES_SHIFTED k
+#define TB_LANES_TIMES 0
+#define TB_LANES_DOWN d
 
-static __always_inline void tb_put(__u64 *sum, __u64 lanes, int add)
-{
-	*sum = add ? *sum + lanes : lanes;
-}
-
-/* Four words at once; a compiler without such vectors makes four of it. */
+/* Four words or sixteen lanes at once; a compiler without such vectors makes several of it. */
 typedef __u64 tb_four __attribute__((vector_size(32)));
+typedef __u16 tb_sixteen __attribute__((vector_size(32)));
 
 static __always_inline tb_four tb_load(const void *from)
 {
@@ -44,48 +40,54 @@ static __always_inline void tb_put_four(__u64 *sums, tb_four lanes, int add)
 #define TB_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (tb_four){ __VA_ARGS__ })
 #endif
 
+/* Codes in lanes as they go into sums. */
+static __always_inline tb_four tb_scaled(tb_four lanes, __u64 weight, __u64 down)
+{
+	return (tb_four)((tb_sixteen)lanes * (__u16)weight >> (__u16)down);
+}
+
 /* Eight words of codes into sixteen of sums. */
-static __always_inline void tb_round_lanes(__u64 *sums, const void *codes, int add, __u64 shift)
+static __always_inline void tb_round_lanes(__u64 *sums, const void *codes, int add, __u64 weight,
+					   __u64 down)
 {
 	int i;
 
 	for (i = 0; i < 2; i++) {
 		tb_four t = tb_load(codes + 32 * i);
-		tb_four even = (t & TB_LANES_MASK) << shift;
-		tb_four odd = (t >> 8 & TB_LANES_MASK) << shift;
+		tb_four even = tb_scaled(t & TB_LANES_MASK, weight, down);
+		tb_four odd = tb_scaled(t >> 8 & TB_LANES_MASK, weight, down);
 
 		tb_put_four(sums + 8 * i, TB_SHUFFLE(even, odd, 0, 4, 1, 5), add);
 		tb_put_four(sums + 8 * i + 4, TB_SHUFFLE(even, odd, 2, 6, 3, 7), add);
 	}
 }
 
-#define TB_LANES_ROUNDS(OP, SHIFT)                               \
-	do {                                                     \
-		(void)mask, (void)t, (void)u;                    \
-		for (; q <= end && n; q += 64, sums += 16, n--)  \
-			tb_round_lanes(sums, q - 64, OP, SHIFT); \
+#define TB_LANES_ROUNDS(OP, DOWN)                                  \
+	do {                                                       \
+		(void)mask, (void)k, (void)t, (void)u;             \
+		for (; q <= end && n; q += 64, sums += 16, n--)    \
+			tb_round_lanes(sums, q - 64, OP, w, DOWN); \
 	} while (0)
 
 /* Four words of codes of half a byte into sixteen of sums. */
-static __always_inline void tb_round_halves(__u64 *sums, const void *codes, int add, __u64 mask)
+static __always_inline void tb_round_halves(__u64 *sums, const void *codes, int add, __u64 mask,
+					    __u64 weight, __u64 down)
 {
 	int i;
 
 	for (i = 0; i < 4; i++) {
 		__u64 t = tb_le64(((const tb_u64 *)codes)[i]);
+		tb_four lanes = { t, t >> 8, t >> 4, t >> 12 };
 
-		tb_put(&sums[4 * i], t & mask, add);
-		tb_put(&sums[4 * i + 1], t >> 8 & mask, add);
-		tb_put(&sums[4 * i + 2], t >> 4 & mask, add);
-		tb_put(&sums[4 * i + 3], t >> 12 & mask, add);
+		tb_put_four(sums + 4 * i, tb_scaled(lanes & mask, weight, down), add);
 	}
 }
 
-#define TB_HALVES_ROUNDS(OP)                                     \
-	do {                                                     \
-		(void)t, (void)u;                                \
-		for (; q <= end && n; q += 32, sums += 16, n--)  \
-			tb_round_halves(sums, q - 32, OP, mask); \
+#define TB_HALVES_ROUNDS(OP, DOWN)                                        \
+	do {                                                              \
+		(void)k, (void)t, (void)u;                                \
+		for (; q <= end && n; q += 32, sums += 16, n--)           \
+			tb_round_halves(sums, q - 32, OP, mask, w, DOWN); \
 	} while (0)
 
 struct tb_fletcher {
@@ -146,46 +148,41 @@ static __always_inline __u64 tb_tag_round(const void *codes, const __u64 *key)
 			h += tb_tag_round(q - 64, k);       \
 	} while (0)
 
-/* Rows of all lengths are checked in the pass that takes them in. */
+/* Results of all lengths are checked in the pass that takes them in. */
 #define TB_PASS_WIDTH 65536
-#define TB_PASS_COPY 2
-#define TB_PASS_NOTHING 3
-#define TB_PASS_SUM(OP) OP
+#define TB_PASS_COPY 1
+#define TB_PASS_NOTHING 0
 #define TB_PASS_CODES(COPY, ON) COPY
 
-static __always_inline __u64 *tb_pass_round(__u64 *to, const void *codes, int what)
+static __always_inline void tb_pass_round(__u64 **to, const void *codes, int copy)
 {
-	if (what == TB_PASS_NOTHING)
-		return to;
-	if (what == TB_PASS_COPY) {
-		__builtin_memcpy(to, codes, 64);
-		return to + 8;
-	}
-	tb_round_lanes(to, codes, what == TB_LANES_ADD, 0);
-	return to + 16;
+	if (!copy)
+		return;
+	__builtin_memcpy(*to, codes, 64);
+	*to += 8;
 }
 
 #ifdef TB_TAGGED
-#define TB_PASS_ROUNDS(WHAT)                                 \
-	do {                                                 \
-		(void)mask, (void)u, (void)v;                \
-		for (; n; codes += 64, k += 8, n--) {        \
-			h += tb_tag_round(codes, k);         \
-			to = tb_pass_round(to, codes, WHAT); \
-		}                                            \
+#define TB_PASS_ROUNDS(WHAT)                             \
+	do {                                             \
+		(void)t, (void)u, (void)v;               \
+		for (; n; codes += 64, k += 8, n--) {    \
+			h += tb_tag_round(codes, k);     \
+			tb_pass_round(&to, codes, WHAT); \
+		}                                        \
 	} while (0)
 #else
-#define TB_PASS_ROUNDS(WHAT)                                 \
-	do {                                                 \
-		struct tb_fletcher f = {};                   \
-                                                             \
-		(void)mask, (void)u;                         \
-		for (; n; codes += 64, n--) {                \
-			tb_fletcher_round(&f, codes);        \
-			to = tb_pass_round(to, codes, WHAT); \
-		}                                            \
-		tb_fletcher_lane(&f, 0, &a0, &b0);           \
-		tb_fletcher_lane(&f, 1, &a1, &b1);           \
+#define TB_PASS_ROUNDS(WHAT)                             \
+	do {                                             \
+		struct tb_fletcher f = {};               \
+                                                         \
+		(void)t;                                 \
+		for (; n; codes += 64, n--) {            \
+			tb_fletcher_round(&f, codes);    \
+			tb_pass_round(&to, codes, WHAT); \
+		}                                        \
+		tb_fletcher_lane(&f, 0, &a0, &b0);       \
+		tb_fletcher_lane(&f, 1, &a1, &b1);       \
 	} while (0)
 #endif
 

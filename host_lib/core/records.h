@@ -26,7 +26,7 @@ struct tb_stamp {
 	__u64 needs; /* s16[] */
 	__u64 scales; /* f32[] */
 	__u64 counts; /* u16[] */
-	__u64 shifts; /* u8[] */
+	__u64 weights; /* u8[] */
 	__u32 stride; /* bytes of a packet */
 	__u32 mark; /* of the packet of a run that leaves last */
 };

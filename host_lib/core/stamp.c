@@ -43,7 +43,7 @@ TB_EXPORT void tb_stamp(const struct tb_stamp *s, const struct tb_run *runs, __u
 	TB_COLUMN(__u16, needs);
 	TB_COLUMN(__u32, scales);
 	TB_COLUMN(__u16, counts);
-	TB_COLUMN(__u8, shifts);
+	TB_COLUMN(__u8, weights);
 	const struct tb_run *run;
 	struct tb_header base;
 	__u32 i;
@@ -59,15 +59,16 @@ TB_EXPORT void tb_stamp(const struct tb_stamp *s, const struct tb_run *runs, __u
 			*head = base;
 			head->seq = tb_be32(run->seq + places[p]);
 			head->row = tb_be16(i);
-			head->exponent = tb_be16(exponents[v]);
+			if (exponents)
+				head->exponent = tb_be16(exponents[v]);
 			if (needs)
 				head->need = tb_be16(needs[v]);
 			if (scales)
 				head->scale = tb_be32(scales[v]);
 			if (counts)
 				head->count = tb_be16(counts[v]);
-			if (shifts)
-				head->shift = shifts[v];
+			if (weights)
+				head->weight = weights[v];
 			if (i == run->last && head->type == TB_TYPE_CONTRIBUTION)
 				head->contributed = tb_be32(s->mark);
 			else if (i == run->last)

@@ -33,7 +33,7 @@ _CODES = (
 _PAYLOAD = """\
 A payload holds the V entries of one row, as codes. An entry is a value of the rotated row, divided by the square root
 of the number of rows that are rotated together. An exponent e stands for the scale 2^(e/4). In the table, `scale` is
-that of the header in results. In contributions it is that of the group's exponent, doubled for every bit of `shift`.
+that of the header in results. In contributions it is that of the exponent, times `weight`.
 """
 _ORDER = """\
 Code 0 is never sent. Rows of an op have V codes each, those of one type payloads of the same length. They may be

@@ -95,7 +95,7 @@ def replay(names: Sequence[str], walker: Walker | None = None) -> list[Verdict |
     return verdicts
 
 
-#: A kind of transition: the action, its verdict, who was abandoned, events, and what of the tables changed.
+#: A kind of transition: the action, its verdict, what was counted, events, and what of the tables changed.
 Kind = tuple[str, Verdict | None, tuple[tuple[int, int], ...], tuple[int, ...], frozenset[str]]
 
 

@@ -5,42 +5,51 @@ They say what the tables mean to the host, not by which rule a packet is taken o
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
 import cases
-from interleave.scene import CODES, OPS, RIGHT, SENDERS, WRONG, Action, lanes, result_codes
+from interleave.scene import CODES, OPS, OTHER, OWN, SENDERS, Action, lanes, result_codes
 from interleave.view import MARKS, RISING, SETS, View
-from tailbound.wire.schema import EXPONENT_NONE, Event, Verdict
+from reference_worker import add_scaled
+from tailbound.codec.scale import weights_of
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import Event, Verdict
 
 Counted = tuple[tuple[int, int], ...]
-_SUMS: dict[tuple[int, int, int], bytes] = {}
+_SPARE = weights_of(cases.RANKS).spare
+#: Exponent, units, what was lost, and lanes.
+Sum = tuple[int, int, int, bytes]
 
 
-def sum_of(ranks: int, op: int, exponent: int) -> bytes:
-    """The lanes of a sum with ``ranks`` in it, all of one exponent."""
-    key = (ranks, op, exponent)
-    if key not in _SUMS:
-        total = np.zeros_like(lanes(1, OPS[op], exponent))
-        for sender in SENDERS:
-            if ranks >> sender & 1:
-                total += lanes(sender, OPS[op], exponent)
-        _SUMS[key] = total.tobytes()
-    return _SUMS[key]
+@functools.cache
+def sums_of(ranks: int, op: int) -> frozenset[Sum]:
+    """What a sum with ``ranks`` in it may be: they came in some order, each by one of its scales."""
+    members = [sender for sender in SENDERS if ranks >> sender & 1]
+    out = set()
+    for order in itertools.permutations(members):
+        for scales in itertools.product((OWN, OTHER), repeat=len(order)):
+            record = np.zeros(1, DTYPES["tb_slot"])[0]
+            record["exponent"] = scales[0][0] - 4 * _SPARE
+            row = np.zeros(len(lanes(1, OPS[op], OWN)), np.uint16)
+            for sender, scale in zip(order, scales, strict=True):
+                add_scaled(record, row, lanes(sender, OPS[op], scale), *scale, _SPARE)
+            out.add((int(record["exponent"]), int(record["units"]), int(record["lost"]), row.tobytes()))
+    return frozenset(out)
 
 
 def state_is_sound(view: View, changed: frozenset[str]) -> Iterator[str]:
     """What holds in every state; looked at where one of the ``changed`` arrays says it."""
     if view.slot and changed & {"slots", "sums"}:
         members = view.ranks.bit_count()
-        if view.get("slots.count") != members or view.get("slots.units") != members:
-            yield f"a sum of {members} ranks counts {view.get('slots.count')} and {view.get('slots.units')} units"
-        exponent = view.get("slots.exponent")
-        if exponent not in (RIGHT, WRONG):
-            yield f"a sum has the exponent {exponent} that nobody sent"
-        elif view.part("sums", len(wanted := sum_of(view.ranks, view.slot, exponent))) != wanted:
-            yield f"the sum is not that of its members {view.ranks:#x} by their codes at exponent {exponent}"
+        if view.get("slots.count") != members:
+            yield f"a sum of {members} ranks counts {view.get('slots.count')}"
+        said = (view.get(f"slots.{name}") for name in ("exponent", "units", "lost"))
+        if (*said, view.part("sums", 2 * len(lanes(1, OPS[view.slot], OWN)))) not in sums_of(view.ranks, view.slot):
+            yield f"the sum is not that of its members {view.ranks:#x} in any order"
     if changed & {"presence", "result_records", "results"}:
         yield from _result_is_sound(view)
     if view.get("ops.heard_live") > view.get("ops.heard").bit_count():
@@ -91,23 +100,17 @@ def _record_kept(before: View, after: View) -> Iterator[str]:
 
 
 def books_balance(before: View, after: View, action: Action, gained: Counted, changed: frozenset[str]) -> Iterator[str]:
-    """Every packet is counted once, under its sender; rows in sums = STORED + ADDED - ABANDONED."""
-    verdicts = [(rank, verdict) for rank, verdict in gained if verdict != Verdict.ABANDONED]
-    if len(verdicts) != 1 or verdicts[0][0] != action.sender:
-        yield f"counted {len(verdicts)} times: {gained}"
+    """Every packet is counted once, under its sender; rows in sums = STORED + ADDED."""
+    if len(gained) != 1 or gained[0][0] != action.sender:
+        yield f"counted {len(gained)} times: {gained}"
         return
-    abandoned = [rank for rank, verdict in gained if verdict == Verdict.ABANDONED]
-    put_in = verdicts[0][1] in (Verdict.STORED, Verdict.ADDED)
+    put_in = gained[0][1] in (Verdict.STORED, Verdict.ADDED)
     there = before.get("slots.count") if before.slot == after.slot else 0
-    if put_in and after.get("slots.count") != there + 1 - len(abandoned):
-        yield f"{there} rows were in, one came and {len(abandoned)} left: {after.get('slots.count')} are in"
-    if before.slot == after.slot:
-        left = [rank for rank in SENDERS if before.ranks >> rank & 1 and rank in abandoned]
-        if left != abandoned:
-            yield f"charged {abandoned}, of which only {left} were in"
+    if put_in and after.get("slots.count") != there + 1:
+        yield f"{there} rows were in and one came: {after.get('slots.count')} are in"
     if not put_in and changed & {"slots", "sums"}:
         yield "a packet that was refused has changed a sum"
-    if verdicts[0][1] != Verdict.RESULT_TAKEN and changed & {"presence", "result_records", "results"}:
+    if gained[0][1] != Verdict.RESULT_TAKEN and changed & {"presence", "result_records", "results"}:
         yield "a packet that was refused has changed a result"
 
 
@@ -116,14 +119,10 @@ def promises_kept(before: View, after: View, action: Action) -> Iterator[str]:
     op = action.op
     if action.map_id != before.map_of(op):
         return
-    if action.kind == "contribution" and before.window(op) and before.sealed < op.label and before.in_reach(op):
-        wanted = before.wanted(op)
-        free = before.slot < op.label
-        if before.slot <= op.label and (action.exponent == wanted or (wanted == EXPONENT_NONE and free)):
-            if after.slot != op.label or not after.ranks >> action.sender & 1:
-                yield f"rank {action.sender} gave op {op.name} in time and is not in its sum"
-            elif after.get("slots.exponent") != action.exponent:
-                yield f"rank {action.sender} has the right exponent, and the sum it is in has another one"
+    in_time = before.window(op) and before.sealed < op.label and before.in_reach(op) and before.slot <= op.label
+    there = after.slot == op.label and after.ranks >> action.sender & 1
+    if action.kind == "contribution" and in_time and not there:
+        yield f"rank {action.sender} gave op {op.name} in time and is not in its sum"
     if action.kind == "result" and before.result_window(op) and after.result < op.label:
         yield f"the result of op {op.name} came while its place was kept, and is not there"
 
@@ -131,20 +130,16 @@ def promises_kept(before: View, after: View, action: Action) -> Iterator[str]:
 class Announcements:
     """A row is counted as complete, and COMPLETE said, once: when a packet is in with which it has all live ranks.
 
-    A sum that is stored over is not counted any more. An op has one row here. What was said is remembered beside a
-    state: bit 0 for the sum of op A, bit 1 for that of B.
+    An op has one row here. What was said is remembered beside a state: bit 0 for the sum of op A, bit 1 for that of B.
     """
 
     @staticmethod
     def step(known: int, before: View, after: View, gained: Counted, events: Counted) -> tuple[int, str | None]:
         """What is known afterwards, and what is wrong."""
         completed = [op for kind, op in events if kind == Event.COMPLETE]
-        abandoned = any(verdict == Verdict.ABANDONED for _, verdict in gained)
         grown = any(verdict in (Verdict.STORED, Verdict.ADDED) for _, verdict in gained)
         wrong = None
         for i, op in enumerate(OPS):
-            if abandoned and after.slot == op:
-                known &= ~(1 << i)
             whole = after.slot == op and not after.live & ~after.ranks
             if op in completed:
                 if not whole:

@@ -20,7 +20,7 @@ _THERE = (Verdict.RESULT_TAKEN, Verdict.DUPLICATE_RESULT, Verdict.DUPLICATE_REPA
 _SUM = (("slots", 64), ("sums", SUM_BYTES))
 _RESULT = (("result_records", 32), ("presence", 8), ("results", CODES))
 Verdicts = tuple[int | None, int | None]
-_Done = tuple[bytes, int | None, int]
+_Done = tuple[bytes, int | None]
 
 
 def pairs_of(scene: str, reached: int, most: int) -> Iterator[Pair]:
@@ -45,8 +45,8 @@ def pairs_of(scene: str, reached: int, most: int) -> Iterator[Pair]:
                     state,
                     (a, b),
                     (
-                        Outcome(then_b[0], (first[i][1], then_b[1]), (first[i][2], then_b[2])),
-                        Outcome(then_a[0], (then_a[1], first[j][1]), (then_a[2], first[j][2])),
+                        Outcome(then_b[0], (first[i][1], then_b[1])),
+                        Outcome(then_a[0], (then_a[1], first[j][1])),
                     ),
                 )
 
@@ -55,8 +55,7 @@ def _do(walker: Walker, state: bytes, action: Action) -> _Done:
     walker.tables.put(state)
     gained, _ = walker.tables.do(action)
     verdict = verdict_of(gained)
-    abandoned = sum(1 << rank for rank, v in gained if v == Verdict.ABANDONED)
-    return walker.tables.take(), None if verdict is None else int(verdict), abandoned
+    return walker.tables.take(), None if verdict is None else int(verdict)
 
 
 def kind_of(pair: Pair, layout: Layout) -> object:
@@ -78,28 +77,28 @@ def misfit(pair: Pair, outcome: Outcome, layout: Layout) -> str | None:
     Sum, result and verdicts are together those of one order. The record of an op is written in several critical
     sections: each of its fields is that of one order.
     """
-    orders = [(layout.timeless(o.state), o.verdicts, o.abandoned) for o in pair.orders]
+    orders = [(layout.timeless(o.state), o.verdicts) for o in pair.orders]
     state = layout.timeless(outcome.state)
-    own = slice(layout.at["expect"], layout.at["peer_states.1"])  # what pairs do not share
-    whole = any(state[own] == s[own] and (outcome.verdicts, outcome.abandoned) == (v, gone) for s, v, gone in orders)
+    own = slice(layout.at["slots"], layout.at["peer_states.1"])  # what pairs do not share
+    whole = any(state[own] == s[own] and outcome.verdicts == v for s, v in orders)
     return _unseen(pair, outcome) if whole else _apart(pair, outcome, layout, orders, state)
 
 
 def _apart(
-    pair: Pair, outcome: Outcome, layout: Layout, orders: list[tuple[bytes, Verdicts, tuple[int, int]]], state: bytes
+    pair: Pair, outcome: Outcome, layout: Layout, orders: list[tuple[bytes, Verdicts]], state: bytes
 ) -> str | None:
     """The same for an outcome that is not in all parts that of one order."""
 
     def rows(of: bytes) -> list[bytes]:
         return [layout.part(of, name, size) for name, size in (*_SUM, *_RESULT)]
 
-    if not any(rows(state) == rows(s) and outcome.verdicts == v and outcome.abandoned == gone for s, v, gone in orders):
+    if not any(rows(state) == rows(s) and outcome.verdicts == v for s, v in orders):
         changed = sorted(layout.changed(orders[0][0], state))
-        return f"verdicts {outcome.verdicts}, abandoned {outcome.abandoned}; other than in the first order: {changed}"
-    views = [View(layout, s) for s, *_ in orders]
+        return f"verdicts {outcome.verdicts}; other than in the first order: {changed}"
+    views = [View(layout, s) for s, _ in orders]
     mine = View(layout, state)
     for name in layout.fields():
-        if name.startswith(("ops.", "arrivals.", "expect_results.", "expect.")):
+        if name.startswith(("ops.", "arrivals.", "expect_results.")):
             here = mine.get(name)
             if here not in [view.get(name) for view in views]:
                 return f"{name} is {here:#x}, by the orders {[hex(view.get(name)) for view in views]}"

@@ -24,7 +24,6 @@ from interleave.tables import HINTS, PARTS, Layout
 from kernel_world import KernelWorld
 from tailbound.kernel import load, syscalls
 from tailbound.wire import packets
-from tailbound.wire.expect import expect_word
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, OP_PER_STEP
 from tailbound_lab.bench.program_run import run_xdp
@@ -39,14 +38,14 @@ TURN = np.dtype(
 MEETING = np.dtype(
     [
         *((name, "u4", 2) for name in ("here", "gone", "delay", "verdict")),
-        *((name, "u8", 2) for name in ("abandoned", "seen")),
+        ("seen", "u8", 2),
     ]
 )
-_PACKET, _SEAL, _EXPECT, _EXPECT_RESULTS, _CONTROL = range(5)
+_PACKET, _SEAL, _EXPECT_RESULTS, _CONTROL = range(4)
 _GO_ON = 0x101
 #: Rounds of the program in one system call; a CPU that waits for the other one uses them up.
 _REPEATS = 20_000
-_LABELS = ("slots", "result_records", "presence", "ops", "expect", "expect_results")
+_LABELS = ("slots", "result_records", "presence", "ops", "expect_results")
 
 
 def _shared_map(name: str, dtype: np.dtype[Any], entries: int) -> tuple[int, mmap.mmap, NDArray[Any]]:
@@ -63,13 +62,11 @@ class Outcome:
     Attributes:
         state: bytes, in the words of one pair.
         verdicts: of each action; None for a move of the host.
-        abandoned: bitmap of the ranks that each of them abandoned.
         seen: op that presence named right after each of them, where that was looked at.
     """
 
     state: bytes
     verdicts: tuple[int | None, int | None]
-    abandoned: tuple[int, int]
     seen: tuple[int, int] = (0, 0)
 
 
@@ -122,7 +119,7 @@ class PairTables:
     def _rows(self, name: str, n: int) -> Any:
         """Indices of the entries of ``n`` pairs in an array; [n, entries] for those of several."""
         i = np.arange(1, n + 1)
-        if name in ("slot_locks", "expect", "slots", "sums"):
+        if name in ("slot_locks", "slots", "sums"):
             return (cases.SUM_BASE + i) % ROWS
         if name in ("result_records", "presence", "results"):
             return (cases.RESULT_BASE + i) % ROWS
@@ -217,16 +214,8 @@ class PairTables:
             turn["frame"] = self._frame(action, i)
             return
         own = of(action.op, i)
-        word = action.name.split()[0]
-        if word == "seal":
+        if action.name.startswith("seal"):
             values = (_SEAL, int(self._rows("slots", i)[-1]), own.label - i + MOST, 0)
-        elif word == "tell":
-            values = (
-                _EXPECT,
-                int(self._rows("slots", i)[-1]),
-                int(expect_word(own.label, np.int64(cases.EXPONENT))),
-                0,
-            )
         elif action.name.startswith("results of"):
             values = (_EXPECT_RESULTS, RECORD - 1 + i, int(np.array([own.label, 1], np.uint32).view(np.uint64)[0]), 0)
         else:
@@ -296,10 +285,7 @@ class PairTables:
             Outcome(
                 row.tobytes(),
                 tuple(None if v == _GO_ON else v for v in verdicts),  # type: ignore[arg-type]
-                tuple(abandoned),  # type: ignore[arg-type]
                 tuple(names),  # type: ignore[arg-type]
             )
-            for row, verdicts, abandoned, names in zip(
-                out, met["verdict"].tolist(), met["abandoned"].tolist(), seen.tolist(), strict=True
-            )
+            for row, verdicts, names in zip(out, met["verdict"].tolist(), seen.tolist(), strict=True)
         ]

@@ -3,7 +3,7 @@
 A and B share everything that ops can share: B comes one ring of sums, one ring of results and one ring of op records
 after A, so its row, its result and its record stand where A's do. C is a label from far ahead whose row lies in the
 windows all the same, as it does where ops are small: only its record would stand where A's does. Every sender has codes
-of its own for every op and exponent, so a sum says who is in it.
+of its own for every op and scale, so a sum says who is in it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 import cases
-from tailbound.wire.expect import expect_word
 from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, Flag, Verdict, op_label, op_slot
 
 SENDERS = (1, 2, 3)
@@ -23,7 +22,8 @@ SENDERS = (1, 2, 3)
 CODES = 16
 #: Bytes of a sum, of op B with two codes a byte.
 SUM_BYTES = 4 * CODES
-RIGHT, WRONG = cases.EXPONENT, cases.EXPONENT + 5
+#: Exponents and weights: by the larger scale sums move, or what comes after it loses bits.
+OWN, OTHER = (cases.EXPONENT, 3), (cases.EXPONENT + 20, 1)
 NEW_MAP = cases.MAP_ID + 1
 
 
@@ -48,9 +48,9 @@ assert (B.seq % cases.SUM_ROWS, B.result_seq % cases.RESULT_ROWS, op_slot(B.labe
 assert op_slot(C.label) == RECORD
 
 
-def codes_of(sender: int, op: Op, exponent: int) -> bytes:
+def codes_of(sender: int, op: Op, scale: tuple[int, int]) -> bytes:
     """What a sender contributes: to op B two codes a byte (``Flag.HALVES``)."""
-    return cases.codes(sender + (16 if op is B else 0) + (64 if exponent == WRONG else 0), CODES)
+    return cases.codes(sender + (16 if op is B else 0) + (64 if scale == OTHER else 0), CODES)
 
 
 def result_codes(owner: int, op: Op) -> bytes:
@@ -58,13 +58,12 @@ def result_codes(owner: int, op: Op) -> bytes:
     return cases.codes(128 + owner + (16 if op is B else 0), CODES)
 
 
-def lanes(sender: int, op: Op, exponent: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """What a sender contributes as the words of a sum that nobody else is in."""
-    codes = np.frombuffer(codes_of(sender, op, exponent), np.uint8)
+def lanes(sender: int, op: Op, scale: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """What a sender contributes, in the order of the lanes of a sum."""
+    codes = np.frombuffer(codes_of(sender, op, scale), np.uint8)
     if op is B:
         codes = np.stack((codes.reshape(-1, 8) & 15, codes.reshape(-1, 8) >> 4), axis=1)
-    byte = codes.reshape(-1, 4, 2)
-    return np.ascontiguousarray(byte.transpose(0, 2, 1)).astype(np.uint16).reshape(-1).view(np.uint64)
+    return codes.reshape(-1, 4, 2).transpose(0, 2, 1).reshape(-1).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,6 @@ class Action:
         kind: contribution, result, ready or host.
         sender: rank that sends the packet, 0 for the host.
         op: which op it is about, where there is one.
-        exponent: what a contribution carries.
         map_id: what a packet carries.
         move: changes a world as the host would.
         may: whether the host would do that now, from what it has written itself.
@@ -88,23 +86,23 @@ class Action:
     kind: str = "host"
     sender: int = 0
     op: Op = A
-    exponent: int = RIGHT
     map_id: int = cases.MAP_ID
     move: Callable[[Any], None] = lambda world: None
     may: Callable[[Any], bool] = lambda view: True
 
 
-def _contribution(name: str, sender: int, op: Op, exponent: int = RIGHT, **fields: Any) -> Action:
-    values = {"seq": op.seq, "op": op.label, "row": 0, "rows": 1, "exponent": exponent, "contributed": op.label}
-    values |= {"owner": cases.RANK, "need": cases.NEED, "published": cases.RELEASED} | fields
+def _contribution(name: str, sender: int, op: Op, scale: tuple[int, int] = OWN, **fields: Any) -> Action:
+    exponent, weight = scale
+    values = {"seq": op.seq, "op": op.label, "row": 0, "rows": 1, "exponent": exponent, "weight": weight}
+    values |= {"owner": cases.RANK, "contributed": op.label, "published": cases.RELEASED} | fields
     values["flags"] = values.get("flags", 0) | (Flag.HALVES if op is B else 0)
-    data = cases.build(cases.PacketType.CONTRIBUTION, codes_of(sender, op, exponent), sender=sender, **values)
-    return Action(name, data, "contribution", sender, op, exponent, fields.get("map_id", cases.MAP_ID))
+    data = cases.build(cases.PacketType.CONTRIBUTION, codes_of(sender, op, scale), sender=sender, **values)
+    return Action(name, data, "contribution", sender, op, fields.get("map_id", cases.MAP_ID))
 
 
 def _result(name: str, owner: int, op: Op, **fields: Any) -> Action:
     values = {"seq": op.result_seq, "op": op.label, "row": 0, "rows": 1, "scale": 0.25, "count": owner}
-    values |= {"exponent": RIGHT, "contributed": op.label, "published": op.label, "owner": owner} | fields
+    values |= {"contributed": op.label, "published": op.label, "owner": owner} | fields
     values["flags"] = values.get("flags", 0) | (Flag.HALVES if op is B else 0)
     data = cases.build(cases.PacketType.RESULT, result_codes(owner, op), sender=owner, **values)
     return Action(name, data, "result", owner, op, map_id=fields.get("map_id", cases.MAP_ID))
@@ -113,13 +111,6 @@ def _result(name: str, owner: int, op: Op, **fields: Any) -> Action:
 def _ready(name: str, sender: int, op: Op, **fields: Any) -> Action:
     values = {"seq": op.result_seq, "op": op.label, "owner": cases.RANK} | fields
     return Action(name, cases.build(cases.PacketType.READY, bytes(CODES), sender=sender, **values), "ready", sender, op)
-
-
-def _tell(op: Op) -> Action:
-    def move(world: Any) -> None:
-        world.store.expect.view(np.uint64)[SLOT] = expect_word(op.label, np.int64(RIGHT))
-
-    return Action(f"tell {op.name}", move=move, op=op, may=lambda view: view.window(op) and view.expected != op.label)
 
 
 def _seal(op: Op) -> Action:
@@ -167,7 +158,7 @@ _EXPECT_RESULTS = [
 _ALL: list[Action] = [
     *(_contribution(f"{s} gives {op.name}", s, op) for op in (A, B) for s in SENDERS),
     *(_contribution(f"{s} repeats {op.name}", s, op, flags=Flag.REPEAT) for op in (A, B) for s in SENDERS),
-    *(_contribution(f"{s} gives {op.name} by another scale", s, op, WRONG) for op in (A, B) for s in SENDERS),
+    *(_contribution(f"{s} gives {op.name} by another scale", s, op, OTHER) for op in (A, B) for s in SENDERS),
     *(_contribution(f"{s} gives B by the new map", s, B, map_id=NEW_MAP) for s in SENDERS),
     *(_result(f"result of {op.name} by {s}", s, op) for op in (A, B) for s in SENDERS),
     *(_result(f"result of {op.name} by {s} again", s, op, flags=Flag.REPEAT) for op in (A, B) for s in SENDERS),
@@ -176,7 +167,6 @@ _ALL: list[Action] = [
     *(_ready(f"{s} is too late for {op.name}", s, op, flags=Flag.LATE) for op in (A, B) for s in SENDERS),
     *(_ready(f"{s} abstains from {op.name}", s, op, flags=Flag.ABSTAIN) for op in (A, B) for s in SENDERS),
     *(_ready(f"{s} is ready for C", s, C) for s in SENDERS),
-    *(_tell(op) for op in (A, B)),
     *(_seal(op) for op in (A, B)),
     *_OVER,
     *_LIVE,
@@ -194,7 +184,7 @@ SCENES: dict[str, tuple[str, ...]] = {
     "sums": (
         *(f"{s} gives A" for s in SENDERS), *(f"{s} gives A by another scale" for s in (1, 2)), "1 repeats A",
         *(f"{s} gives B" for s in (1, 2)), "1 gives B by another scale",
-        "tell A", "tell B", "seal A", "seal B", *_OVER_NAMES, "3 is out", "3 is back",
+        "seal A", "seal B", *_OVER_NAMES, "3 is out", "3 is back",
     ),
     "records": (
         "1 gives A", "2 is ready for A", "3 is too late for A", "3 abstains from A", "1 is ready for B",

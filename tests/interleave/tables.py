@@ -24,7 +24,6 @@ HINTS = ("progress", "late", "late_results")
 PARTS: tuple[tuple[str, int, int, int], ...] = (
     ("control", 0, 1, 0),
     ("slot_locks", SLOT, 1, 0),
-    ("expect", SLOT, 1, 0),
     ("slots", SLOT, 1, 0),
     ("sums", SLOT, 1, SUM_BYTES),
     ("result_records", RESULT_ROW, 1, 0),
@@ -197,5 +196,4 @@ class Explored:
 
 def verdict_of(gained: tuple[tuple[int, int], ...]) -> Verdict | None:
     """The verdict among what a ledger gained."""
-    verdicts = [v for _, v in gained if v != Verdict.ABANDONED]
-    return Verdict(verdicts[0]) if verdicts else None
+    return Verdict(gained[0][1]) if gained else None

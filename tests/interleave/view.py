@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import cached_property
 
 import cases
-from interleave.scene import CODES, OPS, RIGHT, SENDERS, A, Op
+from interleave.scene import CODES, OPS, SENDERS, A, Op
 from interleave.tables import Layout
-from tailbound.wire.schema import EXPONENT_NONE, OP_INDEX_BITS, OP_STEPS
+from tailbound.wire.schema import OP_INDEX_BITS, OP_STEPS
 
 #: What only rises in the record of one op, and among a sender's marks.
 RISING = ("results_in",)
@@ -53,11 +53,6 @@ class View:
         return self.get("slot_locks.sealed_op")
 
     @cached_property
-    def expected(self) -> int:
-        """The op for which the host has said an exponent."""
-        return self.get("expect.op")
-
-    @cached_property
     def expected_results(self) -> int:
         return self.get("expect_results.op")
 
@@ -78,11 +73,6 @@ class View:
     def record(self) -> int:
         return self.get("ops.op")
 
-    def wanted(self, op: Op) -> int:
-        """The exponent that the host expects in contributions of ``op``, or ``EXPONENT_NONE``."""
-        told = self.get("expect.valid") and self.get("expect.op") == op.label
-        return self.get("expect.exponent") if told else EXPONENT_NONE
-
     def window(self, op: Op) -> bool:
         """Whether the op's row lies in the window of sums."""
         return self.sum_base <= op.seq < self.sum_base + cases.SUM_ROWS
@@ -102,5 +92,4 @@ class View:
 
 assert OPS[A.label] is A
 assert CODES % 8 == 0
-assert RIGHT != EXPONENT_NONE
 assert SENDERS[0] == 1

@@ -8,9 +8,8 @@
 
 #define TB_PAIR_PACKET 0
 #define TB_PAIR_SEAL 1
-#define TB_PAIR_EXPECT 2
-#define TB_PAIR_EXPECT_RESULTS 3
-#define TB_PAIR_CONTROL 4
+#define TB_PAIR_EXPECT_RESULTS 2
+#define TB_PAIR_CONTROL 3
 
 #define TB_PAIR_PATIENCE 512
 #define TB_PAIR_DELAYS 256
@@ -33,7 +32,6 @@ struct tb_pair_meeting {
 	__u32 gone[2];
 	__u32 delay[2];
 	__u32 verdict[2];
-	__u64 abandoned[2];
 	__u64 seen[2]; /* presence of the pair's result row right after a packet */
 };
 
@@ -61,10 +59,6 @@ static __always_inline void tb_pair_host(const struct tb_pair_turn *turn)
 		bpf_spin_lock(&lock->lock);
 		lock->sealed_op = turn->value;
 		bpf_spin_unlock(&lock->lock);
-	} else if (turn->kind == TB_PAIR_EXPECT) {
-		word = TB_LOOKUP(expect, turn->index);
-		if (word)
-			TB_WRITE_ONCE(*word, turn->value);
 	} else if (turn->kind == TB_PAIR_EXPECT_RESULTS) {
 		word = TB_LOOKUP(expect_results, turn->index);
 		if (word)
@@ -76,10 +70,9 @@ static __always_inline void tb_pair_host(const struct tb_pair_turn *turn)
 	}
 }
 
-static __always_inline void tb_pair_packet(struct xdp_md *ctx, __u32 *verdict, __u64 *ranks)
+static __always_inline void tb_pair_packet(struct xdp_md *ctx, __u32 *verdict)
 {
 	struct tb_control *control = TB_LOOKUP(control, 0);
-	struct tb_abandoned abandoned = { .none = 1 };
 	__u32 sender = TB_UNKNOWN_SENDER, codes = 0;
 
 	if (!control)
@@ -87,8 +80,7 @@ static __always_inline void tb_pair_packet(struct xdp_md *ctx, __u32 *verdict, _
 	*verdict = tb_parse(ctx, TB_PORT, control->address, control->prefix, control->group, TB_WIDTH,
 			    &codes);
 	if (*verdict == TB_GO_ON)
-		*verdict = tb_judge(ctx, control, codes, &sender, &abandoned);
-	*ranks = abandoned.none ? 0 : abandoned.ranks[0];
+		*verdict = tb_judge(ctx, control, codes, &sender);
 }
 
 TB_PROGRAM tb_pairs(struct xdp_md *ctx)
@@ -97,7 +89,7 @@ TB_PROGRAM tb_pairs(struct xdp_md *ctx)
 	struct tb_pair_meeting *meeting;
 	struct tb_pair_turn *turn;
 	__u32 at, me, i, verdict = TB_GO_ON;
-	__u64 ranks = 0, *present;
+	__u64 *present;
 
 	if (data + 8 > end)
 		return XDP_DROP;
@@ -119,14 +111,13 @@ TB_PROGRAM tb_pairs(struct xdp_md *ctx)
 			if (i >= TB_READ_ONCE(meeting->delay[me]))
 				break;
 		if (turn->kind == TB_PAIR_PACKET)
-			tb_pair_packet(ctx, &verdict, &ranks);
+			tb_pair_packet(ctx, &verdict);
 		else
 			tb_pair_host(turn);
 		present = TB_LOOKUP(presence, turn->index);
 		if (present)
 			meeting->seen[me] = TB_READ_ONCE(*present);
 		meeting->verdict[me] = verdict;
-		meeting->abandoned[me] = ranks;
 		TB_WRITE_ONCE(meeting->gone[me], 1);
 	}
 	if (!tb_pair_wait(&meeting->gone[!me]))

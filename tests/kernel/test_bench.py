@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tailbound_lab.bench import kernel
 
-MUST = {"store", "add", "add-shifted", "refused", "result", "reflect"}
+MUST = {"store", "add", "again-smaller", "refused", "result", "reflect"}
 MUST |= {"again", "again-tagged", "refused-tagged", "corrupt", "forged"}
 #: Rows in which every packet is summed.
 SUMMING = ("store", "add", "again")

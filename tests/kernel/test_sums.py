@@ -1,4 +1,4 @@
-"""What is in sums, records and results afterwards: ranks, shifts, short rows, wrong bits and keys, wrapping numbers.
+"""What is in sums, records and results afterwards: ranks, weights, short rows, wrong bits and keys, wrapping numbers.
 
 Rules: auth-1, auth-2, kernel-9, kernel-16, kernel-17.
 """
@@ -23,29 +23,30 @@ from kernel_world import HEADERS, KernelWorld
 from loaders import both_loaders
 from reference_proof import check_reference
 from tailbound.kernel.maps import put_key
-from tailbound.wire.schema import EXPONENT_NONE, OP_INDEX_BITS, OP_STEPS, PacketType, Verdict, op_label, op_slot
+from tailbound.wire.schema import OP_INDEX_BITS, OP_STEPS, PacketType, Verdict, op_label, op_slot
 
 FF = bytes([255]) * cases.WIDTH
 
 
 def contribution(sender: int, body: bytes, **fields: int) -> bytes:
-    values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS} | fields
+    values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS, "weight": 1} | fields
     return cases.build(1, body, sender=sender, exponent=cases.EXPONENT, **values)  # type: ignore[arg-type]
 
 
 def test_lanes_hold_65535(make) -> None:
-    """256 ranks, and the largest sum that 16 bits hold: 128 ranks at shift 1 and one at shift 0 give 257 x 255.
+    """256 ranks, and the largest sum that 16 bits hold: 128 ranks of weight 2 and one of weight 1 give 257 x 255.
 
     Rule: codec-9.
     """
     world = make(ranks=256)
+    world.control(weight_cap=2)
     slot = cases.SEQ & (cases.SUM_ROWS - 1)
     for sender in range(1, 129):
-        world.take(contribution(sender, FF, shift=1, need=sender - 200))
-    assert world.take(contribution(129, FF, need=-300))[0] == Verdict.ADDED
+        world.take(contribution(sender, FF, weight=2))
+    assert world.take(contribution(129, FF))[0] == Verdict.ADDED
     assert (world.lanes(slot, cases.WIDTH) == 65535).all()
     record = world.store.slots[slot]
-    assert (record["count"], record["units"], record["need"]) == (129, 257, 128 - 200)
+    assert (record["count"], record["units"], record["lost"]) == (129, 257 * 128, 0)
     assert record["exponent"] == cases.EXPONENT
     assert record["row"] == 5
 
@@ -66,31 +67,9 @@ def test_half_bytes(make) -> None:
 
 
 @both_loaders
-def test_shifted_and_short(make) -> None:
-    """The first is stored with its shift, the others added with theirs; nothing beyond the packet's codes changes.
-
-    Whole rounds of the loop, rests, and both. Rule: codec-9.
-    """
-    world = make()
-    for shifts in ((0, 0, 0), (0, 3, 6), (6, 6, 6), (2, 0, 1)):
-        for count in (16, 48, 64, 112, 128, 176, 256):
-            world.begin()
-            check_shifted(world, shifts, count)
-
-
-def check_shifted(world: KernelWorld, shifts: tuple[int, int, int], count: int) -> None:
-    slot = cases.SEQ & (cases.SUM_ROWS - 1)
-    world.take(contribution(3, FF, op=cases.OP - 1))  # what an older op left there
-    rng = np.random.default_rng(count)
-    codes = rng.integers(0, 256, (3, count), np.uint8)
-    for sender, shift in enumerate(shifts):
-        verdict, _ = world.take(contribution(sender + 1, codes[sender].tobytes(), shift=shift, need=EXPONENT_NONE))
-        assert verdict == (Verdict.ADDED if sender else Verdict.STORED)
-    want = (codes.astype(np.uint16) << np.array(shifts, np.uint16)[:, None]).sum(0, dtype=np.uint16)
-    assert np.array_equal(world.lanes(slot, count), want)
-    assert (world.lanes(slot, cases.WIDTH)[count:] == 255).all()
-    record = world.store.slots[slot]
-    assert (record["units"], record["need"]) == (sum(1 << s for s in shifts), EXPONENT_NONE)
+def test_scales_and_short_rows(make) -> None:
+    """Rule: codec-9."""
+    rule_cases.check_fits(make())
 
 
 @pytest.mark.parametrize("start", [0xFFFFFF00, 0x7FFFFF00])
@@ -142,7 +121,8 @@ def test_every_length(make) -> None:
         head[56:] = check_reference(bytes(head), payload).to_bytes(8, "big")
         slot = cases.SUM_BASE + i & cases.SUM_ROWS - 1
         assert world.take(bytes(head) + payload)[0] == Verdict.STORED
-        assert np.array_equal(world.lanes(slot, count), np.frombuffer(payload, np.uint8))
+        codes = np.frombuffer(payload, np.uint8).astype(np.uint16)
+        assert np.array_equal(world.lanes(slot, count), cases.FINER * codes)
         assert not world.store.sums[slot, 2 * count :].any()
 
 
@@ -222,12 +202,12 @@ def test_one_wrong_bit(make: Callable[..., KernelWorld], over: bool, length: int
             assert books(world) == before, bit
         assert world.take(data)[0] == verdict
     codes = [np.frombuffer(whole_row(sender, length)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3)]
-    assert np.array_equal(world.lanes(SLOT, length), sum(codes))
+    assert np.array_equal(world.lanes(SLOT, length), cases.FINER * sum(codes))
     assert world.store.slots[SLOT]["count"] == 3
     assert world.store.results[POSITION][:length].tobytes() == whole_result(2, length)[64:]
     if over:  # what is behind a shorter row stays as it was
         behind = sum(np.frombuffer(whole_row(sender)[64:], np.uint8).astype(np.uint16) for sender in (1, 2, 3))
-        assert np.array_equal(world.lanes(SLOT, cases.WIDTH)[length:], behind[length:])
+        assert np.array_equal(world.lanes(SLOT, cases.WIDTH)[length:], cases.FINER * behind[length:])
         assert world.store.results[POSITION][length:].tobytes() == whole_result(1)[64 + length :]
 
 

@@ -27,7 +27,6 @@ from numpy.typing import NDArray
 from reference_switch import Rules
 from sim.sums import Sums
 from sim.switch import SimSwitch
-from tailbound.codec.scale import headroom_of
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.running import Running
@@ -37,7 +36,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.recovery import NEVER
 from tailbound.transport.steps import step_of
 from tailbound.transport.switch import Switch
-from tailbound.wire.schema import OP_INDEX_BITS, UNKNOWN_SENDER, Verdict, serial_distance
+from tailbound.wire.schema import HEADROOM, OP_INDEX_BITS, UNKNOWN_SENDER, Verdict, serial_distance
 from tailbound_lab.simulate.engine import Done, Plan
 from tailbound_lab.simulate.engine import Engine as UncheckedEngine
 from tailbound_lab.simulate.fabric import MS, Burst
@@ -198,9 +197,9 @@ class Rank(UncheckedRank):
             return
         self._books = books
         ledger = np.frombuffer(b"".join(entries), np.uint64).reshape(job.world + 1, -1).sum(axis=0)
-        verdicts = int(ledger.sum()) - int(ledger[Verdict.ABANDONED])
+        verdicts = int(ledger.sum())
         assert verdicts == self.datapath.taken, f"rank {self.rank}: {verdicts} verdicts, {self.datapath.taken} came"
-        rows = int(ledger[Verdict.STORED]) + int(ledger[Verdict.ADDED]) - int(ledger[Verdict.ABANDONED])
+        rows = int(ledger[Verdict.STORED]) + int(ledger[Verdict.ADDED])
         summed, left = cast(Datapath, self.datapath).sums.rows, job.counters
         whole = over and not (left["jumps"] or left["predictions_wrong"])
         assert rows == summed if whole else rows >= summed, f"rank {self.rank}: {rows} rows, {summed} in sums"
@@ -227,7 +226,7 @@ class World(UncheckedWorld):
         switch = self._settings.get("switch")
         self.switch: SimSwitch | None = None
         if switch is not None:
-            rules = Rules(COOKIE, self.ranks, headroom_of(self.ranks), switch.rows, switch.form)
+            rules = Rules(COOKIE, self.ranks, HEADROOM, switch.rows, switch.form)
             self.switch = SimSwitch(self.fabric, rules)
 
     def peers_of(self, config: Config) -> dict[int, tuple[str, int]]:

@@ -34,9 +34,9 @@ class Sums:
 
     def __init__(self, store: Store, cookie: int) -> None:
         self._store, self._cookie = store, cookie
-        #: by op and rank: u16[rows, codes], shifted; in the order of row sequences modulo the next power of two, which
-        #: goes on where sequences wrap
-        self._said: dict[int, dict[int, NDArray[np.uint16]]] = {}
+        #: by op and rank: f64[rows, codes], times their weights and scales; in the order of row sequences modulo the
+        #: next power of two, which goes on where sequences wrap
+        self._said: dict[int, dict[int, NDArray[np.float64]]] = {}
         self._over: set[int] = set()  # ops that have been sealed of late
         self.rows = 0
 
@@ -49,11 +49,12 @@ class Sums:
         heads = packets[:, :HEADER_BYTES].copy().view(HEADER_DTYPE)[:, 0]
         for op in set(heads["op"].tolist()) - self._over:
             these = heads["op"] == op
-            codes = packets[these, HEADER_BYTES:].astype(np.uint16) << heads["shift"][these, None]
+            units = np.ldexp(heads["weight"][these].astype(np.float64), heads["exponent"][these] // 4)
+            codes = packets[these, HEADER_BYTES:] * units[:, None]
             said = self._said.setdefault(op, {})
             shape = 1 << (int(heads["rows"][these][0]) - 1).bit_length(), codes.shape[1]
             if burst.source not in said:
-                said[burst.source] = np.zeros(shape, np.uint16)
+                said[burst.source] = np.zeros(shape)
             said[burst.source][heads["seq"][these] % shape[0]] = codes
 
     def sealed(self, op: int, seq: int, rows: int) -> None:
@@ -66,7 +67,7 @@ class Sums:
         mine = (records["op"] == op) & (records["cookie"] == self._cookie)
         bits = np.where(mine[:, None], records["ranks"], 0).astype(np.uint64)
         contributors = np.unpackbits(bits.view(np.uint8), axis=1, bitorder="little").astype(bool)
-        wanted, length = np.zeros((rows, store.width), np.uint16), 0
+        wanted, length = np.zeros((rows, store.width)), 0
         for rank in np.flatnonzero(contributors.any(axis=0)).tolist():
             here = contributors[:, rank]
             assert rank in said, f"op {op}: {here.sum()} rows of rank {rank}, which has sent none"
@@ -75,7 +76,8 @@ class Sums:
             wanted[here, :length] += codes[here]
         there = contributors.any(axis=1)
         found = store.sums[slots[there]].view(np.uint16).reshape(-1, store.width // 8, 8)
-        differs = found != wanted[there].reshape(found.shape)[:, :, _LANES]
-        wrong = differs[:, : length // 8].any(axis=(1, 2))
+        sums = np.ldexp(wanted[there], -(records["exponent"][there, None] // 4)).reshape(found.shape)[:, :, _LANES]
+        cut = np.where(sums % 1 > 0, records["count"][there, None, None], 0)  # of scales too far apart less is kept
+        wrong = (np.abs(found - sums) > cut)[:, : length // 8].any(axis=(1, 2))
         assert not wrong.any(), f"op {op}: {wrong.sum()} of {rows} sums are not those of their contributors"
         self.rows += int(contributors.sum())

@@ -96,7 +96,7 @@ def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.Monk
     def outside(job: Job) -> tuple[object, ...]:
         """Of what a rank's decisions must not change: books, marks, windows, seals, and what has been sent."""
         sent = [(one.packets, one.bytes) for one in job.sender.counts.values()]
-        arrays = (job.store.control, job.store.slots, job.store.expect)
+        arrays = (job.store.control, job.store.slots, job.store.expect_results)
         return dict(job.counters), str(job.marks), job.flow.queue.empty, sent, [one.tobytes() for one in arrays]
 
     def watched(name: str) -> Callable[..., object]:

@@ -77,8 +77,6 @@ def test_zeros_stay_zeros_and_a_group_wakes_again() -> None:
     with sim_team(RANKS, patient()) as job:
         for _ in range(3):
             whole(job.allreduce(zeros), zeros, 0)
-        # scales are for zeros: clipped, counted, and known to all afterwards
-        assert all(outcome.clipped > 0 for _, outcome in job.allreduce(ones))
         whole(job.allreduce(ones), ones, 1.5e-3)
         assert no_drops(job)
 

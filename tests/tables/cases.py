@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference_proof import check_packet
+from tailbound.codec.scale import weights_of
 from tailbound.wire import packets, schema
 from tailbound.wire.proof import proof_of
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, UNKNOWN_SENDER, Flag, PacketType, Verdict, op_label
@@ -38,7 +39,9 @@ RESULT_SEQ = RESULT_BASE + 9
 ROWS = 20
 CODES = 128
 LAYOUT = 0xBEEF
-EXPONENT, NEED = -37, -39
+EXPONENT, NEED = -36, -39
+#: Units to a code of weight 1 in a sum that was not moved, in a job of so many ranks.
+FINER = 1 << weights_of(RANKS).spare
 
 
 def ip_of(rank: int, *, ipv6: bool = False) -> str:
@@ -54,6 +57,7 @@ def address_of(rank: int) -> int:
 def control_values(ranks: int = RANKS) -> dict[str, Any]:
     """Fields of ``tb_control`` in the world of the cases; ``live`` is a list of four words."""
     live = sum(1 << r for r in range(ranks) if r != RANK)
+    weights = weights_of(ranks)
     return {
         "active": 1,
         "cookie": COOKIE,
@@ -69,7 +73,8 @@ def control_values(ranks: int = RANKS) -> dict[str, Any]:
         "result_base": RESULT_BASE,
         "live_peers": ranks - 1,
         "need": ranks // 2 + 1,
-        "shift_cap": 6,
+        "weight_cap": weights.cap,
+        "spare": weights.spare,
         "first_op": FIRST_OP,
         "released": RELEASED,
         "live": [live >> 64 * i & (1 << 64) - 1 for i in range(4)],
@@ -89,7 +94,7 @@ def build(kind: PacketType, body: bytes, **fields: Any) -> bytes:
 
 def contribution(sender: int = 1, length: int = CODES, **fields: Any) -> bytes:
     """A contribution to row 5 of rank 0."""
-    values = {"owner": RANK, "seq": SEQ, "row": 5, "rows": ROWS, "exponent": EXPONENT, "need": NEED} | fields
+    values = {"owner": RANK, "seq": SEQ, "row": 5, "rows": ROWS, "exponent": EXPONENT, "weight": 1} | fields
     return build(PacketType.CONTRIBUTION, codes(sender + 16 * values["row"], length), sender=sender, **values)
 
 
@@ -149,13 +154,10 @@ class Case:
         sender: its ledger row; -1: that of the rank it names.
         before: UDP payloads taken in first, each from the address of the sender it names.
         control: fields of ``tb_control`` other than ``control_values()``, for the packet (not for ``before``).
-        expect: slot -> (op, exponent): expectations of the host, written before anything is taken in.
-        told: the same, written between ``before`` and ``packet``.
         expect_results: (op, rows) that the host expects, or None.
         sealed: (op, seq, rows) sealed between ``before`` and ``packet``, or None.
         registered: ranks whose address is registered.
         source: rank from whose address the packet comes; None: the sender's.
-        abandoned: ranks that are charged with ABANDONED besides, in order.
         events: kinds of the events that ``packet`` must cause, in order (``schema.Event``); None: not looked at.
     """
 
@@ -165,13 +167,10 @@ class Case:
     sender: int = -1
     before: tuple[bytes, ...] = ()
     control: Mapping[str, Any] = field(default_factory=dict)
-    expect: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    told: Mapping[int, tuple[int, int]] = field(default_factory=dict)
     expect_results: tuple[int, int] | None = None
     sealed: tuple[int, int, int] | None = None
     registered: tuple[int, ...] = (1, 2, 3)
     source: int | None = None
-    abandoned: tuple[int, ...] = ()
     events: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -200,7 +199,6 @@ _TOO_FAR = _OP_RING_LATER
 #: Of the record of OP, and so much later that OP seems to be still to come.
 _HALF_ROUND = OP + (1 << 31) + (schema.OP_STEPS << schema.OP_INDEX_BITS)
 assert _FARTHEST - RELEASED == schema.OP_STEPS << schema.OP_INDEX_BITS
-_SLOT = SEQ & (SUM_ROWS - 1)
 _MOVED = {"sum_base": SUM_BASE + 10, "result_base": RESULT_BASE + 10}
 _PASSED = {"result_base": RESULT_BASE + 100}
 
@@ -262,9 +260,11 @@ _ADDRESSEE = [
     Case("the map before, for an op of its time", contribution(op=MAP_SINCE - 1, map_id=MAP_BEFORE), Verdict.STORED),
     Case("the new map for an op before it", contribution(op=MAP_SINCE - 1, map_id=MAP_ID), Verdict.WRONG_MAP),
     Case("a control packet under another map", control_packet(PacketType.HOLD, map_id=99), Verdict.CONTROL_PASSED),
-    Case("the largest shift", contribution(shift=6), Verdict.STORED),
-    Case("a shift beyond the lanes", contribution(shift=7), Verdict.BAD_SHIFT),
-    Case("the same shift on a result means nothing", result(shift=7), Verdict.RESULT_TAKEN),
+    Case("the largest weight", contribution(weight=7), Verdict.STORED),
+    Case("a weight beyond the lanes", contribution(weight=8), Verdict.BAD_WEIGHT),
+    Case("the largest number there is as a weight", contribution(weight=255), Verdict.BAD_WEIGHT),
+    Case("no weight", contribution(weight=0), Verdict.BAD_WEIGHT),
+    Case("a weight on a result means nothing", result(weight=8), Verdict.RESULT_TAKEN),
 ]
 
 #: kernel-13, READY also by kernel-14 and kernel-15, and kernel-18.
@@ -385,38 +385,11 @@ _SUMS = [
     Case("an older op in the slot goes once it is over",
          contribution(op=_NEWER), Verdict.STORED, before=(contribution(2),), control={"released": OP}),
     Case("a newer op in the slot stays", contribution(), Verdict.STALE_OP, before=(contribution(2, op=_NEWER),)),
-    Case("another exponent", contribution(2, exponent=1), Verdict.SCALE_MISMATCH, before=(contribution(),)),
-    Case("not the expected exponent, as the first",
-         contribution(), Verdict.SCALE_MISMATCH, expect={_SLOT: (OP, EXPONENT + 1)}),
-    Case("the expected exponent, as the first", contribution(), Verdict.STORED, expect={_SLOT: (OP, EXPONENT)}),
-    Case("an expectation for another op", contribution(), Verdict.STORED, expect={_SLOT: (_OLDER, EXPONENT + 1)}),
-    Case("the expectation counts, not the first contributor",
-         contribution(2, exponent=EXPONENT), Verdict.SCALE_MISMATCH, before=(contribution(exponent=5),),
-         expect={_SLOT: (OP, 5)}),
-    Case("the right exponent stores over sums with a wrong one",
-         contribution(3), Verdict.STORED, before=(contribution(1, exponent=3), contribution(2, exponent=3)),
-         told={_SLOT: (OP, EXPONENT)}, abandoned=(1, 2), events=(_E.MAJORITY,)),
-    Case("so does that of the rank whose was wrong",
-         contribution(), Verdict.STORED, before=(contribution(exponent=3, shift=1),), told={_SLOT: (OP, EXPONENT)},
-         abandoned=(1,)),
-    Case("the wrong exponent is not added any more",
-         contribution(2, exponent=3), Verdict.SCALE_MISMATCH, before=(contribution(exponent=3),),
-         told={_SLOT: (OP, EXPONENT)}),
-    Case("the same again, with the wrong exponent",
-         contribution(exponent=3), Verdict.DUPLICATE, before=(contribution(exponent=3),), told={_SLOT: (OP, EXPONENT)}),
-    Case("a sum that is as expected is added to",
-         contribution(2), Verdict.ADDED, before=(contribution(),), told={_SLOT: (OP, EXPONENT)}),
-    Case("what is expected of another op leaves a sum alone",
-         contribution(2), Verdict.SCALE_MISMATCH, before=(contribution(exponent=3),), told={_SLOT: (_OLDER, EXPONENT)}),
-    Case("a row that was complete begins again",
-         contribution(1, rows=1, row=0), Verdict.STORED,
-         before=tuple(contribution(rank, rows=1, row=0, exponent=3) for rank in (1, 2, 3)),
-         told={_SLOT: (OP, EXPONENT)}, abandoned=(1, 2, 3), events=()),
-    Case("and becomes complete again",
-         contribution(3, rows=1, row=0), Verdict.STORED, before=(contribution(1, rows=1, row=0, exponent=3),),
-         told={_SLOT: (OP, EXPONENT)}, control={"live": [8, 0, 0, 0], "live_peers": 1, "need": 2}, abandoned=(1,),
-         events=(_E.MAJORITY, _E.TAIL, _E.COMPLETE)),
-    Case("a duplicate comes before its scale", contribution(exponent=1), Verdict.DUPLICATE, before=(contribution(),)),
+    Case("a larger scale", contribution(2, exponent=EXPONENT + 4), Verdict.ADDED, before=(contribution(),)),
+    Case("a smaller scale", contribution(2, exponent=EXPONENT - 20), Verdict.ADDED, before=(contribution(),)),
+    Case("the largest scale that a header can name", contribution(exponent=32767), Verdict.STORED),
+    Case("the smallest scale that a header can name", contribution(exponent=-32768), Verdict.STORED),
+    Case("the same again, in another scale", contribution(exponent=0), Verdict.DUPLICATE, before=(contribution(),)),
     Case("sealed", contribution(), Verdict.LATE, sealed=(OP, SEQ, 1)),
     Case("sealed for a newer op", contribution(), Verdict.LATE, sealed=(_NEWER, SEQ - 3, 8)),
     Case("sealed for an older op only", contribution(), Verdict.STORED, sealed=(_OLDER, SEQ, 1)),
@@ -476,15 +449,13 @@ CASES: tuple[Case, ...] = (*_LENGTH, *_TRUST, *_ADDRESSEE, *_CONTROL, *_WINDOW, 
 assert len({c.name for c in CASES}) == len(CASES)
 
 
-def judged(gained: NDArray[np.uint64]) -> tuple[Verdict, int, tuple[int, ...]]:
+def judged(gained: NDArray[np.uint64]) -> tuple[Verdict, int]:
     """What the ledger gained (u64[ranks and the unknown, verdicts]) by one packet, which must be counted exactly once.
 
     Returns:
-        Its verdict, its row, and the ranks that were charged with ABANDONED besides.
+        Its verdict and its row.
     """
-    abandoned = tuple(np.flatnonzero(gained[:, Verdict.ABANDONED]).tolist())
-    gained[:, Verdict.ABANDONED] = 0
     at = int(gained.argmax())  # a fraction of what looking for all that is not zero takes
     assert gained.sum() == gained.flat[at] == 1, f"not counted exactly once: {np.argwhere(gained)}"
     sender, verdict = divmod(at, gained.shape[1])
-    return Verdict(verdict), sender, abandoned
+    return Verdict(verdict), sender

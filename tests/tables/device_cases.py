@@ -13,6 +13,7 @@ from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.feedback import read_back
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Packets, Received, Scales
+from tailbound.codec.scale import weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.wire.bits import Bits
@@ -29,7 +30,7 @@ TENSORS: list[tuple[int, ...]] = [
     (17 * 64 * 7, 9, 9, 9),
 ]
 DTYPES = ["float32", "bfloat16", "float16", "float64"]
-SEED, RANK, CAP = 12345, 1, 6
+SEED, WEIGHTS = 12345, weights_of(4)
 
 
 def workspace(device: str = "cpu", form: Any = None) -> Any:
@@ -123,24 +124,26 @@ class Outputs:
         self.placement = place(shape, OwnerMap(1, tuple(range(ranks))), ranks)
         self.packets = np.full((shape.rows, 64 + shape.codes), 7, np.uint8)
         self.partials = np.full((shape.rows, 4), 7, np.uint64)
-        self.need = np.full(shape.groups, 7, np.int16)
-        self.shift = np.full(shape.groups, 7, np.uint8)
+        self.exponents, self.need = (np.full(shape.groups, 7, np.int16) for _ in range(2))
+        self.scales = Scales(self.exponents, self.need, np.full(shape.groups, 7, np.uint8))
         self.done: Any = None
 
     def arrays(self) -> list[NDArray[Any]]:
-        return [self.packets, self.partials, self.need, self.shift]
+        return [self.packets, self.partials, *self.scales]
 
 
 def encoded(
-    by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True,
+    by: Any, x: Any, shape: Shape, exponents: NDArray[np.int16] | None = None, rotate: bool = True,
     key: NDArray[np.uint64] = NO_KEY,
 ) -> Outputs:  # fmt: skip
+    """By own scales, or by ``exponents``, as for a switch."""
     out = Outputs(shape)
+    if exponents is not None:
+        out.exponents[:] = exponents
     packets = Packets(out.packets, out.placement.position, out.partials)
-    scales = Scales(exponents, out.need, out.shift)
-    coding = Coding(SEED, RANK, CAP, rotate=rotate, ranks=3, key=key)
+    coding = Coding(SEED, WEIGHTS if exponents is None else None, rotate, key)
     begun(by, x, shape, coding)
-    while (done := by.encode(x, shape, coding, packets, scales, SCRATCH)) is None:
+    while (done := by.encode(x, shape, coding, packets, out.scales, SCRATCH)) is None:
         settle(by, coding)
     out.done = done
     return out
@@ -166,10 +169,10 @@ def finite_need(by: Any, x: Any, shape: Shape, coding: Coding) -> NDArray[np.int
 
 
 def check(
-    tensor: Any, shape: Shape, exponents: NDArray[np.int16], rotate: bool = True,
+    tensor: Any, shape: Shape, exponents: NDArray[np.int16] | None = None, rotate: bool = True,
     form: Any = None, key: NDArray[np.uint64] = NO_KEY,
 ) -> Outputs:  # fmt: skip
-    """Both coders leave the same bytes everywhere: codes, checks or tags, needs, shifts, and what is left alone.
+    """Both coders leave the same bytes everywhere: codes, checks or tags, scales, and what is left alone.
 
     Args:
         tensor: the bucket, of any float type, on the device to try.

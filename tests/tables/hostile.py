@@ -40,6 +40,14 @@ def bad_head(rng: random.Random, frames: Sequence[bytes]) -> bytes:
     return bytes(data[: rng.choice((len(data), rng.randrange(14, len(data))))])
 
 
+def scale(rng: random.Random) -> int:
+    """An exponent: near that of the cases, at the ends of what it can be, or any."""
+    near = cases.EXPONENT + 4 * rng.randrange(-12, 20)
+    return rng.choice(
+        (cases.EXPONENT, near, near, near + rng.randrange(4), -32768, 32767, rng.randrange(-32768, 32768))
+    )
+
+
 def hostile(rng: random.Random, moved: int = 0) -> bytes:
     """A packet to rank 0 of ``cases``, its check right, with fields from what is near the borders of every rule.
 
@@ -64,8 +72,8 @@ def hostile(rng: random.Random, moved: int = 0) -> bytes:
         seq=base + rng.choice((0, 1, 2, 3, 3, 2, 1, 0, ring - 1, ring, -1, 1 << 31)) & 0xFFFFFFFF,
         row=rng.choice((0, 1, 2, 3, 4, 299)),
         rows=rows,
-        shift=rng.choice((0, 0, 0, 0, 1, 6, 7)),
-        exponent=rng.choice([cases.EXPONENT] * 9 + [3]),
+        weight=rng.choice((1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 255)),
+        exponent=scale(rng),
         need=rng.randrange(-60, 60),
         scale=rng.random(),
         count=rng.randrange(5),
@@ -84,9 +92,10 @@ def plain(rng: random.Random, moved: int = 0) -> bytes:
     """A packet that a rank of ``cases`` may well send when as many ops are over."""
     sender, at, op = rng.randrange(1, 4), rng.randrange(6), cases.OP + moved + rng.choice((0, 0, 0, 1))
     length, row, kind = (cases.WIDTH, cases.CODES)[op % 2], at % 4, rng.randrange(5)
-    fields = {"op": op, "row": row, "rows": 4, "exponent": rng.choice([cases.EXPONENT] * 9 + [3])}
+    fields = {"op": op, "row": row, "rows": 4, "exponent": cases.EXPONENT + 4 * rng.randrange(-5, 6)}
     if kind < 3:
-        return cases.contribution(sender, length, seq=cases.SUM_BASE + 4 * moved + at, **fields)
+        weight = rng.randrange(1, 8)
+        return cases.contribution(sender, length, seq=cases.SUM_BASE + 4 * moved + at, weight=weight, **fields)
     if kind < 4:
         return cases.result(sender, length, seq=cases.RESULT_BASE + 4 * moved + at, **fields)
     return cases.ready(sender, op=op, seq=cases.RESULT_BASE + 4 * moved, contributed=op, published=op - 1)

@@ -17,7 +17,8 @@ COUNTS = [16, 32, 48, 112, 128]
 
 def nibbles(sender: int, body: bytes, **fields: Any) -> bytes:
     """A contribution of two codes a byte."""
-    values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS, "exponent": cases.EXPONENT} | fields
+    values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS, "exponent": cases.EXPONENT}
+    values |= {"weight": 1} | fields
     return cases.build(PacketType.CONTRIBUTION, body, sender=sender, flags=Flag.HALVES, **values)
 
 
@@ -31,11 +32,12 @@ def check_sums(world: Any, count: int) -> None:
         verdict, _ = world.take(nibbles(sender + 1, payload.tobytes()))
         assert verdict == (Verdict.ADDED if sender else Verdict.STORED)
         assert world.take(nibbles(sender + 1, payload.tobytes()))[0] == Verdict.DUPLICATE
-    want = reference.sums_of(payloads, np.zeros(3, np.uint8), 4)
-    assert np.array_equal(world.store.sums[SLOT, :size], want)
+    spare = int(world.store.control["spare"][0])
+    want = reference.to_lanes(reference.unpack(payloads, 4).sum(0) << spare)
+    assert np.array_equal(world.store.sums[SLOT, :size].view("<u2"), want)
     assert np.array_equal(world.store.sums[SLOT, size:], before[size:])
     record = world.store.slots[SLOT]
-    assert (record["count"], record["units"]) == (3, 3)
+    assert (record["count"], record["units"]) == (3, 3 * 128 << spare)
 
 
 def check_more(world: Any) -> None:

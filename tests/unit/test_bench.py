@@ -427,13 +427,6 @@ def test_every_packet_has_gone_somewhere_and_one_too_many_or_too_few_shows(
     assert whole.balanced == whole.as_dict()["balanced"] == (difference == 0)
 
 
-def test_a_sum_that_is_replaced_counts_its_packet_once() -> None:
-    """ABANDONED is counted besides the verdict of the packet that replaces the sum."""
-    replaced = {"sent": {"1": {"packets": 2}}, "drops": {"LATE": 1, "ABANDONED": 1},
-                "verdicts": {"STORED": 1, "LATE": 1, "ABANDONED": 1}}  # fmt: skip
-    assert balance([replaced]).balanced
-
-
 def test_the_figures_of_a_training() -> None:
     points = [(0.0, 0.1), (0.1, 0.2), (0.4, 0.9), (0.5, 0.96), (0.6, 0.94)]
     found = demo.figures(Record([0.3, 0.2, 0.2], [0.3, 0.4, 0.6], points))

@@ -52,7 +52,6 @@ def mean_error(kind: str, ranks: int, ops: int, mask: Mask, bits: Bits = 8) -> f
     for op in range(ops):
         gradients, exact = averaged(kind, ranks, op)
         job = job or LocalJob(ranks, exact.size, bits=bits)
-        job.exponents = None  # every op on its own: scales under loss have tests below
         step = job.step(op, gradients, receivers=[0, 1], **mask(job, op))
         errors += [nmse(step.outputs[rank], [exact]) for rank in (0, 1)]
     return float(np.mean(errors))
@@ -88,9 +87,9 @@ def lossless(kind: str, ranks: int, bits: Bits = 8) -> float:
 @pytest.mark.parametrize(
     ("kind", "ranks", "bits", "most"),
     [
-        ("U", 4, 8, 3e-4), ("U", 64, 8, 4.5e-4), ("C", 4, 8, 2.5e-4), ("I", 4, 8, 1.5e-4), ("I", 64, 8, 1.2e-4),
-        ("t3", 4, 8, 3e-3), ("U", 4, 16, 2e-7),  # what float32 leaves
-        # 0.0146 of the contributions, where the exponent is as far from the best point as it can be (``codec.planes``)
+        ("U", 4, 8, 2.2e-4), ("U", 64, 8, 2.8e-4), ("C", 4, 8, 1.5e-4), ("I", 4, 8, 2.2e-4), ("I", 64, 8, 2.8e-4),
+        ("t3", 4, 8, 1e-3), ("U", 4, 16, 2e-7),  # what float32 leaves
+        # 0.0156 of the contributions, where the scale is as far from the best point as it can be (``codec.planes``)
         ("U", 4, (4, 8), 0.015), ("U", 16, (4, 8), 0.015),
     ],
 )  # fmt: skip
@@ -100,14 +99,14 @@ def test_nothing_lost(kind: str, ranks: int, bits: Bits, most: float) -> None:
 
 
 def test_error_hardly_grows_with_the_ranks() -> None:
-    """By the headroom of more ranks alone (codec-5)."""
+    """By the coarser weights of more ranks alone (codec-6)."""
     assert lossless("U", 64) <= 1.6 * lossless("U", 4)
 
 
 @pytest.mark.parametrize(
     ("kind", "rate", "most"),
     [
-        ("U", 0.001, 1.5e-3), ("U", 0.05, 8e-2), ("C", 0.01, 5e-3), ("I", 0.05, 1.5e-4),
+        ("U", 0.001, 1.5e-3), ("U", 0.05, 8e-2), ("C", 0.01, 5e-3), ("I", 0.05, 2.2e-4),
     ],
 )  # fmt: skip
 def test_contributions_lost(kind: str, rate: float, most: float) -> None:
@@ -126,7 +125,7 @@ def test_dead_owner(ranks: int) -> None:
     assert mean_error("U", ranks, 2 if ranks < 64 else 1, dead_owner) <= 1.15 / (ranks - 1) + lossless("U", ranks)
 
 
-@pytest.mark.parametrize(("kind", "most"), [("U", 0.40), ("C", 0.10), ("I", 2e-4)])
+@pytest.mark.parametrize(("kind", "most"), [("U", 0.40), ("C", 0.10), ("I", 2.2e-4)])
 def test_dead_contributor(kind: str, most: float) -> None:
     """Rows that the dead rank itself owns are missing with it in the table's case; here only its contributions.
 
@@ -135,28 +134,26 @@ def test_dead_contributor(kind: str, most: float) -> None:
     assert mean_error(kind, 4, 2, dead_contributor) <= most
 
 
-@pytest.mark.parametrize(("ranks", "groups"), [(4, 8), (64, 1)])
-def test_ten_times_up_is_taken_by_the_shift(ranks: int, groups: int) -> None:
-    """Rules: codec-6, codec-17."""
-    entries = groups * 64 * 1408
-    job = LocalJob(ranks, entries)
-    job.step(0, drawn("U", ranks, 0, entries), receivers=[])
-    gradients = [10 * x for x in drawn("U", ranks, 1, entries)]
-    steps = [job.step(op, gradients, receivers=[0]) for op in range(1, 18)]
-    assert all(nmse(step.outputs[0], gradients) <= 6e-4 for step in steps)
-    assert steps[0].shifted == ranks * groups
-    assert steps[1].shifted == (ranks * groups if ranks < 64 else 0)  # scales rise slowly where shifts will do
-    assert steps[-1].shifted == 0
+@pytest.mark.parametrize("ranks", [4, 64])
+@pytest.mark.parametrize("factor", [1e4, 1e-4])
+def test_no_op_costs_the_next_one_precision(ranks: int, factor: float) -> None:
+    """Gradients may be of any size from one op to the next, and of one rank alone. Rules: codec-5, codec-17."""
+    entries = 64 * 1408
+    job, gradients = LocalJob(ranks, entries), drawn("U", ranks, 0, entries)
+    gradients[1] *= np.float32(factor)
+    assert nmse(job.step(0, gradients, receivers=[0]).outputs[0], gradients) <= 4e-4
 
 
-def test_ten_times_down_is_coarse_once() -> None:
-    job = LocalJob(4, N8)
-    job.step(0, drawn("U", 4, 0), receivers=[])
-    gradients = [x / 10 for x in drawn("U", 4, 1)]
-    step = job.step(1, gradients, receivers=[0])
-    assert lossless("U", 4) * 3 < nmse(step.outputs[0], gradients) <= 0.15
-    step = job.step(2, gradients, receivers=[0])
-    assert nmse(step.outputs[0], gradients) <= 6e-4
+def test_scales_far_apart_lose_nothing_on_average() -> None:
+    """Codes of small ranks are cut off, and what that takes is put back: the mean is unbiased. Rule: codec-9."""
+    ranks, entries, ops = 33, 16 * 160, 60
+    gradients = [x * np.float32(2.0 ** (rank % 4)) for rank, x in enumerate(drawn("U", ranks, 0, entries))]
+    job, total, single = LocalJob(ranks, entries), np.zeros(entries), []
+    for op in range(ops):
+        out = job.step(op, gradients, receivers=[0]).outputs[0]
+        single.append(nmse(out, gradients))
+        total += out
+    assert nmse((total / ops).astype(np.float32), gradients) < 2 * float(np.mean(single)) / ops
 
 
 @pytest.mark.parametrize(("case", "most"), [("one entry", 1e-3), ("one column", 1e-3), ("64 values x 100", 2.5e-3)])
@@ -171,11 +168,8 @@ def test_concentrated_values(case: str, most: float) -> None:
     else:
         x = rng.standard_normal(N8, np.float32)
         x[5000:5064] *= 100
-    job, errors = LocalJob(1, N8), []
-    for op in range(5):
-        errors.append(nmse(job.step(op, [x]).outputs[0], [x]))
-        job.exponents = None
-    assert np.mean(errors) <= most
+    job = LocalJob(1, N8)
+    assert np.mean([nmse(job.step(op, [x]).outputs[0], [x]) for op in range(5)]) <= most
     if case == "one column":
         out = job.step(9, [x]).outputs[0].reshape(-1, 1408)
         assert not np.delete(out, 700, axis=1).any()
@@ -189,25 +183,6 @@ def test_all_zero_stays_exactly_zero(rotate: bool) -> None:
         step = job.step(op, zeros)
         assert all(not out.any() for out in step.outputs.values())
         assert not any(step.failed.values())
-
-
-def test_a_group_that_was_zero_comes_back() -> None:
-    """Never-touched parameters have no need; the first op in which they matter is clipped, the next one is right.
-
-    Rule: codec-5.
-    """
-    job, size = LocalJob(4, N8), 64 * 1408
-    quiet = drawn("U", 4, 0)
-    for x in quiet:
-        x[:size] = 0
-    job.step(0, quiet)
-    loud = drawn("U", 4, 1)
-    first = job.step(1, loud, receivers=[0])
-    assert first.clipped > 0.9 * 4 * size
-    assert np.isfinite(first.outputs[0]).all()
-    second = job.step(2, loud, receivers=[0])
-    assert second.clipped == 0
-    assert nmse(second.outputs[0], loud) <= 6e-4
 
 
 @pytest.mark.parametrize("absent", [(), (1,), (0, 2, 3)])
@@ -265,27 +240,6 @@ def test_a_rank_with_nan_abstains_and_the_others_go_on(bad: float) -> None:
     assert sum(made.contributions for made in step.means) == 3 * job.shape.rows
 
 
-def test_scales_agree_under_heavy_loss_of_results() -> None:
-    """Scales come from result headers: up to 30 % loss nobody disagrees and nothing is refused (codec-5)."""
-    job = LocalJob(4, N8)
-    for op in range(8):
-        gradients = [np.float32(1.3**op) * x for x in drawn("U", 4, op)]
-        step = job.step(op, gradients, receivers=[], **lose("lost_results", 0.3)(job, op))
-        assert step.refused == 0
-    assert (job.exponents == job.exponents[0]).all()
-
-
-def test_a_contribution_with_another_scale_is_refused_and_counted() -> None:
-    job, gradients = LocalJob(4, N8), drawn("U", 4, 0)
-    job.step(0, gradients, receivers=[])
-    job.exponents[1, 2] += 1
-    step = job.step(1, gradients, receivers=[0])
-    # its rows elsewhere are refused by three owners; its own rows refuse those of the three others
-    assert step.refused == 48 + 3 * 16
-    assert nmse(step.outputs[0], gradients) < 1 / 8 + 0.01  # one of the 8 groups fell apart
-    assert job.step(2, gradients, receivers=[]).refused == 0
-
-
 def test_loss_correction_beats_none() -> None:
     """Rows lost for good: R / received keeps the projection on the mean at 1 (codec-11)."""
     job, gradients = LocalJob(2, N8), drawn("C", 2, 0)
@@ -309,17 +263,22 @@ def test_a_tensor_keeps_its_precision_beside_one_a_thousand_times_larger() -> No
         assert nmse(noise[65536:65600], [exact[65536:65600]]) > 1
 
 
+def scale_of_job(job: LocalJob) -> float:
+    """Of the first rank's first group."""
+    return float(scales_of(job.scales[0].exponents)[0]) * int(job.scales[0].weights[0])
+
+
 @pytest.mark.parametrize("sigma", [0.71, 0.75, 0.8, 0.84])
 def test_codes_of_4_bits_end_where_rounding_and_clipping_cost_little(sigma: float) -> None:
-    """The scale is the exponent above 2.4 sigma, wherever that lies, and the error what ``codec.planes`` derives."""
+    """The scale is the one above 2.4 sigma, wherever that lies, and the error what ``codec.planes`` derives."""
     numel = 4 * 64 * 1408
     job, x = LocalJob(1, numel, bits=(4, 8)), gaussian(numel, 3, sigma)
     error = nmse(job.step(0, [x]).outputs[0], [x])
-    c = float(scales_of(job.exponents[0])[0]) / sigma
-    assert 2.39 < c < 2.87
+    c = scale_of_job(job) / sigma
+    assert 2.39 < c < 3.01
     tail, density = math.erfc(c / math.sqrt(2)) / 2, math.exp(-c * c / 2) / math.sqrt(2 * math.pi)
     assert error == pytest.approx((c / 7) ** 2 / 12 + 2 * ((1 + c * c) * tail - c * density), rel=0.03)
-    assert error < 0.015
+    assert error < 0.0157
 
 
 def test_clipping_makes_the_mean_shorter_and_hardly_turns_it() -> None:
@@ -331,7 +290,7 @@ def test_clipping_makes_the_mean_shorter_and_hardly_turns_it() -> None:
     lost[1] = job.placement.owner != 1
     for op in range(ops):
         total += job.step(op, gradients, lost_contributions=lost, receivers=[0]).outputs[0] / ops
-    c = float(scales_of(job.exponents[0])[0])
+    c = scale_of_job(job)
     # what the rank that is missing has in its own rows is rotated into every entry
     absent = np.mean([gradients[i] for i in (0, 2, 3)], axis=0)
     truth = 0.75 * absent + 0.25 * np.mean(gradients, axis=0)
@@ -355,14 +314,11 @@ def test_error_feedback_makes_the_sum_of_means_right(bits: Bits) -> None:
         shape = job.shape
         for op in range(ops):
             data = [x + r if feedback else x for x, r in zip(truth, residuals, strict=True)]
-            if job.exponents is None:
-                job.cold(data, op)
-            exponents = job.exponents.copy()
             total += job.step(op, data, receivers=[0]).outputs[0]
             for rank in range(ranks):
-                packets, scales = job.packets_of(rank), job.scales_of(rank)._replace(exponents=exponents[rank])
+                packets, scales = job.packets_of(rank), job.scales[rank]
                 own = read_back(packets, np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32))
-                write_residual(data[rank], own, scales, shape, job.coding(op, rank), residuals[rank], Scratch(1408))
+                write_residual(data[rank], own, scales, shape, job.coding(op), residuals[rank], Scratch(1408))
         return nmse((total / ops).astype(np.float32), truth)
 
     with_feedback, without = run(True), run(False)

@@ -23,10 +23,9 @@ from numpy.typing import NDArray
 
 import reference
 from device_cases import (
-    CAP,
-    RANK,
     SCRATCH,
     SEED,
+    WEIGHTS,
     Outputs,
     Results,
     encoded,
@@ -43,10 +42,10 @@ from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.feedback import write_residual
 from tailbound.codec.format import check_bits
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, clear, convert, entries, read, write
-from tailbound.codec.hashing import mix, seed_of
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, mix, seed_of
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Packets, Received, Scales
-from tailbound.codec.scale import NEED_LEAST, cold_exponents, need_of, scale_of, scales_of, shift_cap_of
+from tailbound.codec.records import Coding, Packets, Received
+from tailbound.codec.scale import NEED_LEAST, agreed, need_of, own_scale, scale_of, scales_of, weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
 from tailbound.collective.coder import HOST
@@ -87,28 +86,30 @@ def of_type(kind: Any, values: NDArray[np.float32]) -> tuple[NDArray[Any], NDArr
 def test_any_shape_and_scale_equals_the_reference(
     sizes: list[int], known: bool, width: int, power: int, rotate: bool, off: int, bits: Bits, kind: Any
 ) -> None:
-    """Of an op whose tensors are known, or not; scales that are too small are taken by a shift, or clip."""
+    """Of an op whose tensors are known, or not; by own scales, and by those for a switch, some of which clip."""
     numel, size = sum(sizes), 10.0 ** (min(power, 3) if kind == FLOAT16 else power)
     shape = shape_for(numel, 64 * width, bits, tuple(sizes) if known else ())
     x, copy = of_type(kind, gaussian(numel, off, size))
     need = measured(host, x, shape, rotate)
-    exponents = cold_exponents(need[None], 2)
-    exponents[::2] -= np.int16(off % 37)
-    out = encoded(host, x, shape, exponents, rotate)
-    expected = reference.encode(copy, shape, SEED, RANK, CAP, exponents, rotate, 3)
-    assert np.array_equal(out.packets[out.placement.position, 64:], expected.payload)
-    assert (out.packets[:, :64] == 7).all()
-    assert out.done == (True, expected.clipped)
-    assert np.array_equal(out.need, expected.need)
-    assert np.array_equal(need, expected.need)
-    assert np.array_equal(out.shift, expected.shift)
+    switched = agreed(need[None])
+    switched[::2] -= np.int16(off % 37)
+    for exponents in (None, switched):
+        out = encoded(host, x, shape, exponents, rotate)
+        expected = reference.encode(copy, shape, SEED, WEIGHTS.cap, exponents, rotate)
+        assert np.array_equal(out.packets[out.placement.position, 64:], expected.payload)
+        assert (out.packets[:, :64] == 7).all()
+        assert out.done == (True, expected.clipped)
+        assert np.array_equal(need, expected.need)
+        assert np.array_equal(out.exponents, expected.exponents)
+        assert np.array_equal(out.scales.weights, expected.weights)
+        assert exponents is None or np.array_equal(out.need, expected.need)
 
 
 @pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("numel", [1000, 100000])
 def test_partials_finish_to_the_check_of_the_packet(numel: int, kind: Any) -> None:
     shape, (x, _) = shape_for(numel, 1408), of_type(kind, gaussian(numel))
-    out = encoded(host, x, shape, cold_exponents(measured(host, x, shape)[None], 2))
+    out = encoded(host, x, shape)
     out.packets[:, :56] = np.random.default_rng(3).integers(0, 256, (shape.rows, 56), dtype=np.uint8)
     out.packets[:, 56:64] = 0
     for packet, state in zip(out.packets, out.partials, strict=True):
@@ -120,25 +121,25 @@ def test_partials_finish_to_the_check_of_the_packet(numel: int, kind: Any) -> No
 def test_not_finite_is_seen_anywhere(rotate: bool, kind: Any) -> None:
     """In the first group, in the middle and at the very end. Rule: codec-4."""
     shape, whole = shape_for(100000, 1408), gaussian(100000)
-    exponents = cold_exponents(measured(host, whole, shape)[None], 2)
     for value, at in itertools.product([np.nan, -np.nan, np.inf, -np.inf, 3e38], [0, 50_000, 99_999]):
         bad = whole.copy()
         bad[at] = value
         x, _ = of_type(kind, bad)
-        assert not encoded(host, x, shape, exponents, rotate).done.finite, (value, at)
+        assert not encoded(host, x, shape, None, rotate).done.finite, (value, at)
         assert finite_need(host, x, shape, Coding(SEED, rotate=rotate)) is None, (value, at)
-    assert encoded(host, of_type(kind, whole)[0], shape, exponents, rotate).done.finite
+    assert encoded(host, of_type(kind, whole)[0], shape, None, rotate).done.finite
 
 
 def test_zero_is_exactly_128_and_needs_nothing() -> None:
     """Rule: codec-7. Padding is coded as zero, too."""
     shape = shape_for(100000, 1408)
-    out = encoded(host, np.zeros(100000, np.float32), shape, np.zeros(shape.groups, np.int16))
-    assert out.done.finite
-    assert (out.packets[:, 64:] == 128).all()
+    for exponents in (None, np.zeros(shape.groups, np.int16)):
+        out = encoded(host, np.zeros(100000, np.float32), shape, exponents)
+        assert out.done.finite
+        assert (out.packets[:, 64:] == 128).all()
     assert (out.need == EXPONENT_NONE).all()
     shape, x = shape_for(1000, 1408), gaussian(1000)
-    out = encoded(host, x, shape, cold_exponents(measured(host, x, shape, False)[None], 2), False)
+    out = encoded(host, x, shape, rotate=False)
     assert (out.packets[out.placement.position, 64:].reshape(-1)[1000:] == 128).all()
 
 
@@ -147,14 +148,13 @@ def test_wrong_arrays_are_refused() -> None:
     exponents = np.zeros(shape.groups, np.int16)
     for wrong in (np.zeros(999, np.float32), *(np.zeros(1000, kind) for kind in (np.float64, np.int16, np.uint8))):
         with pytest.raises(ValueError, match="not a contiguous float32 array of 1000 entries, nor one of float16"):
-            encoded(host, wrong, shape, exponents)
+            encoded(host, wrong, shape)
     with pytest.raises(ValueError, match="scratch for 64"):
         host.measure(np.zeros(40000, np.float32), shape_for(40000, 1408), Coding(1), exponents, Scratch(64))
     out = Outputs(shape)
     packets = Packets(out.packets[:-1], out.placement.position, out.partials)
-    scales = Scales(exponents, out.need, out.shift)
     with pytest.raises(ValueError, match="do not fit"):
-        host.encode(np.zeros(1000, np.float32), shape, Coding(1), packets, scales, SCRATCH)
+        host.encode(np.zeros(1000, np.float32), shape, Coding(1), packets, out.scales, SCRATCH)
 
 
 @given(st.floats(0, 2.0**119, width=32))
@@ -169,11 +169,38 @@ def test_need_is_the_smallest_scale_that_holds(value: float) -> None:
         assert need == NEED_LEAST or value > scale_of(need - 1) * (1 - 2**-23)
 
 
-@pytest.mark.parametrize("ranks", [1, 4, 128, 129, 257])
-def test_shift_cap_fills_the_lanes_and_no_more(ranks: int) -> None:
+@given(st.floats(0, 2.0**119, width=32), st.sampled_from([7, 3, 1]))
+def test_an_own_scale_is_the_smallest_that_holds(value: float, cap: int) -> None:
+    """Rule: codec-5."""
+    e, weight = own_scale(np.float32(value).view(np.uint32), cap)
+    assert e % 4 == 0
+    assert (cap + 1) // 2 <= weight <= cap
+    scale = weight * scale_of(e)
+    assert value <= scale
+    step = scale_of(e) if weight > (cap + 1) // 2 else scale_of(e) / 2
+    assert scale == 2.0 ** (NEED_LEAST // 4) or value > (weight * scale_of(e) - step if cap > 1 else scale / 2)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "weights"),
+    [
+        (1, (7, 5)),
+        (4, (7, 3)),
+        (8, (7, 2)),
+        (36, (7, 0)),
+        (37, (3, 1)),
+        (64, (3, 0)),
+        (85, (3, 0)),
+        (86, (1, 1)),
+        (257, (1, 0)),
+    ],
+)
+def test_weights_fill_the_lanes_and_no_more(ranks: int, weights: tuple[int, int]) -> None:
     """Rule: codec-6."""
-    assert 255 * ranks << shift_cap_of(ranks) <= 65535
-    assert 255 * ranks << shift_cap_of(ranks) + 1 > 65535
+    found = weights_of(ranks)
+    assert found == weights
+    assert 255 * ranks * found.cap << found.spare <= 65535
+    assert 255 * ranks * found.cap << found.spare + 1 > 65535
 
 
 def test_seeds_differ_by_job_and_op() -> None:
@@ -185,15 +212,14 @@ def test_seeds_differ_by_job_and_op() -> None:
 def test_residual_is_what_codes_leave_unsaid(form: Bits) -> None:
     bits, shape = both_ways(form)[0], shape_for(200_001, 1408, form)
     x = gaussian(shape.numel)
-    exponents = cold_exponents(measured(host, x, shape)[None], 2) - np.int16(4)
-    out = encoded(host, x, shape, exponents)
-    expected = reference.encode(x, shape, SEED, RANK, CAP, exponents, ranks=3)
-    factor = np.repeat(scales_of(exponents + 4 * out.shift.astype(np.int16)), shape.group_rows)
-    factor *= np.where(np.repeat(out.shift == 0, shape.group_rows) & (bits < 16), -1, 1)  # no row has many zeros
-    rank = reference.Rank(RANK, 3)
-    said = reference.decode(expected.payload, factor, np.ones(shape.rows, bool), shape, SEED, rank=rank)
+    out = encoded(host, x, shape)
+    expected = reference.encode(x, shape, SEED, WEIGHTS.cap)
+    factor = np.repeat(scales_of(out.exponents) * out.scales.weights, shape.group_rows)
+    factor *= 1 if bits == 16 else -1  # no row has many zeros
+    present = np.ones(shape.rows, bool)
+    said = reference.decode(expected.payload, factor, present, shape, SEED, stage=STAGE_CONTRIBUTION)
     residual = np.full(shape.numel, np.nan, np.float32)
-    own, scales, coding = own_rows(out), Scales(exponents, out.need, out.shift), Coding(SEED, RANK, ranks=3)
+    own, scales, coding = own_rows(out), out.scales, Coding(SEED)
     cuts = [0, 1, shape.groups] if shape.groups > 1 else [0, 1]
     for part in itertools.pairwise(cuts):  # as threads share it out
         write_residual(x, own, scales, shape, coding, residual, SCRATCH, groups=part)
@@ -208,10 +234,8 @@ def test_nothing_is_kept_back_of_zeros(bits: Bits) -> None:
     x = gaussian(2 * 64 * 2816)
     x[64 * 1408 :] = 0
     shape, residual = shape_for(x.size, 1408, bits), np.full(x.size, np.nan, np.float32)
-    exponents = cold_exponents(measured(host, x, shape)[None], 2)
-    out = encoded(host, x, shape, exponents)
-    scales = Scales(exponents, out.need, out.shift)
-    write_residual(x, own_rows(out), scales, shape, Coding(SEED, RANK, ranks=3), residual, SCRATCH)
+    out = encoded(host, x, shape)
+    write_residual(x, own_rows(out), out.scales, shape, Coding(SEED), residual, SCRATCH)
     assert residual[: 64 * 1408].any()
     assert not residual[-64 * 1408 :].any()
 

@@ -8,7 +8,6 @@ import socket
 import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,18 +175,3 @@ def test_the_end_of_a_process_before_says_nothing_of_the_one_that_has_come_back(
     assert said.get(timeout=30) == 3
     here.close()
     assert said.empty()
-
-
-def test_scales_that_no_op_can_have_are_refused() -> None:
-    config = SimpleNamespace(switch=None, bits=8, ranks=4)
-    own = Communicator.__new__(Communicator)
-    own.config, own._groups_most = config, 688
-    own._check_key((0, 7_000_000_000, 3, 1 | 8 << 2), 688)
-    for key, groups in (
-        ((0, 9, 0, 1 | 8 << 2), 689),
-        ((0, 9, 0, 1 | 8 << 2), 0),
-        ((0, 9, 1 << 20, 1 | 8 << 2), 1),
-        ((0, 0, 0, 33), 1),
-    ):
-        with pytest.raises(ValueError, match="no op is chunk"):
-            own._check_key(key, groups)

@@ -103,7 +103,7 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
 
 def test_a_transport_that_fails_hands_the_bucket_back() -> None:
     class Broken(DeviceCoder):
-        def measure(self, *_: Any, **__: Any) -> bool:
+        def encode(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("the device is gone")
 
     with team(2, patient()) as job:

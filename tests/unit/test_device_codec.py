@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from device_cases import (
     DTYPES,
@@ -36,9 +35,9 @@ from device_cases import (
 from tailbound.codec import encode as host
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.feedback import write_residual
-from tailbound.codec.records import Coding, Scales
-from tailbound.codec.scale import cold_exponents
-from tailbound.codec.shape import Shape, shape_for
+from tailbound.codec.records import Coding
+from tailbound.codec.scale import agreed
+from tailbound.codec.shape import shape_for
 from tailbound.errors import CapabilityError
 from tailbound.wire.bits import Bits
 from tailbound.wire.schema import EXPONENT_NONE, key_bytes
@@ -73,8 +72,7 @@ def test_what_tags_are_made_of_is_that_of_the_compiled_pass(bits: Bits) -> None:
     key = key_of(np.random.default_rng(5).bytes(key_bytes(1408) - 8), 0)
     for numel in (17, 22_529, 90_112):
         shape, x = shape_for(numel, 1408, bits), gaussian(numel, numel, 1e-3)
-        exponents = cold_exponents(measured(host, x, shape)[None], 0)
-        keyed, plain = (check(torch.from_numpy(x), shape, exponents, key=k) for k in (key, key[:0]))
+        keyed, plain = (check(torch.from_numpy(x), shape, key=k) for k in (key, key[:0]))
         np.testing.assert_array_equal(keyed.packets[:, 64:], plain.packets[:, 64:])
         assert (keyed.partials != plain.partials).any()
 
@@ -87,14 +85,15 @@ def test_what_tags_are_made_of_is_that_of_the_compiled_pass(bits: Bits) -> None:
 def test_packets_are_those_of_the_compiled_pass(
     numel: int, width: int, power: int, kind: str, rotate: bool, off: int, bits: Bits
 ) -> None:
-    """Scales that are too small (shifts, clipping) or too large; types are read as they are. Rule: codec-12."""
+    """Own scales, and for a switch such that are too small or too large; types are read as they are. Rule: codec-12."""
     shape = shape_for(numel, 64 * width, bits)
     tensor = torch.from_numpy(gaussian(numel, off, 10.0 ** min(power, 3 if kind == "float16" else 20)))
     tensor = tensor.to(getattr(torch, kind))
     x = tensor.float().numpy()
-    exponents = cold_exponents(measured(host, x, shape, rotate)[None], 2)
-    exponents[::2] -= np.int16(off % 37)
-    check(tensor, shape, exponents, rotate)
+    switched = agreed(measured(host, x, shape, rotate)[None])
+    switched[::2] -= np.int16(off % 37)
+    for exponents in (None, switched):
+        check(tensor, shape, exponents, rotate)
 
 
 @given(
@@ -111,24 +110,22 @@ def test_averages_are_those_of_the_compiled_pass(
 
 def test_zero_is_exactly_128_and_needs_nothing() -> None:
     shape = shape_for(100_000, 1408)
-    out = encoded(coder(), torch.zeros(100_000), shape, np.zeros(shape.groups, np.int16))
-    assert (out.packets[:, 64:] == 128).all()
+    for exponents in (None, np.zeros(shape.groups, np.int16)):
+        out = encoded(coder(), torch.zeros(100_000), shape, exponents)
+        assert (out.packets[:, 64:] == 128).all()
     assert (out.need == EXPONENT_NONE).all()
-    assert not out.shift.any()
 
 
 @pytest.mark.parametrize("bits", [16, 8, (4, 8)])
 def test_what_codes_leave_unsaid_is_that_of_the_host(bits: Bits) -> None:
-    """Error feedback; a group that is shifted or clipped. Rule: codec-12."""
+    """Error feedback. Rule: codec-12."""
     shape, x = shape_for(40_000 * 5, 704, bits), gaussian(200_000, 3)
-    exponents = cold_exponents(measured(host, x, shape)[None], 0)
-    exponents[2] -= np.int16(9)
-    tensor, coding, told = torch.from_numpy(x), Coding(SEED, 1, 6, ranks=3), []
+    tensor, coding, told = torch.from_numpy(x), Coding(SEED), []
     for by, data in (host, x), (coder(), tensor):
-        out = encoded(by, data, shape, exponents)
+        out = encoded(by, data, shape)
         residual = np.full(shape.numel, np.nan, np.float32)
         write, into = (write_residual, residual) if by is host else (by.write_residual, torch.from_numpy(residual))
-        write(data, own_rows(out), Scales(exponents, out.need, out.shift), shape, coding, into, SCRATCH)
+        write(data, own_rows(out), out.scales, shape, coding, into, SCRATCH)
         told.append(residual)
     assert np.array_equal(*(residual.view(np.uint32) for residual in told))
     assert 0 < np.abs(told[0]).mean() < np.abs(x).mean()
@@ -146,10 +143,6 @@ def test_sources_outside_the_ring_are_refused() -> None:
 # -- Triton's kernels -------------------------------------------------------------------------------------------------
 
 
-def exponents_for(x: NDArray[np.float32], shape: Shape, rotate: bool) -> NDArray[np.int16]:
-    return cold_exponents(measured(host, x, shape, rotate)[None], 2)
-
-
 def test_the_shapes_are_what_they_are_named_after() -> None:
     shapes = {name: shape_for(*given) for name, given in SHAPES.items()}
     assert [shape.group_rows for shape in shapes.values()] == [16, 32, 64, 64, 64]
@@ -160,10 +153,11 @@ def test_the_shapes_are_what_they_are_named_after() -> None:
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_packets_are_those_of_the_host(name: str, kind: str) -> None:
-    """Codes, needs, shifts, clipped entries and checks; scales fit in one group, shift and clip in the others."""
+    """Codes, scales, clipped entries and checks; scales for a switch fit in one group, and clip in the others."""
     shape = shape_for(*SHAPES[name])
     tensor = torch.from_numpy(gaussian(shape.numel, 7, 1e-2)).to(getattr(torch, kind))
-    exponents = exponents_for(tensor.float().numpy(), shape, True)
+    check(tensor.to(DEVICE), shape, form=TRITON)
+    exponents = agreed(measured(host, tensor.float().numpy(), shape)[None])
     exponents[1:] -= np.int16(31)
     out = check(tensor.to(DEVICE), shape, exponents, form=TRITON)
     assert (out.done.clipped > 0) == (shape.groups > 1)
@@ -182,16 +176,14 @@ def test_averages_are_those_of_the_host(name: str, summed: bool) -> None:
 @pytest.mark.parametrize("bits", [16, (4, 8)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_codes_of_other_bits_are_those_of_the_host(name: str, bits: Bits) -> None:
-    """Packets and averages; a begun second block of columns; scales that shift or clip. Rule: codec-12."""
+    """Packets and averages; a begun second block of columns. Rule: codec-12."""
     numel, width, *rest = SHAPES[name]
     tensors = rest[1] if rest else ()
     numel = numel if tensors else numel // 2 if bits == 16 else numel * 2
     form, shape = TRITON, shape_for(numel, width, bits, tensors)
     x = gaussian(shape.numel, 7, 1e-2)
-    exponents = cold_exponents(measured(host, x, shape, True)[None], 0)
-    exponents[1:] -= np.int16(31 if bits == 16 else 4)
-    out = check(torch.from_numpy(x).to(DEVICE), shape, exponents, True, form=form)
-    assert (out.done.clipped > 0) == (shape.groups > 1)
+    out = check(torch.from_numpy(x).to(DEVICE), shape, form=form)
+    assert (out.done.clipped > 0) == (bits != 16)
     assert Results(shape, 3, 0.1).check(device=DEVICE, form=form).any()
 
 
@@ -227,13 +219,12 @@ def test_no_packet_is_touched_where_a_value_is_not_finite(form: Any) -> None:
     """Rule: codec-4."""
     shape = shape_for(*SHAPES["3 groups"])
     whole = gaussian(shape.numel)
-    exponents = exponents_for(whole, shape, True)
     for value, at in zip([np.nan, -np.inf, 3e38], [0, 4500, 8999], strict=True):
         x = whole.copy()
         x[at] = value
         tensor = torch.from_numpy(x).to(DEVICE)
         with np.errstate(over="ignore", invalid="ignore"):  # the interpreter's own arithmetic
-            out = encoded(coder(DEVICE, form), tensor, shape, exponents)
+            out = encoded(coder(DEVICE, form), tensor, shape)
             assert finite_need(coder(DEVICE, form), tensor, shape, Coding(1)) is None, (value, at)
         assert not out.done.finite, (value, at)
         assert (out.packets == 7).all(), (value, at)

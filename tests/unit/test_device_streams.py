@@ -13,20 +13,16 @@ import numpy as np
 import pytest
 
 from device_cases import (
-    CAP,
-    RANK,
     SCRATCH,
     SEED,
+    WEIGHTS,
     Outputs,
     Results,
     encoded,
     gaussian,
-    measured,
     slow_stream,
 )  # fmt: skip
-from tailbound.codec import encode as host
-from tailbound.codec.records import Coding, Packets, Scales
-from tailbound.codec.scale import cold_exponents
+from tailbound.codec.records import Coding, Packets
 from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
 
@@ -98,10 +94,8 @@ def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None
     stream = slow_stream()
     coder = DeviceCoder(Workspace(stream, PLAIN), "ready")
     shape, x = shape_for(50_000, 1408), torch.from_numpy(gaussian(50_000))
-    exponents = cold_exponents(measured(host, x.numpy(), shape)[None], 2)
-    coding, out = Coding(SEED, RANK, CAP), Outputs(shape)
+    coding, out = Coding(SEED, WEIGHTS), Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
-    scales = Scales(exponents, out.need, out.shift)
     ready = coder.prepare(x, shape, coding)
     assert not ready()
     with pytest.raises(RuntimeError, match="before a device is through"):
@@ -109,14 +103,14 @@ def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None
     stream.events[0].done = True  # the largest values are there
     assert ready()
     assert coder.measure(x, shape, coding, out.need, SCRATCH)
-    assert coder.encode(x, shape, coding, packets, scales, SCRATCH) is None  # codes are under way
+    assert coder.encode(x, shape, coding, packets, out.scales, SCRATCH) is None  # codes are under way
     assert not ready()
     assert (out.packets == 7).all()
     with pytest.raises(RuntimeError, match="before a device is through"):
-        coder.encode(x, shape, coding, packets, scales, SCRATCH)
+        coder.encode(x, shape, coding, packets, out.scales, SCRATCH)
     stream.events[1].done = True
     assert ready()
-    assert coder.encode(x, shape, coding, packets, scales, SCRATCH) == (True, 0)
+    assert coder.encode(x, shape, coding, packets, out.scales, SCRATCH) == (True, 0)
     assert (out.packets[:, 64:] > 0).all()
     Results(shape, 1, 0.1).decoded(coder, x, True)
     coder.clear(x)
@@ -174,8 +168,7 @@ def test_little_more_than_a_byte_an_entry_crosses() -> None:
     coder = DeviceCoder(Workspace(stream, PLAIN), None)
     numel = 1_000_000
     shape, x = shape_for(numel, 1408), torch.from_numpy(gaussian(numel)).double()
-    exponents = np.full(shape.groups, 10, np.int16)
-    encoded(coder, x, shape, exponents)
+    encoded(coder, x, shape)
     Results(shape, 1, 0.0).decoded(coder, x, True)
     assert stream.sizes[0] < 0.001 * numel  # the largest values
     assert sum(stream.sizes) < 2 * 1.03 * numel  # codes down and up

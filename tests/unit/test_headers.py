@@ -31,7 +31,7 @@ class Memory:
         self.exponents = rng.integers(-300, 300, TOTAL).astype(np.int16)
         self.needs = rng.integers(-300, 300, TOTAL).astype(np.int16)
         self.needs[4] = EXPONENT_NONE
-        self.shifts = rng.integers(0, 8, TOTAL).astype(np.uint8)
+        self.weights = rng.integers(1, 8, TOTAL).astype(np.uint8)
         self.scales = rng.random(TOTAL).astype(np.float32)
         self.counts = rng.integers(1, 257, TOTAL).astype(np.uint16)
         self.places = rng.permutation(1000)[:TOTAL].astype(np.uint32)
@@ -42,7 +42,7 @@ class Memory:
         finalise(self.packets[part], head, self.states[part], fields, seq, places, mark)
 
     def publish(self, part: slice, head: np.ndarray, seq: int, mark: int) -> None:
-        fields = Fields(self.exponents[part], scale=self.scales[part], counted=self.counts[part])
+        fields = Fields(scale=self.scales[part], counted=self.counts[part])
         finalise(self.packets[part], head, self.states[part], fields, seq, self.places[part], mark)
 
     def read(self, p: int) -> dict[str, int | float]:
@@ -64,8 +64,8 @@ def test_results(memory: Memory) -> None:
     for row, p in enumerate(range(2, 9)):
         assert memory.read(p) == FIXED | {
             "type": PacketType.RESULT, "contributed": 9, "published": 0xFFFFFF01 if row == 6 else 0xFFFFFF00,
-            "seq": (0xFFFFFFF0 + int(memory.places[p])) % 2**32, "row": row, "exponent": memory.exponents[p],
-            "scale": memory.scales[p], "count": memory.counts[p], "need": 0, "shift": 0,
+            "seq": (0xFFFFFFF0 + int(memory.places[p])) % 2**32, "row": row, "exponent": 0,
+            "scale": memory.scales[p], "count": memory.counts[p], "need": 0, "weight": 0,
         }  # fmt: skip
 
 
@@ -87,14 +87,14 @@ def test_partials_of_any_length(steps: int, seed: int) -> None:
 
 
 def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_scale(memory: Memory) -> None:
-    head = header(**FIXED, type=PacketType.CONTRIBUTION, contributed=41, published=40, count=3)
+    head = header(**FIXED, type=PacketType.CONTRIBUTION, contributed=41, published=40, count=3, weight=1)
     fields = Fields(memory.exponents, memory.needs, scale=memory.scales)
     finalise(memory.packets, head, memory.states, fields, 0xFFFFFF00, memory.places.astype(np.int32), 42)
     for p in range(TOTAL):
         assert memory.read(p) == FIXED | {
             "type": PacketType.CONTRIBUTION, "contributed": 42 if p == TOTAL - 1 else 41, "published": 40,
             "seq": (0xFFFFFF00 + int(memory.places[p])) % 2**32, "row": p, "exponent": memory.exponents[p],
-            "scale": memory.scales[p], "count": 3, "need": memory.needs[p], "shift": 0,
+            "scale": memory.scales[p], "count": 3, "need": memory.needs[p], "weight": 1,
         }  # fmt: skip
 
 
@@ -102,18 +102,18 @@ def test_contributions_to_several_owners(memory: Memory) -> None:
     """Rule: codec-8."""
     before = memory.packets.copy()
     groups = np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 1, 2], np.int32)
-    of_groups = memory.exponents[:3], memory.needs[:3], memory.shifts[:3]
+    of_groups = memory.exponents[:3], memory.weights[:3]
     head = header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED | {"owner": 0, "rows": 0})
     runs = [(1, 4, 7, 0xFFFFFFFE), (5, 6, 255, 12), (11, 1, 0, 3), (0, 0, 9, 9)]
     stamped = Contributions(memory.packets, memory.states, memory.places, groups)
     finalise_contributions(stamped, head.view(np.uint8), runs, *of_groups, 77, NO_KEY)
     for first, count, owner, seq in runs:
         for row, p in enumerate(range(first, first + count)):
-            exponent, need, shift = (of[groups[p]] for of in of_groups)
+            exponent, weight = (of[groups[p]] for of in of_groups)
             assert memory.read(p) == FIXED | {
                 "type": PacketType.CONTRIBUTION, "contributed": 77 if row == count - 1 else 76, "published": 0,
                 "seq": (seq + int(memory.places[p])) % 2**32, "row": row, "exponent": exponent, "owner": owner,
-                "rows": count, "scale": 0, "count": 0, "need": need, "shift": shift,
+                "rows": count, "scale": 0, "count": 0, "need": 0, "weight": weight,
             }  # fmt: skip
     assert (memory.packets[0] == before[0]).all()
     assert (memory.packets[:, HEADER_BYTES:] == before[:, HEADER_BYTES:]).all()

@@ -343,10 +343,8 @@ def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
     flow._job.advertise = lambda **_: None  # type: ignore[method-assign]
     flow._job.repairs = SimpleNamespace(warming=lambda _: False)  # type: ignore[attr-defined]
     placement = SimpleNamespace(shares=[10, 20, 30])
-    op: Any = SimpleNamespace(cold=True, place=SimpleNamespace(placement=placement), abstainers=(), label=1, key=())
+    op: Any = SimpleNamespace(place=SimpleNamespace(placement=placement), abstainers=(), label=1, key=())
     op.first = SimpleNamespace(asked={})
-    flow.count_sealed(op, [0, 10, 10])
-    op.cold = False
     flow.count_sealed(op, [0, 10, 9])
     op.first.asked = {1: range(4)}
     flow.count_sealed(op, [0, 10, 10])  # all are in, four of them by repair

@@ -53,13 +53,11 @@ class Told:
             rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
             membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
             silent_since=lambda ranks, now: 0, repairs=Repairs(RANKS),
+            scales=lambda op: SCALES if self.scales else None,
             config=SimpleNamespace(stage_max=STAGE_MAX, floor=FLOOR, repair=True, insist=0),
             deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
             store=SimpleNamespace(control={"need": np.array([2])}),
         )  # fmt: skip
-
-    def known_scales(self) -> np.ndarray | None:
-        return SCALES if self.scales else None
 
     def foreseen_wrongly(self) -> bool:
         return self.record is not None and self.record["layout"] != self.op.place.layout.tag
@@ -208,7 +206,7 @@ def test_a_switch_still_answers_a_late_launch(op: Op) -> None:
 
 def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_all_have_told(op: Op) -> None:
     """Rules: codec-5, clock-25."""
-    told = Told(op, scales=False)
+    op.switched, op.first.phase, told = True, Phase.DONE, Told(op, scales=False)
     assert told.take(2 * MS).actions == (Measure(),)
     op.sending, op.cold_since = Sending.AGREEING, 2 * MS
     op.agreeing.ask(2 * MS)

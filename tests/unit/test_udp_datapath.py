@@ -115,7 +115,7 @@ class Rows:
 
     def contributions(self, sender: int, owner: int, op: int, seq: int) -> np.ndarray:
         rows = len(self.packets)
-        fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows}
+        fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows, "weight": 1}
         head = header(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=owner, contributed=op - 1, **fields)
         finalise(self.packets, head, self.states, Fields(self.zeros), seq, np.arange(rows, dtype=np.uint32), op)
         return self.packets

@@ -19,16 +19,12 @@ def _replay(world: KernelWorld | World, case: cases.Case, *, armed: bool) -> Non
     """All that a case has before its packet."""
     if armed:
         world.arm()
-    for slot, (op, exponent) in case.expect.items():
-        world.store.expect[slot] = (op, exponent, 1)
     if case.expect_results:
         world.store.expect_results[op_slot(case.expect_results[0])] = case.expect_results
     for packet in case.before:
         world.take(packet)
     if case.sealed:
         world.seal(*case.sealed)
-    for slot, (op, exponent) in case.told.items():
-        world.store.expect[slot] = (op, exponent, 1)
     world.control(**case.control)
 
 

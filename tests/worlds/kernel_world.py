@@ -93,7 +93,6 @@ class KernelWorld:
         self.control(**cases.control_values(ranks) | {"sum_rows": self.sum_rows} | own)
         self.action = -1
         self.back = b""
-        self.abandoned: tuple[int, ...] = ()
 
     def arm(self) -> None:
         """From now on packets carry tags by ``cases.KEYS``, and the program for these takes them."""
@@ -137,14 +136,10 @@ class KernelWorld:
         return result.action
 
     def judge(self, data: bytes, linear: int | None = None) -> tuple[Verdict, int]:
-        """One frame: its verdict and its ledger row; it must be counted exactly once.
-
-        ``abandoned`` says what ranks were charged with ABANDONED besides.
-        """
+        """One frame: its verdict and its ledger row; it must be counted exactly once."""
         before = self.ledger()
         self.run(data, linear=linear)
-        verdict, sender, self.abandoned = cases.judged(self.ledger() - before)
-        return verdict, sender
+        return cases.judged(self.ledger() - before)
 
     def take(self, data: bytes, source: int | None = None) -> tuple[Verdict, int]:
         """One UDP payload: its verdict and its ledger row."""

@@ -12,7 +12,6 @@ import switch_cases
 import veths
 from p4_world import SIZES
 from support import Team, team
-from tailbound.codec.scale import headroom_of
 from tailbound.kernel import ethtool
 from tailbound.switch.box import Box
 from tailbound.switch.job import JobSpec, RankSpec
@@ -45,7 +44,7 @@ def p4_team(
         box = namespaces.call(hub, _open, ports, stations)
         try:
             there = (RankSpec(switch_cases.ip_of(r), switch_cases.mac_of(r), port) for r, port in enumerate(ports))
-            entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows, headroom=headroom_of(ranks)))
+            entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows))
             given = settings | {"port": entry.port, "switch": parse(box.environment(entry)["TAILBOUND_SWITCH"])}
             with team(
                 ranks, given, datapath=datapath, interface="data0", cookie=COOKIE,

@@ -7,13 +7,12 @@ Rows are in row order here, not in packet order.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, step_of
+from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed
 from tailbound.codec.planes import REACH
 from tailbound.codec.scale import NEED_LEAST
 from tailbound.codec.shape import Shape
@@ -89,10 +88,10 @@ def rotated(x: NDArray[np.float32], shape: Shape, seed: int, rotate: bool = True
     return y
 
 
-def needs(x: NDArray[np.float32], y: NDArray[np.float32], shape: Shape, rotate: bool) -> NDArray[np.int16]:
-    """ceil(4 log2 max|y|) a group, normalised, by comparison with float32 quarter powers: i16[G].
+def reaches(x: NDArray[np.float32], y: NDArray[np.float32], shape: Shape, rotate: bool) -> NDArray[np.float32]:
+    """Normalised values that the codes of groups are to reach, f32[G]: the largest one.
 
-    At 4 bits of what codes are to reach, by the root mean square of ``x`` over the columns that it has.
+    At 4 bits no more than the root mean square of ``x``, over the columns that it has, says.
     """
     groups, squares = by_group(shape), np.square(in_rows(x, shape), dtype=np.float64)
     reach = np.array([np.abs(y[rows]).max().astype(np.float64) / root_of(rows, rotate) for rows in groups], np.float32)
@@ -100,7 +99,12 @@ def needs(x: NDArray[np.float32], y: NDArray[np.float32], shape: Shape, rotate: 
         there = np.minimum(np.diff(shape.layout.entries), shape.entries)
         means = [squares[rows].sum() / ((rows.stop - rows.start) * n) for rows, n in zip(groups, there, strict=True)]
         reach = np.minimum(reach.astype(np.float64), REACH * np.sqrt(means)).astype(np.float32)
-    out = np.full(shape.groups, EXPONENT_NONE, np.int16)
+    return reach
+
+
+def needs(reach: NDArray[np.float32]) -> NDArray[np.int16]:
+    """ceil(4 log2 v) of every value, by comparison with float32 quarter powers: i16[G]."""
+    out = np.full(reach.size, EXPONENT_NONE, np.int16)
     for g, normal in enumerate(reach):
         if normal > 0:
             fraction, power = np.frexp(normal)
@@ -108,6 +112,19 @@ def needs(x: NDArray[np.float32], y: NDArray[np.float32], shape: Shape, rotate: 
             above = sum(_F(2 * fraction) > _F(q) for q in quarters)
             out[g] = max(4 * (int(power) - 1) + above, NEED_LEAST)
     return out
+
+
+def own_scales(reach: NDArray[np.float32], cap: int) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
+    """Exponents and weights of the smallest scales that hold ``reach`` f32[G], searched among all."""
+    exponents, weights = np.zeros(reach.size, np.int16), np.zeros(reach.size, np.uint8)
+    for g, value in enumerate(reach.tolist()):
+        least = 1 << cap.bit_length() - 1  # weights have all bits of the largest one
+        scales = ((4 * power, weight) for power in range(NEED_LEAST // 4 - 2, 128) for weight in range(least, cap + 1))
+        smallest = 2.0 ** (NEED_LEAST // 4)
+        exponents[g], weights[g] = next(
+            (e, w) for e, w in scales if w * scale_of(e) >= value and w * scale_of(e) >= smallest
+        )
+    return exponents, weights
 
 
 def scale_of(e: int) -> float:
@@ -123,12 +140,12 @@ def columns(entries: int, seed: int, stage: int) -> NDArray[np.int64]:
     return (fmix(index) >> np.uint32(16)).astype(np.int64)
 
 
-def offsets(rows: NDArray[np.integer[Any]], entries: int, seed: int, stage: int, step: int = 0) -> NDArray[np.int64]:
+def offsets(rows: NDArray[np.integer[Any]], entries: int, seed: int, stage: int) -> NDArray[np.int64]:
     """Rounding offsets of the entries of ``rows`` in units of 2^-16: i64[rows, V]."""
     rounding = np.array([rounding_seed(seed, stage)], np.uint32)
     keys: NDArray[np.uint32] = rounding + rows.astype(np.uint32) * np.uint32(0x9E3779B1)
     row = fmix(keys).astype(np.int64)
-    return (columns(entries, seed, stage) + row[:, None] + step) % 65536
+    return (columns(entries, seed, stage) + row[:, None]) % 65536
 
 
 def with_zero(u: NDArray[np.int64], bits: int = 8) -> NDArray[np.float32]:
@@ -180,65 +197,90 @@ def from_lanes(lanes: NDArray[_Word]) -> NDArray[_Word]:
     return np.swapaxes(eights, -1, -2).reshape(lanes.shape)
 
 
-def sums_of(payloads: NDArray[np.uint8], shifts: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The bytes that a slot holds for u8[N, B] contributions, each shifted left by its entry of ``shifts``.
+class Sum(NamedTuple):
+    """What a slot holds: ``lanes`` i64, and what ``tb_slot`` says of them (codec-9)."""
 
-    u8[2 B]; of codes of 4 bits u8[4 B].
-    """
-    codes = unpack(payloads, bits) if bits == 4 else payloads.astype(np.int64)
-    lanes = to_lanes(codes).astype(np.int64) << shifts.astype(np.int64)[:, None]
-    in_lanes: NDArray[np.uint8] = lanes.sum(0).astype("<u2").view(np.uint8)
-    return in_lanes
+    lanes: NDArray[np.int64]
+    exponent: int
+    units: int
+    lost: int
+    count: int
+
+    @property
+    def octets(self) -> NDArray[np.uint8]:
+        """The lanes as the slot has them."""
+        found: NDArray[np.uint8] = self.lanes.astype("<u2").view(np.uint8)
+        return found
 
 
-def totals(sums: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
-    """Sums of codes from what a slot holds, in the order of entries: i64[V]."""
-    lanes = from_lanes(sums.view("<u2").astype(np.int64))
-    return 256 * lanes[: lanes.size // 2] + lanes[lanes.size // 2 :] if bits == 16 else lanes
+def lanes_of(payload: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
+    """The bytes of a contribution, or its halves of bytes, in lanes."""
+    return to_lanes(unpack(payload, 4) if bits == 4 else payload.astype(np.int64)).astype(np.int64)
 
 
-class Rank(NamedTuple):
-    """A rank of a job."""
-
-    rank: int
-    ranks: int
+def added(total: Sum | None, payload: NDArray[np.uint8], exponent: int, weight: int, spare: int, bits: int = 8) -> Sum:
+    """A sum, or none yet, and one contribution more."""
+    lanes = lanes_of(payload, bits)
+    if total is None:
+        return Sum(lanes * (weight << spare), exponent - 4 * spare, 128 * (weight << spare), 0, 1)
+    count, up = total.count + 1, (exponent - total.exponent) // 4
+    if up > spare:
+        move = up - spare
+        total = Sum(total.lanes >> move, total.exponent + 4 * move, total.units >> move, total.lost >> move, count)
+        up = spare
+    if up >= 0:
+        weight <<= up
+        return Sum(total.lanes + lanes * weight, total.exponent, total.units + 128 * weight, total.lost, count)
+    if -up > (3 if bits == 4 else 7):
+        return total._replace(count=count)
+    low = min(weight & -weight, 1 << -up)  # multiples of it lose nothing but multiples of it
+    lost = (((1 << -up) - low) * 8) >> -up
+    return Sum(
+        total.lanes + (lanes * weight >> -up),
+        total.exponent,
+        total.units + (128 * weight >> -up),
+        total.lost + lost,
+        count,
+    )
 
 
 class Coded(NamedTuple):
-    """``payload`` u8[T, B], ``need`` i16[G], ``shift`` u8[G], ``clipped`` entries.
+    """``payload`` u8[T, B], ``need`` i16[G], ``exponents`` i16[G], ``weights`` u8[G], ``clipped`` entries.
 
     ``values`` f32[T, V] are what codes say.
     """
 
     payload: NDArray[np.uint8]
     need: NDArray[np.int16]
-    shift: NDArray[np.uint8]
+    exponents: NDArray[np.int16]
+    weights: NDArray[np.uint8]
     clipped: int
     values: NDArray[np.float64]
 
 
 def encode(
-    x: NDArray[np.float32], shape: Shape, seed: int, rank: int, cap: int, exponents: NDArray[np.int16],
-    rotate: bool = True, ranks: int = 1,
+    x: NDArray[np.float32], shape: Shape, seed: int, cap: int, exponents: NDArray[np.int16] | None = None,
+    rotate: bool = True,
 ) -> Coded:  # fmt: skip
-    """What ``codec.encode.encode`` makes of finite ``x``, in row order."""
+    """What ``codec.encode.encode`` makes of finite ``x``, in row order; with ``exponents``, i16[G], for a switch."""
     bits, y = shape.bits, rotated(x, shape, seed, rotate)
-    need = needs(x, y, shape, rotate)
-    step = step_of(rank, ranks)
-    u = with_zero(offsets(np.arange(shape.rows), shape.entries, seed, STAGE_CONTRIBUTION, step), bits)
+    reach = reaches(x, y, shape, rotate)
+    if exponents is None:
+        given, (exponents, weights) = False, own_scales(reach, cap)
+    else:
+        given, weights = True, np.ones(shape.groups, np.uint8)
+    u = with_zero(offsets(np.arange(shape.rows), shape.entries, seed, STAGE_CONTRIBUTION), bits)
     codes = np.zeros(y.shape, np.int64)
     values = np.zeros(y.shape)
-    shift = np.zeros(shape.groups, np.uint8)
     span, clipped = zero_of(bits) - 1, 0
-    for g, (rows, e) in enumerate(zip(by_group(shape), exponents.tolist(), strict=True)):
+    for rows, e, weight in zip(by_group(shape), exponents.tolist(), weights.tolist(), strict=True):
         root = root_of(rows, rotate)
-        shift[g] = min(max(-(-(int(need[g]) - e) // 4), 0), cap if bits > 4 else 0)
-        scale = scale_of(e + 4 * int(shift[g])) * root
-        if need[g] > e + 4 * int(shift[g]):
+        scale = weight * scale_of(e) * root
+        if given or bits == 4:
             clipped += int(np.count_nonzero(np.abs(y[rows]) > _F(scale)))
         codes[rows] = code(y[rows] * _F(span / scale) + u[rows], bits)
         values[rows] = (codes[rows] - zero_of(bits)) * (scale / root / span)
-    return Coded(pack(codes, bits), need, shift, clipped, values)
+    return Coded(pack(codes, bits), needs(reach), exponents, weights, clipped, values)
 
 
 class Mean(NamedTuple):
@@ -248,70 +290,46 @@ class Mean(NamedTuple):
     scale: np.float32
 
 
-class Row(NamedTuple):
-    """What a row of sums is: row ``k`` of the op, with the exponent ``e`` and ``units``, of the ranks ``members``."""
-
-    k: int
-    e: int
-    units: int
-    members: Sequence[int]
-
-
-def exact(d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = True) -> NDArray[np.int64]:
-    """Distances of sums from zero, i64[V], less the offsets of their members, in units of 2^-16.
+def mean(total: Sum, k: int, seed: int, bits: int = 8, rotate: bool = True, there: int = 1 << 16) -> Mean:
+    """The result of row ``k`` of an op; ``there`` columns have entries.
 
     Even columns say by their zeros whether odd ones have their offsets taken off, and odd ones for even ones: what
-    decides on an offset must not depend on it.
+    decides on an offset must not depend on it. With codes of 16 bits no offsets are taken off.
     """
-    taken, off = np.zeros(d.size, np.int64), np.zeros(d.size, np.int64)
-    if rotate and row.units == len(row.members):
-        for even in (0, 1):
-            taken[1 - even :: 2] = 2 * np.count_nonzero(d[even::2] == 0) <= d.size // 2
-    for rank in row.members:
-        off += offsets(np.array([row.k]), d.size, seed, STAGE_CONTRIBUTION, step_of(rank, ranks))[0] - 32768
-    return 65536 * d - taken * off
-
-
-def rounded(
-    d: NDArray[np.int64], row: Row, seed: int, ranks: int, rotate: bool = True, zero: int = 128
-) -> tuple[NDArray[np.int64], np.float32]:
-    """Codes i64[V] and scale of a result row from distances of sums from zero, i64[V].
-
-    ``zero`` is the zero of contributions; results have 8 bits.
-    """
-    value, plain = exact(d, row, seed, ranks, rotate), not rotate or 2 * np.count_nonzero(d == 0) > d.size
-    most = int(np.abs(value).max())
+    zero, lanes = zero_of(bits), from_lanes(total.lanes)
+    u = with_zero(offsets(np.array([k]), lanes.size // (2 if bits == 16 else 1), seed, STAGE_RESULT)[0], max(bits, 8))
+    unit = scale_of(total.exponent) / (zero - 1)
+    if bits == 16:
+        d = 256 * lanes[: lanes.size // 2] + lanes[lanes.size // 2 :] - 256 * total.units + (257 * total.lost >> 4)
+        most = int(np.abs(d).max())
+        if most == 0:
+            return Mean(pack(np.full(d.size, zero), bits), _F(0))
+        codes = code(d.astype(np.float32) * _F((zero - 1) / most) + u, bits)
+        return Mean(pack(codes, bits), _F(most * unit / total.count))
+    there = min(there, lanes.size)
+    empty = lanes[:there] == total.units * zero >> 7
+    d = 65536 * lanes - (zero * total.units << 9)
+    u_all = offsets(np.array([k]), lanes.size, seed, STAGE_CONTRIBUTION)[0]
+    off = (u_all * total.units >> 7) - 256 * total.units - (total.lost << 12)
+    for even in (0, 1):
+        if rotate and 4 * np.count_nonzero(empty[even::2]) <= there:
+            d[1 - even :: 2] -= off[1 - even :: 2]
+    plain, most = not rotate or 2 * np.count_nonzero(empty) > there, int(np.abs(d).max())
     if most == 0:
-        return np.full(d.size, 128), _F(0)
-    scale = _F(most * (scale_of(row.e) / (zero - 1)) / len(row.members) / 65536)
-    u = with_zero(offsets(np.array([row.k]), d.size, seed, STAGE_RESULT)[0])
-    return code(value.astype(np.float32) * _F(127 / most) + u), scale if plain else -scale
-
-
-def mean(sums: NDArray[np.uint8], row: Row, seed: int, ranks: int, bits: int = 8, rotate: bool = True) -> Mean:
-    """A result row from the bytes of sums (``sums_of``); with codes of 16 bits no offsets are taken off."""
-    zero = zero_of(bits)
-    d = totals(sums, bits) - zero * row.units
-    if bits < 16:
-        codes, scale = rounded(d, row, seed, ranks, rotate, zero)
-        return Mean(pack(codes, 8), scale)
-    most = int(np.abs(d).max())
-    if most == 0:
-        return Mean(pack(np.full(d.size, zero), bits), _F(0))
-    u = with_zero(offsets(np.array([row.k]), d.size, seed, STAGE_RESULT)[0], bits)
-    codes = code(d.astype(np.float32) * _F((zero - 1) / most) + u, bits)
-    return Mean(pack(codes, bits), _F(most * (scale_of(row.e) / (zero - 1)) / len(row.members)))
+        return Mean(np.full(lanes.size, 128, np.uint8), _F(0))
+    scale = _F(most * unit / total.count / 65536)
+    return Mean(pack(code(d.astype(np.float32) * _F(127 / most) + u), 8), scale if plain else -scale)
 
 
 def decode(
     payload: NDArray[np.uint8], scale: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int,
-    rotate: bool = True, rank: Rank | None = None,
+    rotate: bool = True, stage: int = STAGE_RESULT,
 ) -> NDArray[np.float32]:  # fmt: skip
-    """Rows of results, or of contributions of ``rank`` (u8[T, B], f32[T], bool[T], row order) as f32[numel]."""
+    """Rows of results, or of contributions (u8[T, B], f32[T], bool[T], row order), as f32[numel]."""
     bits = shape.bits
     codes, zero = unpack(payload, bits), zero_of(bits)
     if bits < 16:
-        values = valued(codes, scale, present, seed, zero, rank)
+        values = valued(codes, scale, present, seed, zero, stage)
         return restored(values, present, shape, seed, rotate)
     factors = np.where(present, (scale.astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
     values = (codes - zero).astype(np.float32) * factors[:, None]
@@ -320,14 +338,10 @@ def decode(
 
 def valued(
     codes: NDArray[Any], scale: NDArray[np.float32], present: NDArray[np.bool_], seed: int, zero: int = 128,
-    rank: Rank | None = None,
+    stage: int = STAGE_RESULT,
 ) -> NDArray[np.float32]:  # fmt: skip
-    """What the codes of all rows mean, [T, V] as float32; less their offsets where the scale is negative.
-
-    They are results, or contributions of ``rank``.
-    """
-    stage, step = (STAGE_CONTRIBUTION, step_of(*rank)) if rank else (STAGE_RESULT, 0)
-    u = offsets(np.arange(len(codes)), codes.shape[1], seed, stage, step) - 32768
+    """What the codes of all rows mean, [T, V] as float32; less their offsets where the scale is negative."""
+    u = offsets(np.arange(len(codes)), codes.shape[1], seed, stage) - 32768
     distance = 65536 * (codes.astype(np.int64) - zero) - np.where(scale < 0, 1, 0)[:, None] * u
     factors = np.where(present, (np.abs(scale).astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
     return distance.astype(np.float32) * (factors * _F(2.0**-16))[:, None]

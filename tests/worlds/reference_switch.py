@@ -95,7 +95,7 @@ class Rules:
         for wrong, verdict in (
             (kind != PacketType.CONTRIBUTION, Verdict.BAD_TYPE),
             (head["row"] >= head["rows"], Verdict.SLOT_OUT_OF_RANGE),
-            (head["shift"] > 0, Verdict.BAD_SHIFT),
+            (head["weight"] != 1, Verdict.BAD_WEIGHT),
         ):
             if wrong:
                 return verdict, b"", False

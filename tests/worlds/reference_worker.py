@@ -7,6 +7,7 @@ the order of docs/rules.md.
 from __future__ import annotations
 
 import ctypes
+import math
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,35 @@ def put(ranks: NDArray[np.uint64], rank: int) -> None:
 
 def within(some: NDArray[np.uint64], all_: NDArray[np.uint64]) -> bool:
     return not (some & ~all_).any()
+
+
+def add_scaled(
+    record: Any,
+    row: NDArray[np.uint16],
+    codes: NDArray[np.int64],
+    exponent: int,
+    weight: int,
+    spare: int,
+    most: int = 7,
+) -> None:
+    """codec-9: ``codes`` of this scale, in the order of lanes, into a sum ``row`` and its ``record``.
+
+    ``most``: doublings below the sum's unit that leave something.
+    """
+    above = (exponent - int(record["exponent"])) // 4
+    if above > spare:
+        parts = 2 ** min(above - spare, 16)
+        row[:] = row.astype(np.int64) // parts
+        record["units"], record["lost"] = int(record["units"]) // parts, int(record["lost"]) // parts
+        record["exponent"] += 4 * (above - spare)
+        above = spare
+    if above < -most:
+        return
+    times, parts = 2 ** max(above, 0), 2 ** max(-above, 0)
+    row[: len(codes)] += (codes * weight * times // parts).astype(np.uint16)
+    record["units"] += 128 * weight * times // parts
+    # half of the parts on average, less what codes of this weight cannot have
+    record["lost"] += (parts - math.gcd(weight, parts)) * 8 // parts
 
 
 class _Packet:
@@ -156,7 +186,7 @@ class ReferenceTables:
             raise _Refused(Verdict.BAD_LENGTH)
         if p.version != VERSION:
             raise _Refused(Verdict.BAD_VERSION)
-        if p.type not in set(PacketType):
+        if not PacketType.CONTRIBUTION <= p.type <= max(PacketType):  # the hole between is let through, and ignored
             raise _Refused(Verdict.BAD_TYPE)
         if not c["active"]:
             raise _Refused(Verdict.INACTIVE)
@@ -228,8 +258,8 @@ class ReferenceTables:
             raise _Refused(Verdict.SLOT_OUT_OF_RANGE)
         if p.map_id != c["map_id" if serial(p.op, int(c["map_since"])) >= 0 else "map_before"]:
             raise _Refused(Verdict.WRONG_MAP)
-        if p.type == PacketType.CONTRIBUTION and p.shift > c["shift_cap"]:
-            raise _Refused(Verdict.BAD_SHIFT)
+        if p.type == PacketType.CONTRIBUTION and not 1 <= p.weight <= c["weight_cap"]:
+            raise _Refused(Verdict.BAD_WEIGHT)
 
     def _mark(self, p: _Packet) -> None:
         """kernel-12."""
@@ -358,42 +388,29 @@ class ReferenceTables:
     def _contribute(self, p: _Packet) -> Verdict:
         """kernel-16."""
         at = p.seq % len(self.arrays["slots"])
-        record, expect, r = self.arrays["slots"][at], self.arrays["expect"][at], self._record(p)
+        record, r = self.arrays["slots"][at], self._record(p)
         if serial(p.op, int(self.arrays["slot_locks"][at]["sealed_op"])) <= 0:
             r["late"] += 1
             return Verdict.LATE
         same = self._is_of(record, p)
         if not same and record["cookie"] == p.cookie and serial(int(record["op"]), p.op) > 0:
             return Verdict.STALE_OP
-        expected = expect["valid"] and expect["op"] == p.op
-        # a sum with a wrong exponent gives way to the first packet with the right one
-        replaced = same and expected and p.exponent == expect["exponent"] != record["exponent"]
-        if same and not replaced and has(record["ranks"], p.sender):
+        if same and has(record["ranks"], p.sender):
             return Verdict.DUPLICATE_REPAIR if p.flags & Flag.REPEAT else Verdict.DUPLICATE
-        if expected and p.exponent != expect["exponent"]:
-            return Verdict.SCALE_MISMATCH
         if not same and not self._over(record):
             return Verdict.FUTURE_OP
-        if same and not expected and p.exponent != record["exponent"]:
-            return Verdict.SCALE_MISMATCH
-        add = same and not replaced
-        if replaced:
-            for rank in range(MAX_RANKS):
-                if has(record["ranks"], rank):
-                    self._count(rank, Verdict.ABANDONED)
-            r["rows_complete"] -= record["counted"]
-        if not add:
-            record["ranks"] = 0
-            record["count"] = record["units"] = record["counted"] = 0
-            record["exponent"], record["row"], record["need"] = p.exponent, p.row, p.need
-            record["cookie"], record["op"] = p.cookie, p.op
+        codes = self._codes(p)
+        row = self.arrays["sums"][at].view(np.uint16)
+        if not same:
+            for name in record.dtype.names:
+                record[name] = 0
+            record["cookie"], record["op"], record["row"] = p.cookie, p.op, p.row
+            record["exponent"] = p.exponent - 4 * int(self.control["spare"])
+            row[: len(codes)] = 0
         record["count"] += 1
-        record["units"] += 1 << p.shift
-        record["need"] = max(int(record["need"]), p.need)
         put(record["ranks"], p.sender)
-        lanes = self._lanes(p)
-        row = self.arrays["sums"][at].view(np.uint16)[: len(lanes)]
-        row[:] = row + lanes if add else lanes
+        most = 3 if p.flags & Flag.HALVES else 7
+        add_scaled(record, row, codes, p.exponent, p.weight, int(self.control["spare"]), most)
         r["rows"] = r["rows"] or p.rows
         r["progress"] += 1
         if not record["counted"] and within(self.control["live"], record["ranks"]):
@@ -401,16 +418,15 @@ class ReferenceTables:
             r["rows_complete"] += 1
             if r["rows_complete"] == r["rows"]:
                 self._emit(Event.COMPLETE, p.op)
-        return Verdict.ADDED if add else Verdict.STORED
+        return Verdict.ADDED if same else Verdict.STORED
 
     @staticmethod
-    def _lanes(p: _Packet) -> NDArray[np.uint16]:
+    def _codes(p: _Packet) -> NDArray[np.int64]:
         """Codes as sums have them: of eight the even ones, then the odd ones."""
         codes = np.frombuffer(p.payload, np.uint8)
         if p.flags & Flag.HALVES:
             codes = np.stack((codes.reshape(-1, 8) & 15, codes.reshape(-1, 8) >> 4), axis=1).reshape(-1)
-        wide = codes.astype(np.uint16) << np.uint16(0 if p.flags & Flag.HALVES else p.shift)
-        return np.ascontiguousarray(wide.reshape(-1, 4, 2).transpose(0, 2, 1)).reshape(-1)
+        return codes.reshape(-1, 4, 2).transpose(0, 2, 1).reshape(-1).astype(np.int64)
 
     def _publish(self, p: _Packet) -> Verdict:
         """kernel-17."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 import reference
 from tailbound.codec.hashing import seed_of
-from tailbound.codec.scale import headroom_of, shift_cap_of
+from tailbound.codec.scale import weights_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
@@ -35,7 +35,7 @@ from tailbound.transport.reliable import Reliable
 from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.sockets import Socket
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import EXPONENT_NONE, MISSING, PacketType
+from tailbound.wire.schema import MISSING, PacketType
 from tailbound_lab.simulate.messages import read
 
 T = TypeVar("T")
@@ -363,38 +363,26 @@ def balanced(entry: Mapping[str, int]) -> bool:
 
 @dataclass
 class Reference:
-    """An all-reduce without loss in plain numpy, op after op of one key: what every datapath must give, bit by bit."""
+    """An all-reduce without loss in plain numpy: what every datapath must give, bit by bit."""
 
     ranks: int
     width: int
     cookie: int
     tensors: tuple[int, ...] = ()
-    exponents: NDArray[np.int16] | None = None
 
     def allreduce(self, inputs: Sequence[NDArray[np.float32]], label: int) -> NDArray[np.float32]:
-        """The average of ``inputs`` (f32[n] by rank; all finite) in the op ``label``; keeps the next scales."""
+        """The average of ``inputs`` (f32[n] by rank; all finite) in the op ``label``, in whatever order rows come."""
         shape = shape_for(inputs[0].size, self.width, 8, self.tensors)
-        seed, headroom, cap = seed_of(self.cookie, label), headroom_of(self.ranks), shift_cap_of(self.ranks)
-        if self.exponents is None:
-            any_scale = np.zeros(shape.groups, np.int16)
-            needs = [reference.encode(x, shape, seed, rank, cap, any_scale).need for rank, x in enumerate(inputs)]
-            largest = np.max(needs, axis=0)
-            assert (largest != EXPONENT_NONE).all(), "give inputs without groups of zeros"
-            self.exponents = (largest + headroom).astype(np.int16)
-        e = self.exponents
-        coded = [reference.encode(x, shape, seed, rank, cap, e, ranks=self.ranks) for rank, x in enumerate(inputs)]
+        seed, weights = seed_of(self.cookie, label), weights_of(self.ranks)
+        coded = [reference.encode(x, shape, seed, weights.cap) for x in inputs]
         codes = np.zeros((shape.rows, shape.codes), np.uint8)
         scale = np.zeros(shape.rows, np.float32)
-        need = np.max([c.need for c in coded], axis=0)
+        there = np.diff(shape.layout.entries)
         for k in range(shape.rows):
-            g = int(shape.layout.of[k])
-            payloads, shifts = np.stack([c.payload[k] for c in coded]), np.stack([c.shift[g] for c in coded])
-            sums = reference.sums_of(payloads, shifts, 8)
-            units = sum(1 << int(c.shift[g]) for c in coded)
-            row = reference.Row(k, int(e[g]), units, range(self.ranks))
-            rotate = reference.turned(reference.by_group(shape)[g], rotate=True)
-            codes[k], scale[k] = reference.mean(sums, row, seed, self.ranks, rotate=rotate)
-        fits = need.astype(np.int32) + headroom
-        rises = np.maximum(np.minimum(fits, e + 1), fits - 4 * (cap - 2)) if cap > 2 else fits  # codec-10
-        self.exponents = np.where(need == EXPONENT_NONE, e, rises).astype(np.int16)
+            g, total = int(shape.layout.of[k]), None
+            for c in coded:
+                total = reference.added(total, c.payload[k], int(c.exponents[g]), int(c.weights[g]), weights.spare)
+            assert total is not None
+            assert total.lost == 0, "give inputs of about one size: else the order of rows counts"
+            codes[k], scale[k] = reference.mean(total, k, seed, there=int(there[g]))
         return reference.decode(codes, scale, np.ones(shape.rows, bool), shape, seed)

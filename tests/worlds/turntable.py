@@ -58,7 +58,7 @@ class Turntable:
         """A contribution; all have the same codes."""
         head = header(
             type=PacketType.CONTRIBUTION, flags=flags, cookie=_COOKIE, op=1 << schema.OP_INDEX_BITS, sender=sender,
-            owner=ranks, seq=seq, rows=schema.MAX_RANKS, need=-3, exponent=-1, count=ranks,
+            owner=ranks, seq=seq, rows=schema.MAX_RANKS, need=-3, exponent=-1, weight=1, count=ranks,
         )  # fmt: skip
         return packet(head, np.random.default_rng(7).integers(1, 256, codes, np.uint8).tobytes())
 

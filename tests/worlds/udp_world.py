@@ -44,7 +44,6 @@ class World:
         self.control(**cases.control_values(ranks))
         self.clock = 1_000_000_000
         self.echoes = np.zeros((64, 2), np.uint32)
-        self.abandoned: tuple[int, ...] = ()
 
     def control(self, **values: Any) -> None:
         """Changes fields of the control record."""
@@ -83,17 +82,13 @@ class World:
         )
 
     def take(self, data: bytes, source: int | None = None) -> tuple[Verdict, int]:
-        """One packet (from the sender it names unless told otherwise): its verdict and its ledger row.
-
-        ``abandoned`` says what ranks were charged with ABANDONED besides.
-        """
+        """One packet (from the sender it names unless told otherwise): its verdict and its ledger row."""
         if source is None:
             named = data[14] if len(data) >= HEADER_BYTES else 1
             source = named if 0 < named < len(self.sources) else 1
         before = self.ledger()
         self.feed(data, source)
-        verdict, sender, self.abandoned = cases.judged(self.ledger() - before)
-        return verdict, sender
+        return cases.judged(self.ledger() - before)
 
     def ledger(self) -> NDArray[np.uint64]:
         """Counters by sender and verdict, a copy."""

@@ -21,13 +21,11 @@ from tailbound.codec import halves, kernels, planes
 from tailbound.codec.format import BYTES, HALVES, PLANES, CodeFormat
 from tailbound.codec.halves import Floats, entries
 from tailbound.codec.hashing import (
-    STAGE_CONTRIBUTION,
     STAGE_RESULT,
     bits_of,
     float_of,
     rounding_seed,
     row_key,
-    step_of,
     write_columns,
 )
 from tailbound.codec.records import Coding, Received
@@ -51,7 +49,6 @@ class _Form(NamedTuple):
     code: CodeFormat
     seed: np.uint32
     rounding: np.uint32
-    step: np.uint32  #: of the rank that made the codes, in their rounding offsets
     rotate: bool
 
 
@@ -61,9 +58,9 @@ def own_source(place: int) -> int:
 
 
 @compiled
-def key_of(rounding, step, row):  # type: ignore[no-untyped-def]
+def key_of(rounding, row):  # type: ignore[no-untyped-def]
     """The key of a row whose offsets are subtracted."""
-    return np.uint32(~np.uint32(row_key(rounding, row) + step))
+    return np.uint32(~row_key(rounding, row))
 
 
 @compiled
@@ -82,7 +79,7 @@ def _read_as(reading, scale, count, row, form):  # type: ignore[no-untyped-def]
     reading[2] = reading[3] = 0
     if scale < 0:
         reading[1] += 32767
-        reading[2] = key_of(form.rounding, form.step, row)
+        reading[2] = key_of(form.rounding, row)
         reading[3] = 0xFFFF
 
 
@@ -211,7 +208,7 @@ def decode(
 
     Args:
         shape: of the op; with ``stage`` of results, ``shape.results`` are looked at.
-        coding: its seed, and whether groups are rotated; of contributions the rank, too.
+        coding: its seed, and whether groups are rotated.
         out: [numel], of a type of ``codec.halves``, written, C-contiguous. Missing rows count as zero, and each group
             is multiplied by R / received; a group of which nothing came is zero. Where groups are not rotated missing
             entries are zero and nothing is corrected.
@@ -237,8 +234,7 @@ def decode(
     lo, hi = groups or (0, shape.groups)
     rows = Received(readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts)
     seed, rounding = np.uint32(coding.seed), np.uint32(rounding_seed(coding.seed, stage))
-    step = np.uint32(step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0)
-    form = _Form(shape.layout, shape.entries, shape.code, seed, rounding, step, coding.rotate)
+    form = _Form(shape.layout, shape.entries, shape.code, seed, rounding, coding.rotate)
     failed = _decode(rows, lo, hi, form, scratch.memory, values)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")

@@ -1,10 +1,10 @@
 """From gradients to packets of u8 codes, one pass over the groups.
 
-A group is multiplied by its signs, rotated in cache, its largest value found, and its rows quantised into packet
-memory with stochastic rounding, while the state of the check, or of the tag, over each payload is taken. Nothing is
-allocated.
+A group is multiplied by its signs, rotated in cache, its largest value found, which gives its scale, and its rows are
+quantised into packet memory with stochastic rounding, while the state of the check, or of the tag, over each payload is
+taken. Nothing is allocated.
 
-code = clamp(floor(y * 127 / (2^(e/4) 2^k) + 128 + u), 1, 255): zero is exactly 128, and 0 never occurs. ``128 + u``
+code = clamp(floor(y * 127 / (m 2^(e/4)) + 128 + u), 1, 255): zero is exactly 128, and 0 never occurs. ``128 + u``
 with a 16-bit u is exact in float32; 24 bits would not be. u is what everybody can compute (``codec.hashing``), so that
 whoever averages may take it off again; codes are the same whether it is or not.
 """
@@ -21,7 +21,7 @@ from tailbound.codec.format import HALVES, PLANES, CodeFormat
 from tailbound.codec.halves import Entries, Floats, entries
 from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns
 from tailbound.codec.records import Coding, Packets, Scales
-from tailbound.codec.scale import OVERFLOW_BITS, need_of, root_of, scale_of, shift_of
+from tailbound.codec.scale import OVERFLOW_BITS, need_of, own_scale, root_of, scale_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
 from tailbound.codec.shape import Groups, Shape
 from tailbound.wire.jit import compiled
@@ -37,9 +37,8 @@ class _Form(NamedTuple):
     code: CodeFormat
     seed: np.uint32
     rounding: np.uint32
-    step: np.uint32  #: of the rank, in its rounding offsets
     rotate: bool
-    shift_cap: int
+    cap: int  #: largest weight; 0: scales are given
     key: NDArray[np.uint64]  #: of the check or tag
 
 
@@ -117,60 +116,93 @@ def _at_once(rows, turn):  # type: ignore[no-untyped-def]
 
 @compiled
 def _quantise(values, first, apart, rows, turn, form, factor, ahead, memory):  # type: ignore[no-untyped-def]
-    """Codes of the rows that a kernel takes at once, to ``memory.addresses``. Returns the bits of the largest value."""
+    """Codes of the rows that a kernel takes at once, to ``memory.addresses``."""
     codes, keys, targets, span = form.codes, memory.keys, memory.addresses, np.float32(form.code.span)
     if not turn:
         if rows >= 8:
-            return kernels.finish_plain8(values, first, apart, codes, factor, span, keys, targets, ahead)
-        return kernels.finish_plain1(values, first, apart, codes, factor, span, keys, targets, ahead)
+            kernels.finish_plain8(values, first, apart, codes, factor, span, keys, targets, ahead)
+        else:
+            kernels.finish_plain1(values, first, apart, codes, factor, span, keys, targets, ahead)
+    elif rows >= 8:
+        kernels.finish_turned8(values, first, apart, codes, factor, span, keys, targets, ahead)
+    elif rows == 4:
+        kernels.finish_turned4(values, first, apart, codes, factor, span, keys, targets, ahead)
+    else:
+        kernels.finish_turned2(values, first, apart, codes, factor, span, keys, targets, ahead)
+
+
+@compiled
+def _largest(values, first, apart, rows, turn, codes):  # type: ignore[no-untyped-def]
+    """Bits of the largest value of the rows that a kernel takes at once."""
+    if not turn:
+        return (
+            kernels.largest_plain8(values, first, apart, codes)
+            if rows >= 8
+            else kernels.largest_plain1(values, first, apart, codes)
+        )
     if rows >= 8:
-        return kernels.finish_turned8(values, first, apart, codes, factor, span, keys, targets, ahead)
-    if rows == 4:
-        return kernels.finish_turned4(values, first, apart, codes, factor, span, keys, targets, ahead)
-    return kernels.finish_turned2(values, first, apart, codes, factor, span, keys, targets, ahead)
+        return kernels.largest_turned8(values, first, apart, codes)
+    return (
+        kernels.largest_turned4(values, first, apart, codes)
+        if rows == 4
+        else kernels.largest_turned2(values, first, apart, codes)
+    )
+
+
+@compiled
+def _turn(x, g, form, memory):  # type: ignore[no-untyped-def]
+    """Group ``g`` up to its last pass: where it lies, and the bits of its largest value, not normalised.
+
+    Codes in planes have that pass behind them, too.
+    """
+    codes, pitch = form.codes, form.codes + PITCH_EXTRA
+    row, rows, first, entries, turn = _group(form, g)
+    source, at = _source(x, first, entries, rows * codes, memory)
+    settled = turn and form.code.packing == PLANES
+    if turn:
+        _spread(source, at, row, rows, form, memory)
+        if settled:
+            planes.settle_near(memory.work, rows, codes, pitch)
+    most, step = np.uint32(0), _at_once(rows, turn and not settled)
+    for r in range(0, rows, step):
+        if turn:
+            most = max(most, _largest(memory.work, r * pitch, pitch, step, not settled, codes))
+        else:
+            most = max(most, _largest(source, at + r * codes, codes, step, False, codes))
+    return source, at, most
+
+
+@compiled
+def _needed(most, source, at, g, form):  # type: ignore[no-untyped-def]
+    """Bits of the value that the codes of a group are to reach, from those of its largest one."""
+    _, rows, _, entries, turn = _group(form, g)
+    return planes.reach(normalised(most, rows, turn), form.code, source, at, rows, form.codes, entries)
 
 
 @compiled
 def _measure(x, lo, hi, form, need, memory):  # type: ignore[no-untyped-def]
-    codes, pitch = form.codes, form.codes + PITCH_EXTRA
-    for i in range(8):  # codes are made all the same: an op is cold once
-        memory.addresses[i] = np.int64(memory.codes.ctypes.data) + i * codes
     for g in range(lo, hi):
-        row, rows, first, entries, turn = _group(form, g)
-        source, at = _source(x, first, entries, rows * codes, memory)
-        if turn:
-            _spread(source, at, row, rows, form, memory)
-        most = np.uint32(0)
-        for r in range(0, rows, _at_once(rows, turn)):
-            ahead = _ahead(x, first + r * codes, rows * codes, memory.columns)
-            if turn:
-                bits = _quantise(memory.work, r * pitch, pitch, rows, turn, form, np.float32(0.0), ahead, memory)
-            else:
-                bits = _quantise(source, at + r * codes, codes, rows, turn, form, np.float32(0.0), ahead, memory)
-            most = max(most, bits)
+        source, at, most = _turn(x, g, form, memory)
         if most >= OVERFLOW_BITS:
             return False
-        need[g] = need_of(planes.reach(normalised(most, rows, turn), form.code, source, at, rows, codes, entries))
+        need[g] = need_of(_needed(most, source, at, g, form))
     return True
 
 
 @compiled
-def _write_planes(values, first, apart, rows, form, factor, packets, row, ahead, memory):  # type: ignore[no-untyped-def]
-    """The same of settled values, as planes in packets."""
-    codes, keys, targets, most = form.codes, memory.keys, memory.addresses, np.uint32(0)
+def _write_planes(values, first, apart, rows, form, factor, packets, row, memory):  # type: ignore[no-untyped-def]
+    """The same as ``_quantise`` of settled values, as planes in packets."""
+    codes, keys = form.codes, memory.keys
     parts, work = memory.columns[:codes], memory.row[:codes]
     for i in range(rows):
         begin = first + i * apart
-        bits = kernels.measure_plain1(values, begin, apart, codes, factor, factor, keys, targets, ahead)
         target = packets.memory[packets.position[row + i], HEADER_BYTES : HEADER_BYTES + 2 * codes]
         planes.write_row16(values[begin : begin + codes], factor, keys[i], parts, work, target)
-        most = max(most, bits)
-    return most
 
 
 @compiled
 def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no-untyped-def]
-    """Second pass: butterflies between neighbours, codes and check. Returns the bits of the largest value.
+    """Last pass: butterflies between neighbours, codes and check.
 
     With codes in planes the work memory is settled already.
     """
@@ -180,22 +212,20 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
     out, position = packets.memory, packets.position
     payload = out.shape[1] - HEADER_BYTES
     base = np.int64(out.ctypes.data) + HEADER_BYTES
-    most = np.uint32(0)
     step = _at_once(rows, turn)
     for r in range(0, rows, step):
         k = row + r
-        ahead = _ahead(x, first + r * codes, rows * codes, memory.columns)
         for i in range(step):
             targets[i] = base + np.int64(position[k + i]) * out.shape[1]
             if form.code.packing == HALVES:
                 targets[i] = np.int64(memory.codes.ctypes.data) + i * codes
-            keys[i] = np.uint32(row_key(form.rounding, k + i) + form.step)
+            keys[i] = row_key(form.rounding, k + i)
         values, begin, apart = (work, r * pitch, pitch) if turn else (source, at + r * codes, codes)
         if form.code.packing == PLANES:
-            bits = _write_planes(values, begin, apart, step, form, factor, packets, k, ahead, memory)
+            _write_planes(values, begin, apart, step, form, factor, packets, k, memory)
         else:
-            bits = _quantise(values, begin, apart, rows, turn, form, factor, ahead, memory)
-        most = max(most, bits)
+            ahead = _ahead(x, first + r * codes, rows * codes, memory.columns)
+            _quantise(values, begin, apart, rows, turn, form, factor, ahead, memory)
         for i in range(step):
             place = position[k + i]
             if form.code.packing == HALVES:
@@ -204,7 +234,6 @@ def _finish(x, source, at, g, form, factor, packets, memory):  # type: ignore[no
             state = packets.partials[place]
             state[:] = 0
             absorb(out[place, HEADER_BYTES : HEADER_BYTES + payload].view(np.uint64), state, form.key)
-    return most
 
 
 @compiled
@@ -223,42 +252,36 @@ def _count_beyond(source, at, rows, turn, form, limit, work):  # type: ignore[no
 
 @compiled
 def _encode(x, lo, hi, form, packets, scales, memory):  # type: ignore[no-untyped-def]
-    clipped, codes = 0, form.codes
-    span = form.code.span
-    pitch = codes + PITCH_EXTRA
-    write_columns(form.rounding, memory.columns[:codes])
+    clipped = 0
+    write_columns(form.rounding, memory.columns[: form.codes])
     for g in range(lo, hi):
-        row, rows, first, entries, turn = _group(form, g)
-        root = root_of(rows) if turn else 1.0
-        e = np.int64(scales.exponents[g])
-        scales.shift[g] = 0
-        source, at = _source(x, first, entries, rows * codes, memory)
-        if turn:
-            _spread(source, at, row, rows, form, memory)
-            if form.code.packing == PLANES:
-                planes.settle_near(memory.work, rows, codes, pitch)
-        factor = np.float32(span / (scale_of(e) * root))
-        bits = _finish(x, source, at, g, form, factor, packets, memory)
-        if bits >= OVERFLOW_BITS:
+        _, rows, _, _, turn = _group(form, g)
+        source, at, most = _turn(x, g, form, memory)
+        if most >= OVERFLOW_BITS:
             return False, clipped
-        want = need_of(planes.reach(normalised(bits, rows, turn), form.code, source, at, rows, codes, entries))
-        scales.need[g] = want
-        if want <= e:
-            continue
-        k = shift_of(want, e, form.shift_cap)
-        scales.shift[g] = k
-        scale = scale_of(e + 4 * k) * root
-        if k > 0:
-            _finish(x, source, at, g, form, np.float32(span / scale), packets, memory)
-        if want > e + 4 * k:
+        scale = scale_for(_needed(most, source, at, g, form), form.cap, scales, g) * (root_of(rows) if turn else 1.0)
+        _finish(x, source, at, g, form, np.float32(form.code.span / scale), packets, memory)
+        if (form.cap == 0 or form.code.clips) and np.float64(float_of(most)) > scale:
             clipped += _count_beyond(source, at, rows, turn, form, np.float32(scale), memory.work)
     return True, clipped
 
 
+@compiled
+def scale_for(bits, cap, scales, g):  # type: ignore[no-untyped-def]
+    """The scale of group ``g``, by the value with ``bits`` that codes are to reach; a given one where ``cap`` is 0."""
+    if cap > 0:
+        e, weight = own_scale(bits, cap)
+        scales.exponents[g], scales.weights[g] = e, weight
+    else:
+        e, weight = np.int64(scales.exponents[g]), np.int64(1)
+        scales.need[g], scales.weights[g] = need_of(bits), 1
+    return weight * scale_of(e)
+
+
 def _form(shape: Shape, coding: Coding) -> _Form:
     seed, rounding = np.uint32(coding.seed), np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
-    step, cap = np.uint32(hashing.step_of(coding.rank, coding.ranks)), 0 if shape.code.clips else coding.shift_cap
-    return _Form(shape.layout, shape.entries, shape.code, seed, rounding, step, coding.rotate, cap, coding.key)
+    cap = coding.weights.cap if coding.weights else 0
+    return _Form(shape.layout, shape.entries, shape.code, seed, rounding, coding.rotate, cap, coding.key)
 
 
 def _entries(x: Floats, shape: Shape, scratch: Scratch) -> Entries:
@@ -276,7 +299,7 @@ def measure(
     *,
     groups: tuple[int, int] | None = None,
 ) -> bool:
-    """What scale each group needs, for a cold op; codes nothing.
+    """What scale each group needs, where ranks have to agree on scales; codes nothing.
 
     Args:
         x: [numel], of a type of ``codec.halves``, C-contiguous.
@@ -308,9 +331,9 @@ def encode(
 
     Args:
         x: [numel], of a type of ``codec.halves``, C-contiguous.
-        coding: how; ``headroom`` is not looked at.
+        coding: how.
         packets: written, but for ``position``.
-        scales: ``exponents`` are read, the others written.
+        scales: written; ``exponents`` are read where ``coding`` has no weights.
         groups: only the groups of this half-open range, so that threads can share the work (a scratch each).
 
     Returns:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tailbound.codec.decode import decode
 from tailbound.codec.format import BYTES
 from tailbound.codec.hashing import STAGE_CONTRIBUTION
+from tailbound.codec.mean import empty_columns
 from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scale import scales_of
 from tailbound.codec.scratch import Scratch
@@ -44,17 +45,17 @@ def _zeros(payload, form):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _mark(own, shift, layout, codes, form, lo, hi):  # type: ignore[no-untyped-def]
+def _mark(own, layout, codes, form, lo, hi):  # type: ignore[no-untyped-def]
     """Makes the scales of rows of groups ``lo`` to ``hi`` negative whose offsets the owner will take off.
 
     That is what the owner would do if all ranks had these codes (``codec.mean``): what others have is not known here.
     """
     for k in range(layout.rows[lo], layout.rows[hi]):
-        g = layout.of[k]
-        if shift[g] == 0 and layout.rows[g + 1] - layout.rows[g] > 1:
-            zeros = _zeros(own.own[-own.source[k] - 2, HEADER_BYTES : HEADER_BYTES + codes], form)
-            if 2 * zeros <= codes * 8 // form.bits:
-                own.scale[k] = -own.scale[k]
+        g, entries = layout.of[k], codes * 8 // form.bits
+        zeros = _zeros(own.own[-own.source[k] - 2, HEADER_BYTES : HEADER_BYTES + codes], form)
+        empty = empty_columns(layout, g, entries)
+        if 2 * (zeros - empty) <= entries - empty:
+            own.scale[k] = -own.scale[k]
 
 
 def write_residual(
@@ -91,8 +92,8 @@ def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding, groups
     """Writes what the own rows of ``groups`` mean: their scales."""
     lo, hi = groups
     layout, part = shape.layout, slice(lo, hi)
-    told = scales_of(scales.exponents[part] + 4 * scales.shift[part].astype(np.int16))
+    told = scales_of(scales.exponents[part]) * scales.weights[part]
     rows = slice(layout.rows[lo], layout.rows[hi])
     own.scale[rows] = told[layout.of[rows] - lo]
     if coding.rotate and shape.code.offsets:
-        _mark(own._replace(counts=_NO_COUNTS), scales.shift, layout, shape.codes, shape.code, lo, hi)
+        _mark(own._replace(counts=_NO_COUNTS), layout, shape.codes, shape.code, lo, hi)

@@ -3,20 +3,17 @@
 Signs are equal on all ranks and new in every op (fixed ones would lose the same directions for ever). Both come from
 the finaliser of MurmurHash3 (A. Appleby, public domain): a hash with one multiplication is not random enough.
 
-A rounding offset is a fraction of a code, in units of 2^-16: ``(column + row + step) mod 2^16``, with a hash of the
-column, a hash of the row, and the step of the rank. Any two offsets of a rank are independent, and errors of unbiased
-rounding are then uncorrelated: nothing in an error's mean or variance tells them from a hash an entry, and a loop over
-a row only adds. The steps ``(rank << 16) // N`` put the offsets of all ranks at equal distances (correlated
-quantisation: Suresh, Sun, Ro and Yu, ICML 2022): where ranks agree, what one rounds up another rounds down. The sum of
-the offsets of all N ranks is ``(N * common mod 2^16) + sum of the steps``, with ``common`` that of rank 0: it takes no
-loop to take it off (``codec.mean``).
+A rounding offset is a fraction of a code, in units of 2^-16: ``(column + row) mod 2^16``, with a hash of the column and
+one of the row. Any two offsets are independent, and errors of unbiased rounding are then uncorrelated: nothing in an
+error's mean or variance tells them from a hash an entry, and a loop over a row only adds. They are the same on all
+ranks, so that a sum of codes with any weights has one offset, times the sum of the weights (``codec.mean``).
 
 numba promotes ``uint32 * uint32`` to 64 bits, so every step is cast back.
 """
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -86,17 +83,6 @@ def seed_of(cookie: int, op: int) -> int:
 def rounding_seed(seed: int, stage: int) -> int:
     """Seed of the rounding offsets in the op with ``seed``, a u32, the same on all ranks; ``stage`` as above."""
     return mix(mix(seed ^ 0x5BD1E995) + stage)
-
-
-def step_of(rank: int, ranks: int) -> int:
-    """What the rounding offsets of ``rank`` have on those of rank 0 in a job of ``ranks``, in 2^-16 of a code."""
-    return (rank << 16) // ranks
-
-
-@cache
-def steps_of_all(ranks: int) -> int:
-    """Sum of the steps of all ranks of a job."""
-    return sum(step_of(rank, ranks) for rank in range(ranks))
 
 
 _ROW = np.uint32(0x9E3779B1)

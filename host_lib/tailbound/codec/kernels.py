@@ -23,7 +23,6 @@ _kernel: Any = intrinsic
 _INDEX, _FLOAT, _WORD = types.int64, types.float32, types.uint32
 _tuple: Any = types.UniTuple
 _PLACES = _tuple(_INDEX, 3)
-_FORM = _tuple(_INDEX, 3)
 #: Order of codes in a vector's lanes of the sums ring, and back.
 LANE_ORDER = tuple(i + j for i in range(0, LANES, 8) for j in (0, 2, 4, 6, 1, 3, 5, 7))
 CODE_ORDER = tuple(LANE_ORDER.index(i) for i in range(LANES))
@@ -85,7 +84,7 @@ def _spread_rows(rows: int) -> Any:
 spread1, spread2, spread4, spread8 = (_spread_rows(rows) for rows in (1, 2, 4, 8))
 
 
-def _finish_rows(rows: int, turn: bool, quantise: bool = True) -> Any:
+def _finish_rows(rows: int, turn: bool) -> Any:
     @_kernel
     def finish(
         typing: Any,
@@ -99,19 +98,17 @@ def _finish_rows(rows: int, turn: bool, quantise: bool = True) -> Any:
         targets: Any,
         ahead: Any,
     ) -> Any:
-        """Neighbouring rows of ``work``: butterflies, largest bits (returned), codes to the addresses ``targets``.
+        """Neighbouring rows of ``work``: butterflies, codes to the addresses ``targets``.
 
         Codes are 128 - ``span`` to 128 + ``span``.
         ``keys`` u32[8]: the parts of the rows in their rounding offsets. ``ahead``: an address and the bytes of an
         entry, as many rows of entries from there on are prefetched meanwhile; the address of the columns' parts.
         """
-        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _FLOAT, _FLOAT, keys, targets, _PLACES)
+        signature = types.void(work, _INDEX, _INDEX, _INDEX, _FLOAT, _FLOAT, keys, targets, _PLACES)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
-            zero = e.const(VI32, 0)
-            most = e.variable(zero)
             ahead, width, parts = (builder.extract_value(args[8], i) for i in range(3))
             key_at = e.address(sig.args[6], args[6])
             keys = [e.splat(builder.trunc(e.load(e.step(key_at, I64(i), 4), I32, 4), I16)) for i in range(rows)]
@@ -127,18 +124,13 @@ def _finish_rows(rows: int, turn: bool, quantise: bool = True) -> Any:
                     e.prefetch(builder.add(ahead, builder.mul(coming, width)))
                 if turn:
                     values = e.hadamard(values)
-                largest = builder.load(most)
-                for value in values:
-                    bits = builder.and_(builder.bitcast(value, VI32), e.const(VI32, 0x7FFFFFFF))
-                    largest = e.umax(largest, bits)
-                builder.store(largest, most)
                 part = e.load(e.step(parts, column, 2), VI16, 2)
-                for row in range(rows) if quantise else ():
+                for row in range(rows):
                     offset = _offset(e, part, keys[row])
                     code = e.clamp(builder.fadd(builder.fmul(values[row], scale), offset), below, above)
                     out = builder.trunc(builder.fptosi(code, VI32), VI8)
                     e.store(out, builder.add(targets[row], column), 1)
-            return e.largest(builder.load(most))
+            return context.get_dummy_value()
 
         return signature, emit
 
@@ -147,7 +139,34 @@ def _finish_rows(rows: int, turn: bool, quantise: bool = True) -> Any:
 
 finish_turned2, finish_turned4, finish_turned8 = (_finish_rows(rows, True) for rows in (2, 4, 8))
 finish_plain1, finish_plain8 = (_finish_rows(rows, False) for rows in (1, 8))
-measure_plain1 = _finish_rows(1, False, quantise=False)
+
+
+def _largest_rows(rows: int, turn: bool) -> Any:
+    @_kernel
+    def largest(typing: Any, work: Any, first: Any, pitch: Any, columns: Any) -> Any:
+        """Bits of the largest value of neighbouring rows of ``work``, after the butterflies between them."""
+        signature = _WORD(work, _INDEX, _INDEX, _INDEX)
+
+        def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            e = Emit(context, builder)
+            source = e.address(sig.args[0], args[0], args[1])
+            most = e.variable(e.const(VI32, 0))
+            with e.columns(args[3]) as column:
+                at = [e.step(source, builder.add(builder.mul(args[2], I64(row)), column), 4) for row in range(rows)]
+                values = [e.load(a, VF32, 4) for a in at]
+                found = builder.load(most)
+                for value in e.hadamard(values) if turn else values:
+                    found = e.umax(found, builder.and_(builder.bitcast(value, VI32), e.const(VI32, 0x7FFFFFFF)))
+                builder.store(found, most)
+            return e.largest(builder.load(most))
+
+        return signature, emit
+
+    return largest
+
+
+largest_turned2, largest_turned4, largest_turned8 = (_largest_rows(rows, True) for rows in (2, 4, 8))
+largest_plain1, largest_plain8 = (_largest_rows(rows, False) for rows in (1, 8))
 
 
 def _settle_rows(rows: int) -> Any:
@@ -271,18 +290,20 @@ def _count(e: Emit, here: Any, found: Any) -> None:
 
 def _gather_row(ring: bool, own: bool) -> Any:
     @_kernel
-    def gather(typing: Any, sums: Any, codes: Any, shift: Any, zero: Any, columns: Any, lanes: Any, counts: Any) -> Any:
-        """Sums of one row, own codes shifted and added, into u16 lanes; those that are ``zero`` are counted.
+    def gather(typing: Any, sums: Any, codes: Any, join: Any, zero: Any, columns: Any, lanes: Any, counts: Any) -> Any:
+        """Sums of one row, own codes added as ``join`` says, into u16 lanes; those that are ``zero`` are counted.
 
-        ``sums`` and ``codes`` are addresses; which of them are read is the variant's choice. ``counts`` u32[LANES],
-        written: by lane of a vector. The largest one is returned.
+        ``sums`` and ``codes`` are addresses; which of them are read is the variant's choice. ``join``: what sums are
+        shifted down by, what codes are multiplied with and then shifted down by (``scale.Join``). ``counts``
+        u32[LANES], written: by lane of a vector. The largest one is returned.
         """
-        signature = _WORD(_INDEX, _INDEX, types.uint16, _WORD, _INDEX, lanes, counts)
+        signature = _WORD(_INDEX, _INDEX, _tuple(_INDEX, 3), _WORD, _INDEX, lanes, counts)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             target, count_at = e.address(sig.args[5], args[5]), e.address(sig.args[6], args[6])
-            shift, zero = e.splat(args[2]), e.splat(builder.trunc(args[3], I16))
+            move, weight, down = (e.splat(builder.trunc(builder.extract_value(args[2], i), I16)) for i in range(3))
+            zero = e.splat(builder.trunc(args[3], I16))
             found = e.variable(e.const(VI32, 0))
             with e.columns(args[4]) as column:
                 total = e.const(VI16, 0)
@@ -290,7 +311,8 @@ def _gather_row(ring: bool, own: bool) -> Any:
                     total = e.load(e.step(args[0], column, 2), VI16, 2)
                 if own:
                     code = e.shuffle(e.load(builder.add(args[1], column), VI8, 1), LANE_ORDER)
-                    total = builder.add(total, builder.shl(builder.zext(code, VI16), shift))
+                    code = builder.lshr(builder.mul(builder.zext(code, VI16), weight), down)
+                    total = builder.add(builder.lshr(total, move), code) if ring else code
                 e.store(total, e.step(target, column, 2), 2)
                 _count(e, builder.icmp_unsigned("==", total, zero), found)
             e.store(builder.load(found), count_at, 4)
@@ -305,55 +327,32 @@ gather_ring, gather_own, gather_both = _gather_row(True, False), _gather_row(Fal
 
 
 @_kernel
-def take_off(typing: Any, lanes: Any, zero: Any, form: Any, parts: Any, masks: Any, columns: Any, exact: Any) -> Any:
-    """u16 lanes as distances from ``zero`` in units of 2^-16, less the offsets of all ranks, i32; largest one returned.
+def take_off(typing: Any, lanes: Any, form: Any, parts: Any, masks: Any, columns: Any, exact: Any) -> Any:
+    """u16 lanes as distances from zero in units of 2^-16, less their offsets, i32; the largest one is returned.
 
-    ``form``: the row's part in the offsets, the number of ranks N, and what is the same for all lanes.
-    ``masks`` u32[LANES]: all ones in lanes whose offsets are taken off, else 0.
+    ``form``: the row's part in the offsets, the sum where all codes are 128, zero and what is the same for all lanes
+    whose offsets are taken off, in units of 2^-16. ``masks`` u32[LANES]: all ones in these lanes, else 0.
     """
-    signature = _WORD(lanes, _WORD, _FORM, parts, masks, _INDEX, exact)
+    signature = _WORD(lanes, _tuple(_INDEX, 4), parts, masks, _INDEX, exact)
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         e = Emit(context, builder)
-        source, part_at = e.address(sig.args[0], args[0]), e.address(sig.args[3], args[3])
-        target, zero = e.address(sig.args[6], args[6]), e.splat(args[1])
-        key, ranks = (e.splat(builder.trunc(builder.extract_value(args[2], i), I16)) for i in range(2))
-        same = e.splat(builder.trunc(builder.extract_value(args[2], 2), I32))
-        mask = e.load(e.address(sig.args[4], args[4]), VI32, 4)
-        zero = builder.add(builder.shl(zero, e.const(VI32, 16)), builder.and_(same, mask))
+        source, part_at, target = e.address(sig.args[0], args[0]), e.address(sig.args[2], args[2]), args[5]
+        target = e.address(sig.args[5], target)
+        key = e.splat(builder.trunc(builder.extract_value(args[1], 0), I16))
+        units, zero, same = (e.splat(builder.trunc(builder.extract_value(args[1], i), I32)) for i in (1, 2, 3))
+        mask = e.load(e.address(sig.args[3], args[3]), VI32, 4)
+        zero = builder.sub(zero, builder.and_(same, mask))
         most, least = e.variable(e.const(VI32, 0)), e.variable(e.const(VI32, 0))
-        with e.columns(args[5]) as column:
+        with e.columns(args[4]) as column:
             total = builder.zext(e.load(e.step(source, column, 2), VI16, 2), VI32)
-            common = builder.add(e.load(e.step(part_at, column, 2), VI16, 2), key)
-            off = builder.and_(builder.zext(builder.mul(common, ranks), VI32), mask)
+            offset = builder.zext(builder.add(e.load(e.step(part_at, column, 2), VI16, 2), key), VI32)
+            off = builder.and_(builder.lshr(builder.mul(offset, units), e.const(VI32, 7)), mask)
             value = builder.sub(builder.sub(builder.shl(total, e.const(VI32, 16)), zero), off)
             e.store(value, e.step(target, column, 4), 4)
             builder.store(e.smax(builder.load(most), value), most)
             builder.store(e.smin(builder.load(least), value), least)
         return e.largest(e.umax(builder.load(most), builder.sub(e.const(VI32, 0), builder.load(least))))
-
-    return signature, emit
-
-
-@_kernel
-def add_offsets(typing: Any, exact: Any, key: Any, sign: Any, parts: Any, masks: Any, columns: Any) -> Any:
-    """Offsets of one rank, times ``sign``, added to ``exact`` i32; ``key``: of its row. The largest one is returned."""
-    signature = _WORD(exact, _WORD, types.int32, parts, masks, _INDEX)
-
-    def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        e = Emit(context, builder)
-        target, part_at = e.address(sig.args[0], args[0]), e.address(sig.args[3], args[3])
-        key, sign = e.splat(builder.trunc(args[1], I16)), e.splat(args[2])
-        mask = e.load(e.address(sig.args[4], args[4]), VI32, 4)
-        most = e.variable(e.const(VI32, 0))
-        with e.columns(args[5]) as column:
-            u = builder.zext(builder.add(e.load(e.step(part_at, column, 2), VI16, 2), key), VI32)
-            at = e.step(target, column, 4)
-            value = builder.add(e.load(at, VI32, 4), builder.and_(builder.mul(u, sign), mask))
-            e.store(value, at, 4)
-            size = e.umin(value, builder.sub(e.const(VI32, 0), value))
-            builder.store(e.umax(builder.load(most), size), most)
-        return e.largest(builder.load(most))
 
     return signature, emit
 

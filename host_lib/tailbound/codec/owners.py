@@ -74,11 +74,6 @@ class Placement:
         """Rows k of ``owner``, in place order: i32[counts[owner]]."""
         return self.row_at[self.positions_of(owner)]
 
-    def groups_of(self, owner: int) -> NDArray[np.int32]:
-        """Group of each row of ``owner``, in place order: i32[counts[owner]]."""
-        groups: NDArray[np.int32] = self.shape.layout.of[self.rows_of(owner)]
-        return groups
-
 
 @lru_cache(maxsize=4096)
 def first_place(placement: Placement, owner: int, sender: int, ranks: int) -> int:

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import hashing, planes
-from tailbound.codec.encode import normalised
-from tailbound.codec.hashing import row_key
+from tailbound.codec.encode import normalised, scale_for
+from tailbound.codec.hashing import float_of, row_key
 from tailbound.codec.records import Coding, Scales
-from tailbound.codec.scale import OVERFLOW_BITS, need_of, root_of, scale_of, shift_of
+from tailbound.codec.scale import OVERFLOW_BITS, root_of
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
 
 
 class Plan(NamedTuple):
-    """Not ``finite``: nothing may be sent. ``beyond``: groups with a value that does not fit even when shifted."""
+    """Not ``finite``: nothing may be sent. ``beyond``: groups with a value that does not fit."""
 
     finite: bool
     beyond: int
@@ -34,7 +34,7 @@ class Factors(NamedTuple):
     Attributes:
         factors: f32[G], what a value is multiplied by to be a code.
         limits: f32[G], values above it do not fit; infinite where all do.
-        keys: u32[T], the part of each row in its rounding offsets, with the step of the rank.
+        keys: u32[T], the part of each row in its rounding offsets.
     """
 
     factors: NDArray[np.float32]
@@ -46,7 +46,7 @@ _NO_SQUARES = readonly(np.zeros(0))
 
 
 @compiled
-def _plan(bits, squares, codes, span, layout, rotate, cap, keyed, scales, by):  # type: ignore[no-untyped-def]
+def _plan(bits, squares, codes, span, layout, rotate, cap, rounding, scales, by):  # type: ignore[no-untyped-def]
     beyond = 0
     for g in range(bits.shape[0]):
         rows, entries = layout.rows[g + 1] - layout.rows[g], layout.entries[g + 1] - layout.entries[g]
@@ -57,21 +57,14 @@ def _plan(bits, squares, codes, span, layout, rotate, cap, keyed, scales, by):  
         most = normalised(bits[g], rows, turn)
         if squares.shape[0] > 0:
             most = planes.within(most, squares[g], planes.spread_over(rows, codes, entries))
-        want = need_of(most)
-        e = np.int64(scales.exponents[g])
-        scales.need[g] = want
-        scales.shift[g] = 0
-        by.limits[g] = np.float32(np.inf)
-        k = shift_of(want, e, cap)
-        scales.shift[g] = k
-        scale = scale_of(e + 4 * k) * root
+        scale = scale_for(most, cap, scales, g) * root
         by.factors[g] = np.float32(span / scale)
-        if want > e + 4 * k:
+        by.limits[g] = np.float32(np.inf)
+        if (cap == 0 or squares.shape[0] > 0) and np.float64(float_of(bits[g])) > scale:
             by.limits[g] = np.float32(scale)
             beyond += 1
-    rounding, step = keyed
     for k in range(by.keys.shape[0]):
-        by.keys[k] = np.uint32(row_key(rounding, k) + step)
+        by.keys[k] = row_key(rounding, k)
     return beyond
 
 
@@ -83,7 +76,7 @@ def plan(
     by: Factors,
     squares: NDArray[np.float64] = _NO_SQUARES,
 ) -> Plan:
-    """Settles need, shift and scale of every group (codec-4 to codec-7), and the keys of the rounding offsets.
+    """Settles the scale of every group (codec-4 to codec-7), and the keys of the rounding offsets.
 
     Args:
         bits: u32[G], of the largest absolute value of the group, rotated but not normalised.
@@ -92,8 +85,7 @@ def plan(
         squares: f64[G], sum of squares of the group before rotation; with codes that clip only (codec-12).
     """
     rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
-    keyed = rounding, np.uint32(hashing.step_of(coding.rank, coding.ranks))
-    span, cap = shape.code.span, 0 if shape.code.clips else coding.shift_cap
+    span, cap = shape.code.span, coding.weights.cap if coding.weights else 0
     of_groups = readonly(bits), readonly(squares)
-    beyond = _plan(*of_groups, shape.entries, span, shape.layout, coding.rotate, cap, keyed, scales, by)
+    beyond = _plan(*of_groups, shape.entries, span, shape.layout, coding.rotate, cap, rounding, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

@@ -2,9 +2,9 @@
 
 Where codes of 4 bits end: of a normal variable that is cut off at c standard deviations and rounded to steps of c / 7
 with its offset taken off again, (c / 7)^2 / 12 + 2 ((1 + c^2) Q(c) - c phi(c)) of its square is lost, with phi its
-density and Q its tail: 0.0130 at c = 2.48, and no less at another. Exponents are quarters of a power of two; the one
-above 2.4 leaves c between 2.4 and 2.85, and 0.0146 at worst. The nearest to 2.48 would leave 0.0138 at worst, but cuts
-more off, and that is what does not average out: over ops, and where ranks agree.
+density and Q its tail: 0.0130 at c = 2.48, and no less at another. Scales are a quarter apart at most; the one above
+2.4 leaves c between 2.4 and 3.0, and 0.0156 at worst. The nearest to 2.48 would leave 0.0140 at worst, but cuts more
+off, and that is what does not average out: over ops, and where ranks agree.
 
 What is cut off makes the mean shorter, by 2 Q(c): 0.4 to 1.6 %, the same whoever is absent, as a learning rate would.
 Over the signs of many ops little else is left of it: columns with more of the energy lose more. Error feedback says it
@@ -154,21 +154,21 @@ def settle_near(work, rows, entries, pitch):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _distance16(row, units, entries):  # type: ignore[no-untyped-def]
-    """Sums of bytes, u16 in lane order, as the largest distance of a sum of codes from ``units`` zeros."""
+def _distance16(row, zero, entries):  # type: ignore[no-untyped-def]
+    """Sums of bytes, u16 in lane order, as the largest distance of a sum of codes from ``zero``."""
     most = 0
     for j in range(entries):
-        d = (np.int64(row[j]) << 8) + np.int64(row[entries + j]) - 32768 * units
+        d = (np.int64(row[j]) << 8) + np.int64(row[entries + j]) - zero
         most = max(most, abs(d))
     return most
 
 
 @compiled
-def _requantise16(row, units, entries, factor, key, parts, target):  # type: ignore[no-untyped-def]
+def _requantise16(row, zero, entries, factor, key, parts, target):  # type: ignore[no-untyped-def]
     for base in range(0, entries, 8):
         for lane in range(8):
             j = base + lane
-            d = (np.int64(row[j]) << 8) + np.int64(row[entries + j]) - 32768 * units
+            d = (np.int64(row[j]) << 8) + np.int64(row[entries + j]) - zero
             code = _code(np.float32(d) * factor + _offset(parts[j], key))
             at = base + (2 * lane if lane < 4 else 2 * lane - 7)  # lane order: codes 0 2 4 6 1 3 5 7
             target[at] = code >> 8
@@ -176,12 +176,13 @@ def _requantise16(row, units, entries, factor, key, parts, target):  # type: ign
 
 
 @compiled
-def requantise16(row, units, entries, key, parts, target):  # type: ignore[no-untyped-def]
-    """A row of sums of ``units`` codes coded again; returns the largest distance from zero, 0 for a row of zeros."""
-    most = _distance16(row, units, entries)
+def requantise16(row, total, entries, key, parts, target):  # type: ignore[no-untyped-def]
+    """A row of sums (``scale.Sum``) coded again; returns the largest distance from zero, 0 for a row of zeros."""
+    zero = 256 * np.int64(total.units) - (257 * np.int64(total.lost) >> 4)
+    most = _distance16(row, zero, entries)
     if most == 0:
         target[:entries] = np.uint8(128)
         target[entries:] = np.uint8(0)
     else:
-        _requantise16(row, units, entries, np.float32(32767.0 / most), key, parts, target)
+        _requantise16(row, zero, entries, np.float32(32767.0 / most), key, parts, target)
     return most

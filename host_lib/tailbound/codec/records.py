@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.scale import Weights
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound.wire.tag import NO_KEY
 
@@ -19,20 +20,14 @@ class Coding(NamedTuple):
 
     Attributes:
         seed: ``hashing.seed_of(cookie, op)``.
-        rank: the own one.
-        shift_cap: kcap, the largest shift of a contribution (``scale.shift_cap_of``).
-        headroom: h, what the next scale leaves above the largest need (``scale.headroom_of``).
+        weights: what sums of the job have room for; None where a switch sums: ranks have agreed on scales.
         rotate: whether groups are rotated; without it y is x.
-        ranks: N of the job, live or not: the rounding offsets of the ranks are an N-th of a code apart.
         key: what packets are tagged with (``wire.tag``); empty: they carry the check.
     """
 
     seed: int
-    rank: int = 0
-    shift_cap: int = 0
-    headroom: int = 0
+    weights: Weights | None = None
     rotate: bool = True
-    ranks: int = 1
     key: NDArray[np.uint64] = NO_KEY
 
 
@@ -54,14 +49,14 @@ class Scales(NamedTuple):
     """What a rank's codes mean, by group.
 
     Attributes:
-        exponents: i16[G], e.
-        need: i16[G], ceil(4 log2 max|y|), EXPONENT_NONE where all is zero.
-        shift: u8[G], k.
+        exponents: i16[G], e; given where a switch sums, else written.
+        need: i16[G], ceil(4 log2 max|y|), EXPONENT_NONE where all is zero; written where a switch sums.
+        weights: u8[G], m, written.
     """
 
     exponents: NDArray[np.int16]
     need: NDArray[np.int16]
-    shift: NDArray[np.uint8]
+    weights: NDArray[np.uint8]
 
 
 class Sums(NamedTuple):
@@ -72,7 +67,6 @@ class Sums(NamedTuple):
         slots: [sum_rows] of ``tb_slot``; read only.
         seq0: row sequence of the owner's first row in this op.
         cookie, op: what a slot must carry to count.
-        expected: i16[G], e that contributions must carry; EXPONENT_NONE: unknown, the own one decides, else the slot's.
     """
 
     rows: NDArray[np.uint8]
@@ -80,7 +74,6 @@ class Sums(NamedTuple):
     seq0: int
     cookie: int
     op: int
-    expected: NDArray[np.int16]
 
 
 class Own(NamedTuple):
@@ -90,15 +83,13 @@ class Own(NamedTuple):
         rows: i32[n] or u32[n], which row k of the op each is, in place order (``Placement.rows_of``).
         packets: u8[n, 64 + V], own contributions in place order.
         present: the own bucket was coded; else ``packets`` and ``scales`` are not read.
-        scales: what ``encode`` was given and what it said.
-        most: i16[G], working memory: largest need a group.
+        scales: what ``encode`` said.
     """
 
     rows: NDArray[np.integer[Any]]
     packets: NDArray[np.uint8]
     present: bool
     scales: Scales
-    most: NDArray[np.int16]
 
 
 class Results(NamedTuple):
@@ -109,7 +100,6 @@ class Results(NamedTuple):
         partials: u64[n, 4]: ``wire.proof`` state over the payload.
         scale: f32[n]: largest absolute value of the row; negative: whoever decodes subtracts the rounding offsets.
         contributors: u16[n]: how many ranks are in the row; 0: the row is missing and must not be sent.
-        exponent_next: i16[n]: e of the row's group for the key's next op; EXPONENT_NONE: nothing known.
         usable: u8[n]: 1 where there is a result to send.
     """
 
@@ -117,7 +107,6 @@ class Results(NamedTuple):
     partials: NDArray[np.uint64]
     scale: NDArray[np.float32]
     contributors: NDArray[np.uint16]
-    exponent_next: NDArray[np.int16]
     usable: NDArray[np.uint8]
 
 
@@ -147,6 +136,5 @@ def results(rows: int, codes: int) -> Results:
         np.zeros((rows, 4), np.uint64),
         np.zeros(rows, np.float32),
         np.zeros(rows, np.uint16),
-        np.zeros(rows, np.int16),
         np.zeros(rows, np.uint8),
     )

@@ -1,21 +1,21 @@
-"""Scales as quarter powers of two (codec-5, codec-6).
+"""Scales of contributions, and sums of contributions with different scales (codec-5, codec-6, codec-9).
 
-A group's scale is 2^(e/4) with an integer code e (int16), so that ranks agree on it exactly. ``need`` is the smallest
-e that holds a group's largest rotated value.
+A scale is weight 2^(e/4), with an integer exponent e. Every rank has its own for each group, with e a multiple of 4, so
+that sums are aligned by shifts. A switch cannot shift: there the weight is 1 and ranks agree on e in every op, by their
+``need``, the smallest e that holds a group's largest rotated value.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.format import FORMATS
 from tailbound.errors import ConfigError
 from tailbound.wire.jit import compiled
-from tailbound.wire.schema import EXPONENT_NONE
+from tailbound.wire.schema import EXPONENT_NONE, HEADROOM
 
 #: Code of the value 0, and the largest distance from it.
 ZERO = 128
@@ -26,45 +26,34 @@ NEED_LEAST = -300
 #: Rotated values of 2^120 or more count as not finite: their sums could overflow float32 on the way back.
 OVERFLOW_BITS = (120 + 127) << 23
 
-#: Quarter powers of two by which a scale rises from one op to the next as long as shifts take up the rest, and the
-#: doublings that are left for what comes on top.
-_RISE, _SPARE = 1, 2
-
 _Q1 = int(np.float32(2.0**0.25).view(np.uint32)) & 0x7FFFFF
 _Q2 = int(np.float32(2.0**0.5).view(np.uint32)) & 0x7FFFFF
 _Q3 = int(np.float32(2.0**0.75).view(np.uint32)) & 0x7FFFFF
 _QUARTERS = (1.0, 2.0**0.25, 2.0**0.5, 2.0**0.75)
 
 
-def headroom_of(world_size: int, bits: int = 8) -> int:
-    """h, in quarter powers of two: what e leaves above the largest need seen; none with codes that clip.
+class Weights(NamedTuple):
+    """What sums of a job have room for: weights of contributions up to ``cap``, and ``spare`` doublings above them."""
 
-    More headroom costs precision in every op (NMSE at 64 ranks: 7.9e-4 with 2, 1.46e-3 with 4) and pays only where few
-    spare bits are left to shift into: for gradients ten times larger than a step before, 64 ranks give 4e-4 with
-    either, 128 ranks 3.5e-2 with 2 and 5e-3 with 4. Less than 1 has more groups shifted, which are coded twice.
-    """
-    if FORMATS[bits].clips:
-        return 0
-    if shift_cap_of(world_size) > _SPARE:
-        return 1
-    return 2 if world_size <= 64 else 4
+    cap: int
+    spare: int
 
 
-def shift_cap_of(world_size: int) -> int:
-    """kcap: the largest shift with 255 * N * 2^kcap <= 65535.
+def weights_of(world_size: int) -> Weights:
+    """The largest weight, 7, 3 or 1, and the doublings above it, with 255 N cap 2^spare <= 65535 (codec-6).
 
     Raises:
         ConfigError: no job is that large.
     """
     if not 1 <= world_size <= 257:
         raise ConfigError(f"world size {world_size}: give 1..257, as sums of more do not fit u16 lanes")
-    return (257 // world_size).bit_length() - 1
+    room = 257 // world_size
+    cap = max(each for each in (7, 3, 1) if each <= room)
+    return Weights(cap, (room // cap).bit_length() - 1)
 
 
-def cold_exponents(needs: NDArray[np.int16], headroom: int) -> NDArray[np.int16]:
-    """e of each group for a key's first op: the largest need of those heard, plus headroom.
-
-    A group that is zero everywhere gets the smallest scale, not none: no rank would ever contribute to it again.
+def agreed(needs: NDArray[np.int16]) -> NDArray[np.int16]:
+    """e of each group for a key's first op where a switch sums: the largest need of those heard, with headroom.
 
     Args:
         needs: i16[ranks heard (own included), G].
@@ -72,16 +61,15 @@ def cold_exponents(needs: NDArray[np.int16], headroom: int) -> NDArray[np.int16]
     Returns:
         i16[G].
     """
-    most = np.maximum(needs.max(axis=0), np.int16(NEED_LEAST))
-    exponents: NDArray[np.int16] = (most + headroom).astype(np.int16)
-    return exponents
+    most: NDArray[np.int16] = np.maximum(needs.max(axis=0), np.int16(NEED_LEAST))
+    return most + np.int16(HEADROOM)
 
 
 def warm_exponents(row_exponents: NDArray[np.int16], rows: NDArray[np.int64]) -> NDArray[np.int16]:
-    """e of each group from the results received in the key's previous op: the largest of its rows.
+    """e of each group from the results of a switch in the key's previous op: the largest of its rows.
 
     Args:
-        row_exponents: i16[T], next exponent by row k, own rows included; EXPONENT_NONE where nothing was received.
+        row_exponents: i16[T], next exponent by row k; EXPONENT_NONE where nothing was received.
         rows: i64[G + 1], where groups begin (``shape.Groups``).
 
     Returns:
@@ -92,21 +80,77 @@ def warm_exponents(row_exponents: NDArray[np.int16], rows: NDArray[np.int64]) ->
 
 
 @compiled
-def next_exponent(e: Any, need: Any, headroom: Any, cap: Any) -> int:
-    """e of a group for the key's next op, from what the largest need in this op was (codec-10).
+def own_scale(bits: Any, cap: Any) -> tuple[Any, Any]:
+    """The exponent, a multiple of 4, and the weight of the smallest scale ``weight 2^(exponent/4)`` that holds a value.
+
+    Weights are those with the top bit of ``cap``, so scales lie a quarter apart at most where it is 7 (codec-5).
 
     Args:
-        e: of this op; EXPONENT_NONE: not known.
-        need: EXPONENT_NONE: no rank had anything.
-        headroom: h.
-        cap: kcap; 0 where contributions cannot be shifted.
+        bits: of a finite float32 v >= 0; below 2^-75 it is held by the smallest scale.
     """
-    if need == EXPONENT_NONE:
-        return int(e)
-    found: int = need + headroom
-    if cap > _SPARE and e > NEED_LEAST + headroom:  # else unknown, or the scale of zeros
-        found = max(min(found, e + _RISE), found - 4 * (cap - _SPARE))
-    return found
+    value, least = np.int64(bits), np.int64(cap + 1) // 2
+    weight = least + ((value & 0x7FFFFF) * least + 0x7FFFFF >> 23)
+    power = (value >> 23) - 127
+    if power < NEED_LEAST // 4:
+        power, weight = np.int64(NEED_LEAST // 4), least
+    elif weight > cap:
+        power, weight = power + 1, least
+    return 4 * (power - (least >> 1)), weight
+
+
+class Sum(NamedTuple):
+    """What a row of sums is (``tb_slot``): its unit is 2^(exponent/4), ``units`` the sum where all codes are 128.
+
+    ``lost``: sixteenths of the unit that a sum has lost on average, where contributions did not fit the unit.
+    """
+
+    exponent: Any
+    units: Any
+    lost: Any
+
+
+class Join(NamedTuple):
+    """How a row is added: the sum is shifted down by ``move``, codes are times ``weight`` and shifted by ``down``."""
+
+    move: Any
+    weight: Any
+    down: Any
+
+
+#: Of a row to which nothing is added.
+NOT_JOINED = Join(0, 0, 0)
+#: What ``Join.down`` is at most, for codes of bytes and of halves: of any more nothing is added.
+DOWN_MOST, DOWN_HALVES = 7, 3
+
+
+@compiled
+def begin(exponent: Any, weight: Any, spare: Any) -> tuple[Sum, Join]:
+    """The sum that a first contribution makes, and how it is stored (codec-9)."""
+    weight = np.int64(weight) << spare
+    return Sum(np.int64(exponent) - 4 * spare, 128 * weight, np.int64(0)), Join(np.int64(0), weight, np.int64(0))
+
+
+@compiled
+def join(total: Any, exponent: Any, weight: Any, spare: Any, down_most: Any) -> tuple[Sum, Join]:
+    """What a sum becomes by a contribution with a scale of its own, and how its codes are added (codec-9)."""
+    e, units, lost = np.int64(total.exponent), np.int64(total.units), np.int64(total.lost)
+    weight = np.int64(weight)
+    up, move = (np.int64(exponent) - e) >> 2, np.int64(0)
+    if up > spare:
+        move = min(up - spare, np.int64(16))
+        e += 4 * (up - spare)
+        units >>= move
+        lost >>= move
+        up = np.int64(spare)
+    if up >= 0:
+        weight <<= up
+        return Sum(e, units + 128 * weight, lost), Join(move, weight, np.int64(0))
+    down = -up
+    if down > down_most:
+        return Sum(e, units, lost), Join(move, np.int64(0), np.int64(0))
+    whole = np.int64(1) << down
+    lost += (whole - min(weight & -weight, whole)) * 8 >> down
+    return Sum(e, units + (128 * weight >> down), lost), Join(move, weight, down)
 
 
 @compiled
@@ -137,12 +181,6 @@ def need_of(bits: Any) -> int:
     if fraction > _Q3:
         need += 1
     return max(need, NEED_LEAST)
-
-
-@compiled
-def shift_of(want: Any, e: Any, cap: Any) -> int:
-    """k: doublings of the scale ``e`` until a group that needs ``want`` fits, at most ``cap``."""
-    return min((want - e + 3) // 4, cap) if want > e else 0
 
 
 @compiled

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.decode import MISSING, key_of
-from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed, step_of
+from tailbound.codec.hashing import STAGE_RESULT, rounding_seed
 from tailbound.codec.records import Coding, Packets, Received
 from tailbound.codec.scale import ZERO, root_of
 from tailbound.codec.scratch import readonly
@@ -78,9 +78,9 @@ class Unpacked(NamedTuple):
 
 @compiled
 def _unpack(received, layout, blank, span, keyed, out):  # type: ignore[no-untyped-def]
-    """``blank``: a row of zeros; ``keyed``: (whether offsets may be taken off, their seed, the step of a rank)."""
+    """``blank``: a row of zeros; ``keyed``: (whether offsets may be taken off, their seed)."""
     ring, own, source, scale, counts = received
-    dithered, rounding, step = keyed
+    dithered, rounding = keyed
     failed = 0
     summed = counts.shape[0] > 0
     width = out.codes.shape[1]
@@ -102,7 +102,7 @@ def _unpack(received, layout, blank, span, keyed, out):  # type: ignore[no-untyp
             here += 1
             out.factors[k] = np.float32(np.float64(abs(scale[k]) if dithered else scale[k]) / span)
             if dithered and scale[k] < 0:
-                out.keys[k] = key_of(rounding, step, k) & np.uint32(0xFFFF)
+                out.keys[k] = key_of(rounding, k) & np.uint32(0xFFFF)
             if summed:
                 out.factors[k] = np.float32(np.float64(scale[k]) / (span * np.int64(counts[k])))
                 out.zeros[k] = ZERO * np.int32(counts[k])
@@ -145,8 +145,7 @@ def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stag
     blank = shape.code.zeros(width)
     if counts is not None:
         blank[::2] = 0  # big-endian sums of one contributor
-    step = step_of(coding.rank, coding.ranks) if stage == STAGE_CONTRIBUTION else 0
-    keyed = shape.code.offsets, np.uint32(rounding_seed(coding.seed, stage)), np.uint32(step)
+    keyed = shape.code.offsets, np.uint32(rounding_seed(coding.seed, stage))
     failed = _unpack(rows, shape.layout, blank, shape.code.span, keyed, out)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")

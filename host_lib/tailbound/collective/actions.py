@@ -24,13 +24,13 @@ class Abstain:
 class StayOut:
     """No rank takes the own rows: say so instead of sending them.
 
-    They come too late for all (clock-17), or the others send by scales that this rank does not know (codec-5).
+    They come too late for all (clock-17), or a switch takes other scales, which this rank does not know (codec-5).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """Find the scales that the own rows need, and tell them (codec-5)."""
+    """Find the scales that the own rows need at a switch, and tell them (codec-5)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +38,11 @@ class Encode:
     """Code the own rows and hand them to the send queue.
 
     Attributes:
-        scales: of its groups, i16[G].
+        scales: of its groups where a switch sums, i16[G].
         late: no rank waits for them any more, but they still serve to ask a switch for results.
     """
 
-    scales: NDArray[np.int16] = field(compare=False)
+    scales: NDArray[np.int16] | None = field(default=None, compare=False)
     late: bool = False
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.scale import Weights
 from tailbound.collective.actions import Action
 from tailbound.collective.job import Job
 from tailbound.collective.known import Session
@@ -36,8 +37,8 @@ class Aggregation(Protocol):
         ``recovery.NEVER``: on arrival.
         """
 
-    def shift_cap(self, session: Session) -> int:
-        """How far own codes may be shifted to make room in the sums (codec-6)."""
+    def weights(self, session: Session) -> Weights | None:
+        """What sums have room for, if codes have scales of their own (codec-5)."""
 
     def in_time(self, op: Op) -> bool:
         """Whether own rows that are coded now go into the sums."""

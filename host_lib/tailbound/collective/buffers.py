@@ -21,7 +21,7 @@ from tailbound.codec.shape import Shape
 from tailbound.transport.headers import Contributions
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES
 
 #: Steps whose results are kept.
 _STEPS_KEPT = 2
@@ -55,11 +55,8 @@ class Buffers:
         self.stamped = Contributions(memory, partials, self.place, self.group)
         #: the same by owner, and what the own mean is made of
         self.rows_for = [memory[placement.positions_of(owner)] for owner in range(placement.world_size)]
-        self.unknown: NDArray[np.int16] = np.full(groups, EXPONENT_NONE, np.int16)
-        self.need_work: NDArray[np.int16] = np.zeros(groups, np.int16)
-        #: results of the own rows; ``own_rows`` says which rows of the op they are, ``own_groups`` of which group
+        #: results of the own rows; ``own_rows`` says which rows of the op they are
         self.own_rows: NDArray[np.uint32] = placement.rows_of(rank).astype(np.uint32)
-        self.own_groups: NDArray[np.int32] = placement.groups_of(rank).astype(np.int32)
         self.results = results(own, shape.results.codes)
         #: where every row of the op is read from at the end
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)

@@ -5,7 +5,7 @@ processes, too, the job begins anew, at step 0 and with another cookie. Else it 
 
 It enters between two steps of a live rank, the donor, which holds meanwhile: in the steps to come nothing is missing
 here, and no rank waits for more than the transfer. What a process needs to take part beside its replica is told by the
-donor: where the step begins in everybody's rings, owner maps and exponents, the scales of all buckets. All others
+donor: where the step begins in everybody's rings, and owner maps. All others
 are asked to take the rank in again, and from then on wait for it as for any other.
 """
 
@@ -23,12 +23,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tailbound.collective import jump
 from tailbound.collective.job import log
-from tailbound.collective.transpose import Scales, Transpose
+from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS
@@ -62,13 +59,11 @@ class Entrance:
 
     Attributes:
         position: of the next step.
-        exponents: scales that the next op of a key carries on (``Known.exponents``), i16[groups].
         cookie: of the job.
         away: ranks that have said goodbye, or whose processes have ended (clock-38).
     """
 
     position: Position
-    exponents: dict[Scales, NDArray[np.int16]]
     cookie: int
     away: frozenset[int] = frozenset()
 
@@ -76,44 +71,32 @@ class Entrance:
 def entrance(engine: Transpose) -> Entrance:
     """Where the next step of this rank begins; for ``Transpose.call``, between two steps."""
     job, away = engine.job, engine.job.membership.gone | engine.job.membership.ended
-    exponents = {key: known.copy() for key, known in job.exponents.items()}
-    return Entrance(job.sequence.entrance(), exponents, job.cookie, frozenset(away))
+    return Entrance(job.sequence.entrance(), job.cookie, frozenset(away))
 
 
 def encode(found: Entrance, ranks: int) -> bytes:
     """An entrance as bytes; ``ranks`` can own rows."""
     told = {
         "position": jump.encode(found.position, ranks).decode(),
-        "exponents": [[*key, known.tolist()] for key, known in found.exponents.items()],
         "cookie": found.cookie,
         "away": sorted(found.away),
     }
     return json.dumps(told).encode()
 
 
-def decode(data: bytes, ranks: int, check: Callable[[Scales, int], None]) -> Entrance:
+def decode(data: bytes, ranks: int) -> Entrance:
     """The entrance in ``data``, for a job in which ``ranks`` can own rows.
-
-    Args:
-        check: raises ValueError for a key, with its number of groups, that no op can have.
 
     Raises:
         TransportError: it is none.
     """
     try:
         told: dict[str, Any] = json.loads(data)
-        exponents: dict[Scales, NDArray[np.int16]] = {}
-        for bucket, numel, chunk, mode, scales in told["exponents"]:
-            key = int(bucket), int(numel), int(chunk), int(mode)
-            exponents[key] = np.array(scales, np.int16)
-            if exponents[key].ndim != 1:
-                raise ValueError(f"scales of bucket {key[0]} are not one for each of its groups")
-            check(key, len(exponents[key]))
         position = jump.decode(str(told["position"]).encode(), ranks)
         away = frozenset(map(int, told["away"]))
         if not away <= set(range(ranks)):
             raise ValueError(f"there are no ranks {sorted(away)}")
-        return Entrance(position, exponents, int(told["cookie"]), away)
+        return Entrance(position, int(told["cookie"]), away)
     except jump.NOISE as error:
         raise TransportError(
             f"the answer is no entrance ({error}): run the same version of Tailbound on all ranks"

@@ -43,7 +43,7 @@ from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Outcome
 from tailbound.collective.tally import newest_op
-from tailbound.collective.transpose import Scales, Transpose
+from tailbound.collective.transpose import Transpose
 from tailbound.collective.warmup import announce_compilation, warm_up
 from tailbound.datapath.protocol import Datapath
 from tailbound.datapath.select import open_datapath
@@ -60,7 +60,7 @@ from tailbound.transport.sequence import Layout
 from tailbound.transport.sockets import prepare_rows
 from tailbound.transport.steps import STEP_MASK, step_of
 from tailbound.wire.address import words_of
-from tailbound.wire.bits import Bits, bits_numbered, number_of
+from tailbound.wire.bits import Bits, number_of
 from tailbound.wire.schema import OP_INDEX_BITS, VERSION
 
 log = logging.getLogger("tailbound")
@@ -423,17 +423,6 @@ class Communicator:
         limits = row_entries(self._row_width, bits), self._rows_most, self._groups_most
         return _chunks(numel, starts, *limits)
 
-    def _check_key(self, key: Scales, groups: int) -> None:
-        """Refuses scales that no op of this job can have.
-
-        Raises:
-            ValueError: there can be no op of ``key`` with so many groups.
-        """
-        _, numel, chunk, mode = key
-        check_bits(bits_numbered(mode >> 2 & 31), switched=self.config.switch is not None)
-        if not (numel >= 1 and 0 <= chunk < MAX_STEP_OPS and 1 <= groups <= self._groups_most):
-            raise ValueError(f"no op is chunk {chunk} of {numel} entries with {groups} groups")
-
     def drain(self, timeout: float = 10.0) -> bool:
         """Waits until nothing is in flight here; returns False if it took longer than ``timeout`` seconds."""
         return self._engine.drain(timeout)
@@ -490,13 +479,13 @@ class Communicator:
             LayoutError: the job has begun anew since this process came back.
             TransportError: no entrance, or ops are in flight here.
         """
-        found, engine = comeback.decode(entrance, self.job.world, self._check_key), self._engine
+        found, engine = comeback.decode(entrance, self.job.world), self._engine
         if found.cookie != self.job.cookie:
             raise LayoutError(
                 f"rank {self.config.rank} came back into a run of the job that has ended, all other ranks have begun "
                 "anew since: start this rank again"
             )
-        engine.ask(lambda: engine.enter(found.position, found.exponents, found.away))
+        engine.ask(lambda: engine.enter(found.position, found.away))
         self._step = found.position.step
         here = comeback.ask_all(engine, self.reliable, found.position.step)
         self.part = Part.INSIDE

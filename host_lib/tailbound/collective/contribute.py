@@ -1,15 +1,14 @@
-"""First half, sending side: agree on scales, encode, send contributions (codec-4 to codec-8, clock-17)."""
+"""First half, sending side: encode, send contributions (codec-4 to codec-8, clock-17); for a switch agree on scales."""
 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailbound.codec.encode import Encoded
 from tailbound.codec.feedback import read_back
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.records import Coding
-from tailbound.codec.scale import cold_exponents, headroom_of
+from tailbound.codec.scale import agreed
 from tailbound.codec.scratch import Scratch
 from tailbound.collective.actions import Abstain, Agree, Collect, Encode, Measure, StayOut
 from tailbound.collective.aggregation import of
@@ -17,7 +16,6 @@ from tailbound.collective.announce import announce
 from tailbound.collective.coder import Values
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op, Sending
-from tailbound.collective.tally import write_expect
 from tailbound.wire.schema import EXPONENT_NONE, op_slot
 
 
@@ -63,24 +61,20 @@ def measure(job: Job, op: Op, action: Measure) -> None:
 
 def agree(job: Job, op: Op, action: Agree) -> None:
     """Settles the scales of a cold op, and encodes."""
-    op.buffers.scales.exponents[:] = agreed(job, op)
+    op.buffers.scales.exponents[:] = agreed(np.stack(list(op.needs.values())))
     if action.incomplete:
         job.counters["cold_incomplete"] += 1
     _encode(job, op)
 
 
-def agreed(job: Job, op: Op) -> NDArray[np.int16]:
-    """Scales of a cold op by the needs that have been told, i16[G]."""
-    return cold_exponents(np.stack(list(op.needs.values())), coding_of(job, op).headroom)
-
-
 def encode(job: Job, op: Op, action: Encode) -> None:
-    """Codes the own rows on the scales of the op before, and sends them."""
+    """Codes the own rows, for a switch on the scales of the op before, and sends them."""
     _prepared(op)
     if action.late:
         op.outcome.late = True
         job.counters["late_launches"] += 1
-    op.buffers.scales.exponents[:] = action.scales
+    if action.scales is not None:
+        op.buffers.scales.exponents[:] = action.scales
     _encode(job, op)
 
 
@@ -93,9 +87,8 @@ def coding_of(job: Job, op: Op) -> Coding:
     """How this rank codes ``op``."""
     if op.coding is not None:
         return op.coding
-    headroom = headroom_of(job.ranks, op.place.layout.shape.bits)
-    seed, cap = seed_of(job.cookie, op.label), of(op).shift_cap(job)
-    op.coding = Coding(seed, job.rank, cap, headroom, job.config.rotate, job.ranks, job.key_of(op.place))
+    seed, weights = seed_of(job.cookie, op.label), of(op).weights(job)
+    op.coding = Coding(seed, weights, job.config.rotate, job.key_of(op.place))
     return op.coding
 
 
@@ -134,7 +127,7 @@ def _encode(job: Job, op: Op) -> None:
     op.own_in = job.now()
     if job.self_misses:
         job.self_misses = 0
-    _expect(job, op)
+    _expect_results(job, op)
     op.sending = Sending.OVER
     of(op).send(job, op)
     if op.launch.residual is not None:
@@ -151,20 +144,6 @@ def _keep_residual(job: Job, op: Op, residual: Values, coding: Coding) -> None:
         coder.write_residual(data, own, b.scales, shape, coding, residual, scratch, groups=groups)
 
     job.threads.each(shape.groups, part, divide=coder.divisible)
-
-
-def _expect(job: Job, op: Op) -> None:
-    """Tells the kernel which exponents are right for the own slots (codec-9)."""
-    store, place = job.store, op.place
-    write_expect(
-        store.expect.view(np.uint64),
-        place.sum_seqs[job.rank],
-        job.records.sum_mask,
-        op.label,
-        op.buffers.own_groups,
-        op.buffers.scales.exponents,
-    )
-    _expect_results(job, op)
 
 
 def _expect_results(job: Job, op: Op) -> None:

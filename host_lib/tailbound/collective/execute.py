@@ -33,7 +33,7 @@ from tailbound.collective.actions import (
 )
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
-from tailbound.collective.contribute import abstain, agree, agreed, coding_of, collect, encode, measure, stay_out
+from tailbound.collective.contribute import abstain, agree, coding_of, collect, encode, measure, stay_out
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op, Phase
 from tailbound.collective.repair import encode_repair
@@ -126,11 +126,9 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
         job.self_misses = job.self_misses + 1 if missed else 0
-    records, expected = job.records, b.scales.exponents if op.own_present else b.unknown
-    sums = Sums(records.sums, records.slots, seq, job.cookie, op.label, expected)
-    mine = Own(b.own_rows, b.rows_for[job.rank], op.own_present, b.scales, b.need_work)
+    sums = Sums(job.records.sums, job.records.slots, seq, job.cookie, op.label)
+    mine = Own(b.own_rows, b.rows_for[job.rank], op.own_present, b.scales)
     means = mean_by(job.threads, sums, mine, place.layout.shape, coding_of(job, op), b.results)
-    job.counters["rows_discarded"] += means.mismatched
     job.counters["rows_without_contributor"] += means.missing
     _publish(job, op, own, means.missing)
 
@@ -182,7 +180,7 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
             flags |= Flag.OVERFLOW  # every owner hands it on, so that all ranks hear it in the same op
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
-        fields = Fields(results.exponent_next, scale=results.scale, counted=results.contributors)
+        fields = Fields(scale=results.scale, counted=results.contributors)
         here = np.flatnonzero(results.usable)
         if len(here):
             finalise(
@@ -207,10 +205,9 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     op.second.why = action.why
     b, place, outcome = op.buffers, op.place, op.outcome
     shape = place.layout.shape
-    point_own(b.own_rows, b.results, b.source, b.row_scale, b.row_exponent)
+    point_own(b.own_rows, b.results, b.source, b.row_scale)
     by_owner = np.zeros(job.world, np.int64)
     counts = of(op).read(job, op, action.why, by_owner)
-    alone = not View(job, op).owners()  # now: while it is decoded, others may say goodbye
     received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, counts)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
@@ -224,8 +221,8 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     if not outcome.void:  # else nothing was lost
         job.accounts.collected(op, by_owner.tolist())
     outcome.void |= empty and outcome.abstained
-    heard = outcome.missed < shape.rows - place.placement.shares[job.rank] or alone
-    _settle_scales(job, op, heard=heard or bool((b.results.contributors > 1).any()))
+    if op.switched:
+        _settle_scales(job, op)
     outcome.label = op.label
     owns = bool(op.place.placement.shares[job.rank])  # who owns none has sealed none without the own gradient
     outcome.late = outcome.late or (owns and not op.own_present and not op.abstains)
@@ -235,32 +232,18 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     note(job, op, action.why, job.now())
 
 
-def _settle_scales(job: Job, op: Op, *, heard: bool) -> None:
-    """Scales of the key's next op (codec-5): the largest next exponent over the result rows of the group.
+def _settle_scales(job: Job, op: Op) -> None:
+    """Scales of the key's next op where a switch sums (codec-5): the largest next exponent over a group's result rows.
 
-    A group of which nothing came keeps the scale of this op. Its owners may be away, or all ranks may have abstained:
-    a group without a scale would get no contribution, so that no owner could ever tell one again. An op that failed as
-    a whole before any scale was known leaves its key cold. A switch takes the first exponent of a row, and refuses all
-    others: a rank that lacks a group makes the key cold, asks for the scales, and stays out if others know them.
-
-    Args:
-        heard: results of others came, or none were waited for, or others have brought the own rows, so that results of
-            these reach them as a rule. Else the own rows alone would say what no other knows.
+    A switch takes the first exponent of a row, and refuses all others: a rank that lacks a group makes the key cold,
+    asks for the scales, and stays out if others know them.
     """
     fresh = warm_exponents(op.buffers.row_exponent, op.place.layout.shape.layout.rows)
-    if not heard or np.minimum.reduce(fresh) == EXPONENT_NONE:  # which is the least of all
-        lost = (fresh == EXPONENT_NONE) | (not heard)
-        if op.switched:
-            for key in [key for key in job.exponents if key[:3] == op.key[:3]]:  # under older exponents, too
-                del job.exponents[key]
-            return
-        known = job.scales(op)
-        if known is None:
-            if lost.all():
-                return
-            known = agreed(job, op) if op.needs else np.full_like(fresh, fresh.max())
-        fresh[lost] = known[lost]
-    job.exponents[op.key] = fresh
+    if np.minimum.reduce(fresh) != EXPONENT_NONE:  # which is the least of all
+        job.exponents[op.key] = fresh
+        return
+    for key in [key for key in job.exponents if key[:3] == op.key[:3]]:  # under older exponents, too
+        del job.exponents[key]
 
 
 _EXECUTE: dict[type[Action], Callable[[Job, Op, Any], None]] = {

@@ -140,8 +140,6 @@ class FlowControl:
 
         What repair has brought was lost all the same.
         """
-        if op.cold:  # ranks that settle on other scales are refused, not lost
-            return
         job, own = self._job, op.place.placement.shares[self._job.rank]
         through = [p for p in job.records.all_contributed(job.membership.live, op.label) if p not in op.abstainers]
         asked = op.first.asked

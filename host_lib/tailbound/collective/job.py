@@ -62,7 +62,6 @@ class Job(Speaker):
         for rank, words in enumerate(addresses):
             if rank != self.rank:
                 store.peers[rank]["address"], store.peers[rank]["prefix"] = words
-        store.expect[:] = 0
         store.expect_results[:] = 0
         for name, value in {
             "cookie": self.cookie,
@@ -77,7 +76,8 @@ class Job(Speaker):
             "sum_rows": store.sum_rows,
             "sum_base": 0,
             "result_base": 0,
-            "shift_cap": self.shift_cap,
+            "weight_cap": self.weights.cap,
+            "spare": self.weights.spare,
             "first_op": first,
             "released": (first - 1) & 0xFFFFFFFF,
         }.items():

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import OwnerMap
-from tailbound.codec.scale import shift_cap_of
+from tailbound.codec.scale import Weights, weights_of
 from tailbound.codec.scratch import readonly
 from tailbound.collective.op import Op, Pending
 from tailbound.collective.repair import Repairs
@@ -52,14 +52,14 @@ class Session:
     switch: int | None = field(init=False)
     #: ranks that can own rows: with a switch, one more than those that contribute
     world: int = field(init=False)
-    #: kcap, the largest shift of a contribution
-    shift_cap: int = field(init=False)
+    #: what sums have room for
+    weights: Weights = field(init=False)
 
     def __post_init__(self) -> None:
         rank, ranks, switched = self.config.rank, self.config.ranks, self.config.switch is not None
         self.__dict__.update(
             rank=rank, ranks=ranks, peers=[(rank + i) % ranks for i in range(1, ranks)],
-            switch=ranks if switched else None, world=ranks + switched, shift_cap=shift_cap_of(ranks),
+            switch=ranks if switched else None, world=ranks + switched, weights=weights_of(ranks),
         )  # fmt: skip
 
     def owners(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
@@ -179,7 +179,7 @@ class Known(Session):
         self.deadlines = Deadlines(config)
         self.overtime = Overtime(now, config.floor)
         self.repairs = Repairs(self.ranks, config.floor)
-        #: scales that the next op of a key carries on
+        #: scales that the next op of a key carries on where a switch sums
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
         #: how long the switch takes to answer
         self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
@@ -204,7 +204,7 @@ class Known(Session):
         self._spoke = [0] * self.world  # when a word of each rank was last read, ns
 
     def scales(self, op: Op) -> NDArray[np.int16] | None:
-        """Scales of the op before, by which ``op`` is coded, i16[G]; None: ranks have to agree on scales first."""
+        """Scales of the op before, by which ``op`` is coded for a switch, i16[G]; None: ranks have to agree first."""
         known = self.exponents.get(op.key)
         return known if known is not None and len(known) == op.place.layout.shape.groups else None
 

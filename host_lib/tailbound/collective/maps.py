@@ -103,7 +103,14 @@ class Maps:
         if now - self._observed < _APART:
             return
         self._observed = now
-        if launch is None or op.silent or op.cold or op.held or op.overtaken:
+        if (
+            launch is None
+            or op.silent
+            or op.cold
+            or op.held
+            or op.overtaken
+            or not job.deadlines.heard_of(op.flow_bytes)
+        ):
             return
         record = job.records.of(op.label)
         if record is None:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import first_place
+from tailbound.codec.scale import Weights
 from tailbound.collective.actions import Action, AskMarks, AskRows
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
@@ -200,8 +201,8 @@ class PeerOwned:
             return [], op.listen
         return Results(view).recover(now) if results else Contributions(view).recover(now)
 
-    def shift_cap(self, session: Session) -> int:
-        return session.shift_cap
+    def weights(self, session: Session) -> Weights | None:
+        return session.weights
 
     def in_time(self, op: Op) -> bool:
         return not op.sealed
@@ -218,9 +219,7 @@ class PeerOwned:
         ).view(np.uint8)
         starts = placement.starts
         to = [(starts[p], placement.shares[p], p, place.sum_seqs[p]) for p in takers]
-        finalise_contributions(
-            b.stamped, head, to, scales.exponents, scales.need, scales.shift, label, job.key_of(place)
-        )
+        finalise_contributions(b.stamped, head, to, scales.exponents, scales.weights, label, job.key_of(place))
         runs = [(peer, b.rows_for[peer]) for peer in takers]
         job.flow.contributions(op, runs)
         others = [p for p in here if p not in takers]

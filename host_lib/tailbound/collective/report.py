@@ -39,7 +39,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "peers": dict(describe(greetings)),
         "counters": _counters(job),
         "delivered": _delivered(job),
-        "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED] - totals[Verdict.ABANDONED]),
+        "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED]),
         "verdicts": {v.name: int(totals[v]) for v in Verdict if totals[v]},
         "drops": _drops(totals),
         "drops_by_sender": {

@@ -56,7 +56,7 @@ def step(op: Op, view: View, now: int, *, may_send: bool) -> Step:
         op: its state, which may change.
         view: what is known of it.
         now: the time, ns.
-        may_send: the ops before it have sent theirs, and the one whose scales it carries on is over.
+        may_send: the ops before it have sent theirs, and for a switch the one whose scales it carries on is over.
     """
     found = _NOTHING
     for part in _PARTS if may_send else _PARTS[1:]:
@@ -143,9 +143,9 @@ def _sending(op: Op, view: View, now: int) -> Step:
     if op.sending == Sending.CODING:
         return Step((Collect(),))
     if op.sending == Sending.LAUNCHED:
-        scales = view.known_scales()
-        op.cold = scales is None
-        return Step((Measure() if scales is None else Encode(scales, late),))
+        scales = view.known.scales(op) if op.switched else None
+        op.cold = op.switched and scales is None
+        return Step((Measure() if op.cold else Encode(scales, late),))
     return _agree(op, view, now)
 
 

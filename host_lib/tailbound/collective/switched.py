@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
-from tailbound.codec.scale import scales_of
+from tailbound.codec.scale import Weights, scales_of
 from tailbound.collective.actions import Action, AskMarks, Release, Repeat
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
@@ -53,8 +53,8 @@ class SwitchOwned:
         _, silent = op.second.recovery.poll(now, flows, asks=op.encoded, deadline=op.second.clock.due)
         return [AskMarks(tuple(silent))] if silent else [], op.second.recovery.due
 
-    def shift_cap(self, session: Session) -> int:
-        return 0
+    def weights(self, session: Session) -> Weights | None:
+        return None
 
     def in_time(self, op: Op) -> bool:
         return not op.outcome.late
@@ -72,7 +72,7 @@ class SwitchOwned:
             rows=place.layout.shape.rows,
             count=_awaited(job, op),
         )
-        head["map_id"] = place.placement.owner_map.id
+        head["map_id"], head["weight"] = place.placement.owner_map.id, 1
         # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
         exponents = b.scales.exponents[b.group]
         fields = Fields(exponents, b.scales.need[b.group], scale=scales_of(exponents))

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.records import Results
-from tailbound.wire.expect import expect_word
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import EXPONENT_NONE, Flag
 
@@ -70,7 +69,7 @@ def read_records(
     most: int,
     count: NDArray[np.uint16] | None,
 ) -> int:
-    """Reads scale and next exponent of every row present in the ring (``source[k] >= 0``).
+    """Reads the scale, and of a switch the next exponent, of every row present in the ring (``source[k] >= 0``).
 
     A record whose op is another one was overwritten before use: its row is taken out (-1).
 
@@ -87,9 +86,8 @@ def read_records(
         position = source[k]
         if position < -1:
             continue
-        exponent[k] = EXPONENT_NONE
         if count is not None:
-            count[k] = 0
+            count[k], exponent[k] = 0, EXPONENT_NONE
         if position < 0:
             continue
         record = records[position]
@@ -99,9 +97,8 @@ def read_records(
             lost += 1
             continue
         scale[k] = record.scale
-        exponent[k] = record.exponent
         if count is not None:
-            count[k] = record.count
+            count[k], exponent[k] = record.count, record.exponent
     return lost
 
 
@@ -129,34 +126,14 @@ def gather_flags(
 
 
 @compiled
-def write_expect(
-    expect: NDArray[np.uint64],
-    seq: int,
-    mask: int,
-    op: int,
-    groups: NDArray[np.int32],
-    exponents: NDArray[np.int16],
-) -> None:
-    """Writes the expected exponent of an op's own slots; a group without one (``EXPONENT_NONE``) expects nothing.
-
-    Args:
-        expect: ``Store.expect``, seen as u64[sum_rows]: the kernel never meets half an expectation.
-    """
-    for i in range(groups.shape[0]):
-        expect[(seq + i) & mask] = expect_word(op, np.int64(exponents[groups[i]]))
-
-
-@compiled
 def point_own(
     rows: NDArray[np.uint32],
     own: Results,
     source: NDArray[np.int64],
     scale: NDArray[np.float32],
-    exponent: NDArray[np.int16],
 ) -> None:
     """Points the own rows of ``source`` at the own results: -2 - place, or -1 where no rank contributed."""
     for place in range(rows.shape[0]):
         k = rows[place]
         source[k] = -2 - place if own.usable[place] else -1
         scale[k] = own.scale[place]
-        exponent[k] = own.exponent_next[place] if own.usable[place] else EXPONENT_NONE

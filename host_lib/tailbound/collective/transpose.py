@@ -15,13 +15,10 @@ import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, wait
 from itertools import chain
-from typing import Any, TypeAlias, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeVar
 
 from tailbound.collective.alerts import LOOK_EVERY, Unheard, Watch
 from tailbound.collective.announce import farewell
@@ -65,8 +62,6 @@ _LINGER = 500_000_000
 _FAILED = "; close the state and register the hook anew. The log has the traceback: report it"
 
 T = TypeVar("T")
-#: Whose scales are carried on (``Layout.key``).
-Scales: TypeAlias = tuple[int, int, int, int]
 
 
 def _taken(queue: deque[T]) -> Iterator[T]:
@@ -250,7 +245,7 @@ class Transpose:
         job.counters["steps_jumped"] += skipped
         return skipped
 
-    def enter(self, to: Position, exponents: Mapping[Scales, NDArray[np.int16]], away: Collection[int] = ()) -> None:
+    def enter(self, to: Position, away: Collection[int] = ()) -> None:
         """Takes part from ``to`` on, as a new process (``comeback``), and counts no ranks that are ``away``.
 
         For ``call``, with nothing launched.
@@ -260,7 +255,6 @@ class Transpose:
             raise TransportError(f"rank {job.rank}: a rank enters between two steps: call it with no ops in flight")
         self._window.jump(to)
         self.maps.adopt(to, self._window)
-        job.exponents.update(exponents)
         for rank in set(away) - {job.rank}:
             job.membership.died(rank, job.sequence.upcoming)
         job.publish_live()
@@ -610,7 +604,7 @@ class Transpose:
         return look, moved or ended
 
     def _before(self, op: Op) -> tuple[bool, bool, bool]:
-        """Whether the key's previous op is over, from which the scales follow; and how far the ops before are.
+        """Whether a switch's scales of the key's previous op are known; and how far the ops before are.
 
         Returns:
             That; whether the last of them has sent its rows; whether devices have all of them in hand, or have had.
@@ -619,7 +613,7 @@ class Transpose:
         for other in self._ops.values():
             if other is op:
                 break
-            if not other.finished and other.key[:3] == op.key[:3]:  # with other bits, too
+            if op.switched and not other.finished and other.key[:3] == op.key[:3]:  # with other bits, too
                 return False, False, False
             sent = other.encoded
             begun = begun and (sent or other.begun > 0)

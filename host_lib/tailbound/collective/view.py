@@ -30,10 +30,6 @@ class View:
 
     # -- the own rows ---------------------------------------------------------------------------------------------
 
-    def known_scales(self) -> NDArray[np.int16] | None:
-        """Scales of its bucket that the op can carry on, i16[G]; None: there are none."""
-        return self.known.scales(self.op)
-
     def foreseen_wrongly(self) -> bool:
         """Whether packets of the op have another layout than this rank takes it to have."""
         return self.record is not None and int(self.record["layout"]) != self.op.place.layout.tag

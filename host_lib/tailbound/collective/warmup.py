@@ -14,7 +14,6 @@ from tailbound.codec.encode import encode, measure
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Received, Sums
-from tailbound.codec.scale import headroom_of
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job, log
@@ -26,7 +25,6 @@ from tailbound.collective.tally import (
     point_own,
     read_records,
     rows_by_rank,
-    write_expect,
 )
 from tailbound.collective.timing import last_stamps
 from tailbound.wire.jit import kept
@@ -50,22 +48,20 @@ def warm_up(job: Job) -> None:
     b = Buffers(shape, placement, rank, job.ranks)
     (memory, _, _), results, source = b.contributions, b.results, b.source
     data = np.zeros(shape.numel, np.float32)
-    coding = Coding(1, rank, job.shift_cap, headroom_of(job.ranks), job.config.rotate, job.ranks)
+    coding = Coding(1, job.weights, job.config.rotate)
     measure(data, shape, coding, b.scales.need, scratch)
     encode(data, shape, coding, b.contributions, b.scales, scratch)
     counts, nobody = np.zeros(job.world, np.int64), np.zeros(0, np.int64)
     # cookie 0 belongs to no job, so that no record is taken for one of this op
     rows_by_rank(job.records.slots, 0, len(b.own_rows), job.records.sum_mask, 0, 1, counts)
-    contributed = Own(b.own_rows, memory[placement.positions_of(rank)], True, b.scales, b.need_work)
-    sums = Sums(store.sums, store.slots, 0, 0, 1, b.unknown)
+    contributed = Own(b.own_rows, memory[placement.positions_of(rank)], True, b.scales)
+    sums = Sums(store.sums, store.slots, 0, 0, 1)
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(store.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
     newest_op(job.records.peer_states, job.live_ranks, 0, 0)
     Running(job)
-    expect = np.zeros(1, np.uint64)  # not the kernel's own
-    write_expect(expect, 0, 0, 1, b.own_groups, b.scales.exponents)
     source[:] = -1
-    point_own(b.own_rows, results, source, b.row_scale, b.row_exponent)
+    point_own(b.own_rows, results, source, b.row_scale)
     gather_results(job.records.presence, 0, 0, 1, placement.owner, rank, source, counts)
     read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, None)
     gather_flags(job.records.results, source, 1, placement.owner, counts)

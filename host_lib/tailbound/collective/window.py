@@ -68,7 +68,7 @@ class Window:
             op.launch, op.admitted, op.sending = launch, job.now(), Sending.LAUNCHED
             op.stirred = True
             self.waiting.popleft()  # not before: what fails here must still be found and completed
-            op.cold = job.scales(op) is None
+            op.cold = op.switched and job.scales(op) is None
             self._placed(op)
             placed.append(op)
         return placed

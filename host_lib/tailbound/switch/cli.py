@@ -12,9 +12,10 @@ import click
 
 from tailbound.errors import AttachError
 from tailbound.switch.box import DEFAULT_SLOTS, Box
-from tailbound.switch.job import DEFAULT_HEADROOM, DEFAULT_ROWS, JobSpec, parse_rank, parse_station
+from tailbound.switch.job import DEFAULT_ROWS, JobSpec, parse_rank, parse_station
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.rendezvous import new_cookie
+from tailbound.wire.schema import HEADROOM
 
 
 @click.group()
@@ -89,7 +90,7 @@ _JOB = (
         type=int,
         help=f"Slots of the job, a power of two.  [default: {DEFAULT_ROWS}, or as many as a smaller switch has]",
     ),
-    click.option("--headroom", type=int, default=DEFAULT_HEADROOM, help="Room for growth, in quarter powers of two."),
+    click.option("--headroom", type=int, default=HEADROOM, help="Room for growth, in quarter powers of two."),
 )  # fmt: skip
 
 

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from tailbound.errors import ConfigError
 from tailbound.kernel.switch import Entry
 from tailbound.transport.config import DEFAULT_PORT
-from tailbound.wire.schema import MAX_RANKS, SWITCH_JOBS
+from tailbound.wire.schema import HEADROOM, MAX_RANKS, SWITCH_JOBS
 
 #: Slots of a job: a bucket of 25 MiB of float32 at W = 1408, and more than as much again for the ones behind.
 DEFAULT_ROWS = 16384
-#: h of codec-5 where codes cannot be shifted, as they cannot through a switch.
-DEFAULT_HEADROOM = 4
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}")
 
 
@@ -110,7 +108,7 @@ class JobSpec:
     cookie: int
     port: int = DEFAULT_PORT
     rows: int = DEFAULT_ROWS
-    headroom: int = DEFAULT_HEADROOM
+    headroom: int = HEADROOM
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.ranks) < MAX_RANKS:

@@ -305,6 +305,10 @@ class Deadlines:
                     return size
         return own
 
+    def heard_of(self, flow_bytes: int) -> bool:
+        """Whether anything is known of ops with flows of this size: ranks begin the first ones apart."""
+        return self._near(flow_bytes) is not None
+
     def warm(self, flow_bytes: int) -> bool:
         """Whether enough is known of ops with flows of this size (clock-26)."""
         if flow_bytes in self._warm:

@@ -32,7 +32,7 @@ class Fields(NamedTuple):
         counted: u16[T].
     """
 
-    exponent: NDArray[np.int16]
+    exponent: NDArray[np.int16] = np.zeros(0, np.int16)
     need: NDArray[np.int16] = np.zeros(0, np.int16)
     scale: NDArray[np.float32] = np.zeros(0, np.float32)
     counted: NDArray[np.uint16] = np.zeros(0, np.uint16)
@@ -95,8 +95,7 @@ def finalise_contributions(
     head: NDArray[np.uint8],
     runs: Sequence[tuple[int, int, int, int]],
     exponents: NDArray[np.int16],
-    needs: NDArray[np.int16],
-    shifts: NDArray[np.uint8],
+    weights: NDArray[np.uint8],
     mark: int,
     key: NDArray[np.uint64],
 ) -> None:
@@ -106,13 +105,13 @@ def finalise_contributions(
         out: its packets are written.
         head: u8[64], the template (``wire.packets.header``); ``owner`` and ``rows`` are those of the run.
         runs: first packet, packets, owner, and u32 row sequence of the owner's first place.
-        exponents, needs, shifts: i16[G], i16[G] and u8[G], of every group.
+        exponents, weights: i16[G] and u8[G], of every group.
         mark: u32, of the last packet of each run: this op.
         key: of the op, which ``out.states`` were made with; empty: packets carry the check.
     """
     packets, states, places, groups = out
     stamp = _STAMP.pack(
-        *map(address, (packets, states, head, key, places, groups, exponents, needs)), 0, 0, address(shifts),
+        *map(address, (packets, states, head, key, places, groups, exponents)), 0, 0, 0, address(weights),
         packets.shape[1], mark,
     )  # fmt: skip
     packed = b"".join([_RUN.pack(first, n, n - 1 if n else 0, seq, owner, n) for first, n, owner, seq in runs])

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 #: Version byte of every packet. Another version is dropped as ``BAD_VERSION``.
 VERSION = 1
-#: What HELLO packets say, by number: ranks of another one are refused when they greet each other. 2: with bursts.
-HELLO_NUMBER = 2
+#: What HELLO packets say, by number: ranks of another one are refused when they greet each other. 3: with weights.
+HELLO_NUMBER = 3
 #: UDP port of a job unless another is given.
 DEFAULT_PORT = 5515
 #: First byte after the UDP header is the version; a magic in the cookie would only repeat the cookie check.
@@ -41,6 +41,9 @@ KEY_WORDS = 2 + 1 + HEADER_BYTES // 8
 KEY_EPOCHS = 2
 #: A scale exponent that says "nothing known" (all zero, or never measured).
 EXPONENT_NONE = -32768
+#: Quarter powers of two that a scale for a switch leaves above the largest need: more costs precision in every op, less
+#: clips what grows from one op to the next.
+HEADROOM = 4
 #: Lateness and deadlines travel in units of this many microseconds (u16: up to 4.19 s).
 TIME_UNIT_US = 64
 #: Ring buffer for events, in bytes (a power of two and a multiple of the page size).
@@ -131,7 +134,7 @@ class Stage(enum.IntEnum):
 _FIRST, _SECOND, _BOTH = (Stage.CONTRIBUTIONS,), (Stage.RESULTS,), tuple(Stage)
 _VERSIONS = "Install one version of Tailbound on all hosts"
 _OTHER_JOB = "End the other job at this address and port, or give it another port"
-_SCALES = "A few: nothing to do; many: look for ranks that miss whole ops"
+_MISSED = "A few: nothing to do; many: look for ranks that miss whole ops"
 _AHEAD = "Give a larger ring_mib on all ranks, or find out why this rank is behind"
 _MTU = "Set a smaller TAILBOUND_MTU on all ranks (docs/xdp.md)"
 
@@ -184,14 +187,15 @@ class Verdict(enum.IntEnum):
     FUTURE_OP = 19, Fate.REFUSED, _FIRST, "a contribution further ahead than this rank's ring or records reach", _AHEAD
     DUPLICATE = 20, Fate.DUPLICATED, _FIRST, "the sender's contribution was there already"
     LATE = 21, Fate.LATE, _FIRST, "a contribution to an op that was sealed"
-    SCALE_MISMATCH = 22, Fate.REFUSED, _FIRST, "a contribution with another scale exponent than the sum's", _SCALES
-    BAD_SHIFT = 23, Fate.REFUSED, _FIRST, "a contribution is shifted further than its sum can hold", _VERSIONS
+    SCALE_MISMATCH = 22, Fate.REFUSED, _FIRST, "switch: a contribution with another scale exponent than the sum's", (
+        _MISSED)
+    BAD_WEIGHT = 23, Fate.REFUSED, _FIRST, "a contribution's weight is 0, or more than its sum can hold", _VERSIONS
     LAYOUT_MISMATCH = 24, Fate.REFUSED, _BOTH, "another layout of the op than this rank's", (
         "Register the same model and options on all ranks")
     WRONG_MAP = 25, Fate.REFUSED, _BOTH, "a row under another owner map than the op's", (
         "A few at a change of maps: nothing to do; many: see who is behind (state, in `tailbound top`)")
     ABANDONED = 26, Fate.REFUSED, _FIRST, (
-        "counted besides: a contribution was in a sum that another scale or op has replaced"), _SCALES
+        "switch, counted besides: the row took the place of one that was not final"), _MISSED
     DUPLICATE_RESULT = 27, Fate.DUPLICATED, _SECOND, "the result was there already"
     STALE_RESULT = 28, Fate.LATE, _SECOND, "a result of an op that newer ones have replaced"
     FUTURE_RESULT = 29, Fate.REFUSED, _SECOND, "a result whose place an older op still needs", _AHEAD
@@ -291,7 +295,11 @@ HEADER = Struct(
         Field("rows", "u16", "rows of this owner in this op"),
         Field("contributed", "u32", "highest op whose contributions the sender has fully sent to this peer"),
         Field("published", "u32", "highest op whose results the sender has fully sent to this peer"),
-        Field("exponent", "s16", "contribution: e of its group; result: e of the group for the key's next op"),
+        Field(
+            "exponent",
+            "s16",
+            "contribution: e of its scale, for an owner a multiple of 4; result: e of the group for the key's next op",
+        ),
         Field("need", "s16", "contribution: largest e this rank would have needed, EXPONENT_NONE if all zero"),
         Field(
             "scale",
@@ -304,7 +312,7 @@ HEADER = Struct(
             "result: contributors in the mean; contribution to a switch: contributors that complete the row, 0 for all "
             "workers of the job; any other contribution: 0",
         ),
-        Field("shift", "u8", "contribution: codes are to be shifted left by this many bits"),
+        Field("weight", "u8", "contribution: what codes are multiplied by, at least 1, and 1 for a switch"),
         Field("incast", "u8", "senders this rank takes at once; 0 says nothing"),
         Field("deadline", "u16", "advertised D1 in units of 64 us"),
         Field("lateness", "u16", "own lateness (launch minus majority arrival) in units of 64 us"),
@@ -322,9 +330,9 @@ SLOT_RECORD = Struct(
         Field("op", "u32", "tag, with cookie"),
         Field("ranks", "u64", "bitmap of the ranks summed", 4),
         Field("count", "u32", "ranks summed"),
-        Field("units", "u32", "sum of 1 << shift over the ranks summed"),
-        Field("need", "s32", "largest need seen, EXPONENT_NONE at first"),
-        Field("exponent", "s32", "e of the contributions summed"),
+        Field("units", "u32", "what a lane holds in whose column every rank summed sent code 128"),
+        Field("lost", "u32", "what truncation took from a lane on average, in sixteenths"),
+        Field("exponent", "s32", "e of a lane's unit"),
         Field("row", "u32", "place in the first sender's order"),
         Field("counted", "u32", "1 once the sum has had a contribution of every live peer: it is in rows_complete"),
     ),
@@ -340,16 +348,6 @@ PLAIN_LOCK = Struct(
     "tb_lock",
     "A lock and nothing else (result rows, op records, peers).",
     (Field("lock", "lock", "struct bpf_spin_lock"), Field("pad", "u32", "0")),
-)
-
-EXPECT = Struct(
-    "tb_expect",
-    "What the owner's host expects in a sum slot; written by the host, as one word.",
-    (
-        Field("op", "u32", "op the expectation is for; another op: the first contributor decides"),
-        Field("exponent", "s16", "e that contributions must carry"),
-        Field("valid", "u16", "1 once written"),
-    ),
 )
 
 RESULT_RECORD = Struct(
@@ -460,13 +458,13 @@ CONTROL = Struct(
         Field("result_base", "u32", "window base of the result ring, a row sequence"),
         Field("live_peers", "u32", "live ranks other than this one"),
         Field("need", "u32", "majority: floor(V / 2) + 1 with V ranks that have a vote"),
-        Field("shift_cap", "u32", "kcap: largest shift taken"),
+        Field("weight_cap", "u32", "largest weight taken"),
+        Field("spare", "u32", "F, 0..7: doublings of weight_cap that lanes have room for"),
         Field("first_op", "u32", "ops before this one are stale"),
         Field("released", "u32", "newest op over here: late rows may open its record; records reach OP_STEPS further"),
         Field("sum_rows", "u32", "sums ring in use, a power of two: pinned maps may have been made for fewer ranks"),
         Field("tagged", "u32", "1: packets carry tags, and both keys are in force; 0: they carry checks"),
         Field("prefix", "u32", "what is before address in an own IPv6 address; 0 for IPv4", 3),
-        Field("pad", "u32", "0"),
         Field("live", "u64", "bitmap of live ranks other than this one", 4),
     ),
 )
@@ -654,7 +652,7 @@ STAMP = Struct(
         Field("needs", "u64", "s16[]"),
         Field("scales", "u64", "f32[]"),
         Field("counts", "u64", "u16[]"),
-        Field("shifts", "u64", "u8[]"),
+        Field("weights", "u64", "u8[]"),
         Field("stride", "u32", "bytes of a packet"),
         Field("mark", "u32", "of the packet of a run that leaves last"),
     ),
@@ -868,7 +866,6 @@ RECORDS = (STAMP, RUN, PATH, LINK, TARGET, SENDING, ANSWERS, AWAITED, INCOMING, 
 WORKER_MAPS: tuple[Map, ...] = (
     Map("control", "contexts", "tb_control", (CONTEXTS,), "both"),
     Map("peers", "registered ranks", "tb_peer", (MAX_RANKS,), "host"),
-    Map("expect", "expected exponents of sum slots", "tb_expect", ("sum_rows",), "host"),
     Map("expect_results", "expected result rows of ops", "tb_expect_results", (OP_RING,), "host"),
     Map("slots", "records of sum slots", "tb_slot", ("sum_rows",), "program"),
     Map("sums", "u16 lanes of sum slots", "u8", ("sum_rows",), "program", width=(2, "width")),

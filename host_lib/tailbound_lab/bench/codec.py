@@ -96,30 +96,32 @@ def _in_turn(passes: Passes, rounds: int) -> dict[str, NDArray[np.float64]]:
 
 
 def _passes(numel: int) -> Passes:
-    """Every pass, for the first of four ranks in a cold op."""
+    """Every pass, for the first of four ranks."""
     job, rng = LocalJob(RANKS, numel, WIDTH), np.random.default_rng(0)
     shape, at, scratch, codes = job.shape, job.placement, job.scratch, job.shape.codes
-    own, groups = int(at.counts[0]), at.groups_of(0)
+    own = int(at.counts[0])
     x = rng.standard_normal(numel, np.float32)
     copy, decoded = np.empty_like(x), np.empty_like(x)
-    job.cold([x] * RANKS, OP)
-    coding, packets, scales = job.coding(OP, 0), job.packets_of(0), job.scales_of(0)
+    coding, packets, scales = job.coding(OP), job.packets_of(0), job.scales[0]
+    encode(x, shape, coding, packets, scales, scratch)
+    need = np.zeros(shape.groups, np.int16)
     # sums of three peers, in a ring twice as long as needed
     ring = 2 << (own - 1).bit_length()
     sums, slots = np.zeros((ring, 2 * WIDTH), np.uint8), np.zeros(ring, DTYPES["tb_slot"])
-    sums.view(np.uint16)[:] = rng.integers(3, 3 * 255, (ring, WIDTH))
-    slots["cookie"], slots["op"], slots["count"], slots["units"] = job.cookie, OP, 3, 3
+    weight = 3 * int(scales.weights[0]) << job.weights.spare
+    sums.view(np.uint16)[:] = rng.integers(weight, weight * 255, (ring, WIDTH))
+    slots["cookie"], slots["op"], slots["count"], slots["units"] = job.cookie, OP, 3, 128 * weight
     slots["ranks"][:, 0] = 0b1110
-    slots["exponent"][:own] = scales.exponents[groups]
-    sealed, made = Sums(sums, slots, 0, job.cookie, OP, scales.exponents), results(own, codes)
-    contributed = Own(at.rows_of(0), packets.memory[:own], True, scales, np.zeros(shape.groups, np.int16))
+    slots["exponent"][:own] = scales.exponents[shape.layout.of[at.rows_of(0)]] - 4 * job.weights.spare
+    sealed, made = Sums(sums, slots, 0, job.cookie, OP), results(own, codes)
+    contributed = Own(at.rows_of(0), packets.memory[:own], True, scales)
     result_ring = rng.integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
     source = np.arange(shape.rows, dtype=np.int64)
     source[at.rows_of(0)] = [own_source(i) for i in range(own)]
     received = Received(result_ring, made.packets, source, -np.ones(shape.rows, np.float32))
     return {
         "encode": (4 * numel, lambda: encode(x, shape, coding, packets, scales, scratch)),
-        "measure": (4 * numel, lambda: measure(x, shape, coding, scales.need, scratch)),
+        "measure": (4 * numel, lambda: measure(x, shape, coding, need, scratch)),
         "mean": (4 * own * codes, lambda: mean_rows(sealed, contributed, shape, coding, made, scratch)),
         "decode": (4 * numel, lambda: decode(received, shape, coding, decoded, scratch)),
         "memcpy": (4 * numel, lambda: np.copyto(copy, x)),

@@ -43,8 +43,7 @@ class Case:
     turn: int
     verdicts: tuple[Verdict, ...]
     codes: int = WIDTH
-    shift: int = 0
-    ranks: int = MAX_RANKS
+    exponent: int = 0  #: but for the first packet
     port: int = PORT
     tagged: bool = False  #: a job with a key
     forged: bool = False  #: its tag or check is wrong
@@ -57,12 +56,12 @@ CASES = (
     Case("add", PacketType.CONTRIBUTION, _RANK, _SUMMED),
     Case("add-lap", PacketType.CONTRIBUTION, _LAP, _SUMMED),
     Case("add-short", PacketType.CONTRIBUTION, _RANK, _SUMMED, codes=WIDTH - 32),
-    Case("add-shifted", PacketType.CONTRIBUTION, _RANK, _SUMMED, shift=1, ranks=128),
     Case("refused", PacketType.CONTRIBUTION, _NOT, (Verdict.DUPLICATE,)),
     Case("result", PacketType.RESULT, _ROW, (Verdict.RESULT_TAKEN,)),
     Case("reflect", PacketType.PROBE, _NOT, (Verdict.REFLECTED,), codes=16),
     # by the same rank again and again, since the turntable has no key
     Case("again", PacketType.CONTRIBUTION, _FORGET, _SUMMED),
+    Case("again-smaller", PacketType.CONTRIBUTION, _FORGET, _SUMMED, exponent=-4),
     Case("again-tagged", PacketType.CONTRIBUTION, _FORGET, _SUMMED, tagged=True),
     Case("refused-tagged", PacketType.CONTRIBUTION, _NOT, (Verdict.DUPLICATE,), tagged=True),
     Case("corrupt", PacketType.CONTRIBUTION, _NOT, (Verdict.CORRUPT,), forged=True),
@@ -87,7 +86,8 @@ class Bench:
         peers["address"] = words_of(_PEER).address
         control["cookie"], control["address"] = _COOKIE, words_of(_OWN).address
         control["live"][-1] = 1 << 63  # one who never sends: else a row would be complete with its first contribution
-        control["shift_cap"], control["sum_rows"], control["active"] = 1, rows, 1
+        control["weight_cap"], control["sum_rows"], control["active"] = 1, rows, 1
+        control["ranks"], control["rank"] = MAX_RANKS, MAX_RANKS - 1
         self._op = 1 << schema.OP_INDEX_BITS
 
     def close(self) -> None:
@@ -106,13 +106,12 @@ class Bench:
         Raises:
             TailboundError: not every repeat had its verdict.
         """
-        self.maps.arrays["control"]["ranks"], self.maps.arrays["control"]["rank"] = case.ranks, case.ranks - 1
         self._op += 1 << schema.OP_INDEX_BITS  # far from where the last case ended
         self.maps.arrays["control"]["released"] = self._op - 1
         self.maps.arrays["control"]["tagged"] = case.tagged
-        data = self._frame(case)
+        data = self._frame(case, case.exponent)
         if case.turn in (_NOT, _FORGET) and case.type is PacketType.CONTRIBUTION and not case.forged:
-            run_xdp(self.program, data, 1)  # the first is stored, or makes the others duplicates
+            run_xdp(self.program, self._frame(case, 0), 1)  # the first is stored, or makes the others duplicates
         before = self.counted()
         duration = run_xdp(self.program, data, repeats).duration_ns
         after = self.counted() - before
@@ -132,16 +131,16 @@ class Bench:
             "repeats": repeats,
         }
 
-    def _frame(self, case: Case) -> bytes:
-        own = case.ranks - 1
+    def _frame(self, case: Case, exponent: int) -> bytes:
         head = header(
             type=case.type,
             cookie=_COOKIE,
             op=self._op,
             sender=0,
-            owner=0 if case.type is PacketType.RESULT else own,
+            owner=0 if case.type is PacketType.RESULT else MAX_RANKS - 1,
             rows=schema.MAX_RANKS,
-            shift=case.shift,
+            weight=1,
+            exponent=exponent,
             contributed=self._op - 1,
             published=self._op - 1,
         )

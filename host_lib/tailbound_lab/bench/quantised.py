@@ -19,47 +19,54 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.codec.decode import decode, own_source
-from tailbound.codec.encode import encode, measure
+from tailbound.codec.encode import encode
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Packets, Received, Results, Scales, Sums
-from tailbound.codec.scale import cold_exponents, headroom_of, shift_cap_of, warm_exponents
+from tailbound.codec.scale import DOWN_MOST, Sum, begin, join, weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
 from tailbound.wire.jit import compiled
 from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES
 
 #: Codes of a row; what TCP makes packets of is another matter.
 WIDTH = 4096
 _NOT_FINITE = "a gradient is not finite, and its quantised average is not defined: train at a lower rate"
 _COOKIE = 1
 _CONTRIBUTION, _RESULT = 0, 1
-#: Before the codes of a contribution: need of the group and shift.
-_ABOUT_CODES = np.dtype([("need", "<i2"), ("shift", "u1")])
-#: Before the codes of a mean.
-_ABOUT_MEAN = np.dtype([("scale", "<f4"), ("exponent_next", "<i2")])
-_BYTES, _EIGHT = np.uint64(0x00FF00FF00FF00FF), np.uint64(8)
+#: Before the codes of a contribution, and of a mean.
+_ABOUT_CODES = np.dtype([("exponent", "<i2"), ("weight", "u1")])
+_ABOUT_MEAN = np.dtype([("scale", "<f4")])
+_BYTES, _EIGHT, _LANE = np.uint64(0x00FF00FF00FF00FF), np.uint64(8), np.uint64(0x0001000100010001)
 #: Buckets on their way at the same time, each with connections of its own, as Gloo's all-reduces have threads.
 _LANES = 2
 
 
 @compiled
-def _sum(rows, shifts, lanes, first):  # type: ignore[no-untyped-def]
-    """Adds the codes of rows u64[n, .] to lanes u64[n, .] as the kernel program does, or stores them if ``first``."""
+def _sum(rows, exponents, weights, lanes, slots, spare):  # type: ignore[no-untyped-def]
+    """Adds the codes of rows u64[n, .] to lanes u64[n, .] as the kernel program does, or stores them."""
     head = HEADER_BYTES // 8
     for i in range(rows.shape[0]):
-        codes, sums, k = rows[i, head:], lanes[i], np.uint64(shifts[i])
-        if first:
-            for j in range(codes.shape[0]):
-                sums[2 * j] = (codes[j] & _BYTES) << k
-                sums[2 * j + 1] = ((codes[j] >> _EIGHT) & _BYTES) << k
+        codes, sums, slot = rows[i, head:], lanes[i], slots[i]
+        if slot.count == 0:
+            total, added = begin(exponents[i], weights[i], spare)
+            sums[:] = np.uint64(0)
         else:
-            for j in range(codes.shape[0]):
-                sums[2 * j] += (codes[j] & _BYTES) << k
-                sums[2 * j + 1] += ((codes[j] >> _EIGHT) & _BYTES) << k
+            before = Sum(np.int64(slot.exponent), np.int64(slot.units), np.int64(slot.lost))
+            total, added = join(before, exponents[i], weights[i], spare, DOWN_MOST)
+        if added.move:
+            move, kept = np.uint64(added.move), np.uint64(0xFFFF >> added.move) * _LANE
+            for j in range(sums.shape[0]):
+                sums[j] = sums[j] >> move & kept
+        weight, down, kept = np.uint64(added.weight), np.uint64(added.down), np.uint64(0xFFFF >> added.down) * _LANE
+        for j in range(codes.shape[0]):
+            sums[2 * j] += (codes[j] & _BYTES) * weight >> down & kept
+            sums[2 * j + 1] += (codes[j] >> _EIGHT & _BYTES) * weight >> down & kept
+        slot.exponent, slot.units, slot.lost = total.exponent, total.units, total.lost
+        slot.count += 1
 
 
 def _wait(works: Iterable[dist.Work | None]) -> None:
@@ -99,10 +106,7 @@ class Quantised:
             ConfigError: a value is not finite, or beyond 2^120.
         """
         x = buffer.numpy()
-        coding = Coding(
-            seed_of(_COOKIE, self._op), self._rank, shift_cap_of(self._ranks), headroom_of(self._ranks), True,
-            self._ranks,
-        )  # fmt: skip
+        coding = Coding(seed_of(_COOKIE, self._op), weights_of(self._ranks))
         arriving = [
             dist.irecv(torch.from_numpy(self._arrived[peer]), group=self._group, group_src=peer, tag=_CONTRIBUTION)
             for peer in self._peers
@@ -111,13 +115,12 @@ class Quantised:
             dist.irecv(self._rows(self._results, peer), group=self._group, group_src=peer, tag=_RESULT)
             for peer in self._peers
         ]
-        if self._op == 0:
-            self._agree(x, coding)
         packets = Packets(self._packets, self._at.position, self._partials)
         if not encode(x, self._shape, coding, packets, self._scales, self._scratch).finite:
             raise ConfigError(_NOT_FINITE)
         about = self._packets[:, : _ABOUT_CODES.itemsize].view(_ABOUT_CODES)[:, 0]
-        about["need"], about["shift"] = self._scales.need[self._group_at], self._scales.shift[self._group_at]
+        about["exponent"] = self._scales.exponents[self._group_at]
+        about["weight"] = self._scales.weights[self._group_at]
         sent = [
             dist.isend(self._rows(self._packets, peer), group=self._group, group_dst=peer, tag=_CONTRIBUTION)
             for peer in self._peers
@@ -133,50 +136,32 @@ class Quantised:
         none = np.zeros((1, self._shape.codes), np.uint8)
         received = Received(none, self._results, self._source, known["scale"][position].astype(np.float32))
         decode(received, self._shape, coding, x, self._scratch)
-        self._scales.exponents[:] = warm_exponents(known["exponent_next"][position], self._shape.layout.rows)
         _wait(sent)
         self._op += 1
 
     def _rows(self, memory: NDArray[np.uint8], owner: int) -> torch.Tensor:
         return torch.from_numpy(memory[self._at.positions_of(owner)])
 
-    def _agree(self, x: NDArray[np.float32], coding: Coding) -> None:
-        """Scales of the first op: of the largest value of any rank."""
-        need = np.zeros(self._shape.groups, np.int16)
-        if not measure(x, self._shape, coding, need, self._scratch):
-            raise ConfigError(_NOT_FINITE)
-        most = torch.from_numpy(need.astype(np.int32))
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=self._group)
-        self._scales.exponents[:] = cold_exponents(most.numpy().astype(np.int16)[None], coding.headroom)
-
     def _average(self, coding: Coding, arriving: list[dist.Work | None]) -> None:
         """Sums what comes, and writes the means of the own rows into ``_results``."""
-        groups = self._group_at[self._mine]
-        slots = self._slots[: groups.size]
-        slots["cookie"], slots["op"], slots["ranks"] = _COOKIE, self._op, 0
-        slots["exponent"], slots["need"] = self._scales.exponents[groups], EXPONENT_NONE
-        slots["count"] = len(self._peers)
-        slots["units"] = 0
-        lanes = self._lanes.view(np.uint64)
-        for number, (peer, work) in enumerate(zip(self._peers, arriving, strict=True)):
+        count = int(self._at.counts[self._rank])
+        slots = self._slots[:count]
+        slots["cookie"], slots["op"], slots["count"] = _COOKIE, self._op, 0
+        lanes, spare = self._lanes.view(np.uint64), weights_of(self._ranks).spare
+        for peer, work in zip(self._peers, arriving, strict=True):
             _wait([work])
             rows = self._arrived[peer]
             about = rows[:, : _ABOUT_CODES.itemsize].copy().view(_ABOUT_CODES)[:, 0]
-            _sum(rows.view(np.uint64), about["shift"].copy(), lanes, number == 0)
-            slots["units"] += np.uint32(1) << about["shift"].astype(np.uint32)
-            slots["need"] = np.maximum(slots["need"], about["need"])
-            slots["ranks"][:, peer >> 6] |= np.uint64(1 << (peer & 63))
-        memory, count = self._results[self._mine], groups.size
+            _sum(rows.view(np.uint64), about["exponent"].copy(), about["weight"].copy(), lanes, slots, spare)
+        memory = self._results[self._mine]
         out = Results(
             memory, np.zeros((count, 4), np.uint64), np.zeros(count, np.float32), np.zeros(count, np.uint16),
-            np.zeros(count, np.int16), np.zeros(count, np.uint8),
+            np.zeros(count, np.uint8),
         )  # fmt: skip
-        sums = Sums(self._lanes, self._slots, 0, _COOKIE, self._op, self._scales.exponents)
-        most = np.zeros(self._shape.groups, np.int16)
-        own = Own(self._at.rows_of(self._rank), self._packets[self._mine], True, self._scales, most)
+        sums = Sums(self._lanes, self._slots, 0, _COOKIE, self._op)
+        own = Own(self._at.rows_of(self._rank), self._packets[self._mine], True, self._scales)
         mean_rows(sums, own, self._shape, coding, out, self._scratch)
-        about = memory[:, : _ABOUT_MEAN.itemsize].view(_ABOUT_MEAN)[:, 0]
-        about["scale"], about["exponent_next"] = out.scale, out.exponent_next
+        memory[:, : _ABOUT_MEAN.itemsize].view(_ABOUT_MEAN)[:, 0]["scale"] = out.scale
 
 
 def register_quantised(model: DistributedDataParallel) -> None:

@@ -63,6 +63,6 @@ def balance(
         sent += sum(int(peer["packets"]) for peer in one["sent"].values())
         refused = sum(one["drops"].values())
         reflected += int(one["verdicts"].get("REFLECTED", 0))
-        dropped += refused - int(one["verdicts"].get("ABANDONED", 0))  # counted besides the verdict of the same packet
+        dropped += refused
         taken += sum(one["verdicts"].values()) - refused
     return Balance(sent, reflected, duplicated, taken, dropped, lost_on_purpose, lost_in_queues, socket_drops)
