@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tailbound.errors import TailboundError, TransportError
 from tailbound.torch.memory import check
 from tailbound.torch.node import Holds, Node
-from tailbound.torch.node_shards import HostCollectives, InOrder, Told, inside_of
+from tailbound.torch.node_shards import HostCollectives, Lane, inside_of
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.state import TailboundState
@@ -80,9 +80,10 @@ class NodeState(TailboundState):
             self._end_groups()
             raise
         self.everyone, self.shards, self.together = group, node.places, _NONE_ALONE
-        self._stream, self._number = inside.stream, 0
-        self._launches = InOrder(inside.stream)
-        self._gathers = InOrder(inside.stream, 0 if inside.one_order else None)
+        self._inside = inside
+        self._inward, self._outward = Lane("in"), Lane("out")
+        self._reduced: list[Callable[[], None]] = []  # what is still to be handed to ``_outward``
+        self._endings += self._inward.close, self._outward.close
         self._missed = 0  # rows of this step, here
         self._between = True  # no bucket of the next step has come
         self._failure: TailboundError | None = None
@@ -96,6 +97,8 @@ class NodeState(TailboundState):
                 self._holds = None
             super().close(farewell=farewell)
         finally:
+            self._inward.close()
+            self._outward.close()
             self._end_groups()
 
     def _hold(self, on: bool) -> None:
@@ -123,126 +126,86 @@ class NodeState(TailboundState):
             raise self._failure
         self._between = last
         if index == 0:
-            try:
+            with self._failing():
                 self.before_backward()
-            except TailboundError as error:
-                self._fail(error)
-        number, self._number = self._number, self._number + 1
         buffers = self._collectives.buffers(index, tensor)
-        future = self._stream.future()
-        errors: list[Exception] = []
+        future, mark = self._inside.stream.future(), self._inside.stream.mark()
 
-        def complete(error: Exception | None = None) -> None:
-            if error is not None:
-                self._fail(error)
-                self._told = True
-                errors.append(error)
-            if future.done():
-                return
-            try:
-                future.set_result(buffers.gathered[: tensor.numel()])
-            except Exception as failed:  # of the device; a future that never completes would hang DDP
-                self._fail(failed)
-                future.set_exception(failed)  # type: ignore[arg-type]
-
-        def reduced(error: Exception | None) -> None:
-            self._launches.ready(number, lambda: launch(error), give_up)
-
-        def launch(error: Exception | None) -> None:
-            if error is not None:
-                self._fail(error)
+        def bring() -> None:
             averaged = None
-            if self._failure is None:  # to other hosts this one is dead otherwise
-                try:
+            with self._failing(), self._inside.stream.use(mark):
+                self._collectives.reduce(tensor, buffers)
+                if self._failure is None:  # to other hosts this one is dead otherwise
                     averaged = self._average(index, buffers.shard, last)
-                except Exception as failed:
-                    self._fail(failed)
-            if averaged is None:
-                put_in_line(None)
-            else:
-                averaged.then(put_in_line)
+            self._reduced.append(lambda: hand_out(averaged))
+            if last or not self._inside.one_order:
+                for action in self._reduced:
+                    self._outward.put(action)
+                self._reduced.clear()
 
-        def give_up(error: Exception) -> None:
-            self._fail(error)
-            put_in_line(None)
-
-        def put_in_line(averaged: torch.futures.Future[torch.Tensor] | None) -> None:
-            self._gathers.ready(number, lambda: gather(averaged), complete)
-
-        def gather(averaged: torch.futures.Future[torch.Tensor] | None) -> None:
+        def hand_out(averaged: torch.futures.Future[torch.Tensor] | None) -> None:
             shard = buffers.shard  # whatever is in it, if there is no average: every rank has to gather
-            try:
+            with self._failing(), self._inside.stream.use():  # which then comes behind the average
                 if averaged is not None:
-                    shard = averaged.value()
-            except Exception as failed:
-                self._fail(failed)
-            self._collectives.gather(shard, buffers, self._ending(complete) if last else complete)
+                    shard = averaged.wait()
+            with self._failing(), self._inside.stream.use():
+                self._collectives.gather(shard, buffers)
+            if last:
+                with self._failing():
+                    self._tell()
+                self._told = self._failure is not None
+            try:
+                with self._inside.stream.use():
+                    future.set_result(buffers.gathered[: tensor.numel()])
+            except Exception as error:  # of the device; a future that never completes would hang DDP
+                self._fail(error)
+                future.set_exception(error)  # type: ignore[arg-type]
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-            if self._failure is not None and (last or errors):
+            if self._failure is not None and last:
                 raise self._failure
             return completed.value()
 
-        self._collectives.reduce(tensor, buffers, reduced)
-        if last:
-            self._gathers.allow(self._number)
+        self._inward.put(bring)
         return future.then(checked)
 
-    def _ending(self, complete: Callable[[Exception | None], None]) -> Callable[[Exception | None], None]:
-        """To be called when the last bucket of a step is there: the ranks of the host tell each other how it went."""
+    def _tell(self) -> None:
+        """At the end of a step the ranks of the host tell each other how it went.
 
-        def told(heard: list[list[int]], error: Exception | None) -> None:
-            if error is None:
-                self._takes = bool(heard[0][1])
-                if self.resync is not None and self._first:
-                    self.resync.note_missing(sum(missed for missed, *_ in heard))
-                if any(words[3] for words in heard):
-                    self.overflowed = True
-                self.steps.came(void=any(words[4] for words in heard))
-                failed = [rank for rank, words in zip(self._node.members, heard, strict=True) if words[2]]
-                if failed and self._failure is None:
-                    self._fail(
-                        TransportError(
-                            f"rank {self._own}: rank(s) {failed} of this host cannot average any more, and their part "
-                            "of every bucket is with nobody else; their own errors say why. Start this host's ranks "
-                            "again with the others from a checkpoint. Other hosts go on without this one meanwhile"
-                        )
-                    )
-                self._told = self._failure is not None
-            complete(error)
-
-        def gathered(error: Exception | None) -> None:
-            if error is not None:
-                self._fail(error)
-            missed, self._missed = self._missed, 0
-            takes = self.resync is not None and self.resync.about_to_take
-            words = [missed, takes, self._failure is not None, self.overflowed, self.steps.void]
-            self._collectives.tell(words, self._behind(told))
-
-        return gathered
-
-    def _behind(self, told: Told) -> Told:
-        """``told``, called by whatever thread, in a stream behind what is queued here on the device."""
-        try:
-            mark = self._stream.mark()
-        except Exception as error:
-            self._fail(error)
-            return told
-
-        def within(heard: list[list[int]], error: Exception | None) -> None:
-            try:
-                with self._stream.use(mark):
-                    told(heard, error)
-            except Exception as failed:
-                told(heard, error or failed)
-
-        return within
+        Raises:
+            TransportError: one has not come.
+        """
+        missed, self._missed = self._missed, 0
+        takes = self.resync is not None and self.resync.about_to_take
+        words = [missed, takes, self._failure is not None, self.overflowed, self.steps.void]
+        heard = self._collectives.tell(words)
+        self._takes = bool(heard[0][1])
+        if self.resync is not None and self._first:
+            self.resync.note_missing(sum(missed for missed, *_ in heard))
+        if any(words[3] for words in heard):
+            self.overflowed = True
+        self.steps.came(void=any(words[4] for words in heard))
+        failed = [rank for rank, words in zip(self._node.members, heard, strict=True) if words[2]]
+        if failed:
+            self._fail(
+                TransportError(
+                    f"rank {self._own}: rank(s) {failed} of this host cannot average any more, and their part of every "
+                    "bucket is with nobody else; their own errors say why. Start this host's ranks again with the "
+                    "others from a checkpoint. Other hosts go on without this one meanwhile"
+                )
+            )
 
     def rejoin(self) -> None:
         """As in ``TailboundState``; what it raises is raised at the end of the next step, on all ranks of the host."""
-        try:
+        with self._failing():
             super().rejoin()
-        except TailboundError as error:
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """An error within the context ends averaging, and is raised at the end of the step."""
+        try:
+            yield
+        except Exception as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
