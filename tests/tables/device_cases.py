@@ -38,11 +38,11 @@ def workspace(device: str = "cpu", form: Any = None) -> Any:
     import torch
 
     from plain_form import PLAIN
-    from tailbound.torch.device_coder import Workspace
+    from tailbound.torch.paths import DevicePath
     from tailbound.torch.streams import CudaStream, Stream
 
     where = torch.device(device)
-    return Workspace(CudaStream(where) if where.type == "cuda" else Stream(where), form or PLAIN)
+    return DevicePath(CudaStream(where) if where.type == "cuda" else Stream(where), form or PLAIN)
 
 
 def coder(device: str = "cpu", form: Any = None) -> Any:
@@ -227,6 +227,6 @@ class Results:
         theirs, ours = np.full(numel, np.nan, np.float32), torch.full((numel,), torch.nan, device=device)
         by = coder(device, form)
         assert self.decoded(by, ours, rotate) == self.decoded(host_decode, theirs, rotate)
-        by._space.stream.join()
+        by._path.stream.join()
         assert np.array_equal(ours.cpu().numpy().view(np.uint32), theirs.view(np.uint32))
         return theirs

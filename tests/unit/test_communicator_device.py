@@ -20,7 +20,8 @@ pytest.importorskip("torch", reason="missing capability 'torch': pip install 'ta
 import torch
 
 from plain_form import PLAIN
-from tailbound.torch.device_coder import DeviceCoder, Workspace, warm_up
+from tailbound.torch.device_coder import DeviceCoder, warm_up
+from tailbound.torch.paths import DevicePath
 
 Given = list[tuple[NDArray[np.float32], Outcome]]
 
@@ -83,7 +84,7 @@ def test_a_device_that_takes_long_keeps_nobody_from_anything() -> None:
                 out, handling = outs[rank][index], Handling()
                 if rank == 0:
                     x, out = torch.from_numpy(x), torch.from_numpy(out)
-                    handling = Handling(coder=DeviceCoder(Workspace(stream, PLAIN), None))
+                    handling = Handling(coder=DeviceCoder(DevicePath(stream, PLAIN), None))
                 done[rank].append(launch(job[rank], x, out, index, last=index == 1, handling=handling))
         transport, turns = job.engine(0), 0
         while not all(one.done() for one in done[0]):

@@ -195,7 +195,7 @@ def test_averages_of_other_types_are_rounded_once_at_the_end(kind: str) -> None:
     by, plain = coder(DEVICE, TRITON), out.clone()
     results.decoded(by, out, True)
     results.decoded(coder(DEVICE), plain, True)
-    by._space.stream.join()
+    by._path.stream.join()
     bits = torch.int64 if kind == "float64" else torch.int16
     assert torch.equal(out.view(bits), plain.view(bits))
 

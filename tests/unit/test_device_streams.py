@@ -32,8 +32,8 @@ import torch
 from plain_form import PLAIN
 from tailbound.collective.coder import HOST
 from tailbound.torch import streams
-from tailbound.torch.device_coder import DeviceCoder, Workspace
-from tailbound.torch.paths import Paths
+from tailbound.torch.device_coder import DeviceCoder
+from tailbound.torch.paths import DevicePath, Paths
 from tailbound.torch.streams import CudaStream, settle_thread
 
 
@@ -92,7 +92,7 @@ def test_every_cuda_device_has_a_stream_of_its_own(cuda: mock.MagicMock) -> None
 
 def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None:
     stream = slow_stream()
-    coder = DeviceCoder(Workspace(stream, PLAIN), "ready")
+    coder = DeviceCoder(DevicePath(stream, PLAIN), "ready")
     shape, x = shape_for(50_000, 1408), torch.from_numpy(gaussian(50_000))
     coding, out = Coding(SEED, WEIGHTS), Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
@@ -135,7 +135,7 @@ def test_an_op_of_a_new_kind_is_warmed_up_once_in_the_thread_that_launches_it() 
 
             return note
 
-    coder, half, whole = DeviceCoder(Workspace(slow_stream(), Form()), None), torch.float16, torch.float32
+    coder, half, whole = DeviceCoder(DevicePath(slow_stream(), Form()), None), torch.float16, torch.float32
     for starts in ((), (49_000, 1000), ()):
         shape = shape_for(50_000, 1408, 8, starts)
         coder.warm_up(torch.zeros(50_000, dtype=half), torch.zeros(50_000), shape, Coding(0))
@@ -157,7 +157,7 @@ def test_where_triton_fails_the_error_says_what_to_do() -> None:
         def largest(self, *_: Any) -> Any:
             raise RuntimeError("there is no compiler")
 
-    space = Workspace(slow_stream(), Broken())
+    space = DevicePath(slow_stream(), Broken())
     with pytest.raises(ConfigError, match="there is no compiler"):
         DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), Coding(0))
 
@@ -165,7 +165,7 @@ def test_where_triton_fails_the_error_says_what_to_do() -> None:
 def test_little_more_than_a_byte_an_entry_crosses() -> None:
     """Neither gradients nor averages do, whatever their type."""
     stream = slow_stream()
-    coder = DeviceCoder(Workspace(stream, PLAIN), None)
+    coder = DeviceCoder(DevicePath(stream, PLAIN), None)
     numel = 1_000_000
     shape, x = shape_for(numel, 1408), torch.from_numpy(gaussian(numel)).double()
     encoded(coder, x, shape)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -23,8 +23,10 @@ from tailbound.codec.records import Coding, Packets, Received, Scales
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import GROUP_ROWS, Shape, shape_for
 from tailbound.errors import ConfigError
-from tailbound.torch.streams import Stream
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, WIDTH_STEP
+
+#: A ``paths.DevicePath``, whose module imports this one.
+DevicePath: TypeAlias = Any
 
 
 class By(NamedTuple):
@@ -82,20 +84,6 @@ class Form(Protocol):
         """What ``rows``, of ``shape``, say to ``out`` (any float type, [numel])."""
 
 
-class Workspace:
-    """What all launches on one device share: its stream, and how it codes.
-
-    Args:
-        stream: of the device.
-        form: how the device codes.
-    """
-
-    def __init__(self, stream: Stream, form: Form) -> None:
-        self.stream, self.form = stream, form
-        #: kinds of ops that have been warmed up
-        self.warm: set[tuple[Any, ...]] = set()
-
-
 @dataclass
 class _Coding:
     """One op on its way: what the device has been given last, and where on the host its answer will be.
@@ -121,15 +109,15 @@ class DeviceCoder:
     Nothing here waits for the device.
 
     Args:
-        workspace: of the device.
+        path: of the device.
         mark: where the bucket is ready (``Stream.mark``).
     """
 
     ahead = True
     divisible = False
 
-    def __init__(self, workspace: Workspace, mark: Any) -> None:
-        self._space, self._mark = workspace, mark
+    def __init__(self, path: DevicePath, mark: Any) -> None:
+        self._path, self._mark = path, mark
         self._ops: dict[int, _Coding] = {}  # by their seeds
 
     def warm_up(self, x: torch.Tensor, out: torch.Tensor, shape: Shape, coding: Coding) -> None:
@@ -138,8 +126,8 @@ class DeviceCoder:
         Raises:
             ConfigError: Triton cannot (it needs a C compiler, say).
         """
-        space, kind = self._space, (x.dtype, out.dtype, shape.bits, coding.rotate)
-        fresh = [size for size in shape.sizes if (*kind, size) not in space.warm]
+        path, kind = self._path, (x.dtype, out.dtype, shape.bits, coding.rotate)
+        fresh = [size for size in shape.sizes if (*kind, size) not in path.warm]
         if not fresh:
             return
         try:
@@ -148,32 +136,32 @@ class DeviceCoder:
             raise ConfigError(
                 f"Triton's kernels fail on {x.device}: {error}. Give Triton what it needs (a C compiler, say)"
             ) from error
-        space.warm.update((*kind, size) for size in fresh)
+        path.warm.update((*kind, size) for size in fresh)
 
     def _rehearse(self, x: torch.Tensor, out: torch.Tensor, sizes: list[int], bits: int, coding: Coding) -> None:
         """Codes an op that has one group of each of ``sizes``."""
-        space, device = self._space, x.device
+        path, device = self._path, x.device
         runs = tuple(size * ROW_STEP * 8 // bits for size in sizes)
         small = Shape(sum(runs), WIDTH_STEP, GROUP_ROWS, ROW_STEP, bits, runs)
-        with space.stream.use():
+        with path.stream.use():
             zeros = torch.zeros(small.numel, dtype=x.dtype, device=device)
             by_group = torch.zeros(small.groups, device=device)
             by_row, keys = (torch.zeros(small.rows, dtype=d, device=device) for d in (torch.float32, torch.int32))
-            self._space.form.largest(zeros, small, coding)
-            self._space.form.encode(zeros, small, coding, By(by_group, by_group, keys))
+            path.form.largest(zeros, small, coding)
+            path.form.encode(zeros, small, coding, By(by_group, by_group, keys))
             told = {(small.results, out.dtype)}
             if x.dtype == torch.float32:  # it may have error feedback, which asks what contributions say
                 told.add((small, torch.float32))
             for each, dtype in told:
                 codes = torch.zeros((small.rows, each.codes), dtype=torch.uint8, device=device)
                 given = Rows(codes, by_row, keys, by_group, summed=False, failed=False)
-                self._space.form.decode(given, each, coding, zeros.to(dtype))
+                path.form.decode(given, each, coding, zeros.to(dtype))
 
     def prepare(self, x: torch.Tensor, shape: Shape, coding: Coding) -> Callable[[], bool]:
         """Queues the largest values of the groups, which decide how they are coded."""
-        stream = self._space.stream
+        stream = self._path.stream
         with stream.use(self._mark):
-            bits, squares = self._space.form.largest(x, shape, coding)
+            bits, squares = self._path.form.largest(x, shape, coding)
             found = Largest(self._fetch(bits), None if squares is None else self._fetch(squares))
             op = self._ops[coding.seed] = _Coding(stream.event(), found)
         return op.ready
@@ -253,17 +241,17 @@ class DeviceCoder:
         """
         mark_own(own, scales, shape, coding, (0, shape.groups))
         self._decode(own, shape, coding, residual, scratch, STAGE_CONTRIBUTION)
-        with self._space.stream.use(self._mark):
+        with self._path.stream.use(self._mark):
             torch.sub(data, residual, out=residual)
 
     def clear(self, average: torch.Tensor) -> None:
         """Makes the average zero."""
-        with self._space.stream.use(self._mark):
+        with self._path.stream.use(self._mark):
             average.zero_()
 
     def keep(self, x: torch.Tensor, average: torch.Tensor) -> None:
         """Makes the own values the average."""
-        with self._space.stream.use(self._mark):
+        with self._path.stream.use(self._mark):
             average.copy_(x)
 
     def _begun(self, coding: Coding) -> _Coding:
@@ -274,7 +262,7 @@ class DeviceCoder:
 
     def _code(self, op: _Coding, x: torch.Tensor, shape: Shape, coding: Coding, scales: Scales) -> bool:
         """Settles on the host how groups are coded, and has the device do so; False: not all is finite."""
-        stream = self._space.stream
+        stream = self._path.stream
         with stream.use(self._mark):
             factors, limits = (stream.host_memory(shape.groups, dtype=torch.float32) for _ in range(2))
             keys = stream.host_memory(shape.rows, dtype=torch.int32)
@@ -282,20 +270,20 @@ class DeviceCoder:
             finite = plan(*_words(op.found, shape, coding, scales, by)).finite
             if finite:
                 there = By(*(part.to(x.device, non_blocking=True) for part in (factors, limits, keys)))
-                op.codes, op.beyond = map(self._fetch, self._space.form.encode(x, shape, coding, there))
+                op.codes, op.beyond = map(self._fetch, self._path.form.encode(x, shape, coding, there))
                 op.done = stream.event()
         return finite
 
     def _fetch(self, part: torch.Tensor) -> torch.Tensor:
         """Has the device copy ``part`` to the host."""
-        there = self._space.stream.host_memory(*part.shape, dtype=part.dtype)
+        there: torch.Tensor = self._path.stream.host_memory(*part.shape, dtype=part.dtype)
         return there.copy_(part, non_blocking=True)
 
     def _decode(
         self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, scratch: Scratch, stage: int
     ) -> int:
         shape = shape.results if stage == STAGE_RESULT else shape
-        stream, device = self._space.stream, out.device
+        stream, device = self._path.stream, out.device
         summed = received.counts is not None
         width = shape.codes * (2 if summed else 1)
         with stream.use(self._mark):
@@ -308,7 +296,7 @@ class DeviceCoder:
             given = codes, factors, zeros if summed else keys, group_factors
             there, by_row, offsets, by_group = (part.to(device, non_blocking=True) for part in given)
             rows = Rows(there, by_row, offsets, by_group, summed, failed > 0, stage)
-            self._space.form.decode(rows, shape, coding, out)
+            self._path.form.decode(rows, shape, coding, out)
         return failed
 
 

@@ -14,7 +14,7 @@ import torch
 
 from tailbound.collective.coder import HOST, Coder
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.torch.device_coder import DeviceCoder, Form, Workspace, warm_up
+from tailbound.torch.device_coder import DeviceCoder, Form, warm_up
 from tailbound.torch.streams import CudaStream, Stream
 
 P = ParamSpec("P")
@@ -59,26 +59,19 @@ class DevicePath(BucketPath):
 
     def __init__(self, stream: Stream, form: Form) -> None:
         super().__init__(stream)
-        self._workspace = Workspace(stream, form)
+        self.form = form
+        #: kinds of ops that have been warmed up
+        self.warm: set[tuple[Any, ...]] = set()
 
     def values(self, tensor: torch.Tensor) -> Any:
-        """The tensor itself.
-
-        Raises:
-            ConfigError: it is not one-dimensional.
-        """
+        """The tensor itself; raises a ``ConfigError`` unless it is one-dimensional."""
         if tensor.dim() != 1:
             raise ConfigError(f"a tensor of shape {tuple(tensor.shape)} cannot be averaged: give a one-dimensional one")
         return tensor
 
     def coder(self, mark: Any) -> Coder:
         """The device's."""
-        return DeviceCoder(self._workspace, mark)
-
-    @property
-    def form(self) -> str:
-        """The name of what codes its buckets."""
-        return self._workspace.form.name
+        return DeviceCoder(self, mark)
 
     def within(self, work: Callable[P, None], mark: Any = None) -> Callable[P, None]:
         """``work`` in the side stream."""
@@ -105,7 +98,7 @@ class Paths:
 
     def forms(self) -> dict[str, str]:
         """How devices code, by their names; empty where all buckets lie on the host."""
-        return {str(device): path.form for device, path in self._paths.items() if isinstance(path, DevicePath)}
+        return {str(device): path.form.name for device, path in self._paths.items() if isinstance(path, DevicePath)}
 
     def of(self, device: torch.device) -> BucketPath:
         """The path of ``device``, one of ``KINDS``.
