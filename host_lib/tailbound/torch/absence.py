@@ -1,14 +1,9 @@
 """A rank that was away comes back to where the others are: by their averages, or by the state of one (clock-20).
 
-What the others have finished is applied without computing it, while the averages are here. A rank whose averages are
-gone is *lost*: it *jumps*, which is to say that it joins the others at their next step, and takes the state of another.
-
-Only ``batches`` can leave iterations out. Without it a rank that takes another's state is ahead of its own program,
-whose learning rate belongs to an earlier step, and which goes on by itself where the others are through. So iterations
-are *void* until the program is where the job is: nothing is sent, averages are zeros, and whatever the optimizer makes
-of them is written over by the state of another rank, which is taken at the end. Schedulers get there by themselves. A
-program that does not get there in time goes on where the job is, and lags. It makes void iterations again wherever no
-other rank begins the step that it is about to begin.
+A rank whose averages are gone *jumps*: it joins the others at their next step, and takes the state of another. Only
+``batches`` can leave iterations out. Without it the program would be behind its state, with the learning rate of an
+earlier step, and go on by itself where the others are through. So its iterations are *void* until it is where the job
+is. Schedulers get there by themselves. The state of another rank is taken at the end.
 """
 
 from __future__ import annotations
@@ -108,11 +103,7 @@ class Absence(Part):
     # -- a loop that skips no batches
 
     def rejoin(self) -> None:
-        """Between two steps: a rank that is lost joins the others, since nothing but zeros is left for it.
-
-        Raises:
-            TransportError: it could not for ``_LOST_MOST`` steps running.
-        """
+        """See ``TailboundState.rejoin``."""
         state = self._state
         if self.place is not Place.LOST:
             self._lost_for = 0
@@ -128,11 +119,7 @@ class Absence(Part):
             self._begin_void(state.behind)
 
     def _count_lost(self) -> None:
-        """One more step that this rank could not join the others after.
-
-        Raises:
-            TransportError: it was the last of ``_LOST_MOST`` running, or of ``_STUCK``.
-        """
+        """One more step that this rank could not join the others after; raises after ``_LOST_MOST``, or ``_STUCK``."""
         self._lost_for += 1
         if self._lost_for >= (_LOST_MOST if self._state.steps.passes else _STUCK):
             advice = (
@@ -183,11 +170,7 @@ class Absence(Part):
     def follow(self, *, met: bool = False) -> None:
         """Between two void steps: goes on with the others, once the program is where they are.
 
-        Args:
-            met: all are to synchronize now, after the last step that each program has made.
-
-        Raises:
-            TransportError: see ``_count_lost``.
+        ``met``: all are to synchronize now, after the last step that each program has made.
         """
         behind = self._state.behind
         if self._patient:
@@ -434,9 +417,6 @@ def step_optimizers(state: TailboundState, turn: Turn | None = None) -> None:
     """``step()`` of the model's optimizers of ``turn``, or of those whose turn it is (``Steps.due``).
 
     Averages have the loss scale, so a gradient scaler takes it off them first, if there is one.
-
-    Raises:
-        ConfigError: none is known.
     """
     due = state.steps.due(state.optimizers, turn)
     if not due:

@@ -218,12 +218,6 @@ class TailboundProcessGroup(dist.ProcessGroup):
 
     Its job starts with the first bounded all-reduce, when all ranks have come to it.
 
-    Args:
-        store: of this group alone.
-        rank, size: of this process in the group.
-        timeout: of Gloo's operations.
-        options: see ``BackendOptions``.
-
     Attributes:
         bounded_now: floating-point all-reduces that are called now take bounded time (``bounded``, ``exact``).
         state: of this group's bounded all-reduces; None before the first of them.

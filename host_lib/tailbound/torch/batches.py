@@ -27,8 +27,7 @@ def batches(
     several backward passes and steps; how many is learned from the first ones.
 
     Args:
-        loader: this rank's batches.
-        state: what ``register`` returned.
+        loader, state: this rank's batches, and what ``register`` returned.
         step: what to do at the end of an applied iteration: clipping, ``optimizer.step()``, the scheduler, whatever
             the loop does after its last ``backward``; default: ``step()`` of the optimizers whose turn it is. Steps
             after earlier passes of an iteration are ``step()`` of their optimizers in any case.

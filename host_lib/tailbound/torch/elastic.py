@@ -4,10 +4,6 @@ Gloo and NCCL connect all ranks once; when one dies their collectives fail on al
 So a job whose ranks come and go has no connections below ``torch.distributed``: a default group that knows rank and
 world size and refuses every collective, and a group of this rank alone, over which DDP runs. What goes between ranks is
 Tailbound's.
-
-    tailbound.torch.elastic.init_process_group()            # in place of dist.init_process_group
-    net = DistributedDataParallel(net, process_group=tailbound.torch.elastic.alone())
-    state = tailbound.torch.register(net, optimizer=optimizer)
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """How a rank that has come back takes over what the others hold, between two steps of one of them (clock-32).
 
 The new process first makes a step or two by itself: DDP makes its buckets anew after the first, compilers compile, and
-what its optimizers keep takes shape. When its buckets are those of the others it asks one of them, its *donor*. The
-donor stops at the end of a step, and holds, so that the others wait for it as for a rank that evaluates. The new rank
-takes its whole state (``resync``), has all ranks take it in again, and both go on with the same step.
+what its optimizers keep takes shape. When its buckets are those of the others it asks one of them, its *donor*.
 """
 
 from __future__ import annotations
@@ -42,13 +40,7 @@ _TURN = 10.0
 
 
 class Entrance:
-    """Both sides: a live rank lets others in, a rank outside enters.
-
-    Args:
-        communicator: of the job.
-        resync: of the replica.
-        layout: of DDP's buckets.
-    """
+    """Both sides: a live rank lets others in, a rank outside enters."""
 
     def __init__(self, communicator: Communicator, resync: Resync, layout: Layout) -> None:
         self._communicator, self._resync, self._layout = communicator, resync, layout
@@ -176,11 +168,7 @@ class Entrance:
             self._pause()
 
     def _adopt(self, donor: int, until: float) -> None:
-        """Takes over what ``donor`` holds and goes on with its next step.
-
-        Raises:
-            TransportError: it did not come to the end of a step, or not all of it came.
-        """
+        """Takes over what ``donor`` holds and goes on with its next step."""
         begun = time.monotonic()
         try:
             body = self._ask_in(donor, min(until, begun + _TURN))

@@ -163,11 +163,7 @@ class Layout:
         return known.starts if known is not None and known.numel == numel else ()
 
     def _refuse_strangers(self, shares: Sequence[_Share]) -> None:
-        """A state that nobody has attached to a model belongs to that of its first whole step.
-
-        Raises:
-            ConfigError: the bucket has parameters of another model.
-        """
+        """A state that nobody has attached to a model belongs to that of its first whole step."""
         mine: Collection[int] = self._numbers or {id(parameter) for parameter in self._first}
         if mine and (strange := sum(id(share.parameter) not in mine for share in shares)):
             raise ConfigError(

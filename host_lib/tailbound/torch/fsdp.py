@@ -217,16 +217,8 @@ def register(
 ) -> FsdpState:
     """Averages the gradients of an FSDP2 model over ``replicas``, makes these equal, and returns the state.
 
-    To be called on all ranks, once the model is sharded and before its first step::
-
-        mesh = init_device_mesh("cpu", (hosts, per_host), mesh_dim_names=("replicate", "shard"))
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh["shard"])
-        fully_shard(model, mesh=mesh["shard"])
-        state = tailbound.torch.fsdp.register(model, mesh["replicate"], optimizer=optimizer)
-
-    ``fully_shard`` gets the shard dimension only: given both, it all-reduces by itself before the hook runs. FSDP has
-    then divided by the number of shards, and the hook divides by the number of replicas that contributed.
+    To be called on all ranks, once the model is sharded and before its first step (``docs/torch/large.md``).
+    ``fully_shard`` gets the shard dimension only: given both, it all-reduces by itself before the hook runs.
 
     Args:
         model: the root module, ``fully_shard`` applied to it.

@@ -35,11 +35,7 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def tell(value: Any, name: str, tensor: Callable[[torch.Tensor, str], Any]) -> Told:
-    """``value`` in plain types.
-
-    Args:
-        name: of what it is, for errors.
-        tensor: tells of a tensor with such a name.
+    """``value``, which is called ``name`` in errors, in plain types; ``tensor`` tells of a tensor with such a name.
 
     Raises:
         ConfigError: a kind of value that cannot be given to another rank, by name.
@@ -82,13 +78,10 @@ def into(told: torch.Tensor, own: Any) -> torch.Tensor:
 
 
 def of_shape(told: Told, own: Any, p: torch.Tensor, held: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A tensor of the form told: ``own`` if it has it, else a new one of zeros.
+    """A tensor of the form told: ``own``, what is here now, if it has it, else a new one of zeros.
 
-    Args:
-        told: ``shape``, ``dtype``, ``like`` (laid out as ``p``), ``there`` (on a device, as ``p``).
-        own: what is here now.
-        p: the parameter that it belongs to.
-        held: gives what this rank holds of a tensor.
+    ``told``: ``shape``, ``dtype``, ``like`` (laid out as ``p``), ``there`` (on a device, as ``p``). ``held``: gives
+    what this rank holds of a tensor.
     """
     shape, dtype = told["shape"], getattr(torch, told["dtype"])
     if isinstance(own, torch.Tensor) and list(held(own).shape) == shape and own.dtype == dtype:

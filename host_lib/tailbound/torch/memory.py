@@ -36,11 +36,7 @@ class Bucket:
         return self.kind[-1]
 
     def targets(self, into: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is decoded to, and what DDP gets; one and the same if the types are.
-
-        Args:
-            into: what DDP is to get; None: memory of this object's own.
-        """
+        """What is decoded to, and what DDP gets (``into`` if that is given); one and the same if the types are."""
         dtype = self.kind[1]
         result = self._part("result", dtype) if into is None else into
         return (result if self.decoded == dtype else self._part("decoded", self.decoded)), result
@@ -50,10 +46,7 @@ class Bucket:
     ) -> tuple[torch.Tensor, Callable[[], None] | None, torch.Tensor | None]:
         """What is contributed: ``tensor``, and with ``feedback`` what is kept of the last contribution.
 
-        Args:
-            tensor: the gradient, of any float type; one of the type that is decoded to is coded as it is.
-            factor: one over the loss scale.
-            feedback: error feedback, for this contribution and the next one.
+        One of the type that is decoded to is coded as it is. ``factor``: one over the loss scale.
 
         Returns:
             What is coded; what the transport thread is to call before it reads that; f32[n] that the engine writes.
@@ -94,12 +87,7 @@ class Memory:
     ) -> Bucket:
         """Memory of bucket ``index``, made anew if it is another one now.
 
-        Args:
-            index: of the bucket in its step.
-            numel: its entries.
-            dtype: its type.
-            device: where it lies; default: on the host.
-            native: it is coded and decoded in its own type, without copies in float32.
+        ``native``: it is coded and decoded in its own type, without copies in float32.
         """
         made = Bucket(numel, dtype, device or torch.device("cpu"), dtype if native else torch.float32)
         found = self._buckets.get(index)

@@ -41,15 +41,9 @@ class Node:
         return range(first, first + self.places)
 
     def group(self, *, of_peers: bool, timeout: float, backend: str = "gloo") -> dist.ProcessGroup:
-        """A new group of this host's ranks, or of the ranks at this place on all hosts; to be called on all ranks.
+        """A new group of this host's ranks, or (``of_peers``) of the ranks at this place on all hosts.
 
-        Args:
-            of_peers: which of both.
-            timeout: seconds to wait for the others, now and in each of its collectives.
-            backend: of the group.
-
-        Raises:
-            TransportError: a rank did not come.
+        To be called on all ranks. ``timeout``: seconds to wait for the others, now and in each of its collectives.
         """
         world = list(range(dist.get_world_size()))
         hosts = [world[first : first + self.places] for first in world[:: self.places]]
@@ -205,12 +199,7 @@ class Holds:
 def local_place(what: str, otherwise: str) -> tuple[int, int]:
     """This rank's place on its host and the number of ranks there, as torchrun says them.
 
-    Args:
-        what: asks for that.
-        otherwise: what a user can do who has no torchrun.
-
-    Raises:
-        ConfigError: no rank says them.
+    ``what`` asks for that; ``otherwise``: an advice to who has no torchrun.
     """
     try:
         return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
@@ -237,11 +226,7 @@ def own_interface(given: str | None, datapath: str) -> tuple[str | None, str]:
 def interface_for(given: str | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:
     """Interface and datapath of the rank at ``place``, of ``places`` ranks on a host with a job each.
 
-    Args:
-        given: one interface for all, one for each with commas between them, or None.
-        place: of this rank on its host.
-        places: ranks on the host.
-        datapath: the one that was asked for.
+    ``given``: one interface for all, one for each with commas between them, or None; ``datapath``: as was asked for.
 
     Raises:
         ConfigError: too few interfaces, or ranks share one that takes one job only.

@@ -39,8 +39,7 @@ class NodeState(TailboundState):
     refused.
 
     Args:
-        group: of the model.
-        node: this rank's host.
+        group, node: of the model, and this rank's host.
         device: on which the model's buckets lie.
         timeout: seconds to wait for the other ranks at the start, and for those of this host ever after.
         **options: of ``TailboundState``.

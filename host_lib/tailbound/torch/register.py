@@ -111,8 +111,7 @@ def _of_model(ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler |
 def _barriers(ddp_model: DistributedDataParallel) -> Iterator[tuple[str, str]]:
     """What DDP and the model wait for in every pass, and what to do.
 
-    Such a collective only stalls while every rank makes each of them. A rank that skips a step (``batches``) makes one
-    less, and the others wait for it for good, or pair it with one of another step.
+    A rank that skips a step (``batches``) makes one less, and the others wait for it, or pair it with another step's.
     """
     modules = ddp_model.modules()
     if any(isinstance(one, torch.nn.SyncBatchNorm) and dist.get_world_size(one.process_group) > 1 for one in modules):
@@ -159,11 +158,7 @@ def _check_optimizer(optimizer: object) -> None:
 
 
 def _check_model(ddp_model: DistributedDataParallel) -> None:
-    """Refuses a model whose gradients Tailbound cannot have, or cannot average.
-
-    Raises:
-        ConfigError: it says why, and what to do.
-    """
+    """Refuses a model whose gradients Tailbound cannot have, or cannot average."""
     hooks = getattr(ddp_model, "_comm_hooks", [])
     if any(isinstance(state, TailboundState) for _, state in hooks):
         raise ConfigError(
@@ -209,11 +204,7 @@ def _check_model(ddp_model: DistributedDataParallel) -> None:
 
 
 def _check_buckets(state: TailboundState, ddp_model: DistributedDataParallel) -> None:
-    """Refuses a model that DDP cuts into more buckets than a step can number.
-
-    Raises:
-        ConfigError: with a size of buckets that would do.
-    """
+    """Refuses a model that DDP cuts into more buckets than a step can number."""
     cap = ddp_model.bucket_bytes_cap
     size = sum(p.numel() * p.element_size() for p in ddp_model.parameters() if p.requires_grad)
     if state.communicator is not None and size // cap >= MAX_STEP_OPS:
@@ -255,11 +246,7 @@ def _state(
 
 
 def _device_of(ddp_model: DistributedDataParallel) -> torch.device:
-    """Where buckets lie that the ranks of a host can share.
-
-    Raises:
-        ConfigError: there is no such place.
-    """
+    """Where buckets lie that the ranks of a host can share."""
     devices = sorted({str(p.device) for p in ddp_model.parameters() if p.requires_grad})
     if len(devices) > 1:
         raise ConfigError(

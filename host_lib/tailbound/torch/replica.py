@@ -306,8 +306,7 @@ class Replica:
     def describe(self, *, places: bool = True) -> list[Told]:
         """Which tensors the optimizers keep, and their plain values and settings, by optimizer.
 
-        Args:
-            places: say which tensors are on a device, too; ranks need not agree on that.
+        ``places``: say which tensors are on a device, too; ranks need not agree on that.
 
         Raises:
             ConfigError: an optimizer keeps something that cannot be given to another rank, by name.

@@ -1,23 +1,8 @@
 """A replica that has come apart from the others' is made equal again, point to point (clock-21, codec-13).
 
-Lost results are asked for before they part replicas (clock-35). The rest is rare: an owner that did not answer, a rank
-that stood still, an owner that died. A rank that has missed nothing since it was last equal to the others is *sound*.
-
-| state | becomes | by |
-|---|---|---|
-| sound | unsound | a lost result, a jump, or a digest that most ranks do not hold |
-| unsound | sound | the state of a sound rank, taken after one step; or a meeting in which all hold the same |
-| unsound | sound | all live ranks are unsound, and this one is the lowest |
-
-Sound ranks compare digests, a slice a step: now and then, and through all slices once where ranks were apart, which may
-have followed two states since. The one that fewer hold gives way.
-
-There is one question, "what is your state" (``standing``), and one transfer, ``take_state``. Between two steps an
-unsound rank sends digests of all its slices to a sound rank that stands after the same step. It gets the slices that
-differ, as many as come within a step. It is sound when none is left. A rank that was lost, has come back, or has an
-optimizer of another form takes the whole state, with that of ``extra_state``.
-
-Nothing is collective. A rank waits for one peer at a time, and every wait ends by itself.
+A rank that has missed nothing since it was last equal to the others is *sound* (``docs/torch/failures.md`` has the
+transitions). There is one question, "what is your state" (``standing``), and one transfer, ``take_state``. Nothing is
+collective: a rank waits for one peer at a time, and every wait ends by itself.
 """
 
 from __future__ import annotations
@@ -95,9 +80,7 @@ class Resync:
     """Keeps one replica equal to the others', until the reliable path is closed.
 
     Args:
-        communicator: of the job.
-        replica: the state.
-        layout: of DDP's buckets, which a rank that comes back compares.
+        communicator, replica, layout: of the job, of the model, and of DDP's buckets.
         state: gives the ``TailboundState`` while there is one.
         period: steps between two comparisons of digests; 0: none.
         share: of its time that an unsound rank spends on taking a state; 0: it takes none by itself.
@@ -203,23 +186,14 @@ class Resync:
     def tell_form(self, *, places: bool = True) -> bytes:
         """What no slice carries: the optimizers' form and settings of groups, ``extra_state``, and the loss scale.
 
-        Args:
-            places: see ``Replica.describe``.
-
-        Raises:
-            ConfigError: something cannot be given, by name.
+        ``places`` and errors: see ``Replica.describe``.
         """
         scaler = self._scaler
         rest = self.replica.describe(places=places), scaler.state_dict() if scaler is not None else None
         return encode(self._extra_state, rest)
 
     def take_form(self, told: bytes | memoryview) -> None:
-        """Takes over what ``tell_form`` of another rank told.
-
-        Raises:
-            TransportError: see ``Replica.arrange``.
-            LayoutError, ConfigError: see ``kept.load``.
-        """
+        """Takes over what ``tell_form`` of another rank told; errors: see ``Replica.arrange`` and ``kept.load``."""
         states, (description, scale) = decode(told)
         self.replica.arrange(description)
         load(self._extra_state, states)
@@ -307,11 +281,7 @@ class Resync:
         self._heard = self._standings.now(self._live())
 
     def _of_slice(self, step: int, which: int, wait: float = 0.0) -> Standing:
-        """What this rank holds of a slice after ``step``.
-
-        Raises:
-            Refusal: it does not stand there, or is not sound.
-        """
+        """What this rank holds of a slice after ``step``; refused where it does not stand there, or is not sound."""
         with self.moment.reading(step, wait):
             if not self.sound:
                 raise Refusal("this rank is not sound")
@@ -325,11 +295,7 @@ class Resync:
         return own
 
     def _compare_slice(self, step: int, which: int, peers: Sequence[int]) -> None:
-        """Compares a digest with a peer, and with all others where they differ (clock-33).
-
-        Raises:
-            TransportError: the step is over, or this rank has missed a result.
-        """
+        """Compares a digest with a peer, and with all others where they differ (clock-33)."""
         unseen, own = self._unseen, self._of_slice(step, which)
         held = {self._rank: own} | self._standings.slices(peers[:1], step, which, own.state)
         self.counters["digests_compared"] += len(held) - 1
@@ -452,11 +418,7 @@ class Resync:
         )
 
     def standing(self) -> Standing:
-        """All that this rank holds now, with ``extra_state``: all ranks are at the same place of the program.
-
-        Raises:
-            ConfigError: something cannot be compared, by name.
-        """
+        """All that this rank holds now, with ``extra_state``: all ranks are at the same place of the program."""
         replica, slices = self.replica, range(self.replica.slices)
         form = canonical(decode(self.tell_form(places=False))).encode()
         marks = [replica.mark(which) for which in slices]

@@ -1,20 +1,10 @@
 """A gradient scaler for ranks that average (clock-25).
 
 ``torch.amp.GradScaler`` looks for Inf and NaN in the gradients that it is given. Under Tailbound these are finite: a
-rank whose own gradient is not stays out of the average, and would never back off. Here all ranks have one loss scale:
-
-- a rank that overflows says so in its packets, and owners hand that on with their results (``Flag.OVERFLOW``): all
-  ranks lower their scales in that step, which is applied with the others' average;
-- a step is skipped by all ranks, which all lower their scales, where all of them overflowed in any bucket;
-- gradients are divided by the scale before they are coded and multiplied by it again after, in float32: on the wire
-  they have no scale, and the codec's own scales do not jump with it;
-- a rank that heard nothing of an op may have another scale, until ranks compare theirs (clock-33): by powers of two
-  only, so that unscaled averages have the same bits;
-- the ranks of a host that share buckets (``node_group``) add up what they have scaled: at the end of a step they tell
-  each other of overflows, so that their scales stay equal.
-
-torch's own scaler is therefore never left to itself: one that steps the model (in Lightning or Accelerate, say) becomes
-one of these, by ``register(scaler=...)`` or when it is found at work in the first step.
+rank whose own gradient is not stays out of the average, and would never back off. So torch's own scaler is never left
+to itself: one that steps the model (in Lightning or Accelerate, say) becomes one of these, by ``register(scaler=...)``
+or when it is found at work in the first step. Where a rank has missed an overflow, scales differ by powers of two only,
+so that unscaled averages have the same bits.
 """
 
 from __future__ import annotations

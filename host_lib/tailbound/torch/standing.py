@@ -125,8 +125,7 @@ class Standings:
     """Asks other ranks for their standings, and answers them.
 
     Args:
-        communicator: of the job.
-        moment: after which step the state here stands.
+        communicator, moment: of the job, and after which step the state here stands.
         own: gives the present standing.
         of_slice: gives that of a slice, from its step, number, seconds to wait, and the asker's digest.
     """

@@ -162,13 +162,7 @@ class TailboundState:
         bits: Bits = 8,
         feedback: bool | None = None,
     ) -> None:
-        """What does not need a job.
-
-        Args:
-            rank, ranks: of the job.
-            resync: ``resync_period`` and ``resync_share``.
-            bits, feedback: of a code; ``error_feedback``.
-        """
+        """What does not need a job; ``resync``: ``resync_period`` and ``resync_share``."""
         self.rank, self.ranks = rank, ranks
         self._resync_settings, self.bits = resync, bits
         self._feedback = FORMATS[both_ways(self.bits)[0]].clips if feedback is None else feedback
@@ -229,11 +223,7 @@ class TailboundState:
 
     @property
     def bits(self) -> Bits:
-        """Of a code, from the next step on; the same on all ranks.
-
-        Raises:
-            ConfigError: set to what codes cannot have.
-        """
+        """Of a code, from the next step on; the same on all ranks."""
         return self._bits
 
     @bits.setter
@@ -422,11 +412,7 @@ class TailboundState:
         )
 
     def begin(self, timeout: float) -> None:
-        """Where ranks may come back, DDP runs on each rank by itself: all begin with what rank 0 holds.
-
-        Raises:
-            TransportError: not within ``timeout`` seconds.
-        """
+        """Where ranks may come back, DDP runs on each rank by itself: all begin with what rank 0 holds."""
         if self.entrance is None or self.resync is None or self.communicator is None or self.outside:
             return
         if self.rank:

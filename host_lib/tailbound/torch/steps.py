@@ -336,11 +336,7 @@ def _alike(mine: Sequence[Turn], theirs: Sequence[Turn]) -> int:
 
 
 def refuse_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Refuses an optimizer whose ``step()`` is a collective, or makes other passes on each rank.
-
-    Raises:
-        ConfigError: it is one; the message says what to take instead.
-    """
+    """Refuses an optimizer whose ``step()`` is a collective, or makes other passes on each rank."""
     if isinstance(optimizer, torch.optim.LBFGS) and any(
         group["max_iter"] > 1 or group["line_search_fn"] for group in optimizer.param_groups
     ):
