@@ -38,9 +38,14 @@ def default_group() -> dist.ProcessGroup:
     return group
 
 
-def in_backward() -> bool:
-    """Whether the calling thread is within a backward pass."""
-    return torch._C._current_graph_task_id() >= 0
+def backward_pass() -> int:
+    """Torch's number of the backward pass that the calling thread is within; below zero: of none."""
+    return torch._C._current_graph_task_id()
+
+
+def call_after_backward(call: Callable[[], None]) -> None:
+    """Has ``call`` made at the end of the backward pass under way, as FSDP does; torch forgets it where that raises."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def joined(ddp_model: torch.nn.Module | None) -> bool:

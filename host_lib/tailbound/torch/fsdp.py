@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tailbound.errors import ConfigError
 from tailbound.settings.table import known
 from tailbound.torch.backend import Passes
+from tailbound.torch.compat import backward_pass, call_after_backward
 from tailbound.torch.memory import check
 from tailbound.torch.node import interface_for
 from tailbound.torch.replica import local
@@ -128,7 +129,7 @@ class FsdpState(TailboundState):
         Torch forgets to tell the end of a pass that has raised. The averages of such a pass are awaited here, so that
         none is written into gradients of this one; what they raise is of no use to anybody.
         """
-        number = torch._C._current_graph_task_id()
+        number = backward_pass()
         if number == self._pass:
             return
         if self._pass is not None:
@@ -139,8 +140,7 @@ class FsdpState(TailboundState):
                 if self._end is not None and self._end() is not None:
                     raise
         end = self._backward_is_over
-        # as FSDP itself does it; there is no public way to be told of the end of a backward pass
-        torch.autograd.Variable._execution_engine.queue_callback(end)
+        call_after_backward(end)
         self._pass, self._end = number, weakref.ref(end)
         self.before_backward()
 

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook as plain_hook
 
 from tailbound.errors import ConfigError
-from tailbound.torch.compat import GradBucket, in_backward
+from tailbound.torch.compat import GradBucket, backward_pass
 from tailbound.torch.state import TailboundState
 
 #: Entries of the bucket that ends a step in place of a sparse one.
@@ -42,7 +42,7 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
     else:
         state.layout.note(bucket)  # what is in a bucket is part of what ranks compare
         future = state.average(index, buffer, last)  # refuses what is not supported
-    if last and not in_backward():  # DDP averages zeros for this rank, which has no data left (``join``), nor steps
+    if last and backward_pass() < 0:  # DDP averages zeros for this rank, which has no data left (``join``), nor steps
         state.note_missing(1)
     return future
 

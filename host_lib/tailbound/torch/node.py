@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TransportError
 from tailbound.settings.table import NODE_GROUP
+from tailbound.torch.compat import default_store
 from tailbound.transport import rendezvous
 
 log = logging.getLogger("tailbound")
@@ -95,7 +96,7 @@ def find(
                 check(place, places)
     except ConfigError as error:
         refusal = error
-    prefix, store = f"tailbound/hosts/{next(_registered)}", dist.distributed_c10d._get_default_store()
+    prefix, store = f"tailbound/hosts/{next(_registered)}", default_store()
     text = json.dumps([socket.gethostname(), place, places, str(refusal or "")])
     if not (places or refusal):
         store.set(f"{prefix}/hosts/{rank}", text)  # for those who have asked for hosts: they name this rank
