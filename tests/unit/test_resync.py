@@ -102,7 +102,7 @@ class World:
         """A result has been missed: other parameters than the others'."""
         self.ranks[rank].moment.disturb()  # slices of the step before may still be compared
         self.models[rank].weight.data[0, entries] += by
-        self.ranks[rank].note_missing(1)
+        self.ranks[rank].unsound()
 
     def cut(self, rank: int, other: int) -> None:
         """From now on ``rank`` does not reach ``other``."""
@@ -271,7 +271,7 @@ def test_running_statistics_are_no_difference_until_all_meet() -> None:
     with world(2) as w:
         extend(w, lambda rank, net: net.register_buffer("mean", torch.full((3,), float(rank))))
         w.run(2)
-        w[1].note_missing(1)
+        w[1].unsound()
         w.run(REPAIRED)
         assert w[1].sound
         assert w[1].counters["slices_taken"] == 0

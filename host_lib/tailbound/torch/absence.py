@@ -13,7 +13,7 @@ import inspect
 import logging
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -298,7 +298,9 @@ class Absence(Part):
         for bucket, outcome in zip(buckets, outcomes, strict=True):
             state.applied(outcome, bucket.last)
         if turn != ():
-            with gradients(buckets, averages, state.layout.unused(), _others(state.optimizers)):
+            # what is in no bucket of this model is not to be stepped by the gradient of another step
+            stepped = (p for one in state.optimizers for group in one.param_groups for p in group["params"])
+            with gradients(buckets, averages, state.layout.unused(), stepped):
                 if step is not None and all(later == () for later in iteration[number + 1 :]):
                     step()
                 else:
@@ -406,11 +408,6 @@ class Absence(Part):
             if result is not decoded:
                 result.copy_(decoded)
         return [result for _, result in targets], outcomes
-
-
-def _others(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
-    """All that they step: what is in no bucket of this model is not to be stepped by the gradient of another step."""
-    return (p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"])
 
 
 def step_optimizers(state: TailboundState, turn: Turn | None = None) -> None:

@@ -179,8 +179,8 @@ class NodeState(TailboundState):
         words = [missed, takes, self._failure is not None, self.overflowed, self.steps.void]
         heard = self._collectives.tell(words)
         self._takes = bool(heard[0][1])
-        if self.resync is not None and self._first:
-            self.resync.note_missing(sum(missed for missed, *_ in heard))
+        if self.resync is not None and self._first and any(missed for missed, *_ in heard):
+            self.resync.unsound()
         if any(words[3] for words in heard):
             self.overflowed = True
         self.steps.came(void=any(words[4] for words in heard))

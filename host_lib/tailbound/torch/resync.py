@@ -143,13 +143,8 @@ class Resync:
         """Whether the next boundary may change this replica; from one boundary to the next."""
         return self._donor >= 0
 
-    def note_missing(self, rows: int) -> None:
-        """An op has ended here without ``rows`` of its result rows."""
-        if rows:
-            self.unsound()
-
     def unsound(self) -> None:
-        """The state is not what the others have (after a jump, say)."""
+        """The state is not what the others have (after a lost result or a jump, say)."""
         self.sound = False
 
     def _sound_again(self) -> None:

@@ -442,8 +442,8 @@ class TailboundState:
 
     def note_missing(self, rows: int) -> None:
         """An average has been applied without ``rows`` of its rows."""
-        if self.resync is not None:
-            self.resync.note_missing(rows)
+        if rows and self.resync is not None:
+            self.resync.unsound()
 
     def rehearsed(self) -> None:
         """A step that this process made by itself has its gradients."""
