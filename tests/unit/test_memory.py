@@ -25,7 +25,8 @@ def _value(x: float) -> torch.Tensor:
 
 def _step(kept: Any, x: torch.Tensor, *, feedback: bool, residual: float = 0.0, factor: float = 1.0) -> torch.Tensor:
     """One step of one bucket; what was contributed. ``residual``: what the engine would have left."""
-    source, prepare, kept_back = kept.of(0, x.numel(), x.dtype).contribution(x, factor, feedback=feedback)
+    direct = x.dtype == torch.float32
+    source, prepare, kept_back = kept.contribution(0, x, factor, direct=direct, feedback=feedback)
     if prepare is not None:
         prepare()
     contributed: torch.Tensor = source.clone()
@@ -68,16 +69,14 @@ def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
     """And its average is decoded over it, in its own type: nothing is allocated."""
     dtype = getattr(torch, kind)
     gradient, path = _value(1.5).to(dtype), Paths().of(torch.device("cpu"))
-    bucket = Memory().of(0, 4, dtype, native=dtype in path.native)
-    source, prepare, _ = bucket.contribution(gradient)
+    memory = Memory()
+    decoded = without_job().decoded(0, gradient, memory)
+    assert decoded is gradient
+    source, prepare, _ = memory.contribution(0, gradient, direct=True)
     assert prepare is None
     assert path.values(source).ctypes.data == gradient.data_ptr()
-    decoded, result = bucket.targets(gradient)
-    assert decoded is result is gradient
     assert path.values(decoded).ctypes.data == gradient.data_ptr()
-    apart, result = bucket.targets()
-    assert apart is result
-    assert apart.data_ptr() != gradient.data_ptr()
+    assert not memory._parts
 
 
 @pytest.mark.parametrize("kind", ["float32", "float16"])

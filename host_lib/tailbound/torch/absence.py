@@ -384,8 +384,9 @@ class Absence(Part):
     def _collect(self, buckets: Sequence[Bucket], memory: Memory) -> tuple[list[torch.Tensor], list[Outcome]]:
         """Averages of the next step, in ``memory``, without a contribution of this rank; and what became of its ops."""
         state, over = self._state, queue.SimpleQueue[Outcome]()
-        targets = [state.memory_of(b.index, b.numel, b.dtype, b.device, memory).targets() for b in buckets]
-        for bucket, (decoded, _) in zip(buckets, targets, strict=True):
+        results = [memory.part(b.index, "result", b.numel, b.dtype, b.device) for b in buckets]
+        targets = [state.decoded(b.index, result, memory) for b, result in zip(buckets, results, strict=True)]
+        for bucket, decoded in zip(buckets, targets, strict=True):
             path = state.paths.of(bucket.device)
             values = path.values(decoded)
             handling = Handling(
@@ -403,11 +404,11 @@ class Absence(Part):
         for outcome in outcomes:
             if outcome.error is not None:
                 raise outcome.error
-        for bucket, (decoded, result) in zip(buckets, targets, strict=True):
+        for bucket, decoded, result in zip(buckets, targets, results, strict=True):
             state.paths.of(bucket.device).stream.join()
             if result is not decoded:
                 result.copy_(decoded)
-        return [result for _, result in targets], outcomes
+        return results, outcomes
 
 
 def step_optimizers(state: TailboundState, turn: Turn | None = None) -> None:

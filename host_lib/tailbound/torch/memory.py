@@ -18,88 +18,40 @@ from tailbound.torch.paths import DTYPES, KINDS
 SUPPORTED = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
 
 
-class Bucket:
-    """Memory of one bucket beside the bucket itself; each part is made when it is needed first.
+class Memory:
+    """Memory of each bucket beside the bucket itself, by its index; each part is made when it is needed first."""
 
-    Args:
-        numel, dtype, device: of the bucket.
-        decoded: type that its average is decoded to: its own, or float32.
-    """
+    def __init__(self) -> None:
+        self._parts: dict[tuple[int, str], torch.Tensor] = {}
 
-    def __init__(self, numel: int, dtype: torch.dtype, device: torch.device, decoded: torch.dtype) -> None:
-        self.kind = numel, dtype, device, decoded
-        self._parts: dict[str, torch.Tensor] = {}
-
-    @property
-    def decoded(self) -> torch.dtype:
-        """Type that the average is decoded to; a gradient of this type is coded as it is."""
-        return self.kind[-1]
-
-    def targets(self, into: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is decoded to, and what DDP gets (``into`` if that is given); one and the same if the types are."""
-        dtype = self.kind[1]
-        result = self._part("result", dtype) if into is None else into
-        return (result if self.decoded == dtype else self._part("decoded", self.decoded)), result
+    def part(self, index: int, name: str, numel: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A part of so many entries, of zeros where it is new; made anew when DDP makes its buckets anew."""
+        found = self._parts.get((index, name))
+        if found is None or (found.numel(), found.dtype, found.device) != (numel, dtype, device):
+            found = self._parts[index, name] = torch.zeros(numel, dtype=dtype, device=device)
+        return found
 
     def contribution(
-        self, tensor: torch.Tensor, factor: float = 1.0, *, feedback: bool = False
+        self, index: int, present: torch.Tensor, factor: float = 1.0, *, direct: bool, feedback: bool = False
     ) -> tuple[torch.Tensor, Callable[[], None] | None, torch.Tensor | None]:
-        """What is contributed: ``tensor``, and with ``feedback`` what is kept of the last contribution.
+        """What is contributed for ``present``: itself, and with ``feedback`` what is kept of the last contribution.
 
-        One of the type that is decoded to is coded as it is. ``factor``: one over the loss scale.
+        ``factor``: one over the loss scale. ``direct``: its type is coded as it is.
 
         Returns:
             What is coded; what the transport thread is to call before it reads that; f32[n] that the engine writes.
         """
-        present = tensor.detach()
-        if not feedback and factor == 1.0 and present.dtype in (torch.float32, self.decoded):
+        if direct and factor == 1.0 and not feedback:
             return present, None, None
-        if feedback and "residual" not in self._parts:
-            self._part("residual", torch.float32).zero_()
-        source, residual = self._part("staged", torch.float32), self._parts["residual"] if feedback else None
+        kind = present.numel(), torch.float32, present.device
+        source, residual = self.part(index, "staged", *kind), self.part(index, "residual", *kind) if feedback else None
         return source, partial(_compose, source, present, factor, residual), residual
 
     def forget(self) -> None:
-        """Drops what is kept of the last contribution."""
-        self._parts.pop("residual", None)
-
-    def _part(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        if name not in self._parts:
-            numel, _, device, _ = self.kind
-            self._parts[name] = torch.empty(numel, dtype=dtype, device=device)
-        return self._parts[name]
-
-
-class Memory:
-    """One ``Bucket`` for each index, made anew when DDP makes its buckets anew."""
-
-    def __init__(self) -> None:
-        self._buckets: dict[int, Bucket] = {}
-
-    def of(
-        self,
-        index: int,
-        numel: int,
-        dtype: torch.dtype,
-        device: torch.device | None = None,
-        *,
-        native: bool = False,
-    ) -> Bucket:
-        """Memory of bucket ``index``, made anew if it is another one now.
-
-        ``native``: it is coded and decoded in its own type, without copies in float32.
-        """
-        made = Bucket(numel, dtype, device or torch.device("cpu"), dtype if native else torch.float32)
-        found = self._buckets.get(index)
-        # DDP builds its buckets anew after the first step: the old memory of this index goes
-        if found is None or found.kind != made.kind:
-            found = self._buckets[index] = made
-        return found
-
-    def forget(self) -> None:
         """Drops what is kept of contributions: the parameters are others now."""
-        for bucket in self._buckets.values():
-            bucket.forget()
+        for index, name in list(self._parts):
+            if name == "residual":
+                del self._parts[index, name]
 
 
 def _compose(target: torch.Tensor, present: torch.Tensor, factor: float, residual: torch.Tensor | None) -> None:

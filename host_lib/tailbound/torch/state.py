@@ -34,7 +34,7 @@ from tailbound.torch.elastic import is_elastic
 from tailbound.torch.entrance import Entrance
 from tailbound.torch.finished import Layout
 from tailbound.torch.kept import Stateful
-from tailbound.torch.memory import Bucket, Memory, check
+from tailbound.torch.memory import Memory, check
 from tailbound.torch.node import own_interface
 from tailbound.torch.paths import Paths
 from tailbound.torch.replica import Replica
@@ -245,11 +245,12 @@ class TailboundState:
             if last:
                 self.rehearsed()
             return future
-        bucket, scale = self.memory_of(index, tensor.numel(), tensor.dtype, tensor.device), self.loss_scale
-        decoded, result = bucket.targets(tensor.detach())
+        scale, result = self.loss_scale, tensor.detach()
+        decoded = self.decoded(index, result, self.memory)
         feedback = self._feedback and self._handed >= _UNSETTLED
         self._handed += last
-        source, prepare, residual = bucket.contribution(tensor, 1 / scale, feedback=feedback)
+        direct = decoded.dtype == result.dtype
+        source, prepare, residual = self.memory.contribution(index, result, 1 / scale, direct=direct, feedback=feedback)
         mark = path.stream.mark()
         if last:
             self._prepare(False)
@@ -317,15 +318,12 @@ class TailboundState:
             self.steps.stepped = False
             self.steps.ended = step_of(outcome.label)
 
-    def memory_of(
-        self, index: int, numel: int, dtype: torch.dtype, device: torch.device, memory: Memory | None = None
-    ) -> Bucket:
-        """Memory of a bucket on ``device``, out of ``memory`` if that is given.
-
-        What is divided by a loss scale is decoded in float32 in any case.
-        """
-        native = dtype in self.paths.of(device).native and self.loss_scale == 1.0
-        return (memory or self.memory).of(index, numel, dtype, device, native=native)
+    def decoded(self, index: int, result: torch.Tensor, memory: Memory) -> torch.Tensor:
+        """What the average for ``result`` is decoded to: itself, or float32 where its type or a loss scale asks so."""
+        native = result.dtype in self.paths.of(result.device).native and self.loss_scale == 1.0
+        if native or result.dtype == torch.float32:
+            return result
+        return memory.part(index, "decoded", result.numel(), torch.float32, result.device)
 
     def attach(
         self,
