@@ -65,13 +65,11 @@ class Layout:
 
     def __init__(self) -> None:
         self._buckets: dict[int, Bucket] = {}
-        self._seen: dict[int, int] = {}
         self._sparse = False
         self._steps, self._alike, self._changed = 0, 0, False
         self._numbers: dict[int, int] = {}
-        self._first: list[
-            torch.Tensor
-        ] = []  # parameters of the first whole step, where nobody has said which to compare
+        #: parameters of the first whole step, where nobody has said which to compare
+        self._first: list[torch.Tensor] = []
         self._graph: tuple[list[torch.Tensor], Callable[[], torch.Tensor | None]] | None = None
 
     def follow(self, parameters: Iterable[torch.Tensor], used: Callable[[], torch.Tensor | None]) -> None:
@@ -135,8 +133,7 @@ class Layout:
         """Notes what ``bucket`` is made of, if that is not known yet."""
         index, buffer = bucket.index(), bucket.buffer()
         known = self._buckets.get(index)
-        seen = self._seen[index] = self._seen.get(index, 0) + 1
-        if seen <= self._UNSETTLED or known is None or known.numel != buffer.numel():
+        if self._steps < self._UNSETTLED or known is None or known.numel != buffer.numel():
             self._look(bucket, known)
         if bucket.is_last():
             for other in [i for i in self._buckets if i > index]:

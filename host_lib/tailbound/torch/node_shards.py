@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from tailbound.errors import TransportError
+from tailbound.torch.memory import Memory
 from tailbound.torch.streams import CudaStream, Stream
 
 #: Shards begin at multiples of so many entries: a cache line and vectors of the codec, in every type.
@@ -67,14 +67,12 @@ def cut(numel: int, places: int) -> tuple[int, list[int]]:
     return size, [min(max(numel - place * size, 0), size) for place in range(places)]
 
 
-@dataclass
-class BucketBuffers:
+class BucketBuffers(NamedTuple):
     """Memory of one bucket.
 
     Attributes:
         sizes: how many entries of each shard are the bucket's.
-        received: this rank's shard as each rank of the host has it, [places * sizes[place]]; the memory of
-            ``gathered``.
+        received: this rank's shard as each rank of the host has it; the beginning of ``gathered``.
         shard: their mean, and zeros behind the bucket's end; averaged with other hosts in place.
         gathered: the averages of all shards.
     """
@@ -131,7 +129,7 @@ class HostCollectives:
         self.places, self._place, self._members = len(members), place, members
         self._inside, self._inward, self._outward = inside, inward, outward
         self._gathering = inward if inside.one_order else outward
-        self._buffers: dict[int, BucketBuffers] = {}
+        self._memory = Memory()
 
     def warm_up(self) -> None:
         """Does each collective of a device once, on all ranks of the host: NCCL connects them in the first one.
@@ -141,21 +139,14 @@ class HostCollectives:
         """
         if self._inside.one_order:
             tensor = torch.zeros(self.places * ALIGN, device=self._inside.stream.device)
-            self.reduce(tensor, buffers := self._made(tensor))
+            self.reduce(tensor, buffers := self.buffers(0, tensor))
             self.gather(buffers.shard, buffers)
 
     def buffers(self, index: int, tensor: torch.Tensor) -> BucketBuffers:
         """Memory of bucket ``index``, made anew if it is another one now."""
-        _, sizes = cut(tensor.numel(), self.places)
-        found = self._buffers.get(index)
-        if found is None or found.sizes != sizes or found.shard.dtype != tensor.dtype:
-            found = self._buffers[index] = self._made(tensor)
-        return found
-
-    def _made(self, tensor: torch.Tensor) -> BucketBuffers:
         size, sizes = cut(tensor.numel(), self.places)
-        kind: Any = {"dtype": tensor.dtype, "device": tensor.device}
-        shard, gathered = torch.zeros(size, **kind), torch.empty(self.places * size, **kind)
+        shard = self._memory.part(index, "shard", size, tensor.dtype, tensor.device)
+        gathered = self._memory.part(index, "gathered", self.places * size, tensor.dtype, tensor.device)
         received = gathered[: self.places * sizes[self._place]]  # summed up before anything is gathered
         return BucketBuffers(sizes, received, shard, gathered)
 
