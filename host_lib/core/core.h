@@ -21,6 +21,26 @@
 
 #define TB_EXPORT __attribute__((visibility("default")))
 
+/* A time that does not come, ns. */
+#define TB_NEVER (1LL << 62)
+/* Words of a bitmap of ranks. */
+#define TB_WORDS (TB_MAX_RANKS / 64)
+
+static inline __s64 tb_least(__s64 a, __s64 b)
+{
+	return a < b ? a : b;
+}
+
+static inline __s64 tb_most(__s64 a, __s64 b)
+{
+	return a > b ? a : b;
+}
+
+static inline int tb_in(const __u64 *ranks, __u32 rank)
+{
+	return ranks[rank >> 6] >> (rank & 63) & 1;
+}
+
 /* A reflected probe in a buffer. */
 struct tb_echo {
 	__u32 offset;
@@ -83,18 +103,43 @@ int tb_pump(struct tb_line *l);
 void tb_unwanted(struct tb_line *l, __u32 to);
 void tb_give_up(struct tb_line *l);
 
+/* Ops in flight and their halves (halves.c). */
+void tb_enter(struct tb_terms *t, struct tb_own_op *o);
+void tb_leave(struct tb_terms *t, struct tb_own_op *o);
+void tb_begin_turn(struct tb_terms *t, int everything, int holds);
+int tb_next_op(struct tb_terms *t, __s64 now);
+int tb_move(struct tb_terms *t, struct tb_own_op *o, __s64 now);
+int tb_stirred(const struct tb_terms *t);
+__u64 tb_listen(struct tb_terms *t, __s64 now);
+__u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now);
+__s64 tb_start_clock(const struct tb_terms *t, struct tb_own_op *o, __s64 now);
+void tb_stand_still(struct tb_own_op *o, __s64 now);
+int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o);
+
+__s64 tb_silence(const struct tb_terms *t, const struct tb_own_op *o, int results, __s64 now);
+
+/* What may be waited past deadlines. */
+__s64 tb_saved(const struct tb_overtime *v, __s64 now);
+__s64 tb_patience(const struct tb_overtime *v, const struct tb_half *h);
+int tb_worth(const struct tb_overtime *v, const struct tb_half *h, __s64 now, __s64 heard,
+	     __s64 reserve);
+void tb_charge(struct tb_overtime *v, const struct tb_half *h, __s64 now);
+void tb_start_half(struct tb_half *h, __s64 start, __s64 most, __s64 floor);
+
 /*
- * Loss detection (recovery.c, transport/recovery.py). Looks at the flows that are due: what to request
- * (tb_incoming.requests, tb_requests) and whom to ask (asked). asks: marks may be asked for. deadline: ends the half; 0:
- * not known. Returns whether there is anything to do.
+ * Loss detection (recovery.c). Flows begin empty; tb_forget_flows, then tb_flow for each that is awaited now (0: no memory),
+ * then tb_recover: what to request (tb_incoming.requests, tb_requests) and whom to ask (asked). asks: marks may be asked
+ * for. deadline: ends the half; 0: not known. Returns whether there is anything to do.
  */
+void tb_begin_flows(struct tb_half *r);
+void tb_free_flows(struct tb_half *r);
+void tb_forget_flows(struct tb_half *r);
+int tb_flow(struct tb_half *r, __u32 rank, __u32 rows, __u32 first, const __s32 *listed, int ended);
 int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline);
-
-/* Notes due, open and closed, after a change of flows. */
-void tb_half_stands(struct tb_half *r);
-
-/* Places to be requested now, in list order; how many. */
-__u32 tb_requests(const struct tb_incoming *f, __s64 *places);
+int tb_flow_over(const struct tb_half *r, __u32 rank);
+void tb_gone(struct tb_half *r, __u32 rank, const __s64 *places, __u32 count);
+__u32 tb_requests(const struct tb_half *r, __u32 rank, int ever, __s64 *places);
+const struct tb_incoming *tb_flow_after(const struct tb_half *r, const struct tb_incoming *f);
 
 /* The probe timeout; and an answer that came took after its request, first after the first of several, as it seems. */
 __s64 tb_pto(const struct tb_answers *p);

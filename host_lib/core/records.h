@@ -14,6 +14,32 @@
 #define TB_SEND_ASK 3
 #define TB_SEND_REFUSED 4
 
+#define TB_SENDING_FORESEEN 0
+#define TB_SENDING_LAUNCHED 1
+#define TB_SENDING_AGREEING 2
+#define TB_SENDING_CODING 3
+#define TB_SENDING_OVER 4
+
+#define TB_PHASE_OPEN 0
+#define TB_PHASE_CLOSED 1
+#define TB_PHASE_DONE 2
+
+#define TB_WHY_NOTHING 0
+#define TB_WHY_COMPLETE 1
+#define TB_WHY_QUIET 2
+#define TB_WHY_DEADLINE 3
+
+#define TB_FOUND_NOTHING 0
+#define TB_FOUND_OVERTAKEN 1
+#define TB_FOUND_BEGUN 2
+#define TB_FOUND_MISMATCH 3
+#define TB_FOUND_SEND 4
+#define TB_FOUND_FIRST 5
+#define TB_FOUND_SECOND 6
+#define TB_FOUND_SWITCH 7
+#define TB_FOUND_SEAL 8
+#define TB_FOUND_FINISH 9
+
 /* What headers are made of; arrays by their address, 0: none. */
 struct tb_stamp {
 	__u64 packets; /* u8[][stride]: payloads are in place, headers are written */
@@ -176,9 +202,18 @@ struct tb_incoming {
 };
 _Static_assert(sizeof(struct tb_incoming) == 136, "tb_incoming");
 
-/* Loss detection of all flows of one half of one op; times in ns. */
+/* One half of an op: its deadline, its silence and loss detection of its flows; times in ns. */
 struct tb_half {
-	__u64 flows; /* struct tb_incoming[count] */
+	__s64 deadline; /* when it ends the half, as far as is known; 0: the clock has not started */
+	__s64 promised; /* the same before it was ever moved on */
+	__s64 lasts; /* from the start of the clock to promised; 0: to be said */
+	__s64 limit; /* when it ends the half whatever comes */
+	__s64 over; /* when it ended the half, but for rows that can still be had; 0: it has not */
+	__s64 tenth; /* by how much it moves on */
+	__s64 progress; /* rows at the last look in the last tenth, plus one; 0: there was none */
+	__s64 quiet; /* since when all have finished and nothing has come; 0: they have not */
+	__s64 quiet_at; /* rows that had come by then */
+	__u64 flows; /* struct tb_incoming[count], of the rank after the own one first; 0: none has begun */
 	__u64 answers; /* struct tb_answers[], by rank */
 	__u64 slots; /* of contributions; 0: they are results */
 	__u64 presence; /* of results */
@@ -187,17 +222,124 @@ struct tb_half {
 	__s64 look; /* between two looks at a flow with requested rows */
 	__s64 floor; /* the shortest deadline */
 	__s64 due; /* when to look again */
-	__u32 count; /* flows */
+	__u32 rank; /* own rank */
+	__u32 count; /* flows, some of which may not have begun */
 	__u32 mask; /* of the ring */
 	__u32 seq; /* of the first row */
 	__u32 op; /* that its rows carry */
 	__u32 cookie; /* that its rows carry */
 	__u32 rounds; /* how often senders were asked for their marks */
 	__u32 closed; /* flows that have ended and are over */
-	__u32 late; /* 1: the launch came after the deadline, and no row is waited for before it is requested */
-	__u32 open; /* 1: a flow has ended, and its missing rows may still come */
+	__u32 requested; /* requests for rows */
+	__u8 phase; /* how far it is */
+	__u8 why; /* what has ended it */
+	__u8 late; /* 1: the launch came after the deadline, and no row is waited for before it is requested */
+	__u8 open; /* 1: a flow has ended, and its missing rows may still come */
+};
+_Static_assert(sizeof(struct tb_half) == 184, "tb_half");
+
+/* What waiting past deadlines may cost, and how long ranks that live say nothing (`transport.overtime`); in ns. */
+struct tb_overtime {
+	__s64 floor; /* the shortest deadline */
+	__s64 most; /* that is saved up at most */
+	__s64 reserve; /* what rows that are asked for again leave of the balance */
+	double saved; /* the balance */
+	__s64 at; /* when it was that */
+	__s64 until; /* waits until then are paid for */
+	__s64 waited; /* that ops have waited past their deadlines in all */
+	__s64 answer; /* that the slowest of the last answers took */
+	__s64 lack; /* that the own thread waited for a core between two turns of one of the last ops at most */
+	double share; /* part of the time that is saved up */
+	__s64 longest; /* that answers and waits count at most */
+};
+_Static_assert(sizeof(struct tb_overtime) == 88, "tb_overtime");
+
+/* What the ops of a rank are decided by, and what Python and the library tell each other in a turn; times in ns. */
+struct tb_terms {
+	__u64 control; /* struct tb_control */
+	__u64 states; /* struct tb_peer_state[], by rank */
+	__u64 ops; /* struct tb_op[] */
+	__u64 slots; /* struct tb_slot[] */
+	__u64 presence; /* struct tb_presence[] */
+	__u64 answers; /* struct tb_answers[], by rank */
+	__u64 overtime; /* struct tb_overtime */
+	__u64 spoke; /* s64[], by rank: when a word of it was read last; 0: never */
+	__u64 asked; /* s64[], by rank: when it was first asked what it has not answered yet; 0: it was not */
+	__u64 live[4]; /* bitmap of ranks whose contributions are waited for */
+	__u64 owners[4]; /* bitmap of ranks whose results are waited for */
+	__u64 gone[4]; /* bitmap of ranks that have said goodbye */
+	__u64 voters[4]; /* bitmap of ranks of which a majority is a quorum */
+	__s64 live_since; /* when the live set last changed */
+	__s64 silence; /* q of clock-10 */
+	__s64 start_max; /* D_start of clock-3 */
+	__s64 stage_max; /* of a half, in which deadlines move on */
+	__s64 insist; /* that results are asked for past a deadline */
+	__s64 floor; /* the shortest deadline */
+	__s64 due; /* when to look at ops again, for ones that were looked at; 0: when something arrives */
+	__s64 listen; /* when to look at flows again; 0: none is to be looked at */
+	__u64 first; /* struct tb_own_op: the oldest op in flight */
+	__u64 at; /* the op that a turn has come to */
+	__u32 cookie; /* job */
+	__u32 rank; /* own rank */
+	__u32 ranks; /* that contribute */
+	__u32 world; /* ranks, a switch included */
+	__u32 sum_mask; /* slots less one */
+	__u32 result_mask; /* result rows less one */
+	__u32 repair; /* 1: lost rows are asked for */
+	__u32 self_late; /* 1: the own rows are not waited for (clock-8) */
+	__u32 suspects; /* 1: there are some */
+	__u32 holds; /* 1: a live rank holds, so that no clock starts */
+	__u32 everything; /* 1: all ops are to be looked at */
+	__u32 entered; /* 1: the turn is in the midst of an op */
+	__u32 label; /* of the op that something was found of */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_half) == 112, "tb_half");
+_Static_assert(sizeof(struct tb_terms) == 336, "tb_terms");
+
+/* An op of a rank from its first sign of life on (`collective.op`); times in ns. */
+struct tb_own_op {
+	__u64 after; /* the next op in flight */
+	__u64 halves[2]; /* struct tb_half: of contributions to the own rows, and of results */
+	__u64 shares; /* s64[], by rank: rows that it owns */
+	__u64 starts; /* s64[], by rank: where its rows begin in row_at */
+	__u64 row_at; /* s32[rows]: the rows in packet order */
+	__u64 owner; /* u8[rows]: whose they are */
+	__u64 places; /* s64[], by rank: the place in the own list with which it begins */
+	__s64 usual; /* what its second half takes as a rule */
+	__s64 admitted; /* when the own launch found room; the clocks count from here */
+	__s64 start; /* c of clock-3, when its clock started; 0: it has not */
+	__s64 held; /* when a live rank was last seen to hold: no clock starts before */
+	__s64 own_in; /* when the own rows came into the own sums; 0: they are not there */
+	__s64 listen; /* when to look at its flows */
+	__s64 look; /* when the time alone is news; 0: never */
+	__s64 due; /* the same, as found in this look */
+	__s64 insists; /* of an op that a switch sums: until when a late launch waits for its results */
+	__u64 abstained[4]; /* bitmap of ranks that have said that they bring no rows */
+	__u64 stayed[4]; /* bitmap of ranks that have said that they come too late to bring any */
+	__u64 seen[13]; /* what there was of it when that was looked at last */
+	__u32 label; /* of the op */
+	__u32 slot; /* of its record */
+	__u32 layout; /* layout tag */
+	__u32 rows; /* of all owners */
+	__u32 own; /* rows that this rank owns */
+	__u32 sum_seq; /* of the first own row */
+	__u32 result_seq; /* of the first row */
+	__u32 complete_at; /* complete own rows that may end the first half */
+	__u32 results_at; /* results that may end the second half */
+	__u8 watched; /* 1: every row that is taken is news */
+	__u8 stirred; /* 1: something but the datapath has changed it */
+	__u8 news; /* 1: it had news since its flows were looked at */
+	__u8 passed; /* 1: the last turn passed it over */
+	__u8 asked; /* what Python has said of it in this look */
+	__u8 sending; /* how far this rank is with its own rows */
+	__u8 switched; /* 1: a switch sums its rows */
+	__u8 empty; /* 1: this rank brings no rows, by its choice or its gradient, or since they come too late */
+	__u8 overtaken; /* 1: all others were through with it before this rank had sent rows */
+	__u8 mismatched; /* 1: ranks disagree on its layout */
+	__u8 flushing; /* of an op that a switch sums: 1: it is asked to release rows */
+	__u8 expired; /* likewise: 1: the deadline of the first half has passed */
+	__u8 pad[8]; /* 0 */
+};
+_Static_assert(sizeof(struct tb_own_op) == 360, "tb_own_op");
 
 #endif /* TB_RECORDS_H */

@@ -2,9 +2,9 @@
 /* Loss detection: one pass over the rows of the flows that are due. What it reads of rows is written meanwhile. */
 #include "core.h"
 
+#include <stdlib.h>
 #include <string.h>
 
-#define TB_NEVER (1LL << 62)
 /* Probes without an answer after which a flow may be given up: one of them, or its answer, may be lost, too. */
 #define TB_PROBES 2
 /* A probe timeout doubles this many times at most. */
@@ -13,16 +13,6 @@
 #define TB_AT_ONCE 8
 /* A flow of so few rows may be lost as a whole: for a half's first question its sender counts as one that has begun. */
 #define TB_SHORT 3
-
-static __s64 tb_least(__s64 a, __s64 b)
-{
-	return a < b ? a : b;
-}
-
-static __s64 tb_most(__s64 a, __s64 b)
-{
-	return a > b ? a : b;
-}
 
 /* A fifth of the floor before the first answer, then from a tenth of it to five. */
 TB_EXPORT __s64 tb_pto(const struct tb_answers *p)
@@ -63,6 +53,12 @@ static struct tb_awaited *tb_rows(const struct tb_incoming *f)
 static struct tb_incoming *tb_flows(const struct tb_half *r)
 {
 	return (struct tb_incoming *)r->flows;
+}
+
+/* That of a sender, of the rank after the own one first. */
+static struct tb_incoming *tb_flow_of(const struct tb_half *r, __u32 rank)
+{
+	return r->flows ? &tb_flows(r)[(rank + r->count - r->rank - 1) % r->count] : 0;
 }
 
 static struct tb_answers *tb_answers_of(const struct tb_half *r, const struct tb_incoming *f)
@@ -179,7 +175,7 @@ static __s64 tb_next_look(const struct tb_half *r, const struct tb_incoming *f, 
 	return now + (f->ended ? r->look : r->step);
 }
 
-static void tb_request(const struct tb_half *r, struct tb_incoming *f, __s64 now)
+static void tb_request(struct tb_half *r, struct tb_incoming *f, __s64 now)
 {
 	__u32 listed, at;
 
@@ -191,6 +187,7 @@ static void tb_request(const struct tb_half *r, struct tb_incoming *f, __s64 now
 		if (!row->lost)
 			continue;
 		row->place = f->next++;
+		r->requested++;
 		row->out = 1;
 		row->asked = now;
 		row->first = row->first ? row->first : now;
@@ -199,8 +196,7 @@ static void tb_request(const struct tb_half *r, struct tb_incoming *f, __s64 now
 	f->due = tb_least(tb_next_look(r, f, now), tb_timeout(r, f, now));
 }
 
-static void tb_detect(const struct tb_half *r, struct tb_incoming *f, struct tb_found *found,
-		      __s64 now)
+static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found *found, __s64 now)
 {
 	struct tb_answers *path = tb_answers_of(r, f);
 	__s64 window = r->late ? 0 : path->window;
@@ -301,7 +297,7 @@ static int tb_ask_some(struct tb_half *r, const struct tb_silence *s, __s64 now,
 	return silent > 0;
 }
 
-TB_EXPORT void tb_half_stands(struct tb_half *r)
+static void tb_half_stands(struct tb_half *r)
 {
 	__u32 i;
 
@@ -332,7 +328,7 @@ static void tb_first_look(const struct tb_half *r, struct tb_incoming *f,
 		tb_ask(r, f, s, now, 0);
 }
 
-TB_EXPORT int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline)
+int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline)
 {
 	struct tb_silence s = { 0, deadline ? deadline - 3 * r->floor / 5 : TB_NEVER };
 	__u32 i, silent = 0;
@@ -374,15 +370,95 @@ TB_EXPORT int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline)
 	return found;
 }
 
-TB_EXPORT __u32 tb_requests(const struct tb_incoming *f, __s64 *places)
+/* -- flows --------------------------------------------------------------------------------------------------------- */
+
+void tb_begin_flows(struct tb_half *r)
 {
+	r->flows = (__u64)calloc(r->count, sizeof(struct tb_incoming));
+	r->due = TB_NEVER;
+}
+
+void tb_free_flows(struct tb_half *r)
+{
+	__u32 i;
+
+	for (i = 0; r->flows && i < r->count; i++)
+		free(tb_rows(&tb_flows(r)[i]));
+	free(tb_flows(r));
+	r->flows = 0;
+}
+
+void tb_forget_flows(struct tb_half *r)
+{
+	__u32 i;
+
+	for (i = 0; i < r->count; i++)
+		tb_flows(r)[i].awaited = 0;
+}
+
+int tb_flow(struct tb_half *r, __u32 rank, __u32 rows, __u32 first, const __s32 *listed, int ended)
+{
+	struct tb_incoming *f = tb_flow_of(r, rank);
+
+	if (rows && !f->row) {
+		f->row = (__u64)calloc(rows, sizeof(struct tb_awaited));
+		if (!f->row)
+			return 0;
+	}
+	f->rank = rank;
+	f->rows = rows;
+	f->first = first;
+	f->listed = (__u64)listed;
+	f->awaited = 1;
+	f->finished = ended;
+	return 1;
+}
+
+/* Whether nothing more is requested of a rank. */
+int tb_flow_over(const struct tb_half *r, __u32 rank)
+{
+	const struct tb_incoming *f = tb_flow_of(r, rank);
+
+	return f && f->known && (f->over || !f->awaited);
+}
+
+/* A rank has none of these rows: they are not awaited. */
+TB_EXPORT void tb_gone(struct tb_half *r, __u32 rank, const __s64 *places, __u32 count)
+{
+	struct tb_incoming *f = tb_flow_of(r, rank);
+
+	if (!f || !f->known || !count || places[count - 1] >= f->rows)
+		return;
+	f->due = 0;
+	while (count--)
+		tb_rows(f)[(places[count] + f->rows - f->first) % f->rows].gone = 1;
+	tb_half_stands(r);
+}
+
+/* Places of a flow in list order that are to be requested now, or (ever) that were; how many. */
+TB_EXPORT __u32 tb_requests(const struct tb_half *r, __u32 rank, int ever, __s64 *places)
+{
+	const struct tb_incoming *f = tb_flow_of(r, rank);
 	__u32 listed, n = 0;
 
-	for (listed = 0; listed < f->rows; listed++) {
-		__u32 at = listed >= f->first ? listed - f->first : listed + f->rows - f->first;
+	for (listed = 0; f && listed < f->rows; listed++) {
+		const struct tb_awaited *row = &tb_rows(
+			f)[listed >= f->first ? listed - f->first : listed + f->rows - f->first];
 
-		if (tb_rows(f)[at].lost && tb_rows(f)[at].out)
+		if (ever ? row->place : row->lost && row->out)
 			places[n++] = listed;
 	}
 	return n;
+}
+
+/* The flow of a half that is next after a rank in the order of ranks from the own one on; 0: none has begun. */
+TB_EXPORT const struct tb_incoming *tb_flow_after(const struct tb_half *r,
+						  const struct tb_incoming *f)
+{
+	const struct tb_incoming *end = tb_flows(r) + r->count;
+
+	for (f = f ? f + 1 : tb_flows(r); r->flows && f < end; f++)
+		if (f->known)
+			return f;
+	return 0;
 }

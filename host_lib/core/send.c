@@ -19,7 +19,6 @@
 
 #define TB_UDP_SEGMENT 103
 #define TB_SECOND 1e9
-#define TB_WORDS (TB_MAX_RANKS / 64)
 #define TB_ANY (1U << 30) /* as many bursts as one may want */
 #define TB_MESSAGES 32 /* of one system call */
 /* A pump hands over this many bursts at most before the loop looks around again (8 MiB: about 10 ms). */

@@ -84,6 +84,9 @@ def abi_header() -> str:
 def records_header() -> str:
     """Text of ``host_lib/core/records.h``: what the library and Python tell each other."""
     numbers = {"TB_DESTINATIONS": schema.DESTINATIONS, "TB_CHANNELS_MOST": schema.CHANNELS_MOST}
-    body = f"#include <linux/types.h>\n\n{_defines(numbers)}\n{_enum('TB_SEND', schema.Sent)}\n"
+    enums = {"SEND": schema.Sent, "SENDING": schema.Sending, "PHASE": schema.Phase, "WHY": schema.Why}
+    enums["FOUND"] = schema.Found
+    body = f"#include <linux/types.h>\n\n{_defines(numbers)}\n"
+    body += "".join(_enum(f"TB_{name}", kind) + "\n" for name, kind in enums.items())
     body += "".join(_struct(s, _C) for s in schema.RECORDS)
     return _guarded("TB_RECORDS_H", body)

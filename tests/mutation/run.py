@@ -38,10 +38,9 @@ MODULES: dict[str, tuple[str, ...]] = {
     "transport.flush": ("unit/test_flush.py", "unit/test_backoff.py"),
     "transport.incast": ("unit/test_incast.py",),
     "transport.membership": ("unit/test_membership.py", "unit/test_comeback.py"),
-    "transport.overtime": ("unit/test_stage.py", "unit/test_clock.py"),
+    "transport.overtime": ("unit/test_halves.py",),
     "transport.sequence": ("unit/test_sequence.py",),
     "transport.shares": ("unit/test_shares.py",),
-    "transport.stage": ("unit/test_stage.py", "unit/test_clock.py"),
     "transport.steps": ("unit/test_sequence.py",),
 }
 #: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.

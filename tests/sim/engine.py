@@ -8,7 +8,7 @@ A switch that sums is the reference of the tests (``reference_switch``). Checked
 - the first turn in which D_start and twice ``stage_max`` are over ends an op, and the engine has asked for one by then
   (clock-12);
 - sums that are sealed are those of what their contributors have sent (kernel-16);
-- an op that the compiled look passes over has nothing to do, and no earlier time to look (``collective.running``);
+- an op that the compiled look passes over has nothing to do, and no earlier time to look (``halves.c``);
 - results are written, and who has lost nothing of an op has the bits of the others who have not;
 - every packet that arrived has one verdict in the ledger, and rows in sums are those stored and added without those
   abandoned (kernel-21).
@@ -16,9 +16,10 @@ A switch that sums is the reference of the tests (``reference_switch``). Checked
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
-from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, Self, cast
 
 import numpy as np
@@ -27,16 +28,13 @@ from numpy.typing import NDArray
 from reference_switch import Rules
 from sim.sums import Sums
 from sim.switch import SimSwitch
-from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.running import Running
-from tailbound.collective.step import overtaken, recover, start_clock, step
-from tailbound.collective.view import View
+from tailbound.collective.switched import ask
+from tailbound.kernel.core import core
 from tailbound.transport.config import Config
-from tailbound.transport.recovery import NEVER
 from tailbound.transport.steps import step_of
 from tailbound.transport.switch import Switch
-from tailbound.wire.schema import HEADROOM, OP_INDEX_BITS, UNKNOWN_SENDER, Verdict, serial_distance
+from tailbound.wire.schema import HEADROOM, OP_INDEX_BITS, UNKNOWN_SENDER, Found, Verdict, serial_distance
 from tailbound_lab.simulate.engine import Done, Plan
 from tailbound_lab.simulate.engine import Engine as UncheckedEngine
 from tailbound_lab.simulate.fabric import MS, Burst
@@ -69,71 +67,58 @@ class Datapath(UncheckedDatapath):
         self.sums.sealed(op, seq, rows)
 
 
-class _Checked(Running):
-    """Looks at what is passed over all the same: there must be nothing to do, and no earlier look.
-
-    ``every``: in one of so many turns.
-    """
-
-    def __init__(self, known: Known, every: int) -> None:
-        self._every, self._turns, self._now = every, 0, 0
-        super().__init__(known)
-
-    def find(self, now: int) -> int:
-        self._now = now
-        self._turns += 1
-        return super().find(now)
-
-    def has_news(self, op: Op) -> bool:
-        news = super().has_news(op)
-        if news or op.finished or self._turns % self._every:
-            return news
-        view, before = View(self._known, op), self._state(op)
-        begins, late = start_clock(op, view, self._now), overtaken(op, view, self._now)
-        found = step(op, view, self._now, may_send=True)
-        look = min((look for look in (begins, found.look) if look), default=0)
-        assert not found.actions, f"op {op.name} had no news, but {found.actions}"
-        assert not late, f"op {op.name} had no news, but all others are through with it"
-        known = int(self._waits["look"][op.row])
-        assert look == known, f"op {op.name} is to be looked at at {look}, not at {known}"
-        assert self._state(op) == before, f"op {op.name} had no news: {before}, {self._state(op)}"
-        return False
-
-    @staticmethod
-    def _state(op: Op) -> tuple[object, ...]:
-        return op.start, *((half.phase, *astuple(half.clock), half.quiet.since) for half in (op.first, op.second))
-
-    def silent(self, ops: Iterable[Op], now: int) -> tuple[list[Op], int]:
-        ops = list(ops)
-        found, look = super().silent(ops, now)
-        if self._turns % self._every:
-            return found, look
-        looks = {}
-        for op in [op for op in ops if op not in found and not op.finished]:
-            before, stirred = self._asked(op), op.stirred
-            said = recover(op, View(self._known, op), now)
-            assert not said.actions, f"nobody was to be asked about op {op.name}, but {said.actions}"
-            assert op.stirred == stirred, f"op {op.name} waits otherwise, but nothing was new of it"
-            assert self._asked(op) == before, f"nothing was new of op {op.name}: {before}, {self._asked(op)}"
-            looks[op.label] = said.look
-        assert look == min((look for look in looks.values() if look < NEVER), default=0)
-        return found, look
-
-    @staticmethod
-    def _asked(op: Op) -> tuple[object, ...]:
-        flows = (half.recovery.flows for half in (op.first, op.second) if half.recovery is not None)
-        return tuple((flow.due, flow.mark, flow.questions, flow.over) for of in flows for flow in of.values())
-
-
 class Engine(UncheckedEngine):
-    """Looks at what is passed over, too."""
+    """Looks at what is passed over all the same: there must be nothing to do, and no earlier look."""
 
     #: in one of so many turns; that changes nothing of what happens
     every = 4
 
     def begin(self) -> None:
         super().begin()
-        self._window.running = _Checked(self.job, self.every)
+        self._turns = 0
+
+    def _move(self, now: int, *, everything: bool, holds: bool) -> int:
+        self._turns += 1
+        look = super()._move(now, everything=everything, holds=holds)
+        if not self._turns % self.every and not self._unsettled:  # else all are looked at in the next turn
+            for op in self._ops.values():
+                if op.passed and not op.finished:
+                    self._check_passed(op, now)
+        return look
+
+    def _check_passed(self, op: Op, now: int) -> None:
+        before, counters, op.asked = self._state(op), dict(self.job.counters), 0
+        move = core().fast.tb_move
+        found = move(self.job.terms.at_, ctypes.addressof(op), now)
+        if found == Found.SWITCH:
+            ask(self.job, op, now)
+            assert self.job.counters == counters, f"op {op.name} had no news, but the switch was asked"
+            found = move(self.job.terms.at_, ctypes.addressof(op), now)
+        assert not found, f"op {op.name} had no news, but {Found(found).name}"
+        assert op.due == op.look, f"op {op.name} is to be looked at at {op.due}, not at {op.look}"
+        assert self._state(op) == before, f"op {op.name} had no news: {before}, {self._state(op)}"
+
+    @staticmethod
+    def _state(op: Op) -> tuple[object, ...]:
+        names = ("phase", "deadline", "promised", "lasts", "limit", "over", "tenth", "progress", "quiet")
+        return op.start, *(getattr(half, name) for half in (op.first, op.second) for name in names)
+
+    def _listen(self, now: int) -> None:
+        super()._listen(now)
+        if self._turns % self.every:
+            return
+        for op in [op for op in self._ops.values() if not (op.stirred or now >= op.listen or op.finished)]:
+            before, look = self._asked(op), op.listen
+            asks = core().fast.tb_listen_to(self.job.terms.at_, ctypes.addressof(op), now)
+            assert not asks, f"nobody was to be asked about op {op.name}"
+            assert not op.stirred, f"op {op.name} waits otherwise, but nothing was new of it"
+            assert op.listen == look, f"the flows of op {op.name} are to be looked at at {op.listen}, not at {look}"
+            assert self._asked(op) == before, f"nothing was new of op {op.name}: {before}, {self._asked(op)}"
+
+    @staticmethod
+    def _asked(op: Op) -> tuple[object, ...]:
+        flows = (flow for half in (op.first, op.second) for flow in half.begun)
+        return tuple((flow.due, flow.mark, flow.questions, flow.over) for flow in flows)
 
 
 @dataclass

@@ -234,13 +234,13 @@ def test_one_percent_of_rows_lost_is_repaired() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seed", "most"), [(3, 0.0005), pytest.param(4, 0.0005, marks=pytest.mark.thorough), (7, 0.003)]
+    ("seed", "most"), [(2, 0.0005), pytest.param(5, 0.0005, marks=pytest.mark.thorough), (4, 0.003)]
 )
 def test_ranks_that_wait_for_a_core_are_waited_for(seed: int, most: float) -> None:
     """Wake-ups of the transport threads are put off by 20 ms as a rule and by 200 ms at most: rows before tails.
 
     That is three times in ten steps of every rank. Where a rank was late with its launch, too, and then silent for far
-    longer than anybody before (seed 7), its rows are cut off: it cannot be told from a stopped one.
+    longer than anybody before (seed 4), its rows are cut off: it cannot be told from a stopped one.
     """
     case = Case(4, steps=60, seed=seed, waits=(0.005, 20 * MS, 200 * MS)).run()
     assert case.missing(SETTLED, case.steps) <= most

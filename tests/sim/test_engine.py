@@ -12,10 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from sim.engine import Done, Plan, World
-from tailbound.collective import execute
+from tailbound.collective import transpose
 from tailbound.collective.job import Job
-from tailbound.collective.op import Op
-from tailbound.collective.view import View
+from tailbound.kernel.core import core
 from tailbound_lab.simulate.fabric import MS, Terms
 
 Make = Callable[..., World]
@@ -90,8 +89,9 @@ def test_losses_are_repaired_within_the_bound(job: Make, terms: Terms, seed: int
 
 def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent, sealed or counted until ``execute`` does so."""
-    world = job(4, seed=3, terms=BURSTS, steps=12)
-    counted = {"step": 0, "recover": 0}
+    world = job(4, seed=3, terms=BURSTS, steps=12).start()
+    jobs = {node.engine.job.terms.at_: node.engine.job for node in world.nodes}
+    counted = {"tb_next_op": 0, "tb_listen": 0, "step": 0}
 
     def outside(job: Job) -> tuple[object, ...]:
         """Of what a rank's decisions must not change: books, marks, windows, seals, and what has been sent."""
@@ -99,21 +99,21 @@ def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.Monk
         arrays = (job.store.control, job.store.slots, job.store.expect_results)
         return dict(job.counters), str(job.marks), job.flow.queue.empty, sent, [one.tobytes() for one in arrays]
 
-    def watched(name: str) -> Callable[..., object]:
-        decide = getattr(execute, name)
-
-        def decided(op: Op, view: View, *arguments: object, **settings: object) -> object:
-            before = outside(view.known)
-            found = decide(op, view, *arguments, **settings)
-            assert outside(view.known) == before
-            counted[name] += len(found.actions)
+    def watched(name: str, decide: Callable[..., object], job_of: Callable[..., Job]) -> Callable[..., object]:
+        def decided(*arguments: object) -> object:
+            before = outside(job_of(*arguments))
+            found = decide(*arguments)
+            assert outside(job_of(*arguments)) == before
+            counted[name] += bool(found if isinstance(found, int) else found[0])  # type: ignore[index]
             return found
 
         return decided
 
-    for name in counted:
-        monkeypatch.setattr(execute, name, watched(name))
-    world.run()
+    for name in ("tb_next_op", "tb_listen"):
+        decide = getattr(core().fast, name)
+        monkeypatch.setattr(core().fast, name, watched(name, decide, lambda terms, now: jobs[terms]))
+    monkeypatch.setattr(transpose, "step", watched("step", transpose.step, lambda op, view, now: view.known))
+    world.finish()
     assert min(counted.values()) > 0
 
 

@@ -6,6 +6,7 @@ in an environment of ``environment``.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import random
@@ -20,19 +21,26 @@ from pathlib import Path
 
 import numpy as np
 
+import op_world
 from hostile import damaged, hostile, plain
 from kernel_world import HEADERS
+from op_world import COOKIE, OpWorld, launched
 from queue_world import ADDRESS, Line
 from reference_worker import ReferenceTables
 from soak.part import Tell
+from tailbound.codec.owners import OwnerMap
+from tailbound.collective import op
+from tailbound.collective.op import Op
 from tailbound.datapath.tables import Tables
 from tailbound.kernel import core
-from tailbound.transport import headers, queue
+from tailbound.transport import headers, overtime, queue, recovery
+from tailbound.transport.config import MS
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Shared
+from tailbound.transport.sequence import Sequence
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import header
-from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, PacketType
+from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, Found, PacketType, Phase
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
 from udp_world import World
@@ -135,11 +143,49 @@ def _sends(rng: random.Random, count: int) -> None:
         line.rest(1 << 50)
 
 
+def _ops(rng: random.Random, count: int) -> None:
+    """Ops of which records, marks, rows and answers say anything; a turn and a look at flows end."""
+    ranks = rng.randrange(2, 6)
+    world, sequence = OpWorld(ranks, 256), Sequence(ranks, OwnerMap(0, tuple(range(ranks))))
+    ops: list[Op] = []
+    for index in range(count // 20):
+        if len(ops) < 4:
+            ops.append(launched(sequence, ranks, index, 64 * rng.randrange(1, 60)))
+            world.fast.tb_enter(world.terms.at_, ctypes.addressof(ops[-1]))
+        now, one = MS * index, rng.choice(ops)
+        for name in ("contributed", "published"):
+            world.marks(name, one.label, rng.sample(range(ranks), rng.randrange(ranks)))
+        fields = {"layout": 7, "rows_complete": rng.randrange(40), "results_in": rng.randrange(80), "opened_ns": now}
+        world.record(one.label, rng.choice((None, fields, fields)))
+        one.sending, one.switched, one.own_in = rng.randrange(5), rng.random() < 0.1, rng.choice((0, now))
+        if rng.random() < 0.2:
+            world.known.membership.bye(rng.randrange(1, ranks), one.label)
+        for memory in (world.store.presence, world.store.slots):
+            memory["op"][: rng.randrange(256)], memory["cookie"] = one.label, COOKIE
+        one.second.gone(rng.randrange(ranks), np.arange(rng.randrange(1, 99)))
+        world.known.follow()
+        world.fast.tb_begin_turn(world.terms.at_, rng.randrange(2), rng.random() < 0.1)
+        while found := world.fast.tb_next_op(world.terms.at_, now):
+            (one,) = (each for each in ops if each.label == world.terms.label)
+            half = one.second if found in (Found.FINISH, Found.SECOND) else one.first
+            half.lasts = rng.choice((MS, 50 * MS))
+            half.phase = Phase.DONE if found in (Found.SEAL, Found.FINISH) else half.phase
+        world.terms.at = world.terms.first
+        while world.fast.tb_listen(world.terms.at_, now):
+            for half in (half for each in ops for half in (each.first, each.second)):
+                assert all(len(places) <= 256 for places in half.asked.values())
+        for one in [one for one in ops if one.finished]:
+            world.fast.tb_leave(world.terms.at_, ctypes.addressof(one))
+            ops.remove(one)
+
+
 def main() -> None:
     path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     library, rng = core.load(path), random.Random(seed)
     make = partial(Tables, library=library)
-    headers.core = queue.core = lambda: library  # type: ignore[assignment]
+    for module in (headers, queue, op, op_world, overtime, recovery):
+        module.core = lambda: library  # type: ignore[attr-defined]
+    _ops(rng, count)
     _headers(rng, count)
     _sends(rng, count)
     Twins(World(make=make), World(make=ReferenceTables)).live(rng, count)

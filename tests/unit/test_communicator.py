@@ -388,7 +388,7 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
     """Rule: clock-14. It codes many large ops; who stands still for so long in a single one has been stopped."""
     with team(1, patient()) as job:
         engine, skew = job[0]._engine, 0
-        counters, now, look = engine.job.counters, engine.job.now, engine._advance
+        counters, now, look = engine.job.counters, engine.job.now, transpose.step
 
         def slow(op: Op, *arguments: Any, **more: Any) -> Any:
             nonlocal skew
@@ -398,7 +398,7 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
 
         seen = set[int]()
         monkeypatch.setattr(engine.job, "now", lambda: now() + skew)
-        monkeypatch.setattr(engine, "_advance", slow)
+        monkeypatch.setattr(transpose, "step", slow)
         stands, go_on = threading.Event(), threading.Event()
         waits = engine.call(lambda: (stands.set(), go_on.wait(PATIENCE)))
         assert stands.wait(PATIENCE)
@@ -426,4 +426,4 @@ def test_the_live_set_is_dated_when_the_kernel_has_it() -> None:
     speaker.membership.contribution.accuse(1, 0)
     speaker.publish_live()
     assert seen == [(2, 1), (1, 0)]
-    assert speaker.live_since == 2
+    assert speaker.terms.live_since == 2

@@ -30,24 +30,6 @@ def test_a_switch_is_a_rank_that_owns_and_does_not_contribute() -> None:
     assert switched.owners((0, 2), switched=False) == (0, 2)
 
 
-def test_who_was_not_asked_since_it_was_heard_of_is_not_silent() -> None:
-    """Rule: clock-29."""
-    one = known()
-    state = one.store.peer_states
-    assert one.silent_since([0, 2], 90) == 0  # nobody was ever heard of
-    one.overtime.asked(0, 80, 0)
-    assert one.silent_since([0, 2], 90) == 0
-    state[2]["cookie"], state[2]["last_ns"] = COOKIE, 50
-    assert one.silent_since([0, 2], 90) == 90
-    one.overtime.asked(2, 70, 50)
-    assert one.silent_since([0, 2], 90) == 70
-    state[2]["last_ns"] = 75  # a mark of it has risen since
-    assert one.silent_since([0, 2], 90) == 75
-    state[0]["cookie"], state[0]["last_ns"] = COOKIE, 60
-    assert one.silent_since([0, 2], 90) == 80
-    assert one.silent_since([], 90) == 0
-
-
 def test_records_of_another_job_or_op_are_none() -> None:
     one = known()
     record, state = one.store.ops[op_slot(LABEL)], one.store.peer_states[2]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,101 +11,140 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailbound.collective.repair import (
-    PATIENCE_MOST,
-    SHARE,
-    Budget,
-    Request,
-    Requests,
-    decode_repair,
-    encode_repair,
-    patience,
-)
+from op_world import COOKIE, OpWorld
+from tailbound.collective.op import Half
+from tailbound.collective.repair import SHARE, Budget, Request, Requests, decode_repair, encode_repair
+from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR, MS
-from tailbound.transport.recovery import NEVER, Bounds, Incoming, Path, Recovery, Ring, paths
-from tailbound.wire.packets import DTYPES, packet, parse
+from tailbound.transport.recovery import Path, paths
 from tailbound.wire.packets import header as make_header
-from tailbound.wire.schema import PacketType
+from tailbound.wire.packets import packet, parse, record_of
+from tailbound.wire.ranks import bitmap
+from tailbound.wire.schema import OWN_OP, PacketType, Phase, Sending, op_slot
+
+#: A time that does not come.
+NEVER = 1 << 62
 
 ROWS, RANKS, AT_ONCE = 100, 32, 8
-#: Of the op whose rows arrive, the job, and the first row.
-OP, COOKIE, SEQ = 7, 0x5EED, 0xFFFFFF80
+#: Of the op whose rows arrive, and its first row; the ring.
+OP, SEQ, RING = 7 << 10, 0xFFFFFF80, 4096
 STEP, LOOK, PATIENCE = 3 * MS, MS, 10 * MS
 WINDOW = FLOOR // 40
-BOUNDS = Bounds(patience=PATIENCE, late=False, step=STEP, look=LOOK, floor=FLOOR)
+_Op = record_of(OWN_OP)
 
 
-@dataclass
-class Receiver:
-    """Flows of 100 rows, or ``of``, from some senders, of which results or contributions arrive as a test says."""
+class Receiver(OpWorld):
+    """Rank 0, and flows of 100 rows, or ``of``, from some senders, as a test says.
 
-    bounds: Bounds = BOUNDS
-    first: int = 0
-    here: dict[int, set[int]] = field(default_factory=lambda: {1: set()})
-    ended: set[int] = field(default_factory=set)
-    paths: Any = field(default_factory=lambda: paths(RANKS, FLOOR))
-    results: bool = True
-    of: int = ROWS
+    Args:
+        first: place in the list that flows of contributions begin with.
+        here: rows that have come, by sender, in the order of sending.
+        ended: senders that have finished.
+        paths: what others have taught.
+        results: they are results.
+        of: rows of a flow.
+        asks: whether marks are asked for.
+        bounds: other fields of ``tb_half``.
+    """
 
-    def __post_init__(self) -> None:
-        self.presence, self.slots = np.zeros(4096, DTYPES["tb_presence"]), np.zeros(4096, DTYPES["tb_slot"])
-        memory = (0, self.presence.ctypes.data) if self.results else (self.slots.ctypes.data, 0)
-        self.recovery = Recovery(self.bounds, Ring(*memory, 4095, SEQ, OP, COOKIE), self.paths)
+    def __init__(
+        self, first: int = 0, here: dict[int, set[int]] | None = None, ended: Iterable[int] = (), paths: Any = None,
+        results: bool = False, of: int = ROWS, asks: bool = False, floor: int = FLOOR, **bounds: int
+    ) -> None:  # fmt: skip
+        super().__init__(RANKS, RING, floor=floor)
+        self.first, self.here, self.ended, self.results, self.of = first, here or {1: set()}, set(ended), results, of
+        if paths is not None:
+            self.paths, self.terms.answers = paths, ctypes.addressof(paths)
+        else:
+            self.paths = self.known.repairs.paths
+        self.halves, op = (Half(), Half()), _Op()
+        self.half, self.op = self.halves[results], op
+        self.halves[0].phase = Phase.DONE if results else Phase.OPEN
+        op.halves = tuple(ctypes.addressof(half) for half in self.halves)
+        op.sending = Sending.OVER if results or asks else Sending.LAUNCHED
+        op.label, op.slot, op.sum_seq, op.result_seq, op.own, op.news = OP, op_slot(OP), SEQ, SEQ, of, True
+        self._lists = np.concatenate([self.places(rank) for rank in range(RANKS)])
+        self._tables = [np.full(RANKS, n, np.int64) for n in (of, first)] + [np.arange(RANKS) * of]
+        op.shares, op.places, op.starts = (table.ctypes.data for table in self._tables)
+        op.row_at = self._lists.ctypes.data
+        self.deadline = 0
+        self._say([])
+        self.listen(op, 0)  # no flow has begun
+        bounds = {"patience": PATIENCE, "step": STEP, "look": LOOK} | bounds
+        for name, value in bounds.items():
+            setattr(self.half, name, value)
         for rank, rows in self.here.items():
             self.come(rows, rank)
 
     @property
     def path(self) -> Path:
-        return self.paths[1]
+        return self.paths[1]  # type: ignore[no-any-return]
+
+    @property
+    def due(self) -> int:
+        return int(self.half.due)
 
     def come(self, rows: Iterable[int], rank: int = 1) -> None:
         """Rows by their place in the order of sending."""
         listed = (np.array(sorted(rows), np.int64) + self.first) % self.of
         if self.results:
-            self.presence[self.positions(rank)[listed]] = OP, COOKIE
+            self.store.presence[self.positions(rank)[listed]] = OP, COOKIE
             return
-        slots = SEQ + listed & 4095
-        self.slots["op"][slots], self.slots["cookie"][slots] = OP, COOKIE
-        self.slots["ranks"][slots, rank >> 6] |= np.uint64(1 << (rank & 63))
+        slots = SEQ + listed & RING - 1
+        self.store.slots["op"][slots], self.store.slots["cookie"][slots] = OP, COOKIE
+        self.store.slots["ranks"][slots, rank >> 6] |= np.uint64(1 << (rank & 63))
 
     def places(self, rank: int) -> np.ndarray:
         return np.arange(rank, rank + RANKS * self.of, RANKS, dtype=np.int32)[::-1].copy()
 
     def positions(self, rank: int) -> np.ndarray:
-        return SEQ + self.places(rank).astype(np.int64) & 4095
-
-    def flows(self) -> list[Incoming]:
-        return [
-            Incoming(rank, self.of, self.first, rank in self.ended, self.places(rank) if self.results else None)
-            for rank in sorted(self.here)
-        ]
+        return SEQ + self.places(rank).astype(np.int64) & RING - 1
 
     def came(self, rank: int = 1) -> int:
         if self.results:
-            return int((self.presence["op"][self.positions(rank)] == OP).sum())
-        return int((self.slots["ranks"][:, 0] >> np.uint64(rank) & np.uint64(1)).sum())
+            return int((self.store.presence["op"][self.positions(rank)] == OP).sum())
+        return int((self.store.slots["ranks"][:, 0] >> np.uint64(rank) & np.uint64(1)).sum())
+
+    def _say(self, awaited: Iterable[int]) -> None:
+        self.terms.live = self.terms.owners = bitmap(awaited)
+        self.marks("published" if self.results else "contributed", OP, self.ended)
+
+    def poll(self, now: int) -> tuple[dict[int, list[int]], list[int]]:
+        """Rows to be requested of each sender, and whom to ask for the mark."""
+        self._say(self.here)
+        self.half.deadline, self.op.news = self.deadline, True
+        found = self.listen(self.op, now)
+        flows = list(self.half.begun)
+        requests = {f.rank: self.half.places(f, ever=False).tolist() for f in flows if f.requests}
+        asked = [flow.rank for flow in flows if flow.asked]
+        assert found == bool(requests or asked)
+        return requests, asked
 
     def turn(self, now: int) -> dict[int, list[int]]:
-        requests, asked = self.recovery.poll(now, self.flows())
+        requests, asked = self.poll(now)
         assert not asked
-        return {rank: places.tolist() for rank, places in requests}
+        return requests
 
     def run(self, now: int, until: int) -> list[tuple[int, list[int]]]:
         """Looks whenever one is due; times and rows of the requests."""
         requests = []
         while now <= until:
             requests += [(now, rows) for rows in self.turn(now).values()]
-            if self.recovery.due == NEVER:
+            if self.due >= NEVER:
                 break
-            assert self.recovery.due > now
-            now = self.recovery.due
+            assert self.due > now
+            now = self.due
         return requests
+
+    def over(self, rank: int) -> bool:
+        """Whether nothing more is requested of ``rank``."""
+        return any(flow.rank == rank and (flow.over or not flow.awaited) for flow in self.half.begun)
 
 
 def begun(receiver: Receiver, rows: Iterable[int]) -> Receiver:
     """The first look at its flow, at 0; ``rows`` come after it."""
     assert receiver.turn(0) == {}
-    assert receiver.recovery.due == STEP
+    assert receiver.due == STEP
     receiver.come(rows)
     return receiver
 
@@ -122,17 +161,17 @@ def test_a_flow_without_gaps_requests_nothing() -> None:
     receiver.come(range(ROWS))
     receiver.ended = {1}
     assert receiver.turn(11 * STEP) == {}
-    assert not receiver.recovery.open
+    assert not receiver.half.open
 
 
 @pytest.mark.parametrize("results", [False, True])
 def test_a_row_is_requested_while_its_flow_runs_a_window_after_a_row_behind_it(results: bool) -> None:
     receiver = begun(Receiver(results=results), {*range(40)} - {7, 9})
     assert receiver.turn(STEP) == {}
-    assert receiver.recovery.due == STEP + WINDOW
+    assert receiver.due == STEP + WINDOW
     assert receiver.turn(STEP + WINDOW - 1) == {}
     assert receiver.turn(STEP + WINDOW) == {1: [7, 9]}
-    assert not receiver.recovery.open  # the op waits for the flow, not for an answer
+    assert not receiver.half.open  # the op waits for the flow, not for an answer
 
 
 def test_what_comes_within_the_window_is_not_requested() -> None:
@@ -148,13 +187,13 @@ def test_rows_that_nothing_has_passed_wait_for_the_mark() -> None:
     receiver.ended = {1}
     now = 6 * STEP
     assert receiver.turn(now) == {}
-    assert receiver.recovery.open
+    assert receiver.half.open
     assert receiver.turn(now + WINDOW) == {1: list(range(40, ROWS))}
 
 
 def test_a_launch_after_the_deadline_requests_at_once() -> None:
     """Rule: clock-13."""
-    receiver = Receiver(BOUNDS._replace(late=True), here={1: set(range(1, ROWS))}, ended={1})
+    receiver = Receiver(late=True, here={1: set(range(1, ROWS))}, ended={1})
     assert receiver.turn(MS) == {1: [0]}
 
 
@@ -191,9 +230,9 @@ def test_the_probe_timeout_doubles_until_a_row_comes() -> None:
 def test_without_progress_a_flow_that_has_ended_is_given_up() -> None:
     receiver = Receiver(here={1: {*range(ROWS)} - {3}}, ended={1})
     receiver.run(MS, 100 * MS)
-    assert not receiver.recovery.open
-    assert receiver.recovery.over(1)
-    assert receiver.recovery.due == NEVER
+    assert not receiver.half.open
+    assert receiver.over(1)
+    assert receiver.due == NEVER
 
 
 @pytest.mark.parametrize("way", ["gone", "suspect"])
@@ -201,18 +240,18 @@ def test_who_brings_nothing_any_more_is_over(way: str) -> None:
     receiver = Receiver(here={1: set(range(50)), 2: set(range(50))}, ended={1, 2})
     receiver.turn(MS)
     if way == "gone":
-        receiver.recovery.gone(2, np.arange(50, ROWS))
+        receiver.half.gone(2, np.arange(50, ROWS))
     else:
         del receiver.here[2]
     assert list(receiver.turn(MS + WINDOW)) == [1]
-    assert receiver.recovery.over(2)
-    assert receiver.recovery.open
+    assert receiver.over(2)
+    assert receiver.half.open
 
 
 def test_places_are_those_of_the_list_whose_flow_begins_in_its_middle() -> None:
     receiver = Receiver(first=90)
     assert missed(receiver, {*range(40)} - {7, 12}) == {1: [2, 97]}
-    assert receiver.recovery.requested[1].tolist() == [2, 97]
+    assert receiver.half.asked[1].tolist() == [2, 97]
 
 
 @settings(max_examples=60)
@@ -220,7 +259,7 @@ def test_places_are_those_of_the_list_whose_flow_begins_in_its_middle() -> None:
 def test_whatever_is_lost_comes_as_long_as_answers_do(seed: int, loss: float) -> None:
     """Ten rows arrive each millisecond, retransmissions before them, and each packet may be lost."""
     random = np.random.default_rng(seed)
-    receiver = Receiver(BOUNDS._replace(patience=NEVER))
+    receiver = Receiver(patience=NEVER)
     flow, now, waiting, sent = receiver, 0, list[int](), 0
     while flow.came() < ROWS:
         now += MS
@@ -273,7 +312,7 @@ def test_answers_slower_than_the_first_timeouts_are_learned(took: int) -> None:
                 asked = asked or at
             if asked and at >= asked + took:
                 receiver.come([3])
-        given_up += bool(receiver.recovery.flows[1].table["out"].any())
+        given_up += receiver.over(1) and receiver.came() < ROWS
     assert given_up < 6
     assert known[1].pto >= took
 
@@ -301,17 +340,18 @@ def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int
     ``answers``: what they have taken so far, ns.
     """
     here = {rank: set(range(count)) for rank, count in rows.items()}
-    receiver = Receiver(BOUNDS._replace(floor=floor, step=floor // 10), here=here, paths=paths(RANKS, floor), of=of)
+    receiver = Receiver(here=here, of=of, asks=True, floor=floor, step=floor // 10)
+    receiver.deadline = deadline
     found, now = [], 0
     for _ in range(50 if answers else 0):
         receiver.path.answered(answers)
     while now <= until:
-        requests, asked = receiver.recovery.poll(now, receiver.flows(), asks=True, deadline=deadline)
+        requests, asked = receiver.poll(now)
         assert not requests
         if asked:
             found.append(((now - floor // 10 * any(rows.values())) / MS, asked))
-        assert receiver.recovery.due > now
-        now = receiver.recovery.due
+        assert receiver.due > now
+        now = receiver.due
     return found
 
 
@@ -354,18 +394,19 @@ def test_of_many_that_are_missing_few_are_asked_at_a_time_and_all_in_turn() -> N
 def test_rows_of_a_sender_that_is_awaited_again_are_requested() -> None:
     """It was suspected for a while by what another op had not got. Rules: clock-14, clock-23."""
     receiver = begun(Receiver(), set(range(ROWS)) - {7})
-    left = receiver.recovery.poll(STEP, [])
-    assert (left, receiver.recovery.over(1), receiver.recovery.open) == (([], []), True, False)
+    here, receiver.here = receiver.here, {}
+    assert (receiver.poll(STEP), receiver.over(1), receiver.half.open) == (({}, []), True, False)
+    receiver.here = here
     receiver.ended = {1}
     assert receiver.run(2 * STEP, 3 * STEP + 2 * WINDOW)[0][1] == [7]
-    assert receiver.recovery.standing == (True, 0)
+    assert (receiver.half.open, receiver.half.closed) == (True, 0)
 
 
 def test_rows_that_are_gone_end_no_more_than_themselves() -> None:
     """A flow whose owner lacks one row was given up as a whole. Rule: clock-23."""
     receiver = Receiver(first=90)
     assert missed(receiver, set(range(40)) - {7, 12}) == {1: [2, 97]}
-    receiver.recovery.gone(1, np.array([97]))
+    receiver.half.gone(1, np.array([97]))
     receiver.come(set(range(40, ROWS)) - {70})
     receiver.ended = {1}
     now = STEP + WINDOW + LOOK
@@ -373,11 +414,22 @@ def test_rows_that_are_gone_end_no_more_than_themselves() -> None:
     assert receiver.turn(now + WINDOW)[1][0] == 60
     receiver.come([12, 70])
     receiver.turn(now + 2 * WINDOW + LOOK)
-    assert (receiver.recovery.over(1), receiver.recovery.open) == (True, False)
+    assert (receiver.over(1), receiver.half.open) == (True, False)
 
 
-def test_patience_follows_what_results_take() -> None:
-    assert [patience(d2 * MS, FLOOR) for d2 in (0, 40, 100, 10_000)] == [FLOOR, FLOOR, 25 * MS, PATIENCE_MOST]
+@pytest.mark.parametrize(("insist", "repair"), [(0, True), (30 * MS, True), (0, False)])
+def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
+    """Lost results are insisted on: one costs every replica. Rules: clock-23, clock-35."""
+    for d2, most in ((0, FLOOR), (40 * MS, FLOOR), (100 * MS, 25 * MS), (10_000 * MS, 50 * MS)):
+        for results in (False, True):
+            receiver = Receiver(results=results)
+            receiver.terms.insist, receiver.terms.repair, receiver.op.usual = insist, repair, d2
+            core().fast.tb_leave(receiver.terms.at_, ctypes.addressof(receiver.op))  # its flows begin anew
+            receiver.op.news = True
+            receiver.listen(receiver.op, 0)
+            half = receiver.half
+            assert half.patience == (max(most, insist * results) if repair else 0)
+            assert (half.step, half.look) == (max(FLOOR // 10, d2 // 4), MS)
 
 
 # -- answers ------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ class Sleeper:
             want_room=self.wanted.update, wait=self._wait, readable=lambda fd: fd in self.readable, woken=NOW
         )
         self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False, stirred=False)} if ops else {}
+        self.thread._stirred = lambda: any(op.stirred for op in self.thread._ops.values())
         self.thread._holding, self.thread._run_queue = SimpleNamespace(again=0), SimpleNamespace(waited=lambda: None)
         self.readable = set[int]()
         self.thread._event_fd, self.thread._control_fd, self.thread._wake = EVENTS, CONTROLS, WAKE

@@ -1,34 +1,26 @@
-"""What is to be done for an op (``collective.step``), which ops have news, and what is said of those that are over."""
+"""Decisions about ops (``collective.step``, ``halves.c``), ops with news, and words about those that are over."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import ctypes
+from collections.abc import Collection
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
-from tailbound.codec.decode import MISSING
+from op_world import OpWorld, begin, launched
 from tailbound.codec.owners import OwnerMap
-from tailbound.codec.scratch import readonly
-from tailbound.codec.shape import shape_for
-from tailbound.collective.actions import MOVES, Abstain, Agree, Collect, Encode, Finish, Measure, Seal, StayOut, Tell
-from tailbound.collective.buffers import Buffers
-from tailbound.collective.op import AGREEING, Launch, Op, Phase, Sending
-from tailbound.collective.repair import Repairs
-from tailbound.collective.running import Running
-from tailbound.collective.step import Step, overtaken, recover, stand_still, start_clock, step
+from tailbound.collective.actions import MOVES, Abstain, Agree, Collect, Encode, Measure, StayOut, Tell
+from tailbound.collective.op import AGREEING, Op
+from tailbound.collective.step import step
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
-from tailbound.datapath.store import allocate
-from tailbound.transport.config import FLOOR
-from tailbound.transport.membership import Membership
-from tailbound.transport.overtime import Extension, Overtime
-from tailbound.transport.recovery import NEVER, Bounds, Recovery, Ring, paths
-from tailbound.transport.sequence import Layout, Sequence
-from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import op_slot
+from tailbound.kernel.core import core
+from tailbound.transport.sequence import Sequence
+from tailbound.wire.ranks import Ranks, bitmap
+from tailbound.wire.schema import Found, Phase, Sending, Why
 
 MS = 1_000_000
 RANKS, ENTRIES = 3, 64 * 60
@@ -36,87 +28,91 @@ SCALES = np.zeros(1, np.int16)
 Q, D1, R, STAGE_MAX, START_MAX = 1 * MS, 50 * MS, 100 * MS, 500 * MS, 400 * MS
 
 
-@dataclass
-class Told:
-    """What rank 0 of three is told of an op; the same names as ``collective.view.View``."""
+class Step(NamedTuple):
+    """Actions for an op, and when to look again."""
 
-    op: Op
-    scales: bool = True
-    record: dict[str, Any] | None = None
-    contributed_by: set[int] = field(default_factory=set)
-    published_by: set[int] = field(default_factory=set)
+    actions: tuple[Any, ...] = ()
+    look: int = 0
 
-    def __post_init__(self) -> None:
-        self.own = int(self.op.place.placement.counts[0])
-        self.paths = paths(RANKS, FLOOR)
-        self.known = SimpleNamespace(
-            rank=0, ranks=RANKS, world=RANKS, peers=[1, 2],
-            membership=Membership(RANKS, 0), live_since=0, self_late=False, overtime=Overtime(0),
-            silent_since=lambda ranks, now: 0, repairs=Repairs(RANKS),
-            scales=lambda op: SCALES if self.scales else None,
-            config=SimpleNamespace(stage_max=STAGE_MAX, floor=FLOOR, repair=True, insist=0),
-            deadlines=SimpleNamespace(quiet=Q, start_max=START_MAX, advertised=D1),
-            store=SimpleNamespace(control={"need": np.array([2])}),
-        )  # fmt: skip
 
-    def foreseen_wrongly(self) -> bool:
-        return self.record is not None and self.record["layout"] != self.op.place.layout.tag
+def seal(why: str) -> tuple[Found, Why]:
+    return Found.SEAL, Why[why.upper()]
 
-    def contributed(self, rank: int) -> bool:
-        return rank in self.contributed_by
 
-    def published(self, rank: int) -> bool:
-        return rank in self.published_by
+def finish(why: str) -> tuple[Found, Why]:
+    return Found.FINISH, Why[why.upper()]
 
-    def brings_no_more(self, rank: int) -> bool:
-        return rank in self.op.abstainers or self.contributed(rank)
 
-    def all_contributed(self, ranks: list[int]) -> list[int]:
-        return [p for p in ranks if self.contributed(p)]
+class Told(OpWorld):
+    """What rank 0 of three is told of an op; a ``View`` of it."""
 
-    def all_published(self, ranks: list[int]) -> list[int]:
-        return [p for p in ranks if self.published(p)]
+    def __init__(
+        self, op: Op, scales: bool = True, record: dict[str, Any] | None = None, contributed_by: Collection[int] = (),
+        published_by: Collection[int] = (), **config: Any
+    ) -> None:  # fmt: skip
+        super().__init__(RANKS, stage_max=STAGE_MAX, **config)
+        self.op, self.scales, self.told = op, scales, record
+        self.contributed_by, self.published_by = set(contributed_by), set(published_by)
+        self.known.deadlines.quiet, self.known.deadlines.start_max, self.known.deadlines.advertised = Q, START_MAX, D1
+        self.say()
 
-    owners, givers, through = View.owners, View.givers, View.through
+    def say(self) -> None:
+        """What a test has said is in memory."""
+        self.marks("contributed", self.op.label, self.contributed_by)
+        self.marks("published", self.op.label, self.published_by)
+        super().record(self.op.label, self.told)
 
-    def first_deadline(self) -> int:
-        return D1
-
-    def second_deadline(self) -> int:
-        return R
-
-    def recovery(self, *, results: bool) -> Recovery:
-        """Nothing has come."""
-        self.memory = np.zeros(1024, DTYPES["tb_presence" if results else "tb_slot"])
-        self.memory["op"], self.memory["cookie"] = self.op.label, 1 - results
-        at = self.memory.ctypes.data
-        bounds = Bounds(NEVER if results else FLOOR, late=False, step=FLOOR, look=MS, floor=FLOOR)
-        return Recovery(bounds, Ring(*((0, at) if results else (at, 0)), 1023, 0, self.op.label, 1), self.paths)
+    @property
+    def view(self) -> View:
+        self.say()
+        view = View(self.known, self.op)
+        self.known.scales = lambda _: SCALES if self.scales else None
+        view.first_deadline = lambda: D1  # type: ignore[method-assign]
+        return view
 
     def take(self, now: int, *, may_send: bool = True) -> Step:
-        return step(self.op, self, now, may_send=may_send)  # type: ignore[arg-type]
+        """As ``Transpose`` moves an op, up to the first phase that ends."""
+        actions: tuple[Any, ...] = ()
+        self.say()
+        found = self.move(self.op, now, asked=1)
+        while found:
+            if found == Found.FIRST:
+                self.op.first.lasts = D1
+            elif found == Found.SECOND:
+                self.op.second.lasts = R
+            elif found == Found.SEND and may_send:
+                action, look = step(self.op, self.view, now)
+                self.op.due = look
+                if action is not None:
+                    actions = (action,)
+                    if type(action) in MOVES:
+                        assert not look
+                        return Step(actions)
+            elif found in (Found.SEAL, Found.FINISH):
+                half = self.op.first if found == Found.SEAL else self.op.second
+                return Step((*actions, (found, Why(half.why))))
+            found = self.again(self.op, now)
+        return Step(actions, self.op.due)
 
+    def overtaken(self, now: int) -> bool:
+        self.say()
+        return self.move(self.op, now) == Found.OVERTAKEN
 
-def launched(sequence: Sequence, index: int = 0) -> Op:
-    """The op of that index in a step of ``sequence``, which rank 0 has launched at 1 ms."""
-    shape, data = shape_for(ENTRIES, 64), np.zeros(ENTRIES, np.float32)
-    placed, _ = sequence.assign(Layout((index, ENTRIES, 0, 1), shape, 7, False))
-    made = Op(placed, Buffers(shape, placed.placement, 0, RANKS))
-    made.launch = Launch(placed.layout, data, data, lambda outcome: None, MS)
-    made.admitted, made.sending = MS, Sending.LAUNCHED
-    return made
+    def start_clock(self, op: Op, now: int) -> int:
+        self.say()
+        return super().start_clock(op, now)
 
 
 @pytest.fixture
 def op() -> Op:
-    return launched(Sequence(RANKS, OwnerMap(0, (0, 1, 2))))
+    return launched(Sequence(RANKS, OwnerMap(0, (0, 1, 2))), RANKS)
 
 
 def record(op: Op, **fields: Any) -> dict[str, Any]:
     """As the kernel keeps it."""
     known: dict[str, Any] = {
         "layout": op.place.layout.tag, "progress": 0, "results_in": 0, "rows_complete": 0, "opened_ns": 1,
-        "majority_ns": (0, 0), "begun": np.zeros(4, np.uint64),
+        "majority_ns": (0, 0),
     }  # fmt: skip
     return known | fields
 
@@ -139,28 +135,19 @@ def test_a_device_is_polled_before_own_rows_are_coded_and_before_codes_are_sent(
     assert Collect in MOVES
 
 
-@pytest.mark.parametrize(
-    ("parts", "whole"),
-    [
-        ([Step(look=5), Step(look=3), Step(look=4)], Step(look=3)),
-        ([Step(look=5), Step(), Step((Tell((1,)),))], Step((Tell((1,)),), 5)),
-        ([Step(), Step((Tell((1,)),)), Step((Tell((2,)),))], Step((Tell((1,)), Tell((2,))))),
-        ([Step((Tell((1,)),), 3), Step((Seal("complete"),)), Step(look=1)], Step((Tell((1,)), Seal("complete")))),
-        ([Step(), Step(), Step()], Step()),
-    ],
-)
-def test_parts_do_all_they_have_up_to_a_move_and_the_earliest_look_counts(
-    op: Op, monkeypatch: pytest.MonkeyPatch, parts: list[Step], whole: Step
-) -> None:
-    monkeypatch.setattr("tailbound.collective.step._PARTS", tuple((lambda *_, part=part: part) for part in parts))
-    assert Told(op).take(MS) == whole
+def test_what_is_told_again_keeps_no_half_from_ending(op: Op) -> None:
+    op.sending, op.cold_since = Sending.AGREEING, 2 * MS
+    told = Told(op, scales=False)
+    told.known.self_misses = told.known.config.self_late_after
+    told.told = record(op, rows_complete=op.own)
+    assert told.take(4 * MS).actions == (Tell((1, 2)), seal("complete"))
 
 
 def test_an_op_that_may_not_send_yet_is_sealed_all_the_same(op: Op) -> None:
     op.sending = Sending.OVER
     told = Told(op)
-    told.record = record(op, rows_complete=told.own)
-    assert told.take(5 * MS, may_send=False).actions == (Seal("complete"),)
+    told.told = record(op, rows_complete=op.own)
+    assert told.take(5 * MS, may_send=False).actions == (seal("complete"),)
 
 
 def test_a_rank_that_takes_part_without_rows_says_so(op: Op) -> None:
@@ -200,7 +187,7 @@ def test_a_switch_still_answers_a_late_launch(op: Op) -> None:
     op.start, op.first.phase, op.switched = MS, Phase.DONE, True
     told = Told(op, record=record(op))
     assert told.take(MS + D1 + 1).actions == (Encode(SCALES, late=True),)
-    told.record = record(op, results_in=op.place.layout.shape.rows)
+    told.told = record(op, results_in=op.place.layout.shape.rows)
     assert told.take(MS + D1 + 1).actions == (StayOut(),)
 
 
@@ -208,6 +195,7 @@ def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_
     """Rules: codec-5, clock-25."""
     op.switched, op.first.phase, told = True, Phase.DONE, Told(op, scales=False)
     assert told.take(2 * MS).actions == (Measure(),)
+    assert op.cold
     op.sending, op.cold_since = Sending.AGREEING, 2 * MS
     op.agreeing.ask(2 * MS)
     assert told.take(3 * MS) == Step((), 2 * MS + AGREEING.first)
@@ -217,7 +205,7 @@ def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_
     op.needs[2] = np.zeros(1, np.int16)
     assert told.take(5 * MS).actions == (Agree(incomplete=False),)
     op.needs.clear()
-    op.abstainers |= {1, 2}
+    op.abstained[:] = bitmap([1, 2])
     assert told.take(5 * MS).actions == (Agree(incomplete=False),)
 
 
@@ -230,12 +218,15 @@ def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_ha
     assert told.take(6 * MS, may_send=True).look == 45 * MS  # of the first half
     op.first.phase = Phase.CLOSED
     assert told.take(6 * MS).look == 5 * MS + STAGE_MAX // 2
-    op.start, op.first.phase, op.first.clock = 0, Phase.OPEN, Extension()
-    told.contributed_by, told.known.config.repair = {1, 2}, False
+    op.start, op.first.phase = 0, Phase.OPEN
+    core().fast.tb_stand_still(ctypes.addressof(op), 0)
+    told.contributed_by = {1, 2}
     assert told.take(3 * MS).look == 2 * MS + D1
     assert told.take(2 * MS + D1).actions == (StayOut(),)
     told.contributed_by = set()
-    assert not told.take(3 * MS).actions
+    limit = MS + START_MAX + STAGE_MAX // 2
+    assert not told.take(limit - 1).actions
+    assert told.take(limit).actions == (Agree(incomplete=True),)
     op.warm.add(1)  # it has said so itself
     assert told.take(3 * MS).actions == (StayOut(),)
 
@@ -243,22 +234,22 @@ def test_a_cold_op_waits_half_a_stage_for_scales_and_a_deadline_for_those_who_ha
 def test_a_clock_that_nobody_else_starts_is_looked_at_when_it_starts(op: Op) -> None:
     """Rule: clock-3. Looked at only every 100 ms, of two ranks one paid that much more for the other in every op."""
     told = Told(op)
-    assert start_clock(op, told, 2 * MS) == MS + START_MAX  # type: ignore[arg-type]
+    assert told.start_clock(op, 2 * MS) == MS + START_MAX
     assert op.start == 0
-    assert start_clock(op, told, MS + START_MAX) == 0  # type: ignore[arg-type]
+    assert told.start_clock(op, MS + START_MAX) == 0
     assert op.start == MS + START_MAX
 
 
 def test_a_stamp_that_is_younger_than_the_turn_starts_the_clock_in_the_next_one(op: Op) -> None:
     """Rule: clock-3. Packets come while a turn goes on, and rows wake nobody up."""
     told = Told(op, record=record(op, majority_ns=(3 * MS, 0)))
-    assert start_clock(op, told, 2 * MS) == 3 * MS  # type: ignore[arg-type]
-    op.launch, op.admitted = None, 0
-    assert start_clock(op, told, 2 * MS) == 0  # type: ignore[arg-type]
-    told.record = record(op, majority_ns=(3 * MS, 4 * MS))
-    assert start_clock(op, told, 2 * MS) == 4 * MS  # type: ignore[arg-type]
+    assert told.start_clock(op, 2 * MS) == 3 * MS
+    op.sending = Sending.FORESEEN
+    assert told.start_clock(op, 2 * MS) == 0
+    told.told = record(op, majority_ns=(3 * MS, 4 * MS))
+    assert told.start_clock(op, 2 * MS) == 4 * MS
     op.second.phase = Phase.CLOSED
-    assert start_clock(op, told, 2 * MS) == 0  # type: ignore[arg-type]
+    assert told.start_clock(op, 2 * MS) == 0
 
 
 # -- both halves --------------------------------------------------------------------------------------------------
@@ -268,10 +259,10 @@ def test_an_op_is_sealed_when_all_is_in_and_only_then_finished(op: Op) -> None:
     """Rules: clock-7a, clock-12."""
     op.sending = Sending.OVER
     told = Told(op)
-    told.record = record(op, rows_complete=told.own, results_in=op.place.layout.shape.rows)
-    assert told.take(5 * MS).actions == (Seal("complete"),)
+    told.told = record(op, rows_complete=op.own, results_in=op.place.layout.shape.rows)
+    assert told.take(5 * MS).actions == (seal("complete"),)
     op.first.phase = Phase.CLOSED
-    assert told.take(5 * MS).actions == (Finish("complete"),)
+    assert told.take(5 * MS).actions == (finish("complete"),)
     op.second.phase = Phase.CLOSED
     assert told.take(5 * MS) == Step()
 
@@ -281,10 +272,10 @@ def test_an_op_is_not_finished_before_its_own_rows_are_sealed_and_sent(op: Op) -
     op.sending = Sending.OVER
     assert told.take(5 * MS).actions == ()
     op.first.phase = Phase.CLOSED
-    assert told.take(5 * MS).actions == (Finish("complete"),)
+    assert told.take(5 * MS).actions == (finish("complete"),)
     op.sending = Sending.LAUNCHED
     assert told.take(5 * MS, may_send=False).actions == ()
-    op.sending, op.launch = Sending.OVER, None
+    op.sending = Sending.FORESEEN
     assert told.take(5 * MS).actions == ()
 
 
@@ -292,7 +283,7 @@ def test_before_the_clock_starts_no_half_has_a_deadline(op: Op) -> None:
     op.sending, op.held = Sending.OVER, 1
     for op.first.phase in (Phase.OPEN, Phase.CLOSED):
         assert Told(op, record=record(op)).take(10_000 * MS) == ((), 0)
-    assert op.first.clock.due == op.second.clock.due == 0
+    assert op.first.deadline == op.second.deadline == 0
 
 
 def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
@@ -302,8 +293,10 @@ def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
     told.take(20 * MS)
     op.first.phase = Phase.CLOSED
     told.take(20 * MS)
-    assert (op.first.clock.due, op.first.clock.limit) == (10 * MS + D1, 10 * MS + STAGE_MAX)
-    assert (op.second.clock.due, op.second.clock.limit) == (10 * MS + R, 10 * MS + 2 * STAGE_MAX)
+    op.first.lasts *= 2  # it has begun, and begins once
+    told.take(20 * MS)
+    assert (op.first.deadline, op.first.limit) == (10 * MS + D1, 10 * MS + STAGE_MAX)
+    assert (op.second.deadline, op.second.limit) == (10 * MS + R, 10 * MS + 2 * STAGE_MAX)
 
 
 def test_lost_results_are_insisted_on_past_the_deadline(op: Op) -> None:
@@ -312,21 +305,19 @@ def test_lost_results_are_insisted_on_past_the_deadline(op: Op) -> None:
     Rule: clock-35.
     """
     op.sending, op.start, op.first.phase = Sending.OVER, 10 * MS, Phase.CLOSED
-    told = Told(op, record=record(op), published_by={1})
-    told.known.config.insist, now = 20 * MS, 10 * MS + R
-    op.buffers.source[:], told.known.overtime = MISSING, Overtime(now)
+    told, now = Told(op, record=record(op), published_by={1}, insist=20 * MS), 10 * MS + R
+    told.known.overtime.at = now
     told.take(now - MS)
-    recover(op, told, now - MS)  # type: ignore[arg-type]
-    assert op.second.recovery is not None
+    told.listen(op, now - MS)
     assert told.take(now).actions == ()
     assert told.take(now + 1) == Step((), now + 20 * MS)
-    assert told.take(now + 20 * MS).actions == (Finish("deadline"),)
-    told.record = record(op, results_in=op.place.layout.shape.rows)
-    assert told.take(now + 1).actions == (Finish("complete"),)
-    told.record = record(op)
-    op.second.recovery.gone(1, np.arange(op.place.placement.shares[1]))
-    recover(op, told, now + 1)  # type: ignore[arg-type]
-    assert told.take(now + 1).actions == (Finish("deadline"),)
+    assert told.take(now + 20 * MS).actions == (finish("deadline"),)
+    told.told = record(op, results_in=op.place.layout.shape.rows)
+    assert told.take(now + 1).actions == (finish("complete"),)
+    told.told = record(op)
+    op.second.gone(1, np.arange(op.place.placement.shares[1]))
+    told.listen(op, now + 1)
+    assert told.take(now + 1).actions == (finish("deadline"),)
 
 
 @pytest.mark.parametrize("switched", [False, True])
@@ -334,27 +325,29 @@ def test_who_lives_is_waited_for_past_the_deadline_but_not_where_a_switch_sums(o
     """Rule: clock-29."""
     op.sending, op.start, op.switched = Sending.OVER, 10 * MS, switched
     told = Told(op, record=record(op))
-    told.known.silent_since = lambda ranks, now: 59 * MS
+    for rank in (1, 2):
+        told.known.hear(rank, 58 * MS)
+        told.known.overtime.asked(rank, 59 * MS, 58 * MS)
     told.take(50 * MS)
-    assert told.take(60 * MS).actions == ((Seal("deadline"),) if switched else ())
+    assert told.take(60 * MS).actions == ((seal("deadline"),) if switched else ())
 
 
 def test_a_launched_op_is_sealed_although_others_name_another_layout(op: Op) -> None:
     op.sending = Sending.OVER
     told = Told(op)
-    told.record = record(op, layout=op.place.layout.tag ^ 1, rows_complete=told.own)
-    assert told.take(5 * MS).actions == (Seal("complete"),)
+    told.told = record(op, layout=op.place.layout.tag ^ 1, rows_complete=op.own)
+    assert told.take(5 * MS).actions == (seal("complete"),)
 
 
 def test_an_op_that_is_not_launched_is_sealed_at_its_deadline_unless_it_was_foreseen_wrongly(op: Op) -> None:
     """Rule: clock-7c."""
-    op.launch, op.sending, op.start = None, Sending.FORESEEN, 10 * MS
+    op.sending, op.start = Sending.FORESEEN, 10 * MS
     told = Told(op, record=record(op, layout=op.place.layout.tag ^ 1))
     assert told.take(10 * MS + D1) == Step()
-    told.record = record(op)
+    told.told = record(op)
     assert told.take(30 * MS) == Step((), 50 * MS)  # the last step before the deadline
     assert told.take(50 * MS) == Step((), 60 * MS)
-    assert told.take(60 * MS).actions == (Seal("deadline"),)
+    assert told.take(60 * MS).actions == (seal("deadline"),)
 
 
 # -- clocks -------------------------------------------------------------------------------------------------------
@@ -363,9 +356,9 @@ def test_an_op_that_is_not_launched_is_sealed_at_its_deadline_unless_it_was_fore
 def started(op: Op, now: int, need: int = 2, majority: tuple[int, int] | None = None) -> int:
     """The stage clock as it is looked at first at ``now``."""
     told = Told(op, record=majority and record(op, majority_ns=majority))
-    told.known.store.control["need"][0] = need
+    told.store.control["need"] = need
     op.start = 0
-    start_clock(op, told, now)  # type: ignore[arg-type]
+    told.start_clock(op, now)
     return op.start
 
 
@@ -374,7 +367,7 @@ def test_what_starts_a_clock(op: Op) -> None:
     assert started(op, 2 * MS) == 0
     assert started(op, 2 * MS, need=1) == MS  # alone, the own launch is the majority
     assert started(op, 3 * MS, majority=(3 * MS, 0)) == 3 * MS
-    op.launch = None
+    op.sending = Sending.FORESEEN
     assert started(op, 5000 * MS, majority=(3 * MS, 0)) == 0
     assert started(op, 6 * MS, majority=(3 * MS, 5 * MS)) == 5 * MS
 
@@ -386,96 +379,82 @@ def test_after_a_hold_deadlines_start_anew(op: Op, switched: bool, sealed: bool)
     op.switched, op.start = switched, 10 * MS
     op.first.phase = Phase.DONE if sealed else Phase.OPEN
     for half in (op.first, op.second):
-        half.clock.start(op.start, D1, STAGE_MAX)
-    stand_still(op, 700 * MS)
+        begin(half, op.start, D1, STAGE_MAX)
+    core().fast.tb_stand_still(ctypes.addressof(op), 700 * MS)
     assert op.start == (10 * MS if sealed else 0)
-    assert (op.first.clock.due == 0) == (switched or not sealed)
-    assert (op.second.clock.due == 0) == sealed
-    start_clock(op, Told(op, record=record(op, majority_ns=(3 * MS, 0))), 701 * MS)  # type: ignore[arg-type]
+    assert (op.first.deadline == 0) == (switched or not sealed)
+    assert (op.second.deadline == 0) == sealed
+    Told(op, record=record(op, majority_ns=(3 * MS, 0))).start_clock(op, 701 * MS)
     assert op.start == 700 * MS
 
 
 def test_an_op_that_all_others_are_through_with_is_overtaken_once(op: Op) -> None:
     """Rules: clock-13, clock-20."""
     told = Told(op, contributed_by={1, 2}, published_by={1})
-    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    assert not told.overtaken(9 * MS)
     told.published_by.add(2)
-    assert overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    assert told.overtaken(9 * MS)
     assert op.start == 1
-    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    assert not told.overtaken(9 * MS)
     assert told.take(9 * MS).actions == (StayOut(),)
 
 
 def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_are_through(op: Op) -> None:
     """Rules: clock-13, clock-20."""
     told = Told(op, contributed_by={1}, published_by={1, 2})
-    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    assert not told.overtaken(9 * MS)
     told.contributed_by.add(2)
     for rank in (1, 2):
         told.known.membership.bye(rank, 0)
-    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
+    assert not told.overtaken(9 * MS)
     for rank in (1, 2):
         told.known.membership.back(rank, 0)
     op.sending = Sending.OVER
-    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
-    op.sending, launch, op.launch = Sending.LAUNCHED, op.launch, None
-    assert not overtaken(op, told, 9 * MS)  # type: ignore[arg-type]
-    op.launch = launch
-    assert overtaken(op, told, 4 * STAGE_MAX + 9 * MS)  # type: ignore[arg-type]
+    assert not told.overtaken(9 * MS)
+    op.sending = Sending.FORESEEN
+    assert not told.overtaken(9 * MS)
+    op.sending, told.known.deadlines.start_max = Sending.LAUNCHED, 1 << 60  # else the clock has started
+    assert told.overtaken(4 * STAGE_MAX + 9 * MS)
     assert op.start == 9 * MS  # long enough ago for everything to be over
     op.overtaken, op.start = False, 5 * MS
-    assert overtaken(op, told, 4 * STAGE_MAX + 9 * MS)  # type: ignore[arg-type]
+    assert told.overtaken(4 * STAGE_MAX + 9 * MS)
     assert op.start == 5 * MS
 
 
 # -- which running ops have news ---------------------------------------------------------------------------------
 
 
-class Rank:
+class Rank(OpWorld):
     """Rank 0 of three with ops in flight, all rows of the kernel's tables in reach."""
 
     def __init__(self) -> None:
-        arrays = allocate(64, 64, 64)
-        self.states, self.records = arrays["peer_states"], arrays["ops"]
-        self.live = [1, 2]
-        self.known: Any = SimpleNamespace(
-            cookie=7, world=RANKS, peers=[1, 2], self_late=False,
-            records=SimpleNamespace(peer_states=self.states, ops=readonly(self.records)),
-            membership=SimpleNamespace(
-                contribution=SimpleNamespace(suspects=frozenset()), result=SimpleNamespace(suspects=frozenset()),
-                gone=set(), changes=0, owners=self.live,
-            ),
-            deadlines=SimpleNamespace(quiet=MS, start_max=400 * MS),
-        )  # fmt: skip
-        self.running = Running(self.known)
+        super().__init__(RANKS)
         self._sequence = Sequence(RANKS, OwnerMap(0, (0, 1, 2)), 5)
         self.ops: list[Op] = []
 
     def op(self) -> Op:
         """One more in flight, whose own rows have been sent."""
-        made = launched(self._sequence, len(self.ops))
+        made = launched(self._sequence, RANKS, len(self.ops))
         made.sending = Sending.OVER
         self.ops.append(made)
-        self.running.add(made)
+        self.fast.tb_enter(self.terms.at_, ctypes.addressof(made))
         return made
 
-    def record(self, op: Op) -> Any:
+    def leave(self, op: Op) -> None:
+        self.ops.remove(op)
+        self.fast.tb_leave(self.terms.at_, ctypes.addressof(op))
+
+    def own_record(self, op: Op) -> Any:
         """Of the kernel, made if there is none."""
-        found = self.records[op_slot(op.label)]
-        found["cookie"], found["op"] = self.known.cookie, op.label
-        return found
+        return super().record(op.label, {"layout": op.layout})
 
-    def own(self, op: Op) -> int:
-        return int(op.place.placement.counts[0])
-
-    def looked(self, op: Op, look: int = 0) -> None:
-        """A full look, as ``Transpose`` takes one: ``find`` first."""
-        self.news(0)
-        self.running.looked(op, SimpleNamespace(own=self.own(op)), look)  # type: ignore[arg-type]
-
-    def news(self, now: int) -> list[Op]:
-        self.running.find(now)
-        return [op for op in self.ops if self.running.has_news(op)]
+    def news(self, now: int, *, everything: bool = False) -> list[Op]:
+        """Ops that are looked at in a turn; nothing is done for them."""
+        self.fast.tb_begin_turn(self.terms.at_, everything, 0)
+        while self.fast.tb_next_op(self.terms.at_, now):  # it is not looked at to the end
+            (found,) = (op for op in self.ops if op.label == self.terms.label)
+            self.terms.at, self.terms.entered = found.after, 0
+        return [op for op in self.ops if not op.passed]
 
 
 @pytest.fixture
@@ -486,28 +465,30 @@ def rank() -> Rank:
 def test_an_op_is_looked_at_when_it_is_new_when_it_is_time_and_when_something_has_changed_it(rank: Rank) -> None:
     op = rank.op()
     assert rank.news(2 * MS) == [op]
-    rank.looked(op, 9 * MS)
-    assert rank.running.find(8 * MS) == 9 * MS
+    assert op.look == op.admitted + rank.terms.start_max  # the clock starts
+    op.look = 9 * MS
     assert rank.news(8 * MS) == []
+    assert rank.terms.due == 9 * MS
     assert rank.news(9 * MS) == [op]
-    rank.looked(op, 12 * MS)
     assert rank.news(9 * MS) == []
     op.stirred = True
     assert rank.news(9 * MS) == [op]
+    assert rank.news(9 * MS) == []
+    assert rank.news(9 * MS, everything=True) == [op]
 
 
 def test_rows_are_news_when_a_half_may_be_over_by_them(rank: Rank) -> None:
     """Rules: clock-7a, clock-12. While rows come an op has nothing to do, and there are many."""
     op = rank.op()
-    record, own = rank.record(op), rank.own(op)
-    rank.looked(op)
+    record, own = rank.own_record(op), op.own
+    rank.news(MS)
     record["progress"], record["rows_complete"] = 5, own - 1
     assert rank.news(MS) == []
     record["rows_complete"] = own
     assert rank.news(MS) == [op]
     assert rank.news(MS) == [op]  # until it is sealed, since the count may have to be checked
-    op.first.phase = Phase.CLOSED
-    rank.looked(op)
+    op.first.phase, op.stirred = Phase.CLOSED, True
+    rank.news(MS)
     record["results_in"] = op.place.layout.shape.rows - own - 1
     assert rank.news(MS) == []
     record["results_in"] += 1
@@ -515,43 +496,57 @@ def test_rows_are_news_when_a_half_may_be_over_by_them(rank: Rank) -> None:
 
 
 def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(rank: Rank) -> None:
-    rank.running.changed()
-    assert not rank.running.changed()
-    rank.known.membership.changes += 1
-    assert rank.running.changed()
-    rank.known.self_late = True
-    assert rank.running.changed()
-    rank.known.deadlines.quiet += 1
-    assert rank.running.changed()
-    assert not rank.running.changed()
+    known = rank.known
+    assert not known.follow()
+    known.membership.contribution.accuse(2, 0)
+    assert known.follow()
+    assert (set(Ranks(rank.terms.live)), set(Ranks(rank.terms.owners)), rank.terms.suspects) == ({1}, {1, 2}, 1)
+    known.membership.bye(2, 0)
+    assert known.follow()
+    bitmaps = rank.terms.owners, rank.terms.gone, rank.terms.voters
+    assert [set(Ranks(words)) for words in bitmaps] == [{1}, {2}, {0, 1}]
+    known.self_misses = known.config.self_late_after
+    assert known.follow()
+    known.deadlines.quiet += 1
+    assert known.follow()
+    assert (rank.terms.self_late, rank.terms.silence) == (1, known.deadlines.quiet)
+    assert not known.follow()
 
 
 def test_flows_are_looked_at_when_it_is_time_and_when_something_has_changed_their_op(rank: Rank) -> None:
     op, other = rank.op(), rank.op()
-    for each in (op, other):
-        rank.looked(each)
+
+    def heard(now: int) -> list[Op]:
+        """Ops whose flows were looked at, and what they say of the next time."""
+        for each in rank.ops:
+            each.news = True
+        rank.terms.at, rank.terms.listen = rank.terms.first, 0
+        while rank.fast.tb_listen(rank.terms.at_, now):
+            pass
+        return [each for each in rank.ops if not each.news]
+
+    rank.news(0)
     op.listen, other.listen = 5 * MS, 7 * MS
-    assert rank.running.silent(rank.ops, 4 * MS) == ([], 5 * MS)
-    assert rank.running.silent(rank.ops, 5 * MS) == ([op], 7 * MS)
+    assert (heard(4 * MS), rank.terms.listen) == ([], 5 * MS)
+    assert heard(5 * MS) == [op]
+    assert rank.terms.listen == min(op.listen, 7 * MS)
     other.stirred = True
-    assert rank.running.silent(rank.ops, 4 * MS) == ([other], 5 * MS)
-    rank.looked(other)
-    assert rank.running.silent(rank.ops, 4 * MS) == ([other], 5 * MS)
-    other.second.phase = Phase.CLOSED
-    rank.looked(other)
-    assert rank.running.silent(rank.ops, 9 * MS) == ([op], 0)
+    assert heard(5 * MS) == [other]
+    other.second.phase, op.listen = Phase.CLOSED, 9 * MS
+    rank.news(6 * MS)
+    assert (heard(8 * MS), rank.terms.listen) == ([], 9 * MS)
 
 
-def test_more_ops_than_rows_and_rows_used_again(rank: Rank) -> None:
+def test_ops_enter_in_order_and_leave_in_any(rank: Rank) -> None:
     for _ in range(40):
-        rank.looked(rank.op())
+        rank.op()
+    assert rank.news(MS) == rank.ops
     assert rank.news(MS) == []
-    assert len({op.row for op in rank.ops}) == 40
-    gone = rank.ops.pop(3)
-    rank.running.remove(gone)
+    for at in (3, 0, -1):
+        rank.leave(rank.ops[at])
     new = rank.op()
-    assert new.row == gone.row
     assert rank.news(MS) == [new]
+    assert rank.news(MS, everything=True) == rank.ops
 
 
 class Written(dict[str, Any]):
@@ -577,8 +572,7 @@ def window(control: Written) -> tuple[Window, Any]:
         store=SimpleNamespace(control=control, result_rows=64),
     )
     queue: Any = SimpleNamespace(cancel=lambda label: 0)
-    running: Any = SimpleNamespace(remove=lambda op: None)
-    return Window(job, queue, lambda op: None, running), job
+    return Window(job, queue, lambda op: None), job
 
 
 def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
@@ -594,8 +588,9 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
         placement=SimpleNamespace(counts=np.array([2, 2]), shares=[2, 2], owner_map=SimpleNamespace(turns=0)),
     )  # fmt: skip
     held.pool = SimpleNamespace(keep=lambda place, buffers: None)  # type: ignore[assignment]
-    through = SimpleNamespace(phase=Phase.DONE)
-    held.ops[5] = SimpleNamespace(label=5, first=through, second=through, place=place, start=1, buffers=None)  # type: ignore[assignment]
+    held._end = lambda op: None  # type: ignore[method-assign]
+    through: Any = SimpleNamespace(phase=Phase.DONE)
+    held.ops[5] = SimpleNamespace(label=5, first=through, finished=True, place=place, start=1, buffers=None)
     assert held.release()
     assert (held.ops, job.marks.published) == ({}, 5)
 
@@ -603,5 +598,5 @@ def test_the_published_mark_of_an_op_rises_before_it_is_let_go() -> None:
 def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:
     """Else rows that are right would be refused: a row of an op in progress is not stored over (kernel-16)."""
     held, job = window(Written())
-    held.jump(SimpleNamespace(step=3, result_seq=100, sum_seqs=[50, 60]))  # type: ignore[arg-type]
+    held.jump(SimpleNamespace(step=3, result_seq=100, sum_seqs=[50, 60]))
     assert job.store.control.order[:3] == ["released", "result_base", "sum_base"]

@@ -62,6 +62,11 @@ class Placement:
         return tuple(self.counts.tolist())
 
     @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """Of ``counts``, ``starts``, ``row_at`` and ``owner``."""
+        return tuple(int(array.ctypes.data) for array in (self.counts, self.starts, self.row_at, self.owner))
+
+    @cached_property
     def _positions(self) -> tuple[slice, ...]:
         starts: list[int] = self.starts.tolist()
         return tuple(slice(start, start + count) for start, count in zip(starts, self.shares, strict=True))
@@ -96,6 +101,12 @@ def first_place(placement: Placement, owner: int, sender: int, ranks: int) -> in
     turn = turns * ((sender - owner) % ranks - 1) // (ranks - 1)
     before = turn * len(table) * GROUP_ROWS // placement.shape.group_rows
     return int(np.searchsorted(_turns(placement.shape)[placement.rows_of(owner)], before))
+
+
+@lru_cache(maxsize=1024)
+def first_places(placement: Placement, owner: int, ranks: int) -> NDArray[np.int64]:
+    """``first_place`` of every sender, i64[ranks]."""
+    return np.array([first_place(placement, owner, sender, ranks) for sender in range(ranks)], np.int64)
 
 
 def _turns(shape: Shape) -> NDArray[np.int64]:

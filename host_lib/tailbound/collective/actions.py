@@ -11,9 +11,6 @@ from typing import get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.owners import Places
-from tailbound.transport.stage import Why
-
 
 @dataclass(frozen=True, slots=True)
 class Abstain:
@@ -63,63 +60,13 @@ class Agree:
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
-    """Close the first half: average what came, and publish it."""
-
-    why: Why
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Close the second half: decode the result."""
-
-    why: Why
-
-
-@dataclass(frozen=True, slots=True)
 class Tell:
     """Tell ``peers`` the own state by READY (clock-25)."""
 
     peers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AskMarks:
-    """Ask ``peers`` how far they are (clock-30)."""
-
-    peers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AskRows:
-    """Ask ``rank`` for ``places`` (i64[]) of its list of ``rows`` rows again (clock-23)."""
-
-    rank: int
-    places: Places
-    rows: int
-    first_half: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Repeat:
-    """Send the switch the contributions at ``places`` (i64[]) again; ``flush``: it releases these rows (clock-28)."""
-
-    places: Places
-    flush: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """The switch begins to be asked to release rows that lack a contribution.
-
-    Attributes:
-        progress: results that were in when the deadline made it so; None: it was something else.
-    """
-
-    progress: int | None
-
-
-Move = Abstain | StayOut | Measure | Encode | Collect | Agree | Seal | Finish
-Action = Move | Tell | AskMarks | AskRows | Repeat | Release
+Move = Abstain | StayOut | Measure | Encode | Collect | Agree
+Action = Move | Tell
 #: To be asked with the type of an action: that takes a tenth of ``isinstance`` with so many.
 MOVES: frozenset[type[Action]] = frozenset(get_args(Move))

@@ -12,14 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.scale import Weights
-from tailbound.collective.actions import Action
 from tailbound.collective.job import Job
 from tailbound.collective.known import Session
 from tailbound.collective.op import Op
 from tailbound.collective.peers import PeerOwned
 from tailbound.collective.switched import SwitchOwned
 from tailbound.collective.view import View
-from tailbound.transport.stage import Seen, Why
 
 
 class Aggregation(Protocol):
@@ -27,15 +25,6 @@ class Aggregation(Protocol):
 
     def late_rows_serve(self, view: View) -> bool:
         """Whether own rows that come too late for the sums still serve this rank."""
-
-    def results(self, view: View) -> Seen[Action]:
-        """The second half as it is now."""
-
-    def recover(self, view: View, now: int) -> tuple[list[Action], int]:
-        """Requests for lost rows and marks of the present half, and when to look again, ns.
-
-        ``recovery.NEVER``: on arrival.
-        """
 
     def weights(self, session: Session) -> Weights | None:
         """What sums have room for, if codes have scales of their own (codec-5)."""
@@ -46,11 +35,10 @@ class Aggregation(Protocol):
     def send(self, job: Job, op: Op) -> None:
         """Stamps the coded rows and hands them to the send queue."""
 
-    def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
+    def read(self, job: Job, op: Op, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
         """Notes which results are there and who was missing, at the end of an op.
 
         Args:
-            why: what ends it.
             by_owner: i64[world], written: results present.
 
         Returns:

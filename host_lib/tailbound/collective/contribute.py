@@ -15,8 +15,8 @@ from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
 from tailbound.collective.coder import Values
 from tailbound.collective.job import Job
-from tailbound.collective.op import Launch, Op, Sending
-from tailbound.wire.schema import EXPONENT_NONE, op_slot
+from tailbound.collective.op import Launch, Op
+from tailbound.wire.schema import EXPONENT_NONE, Sending, op_slot
 
 
 def prepare(job: Job, op: Op) -> None:
@@ -38,7 +38,7 @@ def abstain(job: Job, op: Op, action: Abstain) -> None:
 def stay_out(job: Job, op: Op, action: StayOut) -> None:
     """The own rows have been sealed without us: one packet says so instead of rows that no rank takes (clock-17)."""
     _prepared(op)
-    op.outcome.late = op.outcome.unsent = True
+    op.outcome.late = op.outcome.unsent = op.empty = True
     job.counters["late_launches"] += 1
     _done_sending(job, op)
 
@@ -118,7 +118,7 @@ def _encode(job: Job, op: Op) -> None:
         op.sending, op.begun = Sending.CODING, job.now()
         return
     if not all(part.finite for part in parts):
-        op.outcome.abstained = op.outcome.overflowed = True
+        op.outcome.abstained = op.outcome.overflowed = op.empty = True
         job.counters["abstained"] += 1
         _done_sending(job, op)
         return

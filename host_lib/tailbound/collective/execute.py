@@ -14,38 +14,20 @@ from tailbound.codec.mean import mean_by
 from tailbound.codec.records import Own, Received, Sums
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
-from tailbound.collective import switched
-from tailbound.collective.actions import (
-    Abstain,
-    Action,
-    Agree,
-    AskMarks,
-    AskRows,
-    Collect,
-    Encode,
-    Finish,
-    Measure,
-    Release,
-    Repeat,
-    Seal,
-    StayOut,
-    Tell,
-)
+from tailbound.collective.actions import MOVES, Abstain, Action, Agree, Collect, Encode, Measure, StayOut, Tell
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
 from tailbound.collective.contribute import abstain, agree, coding_of, collect, encode, measure, stay_out
 from tailbound.collective.job import Job
-from tailbound.collective.op import Op, Phase
+from tailbound.collective.op import Half, Op
 from tailbound.collective.repair import encode_repair
 from tailbound.collective.retransmit import settle_contributions
-from tailbound.collective.step import recover, step
 from tailbound.collective.tally import point_own
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.collective.view import View
 from tailbound.errors import LayoutError
 from tailbound.transport.headers import Fields, finalise
-from tailbound.transport.recovery import NEVER
-from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Verdict
+from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Verdict, Why
 
 #: What to do about ranks that disagree on a bucket.
 SAME_MODEL = (
@@ -54,32 +36,10 @@ SAME_MODEL = (
 )
 
 
-def move(job: Job, op: Op, view: View, *, may_send: bool) -> tuple[int, bool]:
-    """Moves ``op`` on as far as it goes.
-
-    Returns:
-        When to look again, ns (0: when something arrives), and whether a phase has ended.
-    """
-    moved = False
-    while True:
-        found = step(op, view, job.now(), may_send=may_send)
-        for action in found.actions:
-            _EXECUTE[type(action)](job, op, action)
-        if not found.actions or not found.moves:
-            return found.look, moved
-        if op.second.phase is not Phase.OPEN:  # then it is over
-            return 0, True
-        moved = True
-
-
-def remind(job: Job, op: Op, now: int) -> int:
-    """Asks for lost rows and for marks that are missing; returns when to look again, ns."""
-    if op.second.phase is not Phase.OPEN:
-        return NEVER
-    found = recover(op, View(job, op), now)
-    for action in found.actions:
-        _EXECUTE[type(action)](job, op, action)
-    return found.look
+def carry_out(job: Job, op: Op, action: Action) -> bool:
+    """Does what ``step`` says; returns whether a phase has ended by it."""
+    _EXECUTE[type(action)](job, op, action)
+    return type(action) in MOVES
 
 
 # -- asking --------------------------------------------------------------------------------------------------------
@@ -89,29 +49,28 @@ def _tell(job: Job, op: Op, action: Tell) -> None:
     announce(job, op, action.peers)
 
 
-def _ask_marks(job: Job, op: Op, action: AskMarks) -> None:
-    now, head = job.now(), job.header(PacketType.REPAIR, op.label, op.place.layout.tag)
-    for peer in action.peers:
-        job.overtime.asked(peer, now, job.heard(peer))
-        job.tell(peer, head)
-        job.counters["asked"] += 1
-
-
-def _ask_rows(job: Job, op: Op, action: AskRows) -> None:
-    flags = Flag.FIRST_HALF if action.first_half else Flag(0)
-    for first, body in encode_repair(action.places, job.store.width):
-        head = job.header(PacketType.REPAIR, op.label, op.place.layout.tag, row=first, rows=action.rows, flags=flags)
-        job.tell(action.rank, head, body)
-        job.counters["repair_asked"] += 1
+def ask(job: Job, op: Op, half: Half) -> None:
+    """Asks for the rows of a half that are lost (clock-23), and for marks that are missing (clock-30)."""
+    now, tag = job.now(), op.place.layout.tag
+    flags = Flag.FIRST_HALF if half is op.first else Flag(0)
+    for flow in half.begun:
+        peer = flow.rank
+        for first, body in encode_repair(half.places(flow, ever=False), job.store.width) if flow.requests else ():
+            head = job.header(PacketType.REPAIR, op.label, tag, row=first, rows=flow.rows, flags=flags)
+            job.tell(peer, head, body)
+            job.counters["repair_asked"] += 1
+        if flow.asked:
+            job.overtime.asked(peer, now, job.heard(peer))
+            job.tell(peer, job.header(PacketType.REPAIR, op.label, tag))
+            job.counters["asked"] += 1
 
 
 # -- first half, owner side ----------------------------------------------------------------------------------------
 
 
-def seal(job: Job, op: Op, action: Seal) -> None:
+def seal(job: Job, op: Op) -> None:
     """Closes the first half of ``op``: averages what came, and publishes it."""
-    job.overtime.charge(op.first.clock, job.now())
-    op.first.why = action.why
+    job.overtime.charge(op.first, job.now())
     b, place = op.buffers, op.place
     seq, own = place.sum_seqs[job.rank], place.placement.shares[job.rank]
     job.datapath.seal(op.label, seq, own)
@@ -120,7 +79,7 @@ def seal(job: Job, op: Op, action: Seal) -> None:
     if job.ranks > 1:
         view = View(job, op)
         summed = _account(job, view)
-        if action.why == "deadline":
+        if op.first.why == Why.DEADLINE:
             flows = [(summed[p], own) for p in job.membership.live if not view.brings_no_more(p)]
             cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
@@ -142,9 +101,8 @@ def _account(job: Job, view: View) -> list[int]:
     op, own, record = view.op, view.own, view.record
     settle_contributions(job, view)
     summed = view.summed()
-    abstained: list[int] = record["abstained"].tolist() if record is not None else []
-    if any(abstained):
-        op.abstainers |= {rank for rank in range(job.ranks) if abstained[rank >> 6] >> (rank & 63) & 1}
+    for i, word in enumerate(record["abstained"].tolist() if record is not None else ()):
+        op.abstained[i] |= word
     due = [p for p in job.membership.here if p not in op.abstainers]
     op.outcome.expected += own * len(due)
     op.outcome.delivered += sum([summed[p] for p in due])
@@ -197,17 +155,16 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
 # -- second half ---------------------------------------------------------------------------------------------------
 
 
-def finish(job: Job, op: Op, action: Finish) -> None:
+def finish(job: Job, op: Op) -> None:
     """Closes the second half of ``op``: decodes what is there."""
     assert op.launch is not None
     op.spans.decoding = job.now()
-    job.overtime.charge(op.second.clock, op.spans.decoding)
-    op.second.why = action.why
+    job.overtime.charge(op.second, op.spans.decoding)
     b, place, outcome = op.buffers, op.place, op.outcome
     shape = place.layout.shape
     point_own(b.own_rows, b.results, b.source, b.row_scale)
     by_owner = np.zeros(job.world, np.int64)
-    counts = of(op).read(job, op, action.why, by_owner)
+    counts = of(op).read(job, op, by_owner)
     received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, counts)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
@@ -229,7 +186,7 @@ def finish(job: Job, op: Op, action: Finish) -> None:
     outcome.skipped |= op.overtaken and empty
     op.spans.finished = job.now()
     op.second.phase = Phase.CLOSED
-    note(job, op, action.why, job.now())
+    note(job, op, job.now())
 
 
 def _settle_scales(job: Job, op: Op) -> None:
@@ -253,11 +210,5 @@ _EXECUTE: dict[type[Action], Callable[[Job, Op, Any], None]] = {
     Agree: agree,
     Encode: encode,
     Collect: collect,
-    Seal: seal,
-    Finish: finish,
     Tell: _tell,
-    AskMarks: _ask_marks,
-    AskRows: _ask_rows,
-    Repeat: switched.repeat,
-    Release: switched.release,
 }

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.announce import announce
-from tailbound.collective.op import Op, Phase
+from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.transport.incast import Incast, granted
 from tailbound.transport.pace import Pacer
 from tailbound.transport.probe import Prober
 from tailbound.transport.queue import SendQueue
-from tailbound.wire.schema import PacketType, serial_distance
+from tailbound.wire.schema import PacketType, Phase, serial_distance
 
 log = logging.getLogger("tailbound")
 

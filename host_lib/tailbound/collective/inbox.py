@@ -81,8 +81,8 @@ class Inbox:
             op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
             half = op.first if flags & Flag.FIRST_HALF else op.second
             gone = decode_repair(body, int(head["row"]), op.place.layout.shape.rows)
-            if gone is not None and half.recovery is not None:
-                half.recovery.gone(sender, gone)
+            if gone is not None:
+                half.gone(sender, gone)
         return True
 
     def adopt(self, op: Op) -> None:

@@ -18,6 +18,7 @@ from tailbound.codec.scale import Weights, weights_of
 from tailbound.codec.scratch import readonly
 from tailbound.collective.op import Op, Pending
 from tailbound.collective.repair import Repairs
+from tailbound.collective.terms import Terms
 from tailbound.datapath.protocol import Store
 from tailbound.transport import flush
 from tailbound.transport.backoff import AnswerTime
@@ -179,14 +180,14 @@ class Known(Session):
         self.deadlines = Deadlines(config)
         self.overtime = Overtime(now, config.floor)
         self.repairs = Repairs(self.ranks, config.floor)
+        #: what the library decides about ops by
+        self.terms = Terms(config, self.world, cookie, store, self.overtime, self.repairs.paths)
         #: scales that the next op of a key carries on where a switch sums
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
         #: how long the switch takes to answer
         self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
         #: own ops in a row that were sealed without the own rows
         self.self_misses = 0
-        #: when the live set last changed: the kernel's counts of complete rows in older ops are of several sets
-        self.live_since = 0
         #: where this rank stands
         self.steps = Steps(0, 0, (), store.result_rows)
         #: rows of the smallest result and sums ring of all ranks: no more is in flight than these take
@@ -201,7 +202,6 @@ class Known(Session):
         self.cannot_send: dict[int, int] = {}
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
-        self._spoke = [0] * self.world  # when a word of each rank was last read, ns
 
     def scales(self, op: Op) -> NDArray[np.int16] | None:
         """Scales of the op before, by which ``op`` is coded for a switch, i16[G]; None: ranks have to agree first."""
@@ -221,24 +221,17 @@ class Known(Session):
 
     def hear(self, rank: int, now: int) -> None:
         """A word of ``rank`` has come."""
-        self._spoke[rank] = now
+        self.terms.heard[rank] = now
         self.overtime.spoke(rank, now)
 
     def spoke(self, rank: int) -> int:
         """When a word of ``rank`` was last read, ns; 0: never."""
-        return self._spoke[rank]
+        return self.terms.heard[rank]
 
     def heard(self, rank: int) -> int:
         """When ``rank`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
-        return max(self._spoke[rank], self.records.rose(rank))
+        return max(self.terms.heard[rank], self.records.rose(rank))
 
-    def silent_since(self, ranks: Iterable[int], now: int) -> int:
-        """Since when all of ``ranks`` leave a question open, the last of them, ns; 0: none was ever heard of.
-
-        Who was not asked since it was heard of is not silent: a rank that computes says nothing while it does.
-        """
-        found = 0
-        for rank in ranks:
-            if heard := self.heard(rank):
-                found = max(found, heard, self.overtime.open_since(rank) or now)
-        return found
+    def follow(self) -> bool:
+        """Tells the library what concerns all ops; returns whether it is another than before."""
+        return self.terms.follow(self.membership, self.deadlines, self_late=self.self_late)

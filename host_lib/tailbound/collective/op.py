@@ -6,27 +6,27 @@ for the results of all rows. Where a switch owns the rows, the first half has no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ctypes
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.owners import Places
+from tailbound.codec.owners import Places, first_places
 from tailbound.codec.records import Coding
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.errors import TailboundError
+from tailbound.kernel.core import core
 from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.flush import Retry
-from tailbound.transport.overtime import Extension
-from tailbound.transport.recovery import Recovery
 from tailbound.transport.sequence import Layout, Place
-from tailbound.transport.stage import Quiet, Why
 from tailbound.transport.steps import label_text
-from tailbound.wire.schema import HEADER_BYTES, op_slot
+from tailbound.wire.packets import record_of
+from tailbound.wire.ranks import Ranks
+from tailbound.wire.schema import HALF, HEADER_BYTES, INCOMING, OWN_OP, Phase, Sending, Why, op_slot
 
 #: How a cold op tells its needs again to ranks that have not heard them.
 AGREEING = Policy(2_000_000, 2_000_000)
@@ -108,134 +108,125 @@ class Launch:
     quorum: bool = True
 
 
-class Sending(IntEnum):
-    """How far a rank is with its own contribution."""
-
-    FORESEEN = 0  #: others' packets have named the op, this rank has not launched it
-    LAUNCHED = 1
-    AGREEING = 2  #: the op is cold: this rank has told its scales and waits for those of the others
-    CODING = 3  #: a device makes the codes
-    OVER = 4  #: the rows are in the send queue, or it is known that none will come
-
-
-class Phase(IntEnum):
-    """How far one half of an op is."""
-
-    OPEN = 0  #: rows are taken
-    CLOSED = 1  #: nothing more is taken: the first half is sealed, or the second decoded
-    DONE = 2  #: and passed on: the results have left, or the caller has the gradient
-
-
 #: A member by the name of its enum takes two calls (until Python 3.12), and these are asked for a hundred times an op.
-_OVER, _OPEN, _DONE = Sending.OVER, Phase.OPEN, Phase.DONE
+_OVER, _DONE = Sending.OVER, Phase.DONE
 
 
-@dataclass(slots=True)
-class Half:
-    """One half of an op: contributions to the own rows, or results of all."""
+class Flow(record_of(INCOMING)):  # type: ignore[misc]
+    """Loss detection of one flow (``tb_incoming``)."""
 
-    phase: Phase = Phase.OPEN
-    #: what has closed it
-    why: Why | None = None
-    clock: Extension = field(default_factory=Extension)
-    quiet: Quiet = field(default_factory=Quiet)
-    #: loss detection of its flows; None: no flow has begun
-    recovery: Recovery | None = None
-    #: what its deadline cut off (``stage.cut``): how long the slowest flow would have taken, ns, and the share of rows
+
+class Half(record_of(HALF)):  # type: ignore[misc]
+    """One half of an op: contributions to the own rows, or results of all (``tb_half``)."""
+
+    #: what its deadline cut off (``timing.cut``): how long the slowest flow would have taken, ns, and the share of rows
     cut: int | None = None
     lost: float = 0.0
 
     @property
-    def asked(self) -> Mapping[int, Places]:
+    def begun(self) -> Iterator[Flow]:
+        """Its flows that were looked at."""
+        at, following = ctypes.addressof(self), core().fast.tb_flow_after
+        flow = following(at, None)
+        while flow:
+            yield Flow.from_address(flow)
+            flow = following(at, flow)
+
+    @property
+    def asked(self) -> dict[int, Places]:
         """Rows that were asked for again, by the rank that was asked."""
-        return self.recovery.requested if self.recovery is not None else {}
+        if not self.requested:  # as a rule
+            return {}
+        return {flow.rank: self.places(flow, ever=True) for flow in self.begun if flow.next > flow.rows}
+
+    def places(self, flow: Flow, *, ever: bool) -> Places:
+        """Rows of a flow that are to be requested now, or ever were: places in its sender's list, rising."""
+        found = np.empty(flow.rows, np.int64)
+        return found[: core().fast.tb_requests(ctypes.addressof(self), flow.rank, ever, found.ctypes.data)]
+
+    def gone(self, rank: int, places: Places) -> None:
+        """``rank`` has none of these rows: they are not awaited."""
+        core().fast.tb_gone(ctypes.addressof(self), rank, places.ctypes.data, len(places))
 
 
-@dataclass(slots=True)
-class Op:
-    """One op from its first sign of life to the release of its slots."""
+class Op(record_of(OWN_OP)):  # type: ignore[misc]
+    """One op from its first sign of life to the release of its slots; what is decided by is in ``tb_own_op``.
 
-    place: Place
-    buffers: Buffers
-    #: its rows go to the job's switch, which sums them all (``aggregation``)
-    switched: bool = False
+    Args:
+        place: where its rows lie.
+        buffers: its memory.
+        rank, ranks: own rank, and how many contribute.
+        switched: its rows go to the job's switch, which sums them all (``aggregation``).
+    """
+
     launch: Launch | None = None
-    #: when the own launch found room; the clocks count from here, since a caller may queue as much as it likes
-    admitted: int = 0
-    #: c(i), when the stage clock started (clock-3); 0: it has not
-    start: int = 0
-    #: when a live rank was last seen to hold: no clock starts before
-    held: int = 0
-    sending: Sending = Sending.FORESEEN
-    first: Half = field(default_factory=Half)
-    second: Half = field(default_factory=Half)
-    outcome: Outcome = field(default_factory=Outcome)
-    spans: Spans = field(default_factory=Spans)
     #: scales are still to be agreed on
-    cold: bool = False
-    #: the scales that ranks need, by rank; who has heard this rank's; and who knows scales, so that it has told none
-    needs: dict[int, NDArray[np.int16]] = field(default_factory=dict)
-    heard_by: set[int] = field(default_factory=set)
-    warm: set[int] = field(default_factory=set)
-    #: since when the own needs are known, and telling them again
-    cold_since: int = 0
-    agreeing: Backoff = field(default_factory=lambda: Backoff(AGREEING))
-    #: when a device was last given something to do for the own rows, and whether it is through; 0, None: it was not
-    begun: int = 0
+    cold = False
+    #: since when the own needs are known
+    cold_since = 0
+    #: when a device was last given something to do for the own rows, and whether it has done it; 0, None: it was not
+    begun = 0
     ready: Callable[[], bool] | None = None
-    #: the own rows are in the own sums, and since when
-    own_present: bool = False
-    own_in: int = 0
-    #: ranks that have said that they bring no rows, and those that said that they come too late to
-    abstainers: set[int] = field(default_factory=set)
-    stayed_out: set[int] = field(default_factory=set)
+    #: the own rows are in the own sums
+    own_present = False
     #: flags of the own results (``Flag.SKIP``, ``STOP``, ``QUORUM``)
-    flags: int = 0
+    flags = 0
     #: how it is coded, once that was asked for
     coding: Coding | None = None
-    #: all others were through with it before this rank had sent rows
-    overtaken: bool = False
     #: what is sent to the switch again
     retry: Retry | None = None
     #: rows that the switch released before all that were waited for were in
-    partial: int = 0
-    #: its row among the running ones (``running``), and whether something but the kernel has changed it
-    row: int = -1
-    stirred: bool = True
-    #: it had news since its lost rows were looked for last, and when to look for them again, ns
-    news: bool = True
-    listen: int = 0
+    partial = 0
     #: the results of the own rows were handed to the send queue
-    handed_out: bool = False
-    #: what follows from its place, and is asked for many times: its label, and where its record is ...
-    label: int = field(init=False)
-    slot: int = field(init=False)
-    #: ... which op of every step it is, coded in which mode: the one whose scales it carries on ...
-    key: tuple[int, int, int, int] = field(init=False)
-    #: ... and the bytes of its largest flow: one rank's contributions to one owner, headers included
-    flow_bytes: int = field(init=False)
+    handed_out = False
 
-    def __post_init__(self) -> None:
-        place = self.place
-        self.label = place.label
-        self.slot = op_slot(place.label)
+    def __init__(self, place: Place, buffers: Buffers, rank: int, ranks: int, *, switched: bool = False) -> None:
+        placement, shape = place.placement, place.layout.shape
+        self.first, self.second = Half(), Half()
+        super().__init__(
+            0, (ctypes.addressof(self.first), ctypes.addressof(self.second)), *placement.addresses,
+            first_places(placement, rank, ranks).ctypes.data,
+            label=place.label, slot=op_slot(place.label), layout=place.layout.tag, rows=shape.rows,
+            own=placement.shares[rank], sum_seq=place.sum_seqs[rank], result_seq=place.result_seq, switched=switched,
+        )  # fmt: skip
+        self.place, self.buffers = place, buffers
+        self.outcome, self.spans = Outcome(), Spans()
+        #: the scales that ranks need, by rank; who has heard this rank's; and who knows scales, so it has told none
+        self.needs: dict[int, NDArray[np.int16]] = {}
+        self.heard_by, self.warm = set[int](), set[int]()
+        #: telling the own needs again
+        self.agreeing = Backoff(AGREEING)
+        #: which op of every step it is, coded in which mode: the one whose scales it carries on
         self.key = place.layout.key
-        self.flow_bytes = max(place.placement.shares) * (place.layout.shape.codes + HEADER_BYTES)
+        #: bytes of its largest flow: one rank's contributions to one owner, headers included
+        self.flow_bytes = max(placement.shares) * (shape.codes + HEADER_BYTES)
+
+    # made anew each time: an object of its own would make a circle, and ops would wait for the garbage collector
+
+    @property
+    def abstainers(self) -> Ranks:
+        """Ranks that have said that they bring no rows."""
+        return Ranks(self.abstained)
+
+    @property
+    def stayed_out(self) -> Ranks:
+        """Ranks that have said that they come too late to bring any."""
+        return Ranks(self.stayed)
 
     @property
     def encoded(self) -> bool:
         """Whether the own rows are there, or known not to come."""
-        return self.sending is _OVER
+        return bool(self.sending == _OVER)
 
     @property
     def sealed(self) -> bool:
         """Whether the own rows take no contribution any more."""
-        return self.first.phase is not _OPEN
+        return bool(self.first.phase)
 
     @property
     def published(self) -> bool:
         """Whether the results of the own rows have left."""
-        return self.first.phase is _DONE
+        return bool(self.first.phase == _DONE)
 
     @property
     def publishing(self) -> bool:
@@ -245,17 +236,17 @@ class Op:
     @property
     def finished(self) -> bool:
         """Whether the result has been decoded."""
-        return self.second.phase is not _OPEN
+        return bool(self.second.phase)
 
     @property
     def delivered(self) -> bool:
         """Whether the caller has the result."""
-        return self.second.phase is _DONE
+        return bool(self.second.phase == _DONE)
 
     @property
     def early(self) -> bool:
         """Whether silence has closed a half."""
-        return "quiet" in (self.first.why, self.second.why)
+        return Why.QUIET in (self.first.why, self.second.why)
 
     @property
     def silent(self) -> bool:
@@ -288,7 +279,7 @@ class Pending:
         complete: when the last result was in, as far as this rank has noticed.
         present: results that were in.
         early: silence has closed a half.
-        transfer_cut, results_cut: what deadlines cut off of the halves (``stage.cut``), ns.
+        transfer_cut, results_cut: what deadlines cut off of the halves (``timing.cut``), ns.
         lost: share of the rows that a deadline cut off.
         switched: a switch summed its rows.
         partial: the switch released more than a few of its rows early.

@@ -17,22 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
-from tailbound.transport.config import FLOOR, MS
+from tailbound.transport.config import FLOOR
 from tailbound.transport.recovery import paths
 from tailbound.wire.schema import serial_distance
 
 #: Part of the pace to a rank that answers to it may take; lost results are insisted on, and have more.
 SHARE, RESULTS = 0.1, 5
-#: For so long nothing of an answer comes before it counts as lost, at most; at least for the floor of deadlines. Two
-#: round trips are far less, but the owner's thread may be coding another op when it is asked.
-PATIENCE_MOST = 50 * MS
-#: How often a rank that waits for an answer looks, at least.
-LOOK = 1 * MS
-
-
-def patience(stage_two: int, floor: int) -> int:
-    """How long contributions are waited for without progress: part of what results take, D2 of clock-11, in ns."""
-    return min(PATIENCE_MOST, max(floor, stage_two // 4))
 
 
 class Budget:

@@ -36,10 +36,10 @@ def _count(job: Job, half: Half, stage: Stage, rank: int, asked: int, came: int)
     job.repairs.came[stage, rank] += came
     job.counters["repair_rows_asked"] += asked
     job.counters["rows_repaired"] += came
-    if half.recovery is not None:
-        ledger = job.records.verdicts([rank])[0]
-        twice = int(ledger[Verdict.DUPLICATE_REPAIR] + ledger[Verdict.DUPLICATE_REPAIR_RESULT])
-        job.repairs.paths[rank].settled(asked, twice, probed=bool(half.recovery.flows[rank].probed))
+    ledger = job.records.verdicts([rank])[0]
+    twice = int(ledger[Verdict.DUPLICATE_REPAIR] + ledger[Verdict.DUPLICATE_REPAIR_RESULT])
+    probed = any(flow.probed for flow in half.begun if flow.rank == rank)
+    job.repairs.paths[rank].settled(asked, twice, probed=probed)
 
 
 def answer(job: Job, window: Window, now: int) -> int:

@@ -22,6 +22,7 @@ from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Place, Sequence
 from tailbound.transport.steps import Steps
 from tailbound.wire import packets, schema
+from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 
@@ -186,11 +187,9 @@ class Speaker(Known):
         self._live = live, need
         self.live_ranks = np.array(live, np.int64)
         control, peers = self.store.control, self.store.peers
-        bitmap = sum(1 << p for p in live)
-        words = [bitmap >> 64 * i & (1 << 64) - 1 for i in range(4)]
         for rank in self.peers:
             peers[rank]["live"] = rank in live
-        control["live"][0] = words
+        control["live"][0] = bitmap(live)
         control["live_peers"] = len(live)
         control["need"] = need
-        self.live_since = self.now()  # what began before may have been counted by older words (``peers``)
+        self.terms.live_since = self.now()  # what began before may have been counted by older words

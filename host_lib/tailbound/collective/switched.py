@@ -5,7 +5,7 @@ and its mean comes to everybody when the last one that is waited for is in. READ
 rank to rank, so clocks, steps and membership are those of every op.
 """
 
-# ruff: noqa: D102 - ``stage.Seen`` and ``aggregation.Aggregation`` say what their methods do
+# ruff: noqa: D102 - ``aggregation.Aggregation`` says what its methods do
 from __future__ import annotations
 
 import numpy as np
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
 from tailbound.codec.scale import Weights, scales_of
-from tailbound.collective.actions import Action, AskMarks, Release, Repeat
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
@@ -23,11 +22,9 @@ from tailbound.collective.timing import cut_off, suspect
 from tailbound.collective.view import View
 from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
-from tailbound.transport.flush import PATIENCE, Retry
+from tailbound.transport.flush import PATIENCE, Again, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
-from tailbound.transport.recovery import Incoming
-from tailbound.transport.stage import NO_REPAIR, Repair, Seen, Why
-from tailbound.wire.schema import Flag, PacketType, Stage
+from tailbound.wire.schema import Flag, PacketType, Stage, Why
 from tailbound.wire.tag import NO_KEY
 
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
@@ -40,18 +37,6 @@ class SwitchOwned:
         """Results that are lacking can be had by sending the own rows."""
         op, record = view.op, view.record
         return not op.cold and record is not None and int(record["results_in"]) < op.place.layout.shape.rows
-
-    def results(self, view: View) -> Seen[Action]:
-        return Results(view)
-
-    def recover(self, view: View, now: int) -> tuple[list[Action], int]:
-        """For marks alone: ``Results.repair`` sees to the rows, which go to the switch."""
-        op, known = view.op, view.known
-        flows = [Incoming(p, 0, 0, view.contributed(p)) for p in known.membership.here]
-        if op.second.recovery is None:
-            op.second.recovery = view.recovery(results=True)
-        _, silent = op.second.recovery.poll(now, flows, asks=op.encoded, deadline=op.second.clock.due)
-        return [AskMarks(tuple(silent))] if silent else [], op.second.recovery.due
 
     def weights(self, session: Session) -> Weights | None:
         return None
@@ -81,7 +66,7 @@ class SwitchOwned:
         rows = memory[:0] if op.outcome.late else memory
         job.flow.contributions(op, [(job.switch, rows)])
 
-    def read(self, job: Job, op: Op, why: Why, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
+    def read(self, job: Job, op: Op, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
         assert job.switch is not None
         b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
         view = View(job, op)
@@ -107,7 +92,7 @@ class SwitchOwned:
         outcome.expected += rows + wanted * len(here)
         outcome.delivered += len(here) + int(np.minimum(here, wanted).sum())
         outcome.missed = rows - len(here)
-        if why == "deadline":
+        if op.second.why == Why.DEADLINE:
             cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
         finished = job.records.published(job.switch, op.label)
         job.accounts.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=finished)
@@ -132,58 +117,28 @@ def _short(known: Known, op: Op) -> bool:
 # -- second half --------------------------------------------------------------------------------------------------
 
 
-class Results:
-    """What a worker sees of the switch's results (``stage.Seen``)."""
+def ask(job: Job, op: Op, now: int) -> None:
+    """Sends the switch rows again, without FLUSH for what got lost, with it when the first deadline has passed."""
+    view, retry, late = View(job, op), op.retry, 0 < op.second.deadline < op.admitted
+    progress = int(view.record["results_in"]) if view.record is not None else 0
+    if retry is None:
+        live = sorted([job.rank, *job.membership.live])
+        retry = op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live), job.patience)
 
-    def __init__(self, view: View) -> None:
-        self._view, self._known, self._op = view, view.known, view.op
-        self.progress = int(view.record["results_in"]) if view.record is not None else 0
+    def missing() -> Places:
+        view.gather()
+        return np.flatnonzero(op.buffers.source[op.place.placement.row_at] == -1)
 
-    @property
-    def left(self) -> int:
-        return self._op.place.layout.shape.rows - self.progress
-
-    def complete(self) -> bool:
-        return self.left <= 0
-
-    def finished(self) -> bool:
-        return False  # a row that is missing can be asked for until the deadline
-
-    def heard(self, now: int) -> int:
-        return 0  # what a box is late by says nothing about processors
-
-    def repair(self, now: int, *, late: bool) -> Repair[Action]:
-        """Sends the switch rows again, without FLUSH for what got lost, with it when the first deadline has passed."""
-        known, op, view, clock = self._known, self._op, self._view, self._op.first.clock
-        if not op.own_in:  # without rows of its own a rank has nothing to ask with
-            return NO_REPAIR
-        if op.retry is None:
-            live = sorted([known.rank, *known.membership.live])
-            op.retry = Retry(op.place.layout.shape.rows, live.index(known.rank), len(live), known.patience)
-        if op.start and not clock.due:
-            clock.start(op.start, view.first_deadline(), known.config.stage_max, known.config.floor)
-        due = late or op.retry.flushing or clock.expired(now, self.progress, self.left)
-        seen = flush.View(
-            self.progress,
-            self._missing,
-            sent=bool(op.spans.sent),
-            finished=_finished(view),
-            short=_short(known, op),
-            due=due,
-        )
-        requests: list[Action] = [Repeat(*again) for again in op.retry.poll(now, seen, known.deadlines.quiet)]
-        if op.retry.flushing and not op.spans.sealed:
-            requests.append(Release(self.progress if due and not late else None))
-        looks = (op.retry.look, 0 if op.retry.flushing else clock.next_look(now))
-        return Repair(True, min((t for t in looks if t), default=0), tuple(requests))
-
-    def insists(self, over: int, *, late: bool) -> int:
-        return self._op.admitted + 4 * PATIENCE if late and self._op.own_in else 0
-
-    def _missing(self) -> Places:
-        """Places of the rows whose results are not here."""
-        self._view.gather()
-        return np.flatnonzero(self._op.buffers.source[self._op.place.placement.row_at] == -1)
+    sent, due = bool(op.spans.sent), bool(op.expired)
+    seen = flush.View(progress, missing, sent=sent, finished=_finished(view), short=_short(job, op), due=due)
+    for again in retry.poll(now, seen, job.deadlines.quiet):
+        _repeat(job, op, again)
+    if retry.flushing and not op.spans.sealed:
+        op.spans.sealed = job.now()
+        if due and not late:
+            cut_off(job, op, op.first, op.spans.sealed - op.start, [(progress, op.place.layout.shape.rows)])
+    op.flushing, op.insists = retry.flushing, op.admitted + 4 * PATIENCE
+    op.due = min(filter(None, (op.due, retry.look)), default=0)
 
 
 def _finished(view: View) -> bool:
@@ -192,23 +147,15 @@ def _finished(view: View) -> bool:
     return all(view.contributed(p) for p in live if p not in op.abstainers and p not in op.stayed_out)
 
 
-def repeat(job: Job, op: Op, action: Repeat) -> None:
+def _repeat(job: Job, op: Op, again: Again) -> None:
     """Sends rows to the switch again."""
     assert job.switch is not None
     now = job.now()
     memory, _, partials = op.buffers.contributions
-    rows = memory[action.places]
-    add_flags(rows, partials[action.places], int(Flag.REPEAT | (Flag.FLUSH if action.flush else Flag(0))), NO_KEY)
-    job.counters["rows_flushed" if action.flush else "rows_sent_again"] += len(rows)
+    rows = memory[again.places]
+    add_flags(rows, partials[again.places], int(Flag.REPEAT | (Flag.FLUSH if again.flush else Flag(0))), NO_KEY)
+    job.counters["rows_flushed" if again.flush else "rows_sent_again"] += len(rows)
     job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
-
-
-def release(job: Job, op: Op, action: Release) -> None:
-    """Notes when the switch was first asked to release rows, and what the deadline cut off if it was one."""
-    op.spans.sealed = job.now()
-    if action.progress is None:
-        return
-    cut_off(job, op, op.first, op.spans.sealed - op.start, [(action.progress, op.place.layout.shape.rows)])
 
 
 def _form(job: Job) -> int:

@@ -16,10 +16,9 @@ from tailbound.collective.speaker import Speaker
 from tailbound.transport.config import MS
 from tailbound.transport.deadline import Sample
 from tailbound.transport.membership import Suspicion
-from tailbound.transport.stage import cut
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.jit import compiled
-from tailbound.wire.schema import MAX_RANKS, op_slot, serial_distance
+from tailbound.wire.schema import MAX_RANKS, Why, op_slot, serial_distance
 
 #: Stamps are read this many steps later (clock-5), when late rows have come too.
 _SETTLED_AFTER = 2
@@ -39,8 +38,29 @@ _PARTIAL = 0.02
 # -- what is applied ---------------------------------------------------------------------------------------------
 
 
+def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> tuple[int | None, float]:
+    """What a deadline has cut off.
+
+    Args:
+        elapsed: since the flows began, ns.
+        flows: (rows that came, rows expected) of every flow whose sender has not said that it is through; one of
+            which nothing came says nothing.
+
+    Returns:
+        How long the slowest would have taken at its pace (None: nothing was cut), in place of an arrival that will
+        never be seen, since senders drop what no rank takes any more, but twice what it had at most: a rank that
+        stopped in the middle has no pace; and the share of the rows that was lost by it.
+    """
+    begun = [(came, expected) for came, expected in flows if 0 < came < expected]
+    if not begun:
+        return None, 0.0
+    whole = sum(expected for _, expected in begun)
+    slowest = max(elapsed * expected // came for came, expected in begun)
+    return min(slowest, 2 * elapsed), 1 - sum(came for came, _ in begun) / whole
+
+
 def cut_off(job: Speaker, op: Op, half: Half, elapsed: int, flows: Iterable[tuple[int, int]]) -> None:
-    """Counts an end at the deadline, and keeps what it cut off for the next ones; see ``stage.cut``."""
+    """Counts an end at the deadline, and keeps what it cut off for the next ones; see ``cut``."""
     op.outcome.deadline_hits += 1
     job.counters["seal_deadline_hits" if half is op.first else "result_deadline_hits"] += 1
     half.cut, half.lost = cut(elapsed, flows)
@@ -138,7 +158,7 @@ def _came(job: Speaker, label: int, record: np.void, half: Suspicion, stamp: str
 # -- what is learned ---------------------------------------------------------------------------------------------
 
 
-def note(job: Speaker, op: Op, why: str, now: int) -> None:
+def note(job: Speaker, op: Op, now: int) -> None:
     """Keeps what is to be known of a finished op when its stamps are read, two steps later (clock-5)."""
     if job.ranks == 1 or op.launch is None:
         return
@@ -166,12 +186,12 @@ def note(job: Speaker, op: Op, why: str, now: int) -> None:
                 # who owns nothing has sealed nothing: for it results are on their way from the start
                 sealed=op.spans.sealed or (now if op.switched else op.start),
                 own=0 if job.self_late or not op.own_present else op.own_in,
-                mended=op.spans.sealed if op.first.why == "complete" and op.first.asked else 0,
+                mended=op.spans.sealed if op.first.why == Why.COMPLETE and op.first.asked else 0,
                 waited_for=tuple(p for p in job.membership.live if p not in op.abstainers) if waits else (),
                 suspects=tuple(job.membership.contribution.suspects - job.membership.gone) if waits else (),
                 owners=tuple(p for p in job.membership.owners if counts[p]),
                 # what came past the deadline says nothing of the next one
-                complete=0 if op.second.clock.over else {"complete": now, "quiet": op.second.quiet.since}.get(why, 0),
+                complete=0 if op.second.over else {Why.COMPLETE: now, Why.QUIET: op.second.quiet}.get(op.second.why, 0),
                 present=int(record["results_in"]) if record is not None else 0,
                 early=op.early,
                 transfer_cut=op.first.cut,

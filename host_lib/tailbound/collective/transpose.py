@@ -10,6 +10,7 @@ It never spins, and never waits for anything without a time at which it stops wa
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import threading
@@ -24,15 +25,15 @@ from tailbound.collective.alerts import LOOK_EVERY, Unheard, Watch
 from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
 from tailbound.collective.contribute import prepare
-from tailbound.collective.execute import SAME_MODEL, move, remind
+from tailbound.collective.execute import SAME_MODEL, ask, carry_out, finish, seal
 from tailbound.collective.holding import Holding
 from tailbound.collective.inbox import Inbox
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
-from tailbound.collective.op import Launch, Op, Outcome, Phase
+from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.retransmit import answer
-from tailbound.collective.running import Running
-from tailbound.collective.step import overtaken, stand_still, start_clock
+from tailbound.collective.step import step
+from tailbound.collective.switched import ask as ask_switch
 from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import forgive
 from tailbound.collective.view import View
@@ -40,10 +41,11 @@ from tailbound.collective.waiter import Waiter
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.forks import keep_from_children
+from tailbound.kernel.core import core
 from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import Steps, step_distance, step_of
-from tailbound.wire.schema import Event, PacketType, serial_distance
+from tailbound.wire.schema import Event, Found, PacketType, Phase, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
@@ -104,7 +106,7 @@ class Transpose:
         self._watching = *unheard, Watch(job, job.datapath), job.paths
         self._watched = -LOOK_EVERY  # when they were asked last
         self._averages = Averages(job, job.sequence, job.paths.trying)
-        self._window = Window(job, job.flow.queue, self._inbox.adopt, Running(job))
+        self._window = Window(job, job.flow.queue, self._inbox.adopt)
         self._ops = self._window.ops
         self._new: deque[Launch] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -375,6 +377,7 @@ class Transpose:
         finally:
             self._holding.stop()
             self._run_queue.close()
+            self._window.close()
             self._ended = True
             self._forget()
             self._refuse(self._closed())
@@ -476,7 +479,7 @@ class Transpose:
 
     def _stirred(self) -> bool:
         """Whether something has changed of an op since the last turn: all of its rows have left, say."""
-        return any(op.stirred for op in self._ops.values())
+        return bool(core().fast.tb_stirred(self.job.terms.at_))
 
     def _meanwhile(self) -> None:
         """Between two pieces of an op: answers, and sends, which would else wait until all of it is coded."""
@@ -489,11 +492,14 @@ class Transpose:
         self._send(now)
 
     def _listen(self, now: int) -> None:
-        """Asks for lost rows, and for marks where nothing comes any more (``remind``); notes when to look again."""
-        ops, self._silence = self._window.running.silent(self._ops.values(), now)
-        for op in ops:
-            look = op.listen = remind(self.job, op, now)
-            self._silence = min(self._silence, look) if self._silence else look
+        """Asks for lost rows, and for marks where nothing comes any more; notes when to look again."""
+        job, terms, listen = self.job, self.job.terms, core().fast.tb_listen
+        self._unsettled |= job.follow()
+        terms.at, terms.listen = terms.first, 0
+        while half := listen(terms.at_, now):
+            op = self._ops[terms.label]
+            ask(job, op, op.second if half == op.halves[1] else op.first)
+        self._silence = terms.listen
 
     def _poll(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
@@ -530,30 +536,16 @@ class Transpose:
         holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)
         if holding or stood:
-            for op in self._ops.values():
-                if not op.finished:
-                    stand_still(op, now)  # once more when the hold is over: the last turn in it may be long ago
+            for op in ops.values():
+                if not op.finished:  # once more when the hold is over: the last turn in it may be long ago
+                    core().fast.tb_stand_still(ctypes.addressof(op), now)
         if holding and self._ops:
             looks.append(holding)
         if job.membership.suspects:
             forgive(job, chain(((op.label, op.start) for op in ops.values()), window.recent))
-        running, now = window.running, job.now()
-        self._served = now
-        everything = running.changed() | self._unsettled | bool(holding or stood)
-        looks.append(running.find(now))
-        for op in list(ops.values()):
-            if everything or running.has_news(op):
-                look, moved = self._advance(op, now, holds=bool(holding))
-                looks.append(look)
-                everything |= moved  # others may stand otherwise by it
-                if moved:
-                    self._runs(job.now())
-                    self._meanwhile()
-        self._unsettled = running.changed()  # by one op: those before it have not been looked at since
-        if not ops:
-            self._silence = 0
-        else:
-            self._listen(job.now())
+        self._served = now = job.now()
+        looks.append(self._move(now, everything=self._unsettled | bool(holding or stood), holds=bool(holding)))
+        self._listen(job.now())
         if self._due or self._stirred():
             self._due = False
             looks.append(job.now())
@@ -575,33 +567,71 @@ class Transpose:
             self.job.counters["stops_noticed"] += 1
         self._awake = now
 
-    def _advance(self, op: Op, now: int, *, holds: bool) -> tuple[int, bool]:
-        """Does all that there is to do for ``op``; ``holds``: somebody does, so that no clock starts.
+    def _move(self, now: int, *, everything: bool, holds: bool) -> int:
+        """Moves ops on as far as they go.
+
+        Args:
+            now: the time, ns.
+            everything: all are to be looked at, with news or without.
+            holds: somebody does, so that no clock starts.
 
         Returns:
-            When to look again, ns (0: when something arrives), and whether a phase has ended.
+            When to look again, ns (0: when something arrives).
         """
-        job, view = self.job, View(self.job, op)
-        starts, moved = 0, False
-        if not holds:
-            begun = op.start
-            starts = start_clock(op, view, now)
-            if overtaken(op, view, now):
-                job.counters["ops_overtaken"] += 1
-            moved = op.start != begun and forgive(job, [(op.label, op.start)])
-        if op.launch is not None and op.second.phase is Phase.OPEN:
-            self._check_layout(op, view)
+        job, terms, next_op = self.job, self.job.terms, core().fast.tb_next_op
+        core().fast.tb_begin_turn(terms.at_, job.follow() or everything, holds)
+        self._unsettled = False
+        while found := next_op(terms.at_, now):
+            op = self._ops[terms.label]
+            if _DO[found](self, op, now):
+                op.asked = min(op.asked, 1)
+                terms.everything = 1  # others may stand otherwise by it
+                self._unsettled |= job.follow()  # those before it have not been looked at since
+                self._runs(job.now())
+                self._meanwhile()
+                now = job.now()
+        return int(terms.due)
+
+    def _send_own(self, op: Op, now: int) -> bool:
+        job = self.job
         alone, sent, begun = self._before(op)
         if alone and begun:
             prepare(job, op)
-        look, ended = move(job, op, view, may_send=alone and sent)
-        if op.first.phase is Phase.DONE:
+        if not (alone and sent):
+            return False
+        action, look = step(op, View(job, op), now)
+        op.due = min(filter(None, (op.due, look)), default=0)
+        return action is not None and carry_out(job, op, action)
+
+    def _seal(self, op: Op, now: int) -> bool:
+        seal(self.job, op)
+        if op.published:
             self._window.advance_published()
-        if op.second.phase is not Phase.OPEN:
-            self._deliver(op)
-        look = min(look, starts) if look and starts else look or starts
-        self._window.running.looked(op, view, look)
-        return look, moved or ended
+        return True
+
+    def _finish(self, op: Op, now: int) -> bool:
+        finish(self.job, op)
+        self._deliver(op)
+        return True
+
+    def _say_first(self, op: Op, now: int) -> bool:
+        op.first.lasts = View(self.job, op).first_deadline()
+        return False
+
+    def _say_second(self, op: Op, now: int) -> bool:
+        op.second.lasts = View(self.job, op).second_deadline()
+        return False
+
+    def _ask_switch(self, op: Op, now: int) -> bool:
+        ask_switch(self.job, op, now)
+        return False
+
+    def _forgive(self, op: Op, now: int) -> bool:
+        return forgive(self.job, [(op.label, op.start)])
+
+    def _count_overtaken(self, op: Op, now: int) -> bool:
+        self.job.counters["ops_overtaken"] += 1
+        return False
 
     def _before(self, op: Op) -> tuple[bool, bool, bool]:
         """Whether a switch's scales of the key's previous op are known; and how far the ops before are.
@@ -648,16 +678,17 @@ class Transpose:
                 )
                 self.job.events.emit("rank_left", text, left=rank, step=last)
 
-    def _check_layout(self, op: Op, view: View) -> None:
-        record, tag = view.record, op.place.layout.tag
-        if record is None or not view.foreseen_wrongly():
-            return
+    def _name_mismatch(self, op: Op, now: int) -> bool:
+        record, tag = self.job.records.of(op.label), op.place.layout.tag
+        if record is None:
+            return False
         key, own, other = op.place.layout.key, self.job.rank, int(record["first_sender"])
         op.outcome.error = LayoutError(
             f"rank {own} and rank {other} disagree on op {op.name}: rank {own} has bucket "
             f"{key[0]} of {key[1]} entries (layout tag {tag:#06x}), rank {other} has tag {int(record['layout']):#06x}. "
             f"{SAME_MODEL}"
         )
+        return False
 
     def _deliver(self, op: Op) -> None:
         """Gives the result to the training thread, once."""
@@ -712,3 +743,17 @@ class Transpose:
                     launch.done(Outcome(error=error))
                 except Exception:
                     log.exception("rank %d: a callback failed", self.job.rank)
+
+
+#: Does what is found of an op (``Found``); returns whether a phase has ended by it.
+_DO: dict[int, Callable[[Transpose, Op, int], bool]] = {
+    Found.OVERTAKEN: Transpose._count_overtaken,
+    Found.BEGUN: Transpose._forgive,
+    Found.MISMATCH: Transpose._name_mismatch,
+    Found.SEND: Transpose._send_own,
+    Found.FIRST: Transpose._say_first,
+    Found.SECOND: Transpose._say_second,
+    Found.SWITCH: Transpose._ask_switch,
+    Found.SEAL: Transpose._seal,
+    Found.FINISH: Transpose._finish,
+}

@@ -8,10 +8,7 @@ from numpy.typing import NDArray
 from tailbound.codec.owners import Places
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.repair import LOOK, patience
 from tailbound.collective.tally import gather_flags, gather_results, rows_by_rank
-from tailbound.transport.config import FLOOR
-from tailbound.transport.recovery import Bounds, Recovery, Ring
 
 
 class View:
@@ -30,10 +27,6 @@ class View:
 
     # -- the own rows ---------------------------------------------------------------------------------------------
 
-    def foreseen_wrongly(self) -> bool:
-        """Whether packets of the op have another layout than this rank takes it to have."""
-        return self.record is not None and int(self.record["layout"]) != self.op.place.layout.tag
-
     # -- marks ----------------------------------------------------------------------------------------------------
 
     def contributed(self, rank: int) -> bool:
@@ -44,22 +37,6 @@ class View:
         """Whether ``rank`` has sent its results in full."""
         return self.known.records.published(rank, self.op.label)
 
-    def all_contributed(self, ranks: list[int]) -> list[int]:
-        """Those of ``ranks`` that have sent their contributions in full."""
-        return self.known.records.all_contributed(ranks, self.op.label)
-
-    def all_published(self, ranks: list[int]) -> list[int]:
-        """Those of ``ranks`` that have sent their results in full."""
-        return self.known.records.all_published(ranks, self.op.label)
-
-    def through(self) -> list[int]:
-        """Live ranks that have sent their contributions in full, or have said that they bring none."""
-        op, live = self.op, self.known.membership.live
-        done = self.all_contributed(live)
-        if not op.abstainers:
-            return done
-        return [p for p in live if p in done or p in op.abstainers]
-
     def brings_no_more(self, rank: int) -> bool:
         """Whether no contribution of ``rank`` is to be expected any more."""
         return rank in self.op.abstainers or self.contributed(rank)
@@ -68,15 +45,6 @@ class View:
         """Live ranks, but the own one, that own rows of the op."""
         counts = self.op.place.placement.shares
         return [p for p in self.known.membership.owners if counts[p]]
-
-    def givers(self) -> list[int]:
-        """Owners that have sent all their results and can give them again.
-
-        Live ranks, and those that have said goodbye, who answer for a while (clock-15).
-        """
-        counts, members = self.op.place.placement.shares, self.known.membership
-        there = [*members.owners, *members.gone] if members.gone else members.owners
-        return [p for p in self.all_published(there) if counts[p]]
 
     # -- time -----------------------------------------------------------------------------------------------------
 
@@ -134,21 +102,3 @@ class View:
         gather_flags(known.records.results, op.buffers.source, op.label, op.place.placement.owner, found)
         flags: list[int] = found.tolist()
         return flags
-
-    def recovery(self, *, results: bool) -> Recovery:
-        """Loss detection for a half. Results are insisted on: a lost one costs every replica."""
-        known, op = self.known, self.op
-        floor, usual = known.config.floor, known.deadlines.stage_two(op.flow_bytes)
-        longest = patience(usual, floor)
-        bound = max(longest, known.config.insist * results) if known.config.repair else 0
-        late = 0 < op.second.clock.due < op.admitted
-        bounds = Bounds(bound, late, max(LOOK * floor // FLOOR, usual // 4), min(LOOK, longest // 2), floor)
-        return Recovery(bounds, self._ring(results=results), known.repairs.paths)
-
-    def _ring(self, *, results: bool) -> Ring:
-        known, place, records = self.known, self.op.place, self.known.records
-        if results:
-            presence = records.presence
-            return Ring(0, presence.ctypes.data, len(presence) - 1, place.result_seq, place.label, known.cookie)
-        seq = place.sum_seqs[known.rank]
-        return Ring(records.slots.ctypes.data, 0, records.sum_mask, seq, place.label, known.cookie)

@@ -17,7 +17,6 @@ from tailbound.codec.records import Coding, Own, Received, Sums
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job, log
-from tailbound.collective.running import Running
 from tailbound.collective.tally import (
     gather_flags,
     gather_results,
@@ -59,7 +58,6 @@ def warm_up(job: Job) -> None:
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(store.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
     newest_op(job.records.peer_states, job.live_ranks, 0, 0)
-    Running(job)
     source[:] = -1
     point_own(b.own_rows, results, source, b.row_scale)
     gather_results(job.records.presence, 0, 0, 1, placement.owner, rank, source, counts)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections import deque
 from collections.abc import Callable
 
 from tailbound.collective.announce import acknowledge
 from tailbound.collective.buffers import BufferPool
-from tailbound.collective.op import Launch, Op, Phase, Sending
-from tailbound.collective.running import Running
+from tailbound.collective.op import Launch, Op
 from tailbound.collective.speaker import Speaker
+from tailbound.kernel.core import core
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import STEP_MASK, index_of, step_of
-from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, op_label, serial_distance
+from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, Phase, Sending, op_label, serial_distance
 
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
 _FIRST_OP_LAG = 1 << 24
@@ -26,7 +27,6 @@ class Window:
         job: of the rank.
         queue: forgets what is queued of ops that are left.
         placed: called with every op that has got a place or a launch.
-        running: which of the ops have news.
 
     Attributes:
         ops: by label, in the order of labels.
@@ -35,8 +35,8 @@ class Window:
         pool: memory of the ops, and the results that are kept of those that are over.
     """
 
-    def __init__(self, job: Speaker, queue: SendQueue, placed: Callable[[Op], None], running: Running) -> None:
-        self._job, self._queue, self._placed, self.running = job, queue, placed, running
+    def __init__(self, job: Speaker, queue: SendQueue, placed: Callable[[Op], None]) -> None:
+        self._job, self._queue, self._placed = job, queue, placed
         self.pool = BufferPool(job.rank, job.ranks, job.store.result_rows)
         self.ops: dict[int, Op] = {}
         self.waiting: deque[Launch] = deque()
@@ -66,7 +66,7 @@ class Window:
                 self.drop(old)
             op = self.ops.get(place.label) or self._open(place)
             op.launch, op.admitted, op.sending = launch, job.now(), Sending.LAUNCHED
-            op.stirred = True
+            op.empty, op.stirred = not launch.contribute, True
             self.waiting.popleft()  # not before: what fails here must still be found and completed
             op.cold = op.switched and job.scales(op) is None
             self._placed(op)
@@ -122,9 +122,11 @@ class Window:
 
     def _open(self, place: Place) -> Op:
         job, shape, owner_map = self._job, place.layout.shape, place.placement.owner_map
-        op = Op(place, self.pool.acquire(shape, place.placement), switched=job.switched(owner_map))
+        buffers, switched = self.pool.acquire(shape, place.placement), job.switched(owner_map)
+        op = Op(place, buffers, job.rank, job.ranks, switched=switched)
+        op.usual = job.deadlines.stage_two(op.flow_bytes)
         self.ops[place.label] = op
-        self.running.add(op)
+        core().fast.tb_enter(job.terms.at_, ctypes.addressof(op))
         return op
 
     # -- out of it ------------------------------------------------------------------------------------------------
@@ -139,7 +141,15 @@ class Window:
     def _leave_behind(self, op: Op) -> None:
         self._queue.cancel(op.label)
         self.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
-        self.running.remove(op)
+        self._end(op)
+
+    def _end(self, op: Op) -> None:
+        core().fast.tb_leave(self._job.terms.at_, ctypes.addressof(op))
+
+    def close(self) -> None:
+        """Lets go of what ops have of the library; the thread has ended."""
+        for op in self.ops.values():
+            self._end(op)
 
     def advance_published(self) -> None:
         """The published mark is the newest op before which nothing is outstanding.
@@ -148,7 +158,7 @@ class Window:
         """
         job, marks, told = self._job, self._job.marks, None
         for op in self.ops.values():
-            if op.first.phase is not Phase.DONE:
+            if op.first.phase != Phase.DONE:
                 break
             if op.label != marks.published and serial_distance(op.label, marks.published) > 0:
                 marks.published = op.label
@@ -163,10 +173,10 @@ class Window:
         self.advance_published()  # the last results may have left since the ops were moved on, together with answers
         moved: Place | None = None
         for label, op in list(self.ops.items()):
-            if op.second.phase is Phase.OPEN or op.first.phase is not Phase.DONE:
+            if not op.finished or op.first.phase != Phase.DONE:
                 break
             del self.ops[label]
-            self.running.remove(op)
+            self._end(op)
             moved = op.place
             self.recent.append((label, op.start))
             self._queue.cancel(label)

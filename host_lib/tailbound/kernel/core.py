@@ -26,7 +26,7 @@ _OPTIONS = (
 )
 #: Section of the library that has its signature, as text.
 _SECTION = "tailbound"
-_P, _U32, _U64, _INT = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int
+_P, _U32, _U64, _S64, _INT = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64, ctypes.c_int64, ctypes.c_int
 #: Results and arguments, as in ``core.h``.
 _FUNCTIONS = {
     "tb_open": (_P, _P, _U32, _U32, _P),
@@ -42,7 +42,7 @@ _FUNCTIONS = {
     "tb_line_open": (_P, _P, _P),
     "tb_line_pace": (None, _P, _P, _P),
     "tb_line_close": (None, _P),
-    "tb_submit": (_INT, _P, _U64, _U32, _U32, ctypes.c_int64, _U32, _U32, _U32, _P, _U32),
+    "tb_submit": (_INT, _P, _U64, _U32, _U32, _S64, _U32, _U32, _U32, _P, _U32),
     "tb_cancel": (_U64, _P, _U32),
     "tb_finished": (_U64, _P, _P),
     "tb_begin": (None, _P),
@@ -53,13 +53,30 @@ _FUNCTIONS = {
     "tb_unwanted": (None, _P, _U32),
     "tb_give_up": (None, _P),
     "tb_add_flags": (None, _P, _U32, _U32, _P, _U32, _P),
-    "tb_recover": (_INT, _P, ctypes.c_int64, _INT, ctypes.c_int64),
-    "tb_half_stands": (None, _P),
-    "tb_requests": (_U32, _P, _P),
-    "tb_pto": (ctypes.c_int64, _P),
-    "tb_answered": (None, _P, ctypes.c_int64, ctypes.c_int64),
-    "tb_wait": (_INT, _P, _U32, ctypes.c_int64, _P),
-    "tb_repeat": (None, _INT, _INT, ctypes.c_int64, _P, _P, _U32, _P, _U32, _P),
+    "tb_enter": (None, _P, _P),
+    "tb_leave": (None, _P, _P),
+    "tb_begin_turn": (None, _P, _INT, _INT),
+    "tb_next_op": (_INT, _P, _S64),
+    "tb_move": (_INT, _P, _P, _S64),
+    "tb_stirred": (_INT, _P),
+    "tb_listen": (_U64, _P, _S64),
+    "tb_listen_to": (_U64, _P, _P, _S64),
+    "tb_start_clock": (_S64, _P, _P, _S64),
+    "tb_stand_still": (None, _P, _S64),
+    "tb_nobody_had_any": (_INT, _P, _P),
+    "tb_silence": (_S64, _P, _P, _INT, _S64),
+    "tb_saved": (_S64, _P, _S64),
+    "tb_patience": (_S64, _P, _P),
+    "tb_worth": (_INT, _P, _P, _S64, _S64, _S64),
+    "tb_charge": (None, _P, _P, _S64),
+    "tb_start_half": (None, _P, _S64, _S64, _S64),
+    "tb_gone": (None, _P, _U32, _P, _U32),
+    "tb_requests": (_U32, _P, _U32, _INT, _P),
+    "tb_flow_after": (_P, _P, _P),
+    "tb_pto": (_S64, _P),
+    "tb_answered": (None, _P, _S64, _S64),
+    "tb_wait": (_INT, _P, _U32, _S64, _P),
+    "tb_repeat": (None, _INT, _INT, _S64, _P, _P, _U32, _P, _U32, _P),
 }
 
 

@@ -5,7 +5,7 @@ A deadline is configured, learned and applied in three places:
 - ``settings/table.py`` configures it: ``config_fields`` turns ``patience`` into the limits of ``transport/config.py``.
 - This file learns it, within those limits. ``Deadlines.applied`` is D1 of an op, ``Deadlines.receiver`` the end of its
   second half. ``collective/view.py`` asks for both, and ``collective/timing.py`` hands over what ended ops have shown.
-- ``transport/stage.py`` applies it: ``decide`` ends a half, or lets ``transport/overtime.py`` move its deadline on.
+- ``host_lib/core/halves.c`` applies it: it ends a half, or moves its deadline on.
 
 The rules are clock-3 to clock-6, clock-10, clock-11 and clock-26.
 
@@ -58,7 +58,7 @@ class Sample:
         first: from c to the first row of the last waited-for rank; None: no arrival. A suspect counts if it came
             within S_max: three ops make a suspect, but ten late samples a longer deadline, so that without this a rank
             that is late by less than it is worth would stay out for good.
-        transfer: the longest time from first to last row of a rank, or what it would have taken (``stage.cut``); None:
+        transfer: the longest time from first to last row of a rank, or what it would have taken (``timing.cut``); None:
             no last row seen.
         results: from the own seal to the last result row, or what that would have taken; None: none.
         early: a half ended by quiet.

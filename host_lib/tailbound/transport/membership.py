@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Set
 
 from tailbound.transport.config import MS
-from tailbound.transport.stage import majority
 from tailbound.transport.steps import OLD, STEP_MASK, step_distance, step_of
 from tailbound.wire.schema import op_label, serial_distance
 
 _NOBODY: frozenset[int] = frozenset()
+
+
+def majority(voters: int) -> int:
+    """How many of ``voters`` (ranks, self included) start a stage clock: more than half (clock-1)."""
+    return voters // 2 + 1
 
 
 class Suspicion:

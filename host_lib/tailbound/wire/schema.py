@@ -824,9 +824,18 @@ INCOMING = Struct(
 
 HALF = Struct(
     "tb_half",
-    "Loss detection of all flows of one half of one op; times in ns.",
+    "One half of an op: its deadline, its silence and loss detection of its flows; times in ns.",
     (
-        Field("flows", "u64", "struct tb_incoming[count]"),
+        Field("deadline", "s64", "when it ends the half, as far as is known; 0: the clock has not started"),
+        Field("promised", "s64", "the same before it was ever moved on"),
+        Field("lasts", "s64", "from the start of the clock to promised; 0: to be said"),
+        Field("limit", "s64", "when it ends the half whatever comes"),
+        Field("over", "s64", "when it ended the half, but for rows that can still be had; 0: it has not"),
+        Field("tenth", "s64", "by how much it moves on"),
+        Field("progress", "s64", "rows at the last look in the last tenth, plus one; 0: there was none"),
+        Field("quiet", "s64", "since when all have finished and nothing has come; 0: they have not"),
+        Field("quiet_at", "s64", "rows that had come by then"),
+        Field("flows", "u64", "struct tb_incoming[count], of the rank after the own one first; 0: none has begun"),
         Field("answers", "u64", "struct tb_answers[], by rank"),
         Field("slots", "u64", "of contributions; 0: they are results"),
         Field("presence", "u64", "of results"),
@@ -835,18 +844,173 @@ HALF = Struct(
         Field("look", "s64", "between two looks at a flow with requested rows"),
         Field("floor", "s64", "the shortest deadline"),
         Field("due", "s64", "when to look again"),
-        Field("count", "u32", "flows"),
+        Field("rank", "u32", "own rank"),
+        Field("count", "u32", "flows, some of which may not have begun"),
         Field("mask", "u32", "of the ring"),
         Field("seq", "u32", "of the first row"),
         Field("op", "u32", "that its rows carry"),
         Field("cookie", "u32", "that its rows carry"),
         Field("rounds", "u32", "how often senders were asked for their marks"),
         Field("closed", "u32", "flows that have ended and are over"),
-        Field("late", "u32", "1: the launch came after the deadline, and no row is waited for before it is requested"),
-        Field("open", "u32", "1: a flow has ended, and its missing rows may still come"),
+        Field("requested", "u32", "requests for rows"),
+        Field("phase", "u8", "how far it is"),
+        Field("why", "u8", "what has ended it"),
+        Field("late", "u8", "1: the launch came after the deadline, and no row is waited for before it is requested"),
+        Field("open", "u8", "1: a flow has ended, and its missing rows may still come"),
+    ),
+)
+
+OVERTIME = Struct(
+    "tb_overtime",
+    "What waiting past deadlines may cost, and how long ranks that live say nothing (`transport.overtime`); in ns.",
+    (
+        Field("floor", "s64", "the shortest deadline"),
+        Field("most", "s64", "that is saved up at most"),
+        Field("reserve", "s64", "what rows that are asked for again leave of the balance"),
+        Field("saved", "f64", "the balance"),
+        Field("at", "s64", "when it was that"),
+        Field("until", "s64", "waits until then are paid for"),
+        Field("waited", "s64", "that ops have waited past their deadlines in all"),
+        Field("answer", "s64", "that the slowest of the last answers took"),
+        Field("lack", "s64", "that the own thread waited for a core between two turns of one of the last ops at most"),
+        Field("share", "f64", "part of the time that is saved up"),
+        Field("longest", "s64", "that answers and waits count at most"),
+    ),
+)
+
+TERMS = Struct(
+    "tb_terms",
+    "What the ops of a rank are decided by, and what Python and the library tell each other in a turn; times in ns.",
+    (
+        Field("control", "u64", "struct tb_control"),
+        Field("states", "u64", "struct tb_peer_state[], by rank"),
+        Field("ops", "u64", "struct tb_op[]"),
+        Field("slots", "u64", "struct tb_slot[]"),
+        Field("presence", "u64", "struct tb_presence[]"),
+        Field("answers", "u64", "struct tb_answers[], by rank"),
+        Field("overtime", "u64", "struct tb_overtime"),
+        Field("spoke", "u64", "s64[], by rank: when a word of it was read last; 0: never"),
+        Field("asked", "u64", "s64[], by rank: when it was first asked what it has not answered yet; 0: it was not"),
+        Field("live", "u64", "bitmap of ranks whose contributions are waited for", MAX_RANKS // 64),
+        Field("owners", "u64", "bitmap of ranks whose results are waited for", MAX_RANKS // 64),
+        Field("gone", "u64", "bitmap of ranks that have said goodbye", MAX_RANKS // 64),
+        Field("voters", "u64", "bitmap of ranks of which a majority is a quorum", MAX_RANKS // 64),
+        Field("live_since", "s64", "when the live set last changed"),
+        Field("silence", "s64", "q of clock-10"),
+        Field("start_max", "s64", "D_start of clock-3"),
+        Field("stage_max", "s64", "of a half, in which deadlines move on"),
+        Field("insist", "s64", "that results are asked for past a deadline"),
+        Field("floor", "s64", "the shortest deadline"),
+        Field("due", "s64", "when to look at ops again, for ones that were looked at; 0: when something arrives"),
+        Field("listen", "s64", "when to look at flows again; 0: none is to be looked at"),
+        Field("first", "u64", "struct tb_own_op: the oldest op in flight"),
+        Field("at", "u64", "the op that a turn has come to"),
+        Field("cookie", "u32", "job"),
+        Field("rank", "u32", "own rank"),
+        Field("ranks", "u32", "that contribute"),
+        Field("world", "u32", "ranks, a switch included"),
+        Field("sum_mask", "u32", "slots less one"),
+        Field("result_mask", "u32", "result rows less one"),
+        Field("repair", "u32", "1: lost rows are asked for"),
+        Field("self_late", "u32", "1: the own rows are not waited for (clock-8)"),
+        Field("suspects", "u32", "1: there are some"),
+        Field("holds", "u32", "1: a live rank holds, so that no clock starts"),
+        Field("everything", "u32", "1: all ops are to be looked at"),
+        Field("entered", "u32", "1: the turn is in the midst of an op"),
+        Field("label", "u32", "of the op that something was found of"),
         Field("pad", "u32", "0"),
     ),
 )
+
+OWN_OP = Struct(
+    "tb_own_op",
+    "An op of a rank from its first sign of life on (`collective.op`); times in ns.",
+    (
+        Field("after", "u64", "the next op in flight"),
+        Field("halves", "u64", "struct tb_half: of contributions to the own rows, and of results", 2),
+        Field("shares", "u64", "s64[], by rank: rows that it owns"),
+        Field("starts", "u64", "s64[], by rank: where its rows begin in row_at"),
+        Field("row_at", "u64", "s32[rows]: the rows in packet order"),
+        Field("owner", "u64", "u8[rows]: whose they are"),
+        Field("places", "u64", "s64[], by rank: the place in the own list with which it begins"),
+        Field("usual", "s64", "what its second half takes as a rule"),
+        Field("admitted", "s64", "when the own launch found room; the clocks count from here"),
+        Field("start", "s64", "c of clock-3, when its clock started; 0: it has not"),
+        Field("held", "s64", "when a live rank was last seen to hold: no clock starts before"),
+        Field("own_in", "s64", "when the own rows came into the own sums; 0: they are not there"),
+        Field("listen", "s64", "when to look at its flows"),
+        Field("look", "s64", "when the time alone is news; 0: never"),
+        Field("due", "s64", "the same, as found in this look"),
+        Field("insists", "s64", "of an op that a switch sums: until when a late launch waits for its results"),
+        Field("abstained", "u64", "bitmap of ranks that have said that they bring no rows", MAX_RANKS // 64),
+        Field("stayed", "u64", "bitmap of ranks that have said that they come too late to bring any", MAX_RANKS // 64),
+        Field("seen", "u64", "what there was of it when that was looked at last", 2 * MAX_RANKS // 64 + 5),
+        Field("label", "u32", "of the op"),
+        Field("slot", "u32", "of its record"),
+        Field("layout", "u32", "layout tag"),
+        Field("rows", "u32", "of all owners"),
+        Field("own", "u32", "rows that this rank owns"),
+        Field("sum_seq", "u32", "of the first own row"),
+        Field("result_seq", "u32", "of the first row"),
+        Field("complete_at", "u32", "complete own rows that may end the first half"),
+        Field("results_at", "u32", "results that may end the second half"),
+        Field("watched", "u8", "1: every row that is taken is news"),
+        Field("stirred", "u8", "1: something but the datapath has changed it"),
+        Field("news", "u8", "1: it had news since its flows were looked at"),
+        Field("passed", "u8", "1: the last turn passed it over"),
+        Field("asked", "u8", "what Python has said of it in this look"),
+        Field("sending", "u8", "how far this rank is with its own rows"),
+        Field("switched", "u8", "1: a switch sums its rows"),
+        Field("empty", "u8", "1: this rank brings no rows, by its choice or its gradient, or since they come too late"),
+        Field("overtaken", "u8", "1: all others were through with it before this rank had sent rows"),
+        Field("mismatched", "u8", "1: ranks disagree on its layout"),
+        Field("flushing", "u8", "of an op that a switch sums: 1: it is asked to release rows"),
+        Field("expired", "u8", "likewise: 1: the deadline of the first half has passed"),
+        Field("pad", "u8", "0", 8),
+    ),
+)
+
+
+class Sending(enum.IntEnum):
+    """How far a rank is with its own contribution."""
+
+    FORESEEN = 0  #: Others' packets have named the op, this rank has not launched it.
+    LAUNCHED = 1  #: It has.
+    AGREEING = 2  #: The op is cold: this rank has told its scales and waits for those of the others.
+    CODING = 3  #: A device makes the codes.
+    OVER = 4  #: The rows are in the send queue, or it is known that none will come.
+
+
+class Phase(enum.IntEnum):
+    """How far one half of an op is."""
+
+    OPEN = 0  #: Rows are taken.
+    CLOSED = 1  #: Nothing more is taken: the first half is sealed, or the second decoded.
+    DONE = 2  #: And passed on: the results have left, or the caller has the gradient.
+
+
+class Why(enum.IntEnum):
+    """The reason why a half has ended."""
+
+    NOTHING = 0  #: It goes on.
+    COMPLETE = 1  #: All rows are in.
+    QUIET = 2  #: All have finished, and nothing more came.
+    DEADLINE = 3  #: The time was over.
+
+
+class Found(enum.IntEnum):
+    """The next thing to be done for an op."""
+
+    NOTHING = 0  #: Nothing: no op is left.
+    OVERTAKEN = 1  #: Count it: all others were through with it first.
+    BEGUN = 2  #: Its clock has started: suspects may have come in time.
+    MISMATCH = 3  #: Ranks disagree on its layout.
+    SEND = 4  #: See how far the own rows are.
+    FIRST = 5  #: Say how long the first half lasts.
+    SECOND = 6  #: Say how long the second half lasts.
+    SWITCH = 7  #: Ask the switch for what is missing.
+    SEAL = 8  #: Close the first half: average what came, and publish it.
+    FINISH = 9  #: Close the second half: decode the result.
 
 
 class Sent(enum.IntEnum):
@@ -860,7 +1024,7 @@ class Sent(enum.IntEnum):
 
 
 #: Of the library (``host_lib/core``) and its callers.
-RECORDS = (STAMP, RUN, PATH, LINK, TARGET, SENDING, ANSWERS, AWAITED, INCOMING, HALF)
+RECORDS = (STAMP, RUN, PATH, LINK, TARGET, SENDING, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, OWN_OP)
 
 #: Maps of the worker program, in order of creation.
 WORKER_MAPS: tuple[Map, ...] = (

@@ -41,6 +41,7 @@ class Engine(Transpose):
         if self._wake >= 0:
             os.close(self._wake)
             self._wake = -1
+            self._window.close()
             self.job.threads.close()
 
     def _poke(self) -> None:

@@ -1,0 +1,461 @@
+"""When halves of ops begin and end (clock-7, clock-11 to clock-13), and waits past their deadlines (clock-29)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection
+
+import numpy as np
+import pytest
+
+from op_world import OpWorld, begin
+from tailbound.collective.op import Half
+from tailbound.collective.timing import cut
+from tailbound.kernel.core import core
+from tailbound.transport.config import FLOOR
+from tailbound.transport.membership import majority
+from tailbound.transport.overtime import FIRST, LONGEST, MOST, SHARE, Overtime
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import OWN_OP, Found, Phase, Sending, Why, op_slot
+
+MS, S = 1_000_000, 1_000_000_000
+LABEL, LAYOUT = 1 << 10, 3
+COMPLETE, QUIET, DEADLINE = Why.COMPLETE, Why.QUIET, Why.DEADLINE
+_Op = record_of(OWN_OP)
+
+
+class Stage(OpWorld):
+    """The second half of an op of rank 0 of two, in which rank 1 owns all rows.
+
+    Args:
+        due: when its deadline is over that has lasted 50 ms; 0: its clock has not started.
+        saved: what may be waited past it, ns.
+    """
+
+    def __init__(self, due: int = 0, saved: int = 0) -> None:
+        super().__init__(2)
+        self.first, self.half, self.op = Half(), Half(), _Op()
+        self.first.phase, self.op.sending, self.op.label, self.op.slot = Phase.DONE, Sending.OVER, LABEL, op_slot(LABEL)
+        self.op.halves, self.op.layout = (ctypes.addressof(self.first), ctypes.addressof(self.half)), LAYOUT
+        self._shares = np.zeros(2, np.int64)
+        self.op.shares, self.op.admitted = self._shares.ctypes.data, 1
+        self.own_record = self.record(LABEL, {"layout": LAYOUT})
+        self.known.overtime.saved, self.known.overtime.share = saved, 0
+        self.see(0, 1)
+        if due:
+            begin(self.half, due - 50 * MS, 50 * MS, 500 * MS)
+
+    def see(self, progress: int, left: int, *, finished: bool = False, repairing: bool = False, word: int = 0) -> None:
+        """What has come and what is missing, in rows; whether rank 1 has finished, and whether it is to answer.
+
+        Args:
+            progress, left: results that are in, and missing.
+            finished: rank 1 has.
+            repairing: rows that were asked for may still come.
+            word: since when it leaves a question open, ns.
+        """
+        self._shares[1] = self.op.rows = progress + left
+        self.own_record["results_in"] = progress
+        self.marks("published", LABEL, [1] if finished else [])
+        self.half.open = repairing
+        self.half.flows = self.half.flows or repairing  # no test looks at them
+        self.known.hear(1, word)
+        self.known.overtime.open[1] = word
+
+    def decide(self, now: int, q: int = MS, launched: int = 1, insist: int = 0) -> tuple[Why | None, int]:
+        """Why it is over (None: it is not), and when to look again."""
+        self.terms.silence, self.terms.insist, self.op.admitted = q, insist, launched
+        self.op.asked, self.op.due = 2, 0
+        over = self.again(self.op, now) == Found.FINISH
+        return (Why(self.half.why), 0) if over else (None, self.op.due)
+
+
+def test_majority() -> None:
+    """Rule: clock-1."""
+    assert [majority(live) for live in range(1, 9)] == [1, 2, 2, 3, 3, 4, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("fewer", "need", "alone", "launched", "start"),
+    [
+        (0, 0, False, 0, 0),
+        (0, 0, True, 0, 0),
+        (0, 0, True, 3, 3),  # alone, the own launch is the majority
+        (5, 0, False, 0, 0),  # one short of a majority
+        (5, 0, False, 9, 9),
+        (12, 0, False, 9, 12),
+        (5, 7, False, 0, 7),  # a majority of peers, without the own launch
+        (5, 7, False, 6, 6),
+        (5, 7, False, 30, 7),
+        (0, 0, False, 3, 1003),  # at the latest
+        (2000, 0, False, 3, 1003),
+        (0, 2000, False, 3, 1003),
+    ],
+)
+def test_what_starts_a_clock(fewer: int, need: int, alone: bool, launched: int, start: int) -> None:
+    """Rule: clock-3."""
+    stage = Stage()
+    stage.own_record["majority_ns"], stage.store.control["need"] = (fewer, need), 1 if alone else 2
+    stage.op.sending, stage.op.admitted = Sending.LAUNCHED if launched else Sending.FORESEEN, launched
+    stage.known.deadlines.start_max = 1000
+    assert (stage.start_clock(stage.op, 1 << 40), stage.op.start) == (0, start)
+
+
+def test_complete_ends_at_once_whatever_the_clock_says() -> None:
+    """Rules: clock-7a, clock-12."""
+    stage = Stage()
+    stage.see(3, 0)
+    assert stage.decide(5) == (COMPLETE, 0)
+
+
+def test_without_a_clock_it_waits_for_arrivals() -> None:
+    assert Stage().decide(5 * MS) == (None, 0)
+
+
+def test_all_finished_and_quiet() -> None:
+    """Rules: clock-7b, clock-12."""
+    stage = Stage(100 * MS)
+    stage.see(3, 1, finished=True)
+    assert stage.decide(60 * MS) == (None, 61 * MS)
+    stage.see(4, 1, finished=True)
+    assert stage.decide(61 * MS) == (None, 62 * MS)
+    assert stage.decide(62 * MS) == (QUIET, 0)
+
+
+def test_quiet_begins_anew_with_every_packet_and_counts_only_when_all_have_finished() -> None:
+    stage, found = Stage(), []
+    looks = [(100, False, 5), (200, False, 5), (210, True, 5), (219, True, 6), (228, True, 6), (229, True, 6)]
+    looks += [(240, False, 6), (250, True, 6)]  # somebody is waited for again
+    for now, finished, rows in looks:
+        stage.see(rows, 1, finished=finished)
+        found.append((now, stage.decide(now, q=10)))
+    assert [now for now, (why, _) in found if why] == [229]
+    assert [look for _, (_, look) in found] == [0, 0, 220, 229, 229, 0, 0, 260]
+
+
+def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
+    """Rules: clock-7b, clock-23."""
+    stage = Stage(100 * MS)
+    stage.see(3, 1, finished=True, repairing=True)
+    assert stage.decide(60 * MS)[0] is None
+    assert stage.decide(95 * MS)[0] is None
+    assert stage.decide(100 * MS) == (DEADLINE, 0)
+
+
+def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
+    """Rule: clock-7c."""
+    stage = Stage(100 * MS)
+    stage.see(3, 10)
+    stage.decide(95 * MS)
+    stage.see(8, 5)
+    assert stage.decide(100 * MS) == (None, 105 * MS)
+    stage.see(10, 3)
+    assert stage.decide(105 * MS) == (DEADLINE, 0)
+
+
+@pytest.mark.parametrize(
+    "looks",
+    [
+        # to see whether rows come in the last tenth
+        [(1050, 7, False, 1090), (1090, 7, False, 1100), (1100, 7, True, None)],
+        [(1090, 0, False, None), (1095, 5, False, None), (1100, 5, False, None)],
+        [(1050, 1, False, 1090), (1090, 5, False, None), (1100, 5, True, None)],
+        [(1090, 1, False, 1100), (1100, 2, False, 1110), (1110, 3, False, 1120), (1120, 3, True, None)],
+    ],
+    ids=[
+        "without progress it is kept",
+        "the last tenth counts from the first look in it",
+        "what came before it is too early to count",
+        "it moves on by a tenth while rows come",
+    ],
+)
+def test_a_deadline_moves_on_while_rows_come(looks: list[tuple[int, int, bool, int | None]]) -> None:
+    """When is looked, how many rows there are then, whether it has passed, and the next look. Rule: clock-7c."""
+    stage = Stage()
+    assert stage.decide(10**12) == (None, 0), "it has not begun"
+    begin(stage.half, 1000, 100, 500)
+    for now, rows, expired, again in looks:
+        stage.see(rows, 1)
+        why, look = stage.decide(now)
+        assert (why is DEADLINE) == expired, now
+        assert again is None or look == again
+
+
+def test_a_deadline_that_moves_on_ends_at_its_limit() -> None:
+    """Rules: clock-7c, clock-11."""
+    stage, now = Stage(100 * MS), 95 * MS
+    for rows in range(1000):
+        stage.see(rows, 1)
+        why, look = stage.decide(now)
+        if why:
+            break
+        now = look
+    assert (why, now) == (DEADLINE, 550 * MS)
+
+
+def test_waiting_on_is_weighed_by_whether_rows_came_at_all() -> None:
+    """Rank 1 says nothing, so that only rows tell that it lives. Rule: clock-29."""
+    for rows, ends in (((0, 3, 3), [None, None, DEADLINE]), ((3, 3), [None, DEADLINE])):
+        stage, found = Stage(1100, saved=S), []
+        begin(stage.half, 1000, 100, 500)
+        for now, here in zip((1090, 1100, 1110), rows, strict=False):
+            stage.see(here, 9)
+            found.append(stage.decide(now)[0])
+        assert found == ends
+    unseen = Stage(saved=S)  # no rank looked in the last tenth
+    begin(unseen.half, 1000, 100, 500)
+    unseen.see(3, 6)
+    assert unseen.decide(1100) == (None, 1110)
+
+
+def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
+    """Rule: clock-5."""
+    assert cut(100, [(50, 100), (90, 100), (0, 100), (100, 100)]) == (200, pytest.approx(0.3))
+    assert cut(100, [(80, 100)]) == (125, pytest.approx(0.2))
+    assert cut(100, [(1, 100)]) == (200, pytest.approx(0.99))
+    assert cut(100, [(0, 100)]) == cut(100, []) == (None, 0.0)
+
+
+def test_a_deadline_in_the_first_nanosecond_of_the_clock_is_one() -> None:
+    """Rule: clock-13."""
+    stage = Stage()
+    begin(stage.half, 0, 1, 500)
+    assert stage.decide(2, launched=2) == (DEADLINE, 0)
+
+
+@pytest.mark.parametrize("launched", [1, 130 * MS])
+def test_rows_that_can_still_be_had_are_insisted_on_past_the_deadline(launched: int) -> None:
+    """That takes nothing off the overtime budget. Rules: clock-13, clock-35."""
+    stage = Stage(100 * MS)
+    stage.see(3, 1, repairing=True)
+    stage.decide(95 * MS)
+    assert stage.decide(130 * MS, launched=launched, insist=10 * MS) == (None, 140 * MS)
+    stage.see(4, 1, repairing=True)
+    assert stage.decide(136 * MS, launched=launched, insist=10 * MS) == (None, 140 * MS)
+    assert stage.decide(140 * MS, launched=launched, insist=10 * MS) == (DEADLINE, 0)
+    overtime = Overtime(95 * MS)
+    overtime.charge(stage.half, 140 * MS)
+    assert overtime.waited == (30 * MS if launched == 1 else 0)
+    stage.see(4, 1)
+    assert stage.decide(136 * MS, launched=launched, insist=10 * MS) == (DEADLINE, 0), "no answer may come any more"
+    stage.see(5, 0)
+    assert stage.decide(136 * MS, launched=launched, insist=10 * MS) == (COMPLETE, 0)
+
+
+def test_a_launch_after_the_deadline_looks_once_for_results_that_their_owner_has_published() -> None:
+    """Its flows have not been looked at. Rules: clock-13, clock-35."""
+    for published, why in ((True, None), (False, DEADLINE)):
+        stage = Stage(100 * MS)
+        stage.see(3, 1, finished=published)
+        assert stage.decide(130 * MS, launched=130 * MS)[0] is why
+
+
+def until(stage: Stage, *, words: bool, repairing: int = 0, launched: int = 1, first: int = 95 * MS) -> int:
+    """When the deadline (due at 100 ms, for 50 ms) ends a stage of which no row comes; ``words``: its ranks answer."""
+    now, word = first, int(stage.known.overtime.open[1])
+    while True:
+        stage.see(0, 1, word=now - MS if words else word, repairing=now < repairing)
+        why, again = stage.decide(now, launched=launched)
+        if why is not None:
+            assert why is DEADLINE
+            stage.known.overtime.charge(stage.half, now)
+            return now
+        now = again
+
+
+def test_who_lives_is_waited_for_as_long_as_there_is_time_saved_up() -> None:
+    """Rows before tails: but what was saved up is gone then, and the next op ends at its deadline (clock-29)."""
+    assert until(Stage(100 * MS, FIRST), words=True) == pytest.approx(min(100 * MS + FIRST, 550 * MS), abs=6 * MS)
+    stage = Stage(100 * MS, FIRST)
+    stage.known.overtime.charge(begin(Half(), 1, 19 * MS, 500 * MS), 20 * MS + 2 * FIRST)  # more than was saved up
+    assert until(stage, words=True) == 100 * MS
+
+
+def test_rows_that_are_asked_for_are_waited_for_past_the_deadline() -> None:
+    """Rules: clock-23, clock-29."""
+    assert until(Stage(100 * MS, MOST), words=False, repairing=130 * MS) == pytest.approx(130 * MS, abs=6 * MS)
+    # the rest is for ranks of which more is missing
+    assert until(Stage(100 * MS, FIRST), words=False, repairing=130 * MS) == 100 * MS
+
+
+def test_a_late_launch_waits_for_who_lives_from_its_own_time_on() -> None:
+    """Rules: clock-13, clock-29."""
+    stage = Stage(100 * MS, FIRST)
+    stage.known.overtime.open[1] = 200 * MS
+    assert until(stage, words=False, launched=200 * MS, first=200 * MS) == pytest.approx(225 * MS, abs=6 * MS)
+    assert stage.known.overtime.waited <= 30 * MS
+
+
+def heard(words: dict[int, int], asked: dict[int, int], through: Collection[int] = (), now: int = 90) -> int:
+    """Since when ranks 0 and 2 leave a question open that rank 1 has, and are not through."""
+    world, shares = OpWorld(3), np.ones(3, np.int64)
+    op = _Op(label=LABEL, shares=shares.ctypes.data)
+    world.marks("contributed", LABEL, through)
+    for rank, when in words.items():
+        world.store.peer_states[rank]["last_ns"] = when
+    for rank, when in asked.items():
+        world.known.overtime.asked(rank, when, words.get(rank, 0))
+    return int(core().fast.tb_silence(world.terms.at_, ctypes.addressof(op), 0, now))
+
+
+def test_who_was_not_asked_since_it_was_heard_of_is_not_silent() -> None:
+    """Rule: clock-29."""
+    assert heard({}, {}) == 0  # nobody was ever heard of
+    assert heard({}, {1: 80}) == 0
+    assert heard({2: 50}, {1: 80}) == 90
+    assert heard({2: 50}, {1: 80, 2: 70}) == 70
+    assert heard({2: 75}, {1: 80, 2: 70}) == 75  # a mark of it has risen since
+    assert heard({1: 60, 2: 75}, {1: 80, 2: 70}) == 80
+    assert heard({1: 60, 2: 75}, {1: 80, 2: 70}, through=[1]) == 75
+    assert heard({1: 60, 2: 75}, {1: 80, 2: 70}, through=[1, 2]) == 0
+
+
+# -- what may be waited past deadlines, and for whom -------------------------------------------------------------------
+
+
+def deadline(due: int, length: int = 40 * MS) -> Half:
+    return begin(Half(), due - length, length, 2 * S)  # type: ignore[no-any-return]
+
+
+def silence(overtime: Overtime, half: Half) -> int:
+    return int(core().fast.tb_patience(ctypes.addressof(overtime), ctypes.addressof(half)))
+
+
+def worth(overtime: Overtime, half: Half, now: int, heard: int) -> bool:
+    return bool(core().fast.tb_worth(ctypes.addressof(overtime), ctypes.addressof(half), now, heard, 0))
+
+
+def test_a_share_of_the_time_is_saved_up_to_a_bound() -> None:
+    overtime = Overtime(S)
+    assert overtime.left(S) == FIRST
+    assert overtime.left(2 * S) == FIRST + SHARE * S
+    assert overtime.left(1000 * S) == MOST
+
+
+def test_a_lower_floor_saves_up_less_and_takes_shorter_silences() -> None:
+    low = Overtime(S, FLOOR // 10)
+    assert (low.left(S), low.left(1000 * S), low.reserve) == (FIRST // 10, MOST // 10, Overtime(S).reserve // 10)
+    assert silence(low, deadline(S, 0)) == FLOOR // 10
+
+
+def test_time_in_which_several_ops_wait_is_paid_for_once() -> None:
+    overtime = Overtime(S)
+    overtime.charge(deadline(S), S + 50 * MS)
+    overtime.charge(deadline(S + 20 * MS), S + 80 * MS)
+    overtime.charge(deadline(S + 90 * MS), S + 85 * MS)
+    assert overtime.waited == 80 * MS
+    assert abs(overtime.left(S + 85 * MS) - (FIRST - 80 * MS + SHARE * 85 * MS)) <= 2
+
+
+def test_only_what_is_past_a_deadline_costs_anything() -> None:
+    overtime = Overtime(S)
+    overtime.charge(Half(), S + 10 * MS)  # has not begun
+    overtime.charge(deadline(S + 90 * MS), S + 50 * MS)
+    assert overtime.waited == 0
+    overtime.charge(deadline(S + 40 * MS), S + 60 * MS)
+    overtime.charge(deadline(S + 50 * MS), S + 60 * MS)
+    assert overtime.waited == 20 * MS
+
+
+def test_it_is_worth_a_step_that_is_saved_up_to_the_last_nanosecond() -> None:
+    for length, expected in ((10 * FIRST, True), (10 * FIRST + 10, False)):
+        assert worth(Overtime(S), deadline(S, length), S, S) == expected
+
+
+def test_a_silence_ends_with_its_last_nanosecond() -> None:
+    overtime, clock = Overtime(S), deadline(S)
+    assert worth(overtime, clock, S, S - 20 * MS)
+    assert not worth(overtime, clock, S, S - 20 * MS - 1)
+    assert not worth(Overtime(0), deadline(15 * MS), 15 * MS, 0)  # never heard of, on a machine that has just begun
+
+
+#: Questions to a rank (when, and when it was heard last), words of it, and how long answers take after each.
+ANSWERS: dict[str, list[tuple[str, int, tuple[int, ...], int]]] = {
+    "from the first question of a silence to the first word": [
+        ("asked", 2, (S, S - MS), 0),
+        ("asked", 2, (S + 20 * MS, S - MS), 0),  # the same silence
+        ("spoke", 2, (S + 80 * MS,), 80 * MS),
+        ("spoke", 2, (S + 300 * MS,), 80 * MS),  # not asked for
+        ("asked", 3, (2 * S, S), 80 * MS),
+        ("asked", 3, (2 * S + 20 * MS, 2 * S + 10 * MS), 80 * MS),  # a mark of it has risen in between
+        ("asked", 3, (2 * S + 110 * MS, 2 * S + 20 * MS), 80 * MS),  # it spoke as it was asked, so not in return
+        ("spoke", 3, (2 * S + 120 * MS,), 100 * MS),
+    ],
+    "a stop is no answer": [
+        ("asked", 2, (S, 0), 0), ("spoke", 2, (S + LONGEST + 1,), 0),
+        ("asked", 2, (2 * S, 0), 0), ("spoke", 2, (2 * S + LONGEST,), LONGEST),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ANSWERS.values(), ids=ANSWERS)
+def test_a_silence_may_be_as_long_as_answers_take(said: list[tuple[str, int, tuple[int, ...], int]]) -> None:
+    overtime, clock = Overtime(S), deadline(S)
+    for word, rank, times, answer in said:
+        getattr(overtime, word)(rank, *times)
+        assert (overtime.answer, silence(overtime, clock)) == (answer, min(max(20 * MS, 2 * answer), LONGEST))
+    assert [overtime.open[rank] for rank in (2, 3)] == [0, 0], "no question is open after a word"
+
+
+def test_a_word_that_was_not_asked_for_is_no_answer() -> None:
+    overtime = Overtime(0)
+    overtime.spoke(2, 5 * MS)
+    assert overtime.answer == 0
+
+
+def test_a_question_is_open_since_it_was_asked_first() -> None:
+    overtime = Overtime(S)
+    overtime.asked(2, S, S - MS)
+    overtime.asked(2, S + 20 * MS, S - MS)
+    assert overtime.open[2] == S
+
+
+def op(overtime: Overtime, *waited: int) -> None:
+    """An op, before each of whose turns the thread has ``waited`` for a core so long in all."""
+    for each in waited:
+        overtime.turned(each)
+    overtime.ended()
+
+
+def test_own_waits_for_a_core_are_those_between_two_turns_and_make_silences_longer() -> None:
+    """A busy host makes many short ones in an op: all together are no silence of anybody. Rule: clock-29."""
+    overtime, clock = Overtime(S), deadline(S)
+    assert (overtime.lack, overtime.lacked) == (0, 0)
+    op(overtime, 10 * MS, 40 * MS, 50 * MS)
+    op(overtime, 55 * MS)
+    assert (overtime.lack, overtime.lacked) == (30 * MS, 55 * MS)
+    assert silence(overtime, clock) == 60 * MS
+    for _ in range(63):
+        op(overtime, 55 * MS)
+    assert overtime.lack == 5 * MS  # of the last 64 ops
+    op(overtime, 55 * MS)
+    assert (overtime.lack, silence(overtime, clock)) == (0, 20 * MS)
+    op(overtime, 10 * S)
+    assert silence(overtime, clock) == LONGEST
+
+
+def test_late_wake_ups_tell_of_waits_that_the_kernel_does_not_count() -> None:
+    """Of the hypervisor's, and where it counts nothing; a stop is none. Rule: clock-29."""
+    overtime = Overtime(S)
+    overtime.woke(40 * MS)
+    overtime.woke(7 * MS)
+    op(overtime)
+    overtime.turned(None)
+    assert (overtime.lack, overtime.lacked) == (40 * MS, 0)
+    for _ in range(64):
+        overtime.woke(LONGEST + 1)
+        op(overtime)
+    assert overtime.lack == 0
+    overtime.woke(LONGEST)
+    op(overtime, 50 * MS)
+    assert (overtime.lack, overtime.lacked) == (LONGEST, 50 * MS)
+
+
+def test_how_late_the_own_thread_wakes_up() -> None:
+    overtime = Overtime(S)
+    assert overtime.late == 0
+    overtime.woke(-MS)
+    assert overtime.late == 0
+    for late in range(40):
+        overtime.woke(late * MS)
+    assert overtime.late == 37 * MS
