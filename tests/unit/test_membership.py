@@ -24,14 +24,6 @@ def miss(who: Membership, rank: int, times: int, *, step: int = 5, in_step: bool
         who.absent(who.result, {rank}, op, in_step=in_step, step=step)
 
 
-def test_who_has_not_said_goodbye_is_here_suspect_or_not() -> None:
-    who = membership()
-    miss(who, 3, 3)
-    assert (who.here, who.live, who.suspects) == ([2, 3, 0], [2, 0], {3})
-    who.bye(2, 0)
-    assert (who.here, who.live) == ([3, 0], [0])
-
-
 def test_who_is_accused_is_suspect_at_once_and_once() -> None:
     who = membership()
     assert who.contribution.accuse(3, 7)
@@ -39,15 +31,6 @@ def test_who_is_accused_is_suspect_at_once_and_once() -> None:
     assert not who.contribution.accuse(3, 9)
     assert who.contribution.first_missed(3) == 7
     assert who.live == [2, 0]
-
-
-def test_what_a_rank_sent_before_it_died_does_not_clear_it() -> None:
-    """Ops in flight have its rows, and end after its connection."""
-    who = membership()
-    who.contribution.accuse(3, 7)
-    for op, suspects in ((5, {3}), (6, {3}), (7, set())):
-        who.absent(who.contribution, set(), op, in_step=True, step=0)
-        assert who.suspects == suspects
 
 
 def test_a_rank_out_of_step_suspects_nobody() -> None:
@@ -86,24 +69,6 @@ def test_who_is_suspect_in_one_half_and_silent_for_two_steps_is_dead(
     assert who.dead(7) == set()
 
 
-@pytest.mark.parametrize("heard", [None, 0, (1 << 22) - 1], ids=["never heard of", "in step 0", "in the last step"])
-def test_who_is_silent_is_dead_two_steps_later(heard: int | None) -> None:
-    """Who was never heard of was there in step 0 last, and steps wrap. Rule: clock-15."""
-    who, last = membership(), heard or 0
-    if heard is not None:
-        who.heard(3, heard)
-    miss(who, 3, 3, step=last)
-    assert who.dead((last + 1) & 0x3FFFFF) == set()
-    assert who.dead((last + 2) & 0x3FFFFF) == {3}
-
-
-def test_who_says_goodbye_is_not_waited_for() -> None:
-    who = membership()
-    assert who.peers == who.live == who.owners == [2, 3, 0]
-    who.bye(2, 0)
-    assert who.live == who.owners == [3, 0]
-
-
 #: Words on holds as (method, arguments), and in between (time, when the hold of that time ends; 0: none holds).
 HOLDS: dict[str, list[tuple[Any, ...]]] = {
     "it ends by a silence": [(0, 0), ("hold", 2, 100), (100, 100 + HOLD_SILENCE), (100 + HOLD_SILENCE, 0)],
@@ -128,19 +93,6 @@ def test_when_a_hold_ends(said: list[tuple[Any, ...]]) -> None:
             getattr(who, what)(*rest)
         else:
             assert [who.holding(what)] == rest
-
-
-def test_a_hold_is_respected_for_hold_max_at_most() -> None:
-    who, now, ended = membership(), 0, 0
-    while now < 2 * HOLD_MAX:
-        who.hold(2, now)
-        now += HOLD_SILENCE // 4
-        if not ended and not who.holding(now):
-            ended = now
-        assert bool(ended) == (who.holding(now) == 0), "the same hold does not begin anew"
-    assert HOLD_MAX <= ended <= HOLD_MAX + HOLD_SILENCE
-    who.hold(2, now + HOLD_SILENCE + 1)
-    assert who.holding(now + HOLD_SILENCE + 1), "another hold, after a silence"
 
 
 def test_a_word_that_is_repeated_prolongs_a_hold_and_begins_none() -> None:
@@ -218,18 +170,6 @@ def test_a_process_that_has_ended_votes_again_when_it_is_back() -> None:
 
 
 # -- suspicion: misses running, cleared by any presence, never so many that the others are no quorum -----------------
-
-
-def test_any_row_clears() -> None:
-    suspicion = Suspicion(4, 0, 1, set(range(4)))
-    suspicion.absent({1})
-    suspicion.clear(2)
-    assert suspicion.suspects == {1}
-    suspicion.clear(1)
-    assert suspicion.suspects == frozenset()
-    suspicion.absent({1})
-    suspicion.absent(set())
-    assert suspicion.suspects == frozenset()
 
 
 def test_when_the_others_would_be_no_quorum_nobody_is_suspect_until_one_is_cleared() -> None:
