@@ -1,4 +1,4 @@
-"""What is sent to a switch again: gaps, deadlines, shares, bounds; with the time passed in (clock-28)."""
+"""What is sent to a switch again, and exactly when: gaps, deadlines, shares; with the time passed in (clock-28)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
-from tailbound.transport.flush import LOOK, PATIENCE, PATIENCE_MOST, WINDOW, Again, Places, Retry, View
+from tailbound.transport.flush import LOOK, PATIENCE, PATIENCE_MOST, Again, Places, Retry, View
 
 PAUSE = 1 * MS
 
@@ -41,61 +41,6 @@ class Worker:
     def turn(self, after: int = 0, pause: int = PAUSE) -> list[int]:
         """The places that are asked for in a turn."""
         return sorted(int(p) for again in self.poll(after, pause) for p in again.places)
-
-    def run(self, length: int) -> set[int]:
-        """Turns whenever one is due, for ``length`` ns."""
-        end, out = self.now + length, set[int]()
-        while self.now < end:
-            out |= {*self.turn()}
-            self.now = max(self.now + MS, self.retry.look)
-        return out
-
-
-def test_a_gap_that_results_have_overtaken_is_asked_for_while_rows_still_come() -> None:
-    world = Worker(100)
-    world.become(here=[row for row in range(50) if row not in (3, 7)])
-    assert world.turn() == []  # they may be on their way
-    world.become(here=slice(50, 60))
-    assert world.turn(2 * MS) == [3, 7]
-    world.run(2 * PATIENCE)
-    assert not world.retry.flushing
-
-
-@pytest.mark.parametrize(
-    ("rows", "share", "course"),
-    [
-        (100, (0, 1), [({"sent": True}, 50, []), ({"here": slice(30)}, 50, [])]),
-        (100, (0, 1), [({"sent": True, "here": slice(95)}, 20, []), ({"finished": True}, 4, range(95, 100))]),
-        (10, (0, 1), [({"sent": True, "short": True}, 20, []), ({"finished": True}, 3, range(10))]),
-        (9, (1, 3), [({"due": True}, 1, [1, 4, 7]), ({"here": [0, 1, 3, 4, 7]}, 3 * PATIENCE // MS, [2, 5, 6, 8])]),
-    ],
-    ids=[
-        "nothing before the first result or beyond the last one: somebody is slow, not lost",
-        "a lost tail once nothing comes any more",
-        "rows of who is known to be missing do not wait for the deadline",
-        "at the deadline each releases its share, and then what is left",
-    ],
-)
-def test_what_is_asked_for(rows: int, share: tuple[int, int], course: list[tuple[Any, int, Any]]) -> None:
-    """What becomes so, the milliseconds that pass, and what is asked for in them."""
-    world = Worker(rows, *share)
-    for state, length, asked in course:
-        world.become(**state)
-        assert world.run(length * MS) == {*asked}
-    assert world.retry.gaps == (5 if rows == 100 and world.finished else 0)
-    assert world.retry.flushing == (rows < 100)
-
-
-def test_a_release_goes_out_in_a_window_that_answers_widen() -> None:
-    world, sizes = Worker(5000, due=True), []
-    for _ in range(4):
-        found = world.turn(world.retry.look - world.now if world.retry.look else 0)
-        sizes.append(len(found))
-        world.become(here=found)
-    assert sizes == [WINDOW, 2 * WINDOW, 4 * WINDOW, 8 * WINDOW]
-
-
-# -- exactly when -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("rows", "pause", "apart"), [(100, 0, LOOK), (100, 3 * MS, 3 * MS), (20_000, PAUSE, 5 * MS)])
