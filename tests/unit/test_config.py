@@ -86,26 +86,11 @@ def test_the_ring_follows_the_step(step: int, width: int, mib: float) -> None:
     assert Config(0, 2, step=step, ring_mib=400.0).ring(width) == 400.0
 
 
-@pytest.mark.parametrize(
-    ("mtu", "width"),
-    [
-        (156, 64),
-        (576, 448),
-        (1500, 1408),
-        (1499, 1344),
-        (9000, 8896),
-        (65535, 8896),
-        (0, None),
-        (68, None),
-        (155, None),
-    ],
-)
-def test_width_for_mtu(mtu: int, width: int | None) -> None:
-    if width is None:
+def test_width_for_mtu() -> None:
+    assert [width_for_mtu(mtu) for mtu in (156, 576, 1499, 1500, 9000, 65535)] == [64, 448, 1344, 1408, 8896, 8896]
+    for mtu in (0, 68, 155):
         with pytest.raises(ConfigError, match=f"MTU {mtu} is too small for one row: give at least 156"):
             width_for_mtu(mtu)
-    else:
-        assert width_for_mtu(mtu) == width
 
 
 def test_rows_leave_room_for_the_longer_header_of_ipv6() -> None:

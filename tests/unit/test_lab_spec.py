@@ -65,21 +65,12 @@ def test_strings_are_read_or_refused_by_name(parse: Callable[[str], object]) -> 
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"workers": 0}, "workers"),
-        ({"workers": 257}, "workers"),
-        ({"loss": 1.0}, "loss"),
-        ({"duplicate": -0.1}, "duplicate"),
-        ({"corrupt": float("nan")}, "corrupt"),
-        ({"burst": Burst(1.5)}, "burst"),
-        ({"burst": Burst(0.1, 0.5)}, "burst"),
-        ({"rate": 1}, "rate"),
-        ({"mtu": 100}, "MTU"),
-        ({"mtu": 65536}, "MTU"),
-        ({"port": 0}, "port"),
-        ({"port": 65536}, "port"),
-        ({"straggler": Straggler(4, 1.0, None)}, "straggler rank 4"),
+        ({"workers": 0}, "workers"), ({"workers": 257}, "workers"), ({"loss": 1.0}, "loss"),
+        ({"duplicate": -0.1}, "duplicate"), ({"corrupt": float("nan")}, "corrupt"), ({"burst": Burst(1.5)}, "burst"),
+        ({"burst": Burst(0.1, 0.5)}, "burst"), ({"rate": 1}, "rate"), ({"mtu": 100}, "MTU"), ({"mtu": 65536}, "MTU"),
+        ({"port": 0}, "port"), ({"port": 65536}, "port"), ({"straggler": Straggler(4, 1.0, None)}, "straggler rank 4"),
     ],
-)
+)  # fmt: skip
 def test_a_spec_that_cannot_be_is_refused(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         LabSpec(**{"workers": 4, **settings})  # type: ignore[arg-type]
