@@ -6,8 +6,8 @@ import itertools
 import os
 import random
 import re
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -175,38 +175,32 @@ def test_what_a_rank_has_refused_and_could_not_send_is_told() -> None:
 
 
 def test_what_comes_is_taken_between_the_tries_of_many_ranks() -> None:
-    """All tries left before anything was read: at 256 ranks answers and others' tries overflowed the buffer.
+    """At 256 ranks answers and others' tries overflowed the buffer, as all tries left before anything was read.
 
     A turn that heard the last rank then waited for a packet that nobody sent: a start took ten seconds more.
     """
-    room, ranks = 16, 256
-    buffer: deque[bytes] = deque(maxlen=room)
-    heard: list[int] = []
+    buffer, heard = deque[bytes](), set[int]()
 
     def answer(peer: int, trial: int) -> None:
-        for _ in range(room // 2):
-            assert len(buffer) < room, "lost"
-            buffer.append(packets.packet(packets.header(type=PacketType.HELLO, sender=peer, cookie=7), b""))
-
-    def control_packets() -> Iterator[bytes]:
-        while buffer:
-            yield buffer.popleft()
+        buffer.extend([packets.packet(packets.header(type=PacketType.HELLO, sender=peer, cookie=7), b"")] * 8)
+        assert len(buffer) <= 16, "lost"
 
     def receive(head: np.void, body: bytes) -> Said:
-        heard.append(int(head["sender"]))
-        return Said(heard[-1], True, BURST | WIDE, hello.FIRST, BURST | WIDE, 0)
+        heard.add(peer := int(head["sender"]))
+        return Said(peer, True, BURST | WIDE, hello.FIRST, BURST | WIDE, 0)
 
     wake = os.eventfd(0, os.EFD_CLOEXEC)
-    trials = SimpleNamespace(ask=answer, receive=receive, refused=dict.fromkeys(range(ranks), 0))
     job = SimpleNamespace(
-        rank=0, cookie=7, peers=[*range(1, ranks)], now=lambda: MS, unpack=packets.parse,
-        datapath=SimpleNamespace(fds=lambda: (-1, wake), control_packets=control_packets),
-        paths=SimpleNamespace(trials=trials),
+        rank=0, cookie=7, peers=[*range(1, 256)], now=lambda: MS, unpack=packets.parse,
+        datapath=SimpleNamespace(
+            fds=lambda: (-1, wake), control_packets=lambda: [buffer.popleft() for _ in range(len(buffer))]
+        ),
+        paths=SimpleNamespace(trials=SimpleNamespace(ask=answer, receive=receive, refused=Counter())),
     )  # fmt: skip
     talk = hello._Talk(job)
     talk._poll = SimpleNamespace(poll=lambda _: pytest.fail("all are heard, and it waits"))
     talk.poll(3_600_000 * MS)
-    assert sorted(set(heard)) == job.peers
+    assert heard == {*job.peers}
     assert talk.hello.complete
     talk.close()
     os.close(wake)
