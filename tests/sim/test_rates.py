@@ -1,10 +1,11 @@
-"""What ranks learn of time and links, in virtual time: deadlines, grants, pacing, and what neighbours on a link get.
+"""What ranks learn of time and links, in virtual time: deadlines, grants and pacing.
 
 Rules: clock-24.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import defaultdict
 from functools import partial
@@ -12,7 +13,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from sim.neighbours import share
 from sim.team import sim_team
 from support import gradients, hasty
 from tailbound.transport.config import FLOOR
@@ -27,7 +27,6 @@ from tailbound_lab.simulate.layouts import arrange
 from tailbound_lab.simulate.ports import HEADERS, Switching
 from tailbound_lab.simulate.steps import WIDTH as ROW
 from tailbound_lab.simulate.steps import Team
-from tailbound_lab.simulate.world import World
 
 # -- learned deadlines cut off nothing that comes as a rule ------------------------------------------------------------
 
@@ -217,41 +216,15 @@ def test_what_waits_in_own_queues_slows_nobody_down(ranks: int, steps: int, spre
     assert step <= 1.12 * least
 
 
-# -- jobs beside each other and beside TCP, at shallow queues that mark (clock-24) -------------------------------------
+# -- marks of a shallow queue slow senders before it drops (clock-24) --------------------------------------------------
 
 
-MARKING = Switching(rate=100_000_000, buffer=64 << 10, mark=16 << 10)
-SIZE = 256 << 10
-
-
-def test_a_flow_of_tcp_and_a_job_leave_each_other_half() -> None:
-    """A fair share is half of the link: TCP keeps half of that at least, and the job its own, but for a tenth."""
-    alone = share(3, SIZE, MARKING, warm=0.1, seconds=0.2)
-    beside = share(3, SIZE, MARKING, tcp=1, ecn=True, warm=0.4, seconds=0.5)
-    assert beside.tcp[0] >= 0.25
-    assert beside.ops[0] >= 0.45 * alone.ops[0]
-    assert beside.dropped <= 0.001 * beside.packets
-
-
-def test_two_jobs_get_equal_parts() -> None:
-    jain = share(3, SIZE, MARKING, jobs=2, warm=0.2, seconds=0.4).jain
-    assert jain is not None
-    assert jain >= 0.95
-
-
-def test_many_ranks_that_wait_for_a_core_ask_each_other_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flow has one row or two, and an op takes most of a second: who is late is not asked every 20 ms for it.
-
-    Seeds have 0.25 to 0.38 questions a row.
-    """
-    dice = random.Random(1)
-
-    def wait(world: World) -> int:
-        return int(dice.expovariate(1 / 60e6)) if dice.random() < 0.3 else 0
-
-    monkeypatch.setattr(World, "waits_for_a_core", wait)
-    beside = share(24, 128 << 10, MARKING, apart=10_000_000, warm=0.8, seconds=2.0)
-    assert beside.delivered == beside.expected > 0
-    rows = beside.kinds["contribution"] + beside.kinds["result"]
-    questions = beside.kinds["ready"] + beside.kinds["repair"]  # of either half; GONE answers
-    assert 0 < questions < 0.5 * rows
+def test_marks_of_a_shallow_queue_slow_its_senders() -> None:
+    """Rows of the rank that is late meet those of others."""
+    switching = Switching(rate=10**8, buffer=64 << 10, mark=16 << 10)
+    with contextlib.closing(Team(arrange("flat", 4, 1 << 17), switching, 1)) as team:
+        team.late = 4 * MS
+        steps = [team.step() for _ in range(4)]
+        assert any(node.engine.job.flow.snapshot()["slowed"] for node in team.worlds[0].nodes)
+    assert sum(step.marks for step in steps) > 0
+    assert not any(step.dropped for step in steps)

@@ -54,7 +54,7 @@ def arrange(layout: str, ranks: int, entries: int) -> Arrangement:
     """
     if layout == "flat":
         _check(ranks, "a flat job", "take --layout 2d")
-        return beside(1, ranks, entries)
+        return Arrangement([list(range(ranks))], [[Part(0, rank, entries)] for rank in range(ranks)], layout)
     if layout != "2d":
         raise ConfigError(f"layout {layout!r} is none of {', '.join(LAYOUTS)}")
     group = next(size for size in range(math.isqrt(ranks), 0, -1) if ranks % size == 0)
@@ -73,12 +73,6 @@ def arrange(layout: str, ranks: int, entries: int) -> Arrangement:
         for rank in range(ranks)
     ]
     return Arrangement(within + across, parts, f"2d {groups}x{group}")
-
-
-def beside(jobs: int, ranks: int, entries: int) -> Arrangement:
-    """Return ``jobs`` of ``ranks`` on the same hosts, each of which reduces ``entries`` of its own."""
-    parts = [[Part(place % jobs, place // jobs, entries)] for place in range(jobs * ranks)]
-    return Arrangement([list(range(ranks))] * jobs, parts, "flat")
 
 
 def _check(ranks: int, what: str, advice: str) -> None:

@@ -11,12 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from tailbound.wire.packets import offset_of
 from tailbound_lab.lab.spec import Background
 from tailbound_lab.lab.traffic import PACKET_BYTES, Sender
 from tailbound_lab.simulate.fabric import EVERYBODY, US, Burst, Fabric, S, Terms
 
-_KIND = offset_of("type")
 #: Of a packet on the wire besides its UDP payload: Ethernet, IPv4 and UDP, as tc counts it in the lab.
 HEADERS = 42
 
@@ -87,7 +85,6 @@ class Network(Fabric):
 
     Attributes:
         packets, messages, bytes: that hosts have sent, a packet for everybody once for each; bytes on the wire.
-        kinds: packets by type (``wire.schema.PacketType``).
         dropped: packets that did not arrive: at the last hop (``port``), ``loss``.
         marks: packets that were marked, once each; foreign ones are nobody's here.
         take: by job, who takes what arrives there.
@@ -103,7 +100,6 @@ class Network(Fabric):
         self.take: list[Callable[[Burst], None]] = []
         self.packets = self.messages = self.bytes = self.marks = 0
         self.dropped: Counter[str] = Counter()
-        self.kinds: Counter[int] = Counter()
         self._seed = seed
         if switching.background is not None:
             self.begin_bursts(switching.background)
@@ -136,7 +132,6 @@ class Network(Fabric):
             part = data[at : at + stride]
             size = len(part) + HEADERS
             self.packets += len(ranks)
-            self.kinds[part[_KIND]] += len(ranks)
             self.bytes += size
             left = out.take(size, clock)
             for rank in ranks:
