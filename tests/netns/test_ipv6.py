@@ -1,4 +1,4 @@
-"""Jobs over IPv6 between namespaces: the bits of IPv4's, over both datapaths, from the command line on."""
+"""Jobs over IPv6 between namespaces: the bits of IPv4's, over both datapaths; and a switch that sums over either."""
 
 from __future__ import annotations
 
@@ -117,19 +117,23 @@ def test_the_family_is_that_of_the_way_to_the_peers(tailbound_lab: Callable[...,
     assert "attached already as asked" in out
 
 
-def test_the_switch_sums_over_ipv6(tailbound_lab: Callable[..., Cluster]) -> None:
+@pytest.mark.parametrize("ipv6", [True, False], ids=["IPv6", "IPv4"])
+def test_the_switch_sums(tailbound_lab: Callable[..., Cluster], ipv6: bool) -> None:
     """Over both datapaths, of which sockets look at UDP's checksum; and with losses rows come by asking again."""
-    lab = tailbound_lab(workers=RANKS, ipv6=True, switch=True, cables=True)
+    lab = tailbound_lab(workers=RANKS, ipv6=ipv6, switch=True, cables=True)
+    bits = []
     for datapath in ("xdp", "udp"):
-        lab.switch.renew()
+        lab.switch.restart()
         where = parse(lab.switch.environment["TAILBOUND_SWITCH"])
-        assert where.address == "fd7b::fc01"
+        assert where.address == ("fd7b::fc01" if ipv6 else "198.18.252.1")
         settings = patient(width=0, ring_mib=8.0, switch=where, quiet=300 * MS)  # after which rows are asked for
         with lab_team(lab, settings, datapath=datapath, cookie=lab.switch.entry.cookie) as job:
             assert {member.datapath for member in job.communicators} == {f"switch-{datapath}"}
-            assert job[0].config.width == WIDTH
+            assert job[0].config.width == (WIDTH if ipv6 else 1408)
             inputs, results = job.averaged(60 * WIDTH, 1)
             whole(results, inputs, 5e-3)
+            bits.append(results[0][0].tobytes())
+            assert min(port["results"] for port in lab.switch.status()["ports"]) >= 60  # of each row, at each port
             if datapath == "udp":
                 continue
             lab.set_faults(Fault(loss=0.02), link=Link.DATA)
@@ -139,6 +143,7 @@ def test_the_switch_sums_over_ipv6(tailbound_lab: Callable[..., Cluster]) -> Non
             lab.set_faults(Fault(), link=Link.DATA)
             assert sum(found) >= 2
             assert lab.fault_counts(link=Link.DATA).lost > 0
+    assert bits[0] == bits[1]
 
 
 def test_a_switch_and_its_workers_are_of_one_family(tailbound_lab: Callable[..., Cluster]) -> None:

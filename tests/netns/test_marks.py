@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -23,6 +24,8 @@ def test_marks_come_back_and_slow_senders(tailbound_lab: Callable[..., Cluster])
     lab = tailbound_lab(workers=RANKS, rate=100 * MBIT, queue=64 << 10, ecn=True)
     settings = patient(width=1408, ring_mib=8.0, rate=100 * MBIT / 8, dscp=11)
     with lab_team(lab, settings) as job:
+        classes = {sock.getsockopt(socket.IPPROTO_IP, socket.IP_TOS) for one in job for sock in one.job.sender.sockets}
+        assert classes == {11 << 2 | 2}  # DSCP, and ECT(0)
         for seed in range(OPS):
             job.allreduce(gradients("U", RANKS, NUMEL, seed=seed))
             seen = [member.job.flow.snapshot() for member in job]

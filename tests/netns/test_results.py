@@ -13,6 +13,7 @@ from lab_team import chosen, lab_team
 from left_behind import nothing_more
 from support import Team, gradients, hasty, patient, whole
 from tailbound.transport.batch import burst_packets
+from tailbound.transport.sockets import ports_of
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
@@ -69,7 +70,7 @@ def lab() -> Iterator[Cluster]:
 
 
 def test_the_bits_are_those_of_a_send_to_each_peer(tailbound_lab: Make) -> None:
-    """Over cables that take packets of a wire's size alone; other tests here send super-frames."""
+    """Over cables that take packets of a wire's size alone; other tests here send super-frames. Rule: kernel-8."""
     ranks, ops = 4, 3
     lab = tailbound_lab(workers=ranks, wire=True)
     bits: dict[str, list[np.ndarray]] = {}
@@ -84,6 +85,8 @@ def test_the_bits_are_those_of_a_send_to_each_peer(tailbound_lab: Make) -> None:
                 assert counters["results_sent"] == ops * NUMEL // 1408 // ranks * (ranks - 1)
                 assert counters.get("results_at_once", 0) == (0 if result == "peers" else ops)
                 assert not set(stats["drops"]) - {"STALE_RESULT"}
+                sources = {sock.getsockname()[1] for sock in member.job.sender.sockets}
+                assert len(sources) == 1 + ports_of(3) * (3 + len(member.job.sender.shared))
                 if result != "peers":
                     assert choice["channels"][result]["packets"] == ops * NUMEL // 1408 // ranks
                     # a burst leaves once, and not once a peer; a full socket may take one in parts

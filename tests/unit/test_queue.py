@@ -22,7 +22,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.multicast import RANGE, check_group, group_of, join
 from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import FULL, Sender, Shared
-from tailbound.transport.sockets import Socket, UdpSocket
+from tailbound.transport.sockets import Socket, UdpSocket, ports_of
 from tailbound.wire.schema import MAX_RANKS, PacketType
 
 C, R = PacketType.CONTRIBUTION, PacketType.RESULT
@@ -238,6 +238,11 @@ def ported() -> Iterator[Ports]:
     yield Ports(sockets)
     for sock in sockets:
         sock.close()
+
+
+def test_few_peers_have_several_source_ports_each() -> None:
+    assert [ports_of(peers) for peers in (1, 2, 3, 4, 1000)] == [4, 3, 2, 1, 1]
+    assert [ports_of(2, asked) for asked in (1, 8)] == [1, 8]
 
 
 def test_calls_of_a_run_take_the_source_ports_in_turn(ported: Ports) -> None:

@@ -19,7 +19,6 @@ from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Flag, PacketType
 from tailbound.wire.tag import NO_KEY, closed, key_of
 
 GOLDEN = golden_packets()
-scapy = pytest.mark.needs("scapy")
 every = pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)
 
 
@@ -199,57 +198,3 @@ def test_without_a_key_it_is_the_check() -> None:
     absorb(data[64:].view(np.uint64), state, NO_KEY)
     made = proven(data[:64].view(np.uint64), state, NO_KEY)
     assert int(made) == int.from_bytes(data[56:64].tobytes(), "big") == int(proof_of(data, NO_KEY))
-
-
-# -- the scapy layer ---------------------------------------------------------------------------------------------------
-
-PORT = 45999
-
-
-@pytest.fixture(scope="module")
-def layer():
-    import scapy_layer
-
-    scapy_layer.bind(PORT)
-    yield scapy_layer
-    scapy_layer.unbind(PORT)
-
-
-@scapy
-@every
-def test_golden_packets_are_dissected_and_built(layer, golden: Golden) -> None:
-    found = layer.Tailbound(golden.data)
-    assert {n: getattr(found, n) for n in HEADER_DTYPE.names} == golden.fields
-    assert bytes(found.payload) == golden.payload
-    fields = {n: v for n, v in golden.fields.items() if n != "check"}
-    assert bytes(layer.Tailbound(**fields) / golden.payload) == golden.data
-
-
-@scapy
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_packets_with_tags_are_built(layer, monkeypatch: pytest.MonkeyPatch, epoch: int) -> None:
-    """Rule: auth-1."""
-    monkeypatch.setattr(layer.Tailbound, "keys", cases.KEYS)
-    data = cases.tagged(cases.contribution(), epoch)
-    found = layer.Tailbound(data)
-    assert found.flags == (Flag.EPOCH if epoch else 0)
-    fields = {n: getattr(found, n) for n in HEADER_DTYPE.names if n != "check"}
-    assert bytes(layer.Tailbound(**fields) / bytes(found.payload)) == data
-
-
-@scapy
-def test_a_given_check_stays(layer) -> None:
-    assert layer.Tailbound(bytes(layer.Tailbound(check=5))).check == 5
-    assert packets.parse(bytes(layer.Tailbound(type="BYE", check=5))) is None
-    assert packets.parse(bytes(layer.Tailbound(type="BYE"))) is not None
-
-
-@scapy
-def test_both_ports_lead_to_the_layer(layer) -> None:
-    from scapy.layers.inet import IP, UDP
-
-    # never scapy's default source port, 53: with the DNS layer loaded it would win
-    for ports in ({"sport": 9, "dport": PORT}, {"sport": PORT, "dport": 9}):
-        data = bytes(IP() / UDP(**ports) / layer.Tailbound(type="HOLD"))
-        assert layer.Tailbound in IP(data)
-    assert layer.Tailbound not in IP(bytes(IP() / UDP(sport=1, dport=2) / layer.Tailbound()))
