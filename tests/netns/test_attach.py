@@ -1,4 +1,4 @@
-"""Programs that are attached ahead: what is refused, who may use them, and what outlives a job that has died."""
+"""Programs that are attached ahead: what is refused, who may use them, and what outlives a trainer that is killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from lab_team import said_by, served_store, told_by
+from lab_team import said_by, told_by
 from left_behind import nothing_more
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import net
@@ -55,65 +55,6 @@ def test_what_cannot_be_attached_is_said_in_one_line(lab: Cluster) -> None:
     for line, words in zip(lines, ("nowhere0", "MTU 9000", "MTU 100", "ring of 0.0 MiB", "nosuch"), strict=True):
         assert line.startswith("error: ")
         assert words in line
-
-
-# What the kernel keeps of a process outlives it, so a job of which all ranks have died must not take it for its own.
-LIVES = """
-import os, sys
-from datetime import timedelta
-
-from tailbound import cli
-from lab_team import connect
-from support import PATIENCE, exact_mean, gradients, nmse, patient
-from tailbound.collective.communicator import Communicator, Training
-from tailbound.transport.config import Config
-
-RANKS, LIVES, OPS, NUMEL = 2, 2, 5, 64 * 64 * 8
-name, rank, address = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-assert cli.main(["attach", name, "--ring", "1"]) == 0
-
-
-def live(number):
-    store = connect(address)
-    net = Communicator(store, Config(rank, RANKS, **patient(width=0)), datapath="xdp", interface=name,
-                       timeout=PATIENCE, training=Training(elastic=True))
-    for op in range(OPS):
-        inputs = gradients("U", RANKS, NUMEL, seed=100 * number + op)
-        out = inputs[rank].copy()
-        done = net.allreduce(out).result(PATIENCE)
-        assert done.error is None and done.delivered == done.expected and not done.missing, (number, op, done)
-        error = nmse(out, exact_mean(inputs))
-        assert error < 0.01, (number, op, error)
-    print("life", number, f"{net.job.cookie:08x}", flush=True)
-    net.meet(f"life {number}")
-
-
-for number in range(LIVES):
-    if (pid := os.fork()) == 0:
-        status = 1
-        try:
-            live(number)
-            status = 0
-        finally:
-            os._exit(status)  # without a word, as if it had been killed
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    store = connect(address)
-    store.set(f"dead/{number}/{rank}", "1")
-    store.wait([f"dead/{number}/{other}" for other in range(RANKS)], timedelta(seconds=PATIENCE))
-cli.main(["detach", name])
-"""
-
-
-def test_a_job_whose_ranks_have_all_died_takes_nothing_of_what_the_kernel_has_kept(
-    lab: Cluster, tmp_path: Path
-) -> None:
-    """The run before has left marks, sums and results of the same steps (clock-32)."""
-    with served_store(tmp_path / "store.sock") as store:
-        script = [*OURS, "-c", LIVES, lab.workers[0].interface]
-        said = said_by(lab, [[*script, str(rank), store] for rank in range(2)], 120.0)
-    found = [re.findall(r"life (\d) (\w{8})", text) for text in said]
-    assert found[0] == found[1]
-    assert len(dict(found[0])) == len({cookie for _, cookie in found[0]}) == 2
 
 
 # -- ranks without privileges that name no interface, in a job with a key, over maps that root has pinned --------------

@@ -1,22 +1,18 @@
-"""Teams of communicators in the namespaces of a lab, and a store for processes that live in different ones."""
+"""Teams of communicators in the namespaces of a lab, and what commands in them say."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing.managers import BaseManager
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from support import MemoryStore, Team, await_that, team
+from support import Team, await_that, team
 from tailbound_lab.lab.cluster import Cluster
 
 
@@ -69,37 +65,6 @@ def told_by(lab: Cluster, script: str, *arguments: str) -> tuple[Any, str, str]:
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, out + err
     return json.loads(out.splitlines()[-1]), out, err
-
-
-@functools.cache
-def _held() -> MemoryStore:
-    """The store of a server, in its process."""
-    return MemoryStore()
-
-
-class _Server(BaseManager):
-    """Serves a ``MemoryStore`` at a Unix socket, which reaches across network namespaces."""
-
-
-_Server.register("store", callable=_held)
-
-
-@contextmanager
-def served_store(path: Path) -> Iterator[str]:
-    """Address for ``connect`` of a store that lives as long as the ``with`` block."""
-    server = _Server(address=str(path), authkey=b"tailbound")
-    server.start()
-    try:
-        yield str(path)
-    finally:
-        server.shutdown()
-
-
-def connect(address: str) -> Any:
-    """The store at ``address``, from another process."""
-    client = _Server(address=address, authkey=b"tailbound")
-    client.connect()
-    return client.store()  # type: ignore[attr-defined]
 
 
 def chosen(job: Team, *results: str) -> list[dict[str, Any]]:
