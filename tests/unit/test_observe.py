@@ -217,15 +217,6 @@ def test_whatever_happens_the_books_balance() -> None:
             assert balanced(ledger.entry(stage, 1, seen))
 
 
-@pytest.mark.parametrize("name", ["expected", "missing", "lost"])
-def test_a_wrong_entry_is_seen(name: str) -> None:
-    ledger = Ledger(2)
-    ledger.close(Stage.RESULTS, 1, 20, 18, finished=True)
-    entry = ledger.entry(Stage.RESULTS, 1, verdicts())
-    entry[name] += 1
-    assert not balanced(entry)
-
-
 def test_a_window_forgets_the_oldest() -> None:
     window = Recent(4)
     assert window.percentiles(50, 99) == (0.0, 0.0)

@@ -246,11 +246,3 @@ def test_ranks_that_have_not_called_register_are_named_before_time_is_up(
         exchange(store, greeting(rank, ranks=8), "job", 0.2)
     words = "waits for ranks 1-3, 5-7 of 8: every rank of the group has to call register; timeout=0.2 seconds"
     assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(level, f"rank {rank} {words}")]
-
-
-def test_rank_0_says_at_the_start_which_datapath_each_rank_has(caplog: pytest.LogCaptureFixture) -> None:
-    with team(3, patient()):
-        pass
-    assert [r.getMessage() for r in caplog.records if "averages" in r.getMessage()] == [
-        "tailbound averages gradients over udp on ranks 0-2"
-    ]

@@ -21,7 +21,7 @@ import cases
 from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
 from partials import partials
 from support import await_that
-from tailbound.datapath.store import MIN_ROWS, STORE_NAMES, allocate, layouts, ring_rows, store_of
+from tailbound.datapath.store import MIN_ROWS, allocate, layouts, ring_rows
 from tailbound.datapath.tables import STOP, Tables
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError
@@ -31,8 +31,8 @@ from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import room_of
 from tailbound.wire import schema
-from tailbound.wire.packets import DTYPES, header
-from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, OP_RING, WORKER_MAPS, Event, PacketType, Verdict
+from tailbound.wire.packets import header
+from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
 RANKS = 3
 
@@ -131,21 +131,6 @@ def test_a_rank_is_known_by_its_address_whatever_its_source_port(ranks: list[Ran
         assert ranks[0].await_control() == [hold]
     assert ranks[0].counted() == {(1, Verdict.STORED): 1, (1, Verdict.CONTROL_PASSED): 1}
     assert ranks[0].path.lost_on_arrival["receive_buffer"] == 0
-
-
-def test_two_ranks_on_one_address() -> None:
-    paths = [UdpDatapath("127.0.0.1", 0, WIDTH, SUM_ROWS, cases.RESULT_ROWS) for _ in range(2)]
-    ends = [path.endpoint for path in paths]
-    assert ends[0][1] != ends[1][1]
-    job = [Rank.__new__(Rank) for _ in paths]
-    for r, rank in enumerate(job):
-        rank.rank, rank.path = r, paths[r]
-        rank.join(ends)
-    hold = cases.control_packet(PacketType.HOLD)
-    job[1].sender.send(0, hold)
-    assert job[0].await_control() == [hold]
-    for path in paths:
-        path.close()
 
 
 def test_probes_are_answered_without_python(ranks: list[Rank]) -> None:
@@ -359,27 +344,6 @@ def test_rings_that_cannot_be_are_refused(sizes: tuple[float, int, int], named: 
     if named == "width":
         with pytest.raises(ConfigError, match=named):
             allocate(sizes[1], 64, 64)
-
-
-def test_every_map_has_an_array_of_its_size() -> None:
-    arrays = allocate(1408, 64, 256, cpus=3)
-    assert list(arrays) == [m.name for m in WORKER_MAPS]
-    shapes = {name: (a.shape, a.dtype) for name, a in arrays.items()}
-    assert shapes["sums"] == ((64, 2816), np.uint8)
-    assert shapes["results"] == ((256, 1408), np.uint8)
-    assert shapes["ledger"] == ((3 * (MAX_RANKS + 1),), DTYPES["tb_ledger"])
-    assert shapes["arrivals"] == ((OP_RING * MAX_RANKS,), DTYPES["tb_arrival"])
-    assert shapes["slot_locks"] == ((64,), DTYPES["tb_slot_lock"])
-    assert shapes["control"] == ((1,), DTYPES["tb_control"])
-    assert all(not a.view(np.uint8).any() for a in arrays.values())
-
-
-def test_the_store_shares_the_arrays() -> None:
-    arrays = allocate(64, 16, 32)
-    store = store_of(arrays)
-    assert (store.width, store.sum_rows, store.result_rows) == (64, 16, 32)
-    assert all(getattr(store, name) is arrays[name] for name in STORE_NAMES)
-    assert not any(name.endswith("_locks") for name in STORE_NAMES)
 
 
 @pytest.mark.parametrize(
