@@ -91,15 +91,6 @@ def test_what_round_trips_make_of_a_rate(round_trips: list[int], rate: float) ->
     assert [path.take(rtt) for rtt in round_trips][-1] == pytest.approx(rate)
 
 
-def test_a_rate_comes_back_where_the_first_packets_of_others_make_one_long_round_trip_an_op() -> None:
-    """A rank whose link had been slow kept a seventh of its rate for good beside ranks that had never been limited."""
-    path = limited(L.speed / 7)
-    for _ in range(100):
-        path.take((L.t_low + L.t_high) // 2)
-        path.take(L.t_low // 4)
-    assert path.free
-
-
 def test_a_queue_within_the_target_that_others_keep_standing_lowers_no_rate() -> None:
     """Round trips that went up and down there lowered a rate to the floor in 40 ops."""
     path, chance = limited(), random.Random(1)

@@ -84,15 +84,6 @@ def test_predictions_need_two_equal_steps() -> None:
     assert sequence.predict() is not None
 
 
-def test_a_prediction_that_comes_true_is_the_place() -> None:
-    history = step(1000, 2000)
-    (sequence, _), (_, wanted) = fresh(history=history * 2), fresh(history=history * 5)
-    predicted = [sequence.predict() for _ in range(5)]
-    assert sequence.upcoming == predicted[0].label  # type: ignore[union-attr]
-    assert predicted == wanted[4:9]
-    assert launch(sequence, history * 3) == wanted[4:]
-
-
 def test_no_prediction_beyond_a_step_that_went_another_way() -> None:
     sequence, _ = fresh(history=[*step(1000, 2000) * 2, layout(500, index=0)])
     assert sequence.predict() is None
@@ -121,16 +112,6 @@ def test_a_step_has_at_most_1024_ops() -> None:
         sequence.assign(layout(100))
 
 
-def test_a_map_begins_with_a_step_and_moves_every_ring_alike() -> None:
-    history, maps = step(1000, 70_000), [(0, MAP), (2, OwnerMap(257, (2, 0)))]
-    _, placed = fresh(maps, history * 3)
-    two, placed_two = fresh(history=history)
-    two.set_maps(maps)  # told later, in time
-    assert placed == placed_two + launch(two, history * 2)
-    assert [p.placement.owner_map.id for p in placed] == [0, 0, 0, 0, 257, 257]
-    assert placed[-1].placement.counts[1] == 0
-
-
 @pytest.mark.parametrize("launched", [2, 3, 5, 6, 9, 13])
 def test_a_map_told_late_puts_the_ops_to_come_where_the_others_have_them(launched: int) -> None:
     history = step(1000, 70_000) * 9
@@ -141,14 +122,6 @@ def test_a_map_told_late_puts_the_ops_to_come_where_the_others_have_them(launche
     assert [p.placement.owner_map.id for p in ahead if p not in wrong] == [0] * (len(ahead) - len(wrong))
     assert launch(late, history[launched:]) == places[launched:]
     assert late.position() == told.position()
-
-
-@pytest.mark.parametrize("launched", [3, 7])
-def test_another_history_of_maps_takes_the_place_of_the_first(launched: int) -> None:
-    history, right = step(1000, 70_000) * 6, [(0, MAP), (2, OwnerMap(257, (1, 0)))]
-    one, _ = fresh([(0, MAP), (1, OwnerMap(256, (0,)))], history[:launched])
-    one.set_maps(right)
-    assert launch(one, history[launched:]) == fresh(right, history)[1][launched:]
 
 
 def test_a_map_that_was_not_agreed_on_after_all_is_taken_back() -> None:
