@@ -6,26 +6,16 @@ Rules: clock-24.
 from __future__ import annotations
 
 import contextlib
-import random
-from collections import defaultdict
-from functools import partial
 
-import numpy as np
 import pytest
 
 from sim.team import sim_team
 from support import gradients, hasty
 from tailbound.transport.config import FLOOR
 from tailbound.transport.deadline import WARM_UP_OPS
-from tailbound.transport.pace import PaceConfig
-from tailbound.wire.packets import offset_of
-from tailbound.wire.schema import HEADER_BYTES, PacketType
-from tailbound_lab.lab.build import RateLimit
-from tailbound_lab.simulate.engine import Done
-from tailbound_lab.simulate.fabric import MS, Burst, S, Terms
+from tailbound_lab.simulate.fabric import MS, Terms
 from tailbound_lab.simulate.layouts import arrange
-from tailbound_lab.simulate.ports import HEADERS, Switching
-from tailbound_lab.simulate.steps import WIDTH as ROW
+from tailbound_lab.simulate.ports import Switching
 from tailbound_lab.simulate.steps import Team
 
 # -- learned deadlines cut off nothing that comes as a rule ------------------------------------------------------------
@@ -109,111 +99,6 @@ def test_a_receiver_that_has_recovered_frees_its_senders() -> None:
         assert ops(4) == {1 / 3}
         assert ops(80) == {1.0}
         assert not any(member.job.flow.queue.pacer.limited for member in senders)
-
-
-# -- no rank sends faster than its link is said to be, not even its first rows (clock-24) ------------------------------
-
-
-ROWS, KIND = {PacketType.CONTRIBUTION, PacketType.RESULT}, offset_of("type")
-SLOW = 12.5e6
-#: What may lie in a host's own queue, and a burst more.
-MOST = SLOW * (PaceConfig.ahead + PaceConfig.quantum) / S + ROW + HEADER_BYTES + HEADERS
-
-
-@pytest.mark.parametrize("multicast", [False, True])
-def test_nobody_is_faster_than_the_link_is_said_to_be(multicast: bool) -> None:
-    """An interface ten times as fast, as a virtual machine's is; results over ``udp``, or once for all as with XDP."""
-    team = Team(arrange("flat", 4, 1 << 18), Switching(rate=10**9), 1, rate=SLOW, multicast=multicast)
-    send, left = team.network.send, defaultdict[int, list[tuple[int, int]]](list)
-
-    def seen(burst: Burst) -> None:
-        if burst.data[KIND] in ROWS:
-            left[burst.source].append((team.network.clock, len(burst.data) + burst.count * HEADERS))
-        send(burst)
-
-    team.network.send = seen  # type: ignore[method-assign]
-    for _ in range(3):
-        step = team.step()
-        assert step.delivered == step.expected
-    team.close()
-    assert len(left) == 4
-    for bursts in left.values():
-        waiting, before = 0.0, 0
-        for now, size in bursts:
-            waiting = max(0.0, waiting - (now - before) * SLOW / S) + size
-            assert waiting <= MOST
-            before = now
-
-
-# -- buckets that follow each other without a pause take what the links need, and not twice that -----------------------
-
-
-RATE, ENTRIES, BUCKETS, PAUSE = 250 * 10**6, 1_500_000, 4, 3 * MS
-
-
-def as_in_the_lab(rate: int) -> Switching:
-    """Ports and hosts with the buffers and token buckets that the lab's have."""
-    port, host = RateLimit(rate), RateLimit(rate, host=True)
-    credit, host_credit = (int(limit.burst / limit.rate * S) for limit in (port, host))
-    return Switching(rate=rate, buffer=port.limit, credit=credit, host_credit=host_credit)
-
-
-class Training:
-    """Ranks each of which begins a step by itself as soon as it has all averages of the one before."""
-
-    def __init__(self, ranks: int, steps: int, spread: int) -> None:
-        self.team = Team(arrange("flat", ranks, ENTRIES), as_in_the_lab(RATE), 1)
-        self.ends: list[list[int]] = [[] for _ in range(ranks)]
-        self.missing = 0
-        self._steps, self._spread, self._random = steps, spread, random.Random(1)
-        self._outs = [[np.zeros(ENTRIES, np.float32) for _ in range(BUCKETS)] for _ in range(ranks)]
-
-    def run(self) -> None:
-        for rank in range(len(self.ends)):
-            self._later(rank)
-        self.team.network.run(lambda: all(len(ends) == self._steps for ends in self.ends), 600 * S)
-        assert self.team.worlds[0].error is None
-
-    def _later(self, rank: int) -> None:
-        pause = PAUSE + self._random.randrange(self._spread + 1)
-        self.team.network.at(self.team.network.clock + pause, partial(self._begin, rank))
-
-    def _begin(self, rank: int) -> None:
-        node, left = self.team.node(self.team.arrangement.parts[rank][0]), set(range(BUCKETS))
-
-        def over(bucket: int, one: Done) -> None:
-            self.missing += one.outcome.expected - one.outcome.delivered
-            left.discard(bucket)
-            if not left:
-                self.ends[rank].append(self.team.network.clock)
-                if len(self.ends[rank]) < self._steps:
-                    self._later(rank)
-
-        for bucket, out in enumerate(self._outs[rank]):
-            node.submit(bucket, self.team.data(rank, 0), out, partial(over, bucket), last=bucket == BUCKETS - 1)
-
-
-@pytest.mark.parametrize(
-    ("ranks", "steps", "spread"),
-    [
-        (4, 4, 2 * MS),
-        pytest.param(4, 5, 60 * MS, marks=pytest.mark.thorough),
-        pytest.param(8, 6, 2 * MS, marks=pytest.mark.thorough),
-    ],
-    ids=["four ranks", "four that drift apart", "eight ranks"],
-)
-def test_what_waits_in_own_queues_slows_nobody_down(ranks: int, steps: int, spread: int) -> None:
-    """No rank says how fast the links are, so sockets fill up: 1 MiB there takes 34 ms, as do the echoes behind it."""
-    training = Training(ranks, steps, spread)
-    training.run()
-    training.team.close()
-    assert dict(training.team.network.dropped) == {}
-    assert training.missing == 0
-    half = steps // 2
-    step = max((ends[-1] - ends[half - 1]) / (steps - half) for ends in training.ends) / S
-    packets = 2 * (ranks - 1) / ranks * ENTRIES / ROW * BUCKETS
-    least = packets * (ROW + HEADER_BYTES + HEADERS) * 8 / RATE + (PAUSE + spread / 2) / S
-    assert step <= 1.12 * least
 
 
 # -- marks of a shallow queue slow senders before it drops (clock-24) --------------------------------------------------

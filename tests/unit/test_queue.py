@@ -11,6 +11,7 @@ import socket
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -369,22 +370,28 @@ def test_what_is_refused_or_stale_is_lost_for_everybody(fanned: Line, shared: Sh
     assert [fanned.sender.counts[rank].lost for rank in (1, 2, 3)] == [78, 78, 78]
 
 
-def test_probes_follow_for_every_rank(fanned: Line) -> None:
-    counted: list[tuple[int, int, int]] = []
+def test_probes_follow_for_every_rank_and_know_what_they_wait_behind(bound: UdpSocket, shared: Shared) -> None:
+    line = Line([bound], shared=shared, clock=lambda: 5)
+    counted, pacer = list[tuple[int, int, int]](), line.queue.pacer
 
     class Probes:
-        waits = False
+        waits, missed = False, dict.fromkeys((1, 2, 3), 0)
 
         def left(self, rank: int, size: int, packets: int, *_: object) -> bool:
             counted.append((rank, size, packets))
-            return False
+            return True
+
+        def packet(self, rank: int, sent: int, held: int) -> np.ndarray:
+            assert held == pacer.waits(sent) > 0
+            return np.zeros(80, np.uint8)
 
         def due_in(self, *_: object) -> int:
             return 0
 
-    fanned.queue.prober = Probes()  # type: ignore[assignment]
-    fanned.submit(7, R, (ALL, 64))
+    line.queue.prober = Probes()  # type: ignore[assignment]
+    line.submit(7, R, (ALL, 64))
     assert counted == [(rank, 64 * STRIDE, 64) for rank in (2, 3, 1)]
+    assert len(line.kernel.single) == 3
 
 
 # -- single packets ----------------------------------------------------------------------------------------------------
