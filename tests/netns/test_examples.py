@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-import warm_start as warm
 from lab_team import said_by
 from tailbound_lab.lab.cluster import Cluster
 
@@ -39,19 +38,6 @@ ALL = [
 def in_lab(lab: Cluster, command: Sequence[str | Path]) -> list[str]:
     """What each worker says that runs ``command``; all of them end well."""
     return said_by(lab, [[sys.executable, *map(str, command)]] * lab.spec.workers, PATIENCE)
-
-
-def test_without_a_device_the_cuda_example_says_what_to_do(warm_server: warm.Server, repository: Path) -> None:
-    process = warm.popen_from(warm_server)(
-        [sys.executable, str(repository / "examples" / "train_cuda.py")],
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "LOCAL_RANK": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    _, said = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 1
-    assert said.startswith("local rank 1 has no CUDA device: 0 found")
-    assert "--device cpu" in said
 
 
 @pytest.mark.thorough

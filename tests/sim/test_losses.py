@@ -95,20 +95,6 @@ def test_lost_contributions_come_back_and_count_as_lost() -> None:
         assert sum(lost for _, lost in seen) == lost
 
 
-def test_when_everything_is_lost_questions_are_few() -> None:
-    """No result and no answer gets through: the pauses between bitmaps double (no storm)."""
-    ranks, ops = 4, 5
-    with sim_team(ranks, SETTINGS | {"deadline_2": 100 * MS, "stage_max": 100 * MS, "deadline_1": 100 * MS}) as job:
-        past_warm_up(job)
-        before = total(job, "repair_asked")
-        lossy(job, 1.0, PacketType.RESULT, kind=Trouble)
-        for op in range(ops):
-            results = job.allreduce(gradients("U", ranks, NUMEL, seed=op))
-            assert all(o.delivered < o.expected and o.error is None for _, o in results)
-        assert 0 < total(job, "repair_asked") - before <= 8 * ops * ranks * (ranks - 1)
-        assert total(job, "rows_repaired") == 0
-
-
 def test_who_is_sent_to_fast_is_answered_while_others_still_wait_for_their_rows() -> None:
     """Rank 2 has its rows 100 ms after rank 1, which lacks some of both halves. Rule: clock-23."""
     ranks = 3

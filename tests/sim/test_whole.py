@@ -206,13 +206,6 @@ def test_results_outlive_their_op_by_two_steps() -> None:
         assert job[0].stats()["counters"]["repair_rows_sent"] == 4
 
 
-def test_the_newest_op_is_answered_first() -> None:
-    with sim_team(2, patient(width=WIDTH)) as job:
-        voice = Voice(job, 4)
-        old, new = (voice.labels[-2], voice.tag, 16, OWN, b"\x80"), (voice.labels[-1], voice.tag, 40, OWN, b"\xc0")
-        assert voice.ask(old, new) == [(PacketType.RESULT, 40), (PacketType.RESULT, 41), (PacketType.RESULT, 16)]
-
-
 def test_what_cannot_be_met_is_answered_with_gone_or_refused() -> None:
     """A question for marks, another layout, too long a list, an op of long ago; and requests that are none."""
     with sim_team(2, patient(width=WIDTH)) as job:

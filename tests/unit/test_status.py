@@ -384,19 +384,6 @@ def test_a_row_that_comes_after_its_op_leaves_no_counter_that_falls() -> None:
     assert before != after
 
 
-def test_names_and_labels_are_as_prometheus_wants_them(stats: dict[str, Any]) -> None:
-    kinds: dict[str, tuple[str, tuple[str, ...]]] = {}
-    for metric in flatten(stats["status"]):
-        assert re.fullmatch(r"tailbound_[a-z0-9_]+", metric.name)
-        assert metric.labels["rank"] == "1"
-        assert metric.labels["job"] == stats["status"]["cookie"]
-        assert metric.help.endswith((".", "unlimited", "measured"))
-        # one help and set of labels for a name
-        assert kinds.setdefault(metric.name, (metric.help, tuple(metric.labels))) == (
-            metric.help, tuple(metric.labels),
-        )  # fmt: skip
-
-
 def test_every_name_of_the_tables_finds_its_number(stats: dict[str, Any], repository: Path) -> None:
     """A place that no status has would leave its metric out without a word. docs/torch/metrics.md names them all."""
     rows = [*flatten_module._OF_RANK, *flatten_module._OF_PEER]
