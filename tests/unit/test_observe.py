@@ -52,21 +52,6 @@ def test_a_flood_is_thinned_out_and_told_of(caplog: pytest.LogCaptureFixture) ->
     assert len(events.recent()) == 16 + 1
 
 
-def test_a_flood_displaces_no_other_event() -> None:
-    events = Events(0, lambda: 0)
-    events.emit("rank_died", died=2)
-    events.emit("suspect", suspect=1)
-    for i in range(10_000):
-        events.emit("loss", op=i)
-        events.emit("skipped", op=i)
-    names = [e.name for e in events.recent(64)]
-    assert names[:2] == ["rank_died", "suspect"]
-    assert len(names) == 64
-    assert names.count("loss") == names.count("skipped") == 31
-    assert [e.fields["op"] for e in events.recent(8)[-2:]] == [9999, 9999]
-    assert events.counts["loss"] == 10_000
-
-
 def test_every_event_is_in_the_table_of_the_documentation(repository: Path) -> None:
     """docs/torch/metrics.md names the events that the code emits, each with its levels, and no others."""
     emitted: dict[str, set[str]] = {}
