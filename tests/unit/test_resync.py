@@ -652,22 +652,6 @@ def test_synchronizing_compares_extra_state_and_loss_scales(best: float, scale: 
         assert w.counts("slices_taken") == [0, 0, 0]
 
 
-def test_other_plain_values_are_taken_with_the_whole_state() -> None:
-    """Slices do not carry an optimizer's counts: who finds others takes everything."""
-    with world(2) as w:
-        optimizers = optimizers_of(w)
-        for optimizer, net in zip(optimizers, w.models, strict=True):
-            optimizer.state[net.weight]["count"] = 3
-        w.run(4)
-        optimizers[1].state[w.models[1].weight]["count"] = 2
-        w.damage(1, 0.5)
-        w.run(10)
-        assert w.equal()
-        assert w[1].sound
-        assert optimizers[1].state[w.models[1].weight]["count"] == 3
-        assert w[1].counters["whole_taken"] == 1
-
-
 def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeting() -> None:
     """Nor does one that is still in the first one get standings of the second."""
     served: list[Callable[[bytes], Sequence[bytes]]] = []
