@@ -42,8 +42,7 @@ class CodeFormat(NamedTuple):
         span: largest distance of a code from it.
         packing: BYTES, PLANES or HALVES.
         offsets: rounding offsets may be taken off sums and results.
-        clips: codes end at some standard deviations (``planes.REACH``). Scales have no headroom then, contributions
-            are not shifted, and errors are fed back by default.
+        clips: codes end at some standard deviations (``planes.REACH``), and errors are fed back by default.
     """
 
     bits: int

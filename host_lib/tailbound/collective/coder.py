@@ -1,7 +1,7 @@
 """Who turns a bucket into codes and results into an average: the host, or the device that the bucket lies on.
 
-The engine needs three things of a bucket, in this order: what scales its groups need, so that these can be agreed on;
-its codes in packets; its average from the rows that came. ``Coder`` is these three, with the signatures of
+The engine needs three things of a bucket, in this order: what scales its groups need, where ranks agree on them for a
+switch; its codes in packets; its average from the rows that came. ``Coder`` is these three, with the signatures of
 ``codec.encode`` and ``codec.decode``. Where values and average lie is the coder's business alone.
 """
 
