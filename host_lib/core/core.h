@@ -109,6 +109,7 @@ void tb_leave(struct tb_terms *t, struct tb_own_op *o);
 void tb_begin_turn(struct tb_terms *t, int everything, int holds);
 int tb_next_op(struct tb_terms *t, __s64 now);
 int tb_move(struct tb_terms *t, struct tb_own_op *o, __s64 now);
+__u32 tb_newest(const struct tb_terms *t, __u32 newest);
 int tb_stirred(const struct tb_terms *t);
 __u64 tb_listen(struct tb_terms *t, __s64 now);
 __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now);

@@ -654,6 +654,19 @@ TB_EXPORT int tb_next_op(struct tb_terms *t, __s64 now)
 	return TB_FOUND_NOTHING;
 }
 
+/* The newest op that a live rank has named, or this one if none is newer. */
+TB_EXPORT __u32 tb_newest(const struct tb_terms *t, __u32 newest)
+{
+	const struct tb_peer_state *s = (const struct tb_peer_state *)t->states;
+	__u32 p;
+
+	for (p = 0; p < t->ranks; p++)
+		if (tb_in(t->live, p) && s[p].cookie == t->cookie &&
+		    tb_distance(s[p].newest, newest) > 0)
+			newest = s[p].newest;
+	return newest;
+}
+
 /* Whether something has changed of an op since it was looked at: all of its rows have left, say. */
 TB_EXPORT int tb_stirred(const struct tb_terms *t)
 {

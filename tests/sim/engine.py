@@ -89,11 +89,11 @@ class Engine(UncheckedEngine):
     def _check_passed(self, op: Op, now: int) -> None:
         before, counters, op.asked = self._state(op), dict(self.job.counters), 0
         move = core().fast.tb_move
-        found = move(self.job.terms.at_, ctypes.addressof(op), now)
+        found = move(self.job.terms.pointer, ctypes.addressof(op), now)
         if found == Found.SWITCH:
             ask(self.job, op, now)
             assert self.job.counters == counters, f"op {op.name} had no news, but the switch was asked"
-            found = move(self.job.terms.at_, ctypes.addressof(op), now)
+            found = move(self.job.terms.pointer, ctypes.addressof(op), now)
         assert not found, f"op {op.name} had no news, but {Found(found).name}"
         assert op.due == op.look, f"op {op.name} is to be looked at at {op.due}, not at {op.look}"
         assert self._state(op) == before, f"op {op.name} had no news: {before}, {self._state(op)}"
@@ -109,7 +109,7 @@ class Engine(UncheckedEngine):
             return
         for op in [op for op in self._ops.values() if not (op.stirred or now >= op.listen or op.finished)]:
             before, look = self._asked(op), op.listen
-            asks = core().fast.tb_listen_to(self.job.terms.at_, ctypes.addressof(op), now)
+            asks = core().fast.tb_listen_to(self.job.terms.pointer, ctypes.addressof(op), now)
             assert not asks, f"nobody was to be asked about op {op.name}"
             assert not op.stirred, f"op {op.name} waits otherwise, but nothing was new of it"
             assert op.listen == look, f"the flows of op {op.name} are to be looked at at {op.listen}, not at {look}"

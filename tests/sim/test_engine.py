@@ -90,7 +90,7 @@ def test_losses_are_repaired_within_the_bound(job: Make, terms: Terms, seed: int
 def test_decisions_change_nothing_but_the_op(job: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is sent, sealed or counted until ``execute`` does so."""
     world = job(4, seed=3, terms=BURSTS, steps=12).start()
-    jobs = {node.engine.job.terms.at_: node.engine.job for node in world.nodes}
+    jobs = {node.engine.job.terms.pointer: node.engine.job for node in world.nodes}
     counted = {"tb_next_op": 0, "tb_listen": 0, "step": 0}
 
     def outside(job: Job) -> tuple[object, ...]:

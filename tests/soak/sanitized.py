@@ -151,7 +151,7 @@ def _ops(rng: random.Random, count: int) -> None:
     for index in range(count // 20):
         if len(ops) < 4:
             ops.append(launched(sequence, ranks, index, 64 * rng.randrange(1, 60)))
-            world.fast.tb_enter(world.terms.at_, ctypes.addressof(ops[-1]))
+            world.fast.tb_enter(world.terms.pointer, ctypes.addressof(ops[-1]))
         now, one = MS * index, rng.choice(ops)
         for name in ("contributed", "published"):
             world.marks(name, one.label, rng.sample(range(ranks), rng.randrange(ranks)))
@@ -164,18 +164,18 @@ def _ops(rng: random.Random, count: int) -> None:
             memory["op"][: rng.randrange(256)], memory["cookie"] = one.label, COOKIE
         one.second.gone(rng.randrange(ranks), np.arange(rng.randrange(1, 99)))
         world.known.follow()
-        world.fast.tb_begin_turn(world.terms.at_, rng.randrange(2), rng.random() < 0.1)
-        while found := world.fast.tb_next_op(world.terms.at_, now):
+        world.fast.tb_begin_turn(world.terms.pointer, rng.randrange(2), rng.random() < 0.1)
+        while found := world.fast.tb_next_op(world.terms.pointer, now):
             (one,) = (each for each in ops if each.label == world.terms.label)
             half = one.second if found in (Found.FINISH, Found.SECOND) else one.first
             half.lasts = rng.choice((MS, 50 * MS))
             half.phase = Phase.DONE if found in (Found.SEAL, Found.FINISH) else half.phase
         world.terms.at = world.terms.first
-        while world.fast.tb_listen(world.terms.at_, now):
+        while world.fast.tb_listen(world.terms.pointer, now):
             for half in (half for each in ops for half in (each.first, each.second)):
                 assert all(len(places) <= 256 for places in half.asked.values())
         for one in [one for one in ops if one.finished]:
-            world.fast.tb_leave(world.terms.at_, ctypes.addressof(one))
+            world.fast.tb_leave(world.terms.pointer, ctypes.addressof(one))
             ops.remove(one)
 
 

@@ -295,7 +295,7 @@ def heard(words: dict[int, int], asked: dict[int, int], through: Collection[int]
         world.store.peer_states[rank]["last_ns"] = when
     for rank, when in asked.items():
         world.known.overtime.asked(rank, when, words.get(rank, 0))
-    return int(core().fast.tb_silence(world.terms.at_, ctypes.addressof(op), 0, now))
+    return int(core().fast.tb_silence(world.terms.pointer, ctypes.addressof(op), 0, now))
 
 
 def test_who_was_not_asked_since_it_was_heard_of_is_not_silent() -> None:

@@ -424,7 +424,7 @@ def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
         for results in (False, True):
             receiver = Receiver(results=results)
             receiver.terms.insist, receiver.terms.repair, receiver.op.usual = insist, repair, d2
-            core().fast.tb_leave(receiver.terms.at_, ctypes.addressof(receiver.op))  # its flows begin anew
+            core().fast.tb_leave(receiver.terms.pointer, ctypes.addressof(receiver.op))  # its flows begin anew
             receiver.op.news = True
             receiver.listen(receiver.op, 0)
             half = receiver.half

@@ -437,12 +437,12 @@ class Rank(OpWorld):
         made = launched(self._sequence, RANKS, len(self.ops))
         made.sending = Sending.OVER
         self.ops.append(made)
-        self.fast.tb_enter(self.terms.at_, ctypes.addressof(made))
+        self.fast.tb_enter(self.terms.pointer, ctypes.addressof(made))
         return made
 
     def leave(self, op: Op) -> None:
         self.ops.remove(op)
-        self.fast.tb_leave(self.terms.at_, ctypes.addressof(op))
+        self.fast.tb_leave(self.terms.pointer, ctypes.addressof(op))
 
     def own_record(self, op: Op) -> Any:
         """Of the kernel, made if there is none."""
@@ -450,8 +450,8 @@ class Rank(OpWorld):
 
     def news(self, now: int, *, everything: bool = False) -> list[Op]:
         """Ops that are looked at in a turn; nothing is done for them."""
-        self.fast.tb_begin_turn(self.terms.at_, everything, 0)
-        while self.fast.tb_next_op(self.terms.at_, now):  # it is not looked at to the end
+        self.fast.tb_begin_turn(self.terms.pointer, everything, 0)
+        while self.fast.tb_next_op(self.terms.pointer, now):  # it is not looked at to the end
             (found,) = (op for op in self.ops if op.label == self.terms.label)
             self.terms.at, self.terms.entered = found.after, 0
         return [op for op in self.ops if not op.passed]
@@ -513,6 +513,17 @@ def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(ra
     assert not known.follow()
 
 
+def test_the_newest_op_is_that_of_a_live_rank_across_the_wrap(rank: Rank) -> None:
+    known, states = rank.known, rank.store.peer_states
+    states["newest"][:3] = 0xFFFFFFF0, 3, 7
+    assert [known.newest(own) for own in (0xFFFFFFF8, 5, 9)] == [7, 7, 9]
+    known.membership.contribution.accuse(2, 0)
+    known.follow()
+    assert [known.newest(own) for own in (0xFFFFFFF8, 5)] == [3, 5]
+    states["cookie"][1] += 1  # of another job
+    assert known.newest(0xFFFFFFF8) == 0xFFFFFFF8
+
+
 def test_flows_are_looked_at_when_it_is_time_and_when_something_has_changed_their_op(rank: Rank) -> None:
     op, other = rank.op(), rank.op()
 
@@ -521,7 +532,7 @@ def test_flows_are_looked_at_when_it_is_time_and_when_something_has_changed_thei
         for each in rank.ops:
             each.news = True
         rank.terms.at, rank.terms.listen = rank.terms.first, 0
-        while rank.fast.tb_listen(rank.terms.at_, now):
+        while rank.fast.tb_listen(rank.terms.pointer, now):
             pass
         return [each for each in rank.ops if not each.news]
 

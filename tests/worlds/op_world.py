@@ -57,16 +57,16 @@ class OpWorld:
 
     def again(self, op: Any, now: int) -> Found:
         """The same after an answer."""
-        return Found(self.fast.tb_move(self.terms.at_, ctypes.addressof(op), now))
+        return Found(self.fast.tb_move(self.terms.pointer, ctypes.addressof(op), now))
 
     def listen(self, op: Any, now: int) -> bool:
         """Looks at its flows; whether something is to be asked for."""
-        return bool(self.fast.tb_listen_to(self.terms.at_, ctypes.addressof(op), now))
+        return bool(self.fast.tb_listen_to(self.terms.pointer, ctypes.addressof(op), now))
 
     def start_clock(self, op: Any, now: int) -> int:
         """When its clock starts at the latest; 0: it has, or only others can start it."""
         self.known.follow()
-        return int(self.fast.tb_start_clock(self.terms.at_, ctypes.addressof(op), now))
+        return int(self.fast.tb_start_clock(self.terms.pointer, ctypes.addressof(op), now))
 
 
 def launched(sequence: Sequence, ranks: int, index: int = 0, entries: int = 64 * 60) -> Op:

@@ -104,9 +104,10 @@ def first_place(placement: Placement, owner: int, sender: int, ranks: int) -> in
 
 
 @lru_cache(maxsize=1024)
-def first_places(placement: Placement, owner: int, ranks: int) -> NDArray[np.int64]:
-    """``first_place`` of every sender, i64[ranks]."""
-    return np.array([first_place(placement, owner, sender, ranks) for sender in range(ranks)], np.int64)
+def first_places(placement: Placement, owner: int, ranks: int) -> tuple[NDArray[np.int64], int]:
+    """``first_place`` of every sender, i64[ranks], and its address."""
+    found = np.array([first_place(placement, owner, sender, ranks) for sender in range(ranks)], np.int64)
+    return found, int(found.ctypes.data)
 
 
 def _turns(shape: Shape) -> NDArray[np.int64]:

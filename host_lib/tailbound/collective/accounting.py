@@ -180,6 +180,9 @@ class Accounts:
 
     def in_pieces(self, op: Op) -> None:
         """Says that the driver hands over frames of rows in pieces; an error while no row has come in any other."""
+        lacks = op.outcome.delivered < op.outcome.expected
+        if not (lacks or op.first.requested or op.second.requested):  # as a rule; to count takes a while
+            return
         job, count = self._job, self._job.records.not_linear()
         if count <= self._in_pieces:
             return

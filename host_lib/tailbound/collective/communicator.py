@@ -42,7 +42,6 @@ from tailbound.collective.comeback import Part
 from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Outcome
-from tailbound.collective.tally import newest_op
 from tailbound.collective.transpose import Transpose
 from tailbound.collective.warmup import announce_compilation, warm_up
 from tailbound.datapath.protocol import Datapath
@@ -441,7 +440,7 @@ class Communicator:
         """Whether a live peer has begun the step that is launched here next, or a later one."""
         job = self.job
         before = job.sequence.upcoming - 1 & 0xFFFFFFFF
-        return int(newest_op(job.records.peer_states, job.live_ranks, job.cookie, before)) != before
+        return job.newest(before) != before
 
     def jump(self) -> int:
         """If this rank is lost, leaves behind what cannot be had any more and joins the others at their next step.

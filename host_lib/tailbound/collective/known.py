@@ -20,6 +20,7 @@ from tailbound.collective.op import Op, Pending
 from tailbound.collective.repair import Repairs
 from tailbound.collective.terms import Terms
 from tailbound.datapath.protocol import Store
+from tailbound.kernel.core import core
 from tailbound.transport import flush
 from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import Config
@@ -202,6 +203,7 @@ class Known(Session):
         self.cannot_send: dict[int, int] = {}
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
+        self.follow()
 
     def scales(self, op: Op) -> NDArray[np.int16] | None:
         """Scales of the op before, by which ``op`` is coded for a switch, i16[G]; None: ranks have to agree first."""
@@ -231,6 +233,10 @@ class Known(Session):
     def heard(self, rank: int) -> int:
         """When ``rank`` was last heard of, by a word or by a mark that rose, ns; 0: never."""
         return max(self.terms.heard[rank], self.records.rose(rank))
+
+    def newest(self, own: int) -> int:
+        """The newest op label that a live rank has named, or ``own`` if none is newer."""
+        return int(core().fast.tb_newest(self.terms.pointer, own))
 
     def follow(self) -> bool:
         """Tells the library what concerns all ops; returns whether it is another than before."""

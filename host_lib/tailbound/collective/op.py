@@ -183,12 +183,13 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     def __init__(self, place: Place, buffers: Buffers, rank: int, ranks: int, *, switched: bool = False) -> None:
         placement, shape = place.placement, place.layout.shape
         self.first, self.second = Half(), Half()
-        super().__init__(
-            0, (ctypes.addressof(self.first), ctypes.addressof(self.second)), *placement.addresses,
-            first_places(placement, rank, ranks).ctypes.data,
-            label=place.label, slot=op_slot(place.label), layout=place.layout.tag, rows=shape.rows,
-            own=placement.shares[rank], sum_seq=place.sum_seqs[rank], result_seq=place.result_seq, switched=switched,
-        )  # fmt: skip
+        # one by one: keywords take three times as long
+        self.halves[:] = ctypes.addressof(self.first), ctypes.addressof(self.second)
+        self.shares, self.starts, self.row_at, self.owner = placement.addresses
+        self._places, self.places = first_places(placement, rank, ranks)
+        self.label, self.slot, self.layout, self.rows = place.label, op_slot(place.label), place.layout.tag, shape.rows
+        self.own, self.sum_seq, self.result_seq = placement.shares[rank], place.sum_seqs[rank], place.result_seq
+        self.switched = switched
         self.place, self.buffers = place, buffers
         self.outcome, self.spans = Outcome(), Spans()
         #: the scales that ranks need, by rank; who has heard this rank's; and who knows scales, so it has told none

@@ -73,7 +73,7 @@ class PeerOwned:
             job.counters["results_overwritten"] += outcome.overwritten
         outcome.delivered += present - outcome.overwritten
         # no rank brought rows, as all say: no owner is to blame
-        outcome.void = present == 0 and bool(core().fast.tb_nobody_had_any(job.terms.at_, ctypes.addressof(op)))
+        outcome.void = present == 0 and bool(core().fast.tb_nobody_had_any(job.terms.pointer, ctypes.addressof(op)))
         if outcome.void:
             return
         others = place.layout.shape.rows - place.placement.shares[job.rank]

@@ -94,8 +94,6 @@ class Speaker(Known):
         self._head = np.frombuffer(self._template, packets.HEADER_DTYPE)  # the same memory
         self.advertise_deadline(self.deadlines.advertised)
         self._live: tuple[list[int], int] | None = None
-        #: the live set that the kernel has, as i64[]
-        self.live_ranks = np.array(self.peers, np.int64)
 
     # -- the others ---------------------------------------------------------------------------------------------------
 
@@ -185,7 +183,6 @@ class Speaker(Known):
         if (live, need) == self._live:
             return
         self._live = live, need
-        self.live_ranks = np.array(live, np.int64)
         control, peers = self.store.control, self.store.peers
         for rank in self.peers:
             peers[rank]["live"] = rank in live

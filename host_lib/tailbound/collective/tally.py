@@ -103,17 +103,6 @@ def read_records(
 
 
 @compiled
-def newest_op(states: NDArray[Any], ranks: NDArray[np.int64], cookie: int, own: int) -> int:
-    """The newest op label that one of ``ranks`` i64[] has named, or ``own`` if none is newer (serial numbers)."""
-    newest = np.uint32(own)
-    for rank in ranks:
-        state = states[rank]
-        if state.cookie == cookie and np.int32(np.uint32(state.newest) - newest) > 0:
-            newest = np.uint32(state.newest)
-    return int(newest)
-
-
-@compiled
 def gather_flags(
     records: NDArray[Any], source: NDArray[np.int64], op: int, owner: NDArray[np.uint8], out: NDArray[np.int64]
 ) -> None:

@@ -48,7 +48,7 @@ class Terms(record_of(TERMS)):  # type: ignore[misc]
             ranks=config.ranks, world=world, sum_mask=store.sum_rows - 1, result_mask=store.result_rows - 1,
             repair=config.repair,
         )  # fmt: skip
-        self.at_ = ctypes.addressof(self)
+        self.pointer = ctypes.addressof(self)
 
     def follow(self, members: Membership, deadlines: Deadlines, *, self_late: bool) -> bool:
         """Takes over what concerns all ops; returns whether it is another than before: all ops have news then."""

@@ -34,7 +34,6 @@ from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.retransmit import answer
 from tailbound.collective.step import step
 from tailbound.collective.switched import ask as ask_switch
-from tailbound.collective.tally import newest_op
 from tailbound.collective.timing import forgive
 from tailbound.collective.view import View
 from tailbound.collective.waiter import Waiter
@@ -210,8 +209,7 @@ class Transpose:
     def standing(self) -> Steps:
         """Where this rank stands now; may be asked by any thread."""
         job, own = self.job, self.job.sequence.upcoming
-        newest = int(newest_op(job.records.peer_states, job.live_ranks, job.cookie, own))
-        return Steps(own, newest, job.sequence.op_rows, job.store.result_rows)
+        return Steps(own, job.newest(own), job.sequence.op_rows, job.store.result_rows)
 
     def hold(self, on: bool) -> None:
         """Tells the others, from now on or no longer, that this rank is alive but between steps (clock-16)."""
@@ -479,7 +477,7 @@ class Transpose:
 
     def _stirred(self) -> bool:
         """Whether something has changed of an op since the last turn: all of its rows have left, say."""
-        return bool(core().fast.tb_stirred(self.job.terms.at_))
+        return bool(core().fast.tb_stirred(self.job.terms.pointer))
 
     def _meanwhile(self) -> None:
         """Between two pieces of an op: answers, and sends, which would else wait until all of it is coded."""
@@ -496,7 +494,7 @@ class Transpose:
         job, terms, listen = self.job, self.job.terms, core().fast.tb_listen
         self._unsettled |= job.follow()
         terms.at, terms.listen = terms.first, 0
-        while half := listen(terms.at_, now):
+        while half := listen(terms.pointer, now):
             op = self._ops[terms.label]
             ask(job, op, op.second if half == op.halves[1] else op.first)
         self._silence = terms.listen
@@ -579,9 +577,9 @@ class Transpose:
             When to look again, ns (0: when something arrives).
         """
         job, terms, next_op = self.job, self.job.terms, core().fast.tb_next_op
-        core().fast.tb_begin_turn(terms.at_, job.follow() or everything, holds)
+        core().fast.tb_begin_turn(terms.pointer, job.follow() or everything, holds)
         self._unsettled = False
-        while found := next_op(terms.at_, now):
+        while found := next_op(terms.pointer, now):
             op = self._ops[terms.label]
             if _DO[found](self, op, now):
                 op.asked = min(op.asked, 1)

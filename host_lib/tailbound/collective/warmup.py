@@ -20,7 +20,6 @@ from tailbound.collective.job import Job, log
 from tailbound.collective.tally import (
     gather_flags,
     gather_results,
-    newest_op,
     point_own,
     read_records,
     rows_by_rank,
@@ -57,7 +56,6 @@ def warm_up(job: Job) -> None:
     sums = Sums(store.sums, store.slots, 0, 0, 1)
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(store.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
-    newest_op(job.records.peer_states, job.live_ranks, 0, 0)
     source[:] = -1
     point_own(b.own_rows, results, source, b.row_scale)
     gather_results(job.records.presence, 0, 0, 1, placement.owner, rank, source, counts)

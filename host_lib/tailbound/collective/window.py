@@ -126,7 +126,7 @@ class Window:
         op = Op(place, buffers, job.rank, job.ranks, switched=switched)
         op.usual = job.deadlines.stage_two(op.flow_bytes)
         self.ops[place.label] = op
-        core().fast.tb_enter(job.terms.at_, ctypes.addressof(op))
+        core().fast.tb_enter(job.terms.pointer, ctypes.addressof(op))
         return op
 
     # -- out of it ------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class Window:
         self._end(op)
 
     def _end(self, op: Op) -> None:
-        core().fast.tb_leave(self._job.terms.at_, ctypes.addressof(op))
+        core().fast.tb_leave(self._job.terms.pointer, ctypes.addressof(op))
 
     def close(self) -> None:
         """Lets go of what ops have of the library; the thread has ended."""

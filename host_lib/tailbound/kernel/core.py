@@ -58,6 +58,7 @@ _FUNCTIONS = {
     "tb_begin_turn": (None, _P, _INT, _INT),
     "tb_next_op": (_INT, _P, _S64),
     "tb_move": (_INT, _P, _P, _S64),
+    "tb_newest": (_U32, _P, _U32),
     "tb_stirred": (_INT, _P),
     "tb_listen": (_U64, _P, _S64),
     "tb_listen_to": (_U64, _P, _P, _S64),
