@@ -23,8 +23,9 @@ import math
 _TOLERATED = 1e-3
 #: Ops that a decision is given to show, and how often so many good ones before one more sender is taken.
 _TRIAL, _PATIENCE = 8, 4
-#: A fall helps as long as no op has more than this part of the loss before it.
-_HELPED = 0.7
+#: A fall helps as long as no op has more than this part of the loss before it. That is judged once the loss before
+#: would have cost so many rows: one row of few says little.
+_HELPED, _ENOUGH = 0.7, 64
 #: Weight of an op in the long-run floor.
 _SLOW = 1 / 256
 
@@ -69,15 +70,16 @@ class Incast:
         """
         if expected <= 0 or self.senders < 2:
             return
-        if self._before is not None and lost > _HELPED * self._before[1] * expected:
-            taken, loss = self._before
-            self.taken, self.floor, self._good = min(taken, float(self.senders)), max(self.floor, loss), 0
-            self._begin()
-            return
         self._expected += expected
         self._lost += lost
         self._ops += 1
         self._hit += lost > self._tolerated * expected
+        if self._before is not None:
+            taken, loss = self._before
+            self._vain |= lost > _HELPED * loss * expected
+            if self._vain and (self._ops >= _TRIAL or loss * self._expected >= _ENOUGH):
+                self.taken, self.floor, self._good = min(taken, float(self.senders)), max(self.floor, loss), 0
+                self._begin()
         if self._ops >= _TRIAL:
             loss, often = self._lost / self._expected, 2 * self._hit > self._ops
             self._begin()
@@ -86,6 +88,7 @@ class Incast:
     def _begin(self) -> None:
         """Counts ops from now on, with no fall on trial."""
         self._expected = self._lost = self._ops = self._hit = 0
+        self._vain = False  # an op has lost as much as before the fall
         self._before: tuple[float, float] | None = None  # number and loss before the fall that is on trial
 
     @property
