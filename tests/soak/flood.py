@@ -1,7 +1,7 @@
 """Part five: a stranger beside a rank of a job with a key sends forged rows at any rate, in a lab, while it averages.
 
-No row may be lost but for want of a core, every result has to be that of all ranks, and the program counts as FORGED
-what came into its ring, to the packet.
+No row may be lost but for want of a core, and every result has to be that of all ranks. The program counts as FORGED
+each packet that came into its ring.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NEEDS = ("root", "netns", "bpf", "bcc", "headers")
 
 
 class Target:
-    """Rank 0 of a job in a lab, and somebody beside it who sees what rank 1 sends it; a context manager.
+    """Rank 0 of a job in a lab, and a stranger beside it that sees what rank 1 sends it; a context manager.
 
     Attributes:
         stranger: who sends.

@@ -1,4 +1,4 @@
-"""Somebody beside a worker who sends it packets: live frames of BPF_PROG_TEST_RUN, redirected to its port.
+"""A stranger beside a worker sends it packets: live frames of BPF_PROG_TEST_RUN, redirected to its port.
 
 No socket, no bridge and no buffer of the stack is in their way, so that a share of a core makes a flood. They come to
 the worker's XDP program as frames of any other worker do, on the processor that sent them, within the sender's call.
@@ -55,7 +55,7 @@ def _statistics(interface: str) -> dict[str, int]:
 
 
 def show_rows(ours: Communicator, file: Path) -> None:
-    """Leave the first row of every op for rank 0 in ``file``, u8[stride], as somebody has it who sees all packets."""
+    """Leave the first row of every op for rank 0 in ``file``, u8[stride], as a stranger has it who sees all."""
     queue, shown = ours.job.flow.queue, np.memmap(file, np.uint8, "r+")
     submit = queue.submit
 
@@ -151,7 +151,7 @@ class Stranger:
             while True:
                 with lock:
                     mine = due
-                    # what nobody was free to send in time is not made up for
+                    # packets that no thread was free to send in time are not made up for
                     due = max(due + TICK, time.monotonic() - TICK)
                 if stop.wait(max(0.0, mine - time.monotonic())):
                     return sent, time.thread_time() - cpu
