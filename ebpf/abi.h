@@ -66,7 +66,7 @@ struct tb_slot {
 	__u64 ranks[4]; /* bitmap of the ranks summed */
 	__u32 count; /* ranks summed */
 	__u32 units; /* what a lane holds in whose column every rank summed sent code 128 */
-	__u32 lost; /* what truncation took from a lane on average, in sixteenths */
+	__u32 pad; /* 0 */
 	__s32 exponent; /* e of a lane's unit */
 	__u32 row; /* place in the first sender's order */
 	__u32 counted; /* 1 once the sum has had a contribution of every live peer: it is in rows_complete */

@@ -20,7 +20,8 @@
 
 #define TB_LANES_MASK 0x00ff00ff00ff00ffULL
 /* Lanes that have been shifted down, less the bits that came from their neighbours. */
-#define TB_LANES_BELOW(down) ((0xffffULL >> (down)) * 0x0001000100010001ULL)
+#define TB_LANES_EACH(x) ((x)*0x0001000100010001ULL)
+#define TB_LANES_BELOW(down) TB_LANES_EACH(0xffffULL >> (down))
 #define TB_LANES_ROUND 64
 /* Codes in the whole rounds of a row that has a rest, at most. */
 #define TB_LANES_MOST (TB_WIDTH - TB_LANES_ROUND)
@@ -35,9 +36,10 @@
 	"%[u] = *(u64 *)(%[s] + " at ")\n" \
 	"%[u] += %[t]\n" \
 	"*(u64 *)(%[s] + " at ") = %[u]\n"
-/* Codes as they go in: [w] is their weight, [d] by how much they are shifted down, and [k] what that leaves of lanes. */
+/* Codes as they go in: [w] is their weight, [d] by how much they are shifted down after [r], and [k] what that leaves. */
 #define TB_LANES_TIMES "%[t] *= %[w]\n"
-#define TB_LANES_DOWN "%[t] *= %[w]\n" "%[t] >>= %[d]\n" "%[t] &= %[k]\n"
+#define TB_LANES_DOWN \
+	"%[t] *= %[w]\n" "%[u] = *(u64 *)%[r]\n" "%[t] += %[u]\n" "%[t] >>= %[d]\n" "%[t] &= %[k]\n"
 
 /* Eight codes, even ones and odd ones; [q] is the end of the round. */
 #define TB_LANES_LOAD(back) \
@@ -68,7 +70,7 @@
 		     "if %[n] != 0 goto tb_round_%=\n" \
 		     "tb_done_%=:\n" \
 		     : [q] "+r"(q), [s] "+r"(sums), [n] "+r"(n), [t] "=&r"(t), [u] "=&r"(u) \
-		     : [end] "r"(end), [m] "r"(mask), [w] "r"(w), [d] "r"(d), [k] "r"(k) \
+		     : [end] "r"(end), [m] "r"(mask), [w] "r"(w), [d] "r"(d), [k] "r"(k), [r] "m"(r) \
 		     : "memory")
 /* clang-format on */
 #endif
@@ -91,10 +93,10 @@ static __always_inline __u64 tb_lanes_whole(const void *codes, const void *end)
 
 /*
  * What is left of a short row behind its whole rounds: fewer than 64 codes, in steps of 16. sums and codes are those of
- * the row's start; add, weight and down are as in the rounds.
+ * the row's start; add, weight, r and down are as in the rounds.
  */
 static __always_inline void tb_lanes_rest(__u64 *sums, const void *codes, const void *end, int add,
-					  __u64 weight, __u64 down)
+					  __u64 weight, __u64 r, __u64 down)
 {
 	__u64 whole = tb_lanes_whole(codes, end), kept = TB_LANES_BELOW(down), even, odd;
 	int i, j;
@@ -110,8 +112,8 @@ static __always_inline void tb_lanes_rest(__u64 *sums, const void *codes, const 
 #pragma unroll
 		for (j = 0; j < TB_ROW_STEP / 8; j++) {
 			odd = tb_le64(((const tb_u64 *)codes)[j]);
-			even = (odd & TB_LANES_MASK) * weight >> down & kept;
-			odd = (odd >> 8 & TB_LANES_MASK) * weight >> down & kept;
+			even = ((odd & TB_LANES_MASK) * weight + r) >> down & kept;
+			odd = ((odd >> 8 & TB_LANES_MASK) * weight + r) >> down & kept;
 			sums[2 * j] = add ? sums[2 * j] + even : even;
 			sums[2 * j + 1] = add ? sums[2 * j + 1] + odd : odd;
 		}
@@ -124,21 +126,22 @@ static __always_inline void tb_lanes_rest(__u64 *sums, const void *codes, const 
 static __always_inline void tb_lanes_store(__u64 *sums, const void *codes, const void *end,
 					   __u32 weight)
 {
-	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, w = weight, d = 0, k = 0, t, u;
+	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, w = weight, d = 0, k = 0, r = 0,
+	      t, u;
 	const void *q = codes + TB_LANES_ROUND;
 
-	tb_lanes_rest(sums, codes, end, 0, w, d);
+	tb_lanes_rest(sums, codes, end, 0, w, r, d);
 	TB_LANES_ROUNDS(TB_LANES_STORE, TB_LANES_TIMES);
 }
 
 static __always_inline void tb_lanes_add(__u64 *sums, const void *codes, const void *end,
-					 __u32 weight, __u32 down)
+					 __u32 weight, __u32 add, __u32 down)
 {
 	__u64 n = TB_WIDTH / TB_LANES_ROUND, mask = TB_LANES_MASK, w = weight, d = down & 7, t, u;
 	const void *q = codes + TB_LANES_ROUND;
-	__u64 k = TB_LANES_BELOW(d);
+	__u64 k = TB_LANES_BELOW(d), r = TB_LANES_EACH(add);
 
-	tb_lanes_rest(sums, codes, end, 1, w, d);
+	tb_lanes_rest(sums, codes, end, 1, w, r, d);
 	if (d)
 		TB_LANES_ROUNDS(TB_LANES_ADD, TB_LANES_DOWN);
 	else

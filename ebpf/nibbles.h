@@ -40,14 +40,14 @@
 		     "if %[n] != 0 goto tb_round_%=\n" \
 		     "tb_done_%=:\n" \
 		     : [q] "+r"(q), [s] "+r"(sums), [n] "+r"(n), [t] "=&r"(t), [u] "=&r"(u) \
-		     : [end] "r"(end), [m] "r"(mask), [w] "r"(w), [d] "r"(d), [k] "r"(k) \
+		     : [end] "r"(end), [m] "r"(mask), [w] "r"(w), [d] "r"(d), [k] "r"(k), [r] "m"(r) \
 		     : "memory")
 /* clang-format on */
 #endif
 
 /* The step that a row may have behind its whole rounds. */
 static __always_inline void tb_halves_rest(__u64 *sums, const void *codes, const void *end, int add,
-					   __u64 weight, __u64 down)
+					   __u64 weight, __u64 r, __u64 down)
 {
 	__u64 whole = (__u64)(end - codes) & -(__u64)TB_HALVES_ROUND, t, lanes;
 	__u64 kept = TB_LANES_BELOW(down);
@@ -67,7 +67,7 @@ static __always_inline void tb_halves_rest(__u64 *sums, const void *codes, const
 #pragma unroll
 		for (j = 0; j < 4; j++) {
 			lanes = t >> (j >> 1 << 2 | (j & 1) << 3) & TB_HALVES_MASK;
-			lanes = lanes * weight >> down & kept;
+			lanes = (lanes * weight + r) >> down & kept;
 			sums[4 * i + j] = add ? sums[4 * i + j] + lanes : lanes;
 		}
 	}
@@ -78,24 +78,24 @@ static __always_inline void tb_halves_store(__u64 *sums, const void *codes, cons
 {
 	__u64 n = TB_WIDTH / 2 / TB_HALVES_ROUND, mask = TB_HALVES_MASK, w = weight, d = 0, k = 0;
 	const void *q = codes + TB_HALVES_ROUND;
-	__u64 *first = sums, t, u;
+	__u64 *first = sums, r = 0, t, u;
 
 	TB_HALVES_ROUNDS(TB_LANES_STORE, TB_LANES_TIMES);
-	tb_halves_rest(first, codes, end, 0, w, d);
+	tb_halves_rest(first, codes, end, 0, w, r, d);
 }
 
 static __always_inline void tb_halves_add(__u64 *sums, const void *codes, const void *end,
-					  __u32 weight, __u32 down)
+					  __u32 weight, __u32 add, __u32 down)
 {
 	__u64 n = TB_WIDTH / 2 / TB_HALVES_ROUND, mask = TB_HALVES_MASK, w = weight, d = down & 7;
 	const void *q = codes + TB_HALVES_ROUND;
-	__u64 k = TB_LANES_BELOW(d), *first = sums, t, u;
+	__u64 k = TB_LANES_BELOW(d), r = TB_LANES_EACH(add), *first = sums, t, u;
 
 	if (d)
 		TB_HALVES_ROUNDS(TB_LANES_ADD, TB_LANES_DOWN);
 	else
 		TB_HALVES_ROUNDS(TB_LANES_ADD, TB_LANES_TIMES);
-	tb_halves_rest(first, codes, end, 1, w, d);
+	tb_halves_rest(first, codes, end, 1, w, r, d);
 }
 
 #endif /* TB_NIBBLES_H */

@@ -20,10 +20,12 @@
 /* The code that units count by; that of the value 0 in 8 bits. */
 #define TB_CODE_ZERO 128
 /*
- * A contribution more than this many doublings below its sum's unit leaves nothing in it, one of half a byte a code more
- * than half of them: what zeros leave is a whole number. F is no more either.
+ * Codes are shifted down by so many doublings at most, those of half a byte by half of them: what zeros leave is a whole
+ * number. F is no more either.
  */
 #define TB_DOWN_MOST 7
+/* A contribution that lies so many doublings further down is taken in once in so many. */
+#define TB_FAR_MOST 16
 /* So many doublings leave nothing of a sum. */
 #define TB_MOVE_MOST 16
 
@@ -31,8 +33,27 @@
 struct tb_fit {
 	__u32 move; /* by which the sum is shifted down before */
 	__u32 weight; /* what its codes are multiplied by */
+	__u32 add; /* what is added then, to round */
 	__u32 down; /* by which they are shifted down then */
 };
+
+/* Bits by which a contribution is rounded (MurmurHash3's finaliser): others for each row, rank and op. */
+static __always_inline __u32 tb_slot_bits(const struct tb_packet *p)
+{
+	__u32 h = (p->seq ^ p->op * 0x9e3779b1U) + p->sender * 0x7feb352dU;
+
+	h = (h ^ h >> 16) * 0x85ebca6bU;
+	h = (h ^ h >> 13) * 0xc2b2ae35U;
+	return h ^ h >> 16;
+}
+
+/* F for one weight: a smaller one than others may be doubled further. */
+static __always_inline __u32 tb_slot_spare(const struct tb_control *control, __u32 weight)
+{
+	__u32 cap = control->weight_cap;
+
+	return (control->spare + (2 * weight <= cap) + (4 * weight <= cap)) & TB_DOWN_MOST;
+}
 
 /* STORED or ADDED: what to do; or the reason not to. */
 static __always_inline __u32 tb_slot_judge(const struct tb_control *control,
@@ -68,7 +89,6 @@ static __always_inline __u32 tb_slot_start(struct tb_slot *slot, const struct tb
 	tb_rank_put(slot->ranks, p->sender);
 	slot->count = 1;
 	slot->units = TB_CODE_ZERO * (weight << spare);
-	slot->lost = 0;
 	slot->exponent = exponent - 4 * (__s32)spare;
 	slot->row = p->row;
 	slot->counted = 0;
@@ -92,8 +112,8 @@ static __always_inline void tb_slot_join(struct tb_slot *slot, const struct tb_p
 					 struct tb_fit *fit)
 {
 	__s64 above = ((__s64)exponent - slot->exponent) >> 2, over = above - spare, down;
-	__s64 most = TB_DOWN_MOST >> !!(p->flags & TB_FLAG_HALVES);
-	__u32 one;
+	__s64 most = TB_DOWN_MOST >> !!(p->flags & TB_FLAG_HALVES), far;
+	__u32 bits = tb_slot_bits(p);
 
 	over &= ~tb_below(over);
 	above -= over;
@@ -101,17 +121,18 @@ static __always_inline void tb_slot_join(struct tb_slot *slot, const struct tb_p
 	fit->move = TB_MOVE_MOST + ((over - TB_MOVE_MOST) & tb_below(over - TB_MOVE_MOST));
 	down = -(above & tb_below(above));
 	above &= ~tb_below(above);
-	weight &= ~tb_below(most - down);
+	far = down - most;
+	far &= ~tb_below(far);
+	down -= far;
+	far = TB_FAR_MOST + ((far - TB_FAR_MOST) & tb_below(far - TB_FAR_MOST));
+	weight &= ~tb_below(-(__s64)(bits >> 8 & ((1U << far) - 1)));
 	fit->down = down & TB_DOWN_MOST;
+	fit->add = bits & ((1U << fit->down) - 1);
 	fit->weight = weight << (above & TB_DOWN_MOST);
 
 	tb_rank_put(slot->ranks, p->sender);
 	slot->count++;
-	one = 1U << fit->down;
 	slot->units = (slot->units >> fit->move) + (TB_CODE_ZERO * fit->weight >> fit->down);
-	/* Codes of this weight have no bits below its lowest one. */
-	slot->lost = (slot->lost >> fit->move) +
-		     ((one - ((weight | one) & -(weight | one))) * 8 >> fit->down);
 }
 
 /*

@@ -117,7 +117,7 @@ static __always_inline __u32 tb_sum(struct xdp_md *ctx, const struct tb_switch_j
 	verdict = tb_switch_judge(record, p, share.exponent);
 	if (verdict == TB_VERDICT_ADDED) {
 		tb_switch_join(record, p, share.need);
-		tb_lanes_add(sums, f.codes, f.end, 1, 0);
+		tb_lanes_add(sums, f.codes, f.end, 1, 0, 0);
 		release = record->count >= share.wanted || p->flags & TB_FLAG_FLUSH;
 	} else if (verdict == TB_VERDICT_STORED) {
 		*abandoned = tb_switch_start(record, p, &share);

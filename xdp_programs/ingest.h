@@ -298,9 +298,9 @@ static __always_inline void tb_codes_add(__u64 *sums, const struct tb_packet *p,
 	if (fit->move)
 		tb_lanes_move(sums, fit->move);
 	if (p->flags & TB_FLAG_HALVES)
-		tb_halves_add(sums, f->codes, f->end, fit->weight, fit->down);
+		tb_halves_add(sums, f->codes, f->end, fit->weight, fit->add, fit->down);
 	else
-		tb_lanes_add(sums, f->codes, f->end, fit->weight, fit->down);
+		tb_lanes_add(sums, f->codes, f->end, fit->weight, fit->add, fit->down);
 }
 
 static __always_inline void tb_codes_store(__u64 *sums, const struct tb_packet *p,
@@ -316,7 +316,7 @@ static __always_inline void tb_codes_store(__u64 *sums, const struct tb_packet *
 static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb_control *control,
 					     const struct tb_packet *p, struct tb_op *op)
 {
-	__u32 slot = p->seq & (control->sum_rows - 1), spare = control->spare & 7;
+	__u32 slot = p->seq & (control->sum_rows - 1), spare;
 	__u32 verdict, place, weight, complete = 0, done = 0;
 	struct tb_slot_lock *lock = TB_LOOKUP(slot_locks, slot);
 	struct tb_slot *record = TB_LOOKUP(slots, slot);
@@ -330,6 +330,7 @@ static __always_inline __u32 tb_contribution(struct xdp_md *ctx, const struct tb
 		return TB_VERDICT_SLOT_OUT_OF_RANGE;
 	exponent = (__s16)tb_be16(f.head->exponent);
 	weight = f.head->weight;
+	spare = tb_slot_spare(control, weight);
 
 	bpf_spin_lock(&lock->lock);
 	place = tb_window(p->seq, TB_READ_ONCE(control->sum_base), control->sum_rows);

@@ -41,37 +41,37 @@ static __always_inline void tb_put_four(__u64 *sums, tb_four lanes, int add)
 #endif
 
 /* Codes in lanes as they go into sums. */
-static __always_inline tb_four tb_scaled(tb_four lanes, __u64 weight, __u64 down)
+static __always_inline tb_four tb_scaled(tb_four lanes, __u64 weight, __u64 r, __u64 down)
 {
-	return (tb_four)((tb_sixteen)lanes * (__u16)weight >> (__u16)down);
+	return (tb_four)(((tb_sixteen)lanes * (__u16)weight + (__u16)r) >> (__u16)down);
 }
 
 /* Eight words of codes into sixteen of sums. */
 static __always_inline void tb_round_lanes(__u64 *sums, const void *codes, int add, __u64 weight,
-					   __u64 down)
+					   __u64 r, __u64 down)
 {
 	int i;
 
 	for (i = 0; i < 2; i++) {
 		tb_four t = tb_load(codes + 32 * i);
-		tb_four even = tb_scaled(t & TB_LANES_MASK, weight, down);
-		tb_four odd = tb_scaled(t >> 8 & TB_LANES_MASK, weight, down);
+		tb_four even = tb_scaled(t & TB_LANES_MASK, weight, r, down);
+		tb_four odd = tb_scaled(t >> 8 & TB_LANES_MASK, weight, r, down);
 
 		tb_put_four(sums + 8 * i, TB_SHUFFLE(even, odd, 0, 4, 1, 5), add);
 		tb_put_four(sums + 8 * i + 4, TB_SHUFFLE(even, odd, 2, 6, 3, 7), add);
 	}
 }
 
-#define TB_LANES_ROUNDS(OP, DOWN)                                  \
-	do {                                                       \
-		(void)mask, (void)k, (void)t, (void)u;             \
-		for (; q <= end && n; q += 64, sums += 16, n--)    \
-			tb_round_lanes(sums, q - 64, OP, w, DOWN); \
+#define TB_LANES_ROUNDS(OP, DOWN)                                     \
+	do {                                                          \
+		(void)mask, (void)k, (void)t, (void)u;                \
+		for (; q <= end && n; q += 64, sums += 16, n--)       \
+			tb_round_lanes(sums, q - 64, OP, w, r, DOWN); \
 	} while (0)
 
 /* Four words of codes of half a byte into sixteen of sums. */
 static __always_inline void tb_round_halves(__u64 *sums, const void *codes, int add, __u64 mask,
-					    __u64 weight, __u64 down)
+					    __u64 weight, __u64 r, __u64 down)
 {
 	int i;
 
@@ -79,15 +79,15 @@ static __always_inline void tb_round_halves(__u64 *sums, const void *codes, int 
 		__u64 t = tb_le64(((const tb_u64 *)codes)[i]);
 		tb_four lanes = { t, t >> 8, t >> 4, t >> 12 };
 
-		tb_put_four(sums + 4 * i, tb_scaled(lanes & mask, weight, down), add);
+		tb_put_four(sums + 4 * i, tb_scaled(lanes & mask, weight, r, down), add);
 	}
 }
 
-#define TB_HALVES_ROUNDS(OP, DOWN)                                        \
-	do {                                                              \
-		(void)k, (void)t, (void)u;                                \
-		for (; q <= end && n; q += 32, sums += 16, n--)           \
-			tb_round_halves(sums, q - 32, OP, mask, w, DOWN); \
+#define TB_HALVES_ROUNDS(OP, DOWN)                                           \
+	do {                                                                 \
+		(void)k, (void)t, (void)u;                                   \
+		for (; q <= end && n; q += 32, sums += 16, n--)              \
+			tb_round_halves(sums, q - 32, OP, mask, w, r, DOWN); \
 	} while (0)
 
 struct tb_fletcher {

@@ -14,15 +14,15 @@ import numpy as np
 import cases
 from interleave.scene import CODES, OPS, OTHER, OWN, SENDERS, Action, lanes, result_codes
 from interleave.view import MARKS, RISING, SETS, View
-from reference_worker import add_scaled
+from reference_worker import add_scaled, rounding_bits, spare_of
 from tailbound.codec.scale import weights_of
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import Event, Verdict
 
 Counted = tuple[tuple[int, int], ...]
-_SPARE = weights_of(cases.RANKS).spare
-#: Exponent, units, what was lost, and lanes.
-Sum = tuple[int, int, int, bytes]
+_WEIGHTS = weights_of(cases.RANKS)
+#: Exponent, units and lanes.
+Sum = tuple[int, int, bytes]
 
 
 @functools.cache
@@ -33,11 +33,12 @@ def sums_of(ranks: int, op: int) -> frozenset[Sum]:
     for order in itertools.permutations(members):
         for scales in itertools.product((OWN, OTHER), repeat=len(order)):
             record = np.zeros(1, DTYPES["tb_slot"])[0]
-            record["exponent"] = scales[0][0] - 4 * _SPARE
+            record["exponent"] = scales[0][0] - 4 * spare_of(scales[0][1], *_WEIGHTS)
             row = np.zeros(len(lanes(1, OPS[op], OWN)), np.uint16)
             for sender, scale in zip(order, scales, strict=True):
-                add_scaled(record, row, lanes(sender, OPS[op], scale), *scale, _SPARE)
-            out.add((int(record["exponent"]), int(record["units"]), int(record["lost"]), row.tobytes()))
+                bits = rounding_bits(cases.SEQ, OPS[op].label, sender)
+                add_scaled(record, row, lanes(sender, OPS[op], scale), *scale, spare_of(scale[1], *_WEIGHTS), bits)
+            out.add((int(record["exponent"]), int(record["units"]), row.tobytes()))
     return frozenset(out)
 
 
@@ -47,7 +48,7 @@ def state_is_sound(view: View, changed: frozenset[str]) -> Iterator[str]:
         members = view.ranks.bit_count()
         if view.get("slots.count") != members:
             yield f"a sum of {members} ranks counts {view.get('slots.count')}"
-        said = (view.get(f"slots.{name}") for name in ("exponent", "units", "lost"))
+        said = (view.get(f"slots.{name}") for name in ("exponent", "units"))
         if (*said, view.part("sums", 2 * len(lanes(1, OPS[view.slot], OWN)))) not in sums_of(view.ranks, view.slot):
             yield f"the sum is not that of its members {view.ranks:#x} in any order"
     if changed & {"presence", "result_records", "results"}:

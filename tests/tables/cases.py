@@ -41,7 +41,7 @@ CODES = 128
 LAYOUT = 0xBEEF
 EXPONENT, NEED = -36, -39
 #: Units to a code of weight 1 in a sum that was not moved, in a job of so many ranks.
-FINER = 1 << weights_of(RANKS).spare
+FINER = 4 << weights_of(RANKS).spare
 
 
 def ip_of(rank: int, *, ipv6: bool = False) -> str:

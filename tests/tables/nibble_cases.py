@@ -8,6 +8,7 @@ import numpy as np
 
 import cases
 import reference
+from reference_worker import spare_of
 from tailbound.wire.schema import Flag, PacketType, Verdict
 
 SLOT = cases.SEQ & (cases.SUM_ROWS - 1)
@@ -18,7 +19,7 @@ COUNTS = [16, 32, 48, 112, 128]
 def nibbles(sender: int, body: bytes, **fields: Any) -> bytes:
     """A contribution of two codes a byte."""
     values = {"owner": cases.RANK, "seq": cases.SEQ, "row": 5, "rows": cases.ROWS, "exponent": cases.EXPONENT}
-    values |= {"weight": 1} | fields
+    values |= {"weight": 4} | fields
     return cases.build(PacketType.CONTRIBUTION, body, sender=sender, flags=Flag.HALVES, **values)
 
 
@@ -33,16 +34,17 @@ def check_sums(world: Any, count: int) -> None:
         assert verdict == (Verdict.ADDED if sender else Verdict.STORED)
         assert world.take(nibbles(sender + 1, payload.tobytes()))[0] == Verdict.DUPLICATE
     spare = int(world.store.control["spare"][0])
-    want = reference.to_lanes(reference.unpack(payloads, 4).sum(0) << spare)
+    want = reference.to_lanes(reference.unpack(payloads, 4).sum(0) * 4 << spare)
     assert np.array_equal(world.store.sums[SLOT, :size].view("<u2"), want)
     assert np.array_equal(world.store.sums[SLOT, size:], before[size:])
     record = world.store.slots[SLOT]
-    assert (record["count"], record["units"]) == (3, 3 * 128 << spare)
+    assert (record["count"], record["units"]) == (3, 3 * 128 * 4 << spare)
 
 
 def check_more(world: Any) -> None:
     """More ranks than lanes of 8 bits would hold."""
     for sender in range(1, 31):
-        world.take(nibbles(sender, bytes([0xFF]) * (cases.WIDTH // 2)))
-    assert (world.store.sums[SLOT].view("<u2") == 30 * 15).all()
+        world.take(nibbles(sender, bytes([0xFF]) * (cases.WIDTH // 2), weight=1))
+    spare = spare_of(1, *(int(world.store.control[name][0]) for name in ("weight_cap", "spare")))
+    assert (world.store.sums[SLOT].view("<u2") == 30 * 15 << spare).all()
     assert world.store.slots[SLOT]["count"] == 30

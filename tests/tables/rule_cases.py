@@ -9,6 +9,7 @@ import numpy as np
 
 import cases
 from cases import OP, contribution, ready, result
+from reference_worker import rounding_bits
 from tailbound.wire.schema import OP_STEPS, Flag, PacketType, Verdict, op_label, op_slot
 
 SLOT = cases.SEQ & (cases.SUM_ROWS - 1)
@@ -20,48 +21,44 @@ class Fit(NamedTuple):
     Attributes:
         given: exponents, as so much more than that of the cases, and weights.
         exponent: of the sum's unit, in the same way.
-        lane: what a lane holds whose column has this code in every contribution; of code 128 it is ``units``.
+        lane: what a lane holds whose column has this code in every contribution, by how each is rounded; of code 128
+            it is ``units``.
     """
 
     name: str
     given: tuple[tuple[int, int], ...]
     exponent: int
     units: int
-    lost: int
-    lane: Callable[[int], int]
+    lane: Callable[[int, Callable[[int, int], int]], int]
     halves: bool | None = None  #: of codes of 4 bits alone, or of all others
 
 
 # fmt: off
 FITS = [
-    Fit("the first is stored in a finer unit", ((0, 1),), -12, 1024, 0, lambda c: 8 * c),
-    Fit("with the largest weight", ((0, 7),), -12, 7168, 0, lambda c: 56 * c),
-    Fit("the same scale", ((0, 1), (0, 3)), -12, 4096, 0, lambda c: 32 * c),
-    Fit("a smaller scale that the unit divides", ((0, 1), (-8, 5), (-12, 1)), -12, 2432, 0, lambda c: 19 * c),
-    Fit("one doubling below the unit", ((0, 1), (-16, 1)), -12, 1088, 4, lambda c: 8 * c + c // 2),
-    Fit("an even weight loses nothing there", ((0, 1), (-16, 6)), -12, 1408, 0, lambda c: 11 * c),
-    Fit("a weight of 4 loses half as much three below", ((0, 1), (-24, 4)), -12, 1088, 4, lambda c: 8 * c + c // 2),
-    Fit("several below", ((0, 1), (-20, 3), (-16, 7)), -12, 1568, 10, lambda c: 8 * c + 3 * c // 4 + 7 * c // 2),
-    Fit("seven below", ((0, 1), (-40, 7)), -12, 1031, 7, lambda c: 8 * c + 7 * c // 128, halves=False),
-    Fit("three below", ((0, 1), (-24, 7)), -12, 1136, 7, lambda c: 8 * c + 7 * c // 8),
-    Fit("four below leaves nothing of 4 bits", ((0, 1), (-28, 7)), -12, 1024, 0, lambda c: 8 * c, halves=True),
-    Fit("eight below leaves nothing", ((0, 1), (-44, 7)), -12, 1024, 0, lambda c: 8 * c),
-    Fit("a larger scale moves the sum", ((0, 1), (4, 1)), -8, 1536, 0, lambda c: 12 * c),
-    Fit("what moving takes", ((0, 1), (-12, 1), (4, 1)), -8, 1600, 0, lambda c: 9 * c // 2 + 8 * c),
-    Fit("moving takes from what was lost",
-        ((0, 1), (-16, 1), (8, 7)), -4, 7440, 1, lambda c: (8 * c + c // 2) // 4 + 56 * c),
-    Fit("after moving there is no room for more", ((0, 1), (8, 7), (8, 7)), -4, 14592, 0, lambda c: 2 * c + 112 * c),
+    Fit("the first is stored in a finer unit", ((0, 4),), -12, 4096, lambda c, r: 32 * c),
+    Fit("with the largest weight", ((0, 7),), -12, 7168, lambda c, r: 56 * c),
+    Fit("with a small weight in a unit twice as fine", ((0, 2),), -16, 4096, lambda c, r: 32 * c),
+    Fit("with the smallest one in one four times as fine", ((0, 1),), -20, 4096, lambda c, r: 32 * c),
+    Fit("the same scale", ((0, 5), (0, 6)), -12, 11264, lambda c, r: 88 * c),
+    Fit("a smaller scale that the unit divides", ((0, 4), (-8, 5), (-12, 7)), -12, 6272, lambda c, r: 49 * c),
+    Fit("one doubling below the unit", ((0, 4), (-16, 5)), -12, 4416, lambda c, r: 32 * c + (5 * c + r(2, 2)) // 2),
+    Fit("several below", ((0, 4), (-20, 5), (-16, 7)), -12, 4704,
+        lambda c, r: 32 * c + (5 * c + r(2, 4)) // 4 + (7 * c + r(3, 2)) // 2),
+    Fit("three below", ((0, 4), (-24, 7)), -12, 4208, lambda c, r: 32 * c + (7 * c + r(2, 8)) // 8),
+    Fit("seven below", ((0, 4), (-40, 7)), -12, 4103, lambda c, r: 32 * c + (7 * c + r(2, 128)) // 128, halves=False),
+    Fit("a larger scale moves the sum", ((0, 4), (4, 4)), -8, 6144, lambda c, r: 48 * c),
+    Fit("what moving takes", ((0, 4), (-12, 5), (4, 4)), -8, 6464, lambda c, r: (37 * c) // 2 + 32 * c),
+    Fit("after moving there is no room for more", ((0, 4), (8, 7), (8, 7)), -4, 15360, lambda c, r: 8 * c + 112 * c),
     Fit("what came first is then the smaller one",
-        ((0, 1), (16, 1), (0, 1)), 4, 1152, 4, lambda c: 8 * c + 2 * (c // 2)),
-    Fit("by fifteen", ((0, 7), (60, 1)), 48, 1024, 0, lambda c: 8 * c),
-    Fit("by sixteen nothing is left", ((0, 7), (64, 2)), 52, 2048, 0, lambda c: 16 * c),
-    Fit("by more than lanes have bits", ((0, 7), (400, 2)), 388, 2048, 0, lambda c: 16 * c),
+        ((0, 5), (16, 4), (0, 5)), 4, 4736, lambda c, r: 5 * c // 2 + 32 * c + (5 * c + r(3, 2)) // 2),
+    Fit("by fifteen", ((0, 7), (60, 4)), 48, 4096, lambda c, r: 32 * c),
+    Fit("by sixteen nothing is left", ((0, 7), (64, 6)), 52, 6144, lambda c, r: 48 * c),
+    Fit("by more than lanes have bits", ((0, 7), (400, 6)), 388, 6144, lambda c, r: 48 * c),
     Fit("between two scales: quarters are not looked at",
-        ((0, 1), (-1, 1), (-13, 1)), -12, 1600, 4, lambda c: 12 * c + c // 2),
-    Fit("from the smallest to the largest", ((-32732, 7), (32803, 1)), 32788, 1024, 0, lambda c: 8 * c),
-    Fit("from the largest to the smallest", ((32803, 7), (-32732, 7)), 32791, 7168, 0, lambda c: 56 * c),
-    Fit("the smallest twice", ((-32732, 7), (-32732, 7)), -32744, 14336, 0, lambda c: 112 * c),
-    Fit("the largest twice", ((32803, 7), (32803, 7)), 32791, 14336, 0, lambda c: 112 * c),
+        ((0, 4), (-1, 4), (-13, 5)), -12, 6464, lambda c, r: 48 * c + (5 * c + r(3, 2)) // 2),
+    Fit("from the smallest to the largest", ((-32732, 7), (32803, 4)), 32788, 4096, lambda c, r: 32 * c),
+    Fit("the smallest twice", ((-32732, 7), (-32732, 7)), -32744, 14336, lambda c, r: 112 * c),
+    Fit("the largest twice", ((32803, 7), (32803, 7)), 32791, 14336, lambda c, r: 112 * c),
 ]
 # fmt: on
 
@@ -74,7 +71,7 @@ def check_fits(world: Any) -> None:
     rng = np.random.default_rng(9)
     step = 0
     for fit in FITS:
-        assert fit.lane(128) == fit.units, fit.name
+        assert fit.lane(128, lambda rank, parts: 0) == fit.units, fit.name
         for count, halves in ((16, False), (112, False), (256, False), (16, True), (112, True)):
             if fit.halves not in (None, halves):
                 continue
@@ -104,11 +101,15 @@ def check_fits(world: Any) -> None:
                     **fields,
                 )
                 assert world.take(given) == (Verdict.ADDED if rank > 1 else Verdict.STORED, rank), fit.name
-            want = [fit.lane(code) for code in codes.tolist()]
+
+            def rounded(rank: int, parts: int, op: int = op) -> int:
+                return rounding_bits(cases.SEQ, op, rank) % parts
+
+            want = [fit.lane(code, rounded) for code in codes.tolist()]
             assert world.lanes(SLOT, len(want)).tolist() == want, (fit.name, count, halves)
             record = world.store.slots[SLOT]
-            said = record["exponent"] - cases.EXPONENT, record["units"], record["lost"], record["count"]
-            assert said == (fit.exponent, fit.units, fit.lost, len(fit.given)), fit.name
+            said = record["exponent"] - cases.EXPONENT, record["units"], record["count"]
+            assert said == (fit.exponent, fit.units, len(fit.given)), fit.name
             if record["exponent"] == cases.EXPONENT + fit.given[0][0] - 12:  # it was not moved
                 assert np.array_equal(world.lanes(SLOT, cases.WIDTH)[len(want) :], behind[len(want) :])
 

@@ -68,7 +68,7 @@ class Owner:
         if total is not None:
             self.sums[self.at[row], : total.octets.size] = total.octets
             slot = self.slots[self.at[row]]
-            slot["exponent"], slot["units"], slot["lost"], slot["count"] = total[1:]
+            slot["exponent"], slot["units"], slot["count"] = total[1:]
 
     def total(self, row: int, own: bool, begin: reference.Sum | None = None) -> reference.Sum | None:
         """What a slot holds of a row once all have given theirs, the owner last."""
@@ -76,7 +76,8 @@ class Owner:
         for rank in [*range(1, len(self.codes))] * (begin is None) + [0] * own:
             e, weight = int(self.exponents[rank, g]), int(self.by[rank, g])
             payload = self.codes[rank, row]
-            total = reference.added(total, payload, e, weight, self.weights.spare, self.shape.bits)
+            bits = reference.own_bits(int(self.k[row]), SEED) if rank == 0 else 977 * rank + row
+            total = reference.added(total, payload, e, weight, self.weights, self.shape.bits, bits)
         return total
 
     def mean(self, own: bool = True, threads: Threads | None = None, **options: Any) -> Means:
@@ -119,14 +120,14 @@ def test_full_lanes_of_257_ranks() -> None:
     owner.weights, owner.by[0], owner.exponents[0] = Weights(1, 0), 1, 0
     for row in range(owner.rows):
         lanes = np.full(owner.shape.codes, 256 * 255)
-        owner.hold(row, reference.Sum(lanes, 0, 256 * 128, 0, 256))
+        owner.hold(row, reference.Sum(lanes, 0, 256 * 128, 256))
     owner.codes[0] = owner.own[:, 64:] = 255
     for owner.rotate in (True, False):
         owner.mean()
         assert (owner.count == 257).all()
         assert np.allclose(np.abs(owner.scale), scale_of(0), rtol=1e-2)
         assert (owner.out[:, 64:] >= 253).all()
-        owner.check(3, reference.Sum(np.full(owner.shape.codes, 257 * 255), 0, 257 * 128, 0, 257))
+        owner.check(3, reference.Sum(np.full(owner.shape.codes, 257 * 255), 0, 257 * 128, 257))
 
 
 @pytest.mark.parametrize("rotate", [True, False])

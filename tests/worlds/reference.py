@@ -203,7 +203,6 @@ class Sum(NamedTuple):
     lanes: NDArray[np.int64]
     exponent: int
     units: int
-    lost: int
     count: int
 
     @property
@@ -213,35 +212,46 @@ class Sum(NamedTuple):
         return found
 
 
+class Weights(NamedTuple):
+    """The largest weight, and F."""
+
+    cap: int
+    spare: int
+
+
 def lanes_of(payload: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
     """The bytes of a contribution, or its halves of bytes, in lanes."""
     return to_lanes(unpack(payload, 4) if bits == 4 else payload.astype(np.int64)).astype(np.int64)
 
 
-def added(total: Sum | None, payload: NDArray[np.uint8], exponent: int, weight: int, spare: int, bits: int = 8) -> Sum:
-    """A sum, or none yet, and one contribution more."""
+def own_bits(k: int, seed: int) -> int:
+    """By what the owner rounds its own row ``k`` into the sum."""
+    rounding = np.array([rounding_seed(seed, STAGE_CONTRIBUTION) ^ 0x6F776E], np.uint32)
+    return int(fmix(rounding + np.array([k], np.uint32) * np.uint32(0x9E3779B1))[0])
+
+
+def added(
+    total: Sum | None, payload: NDArray[np.uint8], exponent: int, weight: int, weights: Weights, bits: int = 8,
+    rounding: int = 0,
+) -> Sum:  # fmt: skip
+    """A sum, or none yet, and one contribution more, which ``rounding`` (u32) rounds."""
     lanes = lanes_of(payload, bits)
+    spare = weights.spare + (weights.cap // weight).bit_length() - 1
     if total is None:
-        return Sum(lanes * (weight << spare), exponent - 4 * spare, 128 * (weight << spare), 0, 1)
-    count, up = total.count + 1, (exponent - total.exponent) // 4
+        return Sum(lanes * (weight << spare), exponent - 4 * spare, 128 * (weight << spare), 1)
+    sums, e, units, count = total
+    up = (exponent - e) // 4
     if up > spare:
         move = up - spare
-        total = Sum(total.lanes >> move, total.exponent + 4 * move, total.units >> move, total.lost >> move, count)
-        up = spare
+        sums, e, units, up = sums >> min(move, 16), e + 4 * move, units >> min(move, 16), spare
     if up >= 0:
         weight <<= up
-        return Sum(total.lanes + lanes * weight, total.exponent, total.units + 128 * weight, total.lost, count)
-    if -up > (3 if bits == 4 else 7):
-        return total._replace(count=count)
-    low = min(weight & -weight, 1 << -up)  # multiples of it lose nothing but multiples of it
-    lost = (((1 << -up) - low) * 8) >> -up
-    return Sum(
-        total.lanes + (lanes * weight >> -up),
-        total.exponent,
-        total.units + (128 * weight >> -up),
-        total.lost + lost,
-        count,
-    )
+        return Sum(sums + lanes * weight, e, units + 128 * weight, count + 1)
+    down = min(-up, 3 if bits == 4 else 7)
+    if (rounding >> 8) % (1 << min(-up - down, 16)):
+        return Sum(sums, e, units, count + 1)
+    lanes = lanes * weight + rounding % (1 << down) >> down
+    return Sum(sums + lanes, e, units + (128 * weight >> down), count + 1)
 
 
 class Coded(NamedTuple):
@@ -266,7 +276,7 @@ def encode(
     bits, y = shape.bits, rotated(x, shape, seed, rotate)
     reach = reaches(x, y, shape, rotate)
     if exponents is None:
-        given, (exponents, weights) = False, own_scales(reach, cap)
+        given, (exponents, weights) = False, own_scales(reach, 1 if bits == 16 else cap)
     else:
         given, weights = True, np.ones(shape.groups, np.uint8)
     u = with_zero(offsets(np.arange(shape.rows), shape.entries, seed, STAGE_CONTRIBUTION), bits)
@@ -300,7 +310,7 @@ def mean(total: Sum, k: int, seed: int, bits: int = 8, rotate: bool = True, ther
     u = with_zero(offsets(np.array([k]), lanes.size // (2 if bits == 16 else 1), seed, STAGE_RESULT)[0], max(bits, 8))
     unit = scale_of(total.exponent) / (zero - 1)
     if bits == 16:
-        d = 256 * lanes[: lanes.size // 2] + lanes[lanes.size // 2 :] - 256 * total.units + (257 * total.lost >> 4)
+        d = 256 * lanes[: lanes.size // 2] + lanes[lanes.size // 2 :] - 256 * total.units
         most = int(np.abs(d).max())
         if most == 0:
             return Mean(pack(np.full(d.size, zero), bits), _F(0))
@@ -310,7 +320,7 @@ def mean(total: Sum, k: int, seed: int, bits: int = 8, rotate: bool = True, ther
     empty = lanes[:there] == total.units * zero >> 7
     d = 65536 * lanes - (zero * total.units << 9)
     u_all = offsets(np.array([k]), lanes.size, seed, STAGE_CONTRIBUTION)[0]
-    off = (u_all * total.units >> 7) - 256 * total.units - (total.lost << 12)
+    off = (u_all * total.units >> 7) - 256 * total.units
     for even in (0, 1):
         if rotate and 4 * np.count_nonzero(empty[even::2]) <= there:
             d[1 - even :: 2] -= off[1 - even :: 2]

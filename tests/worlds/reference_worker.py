@@ -7,7 +7,6 @@ the order of docs/rules.md.
 from __future__ import annotations
 
 import ctypes
-import math
 from typing import Any
 
 import numpy as np
@@ -55,33 +54,40 @@ def within(some: NDArray[np.uint64], all_: NDArray[np.uint64]) -> bool:
     return not (some & ~all_).any()
 
 
+def rounding_bits(seq: int, op: int, sender: int) -> int:
+    """By what a contribution is rounded into a sum, u32."""
+    h = (seq ^ op * 0x9E3779B1) + sender * 0x7FEB352D & 0xFFFFFFFF
+    h = (h ^ h >> 16) * 0x85EBCA6B & 0xFFFFFFFF
+    h = (h ^ h >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
+    return h ^ h >> 16
+
+
+def spare_of(weight: int, cap: int, spare: int) -> int:
+    """F for one weight."""
+    return spare + (2 * weight <= cap) + (4 * weight <= cap)
+
+
 def add_scaled(
-    record: Any,
-    row: NDArray[np.uint16],
-    codes: NDArray[np.int64],
-    exponent: int,
-    weight: int,
-    spare: int,
+    record: Any, row: NDArray[np.uint16], codes: NDArray[np.int64], exponent: int, weight: int, spare: int, bits: int,
     most: int = 7,
-) -> None:
+) -> None:  # fmt: skip
     """codec-9: ``codes`` of this scale, in the order of lanes, into a sum ``row`` and its ``record``.
 
-    ``most``: doublings below the sum's unit that leave something.
+    ``bits`` round them; ``most``: doublings below the sum's unit by which they are shifted down.
     """
     above = (exponent - int(record["exponent"])) // 4
     if above > spare:
         parts = 2 ** min(above - spare, 16)
         row[:] = row.astype(np.int64) // parts
-        record["units"], record["lost"] = int(record["units"]) // parts, int(record["lost"]) // parts
+        record["units"] = int(record["units"]) // parts
         record["exponent"] += 4 * (above - spare)
         above = spare
-    if above < -most:
+    below = max(-above, 0)
+    if (bits >> 8) % 2 ** min(max(below - most, 0), 16):
         return
-    times, parts = 2 ** max(above, 0), 2 ** max(-above, 0)
-    row[: len(codes)] += (codes * weight * times // parts).astype(np.uint16)
+    times, parts = 2 ** max(above, 0), 2 ** min(below, most)
+    row[: len(codes)] += ((codes * weight * times + bits % parts) // parts).astype(np.uint16)
     record["units"] += 128 * weight * times // parts
-    # half of the parts on average, less what codes of this weight cannot have
-    record["lost"] += (parts - math.gcd(weight, parts)) * 8 // parts
 
 
 class _Packet:
@@ -401,16 +407,18 @@ class ReferenceTables:
             return Verdict.FUTURE_OP
         codes = self._codes(p)
         row = self.arrays["sums"][at].view(np.uint16)
+        spare = spare_of(p.weight, int(self.control["weight_cap"]), int(self.control["spare"]))
         if not same:
             for name in record.dtype.names:
                 record[name] = 0
             record["cookie"], record["op"], record["row"] = p.cookie, p.op, p.row
-            record["exponent"] = p.exponent - 4 * int(self.control["spare"])
+            record["exponent"] = p.exponent - 4 * spare
             row[: len(codes)] = 0
         record["count"] += 1
         put(record["ranks"], p.sender)
         most = 3 if p.flags & Flag.HALVES else 7
-        add_scaled(record, row, codes, p.exponent, p.weight, int(self.control["spare"]), most)
+        bits = rounding_bits(p.seq, p.op, p.sender)
+        add_scaled(record, row, codes, p.exponent, p.weight, spare, bits, most)
         r["rows"] = r["rows"] or p.rows
         r["progress"] += 1
         if not record["counted"] and within(self.control["live"], record["ranks"]):

@@ -381,8 +381,11 @@ class Reference:
         for k in range(shape.rows):
             g, total = int(shape.layout.of[k]), None
             for c in coded:
-                total = reference.added(total, c.payload[k], int(c.exponents[g]), int(c.weights[g]), weights.spare)
+                e, weight = int(c.exponents[g]), int(c.weights[g])
+                assert total is None or total.exponent <= e <= total.exponent + 4 * weights.spare, (
+                    "give inputs of about one size: else the order of rows counts"
+                )
+                total = reference.added(total, c.payload[k], e, weight, weights)
             assert total is not None
-            assert total.lost == 0, "give inputs of about one size: else the order of rows counts"
             codes[k], scale[k] = reference.mean(total, k, seed, there=int(there[g]))
         return reference.decode(codes, scale, np.ones(shape.rows, bool), shape, seed)

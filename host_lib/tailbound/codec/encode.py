@@ -278,9 +278,16 @@ def scale_for(bits, cap, scales, g):  # type: ignore[no-untyped-def]
     return weight * scale_of(e)
 
 
+def cap_of(coding: Coding, shape: Shape) -> int:
+    """The largest weight; 0: scales are given. With codes in planes it is 1: a shift would cut the upper ones."""
+    if coding.weights is None:
+        return 0
+    return 1 if shape.code.packing == PLANES else coding.weights.cap
+
+
 def _form(shape: Shape, coding: Coding) -> _Form:
     seed, rounding = np.uint32(coding.seed), np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
-    cap = coding.weights.cap if coding.weights else 0
+    cap = cap_of(coding, shape)
     return _Form(shape.layout, shape.entries, shape.code, seed, rounding, coding.rotate, cap, coding.key)
 
 

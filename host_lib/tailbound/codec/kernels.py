@@ -294,15 +294,18 @@ def _gather_row(ring: bool, own: bool) -> Any:
         """Sums of one row, own codes added as ``join`` says, into u16 lanes; those that are ``zero`` are counted.
 
         ``sums`` and ``codes`` are addresses; which of them are read is the variant's choice. ``join``: what sums are
-        shifted down by, what codes are multiplied with and then shifted down by (``scale.Join``). ``counts``
+        shifted down by, what codes are multiplied with, what is added, and what they are shifted down by then
+        (``scale.Join``). ``counts``
         u32[LANES], written: by lane of a vector. The largest one is returned.
         """
-        signature = _WORD(_INDEX, _INDEX, _tuple(_INDEX, 3), _WORD, _INDEX, lanes, counts)
+        signature = _WORD(_INDEX, _INDEX, _tuple(_INDEX, 4), _WORD, _INDEX, lanes, counts)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             target, count_at = e.address(sig.args[5], args[5]), e.address(sig.args[6], args[6])
-            move, weight, down = (e.splat(builder.trunc(builder.extract_value(args[2], i), I16)) for i in range(3))
+            move, weight, more, down = (
+                e.splat(builder.trunc(builder.extract_value(args[2], i), I16)) for i in range(4)
+            )
             zero = e.splat(builder.trunc(args[3], I16))
             found = e.variable(e.const(VI32, 0))
             with e.columns(args[4]) as column:
@@ -311,7 +314,7 @@ def _gather_row(ring: bool, own: bool) -> Any:
                     total = e.load(e.step(args[0], column, 2), VI16, 2)
                 if own:
                     code = e.shuffle(e.load(builder.add(args[1], column), VI8, 1), LANE_ORDER)
-                    code = builder.lshr(builder.mul(builder.zext(code, VI16), weight), down)
+                    code = builder.lshr(builder.add(builder.mul(builder.zext(code, VI16), weight), more), down)
                     total = builder.add(builder.lshr(total, move), code) if ring else code
                 e.store(total, e.step(target, column, 2), 2)
                 _count(e, builder.icmp_unsigned("==", total, zero), found)

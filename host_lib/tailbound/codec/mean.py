@@ -31,7 +31,7 @@ from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.format import HALVES, PLANES, CodeFormat
 from tailbound.codec.hashing import row_key, write_lanes
 from tailbound.codec.records import Coding, Own, Results, Sums
-from tailbound.codec.scale import DOWN_HALVES, DOWN_MOST, NOT_JOINED, SPAN, ZERO, Sum, begin, join, scale_of
+from tailbound.codec.scale import DOWN_HALVES, DOWN_MOST, NOT_JOINED, SPAN, ZERO, Sum, Weights, begin, join, scale_of
 from tailbound.codec.scratch import Scratch, readonly
 from tailbound.codec.shape import GROUP_ROWS, Groups, Shape
 from tailbound.codec.simd import LANES
@@ -39,6 +39,9 @@ from tailbound.codec.threads import Threads
 from tailbound.wire.jit import compiled
 from tailbound.wire.proof import absorb
 from tailbound.wire.schema import HEADER_BYTES
+
+#: Keeps the bits by which own rows are rounded into sums apart from their offsets.
+_OWN = np.uint32(0x6F776E)
 
 
 class _Form(NamedTuple):
@@ -48,7 +51,7 @@ class _Form(NamedTuple):
     codes: int  #: bytes of a row of contributions
     entries: int  #: of a row
     code: CodeFormat  #: of contributions
-    spare: int  #: doublings that sums have room for
+    weights: Weights  #: what sums have room for
     down_most: int  #: of ``scale.join``
     contributed: np.uint32  #: seed of the rounding offsets of contributions
     rounding: np.uint32  #: of results
@@ -112,7 +115,7 @@ def _rounded(row, total, empty, k, zeros, form, memory, target):  # type: ignore
     for lane in range(LANES):
         memory.lanes[lane] = 0xFFFFFFFF if (of_even if _even(lane) else of_odd) else 0
     key = np.int64(row_key(form.contributed, k))
-    about = key, units, units * form.code.zero << 9, (units << 8) + (np.int64(total.lost) << 12)
+    about = key, units, units * form.code.zero << 9, units << 8
     most = np.int64(kernels.take_off(row, about, memory.columns, memory.lanes, entries, memory.exact))
     factor = np.float32(SPAN / np.float64(most)) if most > 0 else np.float32(0.0)
     if most == 0:
@@ -140,18 +143,19 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
         g = form.layout.of[k]
         at = (sums.seq0 + i) & mask
         slot = slots[at]
-        n, total, added = np.int64(0), Sum(np.int64(0), np.int64(0), np.int64(0)), NOT_JOINED
+        n, total, added = np.int64(0), Sum(np.int64(0), np.int64(0)), NOT_JOINED
         if slot.cookie == sums.cookie and slot.op == sums.op and slot.count > 0:
             n = np.int64(slot.count)
-            total = Sum(np.int64(slot.exponent), np.int64(slot.units), np.int64(slot.lost))
+            total = Sum(np.int64(slot.exponent), np.int64(slot.units))
             kernel += 1
         peers = n > 0
         if own.present:
             e, weight = scales.exponents[g], scales.weights[g]
             if peers:
-                total, added = join(total, e, weight, form.spare, form.down_most)
+                bits = row_key(form.contributed ^ _OWN, k)
+                total, added = join(total, e, weight, form.weights, form.down_most, bits)
             else:
-                total, added = begin(e, weight, form.spare)
+                total, added = begin(e, weight, form.weights)
                 own_only += 1
             n += 1
         out.contributors[i] = n
@@ -172,7 +176,7 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
             lanes, code_at = entries, np.int64(memory.codes.ctypes.data)
             if own.present:
                 planes.unpack(own.packets[i, HEADER_BYTES : HEADER_BYTES + codes], memory.codes[:entries])
-        how = added.move, added.weight, added.down
+        how = added.move, added.weight, added.add, added.down
         if not peers or added.move >= 16:
             zeros = kernels.gather_own(sum_at, code_at, how, zero, lanes, row, memory.lanes)
         elif own.present:
@@ -244,7 +248,7 @@ def mean_rows(
     own = Own(readonly(own.rows.view(np.int32)), own.packets, own.present, own.scales)
     assert coding.weights is not None, "a switch makes the means of its rows"
     form = _Form(
-        shape.layout, codes, shape.entries, shape.code, coding.weights.spare,
+        shape.layout, codes, shape.entries, shape.code, coding.weights,
         DOWN_HALVES if shape.code.packing == HALVES else DOWN_MOST, contributed, rounding,
         coding.rotate and shape.code.offsets, coding.key,
     )  # fmt: skip

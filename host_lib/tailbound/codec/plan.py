@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import hashing, planes
-from tailbound.codec.encode import normalised, scale_for
+from tailbound.codec.encode import cap_of, normalised, scale_for
 from tailbound.codec.hashing import float_of, row_key
 from tailbound.codec.records import Coding, Scales
 from tailbound.codec.scale import OVERFLOW_BITS, root_of
@@ -85,7 +85,7 @@ def plan(
         squares: f64[G], sum of squares of the group before rotation; with codes that clip only (codec-12).
     """
     rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
-    span, cap = shape.code.span, coding.weights.cap if coding.weights else 0
+    span, cap = shape.code.span, cap_of(coding, shape)
     of_groups = readonly(bits), readonly(squares)
     beyond = _plan(*of_groups, shape.entries, span, shape.layout, coding.rotate, cap, rounding, scales, by)
     return Plan(beyond >= 0, max(0, int(beyond)))

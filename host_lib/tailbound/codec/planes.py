@@ -178,7 +178,7 @@ def _requantise16(row, zero, entries, factor, key, parts, target):  # type: igno
 @compiled
 def requantise16(row, total, entries, key, parts, target):  # type: ignore[no-untyped-def]
     """A row of sums (``scale.Sum``) coded again; returns the largest distance from zero, 0 for a row of zeros."""
-    zero = 256 * np.int64(total.units) - (257 * np.int64(total.lost) >> 4)
+    zero = 256 * np.int64(total.units)
     most = _distance16(row, zero, entries)
     if most == 0:
         target[:entries] = np.uint8(128)

@@ -99,58 +99,72 @@ def own_scale(bits: Any, cap: Any) -> tuple[Any, Any]:
 
 
 class Sum(NamedTuple):
-    """What a row of sums is (``tb_slot``): its unit is 2^(exponent/4), ``units`` the sum where all codes are 128.
-
-    ``lost``: sixteenths of the unit that a sum has lost on average, where contributions did not fit the unit.
-    """
+    """What a row of sums is (``tb_slot``): its unit is 2^(exponent/4), ``units`` the sum where all codes are 128."""
 
     exponent: Any
     units: Any
-    lost: Any
 
 
 class Join(NamedTuple):
-    """How a row is added: the sum is shifted down by ``move``, codes are times ``weight`` and shifted by ``down``."""
+    """How a row is added: the sum is shifted down by ``move``; codes times ``weight`` and ``add`` by ``down``."""
 
     move: Any
     weight: Any
+    add: Any
     down: Any
 
 
 #: Of a row to which nothing is added.
-NOT_JOINED = Join(0, 0, 0)
-#: What ``Join.down`` is at most, for codes of bytes and of halves: of any more nothing is added.
+NOT_JOINED = Join(0, 0, 0, 0)
+#: What ``Join.down`` is at most, for codes of bytes and of halves.
 DOWN_MOST, DOWN_HALVES = 7, 3
+#: A contribution that lies so many doublings further down is taken in once in so many.
+_FAR_MOST = 16
 
 
 @compiled
-def begin(exponent: Any, weight: Any, spare: Any) -> tuple[Sum, Join]:
+def _spare_of(weights: Any, weight: Any) -> Any:
+    """F for one weight: a smaller one than others may be doubled further."""
+    return weights.spare + (2 * weight <= weights.cap) + (4 * weight <= weights.cap)
+
+
+@compiled
+def begin(exponent: Any, weight: Any, weights: Any) -> tuple[Sum, Join]:
     """The sum that a first contribution makes, and how it is stored (codec-9)."""
-    weight = np.int64(weight) << spare
-    return Sum(np.int64(exponent) - 4 * spare, 128 * weight, np.int64(0)), Join(np.int64(0), weight, np.int64(0))
+    weight, zero = np.int64(weight), np.int64(0)
+    spare = _spare_of(weights, weight)
+    weight <<= spare
+    return Sum(np.int64(exponent) - 4 * spare, 128 * weight), Join(zero, weight, zero, zero)
 
 
 @compiled
-def join(total: Any, exponent: Any, weight: Any, spare: Any, down_most: Any) -> tuple[Sum, Join]:
-    """What a sum becomes by a contribution with a scale of its own, and how its codes are added (codec-9)."""
-    e, units, lost = np.int64(total.exponent), np.int64(total.units), np.int64(total.lost)
-    weight = np.int64(weight)
-    up, move = (np.int64(exponent) - e) >> 2, np.int64(0)
+def join(total: Any, exponent: Any, weight: Any, weights: Any, down_most: Any, bits: Any) -> tuple[Sum, Join]:
+    """What a sum becomes by a contribution with a scale of its own, and how its codes are added (codec-9).
+
+    Args:
+        total: the sum so far.
+        exponent, weight: of the contribution.
+        weights: of the job.
+        down_most: ``DOWN_MOST`` or ``DOWN_HALVES``.
+        bits: u32 by which it is rounded, others for each row, rank and op.
+    """
+    e, units, zero = np.int64(total.exponent), np.int64(total.units), np.int64(0)
+    weight, bits = np.int64(weight), np.int64(bits)
+    spare = _spare_of(weights, weight)
+    up, move = (np.int64(exponent) - e) >> 2, zero
     if up > spare:
         move = min(up - spare, np.int64(16))
         e += 4 * (up - spare)
         units >>= move
-        lost >>= move
         up = np.int64(spare)
     if up >= 0:
         weight <<= up
-        return Sum(e, units + 128 * weight, lost), Join(move, weight, np.int64(0))
-    down = -up
-    if down > down_most:
-        return Sum(e, units, lost), Join(move, np.int64(0), np.int64(0))
-    whole = np.int64(1) << down
-    lost += (whole - min(weight & -weight, whole)) * 8 >> down
-    return Sum(e, units + (128 * weight >> down), lost), Join(move, weight, down)
+        return Sum(e, units + 128 * weight), Join(move, weight, zero, zero)
+    down = min(-up, np.int64(down_most))
+    far = min(-up - down, np.int64(_FAR_MOST))
+    if bits >> 8 & (np.int64(1) << far) - 1:
+        weight = zero
+    return Sum(e, units + (128 * weight >> down)), Join(move, weight, bits & (np.int64(1) << down) - 1, down)
 
 
 @compiled

@@ -1,6 +1,6 @@
 """What one rank knows: its session, the kernel's records, and what it has learned of the others.
 
-Decisions (``step``, ``peers``, ``switched``) see a ``Known``, and neither ``Speaker`` nor ``Job``: there is nothing in
+Decisions (``step``, ``switched``) see a ``Known``, and neither ``Speaker`` nor ``Job``: there is nothing in
 it to send, seal or count with.
 """
 

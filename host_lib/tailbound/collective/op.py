@@ -139,6 +139,10 @@ class Half(record_of(HALF)):  # type: ignore[misc]
             return {}
         return {flow.rank: self.places(flow, ever=True) for flow in self.begun if flow.next > flow.rows}
 
+    def probed(self) -> set[int]:
+        """Ranks for which a probe timeout has expired."""
+        return {flow.rank for flow in self.begun if flow.probed}
+
     def places(self, flow: Flow, *, ever: bool) -> Places:
         """Rows of a flow that are to be requested now, or ever were: places in its sender's list, rising."""
         found = np.empty(flow.rows, np.int64)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tailbound.codec.owners import Places
 from tailbound.collective.buffers import Kept
 from tailbound.collective.job import Job
-from tailbound.collective.op import Half, Op
+from tailbound.collective.op import Op
 from tailbound.collective.repair import RESULTS, Request, encode_repair
 from tailbound.collective.view import View
 from tailbound.collective.window import Window
@@ -20,25 +20,27 @@ from tailbound.wire.schema import Flag, PacketType, Stage, Verdict
 
 def settle_contributions(job: Job, view: View) -> None:
     """Counts, at the seal, what repair has brought."""
-    for rank, places in view.op.first.asked.items():
+    half = view.op.first
+    asked, probed = half.asked, half.probed() if half.requested else set[int]()
+    for rank, places in asked.items():
         lost = np.intersect1d(places, view.unsummed(rank), assume_unique=True)
-        _count(job, view.op.first, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost))
+        _count(job, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost), probed=rank in probed)
 
 
 def settle_results(job: Job, op: Op) -> None:
     """Counts, when the results have been gathered for the last time, what repair has brought."""
-    for owner, places in op.second.asked.items():
+    asked, probed = op.second.asked, op.second.probed() if op.second.requested else set[int]()
+    for owner, places in asked.items():
         here = op.buffers.source[op.place.placement.rows_of(owner)[places]] != -1
-        _count(job, op.second, Stage.RESULTS, owner, len(places), int(here.sum()))
+        _count(job, Stage.RESULTS, owner, len(places), int(here.sum()), probed=owner in probed)
 
 
-def _count(job: Job, half: Half, stage: Stage, rank: int, asked: int, came: int) -> None:
+def _count(job: Job, stage: Stage, rank: int, asked: int, came: int, *, probed: bool) -> None:
     job.repairs.came[stage, rank] += came
     job.counters["repair_rows_asked"] += asked
     job.counters["rows_repaired"] += came
     ledger = job.records.verdicts([rank])[0]
     twice = int(ledger[Verdict.DUPLICATE_REPAIR] + ledger[Verdict.DUPLICATE_REPAIR_RESULT])
-    probed = any(flow.probed for flow in half.begun if flow.rank == rank)
     job.repairs.paths[rank].settled(asked, twice, probed=probed)
 
 

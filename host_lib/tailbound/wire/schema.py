@@ -331,7 +331,7 @@ SLOT_RECORD = Struct(
         Field("ranks", "u64", "bitmap of the ranks summed", 4),
         Field("count", "u32", "ranks summed"),
         Field("units", "u32", "what a lane holds in whose column every rank summed sent code 128"),
-        Field("lost", "u32", "what truncation took from a lane on average, in sixteenths"),
+        Field("pad", "u32", "0"),
         Field("exponent", "s32", "e of a lane's unit"),
         Field("row", "u32", "place in the first sender's order"),
         Field("counted", "u32", "1 once the sum has had a contribution of every live peer: it is in rows_complete"),

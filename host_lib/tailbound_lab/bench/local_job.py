@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from tailbound.codec.decode import MISSING, decode, own_source
 from tailbound.codec.encode import encode
 from tailbound.codec.format import HALVES
-from tailbound.codec.hashing import seed_of
+from tailbound.codec.hashing import fmix, seed_of
 from tailbound.codec.mean import Means, mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Packets, Received, Results, Scales, Sums, results
@@ -44,29 +44,33 @@ class Step:
     clipped: int
 
 
+_RANK = np.uint32(0x7FEB352D)
+
+
 @compiled
-def add_row(slot, lanes, codes, sender, exponent, weight, spare, down_most):  # type: ignore[no-untyped-def]
+def add_row(slot, lanes, codes, sender, exponent, weight, weights, down_most):  # type: ignore[no-untyped-def]
     """Adds a contribution to a slot (``tb_slot``) and its sums u16[lanes] as the kernel does; codes in lane order."""
     if slot.count == 0:
-        total, added = begin(exponent, weight, spare)
+        total, added = begin(exponent, weight, weights)
         lanes[:] = 0
     else:
-        total = Sum(np.int64(slot.exponent), np.int64(slot.units), np.int64(slot.lost))
-        total, added = join(total, exponent, weight, spare, down_most)
+        total = Sum(np.int64(slot.exponent), np.int64(slot.units))
+        bits = fmix(np.uint32(slot.row + np.uint32(sender) * _RANK))
+        total, added = join(total, exponent, weight, weights, down_most, bits)
     for i in range(codes.shape[0]):
         moved = np.int64(lanes[i]) >> added.move
-        lanes[i] = moved + (np.int64(codes[i]) * added.weight >> added.down)
-    slot.exponent, slot.units, slot.lost = total.exponent, total.units, total.lost
+        lanes[i] = moved + (np.int64(codes[i]) * added.weight + added.add >> added.down)
+    slot.exponent, slot.units = total.exponent, total.units
     slot.ranks[sender >> 6] |= np.uint64(1) << np.uint64(sender & 63)
     slot.count += 1
 
 
 @compiled
-def add_rows(slots, lanes, codes, taken, sender, exponents, weights, spare, down_most):  # type: ignore[no-untyped-def]
+def add_rows(slots, lanes, codes, taken, sender, exponents, by, weights, down_most):  # type: ignore[no-untyped-def]
     """``add_row`` of those rows that are ``taken``, bool[T]; all by packet position."""
     for i in range(codes.shape[0]):
         if taken[i]:
-            add_row(slots[i], lanes[i], codes[i], sender, exponents[i], weights[i], spare, down_most)
+            add_row(slots[i], lanes[i], codes[i], sender, exponents[i], by[i], weights, down_most)
 
 
 class LocalJob:
@@ -148,6 +152,7 @@ class LocalJob:
         rows = slots[: shape.rows]
         lanes = sums.view(np.uint16)[: shape.rows, : shape.codes * shape.code.lanes_a_byte]
         rows["cookie"], rows["op"] = self.cookie, op
+        rows["row"] = np.random.default_rng((self.cookie, op)).integers(1 << 32, size=shape.rows)  # what rounds them
         owner = at.owner[at.row_at]
         for sender, scales in enumerate(self.scales):
             taken = ~lost[sender][at.row_at] & (owner != sender)
@@ -155,9 +160,9 @@ class LocalJob:
             if halves:
                 both = np.stack((codes & 15, codes >> 4), axis=1).reshape(shape.rows, 2, -1, 8)
                 codes = both.swapaxes(1, 2).reshape(shape.rows, -1)
-            e, weights = scales.exponents[self.row_groups], scales.weights[self.row_groups]
-            spare, down = self.weights.spare, DOWN_HALVES if halves else DOWN_MOST
-            add_rows(rows, lanes, _to_lanes(codes), taken, sender, e, weights, spare, down)
+            e, by = scales.exponents[self.row_groups], scales.weights[self.row_groups]
+            down = DOWN_HALVES if halves else DOWN_MOST
+            add_rows(rows, lanes, _to_lanes(codes), taken, sender, e, by, self.weights, down)
         return sums, slots
 
     def _receive(

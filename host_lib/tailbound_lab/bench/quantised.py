@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode
-from tailbound.codec.hashing import seed_of
+from tailbound.codec.hashing import fmix, mix, seed_of
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Packets, Received, Results, Scales, Sums
@@ -46,26 +46,27 @@ _LANES = 2
 
 
 @compiled
-def _sum(rows, exponents, weights, lanes, slots, spare):  # type: ignore[no-untyped-def]
+def _sum(rows, exponents, by, lanes, slots, weights, seed):  # type: ignore[no-untyped-def]
     """Adds the codes of rows u64[n, .] to lanes u64[n, .] as the kernel program does, or stores them."""
     head = HEADER_BYTES // 8
     for i in range(rows.shape[0]):
         codes, sums, slot = rows[i, head:], lanes[i], slots[i]
         if slot.count == 0:
-            total, added = begin(exponents[i], weights[i], spare)
+            total, added = begin(exponents[i], by[i], weights)
             sums[:] = np.uint64(0)
         else:
-            before = Sum(np.int64(slot.exponent), np.int64(slot.units), np.int64(slot.lost))
-            total, added = join(before, exponents[i], weights[i], spare, DOWN_MOST)
+            before = Sum(np.int64(slot.exponent), np.int64(slot.units))
+            total, added = join(before, exponents[i], by[i], weights, DOWN_MOST, fmix(np.uint32(seed + np.uint32(i))))
         if added.move:
             move, kept = np.uint64(added.move), np.uint64(0xFFFF >> added.move) * _LANE
             for j in range(sums.shape[0]):
                 sums[j] = sums[j] >> move & kept
         weight, down, kept = np.uint64(added.weight), np.uint64(added.down), np.uint64(0xFFFF >> added.down) * _LANE
+        more = np.uint64(added.add) * _LANE
         for j in range(codes.shape[0]):
-            sums[2 * j] += (codes[j] & _BYTES) * weight >> down & kept
-            sums[2 * j + 1] += (codes[j] >> _EIGHT & _BYTES) * weight >> down & kept
-        slot.exponent, slot.units, slot.lost = total.exponent, total.units, total.lost
+            sums[2 * j] += (codes[j] & _BYTES) * weight + more >> down & kept
+            sums[2 * j + 1] += (codes[j] >> _EIGHT & _BYTES) * weight + more >> down & kept
+        slot.exponent, slot.units = total.exponent, total.units
         slot.count += 1
 
 
@@ -147,12 +148,13 @@ class Quantised:
         count = int(self._at.counts[self._rank])
         slots = self._slots[:count]
         slots["cookie"], slots["op"], slots["count"] = _COOKIE, self._op, 0
-        lanes, spare = self._lanes.view(np.uint64), weights_of(self._ranks).spare
+        lanes, weights = self._lanes.view(np.uint64), weights_of(self._ranks)
         for peer, work in zip(self._peers, arriving, strict=True):
             _wait([work])
             rows = self._arrived[peer]
             about = rows[:, : _ABOUT_CODES.itemsize].copy().view(_ABOUT_CODES)[:, 0]
-            _sum(rows.view(np.uint64), about["exponent"].copy(), about["weight"].copy(), lanes, slots, spare)
+            seed = np.uint32(mix(self._op * self._ranks + peer))
+            _sum(rows.view(np.uint64), about["exponent"].copy(), about["weight"].copy(), lanes, slots, weights, seed)
         memory = self._results[self._mine]
         out = Results(
             memory, np.zeros((count, 4), np.uint64), np.zeros(count, np.float32), np.zeros(count, np.uint16),
