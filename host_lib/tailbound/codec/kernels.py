@@ -295,8 +295,7 @@ def _gather_row(ring: bool, own: bool) -> Any:
 
         ``sums`` and ``codes`` are addresses; which of them are read is the variant's choice. ``join``: what sums are
         shifted down by, what codes are multiplied with, what is added, and what they are shifted down by then
-        (``scale.Join``). ``counts``
-        u32[LANES], written: by lane of a vector. The largest one is returned.
+        (``scale.Join``). ``counts`` u32[LANES], written: by lane of a vector. The largest one is returned.
         """
         signature = _WORD(_INDEX, _INDEX, _tuple(_INDEX, 4), _WORD, _INDEX, lanes, counts)
 
@@ -340,8 +339,8 @@ def take_off(typing: Any, lanes: Any, form: Any, parts: Any, masks: Any, columns
 
     def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         e = Emit(context, builder)
-        source, part_at, target = e.address(sig.args[0], args[0]), e.address(sig.args[2], args[2]), args[5]
-        target = e.address(sig.args[5], target)
+        source, part_at = e.address(sig.args[0], args[0]), e.address(sig.args[2], args[2])
+        target = e.address(sig.args[5], args[5])
         key = e.splat(builder.trunc(builder.extract_value(args[1], 0), I16))
         units, zero, same = (e.splat(builder.trunc(builder.extract_value(args[1], i), I32)) for i in (1, 2, 3))
         mask = e.load(e.address(sig.args[3], args[3]), VI32, 4)

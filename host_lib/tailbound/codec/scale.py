@@ -1,8 +1,8 @@
 """Scales of contributions, and sums of contributions with different scales (codec-5, codec-6, codec-9).
 
 A scale is weight 2^(e/4), with an integer exponent e. Every rank has its own for each group, with e a multiple of 4, so
-that sums are aligned by shifts. A switch cannot shift: there the weight is 1 and ranks agree on e in every op, by their
-``need``, the smallest e that holds a group's largest rotated value.
+that sums are aligned by shifts. A switch cannot shift: there the weight is 1 and all ranks have the same e, at first by
+their ``need``, the smallest e that holds a group's largest rotated value, then from the switch's results.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""READY packets: cold scales, abstaining, and acknowledgements that were lost (clock-2, clock-17, clock-25).
+"""READY packets: scales for a switch, abstaining, and acknowledgements that were lost (clock-2, clock-17, clock-25).
 
 Every rank sends every peer at least one packet per op. Where rows do that, READY is only sent by a rank that is asked
 for its mark (clock-30).
 
-READY names an op without bringing rows: this rank has launched it, and has heard the scales of these ranks. Body: a
-bitmap of the ranks heard, 32 bytes, then for a cold op the scale that each group needs, s16[groups], in network byte
-order.
+READY names an op without bringing rows: this rank has launched it. Body: a bitmap of the ranks whose scales it has
+heard, 32 bytes, then for a cold op, of a switch, the scale that each group needs, s16[groups], in network byte order.
 """
 
 from __future__ import annotations

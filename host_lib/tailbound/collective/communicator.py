@@ -81,9 +81,8 @@ class Handling(NamedTuple):
         coder: for ``data`` and ``out`` in other memory than numpy's: who reads and writes them.
         residual: f32[n] of its own, C-contiguous; written in the transport thread when ``data`` has been coded, with
             what the codes leave out (``codec.feedback``); left alone where nothing was coded.
-        bits: of a code, or of contributions' and of results'; 0: ``config.bits``. Other bits than in the last step make
-            the op a cold one: ranks agree on scales first.
-        scaled: ``data`` is a gradient without its loss scale; a cold op as with other bits.
+        bits: of a code, or of contributions' and of results'; 0: ``config.bits``. All ranks must give the same.
+        scaled: ``data`` is a gradient without its loss scale; all ranks must say the same.
         starts: where the tensors in the bucket begin, rising; empty: they are not known.
         parts: names what is in ``data`` and in which order, part of the layout tag: ranks that differ are refused.
         quorum: an average that fewer than a majority of the ranks have part in is void (clock-38); False where it
