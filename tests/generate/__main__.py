@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from generate import headers, p4, rules_index, settings_page, wire_page
+from generate import headers, pages, rules_index
 
 
 def generated(root: Path) -> dict[Path, str]:
     """Every generated file below the repository's ``root`` with the text it ought to have."""
     return of_schema(root) | {
-        root / "docs" / "settings.md": settings_page.page(),
+        root / "docs" / "settings.md": pages.settings_page(),
         root / "docs" / "rules_index.md": rules_index.page(root),
     }
 
@@ -22,8 +22,8 @@ def of_schema(root: Path) -> dict[Path, str]:
         root / "ebpf" / "wire.h": headers.wire_header(),
         root / "ebpf" / "abi.h": headers.abi_header(),
         root / "host_lib" / "core" / "records.h": headers.records_header(),
-        root / "p4" / "wire.p4": p4.wire_p4(),
-        root / "docs" / "wire.md": wire_page.wire_page(),
+        root / "p4" / "wire.p4": headers.wire_p4(),
+        root / "docs" / "wire.md": pages.wire_page(),
     }
 
 
@@ -34,14 +34,14 @@ def stale(files: dict[Path, str]) -> list[Path]:
 
 def main() -> int:
     root = Path(__file__).resolve().parents[2]
-    files = generated(root)
+    files, check = generated(root), "--check" in sys.argv[1:]
     bad = stale(files)
     for path in bad:
-        if "--check" in sys.argv[1:]:
+        if check:
             print(f"stale: {path.relative_to(root)} (run `make generate`)", file=sys.stderr)
         else:
             path.write_text(files[path])
-    return 1 if bad and "--check" in sys.argv[1:] else 0
+    return 1 if bad and check else 0
 
 
 if __name__ == "__main__":
