@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
-
 import numpy as np
 import pytest
 
 import reference
 from reference_proof import check_packet
-from tailbound.codec import mean
-from tailbound.codec.mean import Means, mean_by, mean_rows
+from tailbound.codec.mean import Means, mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Scales, Sums, results
 from tailbound.codec.scale import Weights, scale_of, weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
-from tailbound.codec.threads import Threads
 from tailbound.wire.bits import Bits
 from tailbound.wire.check import final
 from tailbound.wire.packets import DTYPES
@@ -70,23 +65,20 @@ class Owner:
             slot = self.slots[self.at[row]]
             slot["exponent"], slot["units"], slot["count"] = total[1:]
 
-    def total(self, row: int, own: bool, begin: reference.Sum | None = None) -> reference.Sum | None:
+    def total(self, row: int, own: bool) -> reference.Sum | None:
         """What a slot holds of a row once all have given theirs, the owner last."""
-        total, g = begin, self.groups[row]
-        for rank in [*range(1, len(self.codes))] * (begin is None) + [0] * own:
+        total, g = None, self.groups[row]
+        for rank in [*range(1, len(self.codes)), *[0] * own]:
             e, weight = int(self.exponents[rank, g]), int(self.by[rank, g])
             payload = self.codes[rank, row]
             bits = reference.own_bits(int(self.k[row]), SEED) if rank == 0 else 977 * rank + row
             total = reference.added(total, payload, e, weight, self.weights, self.shape.bits, bits)
         return total
 
-    def mean(self, own: bool = True, threads: Threads | None = None, **options: Any) -> Means:
+    def mean(self, own: bool = True) -> Means:
         sums = Sums(self.sums, self.slots, self.seq0, 9, 3)
         mine = Own(self.k, self.own, own, Scales(self.exponents[0], self.exponents[0], self.by[0]))
-        coding = Coding(SEED, self.weights, self.rotate)
-        if threads is not None:
-            return mean_by(threads, sums, mine, self.shape, coding, self.made)
-        return mean_rows(sums, mine, self.shape, coding, self.made, SCRATCH, **options)
+        return mean_rows(sums, mine, self.shape, Coding(SEED, self.weights, self.rotate), self.made, SCRATCH)
 
     def check(self, row: int, total: reference.Sum | None) -> None:
         assert total is not None
@@ -153,10 +145,9 @@ def test_offsets_are_taken_off_where_few_sums_are_zero(rotate: bool, tensors: tu
         owner.check(row, owner.total(row, own=True))
     assert (owner.scale < 0).any() == rotate
     assert (owner.scale > 0).any()
-    if rotate and tensors:
-        short = owner.there == 64
-        assert short.any()
-        assert (owner.scale[short & (np.arange(owner.rows) % 4 != 3)] < 0).all()
+    short = (owner.there == 64) & (np.arange(owner.rows) % 4 != 3)
+    assert short.any() == bool(tensors)
+    assert not rotate or (owner.scale[short] < 0).all()
 
 
 @pytest.mark.parametrize(("field", "value"), [("op", 2), ("cookie", 8), ("count", 0)])
@@ -172,30 +163,3 @@ def test_rows_of_another_tag_are_not_used(field: str, value: int) -> None:
     owner.mean()
     owner.codes = owner.codes[:1]
     owner.check(5, owner.total(5, own=True))
-
-
-def test_a_contribution_far_above_the_sum_stands_alone() -> None:
-    """As with one batch in hundreds; the sum still names all ranks."""
-    owner = Owner()
-    owner.exponents[0] = 4 * 40
-    owner.mean()
-    for row in range(owner.rows):
-        owner.check(row, owner.total(row, own=True))
-    assert (owner.count == 4).all()
-
-
-def test_threads_that_share_the_rows_make_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two pieces, the last block of rows a short one."""
-    whole, shared = (Owner(4 * 1408 * 64 * 16 + 9, ring=2048) for _ in range(2))
-    expected, pieces = whole.mean(), []
-
-    def noted(*args: Any, places: tuple[int, int]) -> Means:
-        pieces.append(places)
-        return mean_rows(*args, places=places)
-
-    monkeypatch.setattr(mean, "mean_rows", noted)
-    with contextlib.closing(Threads(2, 1408)) as threads:
-        assert shared.mean(threads=threads) == expected
-    assert sorted(pieces) == [(0, 512), (512, shared.rows)]
-    for ours, theirs in zip(shared.made, whole.made, strict=True):
-        assert np.array_equal(ours, theirs)

@@ -34,24 +34,15 @@ def test_arrays_agree(numel: int, ranks: int, data: st.DataObject) -> None:
     assert not any(p.counts[rank] for rank in range(ranks) if rank not in owners)
 
 
-@pytest.mark.parametrize("ranks", [3, 16])
-def test_dead_owner_costs_every_group_the_same(ranks: int) -> None:
-    p = dealt(6553600, ranks)
-    for owner in range(ranks):
-        lost = np.bincount(p.rows_of(owner) // 64, minlength=p.shape.groups)
-        assert lost.max() - lost.min() <= 1
-        assert abs(lost.mean() - 64 / ranks) < 1
-
-
 @pytest.mark.parametrize("ranks", [2, 5, 48])
 def test_cut_tail_takes_groups_in_turn(ranks: int) -> None:
-    """Whoever sends, and wherever it begins."""
+    """Whoever sends, and wherever it begins; with a dead owner all of its rows are lost."""
     p = dealt(6553600, ranks)
     owner = 1
     rows = p.rows_of(owner)
     for sender in {0, 2 % ranks, ranks // 2, ranks - 1} - {owner}:
         sent = np.roll(rows, -first_place(p, owner, sender, ranks))
-        for cut in {1, len(rows) // 50, len(rows) // 7, len(rows) // 2, len(rows) - 1}:
+        for cut in {1, len(rows) // 50, len(rows) // 7, len(rows) // 2, len(rows) - 1, len(rows)}:
             lost = np.bincount(sent[len(rows) - cut :] // 64, minlength=p.shape.groups)
             assert lost.max() - lost.min() <= 1
 
@@ -63,9 +54,6 @@ def test_senders_begin_apart() -> None:
         gaps = np.diff(sorted(firsts))
         assert min(firsts) == 0
         assert min(gaps) >= p.shape.groups
-    assert {first_place(p, 0, sender, 4) for sender in range(4)} == {
-        first_place(p, 2, sender, 4) for sender in range(4)
-    }
 
 
 def test_who_begins_at_the_beginning() -> None:
@@ -80,10 +68,3 @@ def test_who_begins_at_the_beginning() -> None:
 def test_bad_maps_are_refused(owners: tuple[int, ...], ranks: int) -> None:
     with pytest.raises(ConfigError):
         place(shape_for(1000, 1408), OwnerMap(1, owners), ranks)
-
-
-def test_maps_of_equal_tables_share_their_arrays() -> None:
-    shape = shape_for(100000, 1408)
-    a, b = (place(shape, OwnerMap(i, (0, 2)), 3) for i in (1, 2))
-    assert a.owner_map != b.owner_map
-    assert a.position is b.position

