@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
@@ -49,6 +50,8 @@ class Kernel:
         taken: bursts.
         data: what was in them, by rank.
         single: (target, packet) of packets that left by themselves.
+        calls: (socket, bursts that it took) of each call.
+        stuck: sockets that are full.
     """
 
     def __init__(self, sender: Sender) -> None:
@@ -57,6 +60,9 @@ class Kernel:
         self.taken: list[tuple[int, int]] = []
         self.data: defaultdict[int, bytearray] = defaultdict(bytearray)
         self.single: list[tuple[tuple[str, int], bytes]] = []
+        self.calls: list[tuple[int, int]] = []
+        self.stuck: set[int] = set()
+        self._ports = {sock.fileno(): port for port, sock in enumerate(sender.sockets)}
         self._ranks = {target: rank for rank, target in sender.peers.items()}
         self._ranks |= {channel.target: number for number, channel in sender.shared.items()}
         sender.sockets[:] = [Told(sock, self) for sock in sender.sockets]
@@ -68,17 +74,16 @@ class Kernel:
         return number
 
     def send_many(self, sock: Socket, messages: int, count: int) -> tuple[int, int]:
-        taken, number = self.send(sock, count)
+        port, step = self._ports[sock.fileno()], self.script.pop(0) if self.script else self.always
+        if step > 0 or port in self.stuck:
+            return 0, step or errno.EAGAIN
+        taken = min(count, -step) if step else count
+        self.calls.append((port, taken))
         for message in read(messages, taken):
             rank = self._ranks[message.target]
             self.taken.append((rank, len(message.packets)))
             self.data[rank] += message.data
-        return taken, number
-
-    def send(self, sock: Socket, count: int) -> tuple[int, int]:
-        """How many of ``count`` messages are taken, and errno where it is none."""
-        step = self.script.pop(0) if self.script else self.always
-        return (0, step) if step > 0 else (min(count, -step) if step else count, 0)
+        return taken, 0
 
 
 def memory(count: int, seed: int = 1) -> np.ndarray:
