@@ -17,7 +17,7 @@ import torch
 
 from tailbound.torch.absence import step_optimizers
 from tailbound.torch.finished import Layout
-from tailbound.torch.steps import Steps
+from tailbound.torch.steps import BY_ITSELF, Steps
 
 
 def test_every_transition_has_a_test(repository: Path) -> None:
@@ -189,7 +189,8 @@ def iteration(one: Any) -> bool:
     void = bool(one.absence.void)
     if void:
         one.absence.made()
-        one.rehearsed()
+        one.steps.averaged(BY_ITSELF)
+        one.steps.passed()
     else:
         one.communicator.step += 1
         one.steps.ended = one.communicator.step - 1

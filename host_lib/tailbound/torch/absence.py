@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tailbound.collective.communicator import Communicator, Handling
+from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TransportError
 from tailbound.torch.finished import Bucket, gradients
@@ -386,20 +386,8 @@ class Absence(Part):
         state, over = self._state, queue.SimpleQueue[Outcome]()
         results = [memory.part(b.index, "result", b.numel, b.dtype, b.device) for b in buckets]
         targets = [state.decoded(b.index, result, memory) for b, result in zip(buckets, results, strict=True)]
-        for bucket, decoded in zip(buckets, targets, strict=True):
-            path = state.paths.of(bucket.device)
-            values = path.values(decoded)
-            handling = Handling(
-                str(bucket.dtype).removeprefix("torch."),
-                path.coder(path.stream.mark()),
-                bits=state.bits,
-                scaled=state.scaler is not None,
-                parts=bucket.parts,
-                starts=bucket.starts,
-            )
-            self._job.launch(
-                bucket.index, values, values, last=bucket.last, done=over.put, contribute=False, handling=handling
-            )
+        for bucket, decoded, result in zip(buckets, targets, results, strict=True):
+            state.launch(bucket.index, result, decoded, decoded, over.put, bucket.last)
         outcomes = [over.get() for _ in buckets]
         for outcome in outcomes:
             if outcome.error is not None:

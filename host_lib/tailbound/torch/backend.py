@@ -6,9 +6,7 @@ form may be bounded; all other operations are those of a plain ``torch.distribut
 
 That plain group is an object of its own. The base class's own methods would reach Gloo through PyTorch's trampoline,
 which keeps the interpreter lock while Gloo's queue is locked. Gloo's threads take the two the other way round when they
-drop the last reference to a tensor: ranks then hang for ever. Gloo's destructor locks the queue, too, and the
-reducer of a DDP model that calls it last keeps the interpreter lock. So a group that was shut down outlives its
-operations by a moment (``_outlive``).
+drop the last reference to a tensor: ranks then hang for ever. Gloo's destructor locks the queue, too (``_outlive``).
 """
 
 from __future__ import annotations
@@ -43,11 +41,7 @@ class BackendOptions:
     Args:
         bounded: average floating-point all-reduces of this group in bounded time, except within ``exact()``. Otherwise
             only within ``bounded()``.
-        **transport: options of ``TailboundState``, for the group's own job: ``interface``, ``patience``, ... Those
-            about a model's replica have no effect.
-
-    Raises:
-        ConfigError: an option that is none.
+        **transport: options of ``TailboundState``, for the group's own job. Those about a replica have no effect.
     """
 
     def __init__(self, *, bounded: bool = False, **transport: Unpack[Options]) -> None:
@@ -56,45 +50,34 @@ class BackendOptions:
 
 
 class BoundedWork(dist.Work):
-    """Completes once all of ``tensors`` have been averaged in place.
+    """Completes, in the transport thread, once all of ``tensors`` have been averaged in place.
 
-    It is completed by the transport thread. The future is never given an exception: one from a Python process group
-    ends the process with a segmentation fault (PyTorch 2.13). It completes with the tensors, and the error comes from
-    ``wait`` or from the future that ``get_future`` returns.
+    A future that a Python process group gives an exception ends the process with a segmentation fault (PyTorch 2.13).
+    So it completes with the tensors, and errors come from ``wait`` and from the future behind it (``get_future``).
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         super().__init__()
-        self._tensors = tensors
-        self._left = len(tensors)
+        self._tensors, self._left = tensors, len(tensors)
         self._errors: list[BaseException] = []
-        self._over = threading.Event()
-        self._lock = threading.Lock()
+        self._over, self._lock = threading.Event(), threading.Lock()
         self._done: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         self._checked = self._done.then(self._check)
 
-    def of(self, note: Callable[[Outcome], None]) -> Callable[[Outcome, BaseException | None], None]:
-        """To be called when one of the tensors is over, once for each; ``note`` takes in what became of it."""
+    def one_is_over(self, error: BaseException | None) -> None:
+        """To be called once for each of the tensors."""
+        with self._lock:
+            self._errors += [error] if error is not None else []
+            self._left -= 1
+            over = not self._left
+        if over:
+            self._over.set()
+            self._done.set_result(self._tensors)
 
-        def done(outcome: Outcome, error: BaseException | None) -> None:
-            try:
-                note(outcome)
-            finally:
-                with self._lock:
-                    if error is not None:
-                        self._errors.append(error)
-                    self._left -= 1
-                    over = not self._left
-                if over:
-                    self._over.set()
-                    self._done.set_result(self._tensors)
-
-        return done
-
-    def _check(self, done: torch.futures.Future[list[torch.Tensor]]) -> list[torch.Tensor]:
+    def _check(self, _: object = None) -> list[torch.Tensor]:
         if self._errors:
             raise self._errors[0]
-        return done.value()
+        return self._tensors
 
     def wait(self, timeout: timedelta = _FOREVER) -> bool:
         """Waits until the averages are there; ``timeout`` bounds the caller only, the op has a bound of its own.
@@ -107,8 +90,7 @@ class BoundedWork(dist.Work):
             raise TransportError(
                 f"this bounded all-reduce is not over after {timeout.total_seconds():g} s: give wait a longer timeout"
             )
-        if self._errors:
-            raise self._errors[0]
+        self._check()
         return True
 
     def is_completed(self) -> bool:
@@ -191,11 +173,7 @@ class Passes:
         self._open = False
 
     def call(self, what: Hashable) -> bool:
-        """One more all-reduce; returns whether it ends the step.
-
-        Args:
-            what: equal for those that may be the same one in two passes.
-        """
+        """One more all-reduce, ``what`` is equal for the same one in two passes; returns whether it ends the step."""
         self._calls.append(what)
         self._open = tuple(self._calls) != self._plan
         return not self._open
@@ -203,8 +181,7 @@ class Passes:
     def over(self, whole: bool = True) -> bool:
         """The pass is over; returns whether its step has not ended yet, so that an empty op has to end it.
 
-        Args:
-            whole: the next one is expected to be like it, not like the one before.
+        ``whole``: the next one is expected to be like it, not like the one before.
         """
         if self._calls and whole:
             self._plan = tuple(self._calls)
@@ -216,11 +193,9 @@ class Passes:
 class TailboundProcessGroup(dist.ProcessGroup):
     """A process group over Gloo; made by ``init_process_group("tailbound")`` and ``new_group``.
 
-    Its job starts with the first bounded all-reduce, when all ranks have come to it.
-
     Attributes:
         bounded_now: floating-point all-reduces that are called now take bounded time (``bounded``, ``exact``).
-        state: of this group's bounded all-reduces; None before the first of them.
+        state: of this group's bounded all-reduces; None before the first of them, when all ranks have come to it.
     """
 
     def __init__(
@@ -263,15 +238,13 @@ class TailboundProcessGroup(dist.ProcessGroup):
             CapabilityError, AttachError, LayoutError, TransportError: the job cannot start or go on.
         """
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if not isinstance(opts, dist.AllreduceOptions):
-            opts = _options(dist.AllreduceOptions(), opts, timeout)
+        opts = _options(dist.AllreduceOptions, opts, timeout)
         return self._bounded(tensors, opts.reduceOp) or self._exact.allreduce(tensors, opts)
 
     @torch.compiler.disable
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> dist.Work:
         """All-reduces every one of ``tensors`` in place; as ``allreduce``."""
-        if not isinstance(opts, dist.AllreduceCoalescedOptions):
-            opts = _options(dist.AllreduceCoalescedOptions(), opts, None)
+        opts = _options(dist.AllreduceCoalescedOptions, opts)
         return self._bounded(list(tensors), opts.reduceOp) or self._exact.allreduce_coalesced(tensors, opts)
 
     def _bounded(self, tensors: list[torch.Tensor], op: Any) -> BoundedWork | None:
@@ -325,8 +298,16 @@ class TailboundProcessGroup(dist.ProcessGroup):
     def _launch(
         self, communicator: Communicator, work: BoundedWork, tensor: torch.Tensor, last: bool, factor: int
     ) -> None:
-        assert self.state is not None
-        launch(communicator, tensor, self._buckets, last, factor, work.of(self.state.note))
+        state = self.state
+        assert state is not None
+
+        def done(outcome: Outcome, error: BaseException | None) -> None:
+            try:
+                state.note(outcome)
+            finally:
+                work.one_is_over(error)
+
+        launch(communicator, tensor, self._buckets, last, factor, done)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this group's bounded all-reduces (``TailboundState.stats``); empty before the first of them."""
@@ -334,31 +315,26 @@ class TailboundProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Ends the group; ``destroy_process_group`` calls it. What is in flight ends first, in bounded time."""
-        self._close()
-        super().shutdown()
-        self._outlive()
+        self._end(super().shutdown)
 
     def abort(self) -> None:
         """Ends the group and lets Gloo's operations fail."""
-        self._close()
-        super().abort()
-        self._outlive()
+        self._end(super().abort)
 
-    def _close(self) -> None:
+    def _end(self, end: Callable[[], None]) -> None:
         if self.state is not None:
             self.state.close()
-
-    def _outlive(self) -> None:
-        """Lets no other reference to Gloo be the last one before its threads are idle.
-
-        This one is dropped by a thread whose drop, by PyTorch's binding of the class, releases the interpreter lock.
-        """
+        end()
         gloo, self._gloo = self._gloo, None
         if gloo is not None:
-            threading.Thread(target=_hold, args=(gloo,), name="tailbound-gloo", daemon=True).start()
+            threading.Thread(target=_outlive, args=(gloo,), name="tailbound-gloo", daemon=True).start()
 
 
-def _hold(_: object) -> None:
+def _outlive(_: object) -> None:
+    """Lets no other reference to Gloo be the last one before its threads are idle.
+
+    A reducer of DDP that has the last one keeps the interpreter lock. A thread's drop, by PyTorch's binding, does not.
+    """
     time.sleep(_DROPPED)
 
 
@@ -379,21 +355,20 @@ for _name in COLLECTIVES:
         setattr(TailboundProcessGroup, _name, _exact(_name))
 
 
-def _options(options: Any, op: Any, timeout: timedelta | None) -> Any:
-    """``options`` of an all-reduce, from the arguments of its shorter forms."""
-    if op is not None:
-        options.reduceOp = op
+def _options(kind: Callable[[], Any], given: Any, timeout: timedelta | None = None) -> Any:
+    """Options of an all-reduce; its shorter forms give the operation and the timeout in their place."""
+    options = kind()
+    if isinstance(given, type(options)):
+        return given
+    if given is not None:
+        options.reduceOp = given
     if timeout is not None:
         options.timeout = timeout
     return options
 
 
 def create(backend: _DistributedBackendOptions, options: Any) -> dist.ProcessGroup:
-    """A group, from ``torch.distributed``'s description of it and the caller's ``pg_options``.
-
-    Raises:
-        ConfigError: ``pg_options`` of another kind.
-    """
+    """A group, from ``torch.distributed``'s description of it and the caller's ``pg_options``."""
     if isinstance(options, Elastic):
         return ElasticProcessGroup(backend.group_rank, backend.group_size)
     if options is not None and not isinstance(options, BackendOptions):
@@ -426,13 +401,7 @@ def bounded(group: dist.ProcessGroup | None = None) -> _Mode:
 
     ``with bounded(): loss.backward()`` and then ``end_step()`` do so for DDP without a hook. The context counts when an
     all-reduce is called, on all threads of this process, and must be the same on all ranks. All else stays exact:
-    other operations, integers, other collectives.
-
-    Args:
-        group: a group of the backend ``tailbound``; default: the default group.
-
-    Raises:
-        ConfigError: it is a group of another backend.
+    other operations, integers, other collectives. ``group``: of the backend ``tailbound``; default: the default group.
     """
     return _Mode(group, True)
 
@@ -448,14 +417,8 @@ def end_step(group: dist.ProcessGroup | None = None) -> None:
     """Says that a step of training is over: all of its bounded all-reduces over ``group`` have been called.
 
     The transport learns deadlines from steps that are alike. Call it on all ranks at the same place after every step;
-    it waits for nothing. All-reduces that no call ends are one step, which raises once it has too many ops.
-
-    Args:
-        group: a group of the backend ``tailbound``; default: the default group.
-
-    Raises:
-        ConfigError: it is a group of another backend.
-        TransportError: it has been shut down.
+    it waits for nothing. All-reduces that no call ends are one step, which raises once it has too many ops. ``group``:
+    as of ``bounded``.
     """
     _ours(group).end_step()
 

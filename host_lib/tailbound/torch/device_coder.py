@@ -20,7 +20,6 @@ from tailbound.codec.feedback import mark_own
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT
 from tailbound.codec.plan import Factors, plan
 from tailbound.codec.records import Coding, Packets, Received, Scales
-from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import GROUP_ROWS, Shape, shape_for
 from tailbound.errors import ConfigError
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, WIDTH_STEP
@@ -86,12 +85,7 @@ class Form(Protocol):
 
 @dataclass
 class _Coding:
-    """One op on its way: what the device has been given last, and where on the host its answer will be.
-
-    Attributes:
-        done: the event behind it.
-        codes, beyond: u8[T, bytes of a row], and i64[1].
-    """
+    """One op on its way: what ``Form`` has made of it, on the host once the event ``done`` is over."""
 
     done: Any
     found: Largest
@@ -99,18 +93,14 @@ class _Coding:
     beyond: torch.Tensor | None = None
 
     def ready(self) -> bool:
-        """Whether the device is through with it."""
+        """Whether the device has done it."""
         return bool(self.done.query())
 
 
 class DeviceCoder:
     """``collective.coder.Coder`` for tensors on a device, contiguous, of any float type, coded there.
 
-    Nothing here waits for the device.
-
-    Args:
-        path: of the device.
-        mark: where the bucket is ready (``Stream.mark``).
+    Nothing here waits for the device. ``mark``: where the bucket is ready (``Stream.mark``).
     """
 
     ahead = True
@@ -167,36 +157,18 @@ class DeviceCoder:
         return op.ready
 
     def measure(
-        self,
-        x: torch.Tensor,
-        shape: Shape,
-        coding: Coding,
-        need: NDArray[np.int16],
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
+        self, x: torch.Tensor, shape: Shape, coding: Coding, need: NDArray[np.int16], *_: Any, **__: Any
     ) -> bool:
-        """As ``codec.encode.measure``, once it is ``ready``; ``scratch`` is not used."""
+        """As ``codec.encode.measure``, once it is ``ready``."""
         scales = Scales(np.zeros(shape.groups, np.int16), need, np.empty(shape.groups, np.uint8))
         factors, limits = np.empty((2, shape.groups), np.float32)
         by = Factors(factors, limits, np.empty(shape.rows, np.uint32))
         return plan(*_words(self._begun(coding).found, shape, coding, scales, by)).finite
 
     def encode(
-        self,
-        x: torch.Tensor,
-        shape: Shape,
-        coding: Coding,
-        packets: Packets,
-        scales: Scales,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
+        self, x: torch.Tensor, shape: Shape, coding: Coding, packets: Packets, scales: Scales, *_: Any, **__: Any
     ) -> Encoded | None:
-        """As ``codec.encode.encode``, once it is ``ready``; ``scratch`` is not used.
-
-        None: the codes are being made. To be called again once it is ``ready``.
-        """
+        """As ``codec.encode.encode``, once it is ``ready``; None: not yet, codes are being made."""
         op = self._begun(coding)
         if op.codes is None:
             if not self._code(op, x, shape, coding, scales):
@@ -210,37 +182,17 @@ class DeviceCoder:
         del self._ops[coding.seed]
         return Encoded(True, int(op.beyond))
 
-    def decode(
-        self,
-        received: Received,
-        shape: Shape,
-        coding: Coding,
-        out: torch.Tensor,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> int:
+    def decode(self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, *_: Any, **__: Any) -> int:
         """As ``codec.decode.decode``, but ``out`` is there only when the stream is."""
-        return self._decode(received, shape, coding, out, scratch, STAGE_RESULT)
+        return self._decode(received, shape.results, coding, out, STAGE_RESULT)
 
     def write_residual(
-        self,
-        data: torch.Tensor,
-        own: Received,
-        scales: Scales,
-        shape: Shape,
-        coding: Coding,
-        residual: torch.Tensor,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> None:
-        """As ``codec.feedback.write_residual``, but ``residual`` is there only when the stream is.
-
-        The own codes go back to the device.
-        """
+        self, data: torch.Tensor, own: Received, scales: Scales, shape: Shape, coding: Coding, residual: torch.Tensor,
+        *_: Any, **__: Any,
+    ) -> None:  # fmt: skip
+        """As ``codec.feedback.write_residual``, by the own codes, which go back; ``residual`` comes with the stream."""
         mark_own(own, scales, shape, coding, (0, shape.groups))
-        self._decode(own, shape, coding, residual, scratch, STAGE_CONTRIBUTION)
+        self._decode(own, shape, coding, residual, STAGE_CONTRIBUTION)
         with self._path.stream.use(self._mark):
             torch.sub(data, residual, out=residual)
 
@@ -279,10 +231,7 @@ class DeviceCoder:
         there: torch.Tensor = self._path.stream.host_memory(*part.shape, dtype=part.dtype)
         return there.copy_(part, non_blocking=True)
 
-    def _decode(
-        self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, scratch: Scratch, stage: int
-    ) -> int:
-        shape = shape.results if stage == STAGE_RESULT else shape
+    def _decode(self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, stage: int) -> int:
         stream, device = self._path.stream, out.device
         summed = received.counts is not None
         width = shape.codes * (2 if summed else 1)

@@ -1,8 +1,4 @@
-"""How a bucket goes through the engine, by the device that it lies on.
-
-Buckets in host memory are handed on as numpy arrays and coded by the compiled passes, those on a CUDA device stay where
-they are. The rest of the hook does not ask which.
-"""
+"""How a bucket goes through the engine, by the device that it lies on: the rest of the hook does not ask which."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class BucketPath:
-    """What the hook does differently from device to device: here memory of the host, coded by the compiled passes."""
+    """Of memory of the host: handed on as numpy arrays, and coded by the compiled passes."""
 
     #: float types that are coded as they are, without a copy in float32
     native: Collection[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,12 +44,7 @@ class BucketPath:
 
 
 class DevicePath(BucketPath):
-    """Memory of a device, coded there.
-
-    Args:
-        stream: of the device.
-        form: how the device codes.
-    """
+    """Of memory of a device, coded there by ``form``."""
 
     native: Collection[torch.dtype] = DTYPES
 
@@ -86,8 +77,7 @@ class DevicePath(BucketPath):
 class Paths:
     """The paths of one state, made as devices turn up.
 
-    Args:
-        host_form: tests without a device let host memory go the way of a device, coded by this form.
+    ``host_form``: tests without a device let host memory go the way of a device, coded by this form.
     """
 
     def __init__(self, *, host_form: Form | None = None) -> None:

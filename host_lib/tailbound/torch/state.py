@@ -28,7 +28,7 @@ from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import Options, config_fields, described, filled
 from tailbound.torch.absence import Absence, Place
-from tailbound.torch.compat import RefusedJoin, default_store, joined, used_by
+from tailbound.torch.compat import RefusedJoin, default_group, default_store, joined, used_by
 from tailbound.torch.complaints import Complaints
 from tailbound.torch.elastic import is_elastic
 from tailbound.torch.entrance import Entrance
@@ -40,7 +40,7 @@ from tailbound.torch.paths import Paths
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.scaler import GradScaler
-from tailbound.torch.steps import Steps, refuse_optimizer
+from tailbound.torch.steps import BY_ITSELF, Steps, refuse_optimizer
 from tailbound.transport.config import DEADLINE_MOST, MS, Config
 from tailbound.transport.steps import STEP_MASK, step_of
 from tailbound.wire.bits import Bits, as_bits, both_ways
@@ -64,8 +64,6 @@ _JOINLESS = (
     "where ranks may come back, no rank knows that another one ran out of data: leave join() out, and give all ranks "
     "as many batches"
 )
-#: In place of a step that has ended: one that a rank outside made by itself, or that was void.
-_BY_ITSELF = -1
 
 
 class TailboundState:
@@ -82,20 +80,13 @@ class TailboundState:
         ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
 
-    #: digests of its replica are compared with those of other ranks; not where the first rank of its host does that
-    _compares = True
-    #: the first rank of this host may change its replica at the next boundary, with the others of the host
-    _takes = False
-    #: the ranks of a host, which average shards of the same gradients, tell each other of overflows
-    shares_scale = False
-    #: of a DDP model, which has an all-reduce of its own
-    _of_ddp = True
-    #: why DDP's ``join()`` is refused; empty: it is not
-    _joinless = ""
-    #: None: a world of one
-    communicator: Communicator | None = None
-    #: the model is DDP's own again (``detach``)
-    detached = False
+    communicator: Communicator | None = None  #: None: a world of one.
+    detached = False  #: the model is DDP's own again (``detach``).
+    shares_scale = False  #: ranks of a host average shards of the same gradients, and tell each other of overflows.
+    _compares = True  # digests of its replica with other ranks; of several ranks of a host the first one does.
+    _takes = False  # the first rank of this host may change its replica at the next boundary, and then the others'.
+    _of_ddp = True  # the model has an all-reduce of its own.
+    _joinless = ""  # why DDP's ``join()`` is refused; empty: it is not.
 
     def __init__(
         self,
@@ -109,9 +100,7 @@ class TailboundState:
         deadline_ms, switch, datapath = given["deadline_ms"], given["switch"], given["datapath"]
         if not dist.is_initialized():
             raise ConfigError("call torch.distributed.init_process_group before tailbound: its store is the rendezvous")
-        group = process_group or dist.group.WORLD
-        if group is None:
-            raise ConfigError("there is no process group: pass process_group=, or make a default one")
+        group = process_group or default_group()
         if deadline_ms and deadline_ms[0] * MS > DEADLINE_MOST:
             raise ConfigError(f"deadline_ms begins with {deadline_ms[0]:g}: give {DEADLINE_MOST / MS:g} ms at most")
         if is_elastic(group) and (switch or datapath == "switch"):
@@ -136,9 +125,7 @@ class TailboundState:
         members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         name = f"tailbound/{members}/{_jobs[members]}"
         _jobs[members] += 1
-        self.group = group
-        #: all ranks whose gradients are averaged, in whatever way
-        self.everyone = group
+        self.everyone = group  # whose gradients are averaged, in whatever way
         if self.ranks > 1:
             interface, datapath = own_interface(given["interface"], datapath)
             self.communicator = Communicator(
@@ -172,32 +159,23 @@ class TailboundState:
         self._complaints = Complaints(rank)
         self.complain, self.say = self._complaints.complain, self._complaints.say
         self.last = Outcome()
-        #: counters of earlier runs that this one goes on from (``load_state_dict``)
-        self.history: list[dict[str, int]] = []
-        #: batches still to be skipped, and the last loop that has begun (``batches``)
-        self.owed_batches = 0
-        self.loop: object = None
-        #: keeps the replica equal to the others', once attached to a model
-        self.resync: Resync | None = None
+        self.history: list[dict[str, int]] = []  #: counters of earlier runs that this one goes on from.
+        self.owed_batches, self.loop = 0, object()  #: batches still to be skipped, and the last loop of ``batches``.
+        self.resync: Resync | None = None  #: keeps the replica equal to the others', once attached to a model.
+        self.entrance: Entrance | None = None  #: lets ranks in that have come back, or this one; None: no rank can.
+        self.together = ""  #: why no rank can skip a step alone, and what to do; empty: each can.
+        self.loss_scale = 1.0  #: what the gradients handed to the hook are multiplied by.
+        self.scaler: GradScaler | None = None  #: which says so.
+        self.overflowed = False  #: a gradient of some rank had Inf or NaN, in the iteration under way.
+        self.shards = 1  #: jobs that average parts of the same model on this host.
+        self._preparing = False  # holds the others until the first step is launched.
+        self._within = 0  # contexts of ``hold``.
+        self._new_step = False  # one has ended since it was looked whether this rank is lost.
         self._handles: list[Any] = []
-        self._preparing = False  # holds the others until the first step is launched
-        self._within = 0  # contexts of ``hold``
-        self._new_step = False  # one has ended since it was looked whether this rank is lost
-        #: what the gradients handed to the hook are multiplied by, and the scaler that says so
-        self.loss_scale = 1.0
-        self.scaler: GradScaler | None = None
-        #: jobs that average parts of the same model on this host
-        self.shards = 1
-        #: a gradient of some rank had Inf or NaN, in the iteration under way
-        self.overflowed = False
-        #: lets ranks in that have come back, or this one; None: no rank can
-        self.entrance: Entrance | None = None
-        #: why no rank can skip a step alone, and what to do; empty: each can
-        self.together = ""
         #: what ends the threads of the job, in order; none of it may hold this object
         self._endings: list[Callable[[], object]] = []
         self._unused = weakref.finalize(self, _end_aside, self._endings)
-        self._unused.atexit = False  # communicators end themselves then
+        self._unused.atexit = False  # communicators end themselves then.
 
     @property
     def optimizers(self) -> Sequence[torch.optim.Optimizer]:
@@ -205,14 +183,9 @@ class TailboundState:
         return self.resync.replica.optimizers if self.resync is not None else ()
 
     def average(self, index: int, tensor: torch.Tensor, last: bool) -> torch.futures.Future[torch.Tensor]:
-        """Starts averaging one bucket; the future completes in bounded time with a tensor like ``tensor``.
+        """Starts averaging one bucket; the future completes in bounded time, and raises as ``allreduce_hook``.
 
-        That is ``tensor`` itself, averaged in place and never written afterwards.
-
-        Raises:
-            ConfigError: a bucket of a type, layout or device that is not supported.
-            LayoutError: ranks disagree on an earlier op.
-            TransportError: the transport has ended.
+        It completes with ``tensor`` itself, averaged in place and never written afterwards.
         """
         check(index, tensor)
         if index == 0:
@@ -243,7 +216,8 @@ class TailboundState:
                     self.absence.made()
             future.set_result(tensor)
             if last:
-                self.rehearsed()
+                self.steps.averaged(BY_ITSELF)
+                self.steps.passed()
             return future
         scale, result = self.loss_scale, tensor.detach()
         decoded = self.decoded(index, result, self.memory)
@@ -251,7 +225,6 @@ class TailboundState:
         self._handed += last
         direct = decoded.dtype == result.dtype
         source, prepare, residual = self.memory.contribution(index, result, 1 / scale, direct=direct, feedback=feedback)
-        mark = path.stream.mark()
         if last:
             self._prepare(False)
         errors: list[TailboundError] = []
@@ -283,24 +256,8 @@ class TailboundState:
                         future.set_exception(errors[0])  # type: ignore[arg-type]
                 raise
 
-        self.communicator.launch(
-            index,
-            path.values(source),
-            path.values(decoded),
-            last=last,
-            done=complete,
-            prepare=path.within(prepare, mark) if prepare is not None else None,
-            contribute=not self.absence.abstaining,
-            handling=Handling(
-                str(tensor.dtype).removeprefix("torch."),
-                path.coder(mark),
-                path.values(residual) if residual is not None else None,
-                self.bits,
-                self.scaler is not None,
-                self.layout.starts(index, tensor.numel()),
-                self.layout.parts(index),
-            ),
-        )
+        to_come = not self.absence.abstaining, prepare, residual
+        self.launch(index, result, source, decoded, complete, last, *to_come)
 
         def checked(completed: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             # raising here, after completion, reaches backward() with this message; set_exception would not
@@ -310,13 +267,46 @@ class TailboundState:
 
         return future.then(checked)
 
+    def launch(
+        self,
+        index: int,
+        result: torch.Tensor,
+        source: torch.Tensor,
+        decoded: torch.Tensor,
+        done: Callable[[Outcome], None],
+        last: bool,
+        contribute: bool = False,
+        prepare: Callable[[], None] | None = None,
+        residual: torch.Tensor | None = None,
+    ) -> None:
+        """Has the average of bucket ``index``, which DDP has as ``result``, decoded to ``decoded``.
+
+        ``source``, ``prepare``, ``residual``: of ``Memory.contribution``, if this rank is to ``contribute``.
+        """
+        path = self.paths.of(result.device)
+        mark = path.stream.mark()
+        handling = Handling(
+            str(result.dtype).removeprefix("torch."),
+            path.coder(mark),
+            path.values(residual) if residual is not None else None,
+            self.bits,
+            self.scaler is not None,
+            self.layout.starts(index, result.numel()),
+            self.layout.parts(index),
+        )
+        before = path.within(prepare, mark) if prepare is not None else None
+        values = path.values(source), path.values(decoded)
+        assert self.communicator is not None
+        self.communicator.launch(
+            index, *values, last=last, done=done, prepare=before, contribute=contribute, handling=handling
+        )
+
     def applied(self, outcome: Outcome, last: bool) -> None:
         """An average is handed out to be applied; ``last``: it ends the step."""
         self.note(outcome)
         self.steps.came(void=outcome.minority or outcome.skipped or outcome.void)
         if last:
-            self.steps.stepped = False
-            self.steps.ended = step_of(outcome.label)
+            self.steps.averaged(step_of(outcome.label))
 
     def decoded(self, index: int, result: torch.Tensor, memory: Memory) -> torch.Tensor:
         """What the average for ``result`` is decoded to: itself, or float32 where its type or a loss scale asks so."""
@@ -443,11 +433,6 @@ class TailboundState:
         if rows and self.resync is not None:
             self.resync.unsound()
 
-    def rehearsed(self) -> None:
-        """A step that this process made by itself has its gradients."""
-        self.steps.stepped, self.steps.ended = False, _BY_ITSELF
-        self.steps.passed()
-
     @torch.compiler.disable
     def boundary(self) -> None:
         """Between two steps: the last one has been applied, the next one has not begun.
@@ -499,7 +484,7 @@ class TailboundState:
             return
         half_made = self.steps.half_made
         step, self.steps.ended = self.steps.ended, None
-        if step == _BY_ITSELF:
+        if step == BY_ITSELF:
             if still:
                 (self.absence.follow if self.absence.void else self._come_in)()
             return

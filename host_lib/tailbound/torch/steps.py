@@ -31,6 +31,8 @@ Turn: TypeAlias = "tuple[weakref.ref[torch.optim.Optimizer], ...]"
 _MOST = 32
 #: Iterations that have to be alike; and distances of steps, in iterations, for a loop to make one in several.
 _ALIKE, _APART = 8, 5
+#: In place of a step that has ended: one that a rank outside made by itself, or that was void.
+BY_ITSELF = -1
 #: Passes after which an iteration that nobody has ended is given up.
 _LONGEST = 256
 
@@ -104,6 +106,10 @@ class Steps(Part):
     def announced(self) -> bool:
         """Whether an update would follow the present pass only after a hook of an optimizer has told of it."""
         return bool(self._state.optimizers) and not self._stepping
+
+    def averaged(self, step: int) -> None:
+        """The last averages of ``step`` have come, or ``BY_ITSELF``."""
+        self.ended, self.stepped = step, False
 
     def came(self, *, void: bool) -> None:
         """Averages have come; those of an iteration are void together."""

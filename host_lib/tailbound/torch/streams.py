@@ -1,7 +1,5 @@
 """In which order a device works on a bucket, and memory of the host that it copies codes to and from.
 
-``CudaStream`` is for CUDA; ``Stream`` does nothing, for memory of the host.
-
 The training thread says where a gradient is ready (``mark``), the transport thread works behind that mark in a stream
 of its own (``use``), and the future is completed within the stream that wrote the average (``future``): torch then lets
 whoever waits for it wait for that stream, on the device, while the host goes on.
@@ -11,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -32,18 +31,6 @@ def settle_thread(device: torch.device) -> None:
         _thread.device = device
 
 
-class _Done:
-    """An event where nothing is queued."""
-
-    @staticmethod
-    def query() -> bool:
-        return True
-
-    @staticmethod
-    def synchronize() -> None:
-        return None
-
-
 class Stream:
     """A queue of work on ``device`` beside the one that the training thread fills.
 
@@ -63,7 +50,7 @@ class Stream:
 
     def event(self) -> Any:
         """All that this stream has been given so far: ``query()`` says whether it is done, ``synchronize()`` waits."""
-        return _Done()
+        return SimpleNamespace(query=lambda: True, synchronize=lambda: None)
 
     def host_memory(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory of the host that the device copies to and from by itself; within ``use`` only.
@@ -81,11 +68,7 @@ class Stream:
 
 
 class CudaStream(Stream):
-    """A side stream of high priority: its short kernels go in between those of the backward pass.
-
-    Args:
-        device: with an index.
-    """
+    """A side stream of high priority: its short kernels go in between those of the backward pass."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)

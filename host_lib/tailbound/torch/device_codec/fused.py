@@ -31,8 +31,9 @@ class _Fused:
         place = shape.entries, signed(coding.seed)
         for rows, groups, layout in _sizes(shape, x.device):
             triton_kernels.largest[len(groups), columns](
-                x, bits, _any(squares, x), groups, *layout, *place, **_how(rows, coding), SQUARES=squares is not None
-            )
+                x, bits, x if squares is None else squares, groups, *layout, *place, **_how(rows, coding),
+                SQUARES=squares is not None,
+            )  # fmt: skip
         return Largest(bits, None if squares is None else squares.sum(1))
 
     def encode(self, x: torch.Tensor, shape: Shape, coding: Coding, by: By) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,11 +85,6 @@ def _of(shape: Shape) -> dict[str, int]:
 def _first_column(coding: Coding, stage: int) -> int:
     """What the columns' parts in the rounding offsets begin with."""
     return signed(mix(rounding_seed(coding.seed, stage) ^ COLUMN))
-
-
-def _any(given: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
-    """A kernel's argument that is not read where there is none."""
-    return other if given is None else given
 
 
 TRITON: Form = _Fused()
