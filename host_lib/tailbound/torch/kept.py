@@ -1,9 +1,9 @@
 """What an optimizer keeps and ``extra_state``: how one rank tells them, and another takes them (clock-21, clock-32).
 
-What an optimizer keeps is told and rebuilt from that: tensors and plain values, in lists, tuples and dicts. Of a tensor
-beside a parameter the form is told, and its memory goes with a slice; one among the settings of a group (a learning
-rate that a captured graph reads) is told with its values. Every value is told as a dict of one entry, whose name is its
-kind. All of that goes as bytes, beside those of each state of ``extra_state``: an error names the one that it is about.
+What an optimizer keeps is told and rebuilt from that: tensors and plain values, in lists, tuples and dicts. A tensor is
+told as a dict with the key None. Beside a parameter that has the tensor's form, and a slice its memory; among the
+settings of a group (a learning rate that a captured graph reads) it has the tensor. All of that goes as bytes, beside
+those of each state of ``extra_state``: an error names the one that it is about.
 """
 
 from __future__ import annotations
@@ -34,39 +34,33 @@ def leaves(value: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
             yield from leaves(part, f"{name}.{place}")
 
 
-def tell(value: Any, name: str, tensor: Callable[[torch.Tensor, str], Any]) -> Told:
-    """``value``, which is called ``name`` in errors, in plain types; ``tensor`` tells of a tensor with such a name.
-
-    Raises:
-        ConfigError: a kind of value that cannot be given to another rank, by name.
-    """
+def tell(value: Any, name: str, tensor: Callable[[torch.Tensor, str], Any]) -> Any:
+    """``value``, which is called ``name`` in errors, in plain types; ``tensor`` tells of a tensor with such a name."""
     if value is None or isinstance(value, bool | int | float | str):
-        return {"plain": value}
+        return value
     if isinstance(value, torch.Tensor):
-        return {"tensor": tensor(value, name)}
+        return {None: tensor(value, name)}
     if type(value) in (list, tuple):
-        return {type(value).__name__: [tell(part, f"{name}[{k}]", tensor) for k, part in enumerate(value)]}
+        return type(value)(tell(part, f"{name}[{k}]", tensor) for k, part in enumerate(value))
     if type(value) is dict and all(type(key) in (str, int) for key in value):
-        return {"dict": [[key, tell(value[key], f"{name}[{key!r}]", tensor)] for key in sorted(value, key=str)]}
+        return {key: tell(value[key], f"{name}[{key!r}]", tensor) for key in sorted(value, key=str)}
     raise ConfigError(
         f"{name} is a {type(value).__name__}, which cannot be given to another rank: keep tensors and plain values, in "
         "lists, tuples and dicts"
     )
 
 
-def rebuild(told: Told, own: Any, tensor: Callable[[Any, Any], torch.Tensor]) -> Any:
+def rebuild(told: Any, own: Any, tensor: Callable[[Any, Any], torch.Tensor]) -> Any:
     """What ``tell`` told; tensors of ``own``, what is here now, stay where ``tensor(told, own)`` lets them."""
-    ((kind, what),) = told.items()
-    if kind == "plain":
-        return what
-    if kind == "tensor":
-        return tensor(what, own)
-    if kind == "dict":
+    if isinstance(told, dict):
+        if None in told:
+            return tensor(told[None], own)
         had = own if isinstance(own, dict) else {}
-        return {key: rebuild(part, had.get(key), tensor) for key, part in what}
-    parts = own if isinstance(own, list | tuple) else ()
-    made = [rebuild(part, parts[k] if k < len(parts) else None, tensor) for k, part in enumerate(what)]
-    return tuple(made) if kind == "tuple" else made
+        return {key: rebuild(part, had.get(key), tensor) for key, part in told.items()}
+    if isinstance(told, list | tuple):
+        parts = dict(enumerate(own)) if isinstance(own, list | tuple) else {}
+        return type(told)(rebuild(part, parts.get(k), tensor) for k, part in enumerate(told))
+    return told
 
 
 def into(told: torch.Tensor, own: Any) -> torch.Tensor:
@@ -78,10 +72,9 @@ def into(told: torch.Tensor, own: Any) -> torch.Tensor:
 
 
 def of_shape(told: Told, own: Any, p: torch.Tensor, held: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """A tensor of the form told: ``own``, what is here now, if it has it, else a new one of zeros.
+    """A tensor of the form told (``replica._tell``): ``own``, what is here now, if it has it, else a new one of zeros.
 
-    ``told``: ``shape``, ``dtype``, ``like`` (laid out as ``p``), ``there`` (on a device, as ``p``). ``held``: gives
-    what this rank holds of a tensor.
+    ``held``: gives what this rank holds of a tensor.
     """
     shape, dtype = told["shape"], getattr(torch, told["dtype"])
     if isinstance(own, torch.Tensor) and list(held(own).shape) == shape and own.dtype == dtype:
@@ -117,22 +110,14 @@ def _saved(name: str, state: Callable[[], object]) -> bytes:
 
 
 def encode(extra_state: Mapping[str, Stateful], rest: object = None) -> bytes:
-    """The states of ``extra_state``, and ``rest``.
-
-    Raises:
-        ConfigError: one cannot be saved, by name.
-    """
+    """The states of ``extra_state``, and ``rest``."""
     parts = {"": _saved("", lambda: rest)} | {name: _saved(name, each.state_dict) for name, each in extra_state.items()}
     head = json.dumps({name: len(part) for name, part in parts.items()}).encode()
     return b"".join((_LENGTH.pack(len(head)), head, *parts.values()))
 
 
 def decode(data: bytes | memoryview) -> tuple[dict[str, Any], Any]:
-    """States by name, and ``rest``; tensors in host memory.
-
-    Raises:
-        ConfigError: one cannot be loaded, by name.
-    """
+    """States by name, and ``rest``; tensors in host memory."""
     view = memoryview(data)
     at = _LENGTH.size + _LENGTH.unpack_from(view)[0]
     found: dict[str, Any] = {}
@@ -160,12 +145,7 @@ def canonical(value: Any) -> str:
 
 
 def load(extra_state: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
-    """``extra_state`` takes ``states`` of another rank, by name.
-
-    Raises:
-        LayoutError: it has other names.
-        ConfigError: one cannot be loaded, by name.
-    """
+    """``extra_state`` takes ``states`` of another rank, by name; a ``LayoutError`` if it has other names."""
     if lacking := extra_state.keys() ^ states.keys():
         raise LayoutError(
             f"register was given extra_state={sorted(lacking)} on some ranks only: give it on all ranks alike"
@@ -181,11 +161,7 @@ def load(extra_state: Mapping[str, Stateful], states: Mapping[str, Any]) -> None
 
 
 def check(extra_state: Mapping[str, Stateful]) -> None:
-    """Refuses states that cannot go to another rank.
-
-    Raises:
-        ConfigError: which, and why.
-    """
+    """Refuses states that cannot go to another rank, by a ``ConfigError``."""
     what = "a dictionary, {'scheduler': ...}, of what has state_dict() and load_state_dict()"
     if not isinstance(extra_state, Mapping):
         raise ConfigError(f"extra_state= is of type {type(extra_state).__name__}: give {what}")

@@ -86,17 +86,13 @@ def _assign(tensor: torch.Tensor, data: memoryview) -> None:
 
 
 class Replica:
-    """State of one rank's model.
-
-    Args:
-        module: the model itself, not its DDP wrapper.
-        least: fewest slices, however small the model is.
-    """
+    """State of one rank's model, ``module``, which is not its DDP wrapper; ``least``: fewest slices."""
 
     def __init__(self, module: torch.nn.Module, least: int = 1) -> None:
         self.parameters = [p for p in module.parameters() if p.requires_grad]
         #: frozen ones: DDP averages nothing for them, whatever becomes of them later
         self.still = [p for p in module.parameters() if not p.requires_grad]
+        self._all = [*self.parameters, *self.still]
         self._places = _persistent(module)
         self._frozen: dict[int, torch.Tensor] = {}
         self._devices = {p.device for p in self._all if p.device.type == "cuda"}
@@ -117,10 +113,6 @@ class Replica:
         more = bool(self.still) or any(map(_large, self._frozen.values()))
         #: number of slices: a power of two, so that step numbers may wrap
         self.slices = self.trained << more
-
-    @property
-    def _all(self) -> list[torch.nn.Parameter]:
-        return [*self.parameters, *self.still]
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -158,10 +150,7 @@ class Replica:
         self._marks = [torch.cuda.current_stream(device).record_event() for device in self._devices]
 
     def note_rates(self, optimizer: torch.optim.Optimizer, scale: float) -> None:
-        """Keeps its learning rates and the loss scale: it is about to step.
-
-        A rank may end the step before its scheduler, others after.
-        """
+        """Keeps its learning rates and the loss scale: a rank may end the step before its scheduler, others after."""
         self._rates[optimizer] = [*map(_rate, optimizer.param_groups), scale]
 
     def _settle(self) -> None:
@@ -283,11 +272,7 @@ class Replica:
         return sum(view.nbytes for _, view in self._pieces(which))
 
     def write(self, which: int, data: memoryview) -> None:
-        """Assigns a slice.
-
-        Raises:
-            TransportError: ``data`` is of another size; nothing is assigned then.
-        """
+        """Assigns a slice, unless ``data`` is of another size."""
         if self.size(which) != len(data):
             raise TransportError(
                 f"slice {which} has {len(data)} bytes on another rank and {self.size(which)} here: "
@@ -306,10 +291,8 @@ class Replica:
     def describe(self, *, places: bool = True) -> list[Told]:
         """Which tensors the optimizers keep, and their plain values and settings, by optimizer.
 
-        ``places``: say which tensors are on a device, too; ranks need not agree on that.
-
-        Raises:
-            ConfigError: an optimizer keeps something that cannot be given to another rank, by name.
+        ``places``: say which tensors are on a device, too; ranks need not agree on that. A ``ConfigError`` names what
+        cannot be given to another rank.
         """
         return [self._describe(optimizer, places) for optimizer in self.optimizers]
 
@@ -327,21 +310,13 @@ class Replica:
             if optimizer.state.get(p)
         }
         groups = [
-            {
-                k: tell(v, f"{title}.param_groups[{number}][{k!r}]", lambda tensor, _: tensor.detach())
-                for k, v in group.items()
-                if k != "params"
-            }
+            tell({k: v for k, v in group.items() if k != "params"}, f"{title}.param_groups[{number}]", _detached)
             for number, group in enumerate(optimizer.param_groups)
         ]
         return {"state": state, "groups": groups, "rates": self._rates.get(optimizer)}
 
     def arrange(self, told: Sequence[Told]) -> None:
-        """Makes what the optimizers keep of the shape that is ``told``, plain values and settings included.
-
-        Raises:
-            TransportError: the other rank has other optimizers.
-        """
+        """Makes what the optimizers keep of the shape that is ``told``, plain values and settings included."""
         self.arranged = True
         if len(told) != len(self.optimizers):
             raise TransportError(
@@ -377,6 +352,10 @@ def digest_of(*parts: bytes) -> bytes:
     return hashlib.blake2b(b"".join(parts), digest_size=DIGEST).digest()
 
 
+def _detached(tensor: torch.Tensor, _: str) -> torch.Tensor:
+    return tensor.detach()
+
+
 def _large(buffer: torch.Tensor) -> bool:
     return buffer.numel() * buffer.element_size() > SLICE_LEAST
 
@@ -390,10 +369,7 @@ def _rate(group: dict[str, Any]) -> float | None:
 
 
 def _persistent(module: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
-    """Where persistent buffers are: each by the module that has it, and its name there; shared ones once.
-
-    The modules say so, since names in a ``state_dict`` may be others (wrappers for checkpoints and offloading).
-    """
+    """Where persistent buffers are, shared ones once: wrappers may change their names in a ``state_dict``."""
     seen, places = set[int](), []
     for owner in module.modules():
         for name, buffer in buffers_of(owner):
@@ -417,7 +393,7 @@ def _alike(kept: torch.Tensor, p: torch.Tensor) -> bool:
 
 
 def _tell(kept: Any, name: str, p: torch.Tensor, places: bool) -> Told:
-    """What is kept beside ``p``: all of it but the memory of tensors."""
+    """What is kept beside ``p``: all of it but the memory of tensors, of which the form is told."""
 
     def form(tensor: torch.Tensor, name: str) -> Told:
         if tensor.numel() and flat(tensor) is None:
@@ -428,4 +404,5 @@ def _tell(kept: Any, name: str, p: torch.Tensor, places: bool) -> Told:
         kind = str(tensor.dtype).removeprefix("torch.")
         return {"shape": list(local(tensor).shape), "dtype": kind, "like": _alike(tensor, p), "there": there}
 
-    return tell({key: value for key, value in kept.items() if key not in _OWN}, name, form)
+    told: Told = tell({key: value for key, value in kept.items() if key not in _OWN}, name, form)
+    return told
