@@ -681,14 +681,14 @@ def test_who_meets_again_after_the_same_step_gets_no_standing_of_the_first_meeti
 def test_who_closes_waits_until_those_who_synchronize_with_it_are_through() -> None:
     with world(3, 3) as w:
         w.damage(1, 0.5)
-        through, gather = threading.Barrier(3), w[2]._standings.gather
+        through, gather = threading.Barrier(3), w[2].standings.gather
 
         def slow(*arguments: Any) -> Any:  # the others are through and about to close before rank 2 asks anybody
             if arguments[1] == 2:  # it has published its verdict: in the second round all were equal
                 through.wait(PATIENCE)
             return gather(*arguments)
 
-        w[2]._standings.gather = slow
+        w[2].standings.gather = slow
 
         def leave(rank: int) -> bool:
             well: bool = w[rank].synchronize(PATIENCE)

@@ -22,9 +22,8 @@ from tailbound.transport.steps import STEP_MASK
 
 log = logging.getLogger("tailbound")
 
-#: Requests on the reliable path: to be let in, and that it is over.
-_ENTER, _ENTERED = "enter", "entered"
-_ASK = struct.Struct("!HI")
+#: Requests on the reliable path: to be let in, and that it is over; the rank, and ms to wait.
+_ENTER, _ENTERED, _ASK = "enter", "entered", struct.Struct("!HI")
 #: The answer begins with the step; where it ends in the rings follows.
 _STEP = struct.Struct("!I")
 #: Steps that a new process makes by itself at most: DDP settles its buckets in one, or two with ``static_graph``.
@@ -129,14 +128,12 @@ class Entrance:
             Whether it is inside now; if not, it is to make one more step by itself.
 
         Raises:
-            LayoutError: its buckets, or names in ``extra_state``, are not those of the others.
-            ConfigError: a state cannot go from one rank to another, by name.
-            TransportError: no rank has given its state for ``timeout`` seconds.
+            LayoutError, ConfigError, TransportError: it cannot, or not within ``timeout`` seconds.
         """
         self.alone += 1
         until, reason = time.monotonic() + timeout, "no rank of the job is inside it"
         while True:
-            own, found = self._layout.digest(), self._resync.standings(self._communicator.job.peers)
+            own, found = self._layout.digest(), self._resync.standings.now(self._communicator.job.peers)
             donors = sorted(found, key=lambda rank: not found[rank].sound)
             alike = [rank for rank in donors if found[rank].form == own]
             if any(not any(found[rank].form) for rank in donors):

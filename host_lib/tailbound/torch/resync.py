@@ -14,7 +14,7 @@ import struct
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntFlag
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -126,7 +126,7 @@ class Resync:
         self._tasks: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         replica.warm_up()
         self._reliable.before_close(self.moment.close)
-        self._standings = Standings(communicator, self.moment, self._now, self._answer_slice)
+        self.standings = Standings(communicator, self.moment, self._now, self._answer_slice)
         self._reliable.serve(_NAME, self._answer)
         self._reliable.before_close(lambda: self._tasks.put(None))
         self._reliable.runs(self._work, "tailbound-resync")
@@ -140,7 +140,7 @@ class Resync:
 
     @property
     def about_to_take(self) -> bool:
-        """Whether the next boundary may change this replica; from one boundary to the next."""
+        """Whether the next boundary may change this replica."""
         return self._donor >= 0
 
     def unsound(self) -> None:
@@ -151,11 +151,7 @@ class Resync:
         self.sound, self._heard, self._donor = True, None, -1
 
     def boundary(self, step: int, *, still: bool = True) -> None:
-        """``step`` has ended: parameters stand still from now on until ``moment.disturb``. In the training thread.
-
-        Args:
-            still: nothing uses them now, so that a state may be taken.
-        """
+        """``step`` has ended: parameters stand still until ``moment.disturb``; ``still``: a state may be taken now."""
         now = time.monotonic()
         if self._boundary_at:
             self._durations.append(now - self._boundary_at)
@@ -170,25 +166,21 @@ class Resync:
 
     def _repair(self, donor: int, step: int, seconds: float) -> None:
         """Takes what differs, or as much of it as comes in a step: more would make this rank late again."""
-        begun, size = time.monotonic(), self._size()
+        begun, size, front = time.monotonic(), self._size(), self._front
         most = max(self._most, size // self.replica.slices)
-        front = self._front
         if self._try(donor, step, seconds, most=0 if self._parts >= _PARTS_MOST else most) is not None:
             self._parts = 0 if self.sound or self._front > front else self._parts + 1
             within = time.monotonic() - begun < seconds + size / _COPIED
             self._most = 2 * most if within else max(_PART, most // 2)
 
     def tell_form(self, *, places: bool = True) -> bytes:
-        """What no slice carries: the optimizers' form and settings of groups, ``extra_state``, and the loss scale.
-
-        ``places`` and errors: see ``Replica.describe``.
-        """
+        """What no slice carries: ``Replica.describe``, ``extra_state``, and the loss scale."""
         scaler = self._scaler
         rest = self.replica.describe(places=places), scaler.state_dict() if scaler is not None else None
         return encode(self._extra_state, rest)
 
     def take_form(self, told: bytes | memoryview) -> None:
-        """Takes over what ``tell_form`` of another rank told; errors: see ``Replica.arrange`` and ``kept.load``."""
+        """Takes over what ``tell_form`` of another rank told."""
         states, (description, scale) = decode(told)
         self.replica.arrange(description)
         load(self._extra_state, states)
@@ -268,12 +260,8 @@ class Resync:
     def _now(self) -> Standing:
         return Standing(self.sound, form=self._layout.digest() if self._communicator.elastic else bytes(DIGEST))
 
-    def standings(self, ranks: Collection[int]) -> dict[int, Standing]:
-        """The present standings of ``ranks``, as far as they answer at once."""
-        return self._standings.now(ranks)
-
     def _ask_all(self) -> None:
-        self._heard = self._standings.now(self._live())
+        self._heard = self.standings.now(self._live())
 
     def _of_slice(self, step: int, which: int, wait: float = 0.0) -> Standing:
         """What this rank holds of a slice after ``step``; refused where it does not stand there, or is not sound."""
@@ -292,51 +280,46 @@ class Resync:
     def _compare_slice(self, step: int, which: int, peers: Sequence[int]) -> None:
         """Compares a digest with a peer, and with all others where they differ (clock-33)."""
         unseen, own = self._unseen, self._of_slice(step, which)
-        held = {self._rank: own} | self._standings.slices(peers[:1], step, which, own.state)
+        held = {self._rank: own} | self.standings.slices(peers[:1], step, which, own.state)
         self.counters["digests_compared"] += len(held) - 1
         if len(held) > 1:
             unseen.discard(which)
         if all(one.state == own.state for one in held.values()):
             return
-        held |= self._standings.slices(peers[1:], step, which, own.state)
+        held |= self.standings.slices(peers[1:], step, which, own.state)
         states = {rank: one.state for rank, one in held.items()}
         self.counters["digests_unlike"] += 1
         self._look_through()
-        if yields := states[most_held(states, step, self._ranks)] != own.state:  # as a rank that has missed something
+        who = f"rank(s) {sorted(rank for rank in states if states[rank] != own.state)} differ from this one"
+        if states[most_held(states, step, self._ranks)] != own.state:  # as a rank that has missed something
             self.unsound()
-        unlike = None if yields else sorted(rank for rank in states if states[rank] != own.state)
-        self._say_unlike(step, which, unlike, rates=len({one.form for one in held.values()}) > 1)
-
-    def _say_unlike(self, step: int, which: int, unlike: list[int] | None, *, rates: bool) -> None:
-        """Says once in a window of slices that this rank (None) or others differ: other slices are likely to, too."""
+            who = "this rank differs from the others"
         window = step // self.replica.slices
-        if window == self._warned:
+        if window == self._warned:  # other slices are likely to differ, too
             return
         self._warned = window
-        why = (
-            "their learning rates or loss scales are not the same: move schedulers on alike, give register "
-            "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
-            if rates
-            else "ranks that were apart may have followed two states; if none was away, look for memory errors, "
-            "operations that are not deterministic, and weights that one rank changes"
-        )
-        log.warning(
-            "rank %d: %s after step %d%s, without a lost result: %s",
-            self._rank,
-            "this rank differs from the others" if unlike is None else f"rank(s) {unlike} differ from this one",
-            step,
-            "" if rates else f" in slice {which} of {self.replica.slices}",
-            why,
-        )
+        if len({one.form for one in held.values()}) > 1:
+            where, why = (
+                "",
+                (
+                    "their learning rates or loss scales are not the same: move schedulers on alike, give register "
+                    "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
+                ),
+            )
+        else:
+            where, why = (
+                f" in slice {which} of {self.replica.slices}",
+                (
+                    "ranks that were apart may have followed two states; if none was away, look for memory errors, "
+                    "operations that are not deterministic, and weights that one rank changes"
+                ),
+            )
+        log.warning("rank %d: %s after step %d%s, without a lost result: %s", self._rank, who, step, where, why)
 
     # -- on demand, in the training thread
 
     def synchronize(self, timeout: float) -> bool:
         """Meets the others that call it after the same step, and takes what most of the sound ones hold.
-
-        Raises:
-            ConfigError: an optimizer or a state of ``extra_state`` has something that cannot be compared, by name.
-            LayoutError: names in ``extra_state`` are not those of the others.
 
         Returns:
             Whether all ranks that have not died have answered, are a quorum, and hold the same to the bit. False
@@ -353,8 +336,8 @@ class Resync:
         members, alike, well = peers, False, False
         own = self.standing()
         for number in range(_ROUNDS):
-            self._standings.publish(step, number, own)
-            heard = self._standings.gather(step, number, members, until if number else patience)
+            self.standings.publish(step, number, own)
+            heard = self.standings.gather(step, number, members, until if number else patience)
             members = set(heard)
             standings = {**heard, self._rank: own}
             if alike:  # in the round before: these are the verdicts
@@ -366,15 +349,13 @@ class Resync:
                 continue
             if time.monotonic() >= until:
                 break
-            chosen = reference(standings, step, self._ranks)
-            self._name_differences(standings, chosen)
-            theirs = standings[chosen]
+            theirs = standings[self._reference(standings, step)]
             if not own.holds(theirs):
                 givers = [rank for rank in sorted(heard) if heard[rank].holds(theirs)]
                 wanted = Wanted.BUFFERS | (Wanted.FORM if own.form != theirs.form else 0)
                 self._try(givers[self._rank % len(givers)], step, until - time.monotonic(), wanted, bounded=True)
                 own = self.standing()
-        self._standings.leave()
+        self.standings.leave()
         if alike and members and (own.well or any(standing.sound for standing in standings.values())):
             self._sound_again()
             self._unseen.clear()
@@ -389,7 +370,7 @@ class Resync:
 
     def _died(self) -> set[int]:
         """Peers that are known as dead, and take no connection: a process that is stopped takes one."""
-        return self._standings.unreachable - self._live() - self._members.gone
+        return self.standings.unreachable - self._live() - self._members.gone
 
     def _say_who_met(self, step: int, members: set[int], absent: set[int], alike: bool, well: bool) -> None:
         died, closed = absent & self._died(), absent & self._members.gone
@@ -420,8 +401,9 @@ class Resync:
         bare = [replica.mark(k, buffers=False) if replica.has_buffers(k) else marks[k] for k in slices]
         return Standing(self.sound, state=digest_of(form, *bare), form=digest_of(form), slices=tuple(marks))
 
-    def _name_differences(self, standings: Mapping[int, Standing], chosen: int) -> None:
-        """Sound ranks hold the same parameters; where they do not, something is wrong that no packet explains."""
+    def _reference(self, standings: Mapping[int, Standing], step: int) -> int:
+        """The rank whose state the others take; of sound ranks that differ it warns, since no packet explains that."""
+        chosen = reference(standings, step, self._ranks)
         other = [r for r, one in sorted(standings.items()) if one.sound and one.state != standings[chosen].state]
         if other and standings[chosen].sound:
             log.warning(
@@ -431,6 +413,7 @@ class Resync:
                 other,
                 chosen,
             )
+        return chosen
 
     # -- the transfer, in the training thread
 
@@ -446,8 +429,7 @@ class Resync:
             most: bytes of slices, but at least one slice; this rank stays unsound if more differ. 0: all.
 
         Raises:
-            Refusal: that rank does not give it.
-            TransportError: it did not come, or does not fit; this rank is not sound then.
+            TransportError: that rank does not give it (``Refusal``), or it did not come or does not fit.
             LayoutError, ConfigError: see ``kept.load``.
         """
         replica, before = self.replica, self.moment.step
@@ -495,9 +477,9 @@ class Resync:
         for which, size in zip(chosen, sizes, strict=True):
             replica.write(which, body[at : at + size])
             at += size
-        self.counters["whole_taken" if told else "states_taken"] += 1
-        self.counters["slices_taken"] += number
-        self.counters["bytes_taken"] += len(body)
+        self.counters.update(
+            {"whole_taken" if told else "states_taken": 1, "slices_taken": number, "bytes_taken": len(body)}
+        )
         if sound and not left:
             self._sound_again()
             self._look_through()  # others may hold another state, and be sound
@@ -508,19 +490,22 @@ class Resync:
         try:
             return self.take_state(*arguments, **limits)
         except TransportError as error:
-            log.info("rank %d: not synchronized: %s", self._rank, error)
-            self.counters["takes_failed"] += 1
+            self._note_failed(error)
             return None
+
+    def _note_failed(self, error: TransportError) -> None:
+        log.info("rank %d: not synchronized: %s", self._rank, error)
+        self.counters["takes_failed"] += 1
 
     def adopt_any(self, step: int, timeout: float) -> int | None:
         """Takes the whole state after ``step`` or a later one from any live rank, sound ones first.
 
-        For a rank that has jumped. Returns the step; None if no rank gave it. In ``timeout`` seconds it has to begin to
-        come; its size gives it more (``take_state``). A rank that is giving its state to another one is asked again.
+        Returns the step; None if no rank gave it. ``timeout``: as of ``take_state``. A rank that is giving its state to
+        another one is asked again.
         """
         until = time.monotonic() + timeout
         here = sorted(self._live())
-        said = self._standings.now(here)
+        said = self.standings.now(here)
         for sound in (True, False):
             asked = [rank for rank in here if (rank in said and said[rank].sound) == sound]
             first = (step + self._rank) % max(1, len(asked))  # ranks that are lost together begin with different ones
@@ -536,9 +521,8 @@ class Resync:
                     except TransportError as error:
                         if isinstance(error, Refusal) and str(error).endswith(_BUSY):
                             busy.append(rank)
-                            continue
-                        log.info("rank %d: not synchronized: %s", self._rank, error)
-                        self.counters["takes_failed"] += 1
+                        else:
+                            self._note_failed(error)
                 if asked := busy:
                     time.sleep(_AGAIN)
         return None
