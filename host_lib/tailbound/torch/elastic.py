@@ -66,8 +66,7 @@ class ElasticProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """There is nothing to end."""
 
-    def abort(self) -> None:
-        """There is nothing to end."""
+    abort = shutdown
 
 
 def _refuse(*_: Any, **__: Any) -> NoReturn:

@@ -31,10 +31,7 @@ class _Share:
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket as DDP made it: index, entries, type, whether it ends the step, what is in it, and where it lies.
-
-    ``parts`` names which parameters are in it, in which order and where, alike on ranks that agree on that.
-    """
+    """One bucket as DDP made it; ``parts`` is alike on ranks that have the same parameters at the same places of it."""
 
     index: int
     numel: int
@@ -58,24 +55,21 @@ class Bucket:
 class Layout:
     """DDP's buckets of the last steps, noted by the hook."""
 
-    #: DDP builds its buckets anew after the first step or two; until then every call is looked at
-    _UNSETTLED = 4
-    #: Steps after which it has, and steps running whose buckets are then alike.
-    _REBUILT, _ALIKE = 3, 2
+    #: DDP builds its buckets anew after the first step or two: steps in which every call is looked at, steps after
+    #: which they may be settled, and steps running whose buckets are then alike.
+    _UNSETTLED, _REBUILT, _ALIKE = 4, 3, 2
 
     def __init__(self) -> None:
         self._buckets: dict[int, Bucket] = {}
         self._sparse = False
         self._steps, self._alike, self._changed = 0, 0, False
         self._numbers: dict[int, int] = {}
-        #: parameters of the first whole step, where nobody has said which to compare
-        self._first: list[torch.Tensor] = []
         self._graph: tuple[list[torch.Tensor], Callable[[], torch.Tensor | None]] | None = None
 
     def follow(self, parameters: Iterable[torch.Tensor], used: Callable[[], torch.Tensor | None]) -> None:
-        """A graph that is static: what it does not use gets no gradient from DDP, though it has a place in a bucket.
+        """A graph is static: DDP gives parameters that no rank uses no gradient, though they have places in buckets.
 
-        ``parameters``: those of DDP in its order. ``used``: how many ranks use each, once a step has been made.
+        ``parameters``: in DDP's order. ``used``: how many ranks use each, once a step has been made.
         """
         self._graph = list(parameters), used
 
@@ -90,10 +84,7 @@ class Layout:
         return {id(p) for p, ranks in zip(parameters, used.tolist(), strict=True) if not ranks}
 
     def compare(self, parameters: Iterable[torch.Tensor]) -> None:
-        """From now on buckets have ``parts``: DDP orders them on a rank that was stopped as it did at the start.
-
-        ``parameters``: those of the model, in an order that all ranks share.
-        """
+        """From now on buckets have ``parts``; ``parameters``: those of the model, in an order that all ranks share."""
         self._numbers = {id(parameter): number for number, parameter in enumerate(parameters)}
 
     def knows(self, parameter: torch.Tensor) -> bool:
@@ -124,8 +115,8 @@ class Layout:
     def _end(self) -> None:
         """A step has all its buckets."""
         self._steps += 1
-        if self._steps == 1 and not self._numbers:
-            self._first = [share.parameter for bucket in self._buckets.values() for share in bucket.shares]
+        if self._steps == 1 and not self._numbers:  # of a state that was never attached
+            self.compare(share.parameter for bucket in self._buckets.values() for share in bucket.shares)
         self._alike = 1 if self._changed else self._alike + 1
         self._changed = False
 
@@ -147,7 +138,11 @@ class Layout:
             _Share(parameter, int(gradient.storage_offset() - start), _strides(parameter, gradient))
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
         )
-        self._refuse_strangers(shares)
+        if self._numbers and (strange := sum(not self.knows(share.parameter) for share in shares)):
+            raise ConfigError(
+                f"a bucket has {strange} parameter(s) that the model of this TailboundState has not: make one "
+                "TailboundState for each model, or call register for each"
+            )
         made = Bucket(
             index, buffer.numel(), buffer.dtype, bucket.is_last(), shares, buffer.device, self._digest(shares)
         )
@@ -158,15 +153,6 @@ class Layout:
         """Where the tensors of a bucket begin, as far as has been noted."""
         known = self._buckets.get(index)
         return known.starts if known is not None and known.numel == numel else ()
-
-    def _refuse_strangers(self, shares: Sequence[_Share]) -> None:
-        """A state that nobody has attached to a model belongs to that of its first whole step."""
-        mine: Collection[int] = self._numbers or {id(parameter) for parameter in self._first}
-        if mine and (strange := sum(id(share.parameter) not in mine for share in shares)):
-            raise ConfigError(
-                f"a bucket has {strange} parameter(s) that the model of this TailboundState has not: make one "
-                "TailboundState for each model, or call register for each"
-            )
 
     def _digest(self, shares: Sequence[_Share]) -> str:
         told = [[self._numbers.get(id(s.parameter)), s.offset, tuple(s.parameter.shape), s.stride] for s in shares]
@@ -186,10 +172,7 @@ class Layout:
 
 
 def _strides(parameter: torch.Tensor, gradient: torch.Tensor) -> tuple[int, ...]:
-    """How a gradient lies in its bucket: as its parameter does, where that has no holes (``channels_last``, say).
-
-    ``gradient`` is what DDP tells a hook, which is a contiguous view of the same memory, whatever lies there.
-    """
+    """How a gradient lies in its bucket: as its parameter does, where that has no holes, though DDP tells otherwise."""
     return parameter.stride() if flat(parameter) is not None else gradient.stride()
 
 
@@ -202,8 +185,7 @@ def gradients(
 ) -> Iterator[None]:
     """Within the context, ``.grad`` of all parameters is their part of ``averages``; after it, what it was.
 
-    Those that are ``unused`` (``Layout.unused``) have none: an optimizer moves by a gradient of zeros, too. Nor have
-    ``others`` that are in no bucket.
+    ``unused`` ones (by id) have none, as an optimizer moves by zeros, too. Nor have ``others``, which are in no bucket.
     """
     mine = [share.parameter for bucket in buckets for share in bucket.shares]
     before = [(parameter, parameter.grad) for parameter in (*mine, *others)]

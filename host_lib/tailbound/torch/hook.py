@@ -19,12 +19,11 @@ def allreduce_hook(state: TailboundState, bucket: GradBucket) -> torch.futures.F
     """Averages a gradient bucket over all ranks, in bounded time.
 
     Use it as ``ddp_model.register_comm_hook(TailboundState(), allreduce_hook)``, or call ``tailbound.torch.register``.
-    The future completes with the average over those ranks whose contributions came in time (rows are corrected for
-    the count), of the bucket's shape and type; DDP divides nothing after it.
+    The future completes with the average over those ranks whose contributions came in time, of the bucket's shape and
+    type; DDP divides nothing after it. Sparse buckets are averaged by the process group.
 
     Raises:
-        ConfigError: a bucket of a type, layout or device that is not supported, or no bucket at all. Sparse ones are
-            averaged by the process group.
+        ConfigError: a bucket of a type, layout or device that is not supported, or no bucket at all.
         LayoutError: ranks disagree on the bucket layout.
         TransportError: the transport has ended.
     """

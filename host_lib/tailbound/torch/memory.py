@@ -36,10 +36,8 @@ class Memory:
     ) -> tuple[torch.Tensor, Callable[[], None] | None, torch.Tensor | None]:
         """What is contributed for ``present``: itself, and with ``feedback`` what is kept of the last contribution.
 
-        ``factor``: one over the loss scale. ``direct``: its type is coded as it is.
-
-        Returns:
-            What is coded; what the transport thread is to call before it reads that; f32[n] that the engine writes.
+        ``factor``: one over the loss scale. ``direct``: its type is coded as it is. Returns what is coded, what the
+        transport thread is to call before it reads that, and f32[n] that the engine writes.
         """
         if direct and factor == 1.0 and not feedback:
             return present, None, None
@@ -65,11 +63,7 @@ def _compose(target: torch.Tensor, present: torch.Tensor, factor: float, residua
 
 
 def check(index: int, tensor: torch.Tensor) -> None:
-    """Refuses what cannot be averaged.
-
-    Raises:
-        ConfigError: a type, layout or device that is not supported.
-    """
+    """Refuses a tensor of a type, layout or device that cannot be averaged."""
     if tensor.layout != torch.strided:
         raise ConfigError(f"bucket {index} is {tensor.layout}: sparse gradients are not supported; use sparse=False")
     if tensor.device.type not in KINDS:

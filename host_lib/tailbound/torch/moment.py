@@ -53,10 +53,7 @@ class Moment:
 
     @contextmanager
     def change(self) -> Iterator[None]:
-        """No thread reads within the context, whatever settles there; it begins when none reads.
-
-        At its end the state is to be what it was before, or what has been settled or disturbed meanwhile.
-        """
+        """No thread reads within the context, whatever settles there; at its end the state is as was said last."""
         with self._changed:
             self._changes += 1
         try:
@@ -76,12 +73,7 @@ class Moment:
     def reading(self, step: int, timeout: float, *, or_later: bool = False) -> Iterator[int]:
         """Waits until the state is that after ``step``; it stays so within the context, which gets the step.
 
-        Args:
-            timeout: seconds.
-            or_later: take any later step too, once the state stands still.
-
-        Raises:
-            Refusal: it is not reached in time, or over.
+        A ``Refusal`` after ``timeout`` seconds, or where the step is past; ``or_later``: any later step will do.
         """
 
         def reached() -> bool:

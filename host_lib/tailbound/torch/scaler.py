@@ -94,11 +94,7 @@ class GradScaler(torch.amp.GradScaler):
             self._state.say("overflow", text, logging.INFO)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; states of torch's own scaler fit.
-
-        Raises:
-            ConfigError: factors that are no powers of two.
-        """
+        """As in torch; states of torch's own scaler fit, if factors are powers of two."""
         if self._ours:
             _check_factors(state_dict.get("growth_factor", 2.0), state_dict.get("backoff_factor", 0.5))
         super().load_state_dict(state_dict)
@@ -106,10 +102,7 @@ class GradScaler(torch.amp.GradScaler):
             self._state.loss_scale = self.get_scale()
 
     def close(self) -> None:
-        """Scales as torch's own from now on; the state does this at its own end.
-
-        Another state may take it in then (``adopt``). It keeps its class, since a thread may still be in its methods.
-        """
+        """The state ends: scales as torch's own from now on, until another one takes it in (``adopt``)."""
         self._ours = False
 
 
@@ -123,13 +116,10 @@ def _check_factors(growth: float, backoff: float) -> None:
 
 
 def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:
-    """Makes ``scaler``, torch's own, one of ours in its place: whoever holds it goes on with it.
-
-    All ranks must do so before the same step. Its scale and growth tracker stay what they are.
+    """Makes ``scaler``, torch's own, one of ours in its place, before the same step on all ranks.
 
     Raises:
-        ConfigError: a scaler of another kind, one of another job that is not over, or an invalid one (see
-            ``GradScaler``).
+        ConfigError: it is of another kind, or of another job that is not over; or see ``GradScaler``.
     """
     if not scaler.is_enabled() or (isinstance(scaler, GradScaler) and scaler._state is state):
         return
@@ -142,8 +132,7 @@ def adopt(state: TailboundState, scaler: torch.amp.GradScaler) -> None:
             f"{kind.__module__}.{kind.__qualname__} scales the loss of a registered model, and cannot see which ranks "
             "overflow: use tailbound.torch.GradScaler(state), one for each registered model"
         )
-    before = type(scaler)
-    scaler.__class__ = GradScaler
+    before, scaler.__class__ = type(scaler), GradScaler
     try:
         scaler._join(state)  # type: ignore[attr-defined]
     except BaseException:
