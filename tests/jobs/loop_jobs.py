@@ -14,18 +14,20 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from tailbound.torch import TailboundState, elastic, register
+from tailbound.torch import TailboundState, batches, elastic, register
 from tailbound.torch.register import _SYNC_OPTION
+from tailbound.torch.state import attached
 from torch_jobs import Count, everywhere
 
 SETTINGS: dict[str, Any] = {
@@ -33,17 +35,19 @@ SETTINGS: dict[str, Any] = {
     "timeout": 30.0,
     "advanced": {"deadline_ms": (60.0, 60.0), "resync_share": 50.0},
     "mtu": 156,
-    "ring_mib": 0.004,  # a few iterations
 }
 #: Iterations of an epoch, and epochs; iterations that the others make while a rank is away.
 EPOCH, EPOCHS, AWAY = 12, 3, 18
 VICTIM, WAKER = 2, 0
-#: Where a rank pauses: the iteration that it is in or before, and whether in the middle of it.
+#: Where a rank pauses: the iteration that it is in or before, and whether in the middle of it. It is stopped or, where
+#: all meet in a collective at the end of every epoch, does something else and does not ``hold``.
+EVALUATES = "evaluates"
 PAUSES = {
     "before the first": (0, False),
     "after the first": (1, False),
     "within": (5, True),
     "after an epoch": (EPOCH, False),
+    EVALUATES: (EPOCH, False),
 }
 #: Seconds without an iteration after which the others are taken to wait for the victim.
 _STILL = 1.0
@@ -51,7 +55,10 @@ _STILL = 1.0
 
 @dataclass
 class Loop:
-    """``iterate(i, within)`` makes an iteration, and calls ``within`` in the middle of it."""
+    """``iterate(i, within)`` makes an iteration, and calls ``within`` in the middle of it.
+
+    Or a part of one: it returns whether there is more.
+    """
 
     nets: list[DDP]
     optimizers: list[torch.optim.Optimizer]
@@ -62,7 +69,15 @@ class Loop:
     around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     #: iterations of an epoch that this rank leaves out
     fewer: int = 0
+    #: iterations of an epoch by their numbers, of a loop that skips batches; what it does after an applied one
+    epoch: Callable[[range, TailboundState, Callable[[], object]], Iterable[int]] = lambda numbers, *_: numbers
+    #: MiB of the ring: as a rule a few iterations
+    ring: float = 0.004
     schedules: list[Any] = field(default_factory=list)
+
+    def step(self) -> None:
+        for one in (*self.optimizers, *self.schedules):
+            one.step()
 
 
 def small(*sizes: int) -> nn.Module:
@@ -86,9 +101,9 @@ def scheduled(loop: Loop) -> Loop:
     made = loop.iterate
 
     def iterate(i: int, within: Callable[[], object]) -> None:
-        made(i, within)
-        for one in loop.schedules:
-            one.step()
+        if not made(i, within):
+            for one in loop.schedules:
+                one.step()
 
     loop.iterate = iterate
     return loop
@@ -276,11 +291,52 @@ def compiled(rank: int, group: Any) -> Loop:
     return simple(rank, net, module=torch.compile(net, backend="eager"))
 
 
+def following(rank: int, group: Any, ring: float = 0.004) -> Loop:
+    """Skips the batches of iterations that it was away for. Of one batch now and then a rank makes nothing."""
+    loop = simple(rank, wrapped(small(), group))
+    loop.ring, loop.epoch = ring, lambda numbers, state, step: batches(numbers, state, step=step)
+    return loop
+
+
+def applying(rank: int, group: Any) -> Loop:
+    """As ``following``, with a ring that holds them all."""
+    return following(rank, group, 8.0)
+
+
+def windowed(rank: int, group: Any, rest: int = -2) -> Loop:
+    """Four batches make an iteration, and two the last one of an epoch."""
+    net, part = wrapped(small(), group), 0
+    optimizer = torch.optim.AdamW(net.parameters(), 0.02)
+
+    def epoch(numbers: range, state: TailboundState, step: Callable[[], object]) -> Iterator[int]:
+        nonlocal part
+        for batch in batches(range(4 * len(numbers) + rest), state, step=step, per_step=4):
+            part = batch % 4
+            yield from numbers[batch // 4 :][:1]
+
+    def iterate(i: int, within: Callable[[], object]) -> bool:
+        more = part < (3 + min(0, rest) if i % EPOCH == EPOCH - 1 else 3)
+        with net.no_sync() if more else contextlib.nullcontext():
+            net(data(rank, i, part)).square().mean().backward()
+        within()
+        if not more:
+            optimizer.step()
+            optimizer.zero_grad()
+        return more
+
+    return Loop([net], [optimizer], iterate, epoch=epoch, ring=8.0)
+
+
+def dropping(rank: int, group: Any) -> Loop:
+    """Four batches make an iteration, and nothing the last two of an epoch."""
+    return windowed(rank, group, 2)
+
+
 LOOPS: Mapping[str, Callable[[int, Any], Loop]] = {
     one.__name__: one
     for one in (
         plain, accumulating, accumulating_unsynced, clipping, shared, gan, sam, lbfgs, teacher, sparse, joined, static,
-        unused, compiled,
+        unused, compiled, following, applying, windowed, dropping,
     )
 }  # fmt: skip
 
@@ -318,20 +374,24 @@ def _bytes(value: Any) -> Iterator[bytes]:
 
 
 class Pause:
-    """Stops the victim once, and lets it go on."""
+    """Stops the victim once, and lets it go on; or it waits by itself until the others stand still."""
 
-    def __init__(self, rank: int, at: int, within: bool) -> None:
-        self._rank, self._at, self._within = rank, at, within
+    def __init__(self, rank: int, at: int, within: bool, *, stops: bool) -> None:
+        self._here = rank == (VICTIM if stops else WAKER)
+        self._at, self._within, self._stops = at, within, stops
         self._i, self.over = -1, False
         pids = everywhere(os.getpid())
-        if rank == WAKER:
+        if stops and rank == WAKER:
             threading.Thread(target=self._wake, args=(pids[VICTIM],), daemon=True).start()
 
     def reach(self, i: int, within: bool = False) -> None:
         self._i = i
-        if self._rank == VICTIM and (i, within) == (self._at, self._within) and not self.over:
+        if self._here and (i, within) == (self._at, self._within) and not self.over:
             self.over = True
-            os.kill(os.getpid(), signal.SIGSTOP)
+            if self._stops:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            else:
+                self._await(lambda: max(state.behind for state in attached()))
 
     def _wake(self, pid: int) -> None:
         stat = Path(f"/proc/{pid}/stat")
@@ -339,33 +399,41 @@ class Pause:
             if self.over:
                 return
             time.sleep(0.002)
-        seen, since = self._i, time.monotonic()
-        while self._i < self._at + AWAY and time.monotonic() < since + _STILL:
-            if self._i != seen:
-                seen, since = self._i, time.monotonic()
-            time.sleep(0.002)
+        self._await(lambda: self._i - self._at)
         os.kill(pid, signal.SIGCONT)
+
+    @staticmethod
+    def _await(further: Callable[[], int]) -> None:
+        """Until the others are ``AWAY`` steps ``further``, or stand still."""
+        seen, since = further(), time.monotonic()
+        while (now := further()) < AWAY and time.monotonic() < since + _STILL:
+            if now != seen:
+                seen, since = now, time.monotonic()
+            time.sleep(0.002)
 
 
 def _registered(loop: Loop, stack: contextlib.ExitStack) -> list[TailboundState]:
     states = []
     for number, net in enumerate(loop.nets):
         optimizer, extra = loop.optimizers[min(number, len(loop.optimizers) - 1)], loop.extra if number == 0 else {}
-        states.append(stack.enter_context(register(net, optimizer=optimizer, extra_state=extra, **SETTINGS)))
+        given = SETTINGS | {"ring_mib": loop.ring}
+        states.append(stack.enter_context(register(net, optimizer=optimizer, extra_state=extra, **given)))
     return states
 
 
 def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
     loop = scheduled(LOOPS[name](rank, None))
-    pause = Pause(rank, *PAUSES[place])
+    pause = Pause(rank, *PAUSES[place], stops=place != EVALUATES)
     with contextlib.ExitStack() as stack:
         states = _registered(loop, stack)
         for first in range(0, EPOCH * EPOCHS, EPOCH):
             with loop.around():
-                for i in range(first, first + EPOCH - loop.fewer):
+                for i in loop.epoch(range(first, first + EPOCH - loop.fewer), states[0], loop.step):
                     pause.reach(i)
                     loop.iterate(i, partial(pause.reach, i, True))
                     time.sleep(0.002)
+            if place == EVALUATES:
+                dist.barrier()
         # what has its last pass after the others' is met first
         well = [state.synchronize(20) for state in reversed(states)]
         pause.over = True
@@ -374,6 +442,7 @@ def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
             "held": held(loop), "well": all(well), "steps": [state.communicator.step for state in states],
             "scheduled": [one.last_epoch for one in loop.schedules],
             "jumps": sum(one.get("jumps", 0) for one in counters),
+            "applied": sum(one.get("steps_applied", 0) for one in counters),
         }  # fmt: skip
 
 

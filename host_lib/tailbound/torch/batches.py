@@ -32,7 +32,8 @@ def batches(
             the loop does after its last ``backward``; default: ``step()`` of the optimizers whose turn it is. Steps
             after earlier passes of an iteration are ``step()`` of their optimizers in any case.
         on_skip: called with the number of iterations skipped, not applied (to move a scheduler on, say).
-        per_step: batches that make one step (gradient accumulation).
+        per_step: batches that make one step (gradient accumulation). Fewer may be left for the last one of ``loader``;
+            whether the loop makes that step is learned from the first time.
 
     Where another registered model makes steps in the loop, no batch is left out: the models would skip apart. The
     iterations of a rank that was away for too long are void then, as without ``batches``.
@@ -61,10 +62,10 @@ def batches(
                 state.owed_batches = per_step * (applied + skipped)
                 if skipped and on_skip is not None:
                     on_skip(skipped)
-            if state.owed_batches:
-                state.owed_batches -= 1
-                continue
         place = (place + 1) % per_step
+        if state.owed_batches:
+            state.owed_batches -= 1
+            continue
         yield batch
         if state.loop is not loop:
             raise ConfigError(
@@ -78,6 +79,10 @@ def batches(
                     f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
                     f"would skip too few. Give tailbound.torch.batches(..., per_step={apart * per_step})"
                 )
+    if place and state.owed_batches:  # the last batches, too few for a step of their own, or a whole one
+        state.owed_batches += place if steps.ends_short is False else place - per_step
+    elif place:
+        steps.ends_short = steps.made
 
 
 def _steps_of_others(state: TailboundState) -> dict[int, int]:

@@ -66,12 +66,14 @@ class Steps(Part):
         ended: the step whose last bucket is over, until its boundary.
         stepped: an optimizer has stepped since.
         void: averages of the iteration are zeros, so no optimizer makes anything of it (clock-38).
+        ends_short: whether the last batches of a loader make a step, where they are too few; None: not known.
     """
 
     def __init__(self, state: TailboundState) -> None:
         super().__init__(state)
         self.ended: int | None = None
         self.stepped = self.void = False
+        self.ends_short: bool | None = None
         self._over = False  # the iteration: the next averages are those of another one
         #: gradients that are kept from an optimizer while it steps, by its id
         self._kept = dict[int, list[tuple[torch.Tensor, torch.Tensor]]]()
@@ -260,6 +262,11 @@ class Steps(Part):
     def start(self) -> None:
         """A loop begins: what was under way before is no iteration of it."""
         self._open, self._idle = [], None
+
+    @property
+    def made(self) -> bool:
+        """Whether an optimizer has stepped in the iteration under way."""
+        return any(self._open)
 
     def iterate(self) -> None:
         """An iteration of the loop is over."""
