@@ -256,6 +256,14 @@ def refusals(rank: int) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (8 + rank))
     scales = f"with a loss scale of {256 << rank}'"
     refused(scales, lambda: register(DDP(model()), scaler=scaler, **PATIENT), LayoutError)
+    net = DDP(model())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    if rank == 0:  # alone loads a checkpoint: most ranks' empty state won, with a warning of memory errors
+        net.zero_grad()
+        backward(net.module, rank, 0)
+        optimizer.step()
+    refusal = refused("optimizer that keeps 8 states", lambda: register(net, optimizer, **PATIENT), LayoutError)
+    assert "and load a checkpoint on every rank" in refusal
     for name, values in DIFFERING.items():
         words, beside = f"rank {rank} has {name}=", {"result": "multicast"} if name == "multicast_group" else {}
         given = patient(**beside, **{name: values[rank > 0]})

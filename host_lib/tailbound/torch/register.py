@@ -85,7 +85,7 @@ def register(
     barriers = list(_barriers(ddp_model)) if group is ddp_model.process_group else []
     for what, cure in barriers:
         warnings.warn(f"{what}; {cure}", stacklevel=2)
-    state = _state(ddp_model, group, node_group, scaler, options)
+    state = _state(ddp_model, group, node_group, optimizer, scaler, options)
     try:
         _check_buckets(state, ddp_model)
         if barriers and dist.get_world_size(state.everyone) > 1:
@@ -101,11 +101,15 @@ def register(
     return state
 
 
-def _of_model(ddp_model: DistributedDataParallel, scaler: torch.amp.GradScaler | None) -> dict[str, Any]:
-    """What a job has to know of the model; all ranks have one ``scaler``, or none."""
+def _of_model(
+    ddp_model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None, scaler: torch.amp.GradScaler | None
+) -> dict[str, Any]:
+    """What a job has to know of the model; all ranks have one ``scaler``, or none, and have loaded one checkpoint."""
     entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
+    kept = len(getattr(optimizer, "state", ()))
+    loaded = f" with an optimizer that keeps {kept} states" if kept else ""
     scaled = f" with a loss scale of {scaler.get_scale():g}" if scaler is not None and scaler.is_enabled() else ""
-    return {"model": model_digest(ddp_model.module) + scaled, "entries": entries}
+    return {"model": model_digest(ddp_model.module) + loaded + scaled, "entries": entries}
 
 
 def _barriers(ddp_model: DistributedDataParallel) -> Iterator[tuple[str, str]]:
@@ -218,6 +222,7 @@ def _state(
     ddp_model: DistributedDataParallel,
     group: dist.ProcessGroup,
     node_group: str | None,
+    optimizer: torch.optim.Optimizer | None,
     scaler: torch.amp.GradScaler | None,
     options: Options,
 ) -> TailboundState:
@@ -234,9 +239,9 @@ def _state(
         interface, datapath = interface_for(known("interface", options), place, places, datapath)
         return {"timeout": timeout, "interface": interface, "datapath": datapath}
 
-    returns = elastic.is_elastic(group)  # such a rank takes the others' scale
+    returns = elastic.is_elastic(group)  # such a rank takes the others' state and scale
     node = find(group, node_group, timeout, of_place) if not returns else None
-    model = _of_model(ddp_model, scaler if not returns else None)
+    model = _of_model(ddp_model, *((optimizer, scaler) if not returns else (None, None)))
     if node is None:
         return TailboundState(group, **model, **options)
     places = node.places
