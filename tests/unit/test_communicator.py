@@ -26,7 +26,7 @@ import pytest
 from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty, launch, patient, team
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
-from tailbound.collective import transpose
+from tailbound.collective import contribute, transpose
 from tailbound.collective.buffers import BufferPool
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op
@@ -388,7 +388,7 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
     """Rule: clock-14. It codes many large ops; who stands still for so long in a single one has been stopped."""
     with team(1, patient()) as job:
         engine, skew = job[0]._engine, 0
-        counters, now, look = engine.job.counters, engine.job.now, transpose.step
+        counters, now, look = engine.job.counters, engine.job.now, contribute.step
 
         def slow(op: Op, *arguments: Any, **more: Any) -> Any:
             nonlocal skew
@@ -398,7 +398,7 @@ def test_a_turn_that_is_long_is_no_stop(monkeypatch: pytest.MonkeyPatch, each: i
 
         seen = set[int]()
         monkeypatch.setattr(engine.job, "now", lambda: now() + skew)
-        monkeypatch.setattr(transpose, "step", slow)
+        monkeypatch.setattr(contribute, "step", slow)
         stands, go_on = threading.Event(), threading.Event()
         waits = engine.call(lambda: (stands.set(), go_on.wait(PATIENCE)))
         assert stands.wait(PATIENCE)

@@ -11,7 +11,7 @@ from operator import or_
 from tailbound.collective.alerts import Episodes
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
-from tailbound.collective.view import View
+from tailbound.collective.tally import flags_by
 from tailbound.errors import TransportError
 from tailbound.observe.ledger import Ledger, Recent
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
@@ -113,7 +113,7 @@ class Accounts:
                 taken += count
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
-        said = [one for one in View(job, op).flags() if one >= 0]
+        said = [one for one in flags_by(job, op) if one >= 0]
         flags = reduce(or_, said, 0)
         op.outcome.overflowed |= bool(flags & _OVERFLOW)
         told, flags = flags & (_SKIP | _STOP), flags | op.flags

@@ -13,17 +13,16 @@ from numpy.typing import NDArray
 
 from tailbound.codec.scale import Weights
 from tailbound.collective.job import Job
-from tailbound.collective.known import Session
+from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
 from tailbound.collective.peers import PeerOwned
 from tailbound.collective.switched import SwitchOwned
-from tailbound.collective.view import View
 
 
 class Aggregation(Protocol):
     """What an op needs of whoever sums its rows. Without state: that lies in the op."""
 
-    def late_rows_serve(self, view: View) -> bool:
+    def late_rows_serve(self, known: Known, op: Op) -> bool:
         """Whether own rows that come too late for the sums still serve this rank."""
 
     def weights(self, session: Session) -> Weights | None:

@@ -214,12 +214,10 @@ class Channels:
         self._judge()
 
     def poll(self, now: int) -> None:
-        """Once a turn: counts."""
-        if not self.opened:
-            return
-        self.follow()
-        if now >= self._looked_at + _COUNT_EVERY:
+        """Counts, and goes on with other channels where one has broken; at any time."""
+        if now >= self._looked_at + _COUNT_EVERY and self.opened:
             self._looked_at = now
+            self.follow()
             self._take_back()
             self._judge()
 

@@ -1,6 +1,11 @@
-"""First half, sending side: encode, send contributions (codec-4 to codec-8, clock-17); for a switch agree on scales."""
+"""First half, sending side: encode, send contributions (codec-4 to codec-8, clock-17); for a switch agree on scales.
+
+``step`` says what is to be done for the own rows of an op, and ``advance`` does it.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,12 +15,12 @@ from tailbound.codec.hashing import seed_of
 from tailbound.codec.records import Coding
 from tailbound.codec.scale import agreed
 from tailbound.codec.scratch import Scratch
-from tailbound.collective.actions import Abstain, Agree, Collect, Encode, Measure, StayOut
 from tailbound.collective.aggregation import of
 from tailbound.collective.announce import announce
 from tailbound.collective.coder import Values
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
+from tailbound.collective.step import Do, step, untold
 from tailbound.wire.schema import EXPONENT_NONE, Sending, op_slot
 
 
@@ -29,22 +34,33 @@ def prepare(job: Job, op: Op) -> None:
     op.ready = launch.coder.prepare(launch.data, op.place.layout.shape, coding_of(job, op))
 
 
-def abstain(job: Job, op: Op, action: Abstain) -> None:
-    """Takes part without rows, and says so."""
+def advance(job: Job, op: Op, now: int) -> tuple[bool, int]:
+    """Does what is to be done for the own rows of an op.
+
+    Returns:
+        Whether a phase of the op has ended by it; when to look again, ns (0: when something arrives).
+    """
+    what, look = step(op, job, now)
+    if what == Do.WAIT:
+        return False, look
+    _DO[what](job, op)
+    return what != Do.TELL, look
+
+
+def _abstain(job: Job, op: Op) -> None:
     _prepared(op)
     _done_sending(job, op)
 
 
-def stay_out(job: Job, op: Op, action: StayOut) -> None:
-    """The own rows have been sealed without us: one packet says so instead of rows that no rank takes (clock-17)."""
+def _stay_out(job: Job, op: Op) -> None:
+    """One packet says so in place of rows that no rank takes."""
     _prepared(op)
     op.outcome.late = op.outcome.unsent = op.empty = True
     job.counters["late_launches"] += 1
     _done_sending(job, op)
 
 
-def measure(job: Job, op: Op, action: Measure) -> None:
-    """Finds the scales that the own rows need, and tells them to all (codec-5)."""
+def _measure(job: Job, op: Op) -> None:
     launch, need = _prepared(op), op.buffers.scales.need
     shape, coding, coder = op.place.layout.shape, coding_of(job, op), launch.coder
 
@@ -59,28 +75,28 @@ def measure(job: Job, op: Op, action: Measure) -> None:
     op.agreeing.ask(op.cold_since)
 
 
-def agree(job: Job, op: Op, action: Agree) -> None:
-    """Settles the scales of a cold op, and encodes."""
+def _tell(job: Job, op: Op) -> None:
+    announce(job, op, [p for p in job.peers if p not in op.heard_by])
+
+
+def _agree(job: Job, op: Op) -> None:
     op.buffers.scales.exponents[:] = agreed(np.stack(list(op.needs.values())))
-    if action.incomplete:
+    if untold(op, job):
         job.counters["cold_incomplete"] += 1
     _encode(job, op)
 
 
-def encode(job: Job, op: Op, action: Encode) -> None:
-    """Codes the own rows, for a switch on the scales of the op before, and sends them."""
+def _encode_first(job: Job, op: Op) -> None:
     _prepared(op)
-    if action.late:
-        op.outcome.late = True
-        job.counters["late_launches"] += 1
-    if action.scales is not None:
-        op.buffers.scales.exponents[:] = action.scales
+    if op.switched and (scales := job.scales(op)) is not None:  # of the op before
+        op.buffers.scales.exponents[:] = scales
     _encode(job, op)
 
 
-def collect(job: Job, op: Op, action: Collect) -> None:
-    """Sends the codes that a device has made."""
-    _encode(job, op)
+def _encode_late(job: Job, op: Op) -> None:
+    op.outcome.late = True
+    job.counters["late_launches"] += 1
+    _encode_first(job, op)
 
 
 def coding_of(job: Job, op: Op) -> Coding:
@@ -159,3 +175,15 @@ def _done_sending(job: Job, op: Op) -> None:
     op.sending = Sending.OVER
     job.flow.contributions(op, [])
     announce(job, op, job.peers)
+
+
+_DO: dict[Do, Callable[[Job, Op], None]] = {
+    Do.ABSTAIN: _abstain,
+    Do.STAY_OUT: _stay_out,
+    Do.MEASURE: _measure,
+    Do.TELL: _tell,
+    Do.AGREE: _agree,
+    Do.ENCODE: _encode_first,
+    Do.ENCODE_LATE: _encode_late,
+    Do.COLLECT: _encode,
+}

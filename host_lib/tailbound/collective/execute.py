@@ -1,12 +1,6 @@
-"""Carries out what ``step`` says: the one place where an op's state becomes packets, sums and gradients.
-
-The own rows: ``contribute``. Here: asking, the mean of what arrived and publishing it (clock-9), decoding the result.
-"""
+"""Ends halves: the mean of what arrived and publishing it (clock-9), decoding the result; and asks for what is lost."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -14,17 +8,14 @@ from tailbound.codec.mean import mean_by
 from tailbound.codec.records import Own, Received, Sums
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
-from tailbound.collective.actions import MOVES, Abstain, Action, Agree, Collect, Encode, Measure, StayOut, Tell
 from tailbound.collective.aggregation import of
-from tailbound.collective.announce import announce
-from tailbound.collective.contribute import abstain, agree, coding_of, collect, encode, measure, stay_out
+from tailbound.collective.contribute import coding_of
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
 from tailbound.collective.repair import encode_repair
 from tailbound.collective.retransmit import settle_contributions
-from tailbound.collective.tally import point_own
+from tailbound.collective.tally import point_own, summed_by
 from tailbound.collective.timing import cut_off, note, suspect
-from tailbound.collective.view import View
 from tailbound.errors import LayoutError
 from tailbound.transport.headers import Fields, finalise
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Verdict, Why
@@ -34,19 +25,6 @@ SAME_MODEL = (
     "All ranks must train the same model with the same bucket sizes, bits and use of a loss scale, take part in every "
     "backward pass, and (where ranks may come back) use parameters in the same order, by which DDP fills its buckets"
 )
-
-
-def carry_out(job: Job, op: Op, action: Action) -> bool:
-    """Does what ``step`` says; returns whether a phase has ended by it."""
-    _EXECUTE[type(action)](job, op, action)
-    return type(action) in MOVES
-
-
-# -- asking --------------------------------------------------------------------------------------------------------
-
-
-def _tell(job: Job, op: Op, action: Tell) -> None:
-    announce(job, op, action.peers)
 
 
 def ask(job: Job, op: Op, half: Half) -> None:
@@ -77,10 +55,10 @@ def seal(job: Job, op: Op) -> None:
     op.first.phase = Phase.CLOSED
     op.spans.sealed = job.now()
     if job.ranks > 1:
-        view = View(job, op)
-        summed = _account(job, view)
+        summed = _account(job, op, own)
         if op.first.why == Why.DEADLINE:
-            flows = [(summed[p], own) for p in job.membership.live if not view.brings_no_more(p)]
+            through = {*job.records.all_contributed(job.membership.live, op.label), *op.abstainers}
+            flows = [(summed[p], own) for p in job.membership.live if p not in through]
             cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
@@ -92,15 +70,15 @@ def seal(job: Job, op: Op) -> None:
     _publish(job, op, own, means.missing)
 
 
-def _account(job: Job, view: View) -> list[int]:
+def _account(job: Job, op: Op, own: int) -> list[int]:
     """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14).
 
     Returns:
         Rows that came, by rank.
     """
-    op, own, record = view.op, view.own, view.record
-    settle_contributions(job, view)
-    summed = view.summed()
+    record = job.records.of(op.label)
+    settle_contributions(job, op)
+    summed = summed_by(job, op)
     for i, word in enumerate(record["abstained"].tolist() if record is not None else ()):
         op.abstained[i] |= word
     due = [p for p in job.membership.here if p not in op.abstainers]
@@ -201,14 +179,3 @@ def _settle_scales(job: Job, op: Op) -> None:
         return
     for key in [key for key in job.exponents if key[:3] == op.key[:3]]:  # under older exponents, too
         del job.exponents[key]
-
-
-_EXECUTE: dict[type[Action], Callable[[Job, Op, Any], None]] = {
-    Abstain: abstain,
-    StayOut: stay_out,
-    Measure: measure,
-    Agree: agree,
-    Encode: encode,
-    Collect: collect,
-    Tell: _tell,
-}

@@ -1,6 +1,6 @@
 """What one rank knows: its session, the kernel's records, and what it has learned of the others.
 
-Decisions (``step``, ``switched``) see a ``Known``, and neither ``Speaker`` nor ``Job``: there is nothing in
+Decisions (``step``) see a ``Known``, and neither ``Speaker`` nor ``Job``: there is nothing in
 it to send, seal or count with.
 """
 
@@ -209,6 +209,23 @@ class Known(Session):
         """Scales of the op before, by which ``op`` is coded for a switch, i16[G]; None: ranks have to agree first."""
         known = self.exponents.get(op.key)
         return known if known is not None and len(known) == op.place.layout.shape.groups else None
+
+    def first_deadline(self, op: Op) -> int:
+        """How long after its start the first half may last, ns (clock-6)."""
+        if op.cold:  # until scales are agreed on, it has the whole stage (clock-26)
+            return self.config.stage_max
+        told = self.records.deadlines(self.membership.live, op.place.step)
+        return self.deadlines.applied(op.flow_bytes, told)
+
+    def second_deadline(self, op: Op) -> int:
+        """How long after the start of the first half the second may last, ns: all owners' D1 lie inside (clock-11)."""
+        size, most = op.flow_bytes, 2 * self.config.stage_max
+        if op.cold:
+            return most
+        length = self.deadlines.receiver(size, self.records.deadlines(self.membership.owners, op.place.step))
+        if op.launch is not None:
+            length = self.deadlines.hurried(length, size, op.start - op.admitted)
+        return min(length, most)
 
     @property
     def row_bytes(self) -> int:

@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 from tailbound.codec.scale import Weights
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
-from tailbound.collective.known import Session
+from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
 from tailbound.collective.retransmit import settle_results
-from tailbound.collective.tally import read_records
+from tailbound.collective.tally import gather, read_records
 from tailbound.collective.timing import cut_off, suspect
-from tailbound.collective.view import View
 from tailbound.kernel.core import core
 from tailbound.transport.headers import finalise_contributions
 from tailbound.wire.schema import PacketType, Why
@@ -30,7 +29,7 @@ from tailbound.wire.schema import PacketType, Why
 class PeerOwned:
     """Every rank sums its share of the rows (``aggregation.Aggregation``)."""
 
-    def late_rows_serve(self, view: View) -> bool:
+    def late_rows_serve(self, known: Known, op: Op) -> bool:
         return False
 
     def weights(self, session: Session) -> Weights | None:
@@ -62,7 +61,7 @@ class PeerOwned:
         b, outcome, place = op.buffers, op.outcome, op.place
         if not job.peers:
             return
-        present = View(job, op).gather(by_owner)
+        present = gather(job, op, by_owner)
         settle_results(job, op)
         job.datapath.fence()
         records, label = job.records.results, op.label

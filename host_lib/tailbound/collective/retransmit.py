@@ -10,7 +10,7 @@ from tailbound.collective.buffers import Kept
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.repair import RESULTS, Request, encode_repair
-from tailbound.collective.view import View
+from tailbound.collective.tally import unsummed
 from tailbound.collective.window import Window
 from tailbound.transport.batch import burst_packets
 from tailbound.transport.headers import add_flags
@@ -18,12 +18,12 @@ from tailbound.transport.sequence import Place
 from tailbound.wire.schema import Flag, PacketType, Stage, Verdict
 
 
-def settle_contributions(job: Job, view: View) -> None:
+def settle_contributions(job: Job, op: Op) -> None:
     """Counts, at the seal, what repair has brought."""
-    half = view.op.first
+    half = op.first
     asked, probed = half.asked, half.probed() if half.requested else set[int]()
     for rank, places in asked.items():
-        lost = np.intersect1d(places, view.unsummed(rank), assume_unique=True)
+        lost = np.intersect1d(places, unsummed(job, op, rank), assume_unique=True)
         _count(job, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost), probed=rank in probed)
 
 

@@ -1,15 +1,16 @@
-"""What is to be done for the own rows of an op now: from what this rank knows of it, its state and the time to actions.
+"""What is to be done for the own rows of an op now: from what this rank knows of it, its state and the time.
 
-Nothing here sends, reads a clock or touches a map. What changes is the state of the op, and nothing else. ``execute``
-carries the actions out. When halves end is decided in the library (``host_lib/core/halves.c``).
+Nothing here sends, reads a clock or touches a map. What changes is the state of the op, and nothing else.
+``contribute`` does it. When halves end is decided in the library (``host_lib/core/halves.c``).
 """
 
 from __future__ import annotations
 
-from tailbound.collective.actions import Abstain, Action, Agree, Collect, Encode, Measure, StayOut, Tell
+from enum import Enum, auto
+
 from tailbound.collective.aggregation import of
+from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.view import View
 from tailbound.wire.schema import Sending
 
 #: How long until a device is asked again whether it is through, ns: an eighth of the time that it has taken so far, so
@@ -17,58 +18,77 @@ from tailbound.wire.schema import Sending
 _POLL_FIRST, _POLL_LAST = 100_000, 1_000_000
 
 
-def step(op: Op, view: View, now: int) -> tuple[Action | None, int]:
+class Do(Enum):
+    """What is to be done; each but ``WAIT`` and ``TELL`` ends a phase of the op, so that ``step`` is asked again."""
+
+    WAIT = auto()  #: Nothing now.
+    ABSTAIN = auto()  #: Take part without rows, and say so.
+    STAY_OUT = auto()  #: No rank takes the own rows (clock-17), or a switch takes other scales (codec-5): say so.
+    MEASURE = auto()  #: Find the scales that the own rows need at a switch, and tell them (codec-5).
+    TELL = auto()  #: Tell them again to ranks that have not heard them (clock-25).
+    AGREE = auto()  #: Settle the scales of a cold op from what ranks have told, and code the own rows.
+    ENCODE = auto()  #: Code the own rows, and hand them to the send queue.
+    ENCODE_LATE = auto()  #: The same; no rank waits for them any more, but they serve to ask a switch for results.
+    COLLECT = auto()  #: Take the codes, which a device has made by now, and hand them to the send queue.
+
+
+def step(op: Op, known: Known, now: int) -> tuple[Do, int]:
     """What to do for the own rows of ``op`` now, and when to look again, ns; 0: when something arrives.
 
     Args:
         op: its state, which may change. It is launched, its own rows are not sent, and the ops before it have sent
             theirs; for a switch the one whose scales it carries on is over.
-        view: what is known of it.
+        known: what the rank knows.
         now: the time, ns.
     """
     assert op.launch is not None
     if not op.launch.contribute:
-        return Abstain(), 0
-    late = op.overtaken or (op.sealed and _over_for_all(op, view, now))
-    if late and not of(op).late_rows_serve(view):
-        return StayOut(), 0
+        return Do.ABSTAIN, 0
+    late = op.overtaken or (op.sealed and _over_for_all(op, known, now))
+    if late and not of(op).late_rows_serve(known, op):
+        return Do.STAY_OUT, 0
     if op.ready is not None and not op.ready():
-        return None, now + min(max((now - op.begun) // 8, _POLL_FIRST), _POLL_LAST)
+        return Do.WAIT, now + min(max((now - op.begun) // 8, _POLL_FIRST), _POLL_LAST)
     if op.sending == Sending.CODING:
-        return Collect(), 0
+        return Do.COLLECT, 0
     if op.sending == Sending.LAUNCHED:
-        scales = view.known.scales(op) if op.switched else None
-        op.cold = op.switched and scales is None
-        return Measure() if op.cold else Encode(scales, late), 0
-    return _agree(op, view, now)
+        op.cold = op.switched and known.scales(op) is None
+        return Do.MEASURE if op.cold else Do.ENCODE_LATE if late else Do.ENCODE, 0
+    return _agree(op, known, now)
 
 
-def _over_for_all(op: Op, view: View, now: int) -> bool:
+def _over_for_all(op: Op, known: Known, now: int) -> bool:
     """Whether the first half is over for everybody, and not only for the own rows, which may not be waited for.
 
     Its deadline says so where a switch sums. Owners wait longer for a rank that lives: their marks tell when they have
     published.
     """
-    if not op.start or now <= op.start + view.first_deadline():
+    if not op.start or now <= op.start + known.first_deadline(op):
         return False
-    return op.switched or now > op.start + view.known.config.stage_max or all(map(view.published, view.owners()))
+    owners = [p for p in known.membership.owners if op.place.placement.shares[p]]
+    through = len(known.records.all_published(owners, op.label)) == len(owners)
+    return op.switched or now > op.start + known.config.stage_max or through
 
 
-def _agree(op: Op, view: View, now: int) -> tuple[Action | None, int]:
+def _agree(op: Op, known: Known, now: int) -> tuple[Do, int]:
     """A cold op waits for the needs of all, but for half of the stage at most: what is agreed on is to be sent, too."""
-    known = view.known
-    missing = [p for p in known.membership.live if p not in op.needs and p not in op.abstainers]
+    missing = untold(op, known)
     start = op.start or op.admitted + known.deadlines.start_max
     limit = start + known.config.stage_max // 2
-    settled = [p for p in missing if view.contributed(p)]
+    settled = known.records.all_contributed(missing, op.label)
     if len(settled) == len(missing):  # for them this op is not cold, or they have settled without us
         limit = min(limit, op.cold_since + known.deadlines.advertised)
     if op.warm or (settled and now >= limit):
-        return StayOut(), 0  # whatever this rank chose would not be theirs
+        return Do.STAY_OUT, 0  # whatever this rank chose would not be theirs
     if not missing or now >= limit:
-        return Agree(incomplete=bool(missing)), 0
-    action: Action | None = None
+        return Do.AGREE, 0
+    what = Do.WAIT
     if now >= op.agreeing.due:
         op.agreeing.ask(now)
-        action = Tell(tuple(p for p in known.peers if p not in op.heard_by))
-    return action, min(op.agreeing.due, limit)
+        what = Do.TELL
+    return what, min(op.agreeing.due, limit)
+
+
+def untold(op: Op, known: Known) -> list[int]:
+    """Live ranks that have told neither their scales nor that they bring no rows."""
+    return [p for p in known.membership.live if p not in op.needs and p not in op.abstainers]

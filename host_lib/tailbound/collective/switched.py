@@ -17,9 +17,8 @@ from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
-from tailbound.collective.tally import read_records
+from tailbound.collective.tally import flags_by, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
-from tailbound.collective.view import View
 from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Again, Retry
@@ -33,9 +32,9 @@ _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
 class SwitchOwned:
     """A switch sums all rows (``aggregation.Aggregation``)."""
 
-    def late_rows_serve(self, view: View) -> bool:
+    def late_rows_serve(self, known: Known, op: Op) -> bool:
         """Results that are lacking can be had by sending the own rows."""
-        op, record = view.op, view.record
+        record = known.records.of(op.label)
         return not op.cold and record is not None and int(record["results_in"]) < op.place.layout.shape.rows
 
     def weights(self, session: Session) -> Weights | None:
@@ -69,10 +68,9 @@ class SwitchOwned:
     def read(self, job: Job, op: Op, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
         assert job.switch is not None
         b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
-        view = View(job, op)
-        present = view.gather(by_owner)
+        present = gather(job, op, by_owner)
         job.datapath.fence()
-        flags = view.flags()[job.switch]
+        flags = flags_by(job, op)[job.switch]
         form = flags & (_SWITCHED | _SUMS) if flags >= 0 else 0
         form = form if form in (_SWITCHED, _SUMS) else _form(job)
         lost = int(
@@ -119,18 +117,18 @@ def _short(known: Known, op: Op) -> bool:
 
 def ask(job: Job, op: Op, now: int) -> None:
     """Sends the switch rows again, without FLUSH for what got lost, with it when the first deadline has passed."""
-    view, retry, late = View(job, op), op.retry, 0 < op.second.deadline < op.admitted
-    progress = int(view.record["results_in"]) if view.record is not None else 0
+    record, retry, late = job.records.of(op.label), op.retry, 0 < op.second.deadline < op.admitted
+    progress = int(record["results_in"]) if record is not None else 0
     if retry is None:
         live = sorted([job.rank, *job.membership.live])
         retry = op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live), job.patience)
 
     def missing() -> Places:
-        view.gather()
+        gather(job, op, np.zeros(job.world, np.int64))
         return np.flatnonzero(op.buffers.source[op.place.placement.row_at] == -1)
 
     sent, due = bool(op.spans.sent), bool(op.expired)
-    seen = flush.View(progress, missing, sent=sent, finished=_finished(view), short=_short(job, op), due=due)
+    seen = flush.View(progress, missing, sent=sent, finished=_finished(job, op), short=_short(job, op), due=due)
     for again in retry.poll(now, seen, job.deadlines.quiet):
         _repeat(job, op, again)
     if retry.flushing and not op.spans.sealed:
@@ -141,10 +139,9 @@ def ask(job: Job, op: Op, now: int) -> None:
     op.due = min(filter(None, (op.due, retry.look)), default=0)
 
 
-def _finished(view: View) -> bool:
-    op = view.op
-    live = view.known.membership.live
-    return all(view.contributed(p) for p in live if p not in op.abstainers and p not in op.stayed_out)
+def _finished(known: Known, op: Op) -> bool:
+    bring = [p for p in known.membership.live if p not in op.abstainers and p not in op.stayed_out]
+    return len(known.records.all_contributed(bring, op.label)) == len(bring)
 
 
 def _repeat(job: Job, op: Op, again: Again) -> None:

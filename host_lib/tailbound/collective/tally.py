@@ -1,4 +1,4 @@
-"""Counting over slot records and presence: who is in a row, which results are whole. One pass each, no allocation."""
+"""Counting over slot records and presence: who is in a row, which results are whole. One pass each."""
 
 from __future__ import annotations
 
@@ -7,11 +7,50 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.owners import Places
 from tailbound.codec.records import Results
+from tailbound.collective.known import Known
+from tailbound.collective.op import Op
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import EXPONENT_NONE, Flag
 
 _FORMS = int(Flag.SWITCHED | Flag.SUMS)
+
+
+def summed_by(known: Known, op: Op) -> list[int]:
+    """Own rows that hold a contribution, by rank."""
+    records, out = known.records, np.zeros(known.ranks, np.int64)
+    rows_by_rank(records.slots, op.sum_seq, op.own, records.sum_mask, known.cookie, op.label, out)
+    counts: list[int] = out.tolist()
+    return counts
+
+
+def unsummed(known: Known, op: Op, rank: int) -> Places:
+    """Places of the own rows that lack the contribution of ``rank``."""
+    records = known.records
+    slots, at = records.slots, (op.sum_seq + np.arange(op.own)) & records.sum_mask
+    here = (slots["cookie"][at] == known.cookie) & (slots["op"][at] == op.label)
+    here &= (slots["ranks"][at, rank >> 6] >> np.uint64(rank & 63) & np.uint64(1)).astype(bool)
+    return np.flatnonzero(~here)
+
+
+def gather(known: Known, op: Op, by_owner: NDArray[np.int64]) -> int:
+    """Notes in ``op.buffers.source`` which results are here; returns how many.
+
+    Args:
+        by_owner: i64[world], written: how many of whom.
+    """
+    place, presence = op.place, known.records.presence
+    owner, source = place.placement.owner, op.buffers.source
+    return int(gather_results(presence, place.result_seq, known.cookie, op.label, owner, known.rank, source, by_owner))
+
+
+def flags_by(known: Known, op: Op) -> list[int]:
+    """By rank, the header flags of its results that ``gather`` has found; -1: there are none."""
+    found = np.empty(known.world, np.int64)
+    gather_flags(known.records.results, op.buffers.source, op.label, op.place.placement.owner, found)
+    flags: list[int] = found.tolist()
+    return flags
 
 
 @compiled

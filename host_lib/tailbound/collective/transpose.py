@@ -24,18 +24,16 @@ from typing import Any, TypeVar
 from tailbound.collective.alerts import LOOK_EVERY, Unheard, Watch
 from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
-from tailbound.collective.contribute import prepare
-from tailbound.collective.execute import SAME_MODEL, ask, carry_out, finish, seal
+from tailbound.collective.contribute import advance, prepare
+from tailbound.collective.execute import SAME_MODEL, ask, finish, seal
 from tailbound.collective.holding import Holding
 from tailbound.collective.inbox import Inbox
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.retransmit import answer
-from tailbound.collective.step import step
 from tailbound.collective.switched import ask as ask_switch
 from tailbound.collective.timing import forgive
-from tailbound.collective.view import View
 from tailbound.collective.waiter import Waiter
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
@@ -597,9 +595,9 @@ class Transpose:
             prepare(job, op)
         if not (alone and sent):
             return False
-        action, look = step(op, View(job, op), now)
+        moved, look = advance(job, op, now)
         op.due = min(filter(None, (op.due, look)), default=0)
-        return action is not None and carry_out(job, op, action)
+        return moved
 
     def _seal(self, op: Op, now: int) -> bool:
         seal(self.job, op)
@@ -613,11 +611,11 @@ class Transpose:
         return True
 
     def _say_first(self, op: Op, now: int) -> bool:
-        op.first.lasts = View(self.job, op).first_deadline()
+        op.first.lasts = self.job.first_deadline(op)
         return False
 
     def _say_second(self, op: Op, now: int) -> bool:
-        op.second.lasts = View(self.job, op).second_deadline()
+        op.second.lasts = self.job.second_deadline(op)
         return False
 
     def _ask_switch(self, op: Op, now: int) -> bool:

@@ -4,7 +4,7 @@ A deadline is configured, learned and applied in three places:
 
 - ``settings/table.py`` configures it: ``config_fields`` turns ``patience`` into the limits of ``transport/config.py``.
 - This file learns it, within those limits. ``Deadlines.applied`` is D1 of an op, ``Deadlines.receiver`` the end of its
-  second half. ``collective/view.py`` asks for both, and ``collective/timing.py`` hands over what ended ops have shown.
+  second half. ``collective/known.py`` asks for both, and ``collective/timing.py`` hands over what ended ops have shown.
 - ``host_lib/core/halves.c`` applies it: it ends a half, or moves its deadline on.
 
 The rules are clock-3 to clock-6, clock-10, clock-11 and clock-26.
