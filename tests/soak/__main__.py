@@ -7,12 +7,13 @@ status is 1 where anything was found.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import random
 import sys
 
-from soak.part import STRIDE, Part
+from soak import part
 
 PARTS = ("machine", "packets", "sanitized", "flood", "training")
 
@@ -24,26 +25,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="default: another one every time")
     parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
-    seed = random.SystemRandom().randrange(1000) * 100 * STRIDE if options.seed is None else options.seed
-    parts = []
-    for name in options.parts:
-        if why := importlib.import_module(f"soak.{name}").lacking():
-            print(f"{name}: left out: {why}")
-        else:
-            parts.append(name)
+    seed = random.SystemRandom().randrange(1000) * 100 * part.STRIDE if options.seed is None else options.seed
+    lacking = {name: importlib.import_module(f"soak.{name}").lacking() for name in options.parts}
+    parts, found = [name for name in options.parts if not lacking[name]], list[str]()
+    print(*(f"{name}: left out: {why}\n" for name, why in lacking.items() if why), sep="", end="")
     print(f"seed {seed}, {options.minutes:g} minutes for: {', '.join(parts)}", flush=True)
-    found = 0
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         for name in parts:
-            part = Part(name, seed, options.minutes * 60 / len(parts), options.processes)
-            try:
-                part.run()
-            finally:
-                found += len(part.found)
-    except KeyboardInterrupt:
-        print("stopped")
-    print(f"found: {found}" if found else "found: nothing")
-    return min(found, 1)
+            part.run(name, seed, options.minutes * 60 / len(parts), options.processes, found)
+    print(f"found: {len(found) or 'nothing'}")
+    return min(len(found), 1)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,9 @@ A sequence that fails is made as short as the time allows, and printed: the line
 from __future__ import annotations
 
 import contextlib
-import logging
-import signal
-import time
 import traceback
 import unittest
-from collections import Counter
+from collections.abc import Callable, Iterator
 
 from hypothesis import Phase, settings
 from hypothesis import seed as seeded
@@ -19,7 +16,7 @@ from hypothesis.database import InMemoryExampleDatabase
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from sim.test_machine import Training
-from soak.part import Over, Tell, is_over, over
+from soak.part import Over, Tell, is_over
 
 #: Sequences of one seed.
 SEQUENCES = 25
@@ -31,16 +28,15 @@ def lacking() -> str:
 
 
 def counted(machine: type[RuleBasedStateMachine], tell: Tell) -> type[RuleBasedStateMachine]:
-    """``machine``, which tells of every sequence that it is through with."""
+    """``machine``, which tells of every sequence that is over."""
 
     class Counted(machine):  # type: ignore[misc, valid-type]
         def teardown(self) -> None:
             try:
                 super().teardown()
             finally:
-                world = getattr(self, "world", None)
                 tell("sequences", 1)
-                if world is not None:
+                if (world := getattr(self, "world", None)) is not None:
                     tell("virtual", world.fabric.now / 1e9)
                     tell("ops", sum(len(node.over) for node in world.nodes))
 
@@ -48,12 +44,10 @@ def counted(machine: type[RuleBasedStateMachine], tell: Tell) -> type[RuleBasedS
     return Counted
 
 
-def tried(
-    machine: type[RuleBasedStateMachine], number: int, sequences: int = SEQUENCES, until: float | None = None
-) -> str:
+def tried(machine: type[RuleBasedStateMachine], number: int, sequences: int = SEQUENCES) -> str:
     """Sequences of seed ``number``; the shortest that fails, as hypothesis prints it, or nothing.
 
-    Where time is over (``until``, or SIGTERM), what has failed by then is what counts, as short as it has become.
+    Where time is over, the sequence that has failed by then is what counts, as short as it has become.
     """
     kept = InMemoryExampleDatabase()
     common = settings(machine.TestCase.settings, derandomize=False, database=kept, max_examples=sequences)
@@ -64,32 +58,17 @@ def tried(
         except unittest.SkipTest:  # nothing is kept
             return ""
         except Exception as error:
-            return f"seed {number}:\n" + "".join(traceback.format_exception(error))
+            return "\n" + "".join(traceback.format_exception(error))
         return ""
 
     found = ""
-    if until is not None:
-        signal.setitimer(signal.ITIMER_REAL, max(0.1, until - time.monotonic()), 1.0)
-    try:
-        with contextlib.suppress(Over):
-            found = run(Phase.generate, Phase.shrink)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-    # whatever was interrupted may have failed for that alone
-    return run(Phase.reuse) if is_over() else found
+    with contextlib.suppress(Over):
+        found = run(Phase.generate, Phase.shrink)
+    return run(Phase.reuse) if is_over() else found  # the interruption itself may have failed, too
 
 
-def work(number: int, seed: int, until: float, tell: Tell) -> None:
-    """Tries seed after seed until ``until`` (monotonic)."""
-    logging.disable(logging.CRITICAL)  # thousands of warnings of silent ranks say nothing here
-    signal.signal(signal.SIGALRM, over)
+@contextlib.contextmanager
+def trials(number: int, tell: Tell, until: float) -> Iterator[Callable[[int], str]]:
+    """Some sequences a seed."""
     machine = counted(Training, tell)
-    while time.monotonic() < until and not is_over():
-        if found := tried(machine, seed, until=until):
-            tell("found", found)
-        seed += 1
-
-
-def said(counts: Counter[str]) -> str:
-    """How far it is."""
-    return f"{counts['sequences']} sequences, {counts['virtual']:.0f} s of virtual time, {counts['ops']:,} ops"
+    yield lambda seed: tried(machine, seed)

@@ -1,15 +1,10 @@
-"""Part two: hostile packets to the worker's program and the udp datapath side by side, and packets without the key.
-
-What is found is told with the seed that finds it again.
-"""
+"""Part two: hostile packets to the worker's program and the udp datapath side by side, and packets without the key."""
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import random
-import time
-import traceback
-from collections import Counter
+from collections.abc import Callable, Iterator
 
 from conftest import missing
 from kernel_world import KernelWorld
@@ -21,7 +16,6 @@ COUNT = 4000
 _NEEDS = {"bcc": ("bpf", "bcc", "headers"), "clang": ("bpf", "clang", "libbpf")}
 
 
-@functools.cache
 def loaders() -> list[str]:
     """Those that are there."""
     return [name for name, needs in _NEEDS.items() if not any(map(missing, needs))]
@@ -32,35 +26,23 @@ def lacking() -> str:
     return "" if loaders() else "no BPF program can be loaded: see `tailbound doctor`"
 
 
-def tried(kernel: KernelWorld, seed: int) -> str:
-    """One life and one attack; what goes wrong, or nothing."""
-    rng = random.Random(seed)
-    try:
+@contextlib.contextmanager
+def trials(number: int, tell: Tell, until: float) -> Iterator[Callable[[int], str]]:
+    """One life and one attack a seed, in a program of one of the loaders."""
+    kernel = KernelWorld(loaders()[number % len(loaders())])
+
+    def trial(seed: int) -> str:
+        rng = random.Random(seed)
         kernel.begin()
         Twins(kernel).live(rng, COUNT)
         kernel.begin()
         attack = Attack(kernel)
         attack.send(rng, COUNT)
         attack.end()
-    except AssertionError:
-        return f"seed {seed}:\n{traceback.format_exc()}"
-    return ""
+        tell("packets", 2 * COUNT)
+        return ""
 
-
-def work(number: int, seed: int, until: float, tell: Tell) -> None:
-    """Seed after seed until ``until`` (monotonic); process ``number`` of several, whose seeds begin with ``seed``."""
-    loader = loaders()[number % len(loaders())]
-    kernel = KernelWorld(loader)
     try:
-        while time.monotonic() < until:
-            if found := tried(kernel, seed):
-                tell("found", f"{loader}, {found}")
-            tell("packets", 2 * COUNT)
-            seed += 1
+        yield trial
     finally:
         kernel.close()
-
-
-def said(counts: Counter[str]) -> str:
-    """How far it is."""
-    return f"{counts['packets']:,} packets, a half of them without the key"

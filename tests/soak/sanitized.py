@@ -1,11 +1,11 @@
 """Part: the C library under AddressSanitizer and UndefinedBehaviorSanitizer, beside the model in plain Python.
 
-Each seed is a process of its own: a wrong access ends it. ``python -m soak.sanitized LIBRARY SEED COUNT`` repeats one,
-in an environment of ``environment``.
+Each seed is a process of its own: a wrong access ends it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -13,9 +13,7 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
@@ -65,13 +63,6 @@ def lacking() -> str:
         return "no gcc"
 
 
-def environment() -> Mapping[str, str]:
-    """Of a process that loads the library."""
-    options = "detect_leaks=0:abort_on_error=1"
-    path = os.pathsep.join(sys.path)
-    return os.environ | {"LD_PRELOAD": _runtime(), "ASAN_OPTIONS": options, "PYTHONPATH": path}
-
-
 def build(folder: Path) -> Path:
     """The library with both sanitizers."""
     out = folder / "sanitized.so"
@@ -82,24 +73,23 @@ def build(folder: Path) -> Path:
 def tried(library: Path, seed: int, count: int = COUNT) -> str:
     """One seed; what goes wrong, or nothing."""
     command = [sys.executable, "-m", "soak.sanitized", str(library), str(seed), str(count)]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
-    return f"seed {seed}:\n{done.stderr[-8000:]}" if done.returncode else ""
+    own = {"ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = os.environ | own | {"LD_PRELOAD": _runtime()}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return done.stderr[-8000:] if done.returncode else ""
 
 
-def work(number: int, seed: int, until: float, tell: Tell) -> None:
-    """Seed after seed until ``until`` (monotonic)."""
+@contextlib.contextmanager
+def trials(number: int, tell: Tell, until: float) -> Iterator[Callable[[int], str]]:
+    """A process a seed."""
+
+    def trial(seed: int) -> str:
+        tell("packets", 5 * COUNT)
+        return tried(library, seed)
+
     with tempfile.TemporaryDirectory() as folder:
         library = build(Path(folder))
-        while time.monotonic() < until:
-            if found := tried(library, seed):
-                tell("found", found)
-            tell("packets", 5 * COUNT)
-            seed += 1
-
-
-def said(counts: Counter[str]) -> str:
-    """How far it is."""
-    return f"{counts['packets']:,} packets"
+        yield trial
 
 
 def _buffers(world: World, rng: random.Random, count: int) -> None:

@@ -11,20 +11,18 @@ every step, else the first step at which they had not is told.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import random
 import signal
 import tempfile
 import time
-import traceback
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conftest import missing
 from soak.part import Tell
 
 #: One job at a time: its ranks are processes enough.
@@ -39,7 +37,7 @@ APART, MORE = 4, 12
 
 def lacking() -> str:
     """Why this part cannot run here, or nothing."""
-    return "" if importlib.util.find_spec("torch") else "no PyTorch: pip install 'tailbound[torch]'"
+    return missing("torch") or ""
 
 
 @dataclass
@@ -159,26 +157,19 @@ def life(
     return complaints(results, began_with), results[left]["digest"]
 
 
-def work(number: int, seed: int, until: float, tell: Tell) -> None:
-    """Life after life until ``until`` (monotonic)."""
-    with tempfile.TemporaryDirectory(prefix="tailbound-soak-") as folder:
-        digest = ""
-        while (left := until - time.monotonic() - OTHER) > 0:
-            try:
-                wrong, digest = life(seed, Path(folder), min(LIFE, left), tell, digest)
-            except (AssertionError, TimeoutError):
-                wrong = [traceback.format_exc()]
-                with contextlib.suppress(FileNotFoundError):
-                    (Path(folder) / "checkpoint").unlink()
-                digest = ""
-            for words in wrong:
-                tell("found", f"life of seed {seed}: {words}")
-            seed += 1
+@contextlib.contextmanager
+def trials(number: int, tell: Tell, until: float) -> Iterator[Callable[[int], str]]:
+    """A life a seed; each begins with the checkpoint of the one before, unless that failed."""
+    with tempfile.TemporaryDirectory(prefix="tailbound-soak-") as name:
+        folder, digest = Path(name), ""
 
+        def trial(seed: int) -> str:
+            nonlocal digest
+            began_with, digest = digest, ""
+            if not began_with:
+                (folder / "checkpoint").unlink(missing_ok=True)
+            seconds = min(LIFE, max(1.0, until - time.monotonic() - OTHER))
+            wrong, digest = life(seed, folder, seconds, tell, began_with)
+            return "; ".join(wrong)
 
-def said(counts: Counter[str]) -> str:
-    """How far it is."""
-    return (
-        f"{counts['lives']} lives, {counts['steps']:,} steps, {counts['stops']} stops, {counts['kills']} kills; "
-        f"{counts['jumps']} jumps, {counts['steps_applied']} steps applied, {counts['ops_incomplete']} ops not whole"
-    )
+        yield trial
