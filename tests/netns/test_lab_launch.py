@@ -1,235 +1,137 @@
-"""Commands in the workers of a lab: environment, output, how they end, and that nothing of a lab outlives it."""
+"""Commands in the workers of a lab: what they find, how they end, and that nothing of a lab outlives it."""
 
 from __future__ import annotations
 
-import io
 import os
 import select
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from tailbound.errors import AttachError, CapabilityError
 from tailbound_lab.lab import build, cluster, namespaces, owner
 from tailbound_lab.lab.cli import lab as lab_command
 from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.launch import Outcome, launch
-from tailbound_lab.lab.spec import LabSpec, Straggler
+from tailbound_lab.lab.spec import LabSpec
 
 pytestmark = pytest.mark.needs("root", "netns")
 
-
 Make = Callable[..., Cluster]
-Start = Callable[..., "subprocess.Popen[str]"]
+PATIENCE = 30.0
 
 
-def run(lab: Cluster, source: str, **options: object) -> tuple[Outcome, list[str], list[str]]:
-    out, err = io.StringIO(), io.StringIO()
-    outcome = launch(
-        lab,
-        [sys.executable, "-c", source],
-        out=Console(file=out),
-        err=Console(file=err),
-        **options,  # type: ignore[arg-type]
-    )
-    return outcome, out.getvalue().splitlines(), err.getvalue().splitlines()
+def lab_command_says(*words: str, status: int = 0) -> list[str]:
+    done = CliRunner().invoke(lab_command, words)
+    assert done.exit_code == status, done.output
+    return done.output.splitlines()
 
 
-def test_every_rank_gets_what_torchrun_sets(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=3, straggler=Straggler(1, 5, None), port=9999)
+def test_every_rank_gets_what_torchrun_sets() -> None:
     names = (
         "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT GLOO_SOCKET_IFNAME OMP_NUM_THREADS "
-        "TAILBOUND_INTERFACE TAILBOUND_PORT TAILBOUND_LAB_STRAGGLER EXTRA"
+        "TAILBOUND_INTERFACE TAILBOUND_PORT TAILBOUND_LAB_STRAGGLER"
     )
-    source = f"import os; print(*[os.environ[n] for n in {names.split()!r}])"
-    outcome, out, err = run(lab, source, env={"EXTRA": "more"})
-    assert (outcome, err) == (Outcome((0, 0, 0), None), [])
-    assert sorted(out) == [
-        f"[{rank}] {rank} 3 0 1 198.19.0.1 29500 plain0 1 data0 9999 1:5:step more" for rank in range(3)
+    words = "-n", "3", "--straggler", "1:5:step", "--port", "9999", "sh", "-c", f"echo ${names.replace(' ', ' $')}"
+    assert sorted(lab_command_says("run", *words)) == [
+        f"[{rank}] {rank} 3 0 1 198.19.0.1 29500 plain0 1 data0 9999 1:5:step" for rank in range(3)
     ]
 
 
-def test_the_first_failure_is_named_and_stops_the_others(tailbound_lab: Make) -> None:
-    lab = tailbound_lab(workers=3)
-    source = (
-        "import os, signal, sys\nprint('up', flush=True)\nif os.environ['RANK'] == '1': sys.exit(7)\nsignal.pause()\n"
-    )
-    outcome, out, err = run(lab, source)
-    assert outcome == Outcome((143, 7, 143), 1)
-    assert outcome.status == 7
-    assert "[1] up" in out
-    assert err[0] == "rank 1 failed first, with status 7"
-
-
-STUBBORN = """
-import os, signal, sys
-for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda n, f: print("no", n, flush=True))
-print("up", flush=True)
-while True:
-    signal.pause()
-"""
-
-LAUNCHER = """
-import signal, sys
-from tailbound_lab.lab.cluster import Cluster
-from tailbound_lab.lab.launch import launch
-from tailbound_lab.lab.spec import LabSpec, Straggler
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests that run under nohup hand an ignored one on
-straggler = Straggler(0, 100000.0, 100000.01) if "frozen" in sys.argv else None
-with Cluster(LabSpec(workers=2, straggler=straggler)) as lab:
-    print(lab.workers[0].namespace, flush=True)
-    sys.exit(launch(lab, [sys.executable, "-c", sys.argv[1]], grace=1.0).status)
-"""
-
-
-def test_a_signal_ends_every_rank_however_stubborn(start_script: Start) -> None:
-    process = start_script(LAUNCHER, STUBBORN)
-    assert process.stdout is not None
-    namespace = process.stdout.readline().strip()
-    assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] up\n", "[1] up\n"]
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGINT
-    assert not namespaces.exists(namespace)
-    assert sorted(out.splitlines()) == [f"[{rank}] no {signal.SIGINT.value}" for rank in range(2)]
-
-
-def test_a_stopped_rank_can_still_be_ended(start_script: Start) -> None:
-    """The straggler is stopped almost at once and for 100 seconds."""
-    process = start_script(LAUNCHER, "import time; print('up', flush=True); time.sleep(1000)", "frozen")
-    assert process.stdout is not None
-    namespace = process.stdout.readline().strip()
-    assert process.stdout.readline().endswith("up\n")
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGTERM
-    assert not namespaces.exists(namespace)
-
-
-def test_the_command_line_runs_a_command_and_returns_its_status() -> None:
-    command = ["run", "--workers", "2", "--rate", "1gbit", "--", "sh", "-c", "exit $((RANK * 3))"]
-    result = CliRunner().invoke(lab_command, command)
-    assert result.exit_code == 3
-    assert "rank 1 failed first, with status 3" in result.output
-    assert CliRunner().invoke(lab_command, ["run", "-n", "1", "true"]).exit_code == 0
-
-
-def test_a_command_does_not_survive_its_launcher(start_script: Start) -> None:
-    process = start_script(LAUNCHER, "import os; print(os.getpid(), flush=True); import time; time.sleep(1000)")
-    assert process.stdout is not None
-    process.stdout.readline()
-    pids = [int(process.stdout.readline().split()[1]) for _ in range(2)]
-    watched = [os.pidfd_open(pid) for pid in pids]
-    process.kill()
-    process.wait()
-    for watch in watched:
-        assert select.select([watch], [], [], 20)[0], "still running"
-        os.close(watch)
-    assert CliRunner().invoke(lab_command, ["clean"]).exit_code == 0
+def test_the_first_failure_is_named_stops_the_others_and_is_the_status() -> None:
+    command = "sh", "-c", "echo up; test $RANK != 1 || exit 7; exec sleep 1000"
+    said = lab_command_says("run", "-n", "3", "--rate", "1gbit", "--", *command, status=7)
+    assert "[1] up" in said
+    assert "rank 1 failed first, with status 7" in said
 
 
 # -- nothing of a lab outlives it, however it ends ---------------------------------------------------------------------
 
-
-#: Builds a lab, starts a command in it that would stay for ever, says so, and waits. Tests that run under nohup hand
-#: an ignored SIGHUP on.
-SCRIPT = """
-import signal, subprocess, sys
+#: Builds a lab and tells its namespaces; commands in it tell their process. Tests that run under nohup hand an ignored
+#: SIGHUP on.
+OWNER = """
+import signal, sys
 from tailbound_lab.lab.cluster import Cluster
+from tailbound_lab.lab.launch import launch
+from tailbound_lab.lab.spec import LabSpec, Straggler
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-from tailbound_lab.lab.spec import LabSpec
-with Cluster(LabSpec(workers=2, wire=True, cables=True)) as lab:
-    inside = lab.popen(0, ["sleep", "1000"])
-    print(inside.pid, *lab.topology.namespaces, flush=True)
+straggler = Straggler(0, 100000.0, 100000.01) if {frozen} else None
+with Cluster(LabSpec(workers=2, wire=True, cables=True, straggler=straggler)) as lab:
+    print(*lab.topology.namespaces, flush=True)
+    command = [sys.executable, "-c", sys.argv[1]]
     {body}
 """
-WAIT = "signal.pause()"
-PATIENCE = 20.0
+LAUNCHED = "sys.exit(launch(lab, command, grace=1.0).status)"
+WAITED_FOR = "ranks = [lab.popen(rank, command) for rank in range(2)]; signal.pause()"
+STAYING = r"import os, time; os.write(1, b'%d\n' % os.getpid()); time.sleep(1000)"
+STUBBORN = "import signal; [signal.signal(n, lambda *_: os.write(1, b'no\\n')) for n in (2, 15)]; " + STAYING
 
 
-def wait_for_lab(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+@pytest.mark.parametrize(
+    ("body", "frozen", "command", "number", "status"),
+    [
+        pytest.param(LAUNCHED, False, STUBBORN, signal.SIGINT, 130, id="stubborn commands"),
+        pytest.param(LAUNCHED, True, STAYING, signal.SIGTERM, 143, id="a straggler that is stopped just now"),
+        pytest.param(WAITED_FOR, False, STAYING, signal.SIGINT, -2, id="Ctrl-C"),  # as Python ends by KeyboardInterrupt
+        pytest.param(WAITED_FOR, False, STAYING, signal.SIGHUP, 129, id="a terminal that is closed"),
+        pytest.param(LAUNCHED, False, STAYING, signal.SIGKILL, -9, id="SIGKILL, and then the next lab or clean"),
+    ],
+)
+def test_nothing_outlives_a_lab(
+    start_script: Callable[..., subprocess.Popen[str]],
+    tailbound_lab: Make,
+    body: str,
+    frozen: bool,
+    command: str,
+    number: signal.Signals,
+    status: int,
+) -> None:
+    living = tailbound_lab(workers=1)
+    process = start_script(OWNER.format(body=body, frozen=frozen), command)
     assert process.stdout is not None
-    pid, *names = process.stdout.readline().split()
+    names = process.stdout.readline().split()
     assert len(names) == 5
     assert all(namespaces.exists(name) for name in names)
-    return int(pid), names
-
-
-def assert_gone(pid: int, names: list[str]) -> None:
-    try:
-        watch = os.pidfd_open(pid)
-    except ProcessLookupError:
-        pass
-    else:  # it may be half-way out: the kernel takes its namespaces away first
-        ended = select.select([watch], [], [], PATIENCE)[0]
+    # of one that is stopped the line may not come
+    pids = [int(process.stdout.readline().split()[-1]) for _ in range(1 if frozen else 2)]
+    watches = [os.pidfd_open(pid) for pid in pids]
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == status
+    assert said.count("no") == (2 if "no" in command else 0)
+    for watch in watches:
+        assert select.select([watch], [], [], PATIENCE)[0], "a command of the lab still runs"
         os.close(watch)
-        assert ended, f"process {pid} of the lab still runs"
+    if number == signal.SIGKILL:
+        said = "\n".join(lab_command_says("clean"))
+        assert f"in use by process {os.getpid()}, left alone" in said
+        assert f"tb-{process.pid}-" in said
+        assert living.run(0, os.getpid) == os.getpid()
     assert not any(namespaces.exists(name) for name in names)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_removes_everything(start_script: Start, number: signal.Signals) -> None:
-    process = start_script(SCRIPT.format(body=WAIT))
-    pid, names = wait_for_lab(process)
-    process.send_signal(number)
-    process.communicate(timeout=30)
-    # Python ends itself by SIGINT after KeyboardInterrupt; the others become an exit status
-    assert process.returncode == (-number if number == signal.SIGINT else 128 + number)
-    assert_gone(pid, names)
-
-
-def killed_lab(start_script: Start) -> tuple[int, int, list[str]]:
-    process = start_script(SCRIPT.format(body=WAIT))
-    pid, names = wait_for_lab(process)
-    process.kill()
-    process.wait()
-    return process.pid, pid, names
-
-
-def test_clean_removes_what_a_killed_owner_left_and_nothing_else(start_script: Start, tailbound_lab: Make) -> None:
-    living = tailbound_lab(workers=1)
-    owner_pid, pid, names = killed_lab(start_script)
-    result = CliRunner().invoke(lab_command, ["clean"])
-    assert result.exit_code == 0
-    assert f"in use by process {os.getpid()}, left alone" in result.output
-    assert_gone(pid, names)
-    assert living.run(0, os.getpid) == os.getpid()
-    assert f"tb-{owner_pid}-" not in CliRunner().invoke(lab_command, ["clean"]).output
-
-
-def test_the_owner_of_a_reused_process_id_is_another() -> None:
-    """The name holds the start time too; a lab of this process's id but another time is nobody's."""
-    name = f"{owner.PREFIX}{os.getpid()}-0-0-s"
+@pytest.mark.parametrize(
+    ("name", "taken"),
+    [
+        # the name holds the start time, too: a lab of this process's id but another time is nobody's
+        pytest.param(f"{owner.PREFIX}{os.getpid()}-0-0-s", True, id="the process id has another owner now"),
+        pytest.param(f"{owner.PREFIX}not-a-lab-{os.getpid()}", False, id="not a name of a lab"),
+    ],
+)
+def test_only_labs_without_an_owner_are_taken_away(name: str, taken: bool) -> None:
     namespaces.create(name)
     try:
-        found = [lab for lab in owner.owned() if name in lab.namespaces]
-        assert [(lab.pid, lab.alive) for lab in found] == [(os.getpid(), False)]
-        assert found[0].prefix in owner.reap()
-        assert not namespaces.exists(name)
-    finally:
-        namespaces.remove(name)
-
-
-def test_names_of_others_are_not_touched() -> None:
-    name = f"{owner.PREFIX}not-a-lab-{os.getpid()}"
-    namespaces.create(name)
-    try:
-        assert not any(name in lab.namespaces for lab in owner.owned())
+        assert [lab.alive for lab in owner.owned() if name in lab.namespaces] == [False] * taken
         owner.reap()
-        assert namespaces.exists(name)
+        assert namespaces.exists(name) != taken
     finally:
         namespaces.remove(name)
-    namespaces.remove(name)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, AttachError, OSError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, AttachError])
 def test_a_failure_while_building_leaves_nothing(monkeypatch: pytest.MonkeyPatch, error: type[BaseException]) -> None:
     def fail(*_: object) -> None:
         raise error("half way")
@@ -278,13 +180,14 @@ def test_a_forked_child_does_not_take_the_lab_away(tailbound_lab: Make) -> None:
     assert namespaces.exists(lab.workers[0].namespace)
 
 
-def test_without_root_the_error_says_so_and_why_there_is_no_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [("", "needs root"), ("Operation not permitted", r"root.*user namespace.*refused here: Operation not permitted")],
+)
+def test_without_root_the_error_says_so_and_why_there_is_no_user_namespace(
+    monkeypatch: pytest.MonkeyPatch, refused: str, words: str
+) -> None:
     monkeypatch.setattr("tailbound_lab.lab.cluster.has_capability", lambda *names: False)
-    with pytest.raises(CapabilityError, match="root"), Cluster(1):
-        pytest.fail("the lab must not come up")
-    monkeypatch.setenv("TAILBOUND_LAB_REFUSED", "Operation not permitted")
-    with (
-        pytest.raises(CapabilityError, match=r"root.*user namespace.*refused here: Operation not permitted"),
-        Cluster(1),
-    ):
+    monkeypatch.setenv("TAILBOUND_LAB_REFUSED", refused)
+    with pytest.raises(CapabilityError, match=words), Cluster(1):
         pytest.fail("the lab must not come up")
