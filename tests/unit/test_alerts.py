@@ -6,14 +6,14 @@ And warnings of buckets: how an op is called, and how often a line comes.
 from __future__ import annotations
 
 import itertools
-from types import SimpleNamespace
+from typing import Any
 
-import numpy as np
 import pytest
 
+from sim.team import sim_team
+from support import patient
 from tailbound.collective.alerts import REMINDERS, Alerts, Episodes, Losses
 from tailbound.collective.op import Outcome
-from tailbound.observe.events import LINES
 
 pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
 from tailbound.torch.complaints import Complaints
@@ -27,12 +27,8 @@ def test_an_episode_begins_and_ends_after_observations_alike() -> None:
     late = Episodes(begin=3, end=2)
     said = [late.see(7, so, now=0, at=step) for step, so in enumerate([True, True, False, True, True, True, True])]
     assert said == [None, None, None, None, None, "begins", None]
-    assert late.running(7)
-    assert late.begun(7) == 5
     assert [late.see(7, so, 0, 9) for so in (False, None, False, False, False)] == [None, None, None, "over", None]
-    assert not late.running(7)
-    assert late.begun(7) == 5  # so that the end can say how long it was
-    assert not late.running(8)
+    assert (late.running(7), late.begun(7)) == (False, 5)  # so that the end can say how long it was
     assert [late.see(8, True, 0) for _ in range(3)] == [None, None, "begins"]  # each key has its own
 
 
@@ -40,12 +36,9 @@ def test_reminders_come_ever_more_rarely() -> None:
     late = Episodes(begin=1, end=1)
     late.see(1, True, 0)
     said = [at for at in range(1, 3 * REMINDERS.most // S) if late.see(1, True, at * S) == "lasts"]
-    assert said[0] == REMINDERS.first // S
-    pauses = [b - a for a, b in itertools.pairwise(said)]
-    assert pauses[:3] == [2 * REMINDERS.first // S, 4 * REMINDERS.first // S, 8 * REMINDERS.first // S]
+    pauses = [b - a for a, b in itertools.pairwise([0, *said])]
+    assert pauses[:4] == [n * REMINDERS.first // S for n in (1, 2, 4, 8)]
     assert max(pauses) == REMINDERS.most // S
-    assert late.see(1, False, 0) == "over"
-    assert late.see(1, True, 0) == "begins"
 
 
 def watch(shares: list[dict[int, float]], window: int = 100) -> list[tuple[int | None, str]]:
@@ -78,55 +71,38 @@ def test_the_link_that_loses_is_named_and_cleared(
     assert watch(shares) == said
 
 
-def test_shares_are_those_of_the_last_window() -> None:
-    losses = Losses(100)
-    losses.update({1: (0, 0), 2: (0, 0)}, 0)
-    assert losses.update({1: (60, 30), 2: (60, 0)}, 0) == []  # too few rows to judge
-    losses.update({1: (1000, 100), 2: (1000, 0)}, 0)
-    (found,) = losses.update({1: (2000, 300), 2: (2000, 10)}, 0)
-    assert (found.peer, found.share, found.others) == (1, 0.2, 0.01)
-
-
 def test_a_rank_says_itself_that_it_waits_for_the_interpreter_lock() -> None:
     """Its peers see a rank that is late now and then, and nothing of the cause."""
-    said: list[float] = []
-    nobody = SimpleNamespace(suspects=frozenset(), gone=frozenset())
-    known = SimpleNamespace(
-        membership=nobody,
-        overtime=SimpleNamespace(held_up=0),
-        peers=[],
-        repairs=SimpleNamespace(came=np.zeros((2, 0), np.int64)),
-        records=SimpleNamespace(verdicts=lambda peers: []),
-    )
-    events = SimpleNamespace(emit=lambda kind, text, share, step: said.append(share))
-    alerts = Alerts(known, None, events)
-    for turn, share in enumerate([0.02] * 10 + [0.05] * 10 + [0.16] * 10 + [0.0] * 5):
-        known.overtime.held_up += int(share * S)
-        alerts.check(turn, {}, 0, (turn + 1) * S)
-    assert said == [pytest.approx(0.16)]
+    with sim_team(1, patient(width=64)) as alone:
+        job = alone[0].job
+        alerts = Alerts(job, None, job.events)
+        for turn, share in enumerate([0.02] * 10 + [0.05] * 10 + [0.16] * 10 + [0.0] * 5):
+            job.overtime.held_up += int(share * S)
+            alerts.check(turn, {}, 0, (turn + 1) * S)
+        (said,) = [event for event in job.events.recent() if event.name == "held_up"]
+    assert said.fields["share"] == pytest.approx(0.16)
 
 
-def test_a_silent_rank_is_named_once_and_the_op_as_everywhere(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "words"),
+    [
+        ({"label": 26 << 10, "missing": {2}}, "nothing from rank(s) [2] in op 26.0"),
+        ({"failed_groups": 1, "void": True}, "each had NaN or Inf values (1 times"),
+        ({"failed_groups": 1}, "no rank's rows of them came in time (1 times"),
+    ],
+)
+def test_what_is_wrong_with_a_bucket_is_said_once(
+    outcome: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     complaints = Complaints(0)
     for _ in range(3):
-        complaints.note(Outcome(label=26 << 10, missing={2}))
-    assert caplog.messages == ["rank 0: nothing from rank(s) [2] in op 26.0"]
-
-
-@pytest.mark.parametrize(("void", "cause"), [(True, "each had NaN or Inf values"), (False, "came in time")])
-def test_a_gradient_of_zeros_has_its_cause(void: bool, cause: str, caplog: pytest.LogCaptureFixture) -> None:
-    Complaints(0).note(Outcome(failed_groups=1, void=void))
+        complaints.note(Outcome(**outcome))
     (line,) = caplog.messages
-    assert cause in line
+    assert words in line
 
 
 def test_what_comes_often_is_said_at_first_and_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    """Sentences of a kind that differ are thinned by ``Thinned`` (``test_observe``)."""
     complaints = Complaints(3, lambda: 0)
     for _ in range(1999):
         complaints.note(Outcome(overwritten=1))
-    times = [int(text.rpartition("(")[2].split()[0]) for text in caplog.messages]
-    assert times == [1, 10, 100, 1000]
-    for step in range(100):
-        complaints.say("overflow", f"gradients overflow: now {step}")
-    assert len(caplog.records) == 4 + LINES
+    assert [int(text.rpartition("(")[2].split()[0]) for text in caplog.messages] == [1, 10, 100, 1000]

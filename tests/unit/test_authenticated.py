@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from support import await_that, gradients, patient, team
 from tailbound.collective.alerts import Alerts
 from tailbound.collective.announce import hold
 from tailbound.collective.inbox import Inbox
-from tailbound.observe import status as observe
 from tailbound.transport import forgeries, keys
 from tailbound.wire import packets
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
@@ -42,8 +40,8 @@ def test_forged_packets_are_said_and_counted(job: SimTeam, caplog: pytest.LogCap
     ):
         one.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] += forged
         job[0].node.datapath.taken += forged
-        for again in range(2):
-            alerts.look_for_forged(7, 0, now + again)
+        for again in (now, now + 1):
+            alerts.look_for_forged(7, 0, again)
         assert one.events.counts[event] == 1
         assert words in caplog.text
 
@@ -84,10 +82,7 @@ def test_no_secret_is_in_logs_status_files_and_traces(
         Alerts(job[0].job, None, job[0].job.events).look_for_forged(13, 0, 1)
         assert job[0].stats()["counters"]["requests_forged"] == 0
         await_that(lambda: len(list(status.glob("*.json"))) == 2, "both have written")
-        told = observe.read([status])
-        assert [(one["rank"], one["pid"]) for one in told] == [(0, os.getpid()), (1, os.getpid())]
         shown = [file.read_bytes() for file in status.glob("*.json")]
-    assert list(status.iterdir()) == [], "a status is there while the job is"
     shown += [file.read_bytes() for file in traces.iterdir()]
     shown += ["\n".join(f"{r.getMessage()} {vars(r)}" for r in caplog.records).encode()]
     assert len(shown) == 2 + 2 + 1
