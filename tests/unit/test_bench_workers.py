@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,17 +66,8 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Here()
 
 
-def experiment(lab: Cluster, text: io.StringIO, **job: object) -> Experiment:
-    console = Console(file=text, width=200)
-    return Experiment(lab, {"word": "world", **job}, console, worker="bench_worker")
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+def experiment(lab: Cluster, **job: object) -> Experiment:
+    return Experiment(lab, {"word": "world", **job}, Console(file=io.StringIO()), worker="bench_worker")
 
 
 @pytest.mark.parametrize(
@@ -87,23 +79,17 @@ def alive(pid: int) -> bool:
     ],
 )
 def test_the_rank_that_failed_first_is_named(lab: Cluster, how: str, rank: int, words: str) -> None:
-    with pytest.raises(TransportError, match=words), experiment(lab, io.StringIO(), **{how: rank}) as workers:
+    with pytest.raises(TransportError, match=words), experiment(lab, **{how: rank}) as workers:
         workers.phase(names=[], word="")
 
 
 def test_nobody_is_left_behind(lab: Cluster) -> None:
-    pids: list[int] = []
-
-    def interrupted() -> None:
-        with experiment(lab, io.StringIO()) as workers:
-            pids.extend(message["pid"] for message in workers.ready)
-            assert all(alive(pid) for pid in pids)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
+    with contextlib.suppress(KeyboardInterrupt), experiment(lab) as workers:
+        pids = [message["pid"] for message in workers.ready]
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+        raise KeyboardInterrupt
     assert len(pids) == 3
-    assert not any(alive(pid) for pid in pids)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def test_ranks_start_together_and_end_in_the_same_round(tmp_path: Path) -> None:
@@ -119,11 +105,8 @@ def test_ranks_start_together_and_end_in_the_same_round(tmp_path: Path) -> None:
                 break
             starts[rank].append(start)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(run, range(3)))
     assert starts[0] == starts[1] == starts[2]
     assert len(starts[0]) == 5
     assert (np.diff(starts[0]) > 0).all()
