@@ -13,7 +13,6 @@ from tailbound.collective.op import Half
 from tailbound.collective.timing import cut
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR
-from tailbound.transport.membership import majority
 from tailbound.transport.overtime import FIRST, LONGEST, MOST, SHARE, Overtime
 from tailbound.wire.packets import record_of
 from tailbound.wire.schema import OWN_OP, Found, Phase, Sending, Why, op_slot
@@ -70,15 +69,9 @@ class Stage(OpWorld):
         return (Why(self.half.why), 0) if over else (None, self.op.due)
 
 
-def test_majority() -> None:
-    """Rule: clock-1."""
-    assert [majority(live) for live in range(1, 9)] == [1, 2, 2, 3, 3, 4, 4, 5]
-
-
 @pytest.mark.parametrize(
     ("fewer", "need", "alone", "launched", "start"),
     [
-        (0, 0, False, 0, 0),
         (0, 0, True, 0, 0),
         (0, 0, True, 3, 3),  # alone, the own launch is the majority
         (5, 0, False, 0, 0),  # one short of a majority
@@ -88,7 +81,6 @@ def test_majority() -> None:
         (5, 7, False, 6, 6),
         (5, 7, False, 30, 7),
         (0, 0, False, 3, 1003),  # at the latest
-        (2000, 0, False, 3, 1003),
         (0, 2000, False, 3, 1003),
     ],
 )
@@ -101,96 +93,43 @@ def test_what_starts_a_clock(fewer: int, need: int, alone: bool, launched: int, 
     assert (stage.start_clock(stage.op, 1 << 40), stage.op.start) == (0, start)
 
 
-def test_complete_ends_at_once_whatever_the_clock_says() -> None:
-    """Rules: clock-7a, clock-12."""
-    stage = Stage()
-    stage.see(3, 0)
-    assert stage.decide(5) == (COMPLETE, 0)
-
-
-def test_without_a_clock_it_waits_for_arrivals() -> None:
-    assert Stage().decide(5 * MS) == (None, 0)
-
-
-def test_all_finished_and_quiet() -> None:
-    """Rules: clock-7b, clock-12."""
-    stage = Stage(100 * MS)
-    stage.see(3, 1, finished=True)
-    assert stage.decide(60 * MS) == (None, 61 * MS)
-    stage.see(4, 1, finished=True)
-    assert stage.decide(61 * MS) == (None, 62 * MS)
-    assert stage.decide(62 * MS) == (QUIET, 0)
-
-
-def test_quiet_begins_anew_with_every_packet_and_counts_only_when_all_have_finished() -> None:
-    stage, found = Stage(), []
-    looks = [(100, False, 5), (200, False, 5), (210, True, 5), (219, True, 6), (228, True, 6), (229, True, 6)]
-    looks += [(240, False, 6), (250, True, 6)]  # somebody is waited for again
-    for now, finished, rows in looks:
-        stage.see(rows, 1, finished=finished)
-        found.append((now, stage.decide(now, q=10)))
-    assert [now for now, (why, _) in found if why] == [229]
-    assert [look for _, (_, look) in found] == [0, 0, 220, 229, 229, 0, 0, 260]
-
-
-def test_repair_keeps_it_from_being_quiet_but_not_from_its_deadline() -> None:
-    """Rules: clock-7b, clock-23."""
-    stage = Stage(100 * MS)
-    stage.see(3, 1, finished=True, repairing=True)
-    assert stage.decide(60 * MS)[0] is None
-    assert stage.decide(95 * MS)[0] is None
-    assert stage.decide(100 * MS) == (DEADLINE, 0)
-
-
-def test_the_deadline_stands_where_one_more_tenth_would_not_do() -> None:
-    """Rule: clock-7c."""
-    stage = Stage(100 * MS)
-    stage.see(3, 10)
-    stage.decide(95 * MS)
-    stage.see(8, 5)
-    assert stage.decide(100 * MS) == (None, 105 * MS)
-    stage.see(10, 3)
-    assert stage.decide(105 * MS) == (DEADLINE, 0)
-
-
-@pytest.mark.parametrize(
-    "looks",
-    [
-        # to see whether rows come in the last tenth
-        [(1050, 7, False, 1090), (1090, 7, False, 1100), (1100, 7, True, None)],
-        [(1090, 0, False, None), (1095, 5, False, None), (1100, 5, False, None)],
-        [(1050, 1, False, 1090), (1090, 5, False, None), (1100, 5, True, None)],
-        [(1090, 1, False, 1100), (1100, 2, False, 1110), (1110, 3, False, 1120), (1120, 3, True, None)],
+#: Looks at a half that began at 1000 and lasts 100, for 500 at most: when, how many rows are in and how many are
+#: missing then, whether all have finished ("f") and rows are asked for again ("r"); why it is over, or the next look.
+LOOKS: dict[str, list[tuple[int, int, int, str, Why | int]]] = {
+    "complete ends at once": [(1005, 3, 0, "", COMPLETE)],
+    "quiet begins anew with every packet, and counts only when all have finished": [
+        (1010, 5, 1, "", 1090), (1020, 5, 1, "f", 1030), (1025, 5, 1, "", 1090), (1029, 6, 1, "f", 1039),
+        (1038, 6, 1, "f", 1039), (1039, 6, 1, "f", QUIET),
     ],
-    ids=[
-        "without progress it is kept",
-        "the last tenth counts from the first look in it",
-        "what came before it is too early to count",
-        "it moves on by a tenth while rows come",
+    "repair keeps it from being quiet but not from its deadline": [
+        (1060, 3, 1, "fr", 1090), (1090, 3, 1, "fr", 1100), (1100, 3, 1, "fr", DEADLINE),
     ],
-)
-def test_a_deadline_moves_on_while_rows_come(looks: list[tuple[int, int, bool, int | None]]) -> None:
-    """When is looked, how many rows there are then, whether it has passed, and the next look. Rule: clock-7c."""
+    "one more tenth would not do": [(1090, 3, 10, "", 1100), (1100, 8, 5, "", 1110), (1110, 10, 3, "", DEADLINE)],
+    "without progress it is over": [(1050, 7, 1, "", 1090), (1090, 7, 1, "", 1100), (1100, 7, 1, "", DEADLINE)],
+    "the last tenth counts from the first look in it": [
+        (1090, 0, 1, "", 1100), (1095, 5, 1, "", 1100), (1100, 5, 1, "", 1110),
+    ],
+    "what came before it is too early to count": [
+        (1050, 1, 1, "", 1090), (1090, 5, 1, "", 1100), (1100, 5, 1, "", DEADLINE),
+    ],
+    "it moves on by a tenth while rows come": [
+        (1090, 1, 1, "", 1100), (1100, 2, 1, "", 1110), (1110, 3, 1, "", 1120), (1120, 3, 1, "", DEADLINE),
+    ],
+    "it moves on to its limit and no further": [
+        *((now, now, 1, "", now + 10) for now in range(1090, 1500, 10)), (1500, 1500, 1, "", DEADLINE),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("looks", LOOKS.values(), ids=LOOKS)
+def test_when_a_half_is_over(looks: list[tuple[int, int, int, str, Why | int]]) -> None:
+    """Rules: clock-7a, clock-7b, clock-7c, clock-11, clock-12, clock-23."""
     stage = Stage()
     assert stage.decide(10**12) == (None, 0), "it has not begun"
     begin(stage.half, 1000, 100, 500)
-    for now, rows, expired, again in looks:
-        stage.see(rows, 1)
-        why, look = stage.decide(now)
-        assert (why is DEADLINE) == expired, now
-        assert again is None or look == again
-
-
-def test_a_deadline_that_moves_on_ends_at_its_limit() -> None:
-    """Rules: clock-7c, clock-11."""
-    stage, now = Stage(100 * MS), 95 * MS
-    for rows in range(1000):
-        stage.see(rows, 1)
-        why, look = stage.decide(now)
-        if why:
-            break
-        now = look
-    assert (why, now) == (DEADLINE, 550 * MS)
+    for now, rows, left, flags, found in looks:
+        stage.see(rows, left, finished="f" in flags, repairing="r" in flags)
+        assert stage.decide(now, q=10) == ((found, 0) if isinstance(found, Why) else (None, found)), now
 
 
 def test_waiting_on_is_weighed_by_whether_rows_came_at_all() -> None:
@@ -214,13 +153,6 @@ def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
     assert cut(100, [(80, 100)]) == (125, pytest.approx(0.2))
     assert cut(100, [(1, 100)]) == (200, pytest.approx(0.99))
     assert cut(100, [(0, 100)]) == cut(100, []) == (None, 0.0)
-
-
-def test_a_deadline_in_the_first_nanosecond_of_the_clock_is_one() -> None:
-    """Rule: clock-13."""
-    stage = Stage()
-    begin(stage.half, 0, 1, 500)
-    assert stage.decide(2, launched=2) == (DEADLINE, 0)
 
 
 @pytest.mark.parametrize("launched", [1, 130 * MS])
@@ -325,14 +257,11 @@ def worth(overtime: Overtime, half: Half, now: int, heard: int) -> bool:
     return bool(core().fast.tb_worth(ctypes.addressof(overtime), ctypes.addressof(half), now, heard, 0))
 
 
-def test_a_share_of_the_time_is_saved_up_to_a_bound() -> None:
+def test_a_share_of_the_time_is_saved_up_to_a_bound_and_a_lower_floor_saves_up_less() -> None:
     overtime = Overtime(S)
     assert overtime.left(S) == FIRST
     assert overtime.left(2 * S) == FIRST + SHARE * S
     assert overtime.left(1000 * S) == MOST
-
-
-def test_a_lower_floor_saves_up_less_and_takes_shorter_silences() -> None:
     low = Overtime(S, FLOOR // 10)
     assert (low.left(S), low.left(1000 * S), low.reserve) == (FIRST // 10, MOST // 10, Overtime(S).reserve // 10)
     assert silence(low, deadline(S, 0)) == FLOOR // 10
@@ -395,19 +324,6 @@ def test_a_silence_may_be_as_long_as_answers_take(said: list[tuple[str, int, tup
         getattr(overtime, word)(rank, *times)
         assert (overtime.answer, silence(overtime, clock)) == (answer, min(max(20 * MS, 2 * answer), LONGEST))
     assert [overtime.open[rank] for rank in (2, 3)] == [0, 0], "no question is open after a word"
-
-
-def test_a_word_that_was_not_asked_for_is_no_answer() -> None:
-    overtime = Overtime(0)
-    overtime.spoke(2, 5 * MS)
-    assert overtime.answer == 0
-
-
-def test_a_question_is_open_since_it_was_asked_first() -> None:
-    overtime = Overtime(S)
-    overtime.asked(2, S, S - MS)
-    overtime.asked(2, S + 20 * MS, S - MS)
-    assert overtime.open[2] == S
 
 
 def op(overtime: Overtime, *waited: int) -> None:
