@@ -1,7 +1,7 @@
 """How a rank that has come back takes over what the others hold, between two steps of one of them (clock-32).
 
-The new process first makes a step or two by itself: DDP makes its buckets anew after the first, compilers compile, and
-what its optimizers keep takes shape. When its buckets are those of the others it asks one of them, its *donor*.
+The new process first makes a step or two by itself, so that DDP settles its buckets and compilers compile. When its
+buckets are those of the others it asks one of them, its *donor*.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Entrance:
         self.alone = 0
         reliable = communicator.reliable
         reliable.serve(_ENTER, of_form(_ASK, self._answer_enter))
-        reliable.serve(_ENTERED, of_form(_ASK, self._answer_entered))
+        reliable.serve(_ENTERED, of_form(_ASK, self._forget))
         reliable.before_close(self._close)
 
     @property
@@ -89,30 +89,27 @@ class Entrance:
         return _SILENCE + self._resync.given / LOADED + asks
 
     def _answer_enter(self, rank: int, milliseconds: int) -> list[bytes]:
-        with self._changed:
-            self._guests.add(rank)
-            if not self._changed.wait_for(lambda: self._open or self._over, min(milliseconds, _POLL) / 1000):
-                self._guests.discard(rank)
-                raise Refusal("no step has ended here yet")
-            if self._over:
-                raise Refusal("this rank is closing")
         try:
-            step, where = self._resync.moment.step, self._communicator.entrance()
-            if step is None or self._communicator.step != step + 1 & STEP_MASK:
-                raise Refusal("no step has ended here yet")
+            with self._changed:
+                self._guests.add(rank)
+                self._changed.wait_for(lambda: self._open or self._over, min(milliseconds, _POLL) / 1000)
+                if self._over:
+                    raise Refusal("this rank is closing")
+                step = self._resync.moment.step
+                if not self._open or step is None or self._communicator.step != step + 1 & STEP_MASK:
+                    raise Refusal("no step has ended here yet")
+            return [_STEP.pack(step), self._communicator.entrance()]
         except Exception as error:
             self._forget(rank)
+            if isinstance(error, Refusal):
+                raise
             raise Refusal(f"{type(error).__name__}: {error}") from error
-        return [_STEP.pack(step), where]
 
-    def _answer_entered(self, rank: int, _: int) -> list[bytes]:
-        self._forget(rank)
-        return []
-
-    def _forget(self, rank: int) -> None:
+    def _forget(self, rank: int, _: int = 0) -> list[bytes]:
         with self._changed:
             self._guests.discard(rank)
             self._changed.notify_all()
+        return []
 
     def _close(self) -> None:
         with self._changed:
@@ -175,7 +172,10 @@ class Entrance:
             here = self._communicator.enter(bytes(body[_STEP.size :]))
             self._communicator.hold(True)  # until its first step with the others is launched: it may look for its data
         finally:
-            self._tell_over(donor)
+            try:
+                self._communicator.reliable.pull(donor, _ENTERED, _ASK.pack(self._rank, 0), _PEER, 0)
+            except TransportError as error:  # it goes on by itself after a while
+                log.info("rank %d: %s", self._rank, error)
         log.info(
             "rank %d: has come back before step %d with the state of rank %d (%.1f MB in %.2f s, after %.2f s for the "
             "end of its step); ranks %s know of it",
@@ -197,12 +197,6 @@ class Entrance:
                 if time.monotonic() >= until:
                     raise
                 self._pause()
-
-    def _tell_over(self, rank: int) -> None:
-        try:
-            self._communicator.reliable.pull(rank, _ENTERED, _ASK.pack(self._rank, 0), _PEER, 0)
-        except TransportError as error:  # it goes on by itself after a while
-            log.info("rank %d: %s", self._rank, error)
 
     def _pause(self) -> None:
         """Between two questions."""

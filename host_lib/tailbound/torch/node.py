@@ -42,10 +42,7 @@ class Node:
         return range(first, first + self.places)
 
     def group(self, *, of_peers: bool, timeout: float, backend: str = "gloo") -> dist.ProcessGroup:
-        """A new group of this host's ranks, or (``of_peers``) of the ranks at this place on all hosts.
-
-        To be called on all ranks. ``timeout``: seconds to wait for the others, now and in each of its collectives.
-        """
+        """A new group of this host's ranks, or (``of_peers``) of the ranks at this place; to be called on all ranks."""
         world = list(range(dist.get_world_size()))
         hosts = [world[first : first + self.places] for first in world[:: self.places]]
         found: dist.ProcessGroup | None = None
@@ -71,15 +68,10 @@ def find(
 
     Args:
         group: of the model.
-        asked: ``auto``: share buckets with the ranks that torchrun has started here; ``off``: do not; None: what
-            ``TAILBOUND_NODE_GROUP`` says.
+        asked: ``node_group`` of ``register``.
         timeout: seconds to wait for the others.
         check: gets this rank's place and the number of ranks on a host of several; raises a ``ConfigError`` if it
             cannot be one of them.
-
-    Raises:
-        ConfigError: ranks differ, a host has fewer ranks, the model is not of all ranks, or a ``check`` has refused.
-        TransportError: a rank did not come.
     """
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     place, places = 0, 0
@@ -113,14 +105,10 @@ def find(
 
 
 def agree(said: Sequence[tuple[str, int, int, str]]) -> None:
-    """Refuses hosts that do not fit together.
+    """Refuses hosts that do not fit together, by a ``ConfigError`` with the ranks and their machines.
 
-    Args:
-        said: by rank the name of its machine, its place there, the number of places (0: it has no node_group), and why
-            it cannot take part (empty: it can).
-
-    Raises:
-        ConfigError: with the ranks and their machines.
+    ``said``: by rank the name of its machine, its place there, the number of places (0: it has no node_group), and why
+    it cannot take part (empty: it can).
     """
     for rank, (name, _, _, refusal) in enumerate(said):
         if refusal:
@@ -147,11 +135,8 @@ class Holds:
     A rank that evaluates alone keeps its neighbours waiting, so their jobs hold, too. They wait in a collective, and
     are told over datagram sockets. Ranks in containers of their own do not find each other: they are not told.
 
-    Args:
-        name: of the host's ranks, which no others on the machine have.
-        place: of this rank on its host.
-        places: ranks there.
-        changed: called, by whatever thread, with whether one of them holds, where that is not what it was.
+    ``name``: of this host's job alone. ``changed``: called, by whatever thread, with whether one of the ranks holds,
+    where that is not what it was.
     """
 
     def __init__(self, name: str, place: int, places: int, changed: Callable[[bool], None]) -> None:
@@ -198,10 +183,7 @@ class Holds:
 
 
 def local_place(what: str, otherwise: str) -> tuple[int, int]:
-    """This rank's place on its host and the number of ranks there, as torchrun says them.
-
-    ``what`` asks for that; ``otherwise``: an advice to who has no torchrun.
-    """
+    """This rank's place on its host and the number of ranks there, as torchrun says them; else ``what`` is refused."""
     try:
         return int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     except (KeyError, ValueError) as error:
@@ -212,11 +194,7 @@ def local_place(what: str, otherwise: str) -> tuple[int, int]:
 
 
 def own_interface(given: str | None, datapath: str) -> tuple[str | None, str]:
-    """Interface and datapath of this rank; of several names with commas between them, the one at LOCAL_RANK.
-
-    Raises:
-        ConfigError: too few names, or nothing tells which of them is this rank's.
-    """
+    """Interface and datapath of this rank; of several names with commas between them, the one at LOCAL_RANK."""
     if given is None or "," not in given:
         return given, datapath
     what = f"interface={given}: the first name is for local rank 0, and so on; this"
@@ -228,9 +206,6 @@ def interface_for(given: str | None, place: int, places: int, datapath: str) -> 
     """Interface and datapath of the rank at ``place``, of ``places`` ranks on a host with a job each.
 
     ``given``: one interface for all, one for each with commas between them, or None; ``datapath``: as was asked for.
-
-    Raises:
-        ConfigError: too few interfaces, or ranks share one that takes one job only.
     """
     names = [name.strip() for name in (given or "").split(",")]
     if len(names) > 1:

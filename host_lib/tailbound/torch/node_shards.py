@@ -41,17 +41,11 @@ _SHARED = (
 
 
 class Inside(NamedTuple):
-    """How buckets go from rank to rank within a host.
+    """How buckets go from rank to rank within a host."""
 
-    Attributes:
-        backend: of the groups that carry them.
-        stream: in which averages of shards are put in order.
-        one_order: the collectives of a step may not overtake each other, in whatever direction.
-    """
-
-    backend: str
-    stream: Stream
-    one_order: bool = False
+    backend: str  #: of the groups that carry them
+    stream: Stream  #: in which averages of shards are put in order
+    one_order: bool = False  #: collectives of a step may not overtake each other, in whatever direction
 
 
 def inside_of(device: torch.device) -> Inside:
@@ -68,19 +62,12 @@ def cut(numel: int, places: int) -> tuple[int, list[int]]:
 
 
 class BucketBuffers(NamedTuple):
-    """Memory of one bucket.
+    """Memory of one bucket."""
 
-    Attributes:
-        sizes: how many entries of each shard are the bucket's.
-        received: this rank's shard as each rank of the host has it; the beginning of ``gathered``.
-        shard: their mean, and zeros behind the bucket's end; averaged with other hosts in place.
-        gathered: the averages of all shards.
-    """
-
-    sizes: list[int]
-    received: torch.Tensor
-    shard: torch.Tensor
-    gathered: torch.Tensor
+    sizes: list[int]  #: how many entries of each shard are the bucket's
+    received: torch.Tensor  #: this rank's shard as each rank of the host has it; the beginning of ``gathered``
+    shard: torch.Tensor  #: their mean, and zeros behind the bucket's end; averaged with other hosts in place
+    gathered: torch.Tensor  #: the averages of all shards
 
 
 class Lane:
@@ -107,15 +94,10 @@ def _do_all(actions: SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class HostCollectives:
-    """The collectives of one model's buckets among the ranks of a host.
+    """The collectives of one model's buckets among ``members``, the ranks of a host; a ``TransportError`` if one fails.
 
-    Args:
-        inside: how buckets go.
-        inward, outward: groups of the host's ranks, one for each direction: gathering a bucket must not wait until the
-            next one is reduced. With ``one_order`` the first one carries all buckets, and is of the backend; the other
-            one is of Gloo in any case.
-        members: ranks of the host.
-        place: of this rank among them.
+    ``inward``, ``outward``: groups, one for each direction, as gathering a bucket must not wait until the next one is
+    reduced. With ``one_order`` the first one carries all buckets. The other one is of Gloo in any case.
     """
 
     def __init__(
@@ -132,11 +114,7 @@ class HostCollectives:
         self._memory = Memory()
 
     def warm_up(self) -> None:
-        """Does each collective of a device once, on all ranks of the host: NCCL connects them in the first one.
-
-        Raises:
-            TransportError: that does not work.
-        """
+        """Does each collective of a device once, on all ranks of the host: NCCL connects them in the first one."""
         if self._inside.one_order:
             tensor = torch.zeros(self.places * ALIGN, device=self._inside.stream.device)
             self.reduce(tensor, buffers := self.buffers(0, tensor))
@@ -151,13 +129,7 @@ class HostCollectives:
         return BucketBuffers(sizes, received, shard, gathered)
 
     def reduce(self, tensor: torch.Tensor, buffers: BucketBuffers) -> None:
-        """Puts this rank's shard of ``tensor`` into ``buffers.shard``.
-
-        Sums are taken in the type's own precision for float32 and float64, and in float32 for halves.
-
-        Raises:
-            TransportError: a rank has not come; also in ``gather`` and ``tell``.
-        """
+        """Puts this rank's shard of ``tensor`` into ``buffers.shard``; halves are summed in float32."""
         own = buffers.sizes[self._place]
         given = buffers.received, tensor.detach(), [own] * self.places, buffers.sizes
         self._wait(lambda: dist.all_to_all_single(*given, group=self._inward))
@@ -176,21 +148,13 @@ class HostCollectives:
         return found
 
     def collect(self, own: object) -> list[Any]:
-        """What each place brings, as objects; waits for all ranks of the host.
-
-        Raises:
-            TransportError: one has not come.
-        """
+        """What each place brings, as objects."""
         brought: list[Any] = [None] * self.places
         self._wait(lambda: dist.all_gather_object(brought, own, self._outward), _SHARED)
         return brought
 
     def from_first(self, own: object) -> Any:
-        """What the host's first rank brings; waits for it.
-
-        Raises:
-            TransportError: it has not come.
-        """
+        """What the host's first rank brings, as objects."""
         brought = [own]
         self._wait(lambda: dist.broadcast_object_list(brought, self._members[0], self._outward), _SHARED)
         return brought[0]

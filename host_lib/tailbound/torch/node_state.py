@@ -32,21 +32,14 @@ _NONE_ALONE = (
 class NodeState(TailboundState):
     """What ``register`` returns with a ``node_group``: see ``TailboundState`` for its options and methods.
 
-    ``rank`` and ``ranks`` are those of the job: the number of this host among the hosts, the same on all of its ranks,
-    and the number of hosts. Who writes a file on one rank alone asks ``torch.distributed.get_rank()``.
-    ``synchronize`` is to be called on all ranks of a host. Where one holds, all its jobs do; where its first rank is
-    about to change replicas, the step then stays open until the next forward pass, which all make. DDP's ``join()`` is
-    refused.
+    ``rank`` and ``ranks`` are those of the job: the number of this host among the hosts, and the number of hosts. Who
+    writes a file on one rank alone asks ``torch.distributed.get_rank()``. ``synchronize`` is to be called on all ranks
+    of a host. Where one holds, all its jobs do; where its first rank is about to change replicas, the step then stays
+    open until the next forward pass, which all make.
 
     Args:
-        group, node: of the model, and this rank's host.
-        device: on which the model's buckets lie.
+        group, node, device: of the model, this rank's host, and where buckets lie.
         timeout: seconds to wait for the other ranks at the start, and for those of this host ever after.
-        **options: of ``TailboundState``.
-
-    Raises:
-        ConfigError: options that a host cannot have.
-        TransportError: a rank did not come.
     """
 
     shares_scale = True
@@ -59,7 +52,7 @@ class NodeState(TailboundState):
         self, group: dist.ProcessGroup, node: Node, *, device: torch.device, timeout: float, **options: Any
     ) -> None:
         self._node, self._groups = node, list[dist.ProcessGroup]()
-        self._compares = node.place == 0  # it alone hears what the host has missed, and hands on what it takes
+        self._compares = node.place == 0  # the first one alone is told what the host has missed, and hands on all
         inside = inside_of(device)
         try:
             for of_peers, backend in (False, inside.backend), (False, "gloo"), (True, "gloo"):
@@ -116,9 +109,6 @@ class NodeState(TailboundState):
 
         All ranks of a host fail in the same step. One that cannot average takes part in what is left of the step, so
         that its neighbours' collectives stay paired, and tells them at its end.
-
-        Raises:
-            TransportError: a rank of this host has died or failed, too.
         """
         check(index, tensor)
         if self._failure is not None and self._told and (self._between or index == 0):
@@ -169,21 +159,18 @@ class NodeState(TailboundState):
         return future.then(checked)
 
     def _tell(self) -> None:
-        """At the end of a step the ranks of the host tell each other how it went.
-
-        Raises:
-            TransportError: one has not come.
-        """
+        """At the end of a step the ranks of the host tell each other how it went."""
         missed, self._missed = self._missed, 0
         takes = self.resync is not None and self.resync.about_to_take
         words = [missed, takes, self._failure is not None, self.overflowed, self.steps.void]
         heard = self._collectives.tell(words)
-        self._takes = bool(heard[0][1])
-        if self.resync is not None and self._first and any(missed for missed, *_ in heard):
-            self.resync.unsound()
-        if any(words[3] for words in heard):
+        some_missed, _, _, overflowed, void = (any(each) for each in zip(*heard, strict=True))
+        if overflowed:  # what another thread has noted meanwhile stays
             self.overflowed = True
-        self.steps.came(void=any(words[4] for words in heard))
+        self._takes = bool(heard[0][1])
+        if self.resync is not None and self._compares and some_missed:
+            self.resync.unsound()
+        self.steps.came(void=void)
         failed = [rank for rank, words in zip(self._node.members, heard, strict=True) if words[2]]
         if failed:
             self._fail(
@@ -227,10 +214,6 @@ class NodeState(TailboundState):
     def _own(self) -> int:
         return self._node.members[self._node.place]
 
-    @property
-    def _first(self) -> bool:
-        return self._node.place == 0
-
     def _tensors(self, replica: Replica) -> tuple[int, ...]:
         return (-(-replica.entries // self.shards),)
 
@@ -245,17 +228,14 @@ class NodeState(TailboundState):
     def synchronize(self, timeout: float = 30.0) -> bool:
         """As in ``TailboundState``, on all ranks of all hosts; those of a host are equal to the bit then, too."""
         self._refuse_detached("synchronize")
-        if self._first:
+        if self._compares:
             well = super().synchronize(timeout)
         else:
             self.end_step(still=True)
             well = True
-        if self.resync is None:
+        resync = self.resync
+        if resync is None:
             return well
-        return self._agree(self.resync, well)
-
-    def _agree(self, resync: Resync, well: bool) -> bool:
-        """Gives all ranks of this host what its first rank holds, and says."""
         replica = resync.replica
         replica.freeze()
         standings = self._collectives.collect((well, resync.standing()))
@@ -270,11 +250,11 @@ class NodeState(TailboundState):
     def _hand_on(self, resync: Resync) -> None:
         """Gives all ranks of this host what its first rank has changed."""
         replica, changes = resync.replica, None
-        if self._first:
+        if self._compares:
             form = resync.tell_form() if replica.arranged else None
             changes = form, [(which, b"".join(replica.copy(which))) for which in sorted(replica.written)]
         told, slices = self._collectives.from_first(changes)
-        if not self._first:
+        if not self._compares:
             if told is not None:
                 resync.take_form(told)
             for which, data in slices:
