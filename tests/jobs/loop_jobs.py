@@ -49,8 +49,6 @@ PAUSES = {
     "after an epoch": (EPOCH, False),
     EVALUATES: (EPOCH, False),
 }
-#: Seconds without an iteration after which the others are taken to wait for the victim.
-_STILL = 1.0
 
 
 @dataclass
@@ -374,11 +372,14 @@ def _bytes(value: Any) -> Iterator[bytes]:
 
 
 class Pause:
-    """Stops the victim once, and lets it go on; or it waits by itself until the others stand still."""
+    """Stops the victim once, and lets it go on; or it waits by itself.
 
-    def __init__(self, rank: int, at: int, within: bool, *, stops: bool) -> None:
+    ``still``: seconds without an iteration after which the others are taken to wait for it.
+    """
+
+    def __init__(self, rank: int, at: int, within: bool, *, stops: bool = True, still: float = 1.0) -> None:
         self._here = rank == (VICTIM if stops else WAKER)
-        self._at, self._within, self._stops = at, within, stops
+        self._at, self._within, self._stops, self._still = at, within, stops, still
         self._i, self.over = -1, False
         pids = everywhere(os.getpid())
         if stops and rank == WAKER:
@@ -402,11 +403,10 @@ class Pause:
         self._await(lambda: self._i - self._at)
         os.kill(pid, signal.SIGCONT)
 
-    @staticmethod
-    def _await(further: Callable[[], int]) -> None:
+    def _await(self, further: Callable[[], int]) -> None:
         """Until the others are ``AWAY`` steps ``further``, or stand still."""
         seen, since = further(), time.monotonic()
-        while (now := further()) < AWAY and time.monotonic() < since + _STILL:
+        while (now := further()) < AWAY and time.monotonic() < since + self._still:
             if now != seen:
                 seen, since = now, time.monotonic()
             time.sleep(0.002)

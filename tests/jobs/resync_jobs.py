@@ -1,19 +1,15 @@
-"""What the processes of the tests of drifting, stopped and lost replicas do; one function a job."""
+"""What the processes of the tests of drifting replicas, and of one that holds, do; one function a job."""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import signal
-import time
 from typing import Any
 
 import torch
 from torch import nn
 
 from support import Trouble
-from tailbound.torch import batches
 from tailbound.wire.schema import PacketType
 from torch_jobs import everywhere, model, patient, train, training
 
@@ -79,35 +75,6 @@ def drifting(rank: int, share: float, losers: set[int]) -> None:
     assert any(took)
     assert not all(took) or len(losers) > 1  # a rank that has missed nothing takes nothing
     assert len(losers) == 3 or not any(one.get("led", 0) for one in counts)
-
-
-def stopped(
-    rank: int, victim: int, ring_mib: float, away: int, steps: int, mtu: int, loss: float, ready: Any, moved: Any
-) -> dict[str, Any]:  # fmt: skip
-    """Trains with ``batches``; the victim stops until the others are ``away`` steps on, catches up or jumps.
-
-    Rows are as narrow as ``mtu`` makes them; of all packets ``loss`` gets lost. All hold the same in the end.
-    """
-    settings = patient(SETTINGS, deadline_ms=(150.0, 150.0), ring_mib=ring_mib, mtu=mtu, resync_share=50.0)
-    computed, jumped = [], []
-    with training(torch.optim.SGD, 0.05, own={"momentum": 0.9}, **settings) as (net, optimizer, state):
-        Trouble(seed=3, loss=loss).attach(state.communicator)
-        rings = state.communicator.rings(tuple(p.numel() for p in net.parameters()))
-        for step in batches(range(steps), state, on_skip=jumped.append):
-            if step == 5 and rank == victim:
-                ready.set()
-                os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
-            if step >= 5 + away:
-                moved.set()
-                time.sleep(0.02)  # the others' own computing
-            train(net, optimizer, rank, [step])
-            computed.append(step)
-        synchronized = state.synchronize(60)
-        ends = everywhere((state_digest(net, optimizer), state.stats()["replica"]["sound"], synchronized))
-        assert len({digest for digest, sound, _ in ends if sound}) <= 1, ends
-        assert len({digest for digest, _, well in ends if well}) == 1, ends
-        stats = state.stats()
-    return {"computed": len(computed), "jumped": sum(jumped), "stats": stats, "held": rings.held / rings.step}
 
 
 def holding(rank: int) -> None:

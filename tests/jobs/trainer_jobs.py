@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import signal
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from loop_jobs import Pause
 from resync_jobs import SETTINGS, state_digest
 from tailbound.torch import GradScaler, TailboundState
 from torch_jobs import batch, model, patient, refused, same_everywhere
@@ -44,21 +44,12 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
 
 
 class Watch:
-    """Of one rank: stops it, lets the test go on, and notes whether it holds."""
+    """Of one rank: stops the last one for a while, and notes whether it holds."""
 
-    def __init__(self, rank: int, ready: Any, moved: Any) -> None:
-        self.rank, self.ready, self.moved = rank, ready, moved
+    def __init__(self, rank: int) -> None:
+        self.begins = Pause(rank, STOP, False, still=5.0).reach
         self.held: dict[str, bool] = {}
         self.saved = self.file = ""
-
-    def begins(self, step: int) -> None:
-        if step == STOP and self.rank == RANKS - 1:
-            self.ready.set()
-            os.kill(os.getpid(), signal.SIGSTOP)  # SIGCONT comes from the test
-
-    def ends(self, step: int) -> None:
-        if step == MEET - 1 and self.rank != RANKS - 1:
-            self.moved.set()
 
     def note(self, what: str, state: TailboundState | None) -> None:
         """Also once it does not hold."""
@@ -84,7 +75,7 @@ class Watch:
         }  # fmt: skip
 
 
-def transformers(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> dict[str, Any]:
+def transformers(rank: int, folder: Path, away: str) -> dict[str, Any]:
     """A causal language model, with the defaults of ``TrainingArguments`` as far as they matter."""
     as_torchrun(rank)
     from safetensors.torch import load_file
@@ -94,7 +85,7 @@ def transformers(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> 
 
     torch.manual_seed(0)
     net = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=64, n_layer=2, n_head=2))
-    watch, callback = Watch(rank, ready, moved), TailboundCallback(**options(away))
+    watch, callback = Watch(rank), TailboundCallback(**options(away))
     wrapped: list[Any] = []
 
     class Watching(TrainerCallback):
@@ -102,7 +93,6 @@ def transformers(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> 
             watch.begins(state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            watch.ends(state.global_step - 1)
             wrapped[:] = [trainer.model_wrapped]
 
         def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -139,7 +129,7 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Linear(32, 512), nn.BatchNorm1d(512), nn.Tanh(), nn.Linear(512, 160), nn.Linear(160, 10))
 
 
-def lightning(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> dict[str, Any]:
+def lightning(rank: int, folder: Path, away: str) -> dict[str, Any]:
     """A module that logs its loss by epoch, with a scheduler by step; an epoch ends by validation and a checkpoint."""
     as_torchrun(rank)
     import pytorch_lightning as pl
@@ -147,7 +137,7 @@ def lightning(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> dic
 
     from tailbound.integrations.lightning import TailboundCallback
 
-    watch, callback, net = Watch(rank, ready, moved), TailboundCallback(**options(away)), network()
+    watch, callback, net = Watch(rank), TailboundCallback(**options(away)), network()
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -180,9 +170,6 @@ def lightning(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> dic
         def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
             watch.begins(trainer.global_step)
 
-        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-            watch.ends(trainer.global_step - 1)
-
         def on_validation_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
             if not trainer.sanity_checking:
                 watch.note("evaluation", callback.state)
@@ -204,7 +191,7 @@ def lightning(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> dic
     return watch.told(callback.state, said, net, rate=trainer.lr_scheduler_configs[0].scheduler.get_last_lr())
 
 
-def accelerate(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> dict[str, Any]:
+def accelerate(rank: int, folder: Path, away: str) -> dict[str, Any]:
     """A loop by hand, which gathers its loss and saves the accelerator's state."""
     as_torchrun(rank)
     from accelerate import Accelerator
@@ -212,7 +199,7 @@ def accelerate(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> di
 
     from tailbound.integrations.accelerate import register
 
-    accelerator, watch, net, loss = Accelerator(cpu=True), Watch(rank, ready, moved), network(), torch.zeros(())
+    accelerator, watch, net, loss = Accelerator(cpu=True), Watch(rank), network(), torch.zeros(())
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     ddp, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
@@ -236,7 +223,6 @@ def accelerate(rank: int, folder: Path, away: str, ready: Any, moved: Any) -> di
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
-            watch.ends(step)
         accelerator.end_training()
     return watch.told(state, said, net, rate=scheduler.get_last_lr())
 

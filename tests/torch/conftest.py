@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,25 +31,6 @@ def run(tmp_path: Path) -> Run:
 
     def results(job: str, ranks: int, *arguments: Any, backend: str = "") -> list[Any]:
         with Job(_named(job), ranks, tmp_path, *arguments, backend=backend or _backend(job)) as started:
-            return started.results()
-
-    return results
-
-
-@pytest.fixture
-def run_stopped(tmp_path: Path) -> Run:
-    """As ``run``; the last rank stops itself, and goes on when the others are some steps further.
-
-    The job's last two arguments are events, which the rank that stops and the others set.
-    """
-
-    def results(job: str, ranks: int, *arguments: Any) -> list[Any]:
-        context = multiprocessing.get_context("forkserver")
-        ready, moved = context.Event(), context.Event()
-        with Job(_named(job), ranks, tmp_path, *arguments, ready, moved) as started:
-            started.await_event(ready, "the last rank about to stop")
-            started.await_event(moved, "the others some steps further")
-            os.kill(started.processes[-1].pid, signal.SIGCONT)
             return started.results()
 
     return results

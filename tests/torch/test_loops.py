@@ -44,6 +44,7 @@ REFUSED = {
 @pytest.mark.parametrize("rest", [False, pytest.param(True, marks=pytest.mark.thorough)], ids=["some", "rest"])
 @pytest.mark.parametrize("place", EVERYDAY)
 def test_all_ranks_end_with_the_same_after_a_pause(run: Run, place: str, rest: bool) -> None:
+    """States: lost to in step, lost to void, void to in step."""
     import loop_jobs
 
     loops = [name for name in loop_jobs.LOOPS if name != "dropping" or place in KNOWN]

@@ -25,12 +25,12 @@ TRAINERS = {
 
 @pytest.mark.parametrize("trainer", [pytest.param(name, marks=pytest.mark.needs(name)) for name in TRAINERS])
 @pytest.mark.parametrize("away", ["behind", pytest.param("lost", marks=pytest.mark.thorough)])
-def test_a_rank_stops(run_stopped: Run, tmp_path: Path, trainer: str, away: str) -> None:
+def test_a_rank_stops(run: Run, tmp_path: Path, trainer: str, away: str) -> None:
     """All hold while they log, evaluate and save; what is saved is what all ranks have, also who was away.
 
     A rank whose ring held what it missed ended with an error, and one whose ring did not saved what it had.
     """
-    found = run_stopped(f"trainer_jobs.{trainer}", 3, tmp_path / "out", away)
+    found = run(f"trainer_jobs.{trainer}", 3, tmp_path / "out", away)
     for one in found:
         assert one["held"] == {"log": True, "evaluation": True, "save": True}
         assert [text.partition(": ")[2] for text in one["said"]] == TRAINERS[trainer]
