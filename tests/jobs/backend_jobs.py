@@ -369,16 +369,3 @@ def disagreement(rank: int) -> None:
         assert "rank 1" in text
         assert isinstance(work.exception(), LayoutError)
         assert not work.is_success()
-
-
-def killed(rank: int, ready: Any, die: Any) -> tuple[int, list[int], float]:
-    """One rank dies between two steps; the others' bounded all-reduces go on, and sums stay sums over all."""
-    group = dist.new_group(pg_options=patient(deadline_ms=(200.0, 200.0), bounded=True))
-    for step in range(12):
-        if step == 4 and rank == 2:
-            ready.set()
-            die.wait()
-        value = torch.ones(20000)
-        dist.all_reduce(value, group=group)
-        end_step(group)
-    return ops(group), ours(group).stats()["suspects"], float(value.mean())

@@ -423,7 +423,7 @@ def _registered(loop: Loop, stack: contextlib.ExitStack) -> list[TailboundState]
 
 def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
     loop = scheduled(LOOPS[name](rank, None))
-    pause = Pause(rank, *PAUSES[place], stops=place != EVALUATES)
+    pause, made = Pause(rank, *PAUSES[place], stops=place != EVALUATES), 0
     with contextlib.ExitStack() as stack:
         states = _registered(loop, stack)
         for first in range(0, EPOCH * EPOCHS, EPOCH):
@@ -431,6 +431,7 @@ def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
                 for i in loop.epoch(range(first, first + EPOCH - loop.fewer), states[0], loop.step):
                     pause.reach(i)
                     loop.iterate(i, partial(pause.reach, i, True))
+                    made += 1
                     time.sleep(0.002)
             if place == EVALUATES:
                 dist.barrier()
@@ -440,7 +441,7 @@ def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
         counters = [state.stats()["counters"] for state in states]
         return {
             "held": held(loop), "well": all(well), "steps": [state.communicator.step for state in states],
-            "scheduled": [one.last_epoch for one in loop.schedules],
+            "scheduled": [one.last_epoch for one in loop.schedules], "made": made,
             "jumps": sum(one.get("jumps", 0) for one in counters),
             "applied": sum(one.get("steps_applied", 0) for one in counters),
         }  # fmt: skip

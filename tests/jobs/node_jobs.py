@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -29,15 +28,15 @@ from tailbound.torch.streams import Stream
 from torch_jobs import (
     BOUND,
     PATIENT,
-    Messages,
     accumulate,
     backward,
     batch,
     check_step,
     digest,
-    ended_by_deadlines,
     everywhere,
+    failed,
     gradient,
+    held,
     model,
     nmse,
     on_hosts,
@@ -59,12 +58,6 @@ def shared(rank: int, **options: Any) -> Iterator[tuple[DDP, NodeState]]:
     with register(ours, **on_hosts(rank, 2), **patient(**options)) as state:
         assert isinstance(state, NodeState)
         yield ours, state
-
-
-def held(net: nn.Module) -> str:
-    """Digest of parameters and buffers."""
-    whole = torch.cat([value.detach().double().flatten() for value in (*net.parameters(), *net.buffers())])
-    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
 
 
 def parity(rank: int) -> None:
@@ -269,15 +262,6 @@ def one_host(rank: int) -> None:
         assert state.stats()["ranks"] == 1
 
 
-def failed(net: DDP, optimizer: torch.optim.Optimizer, rank: int, step: int) -> str:
-    """Trains a step; what it ends with, in the bucket's future or by the hook, or nothing."""
-    try:
-        train(net, optimizer, rank, [step])
-    except (RuntimeError, TransportError) as error:
-        return str(error)
-    return ""
-
-
 def failing(rank: int, how: str) -> dict[str, Any]:
     """The job of rank 3 fails in step 2: its host ends there, in both ranks, and the other goes on.
 
@@ -314,27 +298,3 @@ def failing(rank: int, how: str) -> dict[str, Any]:
         steps += 1
     state.close()
     return {"steps": steps, "buckets": buckets, "said": failure, "again": again, "held": held(ours)}
-
-
-def killed(rank: int, ready: Any, die: Any) -> dict[str, Any]:
-    """Rank 3 dies between two steps: rank 2, on its host, ends with an error; the other host goes on.
-
-    ``ended``: by step, how many halves of ops deadlines have ended so far. A step is one op in each job.
-    """
-    messages = Messages()
-    logging.getLogger("tailbound").addHandler(messages)
-    ours = DDP(model())
-    optimizer = torch.optim.SGD(ours.parameters(), 0.05)
-    state = register(ours, optimizer=optimizer, **on_hosts(rank, 2), **PATIENT)
-    ended, failure = [], ""
-    for step in range(16):
-        if step == 4:
-            if rank == 3:
-                ready.set()
-                die.wait()  # never set: SIGKILL comes here
-            ready.wait()
-        if failure := failed(ours, optimizer, rank, step):
-            break
-        ended.append(ended_by_deadlines(state))
-    state.close()
-    return {"ended": ended, "said": failure, "texts": messages.texts, "held": held(ours)}

@@ -6,6 +6,8 @@ import contextlib
 import hashlib
 import logging
 import os
+import signal
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -17,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.collective import report
-from tailbound.errors import ConfigError, LayoutError
+from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.settings.table import ADVANCED
 from tailbound.torch import TailboundState, allreduce_hook, register
 from tailbound.torch.register import _SYNC_OPTION
@@ -392,29 +394,38 @@ class Messages(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def ended_by_deadlines(state: TailboundState) -> int:
-    """Halves of ops that deadlines have ended so far."""
-    counters = state.stats()["counters"]
-    return sum(counters.get(name, 0) for name in ("seal_deadline_hits", "result_deadline_hits"))
+def held(net: nn.Module) -> str:
+    """Digest of parameters and buffers."""
+    whole = torch.cat([value.detach().double().flatten() for value in (*net.parameters(), *net.buffers())])
+    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
 
 
-def killed(rank: int, ready: Any, die: Any) -> tuple[list[str], list[int], dict[str, Any]]:
-    """Trains on; rank 2 says that it is under way and waits to be killed.
+def failed(net: DDP, optimizer: torch.optim.Optimizer, rank: int, step: int) -> str:
+    """Trains a step; what it ends with, in the bucket's future or by the hook, or nothing."""
+    try:
+        train(net, optimizer, rank, [step])
+    except (RuntimeError, TransportError) as error:
+        return str(error)
+    return ""
 
-    Returns what the others log, and by step how many halves of ops deadlines have ended so far. A step is one op.
+
+def killed(rank: int, here: int = 1) -> dict[str, Any]:
+    """The last rank dies between two steps. What the others log and hold, and what ended the job of its host.
+
+    ``ended``: by step, how many halves of ops deadlines have ended so far. A step is one op.
     """
-    messages = Messages()
+    messages, net = Messages(), DDP(model())
     logging.getLogger("tailbound").addHandler(messages)
-    ours = DDP(model())
-    optimizer = torch.optim.SGD(ours.parameters(), 0.05)
-    state = register(ours, optimizer=optimizer, **PATIENT)
-    ended = []
-    for step in range(16):
-        if step == 4 and rank == 2:
-            ready.set()
-            die.wait()  # never set: SIGKILL comes here, between two steps
-        train(ours, optimizer, rank, [step])
-        ended.append(ended_by_deadlines(state))
-    stats = state.stats()
-    state.close()
-    return messages.texts, ended, stats
+    optimizer = torch.optim.SGD(net.parameters(), 0.05)
+    ended, failure = [], ""
+    with register(net, optimizer=optimizer, **on_hosts(rank, here), **PATIENT) as state:
+        for step in range(16):
+            if step == 4 and rank == dist.get_world_size() - 1:
+                time.sleep(0.5)  # the others have what it has sent
+                os.kill(os.getpid(), signal.SIGKILL)
+            if failure := failed(net, optimizer, rank, step):
+                break
+            counters = state.stats()["counters"]
+            ended.append(sum(counters.get(name, 0) for name in ("seal_deadline_hits", "result_deadline_hits")))
+        suspects = state.stats()["suspects"]
+    return {"ended": ended, "said": failure, "texts": messages.texts, "held": held(net), "suspects": suspects}

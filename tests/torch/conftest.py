@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,28 +26,13 @@ def _backend(job: str) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs a job ``module.function`` in so many processes; its other arguments follow the rank."""
+    """Runs a job ``module.function`` in so many processes; its other arguments follow the rank.
 
-    def results(job: str, ranks: int, *arguments: Any, backend: str = "") -> list[Any]:
-        with Job(_named(job), ranks, tmp_path, *arguments, backend=backend or _backend(job)) as started:
-            return started.results()
-
-    return results
-
-
-@pytest.fixture
-def run_killed(tmp_path: Path) -> Run:
-    """As ``run``; the last rank is killed when it says that it is ready. The results are those of the others.
-
-    The job's last two arguments are events: the last rank sets the first one, and nobody the second one.
+    ``last_dies``: the last rank kills itself; the results are those of the others.
     """
 
-    def results(job: str, ranks: int, *arguments: Any) -> list[Any]:
-        context = multiprocessing.get_context("forkserver")
-        ready, die = context.Event(), context.Event()
-        with Job(_named(job), ranks, tmp_path, *arguments, ready, die, backend=_backend(job)) as started:
-            started.await_event(ready, "the last rank ready to be killed")
-            started.processes[-1].kill()
-            return [started.result(rank) for rank in range(ranks - 1)]
+    def results(job: str, ranks: int, *arguments: Any, backend: str = "", last_dies: bool = False) -> list[Any]:
+        with Job(_named(job), ranks, tmp_path, *arguments, backend=backend or _backend(job)) as started:
+            return [started.result(rank) for rank in range(ranks - 1)] if last_dies else started.results()
 
     return results

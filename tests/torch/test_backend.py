@@ -21,13 +21,6 @@ def test_groups_have_jobs_of_their_own_and_may_be_made_again(run: Run, tmp_path:
     run("backend_jobs.groups", 3, str(tmp_path / "second"))
 
 
-def test_a_killed_rank_does_not_stop_the_others(run_killed: Run) -> None:
-    for ops, suspects, mean in run_killed("backend_jobs.killed", 3):
-        assert ops == 13  # with the empty one that ends the first step
-        assert suspects == [2]
-        assert mean == pytest.approx(3, rel=0.02)  # a sum stays one over three ranks
-
-
 class Communicator:
     """Takes a bucket in a thread, as the transport does, and changes nothing."""
 

@@ -32,14 +32,14 @@ def test_the_options_that_have_to_be_equal_are_those_of_the_table(repository: Pa
     assert Config(0, 2).common().keys() | of_the_hook == torch_jobs.DIFFERING.keys() | of_a_key
 
 
-def test_a_killed_worker_is_named_and_costs_the_others_a_deadline(run_killed: Run) -> None:
+def test_a_killed_worker_is_named_and_costs_the_others_a_deadline(run: Run) -> None:
     """Rule: clock-14."""
-    for rank, (texts, ended, stats) in enumerate(run_killed("torch_jobs.killed", 3)):
-        assert len(ended) == 16
+    for rank, one in enumerate(run("torch_jobs.killed", 3, last_dies=True)):
+        assert len(one["ended"]) == 16
         # its end is told by its kernel: no deadline has to pass for it in three ops, but in one at most
-        assert len(set(ended)) <= 2, ended
-        assert any(f"rank {rank}: the process of rank 2 has ended" in text for text in texts)
-        assert stats["suspects"] == [2]
+        assert len(set(one["ended"])) <= 2, one["ended"]
+        assert any(f"rank {rank}: the process of rank 2 has ended" in text for text in one["texts"])
+        assert one["suspects"] == [2]
 
 
 def test_memory_is_what_the_docs_say(run: Run) -> None:

@@ -59,6 +59,7 @@ def test_all_ranks_end_with_the_same_after_a_pause(run: Run, place: str, rest: b
         if place in MISSES:
             assert any(one["jumps"] for one in ranks) == (name not in (*APPLYING, *TOGETHER)), name
             assert name not in APPLYING or any(one["applied"] for one in ranks), name
+            assert (len({one["made"] for one in ranks}) > 1) == (name in ("joined", "following", *APPLYING)), name
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def test_stray_datagrams_neither_hold_nor_end_the_thread() -> None:
     assert time.monotonic() - begun < 0.9  # woken, not given up
 
 
-def test_a_dead_rank_ends_its_host_and_costs_others_a_deadline(run_killed: Run) -> None:
-    found = run_killed("node_jobs.killed", 4)
+def test_a_dead_rank_ends_its_host_and_costs_others_a_deadline(run: Run) -> None:
+    found = run("torch_jobs.killed", 4, 2, last_dies=True)
     assert len(found[2]["ended"]) == 4
     assert "rank 2: a bucket has not come from the other ranks of this host, [3]" in found[2]["said"]
     for rank in (0, 1):
