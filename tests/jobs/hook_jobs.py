@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import mmap
-import warnings
 from pathlib import Path
 
 import pytest
@@ -19,36 +17,16 @@ from tailbound.torch import TailboundState, allreduce_hook, register
 from torch_jobs import (
     BOUND,
     PATIENT,
-    Messages,
-    alike,
     backward,
     batch,
     check_step,
     digest,
     errors,
-    everywhere,
     gradient,
     model,
     nmse,
-    on_hosts,
-    pair,
-    passes,
     same_everywhere,
 )  # fmt: skip
-
-
-class Branches(nn.Module):
-    """A net that uses one of two branches by what it is told."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.stem, self.head = nn.Linear(32, 64), nn.Linear(64, 10)
-        self.branches = nn.ModuleList([nn.Linear(64, 64), nn.Linear(64, 64)])
-        self.frozen = nn.Linear(64, 64).requires_grad_(False)
-
-    def forward(self, data: torch.Tensor, which: int) -> torch.Tensor:
-        return self.head(self.frozen(self.branches[which](self.stem(data).tanh())))
 
 
 class Shuffled(nn.Module):
@@ -104,32 +82,6 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def unused(rank: int) -> None:
-    """Parameters that this step, or this rank, does not use; frozen ones; and the warning."""
-    plain = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
-    ours = DDP(Branches(), find_unused_parameters=True, bucket_cap_mb=0.01)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        state = register(ours, **PATIENT)
-    assert ["find_unused_parameters=False" in str(w.message) for w in caught] == [True]
-    with state:
-        # all ranks use the same branch; each uses another
-        for step, which in enumerate([0, 1, 0, 1, rank % 2, 1 - rank % 2]):
-            for net in (plain, ours):
-                net.zero_grad()
-                data, target = batch(rank, step)
-                nn.functional.cross_entropy(net(data, which), target).backward()
-            used = []
-            for (name, p), (_, q) in zip(ours.named_parameters(), plain.named_parameters(), strict=True):
-                assert (p.grad is None) == (q.grad is None), name
-                if p.grad is not None:
-                    used.append((p.grad.flatten(), q.grad.flatten()))
-                    assert len(set(everywhere(p.grad.sum().item()))) == 1, name
-            value, exact = (torch.cat(parts).double() for parts in zip(*used, strict=True))
-            if step != 1:  # the first values after zeros alone are clipped, once (codec-5)
-                assert nmse(value, exact) <= 3 * BOUND, step
-
-
 def wrapped(rank: int) -> None:
     """The wrappers of torch around our hook."""
     bf16 = default_hooks.bf16_compress_wrapper(allreduce_hook)
@@ -149,59 +101,10 @@ def wrapped(rank: int) -> None:
     assert sum(errors) / len(errors) <= BOUND, errors
 
 
-class Words(nn.Module):
-    """Embeddings with sparse gradients and a dense head; the sparse ones end the backward pass, or begin it."""
-
-    def __init__(self, *, first: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.words = nn.EmbeddingBag(50, 8, sparse=True, mode="sum")
-        self.head = nn.Linear(8, 10)
-        self.first = first
-
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
-        if self.first:
-            return self.head(self.words(words))
-        return self.words(words) @ torch.ones(8, 10) + self.head(torch.ones(len(words), 8))
-
-
-def sparse(rank: int, here: int = 1) -> None:
-    """Sparse gradients are those of plain DDP to the bit; dense ones of the same model are averaged by Tailbound."""
-    messages = Messages()
-    logging.getLogger("tailbound").addHandler(messages)
-    for first in (True, False):
-        plain, ours = DDP(Words(first=first)), DDP(Words(first=first))
-        with register(ours, **PATIENT, **on_hosts(rank, here)) as state:
-            for step in range(4):
-                words = torch.randint(0, 50, (6, 4), generator=torch.Generator().manual_seed(10 * step + rank))
-                for net in (plain, ours):
-                    net.zero_grad()
-                    net(words).square().sum().backward()
-                a, b = ours.module.words.weight.grad, plain.module.words.weight.grad
-                assert a.is_sparse
-                assert b.is_sparse
-                torch.testing.assert_close(a.to_dense(), b.to_dense())
-                assert nmse(ours.module.head.weight.grad, plain.module.head.weight.grad) <= 3 * BOUND
-                assert state.last.error is None
-            assert state.communicator is not None
-            assert state.communicator.step == 4  # the step ends whichever bucket is the last
-            assert here > 1 or state.layout.step() == []
-    said = [text for text in messages.texts if "sparse=False" in text]
-    assert len(said) == 2, said  # once for each model, not at every step
-
-
 def compiled(rank: int) -> None:
-    """A compiled model: as usual with the default optimizer, a clear error where the hook gets a tuple."""
+    """An error says what to do where the hook of a compiled model gets a tuple."""
     import torch._dynamo
 
-    plain, ours = DDP(model()), DDP(model())
-    with register(ours, **PATIENT) as state:
-        fast = torch.compile(ours, backend="eager")
-        for step in range(3):
-            passes((plain, fast), rank, step)
-            alike(ours, plain)
-        assert state.stats()["counters"]["ops"] >= 3
-    torch._dynamo.reset()
     torch._dynamo.config.optimize_ddp = "python_reducer"
     ours = DDP(model())
     with register(ours, **PATIENT):
@@ -209,21 +112,6 @@ def compiled(rank: int) -> None:
         autograd = torch._dynamo.utils.maybe_enable_compiled_autograd(True)
         with pytest.raises(Exception, match="ddp_optimizer"), autograd:
             backward(fast, rank, 0)
-
-
-def uneven(rank: int) -> None:
-    """``join()`` with accumulation and uneven inputs; ranks out of data shadow the others with zeros."""
-    with pair(bucket_cap_mb=0.05, gradient_as_bucket_view=True) as (plain, ours, state):
-        for net in (plain, ours):
-            with net.join(divide_by_initial_world_size=True):
-                for step in range(2 + rank):
-                    net.zero_grad()
-                    with net.no_sync():
-                        backward(net, rank, 10 * step)
-                    backward(net, rank, 10 * step + 1)
-        if rank == dist.get_world_size() - 1:
-            assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
-        assert same_everywhere(state.stats()["counters"]["ops"])
 
 
 class Batches(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):

@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from tailbound.torch import TailboundState, batches, elastic, register
 from tailbound.torch.register import _SYNC_OPTION
 from tailbound.torch.state import attached
-from torch_jobs import Count, everywhere
+from torch_jobs import Count, everywhere, on_hosts, patient, same_everywhere
 
 SETTINGS: dict[str, Any] = {
     "datapath": "udp",
@@ -270,17 +270,19 @@ def static(rank: int, group: Any) -> Loop:
 
 
 class Branches(nn.Module):
-    def __init__(self) -> None:
+    """Uses one of two branches in turn; now and then half of the ranks use the other one."""
+
+    def __init__(self, rank: int) -> None:
         super().__init__()
-        self.stem, self.ways, self.used = small(), nn.ModuleList([small(4, 4), small(4, 4)]), 0
+        self.stem, self.ways, self.used = small(), nn.ModuleList([small(4, 4), small(4, 4)]), rank % 2
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.used += 1
-        return self.ways[self.used % 2](self.stem(x))
+        self.used += 2
+        return self.ways[(self.used // 2 + (self.used % 8 == 7)) % 2](self.stem(x))
 
 
 def unused(rank: int, group: Any) -> Loop:
-    return simple(rank, wrapped(Branches(), group, find_unused_parameters=True))
+    return simple(rank, wrapped(Branches(rank), group, find_unused_parameters=True))
 
 
 def compiled(rank: int, group: Any) -> Loop:
@@ -412,11 +414,11 @@ class Pause:
             time.sleep(0.002)
 
 
-def _registered(loop: Loop, stack: contextlib.ExitStack) -> list[TailboundState]:
+def _registered(loop: Loop, stack: contextlib.ExitStack, options: dict[str, Any] = SETTINGS) -> list[TailboundState]:
     states = []
     for number, net in enumerate(loop.nets):
         optimizer, extra = loop.optimizers[min(number, len(loop.optimizers) - 1)], loop.extra if number == 0 else {}
-        given = SETTINGS | {"ring_mib": loop.ring}
+        given = {"ring_mib": loop.ring} | options
         states.append(stack.enter_context(register(net, optimizer=optimizer, extra_state=extra, **given)))
     return states
 
@@ -450,6 +452,36 @@ def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
 def paused(rank: int, table: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """What this rank holds at the end of each cell: loop and pause."""
     return [_paused(rank, *cell) for cell in table]
+
+
+def _whole(loop: Loop) -> torch.Tensor:
+    return torch.cat([p.detach().double().flatten() for net in loop.nets for p in net.parameters()])
+
+
+def parity(rank: int, here: int, *names: str) -> None:
+    """Each loop moves its parameters as under plain DDP, and gives gradients to the same of them.
+
+    ``here``: ranks of a host. Codes are of 16 bits, so that Adam sees the same signs.
+    """
+    options = patient(bits=16) | on_hosts(rank, here)
+    for name in names:
+        ends, given = list[torch.Tensor](), list[list[bool]]()
+        for ours in (False, True):
+            torch.manual_seed(0)
+            loop = LOOPS[name](rank, None)
+            with contextlib.ExitStack() as stack:
+                states = _registered(loop, stack, options) if ours else []
+                begun = _whole(loop)
+                with loop.around():
+                    for i in range(8 - loop.fewer):
+                        loop.iterate(i, lambda: None)
+                        given.append([p.grad is None for net in loop.nets for p in net.parameters()])
+                assert all(state.last.error is None for state in states)
+            ends.append(_whole(loop) - begun)
+        plain, own = ends
+        assert float((own - plain).norm() / plain.norm()) < 0.01, name
+        assert given[: len(given) // 2] == given[len(given) // 2 :], name
+        assert same_everywhere(own.tolist()), name
 
 
 def killed(rank: int, name: str, died: Any, last: Any) -> dict[str, Any]:

@@ -15,6 +15,19 @@ from processes import Run
 
 pytestmark = pytest.mark.needs("torch")
 
+#: Loops that need nothing of their own.
+LOOPS = (
+    "plain",
+    "accumulating",
+    "accumulating_unsynced",
+    "clipping",
+    "shared",
+    "gan",
+    "sam",
+    "lbfgs",
+    "teacher",
+    "static",
+)
 #: How many processes of which job, with what besides the rank, by title.
 JOBS: dict[str, tuple[Any, ...]] = {
     # the hook of DDP
@@ -24,11 +37,10 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "the hook refuses what cannot be": (2, "torch_jobs.refusals"),
     "options come from the environment": (2, "torch_jobs.from_environment"),
     "ranks with other buckets are named": (2, "torch_jobs.other_layout"),
-    "parameters that are not used, or frozen, torch's compression wrappers, sparse gradients": (
-        2, "processes.in_turn", "hook_jobs.unused", "hook_jobs.wrapped", "hook_jobs.sparse",
+    "loops train as under plain DDP": (3, "loop_jobs.parity", 1, *LOOPS, "sparse", "joined", "unused", "compiled"),
+    "torch's compression wrappers, and a compiled backward pass": (
+        2, "processes.in_turn", "hook_jobs.wrapped", "hook_jobs.compiled",
     ),
-    "a compiled model": (2, "hook_jobs.compiled"),
-    "join() with accumulation": (3, "hook_jobs.uneven"),
     "two models in a process and workers of a data loader": (2, "hook_jobs.beside"),
     "averages at every number of bits": (2, "torch_jobs.any_bits"),
     "bits change between steps": (2, "torch_jobs.switching"),
@@ -73,7 +85,7 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "hosts: ranks have one loss scale": (
         4, "scaler_jobs.stock", 2, [(), (1,), (), (0, 3), (), (2,), (), (), ()],
     ),
-    "hosts: sparse gradients": (4, "hook_jobs.sparse", 2),
+    "hosts: loops train as under plain DDP": (4, "loop_jobs.parity", 2, *LOOPS, "sparse"),
     "hosts: replicas are made equal within and across": (4, "node_jobs.equal"),
     "hosts: what cannot be is refused": (4, "node_jobs.refusals"),
     "one host needs no job": (2, "node_jobs.one_host"),
