@@ -44,6 +44,12 @@ _VOID, _VOID_MORE = 4, 16
 _TRIES = 3
 #: Seconds that a rank which lags waits at least until another one begins its step, and in median steps.
 _BEGIN, _BEGIN_STEPS = 0.1, 2.0
+#: An advice for a loop whose iterations differ.
+_DIFFERING = (
+    "Iterations of this loop differ in their backward passes, or an optimizer makes several in one step: give every "
+    "iteration of tailbound.torch.batches the same passes (all that belong to one step of the slowest optimizer, say), "
+    "and accumulate within no_sync()"
+)
 #: Why no rank can skip a step alone within DDP's ``join()``.
 _JOINED = (
     "within DDP's join() all ranks wait for each other before every forward pass; leave out tailbound.torch.batches, "
@@ -119,27 +125,21 @@ class Absence(Part):
             self._begin_void(state.behind)
 
     def _count_lost(self) -> None:
-        """One more step that this rank could not join the others after; raises after ``_LOST_MOST``, or ``_STUCK``."""
+        """One more step that this rank could not join the others after."""
         self._lost_for += 1
-        if self._lost_for >= (_LOST_MOST if self._state.steps.passes else _STUCK):
-            advice = (
-                "A larger ring_mib bridges longer stops; tailbound.torch.batches skips missed steps"
-                if self._state.steps.passes
-                else "Iterations of this loop differ in their backward passes, or an optimizer makes several in one "
-                "step: give every iteration of tailbound.torch.batches the same passes (all that belong to one step of "
-                "the slowest optimizer, say), and accumulate within no_sync()"
-            )
+        known = self._state.steps.passes
+        if self._lost_for >= (_LOST_MOST if known else _STUCK):
+            advice = "A larger ring_mib bridges longer stops; tailbound.torch.batches skips missed steps"
             raise TransportError(
                 f"rank {self._state.rank}: is {self._state.behind} steps behind, more than its ring holds, and cannot "
                 f"join the others: {self._lost_for} steps running had zeros for gradients. Restart this rank's "
-                f"processes from a checkpoint. {advice}"
+                f"processes from a checkpoint. {advice if known else _DIFFERING}"
             )
 
     def before_backward(self) -> None:
         """A program that lags makes a void step where no other rank begins this one: it would be its own alone."""
         if self.lag <= 0 or self.void:
             return
-        assert self._state.resync is not None
         until = time.monotonic() + max(_BEGIN, _BEGIN_STEPS * self._state.resync.step_time)
         while not self._job.begun():
             if time.monotonic() >= until:
@@ -152,7 +152,6 @@ class Absence(Part):
         self.void, self._made, self._tries = True, 0, 0
         self._most = _VOID * lag + _VOID_MORE
         self._part()
-        assert self._state.resync is not None
         self._state.resync.moment.disturb()
 
     def _part(self) -> None:
@@ -241,7 +240,6 @@ class Absence(Part):
             state.steps.split()
         if self.place is Place.LOST:
             skipped += self.jump(_REJOIN)
-
         if self.place is Place.BEHIND:
             applied, more = self._apply_finished(step)
             skipped += more
@@ -250,10 +248,9 @@ class Absence(Part):
     def _apply_finished(self, step: Callable[[], object] | None) -> tuple[int, int]:
         """Applies finished iterations, which end by ``step``, while this rank is behind by whole ones.
 
-        Where the averages are gone (the owner map changed while this rank was away, say), it takes another's state.
-
         Returns:
-            How many iterations were applied, and how many passes were skipped because their averages were gone.
+            How many iterations were applied, and how many passes were skipped by another's state, as their averages
+            were gone (the owner map changed while this rank was away, say).
         """
         state, job, applied, memory = self._state, self._job, 0, Memory()
         if not state.layout.ready:
@@ -275,13 +272,11 @@ class Absence(Part):
     def _apply(
         self, iteration: Sequence[Turn | None], number: int, step: Callable[[], object] | None, memory: Memory
     ) -> bool:
-        """Applies the averages of the next pass, ``number`` of ``iteration``.
-
-        False: they are gone, and this rank's state is not that of the others.
+        """Applies the averages of the next pass, ``number`` of ``iteration``; False: they are gone.
 
         Where no optimizer follows the pass they are dropped: the gradients of the pass that one does follow have all
-        that counts, if the program adds them up in ``.grad`` or clears it in between. Where it does neither they do
-        not, so such a rank is made equal slice by slice.
+        that counts, unless the program neither adds them up in ``.grad`` nor clears it in between. So such a rank is
+        made equal slice by slice.
         """
         state, turn, buckets = self._state, iteration[number], self._state.layout.step()
         averages, outcomes = self._collect(buckets, memory)
@@ -334,8 +329,7 @@ class Absence(Part):
     def jump(self, timeout: float) -> int:
         """Joins the others at their next step and takes their state; returns how many steps this rank has moved on.
 
-        Args:
-            timeout: seconds until a state begins to come; it has time by its size then.
+        ``timeout``: seconds until a state begins to come; it has time by its size then.
         """
         state, until, moved = self._state, time.monotonic() + timeout, 0
         if not (state.layout.settled and state.steps.passes):  # else it would meet another pass of theirs
@@ -400,10 +394,7 @@ class Absence(Part):
 
 
 def step_optimizers(state: TailboundState, turn: Turn | None = None) -> None:
-    """``step()`` of the model's optimizers of ``turn``, or of those whose turn it is (``Steps.due``).
-
-    Averages have the loss scale, so a gradient scaler takes it off them first, if there is one.
-    """
+    """``step()`` of the model's optimizers of ``turn``, or of those whose turn it is, by the scaler if there is one."""
     due = state.steps.due(state.optimizers, turn)
     if not due:
         raise ConfigError("no optimizer is known: pass optimizer= to register")

@@ -82,11 +82,10 @@ def used_by(ddp_model: torch.nn.Module) -> Callable[[], torch.Tensor | None]:
 
 
 def keep_connections(ddp_model: DistributedDataParallel) -> None:
-    """Keeps the model's Gloo connections until its reducer is gone, and at exit for good.
+    """Keeps the model's Gloo connections until its reducer is gone, and at exit without end.
 
-    A reducer that holds them last destroys them with the GIL held. Gloo's destructor then joins its threads. One of
-    these may wait for the GIL, to free a finished collective or to run its callback, and the process hangs. A reference
-    from Python releases the GIL first. While the interpreter ends no thread gets the GIL, so nothing is destroyed then.
+    A reducer that holds them last destroys them with the GIL held. Gloo's destructor then joins its threads, which may
+    wait for the GIL: the process hangs. A reference from Python releases the GIL first.
     """
     try:
         connections = ddp_model.process_group._get_backend(torch.device("cpu"))

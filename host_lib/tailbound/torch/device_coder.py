@@ -46,22 +46,15 @@ class Largest(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """What averages are made of, on the device: ``codec.staging.Unpacked``.
+    """What averages are made of, on the device: ``codec.staging.Unpacked``."""
 
-    Attributes:
-        codes: u8[T, bytes of a row], twice as many if ``summed``.
-        offsets: i32[T], ``keys``, or ``zeros`` if ``summed``.
-        failed: whether there are groups of which nothing was received.
-        stage: whose rounding offsets the codes have.
-    """
-
-    codes: torch.Tensor
+    codes: torch.Tensor  #: u8[T, bytes of a row], twice as many if ``summed``
     factors: torch.Tensor
-    offsets: torch.Tensor
+    offsets: torch.Tensor  #: i32[T], ``keys``, or ``zeros`` if ``summed``
     group_factors: torch.Tensor
     summed: bool
-    failed: bool
-    stage: int = STAGE_RESULT
+    failed: bool  #: whether there are groups of which nothing was received
+    stage: int = STAGE_RESULT  #: whose rounding offsets the codes have
 
 
 class Form(Protocol):

@@ -36,19 +36,13 @@ _TOGETHER = "with FSDP the ranks of a host gather parameters from each other; le
 
 @dataclass
 class _Launch:
-    """A shard of the gradients of module ``number``, and its average.
-
-    Attributes:
-        averaged: None: it is there.
-        alone: there are no gradients that the shard is added to, and no hooks that see it.
-        version: of ``shard``, when the hook returned; torch counts who writes to it.
-    """
+    """A shard of the gradients of module ``number``, and its average."""
 
     number: int
     shard: torch.Tensor
-    averaged: torch.futures.Future[torch.Tensor] | None
-    alone: bool = True
-    version: int = 0
+    averaged: torch.futures.Future[torch.Tensor] | None  #: None: it is there
+    alone: bool = True  #: there are no gradients that the shard is added to, and no hooks that see it
+    version: int = 0  #: of ``shard``, when the hook returned; torch counts who writes to it
 
     def finish(self) -> None:
         """Waits for the average, which takes the shard's place."""
@@ -61,12 +55,9 @@ class _Launch:
 class FsdpState(TailboundState):
     """What ``register`` returns: see ``TailboundState`` for its options, ``stats``, ``hold`` and ``synchronize``.
 
-    A host that was stopped for longer than the ring lasts, and does not catch up, ends with a ``TransportError``.
-
     Args:
         replicas: the group of the ranks that hold the same shards.
         shards: into which a copy of the model is cut.
-        **options: of ``TailboundState``.
     """
 
     _of_ddp = False
@@ -79,24 +70,16 @@ class FsdpState(TailboundState):
         #: torch's number of the backward pass that is under way, and the call that torch keeps for its end
         self._pass: int | None = None
         self._end: weakref.ref[Callable[[], None]] | None = None
-        #: number of the op that only ends a step: behind those of all modules
-        self._closing = 0
         #: by module: its parameters, and whether their gradients were, in the last pass, the shard that the hook had
         self._parameters: list[list[torch.nn.Parameter]] = []
         self._kept: list[bool] = []
         self._launched: list[_Launch] = []
-        #: a sharded parameter, whose mesh is that of the host's shards
-        self._one: Any = None
+        self._one: Any = None  # a sharded parameter, whose mesh is that of the host's shards
 
     def put_under(self, modules: Sequence[FSDPModule]) -> None:
-        """Sets the all-reduce hook of ``modules``, in the same order on all ranks.
-
-        Raises:
-            ConfigError: a module whose parameters are sharded over several meshes.
-        """
+        """Sets the all-reduce hook of ``modules``, in the same order on all ranks."""
         if self.communicator is None:
             return
-        self._closing = len(modules)
         self._parameters = [_own_parameters(module) for module in modules]
         self._kept = [False] * len(modules)
         sharded: list[Any] = [p for own in self._parameters for p in own]
@@ -127,7 +110,7 @@ class FsdpState(TailboundState):
         """At the first module of a backward pass: asks torch to tell its end, and ends the pass before.
 
         Torch forgets to tell the end of a pass that has raised. The averages of such a pass are awaited here, so that
-        none is written into gradients of this one; what they raise is of no use to anybody.
+        none is written into gradients of this one.
         """
         number = backward_pass()
         if number == self._pass:
@@ -150,14 +133,9 @@ class FsdpState(TailboundState):
         )
 
     def _backward_is_over(self, whole: bool = True) -> None:
-        """Ends the step and waits for all averages.
+        """Ends the step and waits for all averages; what it raises then is the first error of any.
 
-        Args:
-            whole: the pass went through all its modules, as far as is known.
-
-        Raises:
-            ConfigError: gradients that are not averaged, since something has changed them before.
-            TransportError, LayoutError: of an average. By then none is under way.
+        ``whole``: the pass went through all its modules, as far as is known.
         """
         self._pass = None
         launched, self._launched = self._launched, []
@@ -170,8 +148,9 @@ class FsdpState(TailboundState):
                     why = "in this pass something divided, converted, moved or removed them before their average came"
                     advice = "drop them (zero_grad) and do the pass again, in which the module waits for its average"
                     errors.append(ConfigError(f"{text}: {why}, and did not in the pass before; {advice}"))
-        if self._passes.over(whole):
-            launched.append(_Launch(self._closing, end := torch.zeros(1), self._average(self._closing, end, True)))
+        if self._passes.over(whole):  # by an op behind those of all modules
+            number, end = len(self._parameters), torch.zeros(1)
+            launched.append(_Launch(number, end, self._average(number, end, True)))
         for launch in launched:
             try:
                 launch.finish()
@@ -183,10 +162,7 @@ class FsdpState(TailboundState):
             raise errors[0]
 
     def _share_void(self) -> None:
-        """Each shard has a job of its own, and they leave a step out together (clock-38).
-
-        Where one is unsound by it, other hosts have not left the step out, and all shards of this one differ.
-        """
+        """Shards leave a step out together (clock-38); all are unsound then if one is, since other hosts made it."""
         mesh, resync = self._one.device_mesh, self.resync
         unsound = resync is not None and not resync.sound
         told = torch.tensor([self.steps.void, unsound], dtype=torch.float32, device=mesh.device_type)
@@ -198,10 +174,7 @@ class FsdpState(TailboundState):
             resync.unsound()
 
     def _is_gradient(self, launch: _Launch) -> bool:
-        """Whether the module's gradients are the shard, as the hook has left it, neither converted nor divided.
-
-        Then an average may take its place any time before the backward pass is over.
-        """
+        """Whether the module's gradients are the shard, as the hook has left it: neither converted nor divided."""
         memory = launch.shard.untyped_storage().data_ptr()
         found = [local(p.grad) for p in self._parameters[launch.number] if p.grad is not None]
         alike = bool(found) and all(gradient.untyped_storage().data_ptr() == memory for gradient in found)
@@ -226,17 +199,18 @@ def register(
             and buffers are copied to the others.
         optimizer: the optimizer that steps it; one that is not named is found at its first step.
         **options: of ``TailboundState``. With several ranks on a host ``xdp`` needs an interface for each of them
-            (``interface="eth0,eth1"``); one for all means ``udp``. A switch serves one job, so it needs hosts of one
-            rank.
+            (``interface="eth0,eth1"``); one for all means ``udp``. A switch serves hosts of one rank.
 
     Raises:
-        ConfigError: not an FSDP2 model, parameters that are not materialised or that FSDP averages over the replicas by
-            itself, or an invalid option.
-        CapabilityError, AttachError, LayoutError, TransportError: before any training step.
+        ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
-    group = _group(replicas)
+    group = replicas
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ConfigError(f"a mesh of {group.ndim} dimensions: pass the one of the replicas, mesh['replicate']")
+        group = group.get_group()
     modules = _modules(model, group)
-    shards = _shards(model)
+    shards = max((p.device_mesh.size() for p in model.parameters() if hasattr(p, "device_mesh")), default=1)
     wanted = known("datapath", options)
     if shards > 1 and (wanted == "switch" or options.get("switch")):
         raise ConfigError(f"a switch serves one job, and {shards} shards are {shards} jobs: give no switch")
@@ -257,14 +231,6 @@ def register(
         state.close()
         raise
     return state
-
-
-def _group(replicas: DeviceMesh | dist.ProcessGroup) -> dist.ProcessGroup:
-    if not isinstance(replicas, DeviceMesh):
-        return replicas
-    if replicas.ndim != 1:
-        raise ConfigError(f"a mesh of {replicas.ndim} dimensions: pass the one of the replicas, mesh['replicate']")
-    return replicas.get_group()
 
 
 def _modules(model: torch.nn.Module, group: dist.ProcessGroup) -> list[FSDPModule]:
@@ -291,11 +257,6 @@ def _own_parameters(module: FSDPModule) -> list[torch.nn.Parameter]:
     inner = (m for m in module.modules() if m is not module and isinstance(m, FSDPModule))
     others = {id(p) for m in inner for p in m.parameters()}
     return [p for p in module.parameters() if hasattr(p, "device_mesh") and id(p) not in others]
-
-
-def _shards(model: torch.nn.Module) -> int:
-    """Ranks that a copy of the model is spread over."""
-    return max((p.device_mesh.size() for p in model.parameters() if hasattr(p, "device_mesh")), default=1)
 
 
 def _make_equal(model: torch.nn.Module, group: dist.ProcessGroup) -> None:

@@ -52,17 +52,15 @@ def register(
         optimizer: the optimizer that steps it; one that is not named is found at its first step.
         scaler: torch's gradient scaler, if one steps that optimizer: it becomes a ``tailbound.torch.GradScaler`` in its
             place, on all ranks. One that is not named is found at its first step.
-        extra_state: by name, what else has ``state_dict()`` and ``load_state_dict()``: schedulers, averages of
-            parameters, the place in the data. Their states go with every whole state: to a rank that was away for too
-            long, and to one that has come back (``docs/torch/failures.md``). The same names on all ranks.
-        node_group: the ranks of this rank's host, of which each then averages a part of every bucket with other hosts
-            (``docs/torch/large.md``): ``"auto"`` for those that torchrun has started there, or ``"off"``, so that
-            every rank stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
+        extra_state: by name, the same on all ranks, what else has ``state_dict()`` and ``load_state_dict()``:
+            schedulers, averages of parameters, the place in the data. They go with every whole state
+            (``docs/torch/failures.md``).
+        node_group: ``"auto"``: the ranks that torchrun has started on a host share its work (``docs/torch/large.md``);
+            ``"off"``: each stands for itself. Default: the variable ``TAILBOUND_NODE_GROUP``, else ``"off"``.
         **options: of ``TailboundState``.
 
     Raises:
-        ConfigError: not a DDP model, one that has a hook or parameters that cannot be averaged, an invalid option, no
-            optimizer or one with collectives of its own, or a state of ``extra_state`` that cannot go to another rank.
+        ConfigError: an argument that cannot be, or a model that cannot be averaged.
         CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     _check_wrapped(ddp_model)

@@ -94,9 +94,9 @@ class Resync:
         replica: Replica,
         layout: Layout,
         state: Callable[[], TailboundState | None],
-        *,
         period: int = 200,
         share: float = 0.05,
+        *,
         compare: bool = True,
         extra_state: Mapping[str, Stateful] | None = None,
     ) -> None:

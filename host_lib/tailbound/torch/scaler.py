@@ -27,24 +27,14 @@ class GradScaler(torch.amp.GradScaler):
 
     Args:
         state: what ``register`` returned.
-        device, init_scale, growth_factor, backoff_factor, growth_interval, enabled: as in torch, equal on all ranks;
-            both factors are powers of two.
+        device, ...: as in torch, equal on all ranks; both factors are powers of two.
 
     Raises:
         ConfigError: other factors, the state has a scaler already, or only one of several shards of its model (FSDP).
     """
 
-    def __init__(
-        self,
-        state: TailboundState,
-        device: str = "cpu",
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-    ) -> None:
-        super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
+    def __init__(self, state: TailboundState, device: str = "cpu", *arguments: Any, **options: Any) -> None:
+        super().__init__(device, *arguments, **options)
         self._join(state)
 
     def _join(self, state: TailboundState) -> None:

@@ -124,10 +124,8 @@ class _Meeting:
 class Standings:
     """Asks other ranks for their standings, and answers them.
 
-    Args:
-        communicator, moment: of the job, and after which step the state here stands.
-        own: gives the present standing.
-        of_slice: gives that of a slice, from its step, number, seconds to wait, and the asker's digest.
+    ``own``: gives the present standing; ``of_slice``: that of a slice, from its step, number, seconds to wait, and the
+    asker's digest.
     """
 
     def __init__(

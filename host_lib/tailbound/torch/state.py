@@ -108,9 +108,8 @@ class TailboundState:
                 "a rank that has died comes back between two steps: use no switch, or "
                 "torch.distributed.init_process_group"
             )
-        period = given["resync_period"]
-        rank, ranks, resync = dist.get_rank(group), dist.get_world_size(group), (period, given["resync_share"])
-        self._set_up(rank, ranks, resync, given["bits"], given["error_feedback"])
+        options_of_it = given["bits"], given["error_feedback"], given["resync_period"], given["resync_share"]
+        self._set_up(dist.get_rank(group), dist.get_world_size(group), *options_of_it)
         config = Config(
             rank=self.rank,
             ranks=self.ranks,
@@ -121,7 +120,7 @@ class TailboundState:
             switch=switch if self.ranks > 1 else None,
             **config_fields({**given, "bits": self.bits}),
         )
-        agreed = {"error_feedback": "on" if self._feedback else "off", "resync_period": str(period)}
+        agreed = {"error_feedback": "on" if self._feedback else "off", "resync_period": str(given["resync_period"])}
         members = f"{group.group_name}/{'-'.join(map(str, dist.get_process_group_ranks(group)))}"
         name = f"tailbound/{members}/{_jobs[members]}"
         _jobs[members] += 1
@@ -142,16 +141,11 @@ class TailboundState:
             log.info("rank %d of %d: tailbound over %s", self.rank, self.ranks, self.communicator.datapath)
 
     def _set_up(
-        self,
-        rank: int,
-        ranks: int,
-        resync: tuple[int, float] = (0, 0.0),
-        bits: Bits = 8,
-        feedback: bool | None = None,
+        self, rank: int, ranks: int, bits: Bits = 8, feedback: bool | None = None, period: int = 0, share: float = 0.0
     ) -> None:
-        """What does not need a job; ``resync``: ``resync_period`` and ``resync_share``."""
-        self.rank, self.ranks = rank, ranks
-        self._resync_settings, self.bits = resync, bits
+        """What does not need a job."""
+        self.rank, self.ranks, self.bits = rank, ranks, bits
+        self._resync_settings = period, share
         self._feedback = FORMATS[both_ways(self.bits)[0]].clips if feedback is None else feedback
         self._handed = 0  # passes whose gradients have been handed over
         self.layout, self.memory, self.paths = Layout(), Memory(), Paths()
@@ -321,11 +315,9 @@ class TailboundState:
         optimizer: torch.optim.Optimizer | None = None,
         extra_state: Mapping[str, Stateful] | None = None,
     ) -> None:
-        """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it.
+        """Keeps ``ddp_model``'s replica equal to the others' from now on; ``register`` calls it with its own arguments.
 
-        Steps end at the next forward pass of ``ddp_model``. Without ``optimizer``, those that step its parameters are
-        found at their first ``step()``. A wrapper around one (Accelerate's) stands for it. ``extra_state``: what
-        else goes with a whole state.
+        A wrapper around an optimizer (Accelerate's) stands for it.
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
             optimizer = inner  # its own step is what hooks see; with the wrapper beside it steps were applied twice
@@ -348,17 +340,8 @@ class TailboundState:
         if optimizer is not None and not replica.adopt(optimizer):
             raise ConfigError("the optimizer steps none of the model's parameters: give register the one that does")
         self._tell_of_ring(self.communicator, self._tensors(replica))
-        period, share = self._resync_settings
-        self.resync = Resync(
-            self.communicator,
-            replica,
-            self.layout,
-            weakref.ref(self),
-            period=period,
-            share=share,
-            compare=self._compares,
-            extra_state=extra_state,
-        )
+        parts = self.communicator, replica, self.layout, weakref.ref(self)
+        self.resync = Resync(*parts, *self._resync_settings, compare=self._compares, extra_state=extra_state)
         # first of all hooks: FSDP's own gathers the parameters, which a boundary may still change
         self._handles.append(ddp_model.register_forward_pre_hook(WeakHook(self._before_forward), prepend=True))
         if getattr(ddp_model, "static_graph", False):
@@ -386,7 +369,7 @@ class TailboundState:
         return tuple(size for p in replica.parameters if (size := p.numel()))
 
     def _tell_of_ring(self, communicator: Communicator, tensors: tuple[int, ...]) -> None:
-        """Says what the rings take, how many steps of ``tensors`` they hold, and what that allows."""
+        """Says what the rings take, and how many steps of ``tensors`` they hold."""
         rows, held, taken = communicator.rings(tensors)
         log.log(
             logging.INFO if rows <= held else logging.WARNING,
@@ -435,10 +418,7 @@ class TailboundState:
 
     @torch.compiler.disable
     def boundary(self) -> None:
-        """Between two steps: the last one has been applied, the next one has not begun.
-
-        After ``optimizer.step()``. Where the optimizer is still to step, or has left a step out, the step stays open.
-        """
+        """Between two steps, after ``optimizer.step()``; where that is still to come, the step stays open."""
         if not self.steps.half_made:
             self.end_step(still=True)
 
@@ -446,8 +426,7 @@ class TailboundState:
     def _before_forward(self, ddp_model: torch.nn.Module | None = None, *_: object) -> None:
         """Before a forward pass of the model: as a rule the boundary of two steps.
 
-        Not where the optimizer is still to step: a model may be called between ``backward`` and ``step``. Nor where its
-        parameters are those of no step.
+        A model may also be called between ``backward`` and ``step``, and with parameters that are those of no step.
         """
         self.absence.joined = joined(ddp_model)
         if self.resync is not None and self.resync.moment.changing:
@@ -509,11 +488,7 @@ class TailboundState:
             self.absence.skipped += max(0, self.communicator.step - self.entrance.alone)
 
     def rejoin(self) -> None:
-        """Between two steps: a rank that is lost joins the others, since nothing but zeros is left for it.
-
-        Raises:
-            TransportError: it could not for some steps running.
-        """
+        """Between two steps: a rank that is lost joins the others; a ``TransportError`` once it could not for long."""
         self.absence.rejoin()
 
     def __getattr__(self, name: str) -> Any:
@@ -525,18 +500,16 @@ class TailboundState:
         """Makes all replicas equal to the bit, between two steps: before a checkpoint, or at the end.
 
         To be called on all ranks after the same step, and after ``optimizer.step()``: before that ranks are made equal
-        as they are there, and none comes in. Each waits until the others have come, and all compare digests of
-        parameters, of what the optimizers keep, and of buffers. Who holds something else takes, point to point, what
-        most of the ranks hold that have missed nothing. Training, or ``close``, may follow at once.
+        as they are there, and none comes in. All compare digests of parameters, of what the optimizers keep, and of
+        buffers. Who holds something else takes what most of the ranks hold that have missed nothing.
 
         Args:
             timeout: seconds to wait, for the slowest rank and for what has to be taken.
 
         Returns:
             Whether every rank that has not died answered, these are a quorum, and all of them are equal. False if a
-            rank did not come within half of ``timeout``, has closed, or has gone on without synchronizing; those that
-            came are equal then, as far as time allowed. False for a rank that has come back and is still ``outside``.
-            The log says who was compared.
+            rank did not come within half of ``timeout``, has closed, is ``outside``, or has gone on without
+            synchronizing; those that came are equal then, as far as time allowed. The log says who was compared.
         """
         self._refuse_detached("synchronize")
         half_made, ended = self.steps.half_made and not self.absence.void, self.steps.ended  # zeros are left for none
@@ -564,10 +537,9 @@ class TailboundState:
 
     @contextmanager
     def hold(self, *, changes: bool = False) -> Iterator[None]:
-        """Within the context the others wait for this rank (a checkpoint, an evaluation) and leave it out of nothing.
+        """Within the context the others wait for this rank, up to ``hold_max``, and leave it out of nothing.
 
-        For as long as ``hold_max`` at most. Anywhere between two averages, also between ``backward`` and
-        ``optimizer.step()``: the step stays open then.
+        Anywhere between two averages; before ``optimizer.step()`` the step stays open.
 
         Args:
             changes: the weights are others within (their averages, which are evaluated, say), and are put back before
@@ -596,9 +568,8 @@ class TailboundState:
     def catch_up(self, step: Callable[[], object] | None = None) -> tuple[int, int]:
         """Between two iterations: applies those that the others have finished, without computing them.
 
-        An iteration is what the training loop makes of one step of its data: one backward pass, as a rule, and the
-        optimizer's step. One of several passes is learned from the last ones, and applied as a whole. Where the
-        averages are gone, this rank joins the others at their next step and takes another rank's state.
+        An iteration of several passes is learned from the last ones, and applied as a whole. Where the averages are
+        gone, this rank joins the others at their next step and takes another rank's state.
 
         Args:
             step: called once for each applied iteration when the averages are in ``.grad``, instead of its last
@@ -611,7 +582,6 @@ class TailboundState:
 
         Raises:
             ConfigError: no optimizer is known, it is still to step, or no rank can skip a step alone (``together``).
-            TailboundError: see ``allreduce_hook``.
         """
         self._refuse_detached("catch_up")
         return self.absence.catch_up(step)
@@ -619,9 +589,7 @@ class TailboundState:
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (``tailbound.collective.report.snapshot``), of zero for one rank.
 
-        ``replica`` tells of re-synchronization: whether this replica is sound (has missed no result since it was last
-        equal to the others), its number of slices, and what was taken and given. ``device_codec``: what
-        codes buckets on devices, by device, ``triton`` or ``host``.
+        ``replica`` tells of re-synchronization, ``device_codec`` says by device what codes its buckets.
         """
         stats = self.communicator.stats() if self.communicator is not None else report.alone()
         if self.resync is not None and self._compares:
@@ -634,8 +602,7 @@ class TailboundState:
     def state_dict(self) -> dict[str, Any]:
         """A checkpoint in plain types (``torch.load(weights_only=True)``): data to skip, and counters.
 
-        One rank's is enough for all. The loss scale is in the scaler's own ``state_dict``. Scales of the codec,
-        deadlines and owner maps belong to one network and one set of ranks, and are learned anew in a few steps.
+        One rank's is enough for all. The loss scale is in the scaler's own, and what a job learns it learns anew.
         """
         counters = self.communicator.job.counters if self.communicator is not None else {}
         run = {"ranks": self.ranks} | {name: int(counters.get(name, 0)) for name in _KEPT}
@@ -643,11 +610,7 @@ class TailboundState:
         return {"format": FORMAT, "rank": self.rank, "ranks": self.ranks, "owed_batches": owed, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from ``state_dict()`` of an earlier run, also of another rank or world size; before the first step.
-
-        Raises:
-            ConfigError: it is no such state, or one of a newer version.
-        """
+        """Goes on from ``state_dict()`` of an earlier run, of whatever rank and world size; before the first step."""
         try:
             known, rank, ranks = (int(state_dict[name]) for name in ("format", "rank", "ranks"))
             owed, history = int(state_dict["owed_batches"]), [dict(run) for run in state_dict["history"]]
@@ -668,15 +631,8 @@ class TailboundState:
         that every rank waits for every other one as in any DDP job. ``stats`` and ``state_dict`` can still be read, and
         ``batches`` leaves nothing out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
 
-        Args:
-            timeout: of ``synchronize``.
-
         Returns:
             What ``synchronize`` says. False: DDP makes replicas equal only when it is made, so wrap the module anew.
-
-        Raises:
-            ConfigError: the averages of a step are still to be applied, there is no such DDP model (FSDP, ranks that
-                may come back), or this was called before.
         """
         self._refuse_detached("detach")
         if self.entrance is not None or not self._of_ddp:
@@ -706,11 +662,7 @@ class TailboundState:
             self.scaler.close()
 
     def close(self, *, farewell: bool = True) -> None:
-        """Ends the transport thread and releases the datapath; may be called twice.
-
-        Args:
-            farewell: say goodbye; without, the other ranks take this one for dead.
-        """
+        """Ends the transport thread and releases the datapath; without ``farewell`` others take this rank for dead."""
         self._let_go()
         if self.communicator is not None:
             self.communicator.close(farewell=farewell)

@@ -60,19 +60,14 @@ class Part:
 
 
 class Steps(Part):
-    """Of the model of ``state``, by what hooks on its optimizers tell.
-
-    Attributes:
-        ended: the step whose last bucket is over, until its boundary.
-        stepped: an optimizer has stepped since.
-        void: averages of the iteration are zeros, so no optimizer makes anything of it (clock-38).
-        ends_short: whether the last batches of a loader make a step, where they are too few; None: not known.
-    """
+    """Of the model of ``state``, by what hooks on its optimizers tell."""
 
     def __init__(self, state: TailboundState) -> None:
         super().__init__(state)
-        self.ended: int | None = None
-        self.stepped = self.void = False
+        self.ended: int | None = None  #: the step whose last bucket is over, until its boundary
+        self.stepped = False  #: an optimizer has stepped since
+        self.void = False  #: averages of the iteration are zeros, so no optimizer makes anything of it (clock-38)
+        #: whether the last batches of a loader make a step, where they are too few; None: not known
         self.ends_short: bool | None = None
         self._over = False  # the iteration: the next averages are those of another one
         #: gradients that are kept from an optimizer while it steps, by its id
@@ -134,9 +129,9 @@ class Steps(Part):
             self._lengths.append(0)  # who evaluates several times in a step cannot make it of averages alone
         if len(self._open) == _LONGEST:
             self.split()
-        if len(self._open) == _LONGEST:
-            self._open.clear()
-            self._lengths.append(0)
+            if len(self._open) == _LONGEST:
+                self._open.clear()
+                self._lengths.append(0)
         self._open.append(())
 
     def before_step(
@@ -148,7 +143,7 @@ class Steps(Part):
             return None
         refuse_optimizer(optimizer)
         self.look_at(optimizer)
-        self._see_scaler(optimizer)
+        self._see_scaler()
         assert self._state.resync is not None
         self._state.resync.moment.disturb()
         replica.note_rates(optimizer, self._state.loss_scale)
@@ -212,8 +207,8 @@ class Steps(Part):
                 beside,
             )
 
-    def _see_scaler(self, optimizer: torch.optim.Optimizer) -> None:
-        """Takes in a scaler of torch's own that is stepping ``optimizer``, so that it hears of all overflows."""
+    def _see_scaler(self) -> None:
+        """Takes in a scaler of torch's own that is at work, so that it hears of all overflows."""
         state, scaler = self._state, scaler_at_work()
         if scaler is None or scaler is state.scaler or not scaler.is_enabled():
             return
@@ -243,11 +238,7 @@ class Steps(Part):
             log.warning("rank %d: this rank's state cannot be given to a rank that was away: %s", rank, error)
 
     def between_iterations(self) -> bool:
-        """Whether the last pass is through, for whoever takes the next batch: no optimizer is still to step.
-
-        Raises:
-            ConfigError: it was asked before, and the optimizer has stepped only then.
-        """
+        """Whether no optimizer is still to step; a ``ConfigError`` if one has only after this was asked before."""
         if self._asked_early:
             raise ConfigError(
                 "tailbound.torch.batches was asked for a batch between backward() and optimizer.step(), where no step "
@@ -306,17 +297,11 @@ class Steps(Part):
 
     @property
     def apart(self) -> int:
-        """Iterations to a step, where they have never been others; else 1.
-
-        A loop that leaves some steps out, at random, has many alike running sooner or later.
-        """
+        """Iterations to a step, where they have never been others; else 1: some loops leave steps out, at random."""
         return next(iter(self._apart)) if len(self._apart) == 1 and self._apart.total() >= _APART else 1
 
     def iteration(self) -> Sequence[Turn | None]:
-        """Who steps after each pass of an iteration, counted from the pass that the program is to make next.
-
-        None: whose turn it is. No passes: not known.
-        """
+        """Who steps after each pass of an iteration, from the next one on; None: whose turn it is. Empty: not known."""
         if self.passes == 1:
             return [None]
         if not self.passes or len(self._last) != self.passes:
