@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from reference_switch import Rules
@@ -11,7 +13,7 @@ from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError
 from tailbound.kernel.switch import Entry, Member, port_table
 from tailbound.settings.table import OPTIONS
-from tailbound.switch.job import JobSpec, RankSpec, mac_bytes, parse_rank, place
+from tailbound.switch.job import JobSpec, RankSpec, parse_rank, place
 from tailbound.transport.config import MS, Config
 from tailbound.transport.switch import RESTS, Fallback, Switch, parse
 from tailbound.wire.schema import SWITCH_JOBS, Verdict
@@ -45,6 +47,7 @@ def test_one_text_says_where_it_is_and_what_it_holds(text: str, switch: Switch) 
         ("10.0.0.1,cookie=4294967296", "cookie"),
         ("10.0.0.1,cookie=cake", "job add"),
         ("10.0.0.1,slots=64", "job add"),
+        ("10.0.0.1,codes=500", "multiple of 64"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_to_do(text: str, words: str) -> None:
@@ -52,25 +55,26 @@ def test_what_cannot_be_is_refused_with_what_to_do(text: str, words: str) -> Non
         OPTIONS["switch"].parse(text, "switch=")
 
 
-def test_sums_need_two_bytes_a_code() -> None:
-    assert Switch("10.0.0.1", form="sums").width(1408) == 704
-    assert Switch("10.0.0.1").width(1408) == 1408
-    with pytest.raises(ConfigError, match="too small"):
-        Switch("10.0.0.1", form="sums").width(64)
+@pytest.mark.parametrize(
+    ("where", "room", "codes"),
+    [
+        (Switch("10.0.0.1"), 1408, 1408),
+        (Switch("10.0.0.1", form="sums"), 1408, 704),  # two bytes a code
+        (Switch("10.0.0.1", form="sums", codes=512), 1408, 512),
+        (Switch("10.0.0.1", form="sums", codes=512), 256, 128),
+        (Switch("10.0.0.1", codes=512), 1408, 512),
+    ],
+)
+def test_rows_are_as_wide_as_packets_and_the_switch_have_room_for(where: Switch, room: int, codes: int) -> None:
+    assert where.width(room) == codes
 
 
-def test_a_switch_may_take_narrower_rows_than_packets_have_room_for() -> None:
-    where = Switch("10.0.0.1", form="sums", codes=512)
-    assert (where.width(1408), where.width(256)) == (512, 128)
-    assert Switch("10.0.0.1", codes=512).width(1408) == 512
-    with pytest.raises(ConfigError, match="multiple of 64"):
-        Switch("10.0.0.1", codes=500)
-
-
-def test_a_job_and_its_switch_are_at_most_256_ranks() -> None:
+def test_a_job_is_as_large_as_its_switch_can_take() -> None:
     Config(rank=0, ranks=255, switch=Switch("10.0.0.1"))
     with pytest.raises(ConfigError, match="256 workers and their switch"):
         Config(rank=0, ranks=256, switch=Switch("10.0.0.1"))
+    with pytest.raises(ConfigError, match="too small"):
+        Switch("10.0.0.1", form="sums").width(64)
 
 
 def test_the_datapath_switch_needs_to_know_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +84,9 @@ def test_the_datapath_switch_needs_to_know_its_switch(monkeypatch: pytest.Monkey
 
 
 def test_a_silent_switch_is_left_and_tried_again_ever_more_seldom() -> None:
-    fallback, now = Fallback(after=3), 0
+    fallback, now, rests = Fallback(after=3), 0, list[int]()
     assert fallback.update(2, True, now)
     assert not fallback.update(3, True, now)
-    rests = []
     for _ in range(9):
         left = now
         while not fallback.update(3, False, now):
@@ -91,9 +94,7 @@ def test_a_silent_switch_is_left_and_tried_again_ever_more_seldom() -> None:
         rests.append(now - left)
         assert fallback.update(5, True, now)  # silent from before: does not count twice
         assert not fallback.update(6, True, now)
-    assert rests[0] == RESTS.first
-    assert rests[1] == 2 * RESTS.first
-    assert rests[-1] == RESTS.most
+    assert (rests[:2], rests[-1]) == ([RESTS.first, 2 * RESTS.first], RESTS.most)
 
 
 def test_a_switch_that_went_on_for_long_is_trusted_again() -> None:
@@ -109,15 +110,6 @@ RANKS = (RankSpec("10.0.0.1", "02:00:00:00:00:01", "eth1"), RankSpec("10.0.0.2",
 SLOTS = 64
 
 
-def entry(cookie: int, base: int, rows: int) -> Entry:
-    member = Member("10.0.0.1", bytes(6), 7)
-    return Entry(cookie, "10.0.0.9", bytes(6), 5515, base, rows, 4, (member,))
-
-
-def spec(cookie: int = 9, rows: int = 16) -> JobSpec:
-    return JobSpec(RANKS, cookie, rows=rows)
-
-
 @pytest.mark.parametrize(
     ("there", "rows", "want"),
     [
@@ -127,25 +119,19 @@ def spec(cookie: int = 9, rows: int = 16) -> JobSpec:
         ({1: (8, 16)}, 16, (0, 24)),
         ({1: (8, 16)}, 8, (0, 0)),
         ({0: (0, 32)}, 32, (1, 32)),
+        ({8: (0, 16)}, 16, "job 0x00000009 is in the switch already"),
+        ({}, 128, "128 slots for job 0x00000009: the switch has 64"),
+        ({4: (8, 32)}, 32, r"no 32 free slots.*8..39 by 0x00000005"),
+        ({n: (n, 1) for n in range(SWITCH_JOBS)}, 16, f"has {SWITCH_JOBS} jobs already"),
     ],
 )
-def test_room_is_found(there: dict[int, tuple[int, int]], rows: int, want: tuple[int, int]) -> None:
-    entries = {number: entry(number + 1, *slots) for number, slots in there.items()}
-    assert place(spec(rows=rows), entries, SLOTS) == want
-
-
-@pytest.mark.parametrize(
-    ("asked", "there", "words"),
-    [
-        (spec(cookie=5), {0: entry(5, 0, 16)}, "job 0x00000005 is in the switch already"),
-        (spec(rows=128), {}, "128 slots for job 0x00000009: the switch has 64"),
-        (spec(rows=32), {0: entry(5, 8, 32)}, r"no 32 free slots.*8..39 by 0x00000005"),
-        (spec(), {n: entry(n + 20, n, 1) for n in range(SWITCH_JOBS)}, f"has {SWITCH_JOBS} jobs already"),
-    ],
-)
-def test_refused(asked: JobSpec, there: dict[int, Entry], words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        place(asked, there, SLOTS)
+def test_room_is_found_or_refused(there: dict[int, tuple[int, int]], rows: int, want: tuple[int, int] | str) -> None:
+    """``there``: slots of jobs in the switch, whose cookies are one more than their numbers."""
+    member = Member("10.0.0.1", bytes(6), 7)
+    entries = {n: Entry(n + 1, "10.0.0.9", bytes(6), 5515, *slots, 4, (member,)) for n, slots in there.items()}
+    refusal = pytest.raises(ConfigError, match=want) if isinstance(want, str) else contextlib.nullcontext()
+    with refusal:
+        assert place(JobSpec(RANKS, 9, rows=rows), entries, SLOTS) == want
 
 
 @pytest.mark.parametrize(
@@ -168,22 +154,15 @@ def test_specs_that_cannot_be(fields: dict[str, object], words: str) -> None:
 
 def test_ranks_as_they_are_written() -> None:
     assert parse_rank("10.0.0.1, 02:00:00:00:00:01,eth1") == RANKS[0]
-    for text in (
-        "10.0.0.1,eth1",
-        "10.0.0.1,02:00:00:00:00:01,eth1,x",
-        "10.0.0,02:00:00:00:00:01,eth1",
-        "10.0.0.1,x,eth1",
-    ):
+    mac = "02:00:00:00:00:01"
+    for text in ("10.0.0.1,eth1", f"10.0.0.1,{mac},eth1,x", f"10.0.0,{mac},eth1", "10.0.0.1,x,eth1",
+                 "10.0.0.1,01:00:5e:00:00:01,eth1"):  # fmt: skip
         with pytest.raises(ConfigError):
             parse_rank(text)
-    with pytest.raises(ConfigError, match="group"):
-        mac_bytes("01:00:5e:00:00:01")
 
 
 def test_every_port_has_a_place_in_the_table() -> None:
-    assert port_table([1, 2, 3]) == 64
-    assert port_table([1, 65]) == 128
-    assert port_table([5, 5 + 64, 5 + 128]) == 256
+    assert [port_table(ports) for ports in ([1, 2, 3], [1, 65], [5, 5 + 64, 5 + 128])] == [64, 128, 256]
     with pytest.raises(ConfigError, match="give each once"):
         port_table([5, 5])
 
