@@ -78,53 +78,59 @@ class Passes:
         return loss.detach()
 
 
-def stepped(passes: Passes, kind: str, settings: dict[str, Any], closure: bool) -> list[int | None]:
-    """Three iterations; when the state may be read after each update."""
-    updated: list[int | None] = []
+class Twice(torch.optim.SGD):
+    """Makes both passes and an update two times in a step."""
 
-    class Twice(torch.optim.Optimizer):
-        def step(self, closure: Any) -> None:  # type: ignore[override]
-            for _ in range(2):
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        for _ in range(2):
+            closure()
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.sub_(p.grad, alpha=0.01)
+
+
+class Sam(torch.optim.SGD):
+    """Moves the weights, has both passes made, and moves them back for the update."""
+
+    def step(self, closure: Any) -> None:  # type: ignore[override]
+        for sign in (1.0, -1.0):
+            with torch.no_grad():
+                for p in self.param_groups[0]["params"]:
+                    p.add_(sign)
+            if sign > 0:
                 closure()
-                with torch.no_grad():
-                    for p in self.param_groups[0]["params"]:
-                        p.sub_(p.grad, alpha=0.01)
-
-    kinds = {"SGD": torch.optim.SGD, "Twice": lambda parameters, _: Twice(parameters, {})}
-    optimizer = kinds[kind](passes.one.net.parameters(), 0.01, **settings)
-    optimizer.register_step_post_hook(lambda *_: updated.append(readable(passes.one)))
-    passes.one.kept = optimizer  # a state holds its optimizers weakly
-    for _ in range(3):
-        if closure:
-            optimizer.step(passes.both)
-        else:
-            passes.both()
-            optimizer.step()
-    return updated
+        super().step()
 
 
 @pytest.mark.parametrize(
-    ("kind", "settings", "closure", "forward", "after"),
+    ("kind", "before", "closure", "forward", "after"),
     [
-        ("SGD", {}, False, [None, 0, 1], [None, 0, 1]),
+        (torch.optim.SGD, 1, False, [None, 0, 1], [None, 0, 1]),
         # Lightning makes both passes within ``step``: the replica went on counting as that before them
-        ("SGD", {"momentum": 0.9}, True, [None, 0, 1], [None] * 3),
+        (torch.optim.SGD, 0, True, [None, 0, 1], [None] * 3),
         # a second pass of the same step has no state that is whole
-        ("Twice", {}, True, [None, None, 1, None, 3, None], [None] * 6),
+        (Twice, 0, True, [None, None, 1, None, 3, None], [None] * 6),
+        (Sam, 1, True, [None, None, 1, None, 3, None], [None, None, 1, None, 3, None]),
     ],
 )
 def test_nobody_reads_while_an_optimizer_updates(
-    alone: Any, kind: str, settings: dict[str, Any], closure: bool, forward: list[Any], after: list[Any]
+    alone: Any, kind: Any, before: int, closure: bool, forward: list[Any], after: list[Any]
 ) -> None:
-    passes = Passes(alone)
-    assert stepped(passes, kind, settings, closure) == [None] * 3
-    assert (passes.forward, passes.after) == (forward, after)
+    """``before``: passes before its ``step``; ``closure``: it makes some itself."""
+    passes, updated = Passes(alone), list[int | None]()
+    optimizer = kind(alone.net.parameters(), 0.01, momentum=0.9)
+    optimizer.register_step_post_hook(lambda *_: updated.append(readable(alone)))
+    for _ in range(3):
+        for _ in range(before):
+            passes.both()
+        optimizer.step(*[passes.both] * closure)
+    assert (passes.forward, passes.after, set(updated)) == (forward, after, {None})
     alone.boundary()
     assert readable(alone) == passes.step
     passes.both()
     with alone.hold():
         assert readable(alone) == passes.step - 1  # of a step that is half made
-    alone.kept.step(lambda: torch.zeros(()))
+    optimizer.step(lambda: torch.zeros(()))
     with alone.hold():
         assert readable(alone) == passes.step
 
@@ -138,45 +144,6 @@ def test_without_an_optimizer_nobody_reads_from_the_backward_pass_on(alone: Any)
     assert passes.after == [None] * 3
     alone.boundary()
     assert readable(alone) == 2
-
-
-def test_weights_that_an_optimizer_has_moved_for_a_pass_are_no_state(alone: Any) -> None:
-    """SAM's: it moves them, has both passes made, and moves them back for the update."""
-
-    class Sam(torch.optim.SGD):
-        def step(self, closure: Any) -> None:  # type: ignore[override]
-            for sign in (1.0, -1.0):
-                with torch.no_grad():
-                    for p in alone.net.parameters():
-                        p.add_(sign)
-                if sign > 0:
-                    closure()
-            super().step()
-
-    optimizer = Sam(alone.net.parameters(), 0.01)
-    passes = Passes(alone)
-    for _ in range(2):
-        passes.both()  # in which nothing has moved yet
-        optimizer.step(passes.both)
-    assert passes.forward == [None, None, 1, None]
-    assert passes.after == [None, None, 1, None]
-    alone.boundary()
-    assert readable(alone) == 3
-
-
-def test_weights_that_a_program_moves_between_passes_are_no_state(alone: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """SAM by hand: after the second pass it puts them back, and they could be read meanwhile."""
-    monkeypatch.setattr(alone, "_average", lambda *_: alone.steps.passed())
-    optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
-    passes, after = Passes(alone), list[int | None]()
-    for _ in range(3):
-        for last in (False, True):
-            passes.both()
-            alone.average(1, torch.zeros(4), True)
-            after.append(readable(alone))
-            if last:
-                optimizer.step()
-    assert (passes.forward, after) == ([None, 0, 1, None, 3, None], [None] * 6)
 
 
 def test_a_step_that_raises_is_not_made(alone: Any) -> None:
@@ -200,9 +167,9 @@ def test_a_half_made_step_is_not_given_as_that_after_it(alone: Any, monkeypatch:
     optimizer = torch.optim.SGD(alone.net.parameters(), 0.01)
     passes, met = Passes(alone), list[int]()
     monkeypatch.setattr(alone.resync, "synchronize", lambda _: met.append(alone.resync.moment.step) or True)
-    stepped_once = [passes.both(), optimizer.step()]
     passes.both()
-    assert len(stepped_once) == 2
+    optimizer.step()
+    passes.both()
     alone.boundary()
     with alone.hold():
         assert (alone.steps.ended, readable(alone)) == (1, 0)
@@ -227,17 +194,6 @@ def test_nobody_takes_weights_that_are_swapped_for_an_evaluation(alone: Any, mon
     assert looked == [4]
     with alone.hold():
         assert readable(alone) == 4
-
-
-@pytest.mark.parametrize("compares", [True, False])
-def test_replicas_are_compared_as_often_as_the_options_say(alone: Any, compares: bool) -> None:
-    """By one rank of a host."""
-    made = without_job(communicator=alone.communicator, _resync_settings=(8, 0.5), _compares=compares)
-    made.attach(alone.net)
-    try:
-        assert (made.resync._compares, made.resync._period, made.resync._share) == (compares, 8, 0.5)
-    finally:
-        made._let_go()
 
 
 def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
