@@ -8,22 +8,20 @@ Bits: ``test_communicator_device``. Sizes, cuts and labels in virtual time: ``si
 from __future__ import annotations
 
 import gc
-import json
 import logging
 import os
 import threading
 import time
 import tracemalloc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty, launch, patient, team
+from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty, launch, patient, team, whole
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.collective import contribute, transpose
@@ -32,6 +30,7 @@ from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.transpose import Transpose
+from tailbound.datapath import select
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError, TransportError
@@ -52,7 +51,7 @@ def pair() -> Iterator[Team]:
 def test_steady_state_allocates_nothing_big(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory of an op is kept and used again: neither the heap nor the pool grows with ops."""
     monkeypatch.setenv("TAILBOUND_STATUS", "off")  # its thread allocates when it likes
-    ranks, numel = 2, 400_000
+    numel = 400_000
 
     def loop(job: Team, inputs: list[Any], outs: list[Any], count: int) -> None:
         def run(communicator: Communicator) -> None:
@@ -62,11 +61,10 @@ def test_steady_state_allocates_nothing_big(monkeypatch: pytest.MonkeyPatch) -> 
 
         job.each(run)
 
-    with team(ranks, patient()) as job:
-        inputs = gradients("U", ranks, numel, seed=0)
-        outs = [np.empty(numel, np.float32) for _ in range(ranks)]
-        few = [np.ones(64, np.float32) for _ in range(ranks)]
-        loop(job, few, [np.empty_like(x) for x in few], 200)  # what is remembered of the last 200 ops is there now
+    with team(2, patient()) as job:
+        inputs, outs = (gradients("U", 2, numel, seed=seed) for seed in (0, 1))
+        few = [np.ones(64, np.float32) for _ in outs]
+        loop(job, few, few, 200)  # what is remembered of the last 200 ops is there now
         loop(job, inputs, outs, 10)
         tracemalloc.start()
         try:
@@ -78,12 +76,10 @@ def test_steady_state_allocates_nothing_big(monkeypatch: pytest.MonkeyPatch) -> 
                 gc.collect()
                 after, peak = tracemalloc.get_traced_memory()
                 if after - before < 0.01 * numel * 4 and peak - before < 0.10 * numel * 4:
-                    break
+                    return
         finally:
             tracemalloc.stop()
-        assert after - before < 0.01 * numel * 4
-        assert peak - before < 0.10 * numel * 4
-        assert all(job.each(lambda c: c.drain(PATIENCE)))
+    pytest.fail(f"in every round {after - before} bytes stayed, of {peak - before}")
 
 
 def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:
@@ -148,46 +144,27 @@ def test_a_datapath_that_is_not_there_is_named() -> None:
         Communicator(MemoryStore(), config, datapath="xdp")
 
 
-def test_a_small_sums_ring_bounds_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinned maps may have been sized for more workers: the own rows of an op must fit the sums ring, too."""
-    from tailbound.datapath import select
-
-    monkeypatch.setattr(select, "ring_rows", lambda ring_mib, width, workers: (64, 4096))
-    with team(2, patient()) as job:
-        inputs = gradients("U", 2, 256 * 64 * 5, seed=3)
-        (average, outcome), (other, _) = job.allreduce(inputs)
-        assert outcome.delivered == outcome.expected
-        np.testing.assert_array_equal(average, other)
-        assert job[0].stats()["drops"] == {}
-
-
 def test_a_large_bucket_is_many_ops() -> None:
     """However large the ring is: either half of an op ends within ``stage_max``, also at 100 Mbit/s."""
     with team(1, patient(width=1408, ring_mib=64.0)) as job:
-        assert job[0].ops(8192 * 1408) == 1
-        assert job[0].ops(124_439_808) == 11
+        assert [job[0].ops(numel) for numel in (8192 * 1408, 124_439_808)] == [1, 11]
+        assert job[0].rings((64 * 1408, *[100] * 60)).step == 64 + 60, "small tensors have rows of their own"
 
 
-def test_rows_that_small_tensors_add_count_in_the_rings() -> None:
-    with team(1, patient(width=1408)) as job:
-        assert job[0].rings((64 * 1408, *[100] * 60)).step == 64 + 60
-
-
-def test_the_smallest_ring_of_all_ranks_bounds_what_is_in_flight(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("smaller", "ops"), [((4096, 256), 32), ((64, 4096), 64)], ids=["a result ring", "a sums ring"]
+)
+def test_the_smallest_ring_of_all_ranks_bounds_what_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, smaller: tuple[int, int], ops: int
+) -> None:
     """Programs attached for good may have other rings: a rank must not run ahead of what another's ring takes."""
+    monkeypatch.setattr(select, "ring_rows", lambda mib, *_: smaller if mib < 1 else (4096, 4096))
+    configs = [Config(rank=rank, ranks=2, **patient(ring_mib=mib)) for rank, mib in enumerate((1.0, 0.5))]
     store = MemoryStore()
-
-    def maker(rank: int, ring_mib: float) -> Callable[[], Communicator]:
-        config = Config(rank=rank, ranks=2, **patient(ring_mib=ring_mib))
-        return lambda: Communicator(store, config, datapath="udp")
-
-    with assembled([maker(0, 1.0), maker(1, 0.0625)]) as job:
-        assert job[0].job.store.result_rows == 16 * job[1].job.store.result_rows
-        assert job[0].ops(4096 * 256) == job[1].ops(4096 * 256) == 32
-        (average, outcome), (other, _) = job.allreduce(gradients("U", 2, 256 * 64 * 5, seed=3))
-        assert outcome.delivered == outcome.expected
-        np.testing.assert_array_equal(average, other)
-    assert "rank 0: its result ring has 4096 rows, another rank's 256" in caplog.text
+    with assembled([lambda c=c: Communicator(store, c, datapath="udp") for c in configs]) as job:
+        assert [member.ops(4096 * 256) for member in job.communicators] == [ops, ops]
+        whole(job.allreduce(gradients("U", 2, 256 * 64 * 5, seed=3)))
+    assert ("rank 0: its result ring has 4096 rows, another rank's 256" in caplog.text) == (ops == 32)
 
 
 def test_the_ledger_of_an_earlier_job_is_not_ours(pair: Team) -> None:
@@ -212,20 +189,6 @@ def test_without_any_event_every_op_ends_whole(monkeypatch: pytest.MonkeyPatch) 
                 assert all(o.delivered == o.expected and o.deadline_hits == 0 for _, o in results)
     finally:
         os.close(silent)
-
-
-def test_a_failed_transport_completes_every_future(monkeypatch: pytest.MonkeyPatch) -> None:
-    with team(2, hasty()) as job:
-        data = gradients("U", 2, NUMEL, seed=0)
-        job.allreduce(data)
-
-        def broken(*_: Any) -> int:
-            raise OSError("no more memory")
-
-        monkeypatch.setattr(job[0].job.flow.queue, "submit", broken)
-        outcome = job[0].allreduce(data[0].copy()).result(PATIENCE)
-        assert outcome.error is not None
-        assert "no more memory" in str(outcome.error)
 
 
 def test_a_callback_that_fails_does_not_end_the_transport(caplog: pytest.LogCaptureFixture) -> None:
@@ -267,28 +230,6 @@ def test_what_the_transport_thread_had_no_time_for_is_not_done_later() -> None:
             engine.ask(lambda: 1 // 0)
 
 
-def test_a_trace_is_left_at_the_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TAILBOUND_TRACE", str(tmp_path / "traces"))
-    with team(2, patient(repair=False, share_rows=False)) as job:
-        for op in range(4):
-            job.allreduce(gradients("U", 2, NUMEL, seed=op))
-    files = sorted((tmp_path / "traces").iterdir())
-    assert [f.name.rpartition("-")[2] for f in files] == ["rank0.json", "rank1.json"]
-    for rank, file in enumerate(files):
-        events = json.loads(file.read_text())["traceEvents"]
-        spans = [e for e in events if e["ph"] == "X"]
-        assert {e["pid"] for e in spans} == {rank}
-        by_stage = {name: [e for e in spans if e["cat"] == name] for name in {e["cat"] for e in spans}}
-        assert {name: len(found) for name, found in by_stage.items()} == dict.fromkeys(
-            ("op", "queue", "agree", "encode", "send", "wait for contributions", "average and publish",
-             "wait for results", "decode"), 4,
-        )  # fmt: skip
-        for whole in by_stage["op"]:
-            inside = [e for e in spans if e["name"].split()[-1] == whole["name"].split()[-1]]
-            assert all(e["dur"] >= 0 for e in inside)
-            assert max(e["ts"] + e["dur"] for e in inside) <= whole["ts"] + whole["dur"] + 0.001
-
-
 # -- hand-overs between threads --------------------------------------------------------------------------------------
 
 
@@ -317,70 +258,6 @@ def test_what_is_being_launched_is_in_flight(pair: Team) -> None:
     pair[1].allreduce(data[1]).result(PATIENCE)
     waits.result(PATIENCE)
     assert pair[0].drain(PATIENCE)
-
-
-def test_who_waits_is_not_woken_with_an_op_in_flight(pair: Team) -> None:
-    """At the end of a turn the thread said that nothing was in flight, and took it back where that was wrong."""
-    engine, data = pair[0]._engine, gradients("U", 2, NUMEL // 8, seed=1)
-    launched, wrong = threading.Event(), list[bool]()
-    futures: list[Any] = []
-
-    def launch() -> None:
-        futures.append(pair[0].allreduce(data[0]))
-        launched.set()
-
-    class Late(threading.Event):
-        def set(self) -> None:
-            if not futures:
-                threading.Thread(target=launch).start()
-                launched.wait(0.2)  # it has to wait for this turn
-            super().set()
-            wrong.append(launched.is_set())
-
-    engine._idle = Late()
-    turn(engine)
-    assert launched.wait(PATIENCE)
-    assert not wrong[0]
-    assert not pair[0].drain(0)
-    pair[1].allreduce(data[1]).result(PATIENCE)
-    futures[0].result(PATIENCE)
-
-
-def test_nobody_writes_into_a_descriptor_that_closing_has_given_back(
-    pair: Team, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The reliable path still hands things over while the transport closes."""
-    engine, closed = pair[0]._engine, threading.Event()
-    wake, write, close = engine._wake, os.eventfd_write, os.close
-    pokes, during = threading.Event(), list[bool]()
-
-    def slow(fd: int, value: int) -> None:
-        if threading.current_thread() is poking and fd == wake:
-            pokes.set()
-            closed.wait(0.2)  # it has to wait for this word
-            during.append(closed.is_set())
-            if closed.is_set():
-                return
-        write(fd, value)
-
-    def noted(fd: int) -> None:
-        close(fd)
-        if fd == wake:
-            closed.set()
-
-    poking = threading.Thread(target=engine._poke)
-    engine._closing = True
-    write(wake, 1)
-    engine._thread.join(PATIENCE)
-    monkeypatch.setattr(transpose.os, "eventfd_write", slow)
-    monkeypatch.setattr(transpose.os, "close", noted)
-    poking.start()
-    assert pokes.wait(PATIENCE)
-    monkeypatch.setattr(engine, "_closing", True)
-    engine.close()
-    poking.join(PATIENCE)
-    assert during == [False]
-    assert closed.is_set()
 
 
 @pytest.mark.parametrize(("each", "stops"), [(100, 0), (400, 3)], ids=["long turns", "stops"])
