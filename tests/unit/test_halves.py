@@ -311,6 +311,7 @@ ANSWERS: dict[str, list[tuple[str, int, tuple[int, ...], int]]] = {
         ("spoke", 3, (2 * S + 120 * MS,), 100 * MS),
     ],
     "a stop is no answer": [
+        ("spoke", 2, (5 * MS,), 0),  # nobody asked it
         ("asked", 2, (S, 0), 0), ("spoke", 2, (S + LONGEST + 1,), 0),
         ("asked", 2, (2 * S, 0), 0), ("spoke", 2, (2 * S + LONGEST,), LONGEST),
     ],
