@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from reliable_pair import COOKIE, KEY, pair
+from reliable_pair import COOKIE, KEY, pair, slow
 from support import MemoryStore, await_that, is_renewed
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport import keys
@@ -56,25 +57,9 @@ def line_of(one: Reliable) -> socket.socket:
     return found
 
 
-@pytest.mark.parametrize("how", ["an end", "a byte"])
-def test_a_connection_that_ends_is_no_death_where_the_rank_answers(how: str) -> None:
-    """Rule: auth-6."""
-    with pair(KEY, KEY) as (one, other):
-        said = connected(one, other)
-        before = line_of(one)
-        if how == "a byte":
-            line_of(other).send(b".")
-        else:
-            line_of(other).shutdown(socket.SHUT_WR)
-        await_that(lambda: one.counts()["lifelines_renewed"] > 0, "the rank is asked")
-        await_that(lambda: line_of(one) is not before and line_of(one).fileno() >= 0, "there is another connection")
-        assert said[0].empty()
-        assert said[1].empty()
-
-
-@pytest.mark.parametrize("lives", [True, False])
-def test_without_a_thread_a_rank_is_asked_all_the_same(monkeypatch: pytest.MonkeyPatch, lives: bool) -> None:
-    """Else the end of no connection would be noticed any more."""
+@pytest.fixture(params=[True, False], ids=["threads", "no more threads"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes that no thread can be started that looks after a connection: else the end of none would be noticed."""
     start = threading.Thread.start
 
     def no_more(thread: threading.Thread) -> None:
@@ -82,24 +67,28 @@ def test_without_a_thread_a_rank_is_asked_all_the_same(monkeypatch: pytest.Monke
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    with pair(KEY, KEY) as (one, other):
-        said = connected(one, other)
-        monkeypatch.setattr(threading.Thread, "start", no_more)
-        if not lives:  # as if its process were killed
-            other.close(farewell=False)
-        else:
-            line_of(other).shutdown(socket.SHUT_RDWR)
-        if lives:
-            both = one, other  # each sees an end, and the first one makes the connection anew
-            await_that(lambda: sum(each.counts()["lifelines_renewed"] for each in both) > 0, "a rank is asked")
-            assert said[0].empty()
-        else:
-            assert said[0].get(timeout=30) == 1
-        assert one._lifelines is not None
-        assert one._lifelines._thread.is_alive()
+    return lambda: None if request.param else monkeypatch.setattr(threading.Thread, "start", no_more)
 
 
-def test_a_death_is_told_and_a_farewell_is_none() -> None:
+@pytest.mark.parametrize("how", ["an end", "a byte"])
+def test_a_connection_that_ends_is_no_death_where_the_rank_answers(how: str, threads: Callable[[], None]) -> None:
+    """Rule: auth-6."""
+    with pair(KEY, KEY) as both:
+        said = connected(*both)
+        threads()
+        before = line_of(both[0])
+        if how == "a byte":
+            line_of(both[1]).send(b".")
+        else:
+            line_of(both[1]).shutdown(socket.SHUT_WR)
+        # each may see an end, and the first one makes the connection anew
+        await_that(lambda: sum(each.counts()["lifelines_renewed"] for each in both) > 0, "the rank is asked")
+        await_that(lambda: before is not line_of(both[0]) and line_of(both[0]).fileno() >= 0, "another connection")
+        assert said[0].empty()
+        assert said[1].empty()
+
+
+def test_a_death_is_told_and_a_farewell_is_none(threads: Callable[[], None]) -> None:
     """Rule: auth-6."""
     with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
@@ -110,6 +99,7 @@ def test_a_death_is_told_and_a_farewell_is_none() -> None:
         assert one.revived == 0
     with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
+        threads()
         other.close(farewell=False)  # as if its process were killed: nobody listens, no farewell
         assert said[0].get(timeout=30) == 1
 
@@ -134,19 +124,10 @@ def test_strangers_give_way_and_who_has_shown_the_key_does_not(monkeypatch: pyte
     """Another user of a rank's host connects all the time, and keeps what it gets. Rule: auth-6."""
     monkeypatch.setattr("tailbound.transport.reliable._PROOF", 30.0)
     with pair(KEY, KEY) as (one, other), contextlib.ExitStack() as held:
-        begun, go_on = threading.Event(), threading.Event()
-
-        def slow(_: bytes) -> list[bytes]:
-            begun.set()
-            go_on.wait(30)
-            return [b"slow"]
-
-        one.serve("slow", slow)
+        asked, go_on = slow(one)
         one.serve("state", lambda _: [b"well"])
-        found: list[bytes] = []
-        asking = threading.Thread(target=lambda: found.append(bytes(other.pull(0, "slow", b"", 30))))
-        asking.start()
-        assert begun.wait(20)
+        found = held.enter_context(ThreadPoolExecutor()).submit(other.pull, 0, "slow", b"", 30)
+        assert asked.wait(20)
         for turn in range(40):
             stranger = held.enter_context(socket.create_connection(("127.0.0.1", one.port)))
             stranger.settimeout(20)
@@ -155,8 +136,7 @@ def test_strangers_give_way_and_who_has_shown_the_key_does_not(monkeypatch: pyte
                 assert other.pull(0, "state", b"", 20) == b"well"
         assert one._places.evicted >= 40 - (8 + 2 * 2)
         go_on.set()
-        asking.join(20)
-        assert found == [b"slow"]
+        assert found.result(20) == b"slow"
 
 
 def test_places() -> None:
@@ -337,20 +317,20 @@ def both(request: pytest.FixtureRequest) -> Iterator[Posing]:
     made.close()
 
 
+WAYS = pytest.mark.parametrize("way", [Posing.request, Posing.answer])
+
+
+@WAYS
 @given(changes=CHANGES, behind=BEHIND)
 @_MANY
-def test_what_is_no_request_reaches_no_handler(both: Posing, changes: Any, behind: bytes) -> None:
-    both.request(changes, behind)
+def test_what_is_no_request_reaches_no_handler_and_what_is_no_answer_is_an_error(
+    both: Posing, way: Callable[..., None], changes: Any, behind: bytes
+) -> None:
+    way(both, changes, behind)
 
 
-@given(changes=CHANGES, behind=BEHIND)
-@_MANY
-def test_what_is_no_answer_is_an_error(both: Posing, changes: Any, behind: bytes) -> None:
-    both.answer(changes, behind)
-
-
-@pytest.mark.parametrize("way", [Posing.request, Posing.answer])
-def test_no_byte_can_be_changed(both: Posing, way: Callable[[Posing, list[tuple[int, int]], bytes], None]) -> None:
+@WAYS
+def test_no_byte_can_be_changed(both: Posing, way: Callable[..., None]) -> None:
     """Each byte of a request and of an answer in turn, those said once among them."""
     for at in range(2 * _NONCE + _TAG + _REQUEST.size):
         way(both, [(at, 1)], b"")

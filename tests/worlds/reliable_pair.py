@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,3 +23,16 @@ def pair(*keys: bytes) -> Iterator[tuple[Reliable, Reliable]]:
     finally:
         for one in both:
             one.close()
+
+
+def slow(one: Reliable) -> tuple[threading.Event, threading.Event]:
+    """``one`` serves ``slow``: set when it has been asked, and to be set when it is to answer."""
+    asked, go_on = threading.Event(), threading.Event()
+
+    def wait(_: bytes) -> list[bytes]:
+        asked.set()
+        go_on.wait(30)
+        return [b"slow"]
+
+    one.serve("slow", wait)
+    return asked, go_on
