@@ -1,7 +1,8 @@
-"""The P4 switch: golden packets, the table of cases, workers that take its results, and what it must never do."""
+"""The P4 switch in bmv2: the table of cases, its own rules, and workers that take its results and average over it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,15 +12,26 @@ import p4_world
 import switch_cases
 from golden import golden_packets
 from kernel_world import KernelWorld
+from left_behind import nothing_left_behind as nothing_left_behind
+from p4_team import p4_team
+from support import patient, whole
 from switch_cases import JOB, Step, contribution, ip_of, mac_of
 from switch_world import mac_bytes
+from tailbound.switch import report
 from tailbound.wire import packets
 from tailbound.wire.address import words_of
-from tailbound.wire.packets import parse
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Verdict
 from tailbound_lab.bench.frames import internet_checksum
 
+pytestmark = pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 _U32 = 0xFFFFFFFF
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[p4_world.World]:
+    """A running switch with four ports; tests install their own jobs."""
+    with p4_world.world() as made:
+        yield made
 
 
 def rows(count: int, job: switch_cases.Job = JOB) -> list[list[bytes]]:
@@ -42,7 +54,6 @@ def counted(world: p4_world.World, place: int = 0) -> dict[Verdict, int]:
     return {Verdict(v): int(n) for v, n in enumerate(world.switch.ledger(place).sum(0)) if n}
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_a_restart_forgets_open_rows_and_sums_none_twice(world: p4_world.World) -> None:
     a, b, c = rows(1)[0]
     with world.jobs([JOB]):
@@ -53,7 +64,6 @@ def test_a_restart_forgets_open_rows_and_sums_none_twice(world: p4_world.World) 
         assert last == dict.fromkeys(range(3), switch_cases.result(b, [c, a, b], "sums"))
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_two_jobs_in_the_same_slots_never_mix(world: p4_world.World) -> None:
     """A mistake of the control plane costs rows, not sums."""
     other = replace(switch_cases.OTHER, base=JOB.base, port=JOB.port + 1)
@@ -67,7 +77,6 @@ def test_two_jobs_in_the_same_slots_never_mix(world: p4_world.World) -> None:
         assert out == dict.fromkeys(range(2), switch_cases.result(theirs[0], theirs, "sums", other))
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_a_worker_sends_by_its_own_port_alone(world: p4_world.World) -> None:
     """Who has another port is not it, whatever address it sends with (kernel-24)."""
     with world.jobs([JOB]):
@@ -81,7 +90,6 @@ def of_service(data: bytes, service: int) -> bytes:
     return data[:14] + ip[:10] + internet_checksum(ip).to_bytes(2, "big") + ip[12:] + data[34:]
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 @pytest.mark.parametrize(("came", "leaves"), [(0xB9, 0xB9), (0xBA, 0xBA), (0xBB, 0xBA), (0xB8, 0xB8)], ids=hex)
 def test_the_class_of_service_stays_and_a_mark_does_not(world: p4_world.World, came: int, leaves: int) -> None:
     """Of results and of echoes (kernel-26)."""
@@ -91,13 +99,17 @@ def test_the_class_of_service_stays_and_a_mark_does_not(world: p4_world.World, c
             out = world.feed(rank, frame_in)
         assert [data[15] for (data,) in out.values()] == [leaves] * JOB.ranks
         p4_world.results(out, JOB)  # whose IP checksums are right
-        probe = p4_world.frame_of(Step(contribution(1, 16, type=PacketType.PROBE), None), 1)
-        ((echo,),) = world.feed(1, of_service(probe, came)).values()
-        assert echo[15] == leaves
-        assert internet_checksum(echo[14:24] + bytes(2) + echo[26:34]) == int.from_bytes(echo[24:26], "big")
+        probe = contribution(1, codes=16, type=PacketType.PROBE)
+        out = world.feed(1, of_service(p4_world.frame_of(Step(probe, None), 1), came))
+        assert counted(world)[Verdict.REFLECTED] == 1
+    ((echo,),) = out.values()
+    assert (list(out), echo[:6], echo[15]) == ([1], mac_bytes(mac_of(1)), leaves)
+    assert internet_checksum(echo[14:24] + bytes(2) + echo[26:34]) == int.from_bytes(echo[24:26], "big")
+    head, body = packets.parse(echo[p4_world.HEADERS :])
+    assert (head["type"][0], head["sender"][0], head["owner"][0]) == (PacketType.ECHO, JOB.ranks, 1)
+    assert body == probe[HEADER_BYTES:]
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_counters_by_port(world: p4_world.World) -> None:
     a, b, c = rows(1)[0]
     before = [world.switch.port_counters(port) for port in range(2)]
@@ -121,7 +133,6 @@ def drawn(seed: int, count: int) -> list[int]:
     return out
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 @pytest.mark.parametrize("way", ["in", "out"])
 def test_the_drop_simulator_loses_what_its_seed_says(world: p4_world.World, way: str) -> None:
     count, seed, loss = 40, 12345, 0.3
@@ -139,34 +150,16 @@ def test_the_drop_simulator_loses_what_its_seed_says(world: p4_world.World, way:
     assert stored == {Verdict.STORED: count - sum(lost) if way == "in" else count}
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
-def test_a_probe_comes_back_as_its_echo(world: p4_world.World) -> None:
-    probe = contribution(1, codes=16, type=PacketType.PROBE)
-    with world.jobs([JOB]):
-        out = world.feed(1, p4_world.frame_of(Step(probe, None), 1))
-        assert counted(world) == {Verdict.REFLECTED: 1}
-    ((data,),) = out.values()
-    assert list(out) == [1]
-    assert data[:6] == mac_bytes(mac_of(1))
-    head, body = packets.parse(data[p4_world.HEADERS :])
-    assert (head["type"][0], head["sender"][0], head["owner"][0]) == (PacketType.ECHO, JOB.ranks, 1)
-    assert body == probe[HEADER_BYTES:]
-
-
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
-def test_who_has_the_switch(world: p4_world.World) -> None:
-    asker = mac_bytes(mac_of(2))
-    words = bytes.fromhex("0001 0800 0604 0001") + asker + bytes([198, 18, 0, 3]) + bytes(6) + bytes([198, 18, 252, 1])
-    request = b"\xff" * 6 + asker + b"\x08\x06" + words
+def test_the_switch_answers_for_its_address_where_it_has_a_job(world: p4_world.World) -> None:
+    asker, switch = mac_bytes(mac_of(2)), mac_bytes(switch_cases.MAC)
+    theirs, own = asker + bytes([198, 18, 0, 3]), bytes([198, 18, 252, 1])
+    request = b"\xff" * 6 + asker + bytes.fromhex("0806 0001 0800 0604 0001") + theirs + bytes(6) + own
     with world.jobs([JOB]):
         ((answer,),) = world.feed(2, request).values()
-    switch = mac_bytes(switch_cases.MAC)
-    assert answer[:14] == asker + switch + b"\x08\x06"
-    assert answer[20:42] == b"\x00\x02" + switch + bytes([198, 18, 252, 1]) + asker + bytes([198, 18, 0, 3])
-    assert world.feed(2, request) == {at: [request] for at in (0, 1, 3)}  # no job there, no answer
+    assert answer[:42] == asker + switch + bytes.fromhex("0806 0001 0800 0604 0002") + switch + own + theirs
+    assert world.feed(2, request) == {at: [request] for at in (0, 1, 3)}
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 @pytest.mark.parametrize(
     "change",
     [{"fragment": 0x2000}, {"fragment": 1}, {"first": 0x46}, {"protocol": 6}],
@@ -183,43 +176,31 @@ def test_what_only_looks_like_ours_is_forwarded(world: p4_world.World, change: d
         assert counted(world) == {}
 
 
-GOLDEN = golden_packets()
-
-
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
 def test_golden_packets_between_others_pass_bit_by_bit(world: p4_world.World) -> None:
     """All fields are parsed and written again on their way to another worker."""
-    for golden in GOLDEN:
-        step = switch_cases.Step(golden.data, None, source=switch_cases.ip_of(0), destination=switch_cases.ip_of(2))
-        p4_world.play(world, [switch_cases.JOB], step)
+    for golden in golden_packets():
+        step = Step(golden.data, None, source=ip_of(0), destination=ip_of(2))
+        p4_world.play(world, [JOB], step)
 
 
 #: Rows of two whole chunks, of one and every kind of rest, of the rests alone, and of the shortest.
-LENGTHS = (512, 496, 240, 16)
+OTHER_LENGTHS = [
+    pytest.param(case, id=f"{case.name} of {codes} codes")
+    for codes in (512, 496, 240, 16)
+    for case in switch_cases.cases(codes)
+    if case.name in ("basic sum of three workers", "corrupt")
+]
+CASES = [pytest.param(case, id=case.name) for case in switch_cases.CASES]
 
 
-def run(world: p4_world.World, case: switch_cases.Case) -> None:
+@pytest.mark.parametrize("case", CASES + OTHER_LENGTHS)
+def test_case(world: p4_world.World, case: switch_cases.Case) -> None:
     with world.jobs(case.jobs):
         for step in case.steps:
             p4_world.play(world, case.jobs, step)
 
 
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
-@pytest.mark.parametrize("case", switch_cases.CASES, ids=lambda case: case.name)
-def test_case(world: p4_world.World, case: switch_cases.Case) -> None:
-    run(world, case)
-
-
-@pytest.mark.needs("root", "netns", "p4c", "bmv2", "thrift")
-@pytest.mark.parametrize("codes", LENGTHS)
-def test_basic_sums_of_other_lengths(world: p4_world.World, codes: int) -> None:
-    listed = [case for case in switch_cases.cases(codes) if case.name in ("basic sum of three workers", "corrupt")]
-    assert len(listed) == 2
-    for case in listed:
-        run(world, case)
-
-
-@pytest.mark.needs("root", "netns", "bpf", "bcc", "headers", "p4c", "bmv2", "thrift")
+@pytest.mark.needs("bpf", "bcc", "headers")
 @pytest.mark.parametrize("codes", [cases.CODES, 48, 16])
 def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
     place = {"seq": cases.RESULT_SEQ, "row": 3, "contributed": cases.OP - 1}
@@ -234,7 +215,7 @@ def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
         kernel.store.peers[JOB.ranks] = (words_of(switch_cases.ADDRESS)[0], 1, 0, 0)
         assert kernel.judge(data) == (Verdict.RESULT_TAKEN, JOB.ranks)
         assert kernel.judge(data) == (Verdict.DUPLICATE_RESULT, JOB.ranks)
-        head, body = parse(data[p4_world.HEADERS :])
+        head, body = packets.parse(data[p4_world.HEADERS :])
         slot = cases.RESULT_SEQ % cases.RESULT_ROWS
         record = kernel.store.result_records[slot]
         assert kernel.store.results[slot, : 2 * codes].tobytes() == body
@@ -242,3 +223,24 @@ def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
         assert (record["scale"], record["exponent"]) == (head["scale"][0], head["exponent"][0])
     finally:
         kernel.close()
+
+
+@pytest.mark.parametrize(
+    ("datapath", "width"),
+    [
+        ("udp", 256),
+        pytest.param("xdp", 1408, marks=[pytest.mark.thorough, pytest.mark.needs("bpf", "bcc", "headers")]),
+    ],
+)
+def test_a_job_averages(datapath: str, width: int) -> None:
+    with p4_team(3, patient(width=width), datapath=datapath) as (job, box):
+        for op in range(3):
+            inputs, results = job.averaged(9000, op)
+            whole(results, inputs, 3e-3)
+        assert job[0].datapath == f"switch-{datapath}"
+        found = report.examine(box)
+        (entry,) = found["jobs"]
+        assert entry["slots"]["open"] == 0
+        verdicts = set(entry["verdicts"])
+        assert {"STORED", "ADDED"} <= verdicts <= {"STORED", "ADDED", "REFLECTED", "ANSWERED", "DUPLICATE"}
+        assert f"{entry['slots']['final']} final" in "\n".join(report.lines(found))
