@@ -3,70 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from resync_jobs import state_digest
 from tailbound.torch import elastic, register
-from torch_jobs import PATIENT, Count, model, patient, refused
-
-#: Deadlines are learned, as in any job.
-SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 8.0, "timeout": 60.0}
-
-
-def coming_back(rank: int, at: Any, last: Any) -> dict[str, Any]:
-    """Trains until ``last`` steps are made; a frozen layer, a scheduler, a gradient scaler, and a count of steps.
-
-    Args:
-        at: shared integers, the step that each rank is in.
-        last: a shared integer; -1: not known yet.
-
-    Returns:
-        ``seen``: by step, what the rank had before it; ``first``: what it began with; ``digest`` and ``synchronized``
-        at the end.
-    """
-    torch.manual_seed(rank)
-    frozen = nn.Linear(32, 32).requires_grad_(False)
-    net = DDP(nn.Sequential(frozen, model(rank)), process_group=elastic.alone(), bucket_cap_mb=0.05)
-    optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=7)
-    count = Count()
-    seen: dict[int, dict[str, Any]] = {}
-    extra_state = {"scheduler": scheduler, "count": count}
-    first = state_digest(net, optimizer)
-    with register(net, optimizer=optimizer, scaler=scaler, extra_state=extra_state, **SETTINGS) as state:
-        while not (0 <= last.value <= count.made):
-            state.boundary()
-            step = count.made
-            if not state.outside:
-                assert state.resync is not None
-                at[rank] = step
-                seen[step] = {
-                    "state": {
-                        "digest": state_digest(net, optimizer), "frozen": frozen.weight.double().sum().item(),
-                        "scheduler": scheduler.state_dict(), "scale": scaler.get_scale(),
-                    },
-                    "sound": state.resync.sound, "waited": set(),
-                }  # fmt: skip
-            optimizer.zero_grad()
-            generator = torch.Generator().manual_seed(1000 * step + rank)
-            data, target = torch.randn(8, 32, generator=generator), torch.randint(0, 10, (8,), generator=generator)
-            scaler.scale(nn.functional.cross_entropy(net(data), target)).backward()
-            if step in seen:
-                seen[step]["waited"] = state.last.missing - set(state.stats()["suspects"])
-            scaler.step(optimizer)
-            scaler.update()
-            scheduler.step()
-            count.made += 1
-        synchronized = state.synchronize(30)
-        return {
-            "seen": seen, "first": first, "digest": state_digest(net, optimizer), "synchronized": synchronized,
-        }  # fmt: skip
+from torch_jobs import PATIENT, Count, patient, refused
 
 
 def no_collectives(rank: int) -> None:

@@ -39,6 +39,8 @@ SETTINGS: dict[str, Any] = {
 #: Iterations of an epoch, and epochs; iterations that the others make while a rank is away.
 EPOCH, EPOCHS, AWAY = 12, 3, 18
 VICTIM, WAKER = 2, 0
+#: Ranks that are killed, one after the other.
+VICTIMS = (2, 0)
 #: Where a rank pauses: the iteration that it is in or before, and whether in the middle of it. It is stopped or, where
 #: all meet in a collective at the end of every epoch, does something else and does not ``hold``.
 EVALUATES = "evaluates"
@@ -484,25 +486,38 @@ def parity(rank: int, here: int, *names: str) -> None:
         assert same_everywhere(own.tolist()), name
 
 
-def killed(rank: int, name: str, died: Any, last: Any) -> dict[str, Any]:
-    """The victim is killed in the middle of an iteration, comes back, and says after which one the job ends."""
-    loop, count = scheduled(LOOPS[name](rank, elastic.alone())), Count()
+def killed(rank: int, name: str, dead: Any, at: Any, last: Any) -> dict[str, Any]:
+    """Each victim is killed in the middle of an iteration and comes back, one after the other; then the job ends.
+
+    Args:
+        dead: shared integers, the iterations in which ranks were killed; -1: it was not.
+        at: a shared integer, the iteration in which the next one is killed.
+        last: a shared integer, after so many iterations the job ends; -1: not known yet.
+    """
+    loop, count, seen = scheduled(LOOPS[name](rank, elastic.alone())), Count(), dict[int, dict[str, Any]]()
     loop.extra["count"] = count
     with contextlib.ExitStack() as stack:
         (state,) = _registered(loop, stack)
+        back = dead[rank] >= 0
 
         def within() -> None:
-            if rank == VICTIM and count.made == 5 and not died.value:
-                died.value = 1
+            victim = next((one for one in VICTIMS if dead[one] < 0), None)
+            if rank == victim and count.made >= at.value:
+                dead[rank], at.value = count.made, 1 << 30
                 os.kill(os.getpid(), signal.SIGKILL)
 
         while not 0 <= last.value <= count.made:
             state.boundary()
-            if rank == VICTIM and died.value and last.value < 0 and not state.outside:
-                last.value = count.made + 15
-            loop.iterate(count.made, within)
+            if not state.outside:
+                seen[count.made] = {"held": held(loop), "sound": state.resync.sound, "waited": set()}
+                if back:
+                    back, event = False, last if rank == VICTIMS[-1] else at
+                    event.value = count.made + 20
+            loop.iterate(step := count.made, within)
+            if step in seen:
+                seen[step]["waited"] = state.last.missing - set(state.stats()["suspects"])
             count.made += 1
-        return {"well": state.synchronize(20), "held": held(loop), "made": count.made, "last": last.value}
+        return {"well": state.synchronize(20), "held": held(loop), "seen": seen}
 
 
 def refused(rank: int, names: Sequence[str]) -> list[str]:

@@ -73,19 +73,33 @@ def test_all_ranks_end_with_the_same_after_a_pause(run: Run, place: str, rest: b
         ),
     ],
 )  # fmt: skip
-def test_all_ranks_end_with_the_same_after_one_was_killed_and_restarted(tmp_path: Path, name: str) -> None:
+def test_ranks_that_are_killed_come_back_one_after_the_other(tmp_path: Path, name: str) -> None:
+    """Also rank 0. The others go on, and wait for the dead one in few steps; sound ranks hold the same.
+
+    Rule: clock-32. States: outside to in step.
+    """
     import loop_jobs
     from processes import Job
 
     context = multiprocessing.get_context("forkserver")
-    died, last = context.Value("l", 0, lock=False), context.Value("l", -1, lock=False)
-    with Job(loop_jobs.killed, 3, tmp_path, name, died, last, backend="elastic") as job:
-        job.processes[loop_jobs.VICTIM].join(60)
-        job.restart(loop_jobs.VICTIM)
+    dead, (at, last) = context.Array("l", [-1] * 3, lock=False), (context.Value("l", n, lock=False) for n in (5, -1))
+    with Job(loop_jobs.killed, 3, tmp_path, name, dead, at, last, backend="elastic") as job:
+        for victim in loop_jobs.VICTIMS:
+            job.processes[victim].join(60)
+            job.restart(victim)
         ranks = job.results()
     assert all(one["well"] for one in ranks)
     assert [one["held"] for one in ranks] == [ranks[0]["held"]] * 3
-    assert {one["made"] for one in ranks} == {last.value}
+    for number, one in enumerate(ranks):
+        begun = min(one["seen"])
+        assert sorted(one["seen"]) == list(range(begun, last.value)), "no step is made twice or left out"
+        assert (begun > max(dead[number], 0)) == (dead[number] >= 0)
+        for victim in loop_jobs.VICTIMS:
+            near = (one["seen"].get(step, {"waited": ()}) for step in range(dead[victim], dead[victim] + 20))
+            assert sum(victim in seen["waited"] for seen in near) <= 1, (number, victim)
+    for step in range(last.value):
+        at_once = [one["seen"][step] for one in ranks if step in one["seen"]]
+        assert len({str(seen["held"]) for seen in at_once if seen["sound"]}) <= 1, step
 
 
 def test_loops_that_no_rank_can_come_back_to_are_refused_by_name(run: Run) -> None:
