@@ -14,9 +14,9 @@ import torch.distributed as dist
 from torch import nn
 
 from loop_jobs import Pause
-from resync_jobs import SETTINGS, state_digest
+from resync_jobs import SETTINGS
 from tailbound.torch import GradScaler, TailboundState
-from torch_jobs import batch, model, patient, refused, same_everywhere
+from torch_jobs import batch, patient, refused
 
 RANKS = 3
 #: Steps: of the job, the one before which the last rank stops, and the one before which all save and evaluate.
@@ -41,6 +41,30 @@ def digest(tensors: dict[str, torch.Tensor]) -> str:
     for _, tensor in sorted(tensors.items()):
         out.update(tensor.detach().numpy().tobytes())
     return out.hexdigest()
+
+
+#: Ranks whose gradients overflow, by step, where a scaler scales the loss: it is lowered twice, and one step left out.
+ILL = {1: (0, 1, 2), 3: (2,)}
+SCALE = 2.0**10
+
+
+def scaler() -> torch.amp.GradScaler:
+    """What a trainer makes on a GPU for half precision."""
+    return torch.amp.GradScaler("cpu", SCALE, growth_interval=100)
+
+
+def loss_of(net: nn.Module, rank: int, step: int) -> torch.Tensor:
+    data, target = batch(rank, step)
+    loss = nn.functional.cross_entropy(net(data).float(), target)
+    return loss * (float("inf") if rank in ILL.get(step, ()) else 1.0)
+
+
+def lowered(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
+    """In the end: by all overflows, of all ranks, and only that step was left out in which all overflow."""
+    assert type(scaler) is GradScaler
+    assert scaler.get_scale() == SCALE / 4
+    (made,) = {int(kept["step"]) for kept in optimizer.state.values()}
+    assert made == STEPS - 1
 
 
 class Watch:
@@ -133,6 +157,7 @@ def lightning(rank: int, folder: Path, away: str) -> dict[str, Any]:
     """A module that logs its loss by epoch, with a scheduler by step; an epoch ends by validation and a checkpoint."""
     as_torchrun(rank)
     import pytorch_lightning as pl
+    from pytorch_lightning.plugins.precision import MixedPrecision
     from pytorch_lightning.strategies import DDPStrategy
 
     from tailbound.integrations.lightning import TailboundCallback
@@ -145,8 +170,7 @@ def lightning(rank: int, folder: Path, away: str) -> dict[str, Any]:
             self.net = net
 
         def training_step(self, _: Any, index: int) -> torch.Tensor:
-            data, target = batch(rank, self.global_step)
-            loss = nn.functional.cross_entropy(self.net(data), target)
+            loss = loss_of(self.net, rank, self.global_step)
             self.log("loss", loss, sync_dist=True, on_step=False, on_epoch=True)
             return loss
 
@@ -182,12 +206,14 @@ def lightning(rank: int, folder: Path, away: str) -> dict[str, Any]:
         warnings.simplefilter("always")
         trainer = pl.Trainer(
             max_steps=STEPS, accelerator="cpu", devices=RANKS, strategy=DDPStrategy(process_group_backend="gloo"),
+            plugins=[MixedPrecision("16-mixed", "cpu", scaler())], gradient_clip_val=1.0,
             use_distributed_sampler=False, default_root_dir=folder, callbacks=[
                 callback, Watching(), pl.callbacks.ModelCheckpoint(folder)
             ], **quiet,
         )  # fmt: skip
         loader = torch.utils.data.DataLoader(range(MEET))
         trainer.fit(Module(), loader, torch.utils.data.DataLoader(range(2)))
+    lowered(trainer.precision_plugin.scaler, trainer.optimizers[0])
     return watch.told(callback.state, said, net, rate=trainer.lr_scheduler_configs[0].scheduler.get_last_lr())
 
 
@@ -202,6 +228,7 @@ def accelerate(rank: int, folder: Path, away: str) -> dict[str, Any]:
     accelerator, watch, net, loss = Accelerator(cpu=True), Watch(rank), network(), torch.zeros(())
     optimizer = torch.optim.AdamW(net.parameters(), 1e-3)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    accelerator.scaler = scaler()
     ddp, optimizer, scheduler = accelerator.prepare(net, optimizer, scheduler)
     gather = accelerator.gather
     accelerator.gather = lambda values: (watch.note("log", state), gather(values))[1]
@@ -217,12 +244,14 @@ def accelerate(rank: int, folder: Path, away: str) -> dict[str, Any]:
                     accelerator.save_state(folder)
                 watch.compare(net, lambda: load_file(folder / "model.safetensors"))
             watch.begins(step)
-            data, target = batch(rank, step)
-            loss = nn.functional.cross_entropy(ddp(data), target)
+            loss = loss_of(ddp, rank, step)
             accelerator.backward(loss)
+            accelerator.scaler.unscale_(optimizer.optimizer)  # as accelerator.clip_grad_norm_ does on a GPU
+            accelerator.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
             optimizer.zero_grad()
+        lowered(accelerator.scaler, optimizer.optimizer)
         accelerator.end_training()
     return watch.told(state, said, net, rate=scheduler.get_last_lr())
 
@@ -246,99 +275,3 @@ def elastic(rank: int) -> None:
         text = refused("calls all_gather, all_reduce, broadcast and barrier", start)
         assert name in text
         assert "torch.distributed.init_process_group" in text
-
-
-# -- fp16 with the scaler that the framework makes ---------------------------------------------------------------------
-
-#: Ranks whose gradients overflow, by step: all, one, none.
-ILL: list[tuple[int, ...]] = [(), (0, 1), (), (1,), (), ()]
-SCALE = 2.0**10
-
-
-def loss_of(net: nn.Module, rank: int, step: int) -> torch.Tensor:
-    data, target = batch(rank, step)
-    loss = nn.functional.cross_entropy(net(data).float(), target)
-    return loss * (float("inf") if rank in ILL[step] else 1.0)
-
-
-def check_scales(scales: list[float], moved: list[bool], digests: list[str]) -> None:
-    """Overflows lower the scale of all ranks, which skip the step in which all overflow."""
-    assert scales == [SCALE, SCALE / 2, SCALE / 2, *[SCALE / 4] * 3]
-    assert moved == [len(ranks) < 2 for ranks in ILL]
-    assert same_everywhere(digests)
-
-
-def lightning_scaler(rank: int) -> None:
-    """Lightning's ``MixedPrecision`` plugin, which holds the scaler; it unscales before it steps."""
-    import pytorch_lightning as pl
-    from pytorch_lightning.plugins.precision import MixedPrecision
-    from pytorch_lightning.strategies import DDPStrategy
-
-    from tailbound.integrations.lightning import TailboundCallback
-
-    as_torchrun(rank, 2)
-    scales, moved, digests = list[float](), list[bool](), list[str]()
-
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = model()
-
-        def training_step(self, _: Any, index: int) -> torch.Tensor:
-            return loss_of(self.net, rank, index)
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), 1e-3)
-
-    class Watching(pl.Callback):
-        def on_train_batch_start(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
-            self.before = state_digest(module.net, trainer.optimizers[0])
-
-        def on_train_batch_end(self, trainer: pl.Trainer, module: pl.LightningModule, *_: Any) -> None:
-            digests.append(state_digest(module.net, trainer.optimizers[0]))
-            moved.append(digests[-1] != self.before)
-            scales.append(trainer.precision_plugin.scaler.get_scale())
-            assert type(trainer.precision_plugin.scaler) is GradScaler
-
-    # precision="16-mixed" makes such a plugin on a GPU
-    plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", SCALE, growth_interval=100))
-    quiet: dict[str, Any] = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-    trainer = pl.Trainer(
-        max_epochs=1, accelerator="cpu", devices=2, strategy=DDPStrategy(process_group_backend="gloo"),
-        plugins=[plugin], gradient_clip_val=1.0, use_distributed_sampler=False, **quiet,
-        callbacks=[TailboundCallback(**patient(resync_period=0)), Watching()],
-    )  # fmt: skip
-    trainer.fit(Module(), torch.utils.data.DataLoader(range(len(ILL))))
-    check_scales(scales, moved, digests)
-
-
-def accelerate_scaler(rank: int) -> None:
-    """Accelerate's wrapper of the optimizer, which holds the scaler and says whether a step was skipped."""
-    from accelerate import Accelerator
-
-    from tailbound.integrations.accelerate import register
-
-    as_torchrun(rank, 2)
-    accelerator = Accelerator(cpu=True)
-    # mixed_precision="fp16" makes one on a GPU, of GradScalerKwargs
-    accelerator.scaler = torch.amp.GradScaler("cpu", SCALE, growth_interval=100)
-    net = model()
-    net, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), 1e-3))
-    scales, moved, digests = list[float](), list[bool](), list[str]()
-    register(accelerator, net, optimizer, **patient(resync_period=0))
-    for step in range(len(ILL)):
-        before = state_digest(net, optimizer.optimizer)
-        optimizer.zero_grad()
-        accelerator.backward(loss_of(net, rank, step))
-        accelerator.scaler.unscale_(optimizer.optimizer)  # as accelerator.clip_grad_norm_ does on a GPU
-        accelerator.clip_grad_norm_(net.parameters(), 1.0)
-        optimizer.step()
-        digests.append(state_digest(net, optimizer.optimizer))
-        moved.append(digests[-1] != before)
-        scales.append(accelerator.scaler.get_scale())
-        assert optimizer.step_was_skipped != moved[-1]
-    assert type(accelerator.scaler) is GradScaler
-    check_scales(scales, moved, digests)
-    accelerator.end_training()

@@ -74,8 +74,6 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "scalers that cannot be taken in are refused": (2, "scaler_jobs.strange"),
     "scales differ and the average does not": (2, "scaler_jobs.unlike"),
     "a checkpoint keeps the scale": (2, "scaler_jobs.saved"),
-    "Lightning's scaler": (2, "trainer_jobs.lightning_scaler"),
-    "Accelerate's scaler": (2, "trainer_jobs.accelerate_scaler"),
     # several ranks a host: two hosts of two
     "hosts: gradients are those of plain DDP": (4, "node_jobs.parity"),
     "hosts: buckets on a device are shared in one order": (4, "node_jobs.as_device"),
@@ -115,12 +113,8 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "codes over TCP give every rank the mean": (4, "quantised_jobs.means"),
     "codes over TCP train as Gloo does": (2, "quantised_jobs.training"),
 }  # fmt: skip
-#: What some need besides; those of one of the frameworks are thorough.
-NEEDS = {
-    "trainer_jobs.lightning_scaler": (pytest.mark.needs("lightning"), pytest.mark.thorough),
-    "trainer_jobs.accelerate_scaler": (pytest.mark.needs("accelerate"), pytest.mark.thorough),
-    "trainer_jobs.elastic": (pytest.mark.needs("accelerate", "lightning", "transformers"),),
-}
+#: What some need besides.
+NEEDS = {"trainer_jobs.elastic": (pytest.mark.needs("accelerate", "lightning", "transformers"),)}
 
 
 @pytest.mark.parametrize(

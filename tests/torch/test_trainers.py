@@ -1,4 +1,7 @@
-"""The real trainers over Tailbound: a rank stops, all meet in a collective of the trainer, and replicas end equal."""
+"""The real trainers: a rank stops, all meet in a collective of the trainer, and replicas end equal.
+
+In two of them gradients overflow, too.
+"""
 
 from __future__ import annotations
 
