@@ -1,7 +1,7 @@
 """Ranks of the real engine in virtual time (``tailbound_lab.simulate``), and what must hold, checked all the time.
 
 A switch that sums is the reference of the tests (``reference_switch``). Checked after every turn and every op
-(``Rank.check``, ``Sums``, ``World.finished``):
+(``Rank.after_turn``, ``Sums``, ``World.finished``):
 
 - acknowledgements of a peer never go back (clock-7b);
 - what a rank has let go it has acknowledged: no rank waits for a rank that has forgotten an op (clock-19);
@@ -27,18 +27,17 @@ from numpy.typing import NDArray
 
 from reference_switch import Rules
 from sim.sums import Sums
-from sim.switch import SimSwitch
 from tailbound.collective.op import Op
 from tailbound.collective.switched import ask
 from tailbound.kernel.core import core
 from tailbound.transport.config import Config
 from tailbound.transport.steps import step_of
 from tailbound.transport.switch import Switch
-from tailbound.wire.schema import HEADROOM, OP_INDEX_BITS, UNKNOWN_SENDER, Found, Verdict, serial_distance
+from tailbound.wire.schema import HEADROOM, UNKNOWN_SENDER, Found, Verdict, serial_distance
 from tailbound_lab.simulate.engine import Done, Plan
 from tailbound_lab.simulate.engine import Engine as UncheckedEngine
-from tailbound_lab.simulate.fabric import MS, Burst
-from tailbound_lab.simulate.machine import COOKIE, PORT, address
+from tailbound_lab.simulate.fabric import MS, Burst, Fabric
+from tailbound_lab.simulate.machine import COOKIE, PORT, Wire, address
 from tailbound_lab.simulate.machine import Datapath as UncheckedDatapath
 from tailbound_lab.simulate.world import Rank as UncheckedRank
 from tailbound_lab.simulate.world import World as UncheckedWorld
@@ -46,9 +45,35 @@ from tailbound_lab.simulate.world import World as UncheckedWorld
 __all__ = ["COOKIE", "PORT", "Datapath", "Done", "Engine", "Plan", "Rank", "World", "address", "switch_of"]
 
 
-def switch_of(ranks: int) -> Switch:
+def switch_of(ranks: int, form: str = "mean") -> Switch:
     """The switch of a job of ``ranks``."""
-    return Switch(address(ranks), PORT, 2048)
+    return Switch(address(ranks), PORT, 2048, form)
+
+
+class SimSwitch:
+    """The reference of a switch (``reference_switch``) at the end of a link of its own.
+
+    Attributes:
+        trouble: (rank, packet, whether it is a result) -> how often it passes.
+        down: it neither takes nor sends anything.
+    """
+
+    def __init__(self, fabric: Fabric, rules: Rules) -> None:
+        self._fabric, self.rules, self.down = fabric, rules, False
+        self.trouble: Callable[[int, bytes, bool], int] = lambda rank, data, result: 1
+
+    def restart(self) -> None:
+        """Forgets all slots, like a switch whose program is loaded anew."""
+        self.rules.slots.clear()
+
+    def take(self, burst: Burst) -> None:
+        ranks, sender = self.rules.ranks, burst.source
+        copies = [data for data in burst.packets() for _ in range(self.trouble(sender, data, False))]
+        for data in copies if not self.down else []:
+            _, out, everybody = self.rules.take(data)
+            for rank in range(ranks) if everybody else [sender]:
+                for _ in range(self.trouble(rank, out, True) if out else 0):
+                    self._fabric.send(Burst(ranks, rank, out, len(out)))
 
 
 class Datapath(UncheckedDatapath):
@@ -131,16 +156,12 @@ class Rank(UncheckedRank):
     _told: bytes = b""  # what the others had said when that was looked at last
     _books: tuple[object, ...] = ()  # the ledger, what had arrived and what was in sums when they were looked at last
 
+    @property
+    def wire(self) -> Wire:
+        """What it sends over, which may have trouble."""
+        return cast(Wire, self.datapath.socket)
+
     def after_turn(self, began: int, ends: int) -> None:
-        self.check(began, ends)
-
-    def check(self, began: int, ends: int) -> None:
-        """What must hold after every turn.
-
-        Args:
-            began: when the turn began, by this rank's clock, ns.
-            ends: when the engine wants the next one at the latest.
-        """
         job = self.engine.job
         states = job.store.peer_states[: job.world]
         if (told := states.tobytes()) != self._told:  # else no rank has said anything since it was looked at
@@ -282,11 +303,15 @@ class World(UncheckedWorld):
         """
         assert self.switch is not None
         self.switch.restart()
-        self.change(self.ranks, 0, cut=True)
-        self.change(self.ranks, length, cut=False)
+        self.unplug(self.ranks, length)
         for label in (node.engine.job.sequence.next_label for node in self.alive):
             if self._forgot < 0 or serial_distance(label, self._forgot) > 0:
                 self._forgot = label
+
+    def unplug(self, rank: int, length: int) -> None:
+        """Cuts the link of ``rank`` for ``length`` ns."""
+        self.change(rank, 0, cut=True)
+        self.change(rank, length, cut=False)
 
     def lose(self, loss: float, burst: float = 0.0) -> None:
         """Loses this share of the packets from now on, see ``Terms``."""
@@ -314,12 +339,6 @@ class World(UncheckedWorld):
             node.check_books(over=True)
             node.check_strangers()
         return self
-
-    def error_of(self, done: Done, out: NDArray[np.float32]) -> float:
-        """Squared error of a result against the mean of all ranks, over the squared length of that mean."""
-        bucket, size = done.label & ((1 << OP_INDEX_BITS) - 1), len(out)
-        mean = np.mean([self.gradient(r, done.step, bucket, size) for r in range(self.ranks)], axis=0, dtype=np.float64)
-        return float(((out - mean) ** 2).sum() / (mean**2).sum())
 
     @property
     def share(self) -> float:

@@ -16,19 +16,16 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine import PORT, Engine, Rank, World, address
-from sim.switch import SimSwitch
-from support import Team, Trouble, greeting
+from sim.engine import PORT, Engine, Rank, SimSwitch, World, address
+from support import Team, Trouble, greeting, whole
 from tailbound.collective import jump
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.datapath.store import ring_rows
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import Greeting
-from tailbound.transport.switch import Switch
 from tailbound.wire.schema import VERSION, PacketType
 from tailbound_lab.simulate.fabric import MS, S, Terms
-from tailbound_lab.simulate.machine import Wire
 
 T = TypeVar("T")
 Result = tuple[NDArray[np.float32], Outcome]
@@ -66,7 +63,7 @@ class Member(Communicator):
 
     def trouble(self, trouble: Trouble | Callable[[int, list[bytes]], list[bytes]] | None) -> None:
         """Lets ``trouble``, or a function as its ``meet``, have what this rank sends from now on; None: nothing has."""
-        wire: Wire = self.job.datapath.socket  # type: ignore[attr-defined]
+        wire = self.node.wire
         wire.trouble = trouble.begin(self.config.rank).meet if isinstance(trouble, Trouble) else trouble
 
 
@@ -123,6 +120,21 @@ class SimTeam(Team):
         """Virtual time, ns."""
         return self.world.fabric.now
 
+    @property
+    def switch(self) -> SimSwitch:
+        """That of the job."""
+        assert self.world.switch is not None
+        return self.world.switch
+
+    @property
+    def suspects(self) -> list[list[int]]:
+        """Whom each rank suspects."""
+        return [member.stats()["suspects"] for member in self.communicators]
+
+    def placed_by(self, owners: tuple[int, ...], ranks: Sequence[int] | None = None) -> bool:
+        """Whether all ``ranks`` place the rows of the next op by the map of these owners."""
+        return all(self[r].job.sequence.map.owners == owners for r in ranks or range(len(self)))
+
     def trouble(self, make: Callable[[], Trouble]) -> list[Trouble]:
         """Troubles what every rank sends; the troubles by rank."""
         made = [make() for _ in self.communicators]
@@ -176,37 +188,29 @@ class SimTeam(Team):
         return pending
 
     def finish(self, pending: dict[int, Pending]) -> list[Result]:
-        """Lets time pass until all of ``pending`` are over; their results in rank order.
-
-        ``Rank.check`` holds each to its bound.
-        """
+        """Lets time pass until all of ``pending`` are over; their results in rank order."""
         self.until(lambda: all(done.done() for _, done in pending.values()), "an op ends")
         return [(out, done.result(0)) for out, done in pending.values()]
 
-    def allreduce(
-        self,
-        inputs: Sequence[NDArray[np.float32]],
-        ranks: Sequence[int] | None = None,
-        late: dict[int, int] | None = None,
-        silent: Collection[int] = (),
-        starts: tuple[int, ...] = (),
-    ) -> list[Result]:
-        """One all-reduce of ``inputs[rank]`` by ``ranks``; (average, outcome) of each."""
-        return self.finish(self.start(inputs, ranks, late, silent, starts))
+    def allreduce(self, inputs: Sequence[NDArray[np.float32]], *how: Any, **named: Any) -> list[Result]:
+        """One all-reduce of ``inputs[rank]``, see ``start``; (average, outcome) of each."""
+        return self.finish(self.start(inputs, *how, **named))
+
+    def right(self, numel: int, seed: int = 0, *how: Any, **named: Any) -> list[Result]:
+        """One all-reduce in which nothing is missing: everybody's mean, with the same bits everywhere."""
+        inputs, results = self.averaged(numel, seed, *how, **named)
+        whole(results, inputs, 1e-2)  # without one of the ranks it would be 0.1
+        return results
+
+    def warm_up(self, numel: int, ops: int = 3) -> None:
+        """Warm scales, and a layout that can be foreseen."""
+        for op in range(ops):
+            self.right(numel, 1000 + op)
 
     def drain(self) -> None:
         """Lets time pass until nothing is in flight and no rank has anything to do for a while."""
         self.until(lambda: all(node.engine.idle for node in self.world.alive), "all are at rest")
         self.go(500 * MS)
-
-    def close(self) -> None:
-        """Checks that every packet that arrived has one verdict, and ends it."""
-        try:
-            for node in self.world.alive:
-                node.check_books()
-                node.check_strangers()
-        finally:
-            self.world.close()
 
 
 def total(job: SimTeam, counter: str) -> int:
@@ -221,42 +225,11 @@ def dropped(troubles: list[Trouble], kind: PacketType) -> int:
 
 @contextmanager
 def sim_team(ranks: int, settings: dict[str, Any], *, seed: int = 1, terms: Terms | None = None) -> Iterator[SimTeam]:
-    """A job of ``ranks`` communicators in virtual time; ``settings`` as for ``support.team``."""
-    with _closing(SimTeam(_world(ranks, settings, seed, terms))) as team:
-        yield team
-
-
-@contextmanager
-def sim_switched_team(
-    ranks: int,
-    settings: dict[str, Any],
-    *,
-    form: str = "mean",
-    rows: int = 8192,
-    trouble: Callable[[int, bytes, bool], int] | None = None,
-    seed: int = 1,
-) -> Iterator[tuple[SimTeam, SimSwitch]]:
-    """A job of ``ranks`` and its switch."""
-    where = Switch(address(ranks), PORT, rows, form)
-    world = _world(ranks, settings | {"switch": where}, seed, None)
-    assert world.switch is not None
-    if trouble is not None:
-        world.switch.trouble = trouble
-    with _closing(SimTeam(world)) as team:
-        yield team, world.switch
-
-
-def _world(ranks: int, settings: dict[str, Any], seed: int, terms: Terms | None) -> _TeamWorld:
+    """A job of ``ranks`` communicators in virtual time; ``settings`` as for ``support.team``; its books balance."""
     given = {"share_rows": True} | settings
     width, ring = given.pop("width", 64), given.pop("ring_mib", 1.0)
-    return _TeamWorld(ranks, seed, terms, width=width, rows=ring_rows(ring, width, ranks), **given)
-
-
-@contextmanager
-def _closing(team: SimTeam) -> Iterator[SimTeam]:
-    try:
-        yield team
-    except BaseException:
-        team.world.close()
-        raise
-    team.close()
+    with _TeamWorld(ranks, seed, terms, width=width, rows=ring_rows(ring, width, ranks), **given) as world:
+        yield SimTeam(world)
+        for node in world.alive:
+            node.check_books()
+            node.check_strangers()
