@@ -21,10 +21,9 @@ def batches(
 ) -> Iterator[T]:
     """Yields the batches of ``loader``, those left out that belong to steps the others have finished without this rank.
 
-    Before every iteration of the loop, a rank that is behind applies the finished ones; one that is so far behind that
-    their averages are gone joins the others at their next one and takes their state (``state.catch_up``).
-    Either way as many batches are skipped, so that all ranks stay at the same place in the data. An iteration may have
-    several backward passes and steps; how many is learned from the first ones.
+    Before every iteration of the loop, a rank that is behind applies the finished ones, or joins the others at their
+    next one and takes their state (``state.catch_up``). Either way as many batches are skipped, so that all ranks stay
+    at the same place in the data. What is left to skip at the end of ``loader`` is skipped in the next.
 
     Args:
         loader, state: this rank's batches, and what ``register`` returned.
@@ -37,8 +36,6 @@ def batches(
 
     Where another registered model makes steps in the loop, no batch is left out: the models would skip apart. The
     iterations of a rank that was away for too long are void then, as without ``batches``.
-
-    What is left to skip at the end of ``loader`` is skipped at the beginning of the next one.
 
     Raises:
         ConfigError: no rank can skip a step alone, ``per_step`` is not what the loop does, a batch was asked for before

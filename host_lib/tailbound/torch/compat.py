@@ -33,7 +33,7 @@ def default_store() -> Store:
 
 
 def default_group() -> dist.ProcessGroup:
-    """As ``dist.group.WORLD``, of which it is sure that there is one."""
+    """As ``dist.group.WORLD``, if there is one."""
     group: dist.ProcessGroup = dist.distributed_c10d._get_default_group()
     return group
 

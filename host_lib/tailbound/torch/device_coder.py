@@ -1,7 +1,4 @@
-"""Buckets on a device: coded and decoded there, so that only codes cross to the host (and some bytes a row and group).
-
-With tensors of the host, and a form that works on these, it gives what the compiled passes give.
-"""
+"""Buckets on a device: coded and decoded there, so that codes cross to the host, and some bytes a row and group."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ from tailbound.codec.shape import GROUP_ROWS, Shape, shape_for
 from tailbound.errors import ConfigError
 from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, WIDTH_STEP
 
-#: A ``paths.DevicePath``, whose module imports this one.
-DevicePath: TypeAlias = Any
+DevicePath: TypeAlias = Any  # of ``paths``, which imports this module
 
 
 class By(NamedTuple):
@@ -58,7 +54,7 @@ class Rows(NamedTuple):
 
 
 class Form(Protocol):
-    """How a device codes: kernels of Triton, and in tests what stands in for them. Their bits are the same.
+    """How a device codes: kernels of Triton, and in tests what stands in for them, with the same bits.
 
     A form keeps nothing and waits for nothing. What it returns is queued on the current stream.
     """

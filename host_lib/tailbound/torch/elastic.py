@@ -87,12 +87,7 @@ def init_process_group(timeout: float = 180.0) -> None:
 
     By ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. The store there is the rendezvous, and has to
     outlive the ranks: that of ``torchrun``. Without torchrun rank 0 has it, and all ranks but that one may come back.
-
-    Args:
-        timeout: seconds to wait for the store.
-
-    Raises:
-        ConfigError: one of the variables is not set.
+    ``timeout``: seconds to wait for the store.
     """
     try:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -115,11 +110,7 @@ def init_process_group(timeout: float = 180.0) -> None:
 
 
 def alone() -> dist.ProcessGroup:
-    """The group of this rank alone, for ``DistributedDataParallel(process_group=...)``.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The group of this rank alone, for ``DistributedDataParallel(process_group=...)``."""
     if not _worlds:
         raise ConfigError("there is no group of this rank alone: call tailbound.torch.elastic.init_process_group first")
     return next(iter(_worlds))

@@ -18,11 +18,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from tailbound.errors import ConfigError
-from tailbound.settings.table import known
 from tailbound.torch.backend import Passes
 from tailbound.torch.compat import backward_pass, call_after_backward
 from tailbound.torch.memory import check
-from tailbound.torch.node import interface_for
+from tailbound.torch.node import of_place
 from tailbound.torch.replica import local
 from tailbound.torch.state import TailboundState, model_digest
 
@@ -191,7 +190,6 @@ def register(
     """Averages the gradients of an FSDP2 model over ``replicas``, makes these equal, and returns the state.
 
     To be called on all ranks, once the model is sharded and before its first step (``docs/torch/large.md``).
-    ``fully_shard`` gets the shard dimension only: given both, it all-reduces by itself before the hook runs.
 
     Args:
         model: the root module, ``fully_shard`` applied to it.
@@ -211,15 +209,8 @@ def register(
         group = group.get_group()
     modules = _modules(model, group)
     shards = max((p.device_mesh.size() for p in model.parameters() if hasattr(p, "device_mesh")), default=1)
-    wanted = known("datapath", options)
-    if shards > 1 and (wanted == "switch" or options.get("switch")):
-        raise ConfigError(f"a switch serves one job, and {shards} shards are {shards} jobs: give no switch")
-    options["interface"], options["datapath"] = interface_for(
-        known("interface", options),
-        int(os.environ.get("LOCAL_RANK", "0")),
-        int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        wanted,
-    )
+    place, places = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    options |= of_place(options, place, places, shards, "shards")
     what = f"{model_digest(model)} in {shards} shards"
     entries = sum(local(p).numel() for p in model.parameters() if p.requires_grad)
     state = FsdpState(group, shards=shards, model=what, entries=entries, **options)

@@ -64,11 +64,7 @@ def _average_sparse(
     scale = state.loss_scale
     group = state.everyone
     work = dist.all_reduce(tensor / (scale * dist.get_world_size(group)), group=group, async_op=True)
-
-    def scaled(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-        return done.value()[0] * scale
-
-    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(scaled)
+    averaged: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0] * scale)
     if not last:
         return averaged
     ended = state.average(index, torch.zeros(_END, device=tensor.device), True)

@@ -20,15 +20,10 @@ class Moment:
 
     def __init__(self) -> None:
         self._changed = threading.Condition(threading.Lock())
-        self._step: int | None = None
+        self.step: int | None = None  #: the last one that ended here
         self._still = False
         self._changes = 0  # contexts of ``change``
         self._over = False
-
-    @property
-    def step(self) -> int | None:
-        """The last step that ended here."""
-        return self._step
 
     @property
     def changing(self) -> bool:
@@ -42,7 +37,7 @@ class Moment:
     def settle(self, step: int) -> None:
         """The state is that after ``step``, and stands still."""
         with self._changed:
-            self._step, self._still = step, True
+            self.step, self._still = step, True
             self._changed.notify_all()
 
     def disturb(self) -> bool:
@@ -77,15 +72,15 @@ class Moment:
         """
 
         def reached() -> bool:
-            there = self._step is not None and step_distance(self._step, step) >= 0
+            there = self.step is not None and step_distance(self.step, step) >= 0
             return self._over or (there and (self._readable or not or_later))
 
         with self._changed:
             well = self._changed.wait_for(reached, timeout)
             if self._over:
                 raise Refusal("this rank is closing")
-            if not well or self._step is None:
+            if not well or self.step is None:
                 raise Refusal(f"step {step} has not ended here yet")
-            if not self._readable or (self._step != step and not or_later):
+            if not self._readable or (self.step != step and not or_later):
                 raise Refusal(f"step {step} is past here")
-            yield self._step
+            yield self.step

@@ -9,14 +9,15 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch.distributed as dist
 
 from tailbound.errors import ConfigError, TransportError
-from tailbound.settings.table import NODE_GROUP
+from tailbound.settings.table import NODE_GROUP, known
 from tailbound.torch.compat import default_store
 from tailbound.transport import rendezvous
 
@@ -200,6 +201,15 @@ def own_interface(given: str | None, datapath: str) -> tuple[str | None, str]:
     what = f"interface={given}: the first name is for local rank 0, and so on; this"
     place, places = local_place(what, "give each rank the name of its own interface")
     return interface_for(given, place, places, datapath)
+
+
+def of_place(options: Mapping[str, Any], place: int, places: int, jobs: int, what: str) -> dict[str, Any]:
+    """Interface and datapath of the rank at ``place`` of ``places``; ``jobs``: as many as there are ``what``."""
+    datapath = known("datapath", options)
+    if jobs > 1 and (datapath == "switch" or options.get("switch")):
+        raise ConfigError(f"a switch serves one job, and {jobs} {what} are {jobs} jobs: give no switch")
+    interface, datapath = interface_for(known("interface", options), place, places, datapath)
+    return {"interface": interface, "datapath": datapath}
 
 
 def interface_for(given: str | None, place: int, places: int, datapath: str) -> tuple[str | None, str]:

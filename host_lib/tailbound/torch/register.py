@@ -6,7 +6,7 @@ import inspect
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Unpack
+from typing import Literal, Unpack
 
 import torch
 import torch.distributed as dist
@@ -20,7 +20,7 @@ from tailbound.torch.compat import keep_connections
 from tailbound.torch.hook import allreduce_hook
 from tailbound.torch.kept import Stateful, check
 from tailbound.torch.memory import SUPPORTED
-from tailbound.torch.node import find, interface_for
+from tailbound.torch.node import find, of_place
 from tailbound.torch.node_state import NodeState
 from tailbound.torch.paths import DTYPES, KINDS
 from tailbound.torch.scaler import adopt
@@ -97,17 +97,6 @@ def register(
         state.close()
         raise
     return state
-
-
-def _of_model(
-    ddp_model: DistributedDataParallel, optimizer: torch.optim.Optimizer | None, scaler: torch.amp.GradScaler | None
-) -> dict[str, Any]:
-    """What a job has to know of the model; all ranks have one ``scaler``, or none, and have loaded one checkpoint."""
-    entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
-    kept = len(getattr(optimizer, "state", ()))
-    loaded = f" with an optimizer that keeps {kept} states" if kept else ""
-    scaled = f" with a loss scale of {scaler.get_scale():g}" if scaler is not None and scaler.is_enabled() else ""
-    return {"model": model_digest(ddp_model.module) + loaded + scaled, "entries": entries}
 
 
 def _barriers(ddp_model: DistributedDataParallel) -> Iterator[tuple[str, str]]:
@@ -224,27 +213,26 @@ def _state(
     scaler: torch.amp.GradScaler | None,
     options: Options,
 ) -> TailboundState:
-    timeout = known("timeout", options)
+    timeout, returns = known("timeout", options), elastic.is_elastic(group)
 
-    def of_place(place: int, places: int) -> dict[str, Any]:
-        """Options of the rank at ``place``; what several ranks of a host cannot have is refused."""
-        datapath = known("datapath", options)
-        if datapath == "switch" or options.get("switch"):
-            raise ConfigError(
-                f"a switch serves one job, and {places} ranks on a host are {places} jobs: give no switch"
-            )
+    def check(place: int, places: int) -> None:
+        """Refuses what several ranks of a host cannot have."""
         _device_of(ddp_model)
-        interface, datapath = interface_for(known("interface", options), place, places, datapath)
-        return {"timeout": timeout, "interface": interface, "datapath": datapath}
+        of_place(options, place, places, places, "ranks on a host")
 
-    returns = elastic.is_elastic(group)  # such a rank takes the others' state and scale
-    node = find(group, node_group, timeout, of_place) if not returns else None
-    model = _of_model(ddp_model, *((optimizer, scaler) if not returns else (None, None)))
+    node = find(group, node_group, timeout, check) if not returns else None
+    model = model_digest(ddp_model.module)
+    if not returns:  # a rank that returns takes the others' state and scale
+        if kept := len(getattr(optimizer, "state", ())):
+            model += f" with an optimizer that keeps {kept} states"
+        if scaler is not None and scaler.is_enabled():
+            model += f" with a loss scale of {scaler.get_scale():g}"
+    entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)
     if node is None:
-        return TailboundState(group, **model, **options)
+        return TailboundState(group, model=model, entries=entries, **options)
     places = node.places
-    model = {"model": f"{model['model']} on hosts of {places} ranks", "entries": -(-model["entries"] // places)}
-    given = {**options, **of_place(node.place, places), **model}
+    given = {**options, **of_place(options, node.place, places, places, "ranks on a host"), "timeout": timeout}
+    given |= {"model": f"{model} on hosts of {places} ranks", "entries": -(-entries // places)}
     return NodeState(group, node, device=_device_of(ddp_model), **given)
 
 

@@ -58,10 +58,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def flat(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The memory of what this rank holds of a tensor as one dimension, in the order of memory.
-
-    None where it has holes or overlaps.
-    """
+    """The memory of what this rank holds of a tensor as one dimension; None where it has holes or overlaps."""
     data = local(tensor).detach()
     if data.is_contiguous():
         return data.view(-1)

@@ -80,8 +80,7 @@ class Resync:
     """Keeps one replica equal to the others', until the reliable path is closed.
 
     Args:
-        communicator, replica, layout: of the job, of the model, and of DDP's buckets.
-        state: gives the ``TailboundState`` while there is one.
+        communicator, replica, layout, state: of the job and the model; the state for as long as there is one.
         period: steps between two comparisons of digests; 0: none.
         share: of its time that an unsound rank spends on taking a state; 0: it takes none by itself.
         compare: compare digests while sound; False where another rank of this host does so for it.
@@ -199,10 +198,6 @@ class Resync:
         """Seconds of a median step."""
         return statistics.median(self._durations) if self._durations else 0.0
 
-    @property
-    def _patience(self) -> float:
-        return max(_PATIENCE, _PATIENT_STEPS * max(self._durations, default=0.0))
-
     # -- what to do at the next boundary, in the training thread
 
     def _plan(self, step: int) -> None:
@@ -214,17 +209,14 @@ class Resync:
         if peers and not self.sound:
             self._seek(peers, step)
         elif peers and self._compares:
-            which = step % self.replica.slices
-            if which in self._unseen or self._due(step // self.replica.slices):
+            which, begun, period = step % self.replica.slices, step - step % self.replica.slices, self._period
+            due = period and begun // period != (begun - self.replica.slices) // period
+            if which in self._unseen or due:
                 self._aside(partial(self._compare_slice, step, which, peers))
 
     def _look_through(self) -> None:
         """All slices are compared once, from now on."""
         self._unseen = set(range(self.replica.slices))
-
-    def _due(self, window: int) -> bool:
-        slices, period = self.replica.slices, self._period
-        return period > 0 and (window * slices) // period != ((window - 1) * slices) // period
 
     def _seek(self, peers: Sequence[int], step: int) -> None:
         """Chooses a sound rank to take from; where there is none, the lowest becomes the reference."""
@@ -439,7 +431,8 @@ class Resync:
             held = self._size()
             most_bytes = max(_WHOLE_LEAST, _WHOLE_TIMES * held)
             limits = max(0.05, timeout) + (0.0 if bounded else held / _COPIED), most_bytes, 0.0 if bounded else RATE
-            patience = min(timeout, self._patience) if wanted & Wanted.LATER else timeout
+            patience = max(_PATIENCE, _PATIENT_STEPS * max(self._durations, default=0.0))
+            patience = min(timeout, patience) if wanted & Wanted.LATER else timeout
             ask = _ASK.pack(step, wanted, max(0, min(int(patience * 1000), 0xFFFF)), most, replica.layouts())
             buffers, first = bool(wanted & Wanted.BUFFERS), replica.trained if wanted & Wanted.WHOLE else 0
             ask += bytes(DIGEST * first)  # of no slice

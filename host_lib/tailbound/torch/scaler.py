@@ -18,8 +18,7 @@ import torch
 from tailbound.errors import ConfigError
 from tailbound.torch.compat import SCALERS
 
-#: A ``TailboundState``, whose module imports this one.
-TailboundState: TypeAlias = Any
+TailboundState: TypeAlias = Any  # of ``state``, which imports this module
 
 
 class GradScaler(torch.amp.GradScaler):

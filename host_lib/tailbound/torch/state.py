@@ -73,11 +73,8 @@ class TailboundState:
         process_group: the group of the DDP model; its store is the rendezvous. Default: the default group.
         model: digest of what is trained (``model_digest``); ranks that differ are refused.
         entries: parameters that are averaged in a step; 0: not known.
-        **options: below, or in ``docs/settings.md``. All but ``interface`` are the same on all ranks. One that is left
-            out comes from its variable, ``TAILBOUND_...``, or has its default.
-
-    Raises:
-        ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
+        **options: below. All but ``interface`` are the same on all ranks. One that is left out comes from its variable,
+            ``TAILBOUND_...``, or has its default.
     """
 
     communicator: Communicator | None = None  #: None: a world of one.
@@ -397,7 +394,7 @@ class TailboundState:
 
     def _prepare(self, on: bool) -> None:
         """Until its first step is launched a rank holds the others: its first pass may compile for a minute."""
-        if self.communicator is not None and on != self._preparing:
+        if on != self._preparing:
             self._preparing = on
             self._hold(on)
 
