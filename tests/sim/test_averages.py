@@ -58,7 +58,7 @@ def _left_behind(job: SimTeam, step: int) -> None:
     job[1].trouble(lambda to, sent: [] if to == 2 else sent)
 
 
-#: Who owns rows, what happens before each step, who launches what, how ops end, and with which words the job does.
+#: Owners of rows, what happens before each step, who launches what, how ops end, and with which words the job does.
 _ENDS = {
     "two own rows, and none gets through": ((0, 1), _no_rows, EVERYBODY, INPUTS, {}, _PATH),
     "one owns all rows, and none gets through": ((2,), _no_rows, EVERYBODY, INPUTS, {}, _PATH),

@@ -24,7 +24,7 @@ import pytest
 from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty, launch, patient, team, whole
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
-from tailbound.collective import contribute, transpose
+from tailbound.collective import contribute
 from tailbound.collective.buffers import BufferPool
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op
