@@ -3,25 +3,21 @@
 A and B share everything that ops can share: B comes one ring of sums, one ring of results and one ring of op records
 after A, so its row, its result and its record stand where A's do. C is a label from far ahead whose row lies in the
 windows all the same, as it does where ops are small: only its record would stand where A's does. Every sender has codes
-of its own for every op and scale, so a sum says who is in it.
+of its own for every op and scale, so a sum says who is in it. B has another layout, and two codes a byte.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 import cases
-from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, Flag, Verdict, op_label, op_slot
+from tailbound.wire.schema import OP_INDEX_BITS, OP_PER_STEP, OP_STEPS, Flag, PacketType, op_label, op_slot
 
 SENDERS = (1, 2, 3)
 #: Codes of a row: the shortest that there is.
 CODES = 16
-#: Bytes of a sum, of op B with two codes a byte.
-SUM_BYTES = 4 * CODES
 #: Exponents and weights: by the larger scale sums move, or what comes after it loses bits.
 OWN, OTHER = (cases.EXPONENT, 3), (cases.EXPONENT + 20, 1)
 NEW_MAP = cases.MAP_ID + 1
@@ -40,30 +36,9 @@ class Op:
 A = Op("A", op_label(3, 1), cases.SUM_BASE, cases.RESULT_BASE)
 B = Op("B", op_label(3 + OP_STEPS, 1), A.seq + cases.SUM_ROWS, A.result_seq + cases.RESULT_ROWS)
 C = Op("C", op_label(3 + OP_STEPS, 1 + OP_PER_STEP), A.seq + 1, A.result_seq + 1)
-#: Those that can be summed here.
-OPS = {op.label: op for op in (A, B)}
-SLOT, RESULT_ROW = A.seq % cases.SUM_ROWS, A.result_seq % cases.RESULT_ROWS
-RECORD = op_slot(A.label)
+SLOT, RESULT_ROW, RECORD = A.seq % cases.SUM_ROWS, A.result_seq % cases.RESULT_ROWS, op_slot(A.label)
 assert (B.seq % cases.SUM_ROWS, B.result_seq % cases.RESULT_ROWS, op_slot(B.label)) == (SLOT, RESULT_ROW, RECORD)
 assert op_slot(C.label) == RECORD
-
-
-def codes_of(sender: int, op: Op, scale: tuple[int, int]) -> bytes:
-    """What a sender contributes: to op B two codes a byte (``Flag.HALVES``)."""
-    return cases.codes(sender + (16 if op is B else 0) + (64 if scale == OTHER else 0), CODES)
-
-
-def result_codes(owner: int, op: Op) -> bytes:
-    """What an owner publishes."""
-    return cases.codes(128 + owner + (16 if op is B else 0), CODES)
-
-
-def lanes(sender: int, op: Op, scale: tuple[int, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """What a sender contributes, in the order of the lanes of a sum."""
-    codes = np.frombuffer(codes_of(sender, op, scale), np.uint8)
-    if op is B:
-        codes = np.stack((codes.reshape(-1, 8) & 15, codes.reshape(-1, 8) >> 4), axis=1)
-    return codes.reshape(-1, 4, 2).transpose(0, 2, 1).reshape(-1).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -71,90 +46,75 @@ class Action:
     """A packet of ``sender`` about ``op``, or a move of the host.
 
     Attributes:
-        name: what tests say to repeat it.
+        name: tests name it so.
+        kind: contribution, result, ready, or of the host: seal, expect (results), control.
         packet: UDP payload; empty for a move of the host.
-        kind: contribution, result, ready or host.
-        sender: rank that sends the packet, 0 for the host.
-        op: which op it is about, where there is one.
-        map_id: what a packet carries.
-        move: changes a world as the host would.
-        may: whether the host would do that now, from what it has written itself.
+        control: fields that a move of the host writes.
+        may: whether the host would do that now, by what it has written into the control record, and by what it has
+            sealed and expects.
     """
 
     name: str
-    packet: bytes = b""
-    kind: str = "host"
-    sender: int = 0
+    kind: str
     op: Op = A
-    map_id: int = cases.MAP_ID
-    move: Callable[[Any], None] = lambda world: None
-    may: Callable[[Any], bool] = lambda view: True
+    packet: bytes = b""
+    sender: int = 0
+    control: Mapping[str, Any] = field(default_factory=dict)
+    may: Callable[[Any, int, int], bool] = lambda control, sealed, expected: True
+
+
+def _sent(name: str, kind: PacketType, sender: int, op: Op, codes: bytes, **fields: Any) -> Action:
+    values = {"op": op.label, "layout": cases.LAYOUT + (op is B), "row": 0, "rows": 1, "owner": cases.RANK} | fields
+    if op is B and kind != PacketType.READY:
+        values["flags"] = values.get("flags", 0) | Flag.HALVES
+    return Action(name, kind.name.lower(), op, cases.build(kind, codes, sender=sender, **values), sender)
 
 
 def _contribution(name: str, sender: int, op: Op, scale: tuple[int, int] = OWN, **fields: Any) -> Action:
-    exponent, weight = scale
-    values = {"seq": op.seq, "op": op.label, "row": 0, "rows": 1, "exponent": exponent, "weight": weight}
-    values |= {"owner": cases.RANK, "contributed": op.label, "published": cases.RELEASED} | fields
-    values["flags"] = values.get("flags", 0) | (Flag.HALVES if op is B else 0)
-    data = cases.build(cases.PacketType.CONTRIBUTION, codes_of(sender, op, scale), sender=sender, **values)
-    return Action(name, data, "contribution", sender, op, fields.get("map_id", cases.MAP_ID))
+    codes = cases.codes(sender + (16 if op is B else 0) + (64 if scale == OTHER else 0), CODES)
+    values = {"seq": op.seq, "exponent": scale[0], "weight": scale[1], "contributed": op.label}
+    values |= {"published": cases.RELEASED} | fields
+    return _sent(name, PacketType.CONTRIBUTION, sender, op, codes, **values)
 
 
 def _result(name: str, owner: int, op: Op, **fields: Any) -> Action:
-    values = {"seq": op.result_seq, "op": op.label, "row": 0, "rows": 1, "scale": 0.25, "count": owner}
-    values |= {"contributed": op.label, "published": op.label, "owner": owner} | fields
-    values["flags"] = values.get("flags", 0) | (Flag.HALVES if op is B else 0)
-    data = cases.build(cases.PacketType.RESULT, result_codes(owner, op), sender=owner, **values)
-    return Action(name, data, "result", owner, op, map_id=fields.get("map_id", cases.MAP_ID))
+    values = {"seq": op.result_seq, "scale": 0.25, "count": owner, "owner": owner}
+    values |= {"contributed": op.label, "published": op.label} | fields
+    return _sent(name, PacketType.RESULT, owner, op, cases.codes(128 + owner + (16 if op is B else 0), CODES), **values)
 
 
 def _ready(name: str, sender: int, op: Op, **fields: Any) -> Action:
-    values = {"seq": op.result_seq, "op": op.label, "owner": cases.RANK} | fields
-    return Action(name, cases.build(cases.PacketType.READY, bytes(CODES), sender=sender, **values), "ready", sender, op)
+    return _sent(name, PacketType.READY, sender, op, bytes(CODES), seq=op.result_seq, **fields)
 
 
 def _seal(op: Op) -> Action:
-    return Action(
-        f"seal {op.name}",
-        move=lambda world: world.seal(op.label, op.seq, 1),
-        op=op,
-        may=lambda view: view.window(op) and view.sealed < op.label,
-    )
+    def may(control: Any, sealed: int, expected: int) -> bool:
+        return control["sum_base"] <= op.seq < control["sum_base"] + cases.SUM_ROWS and sealed < op.label
+
+    return Action(f"seal {op.name}", "seal", op, may=may)
 
 
-def _control(**values: Any) -> Callable[[Any], None]:
-    return lambda world: world.control(**values)
+def _expect(op: Op) -> Action:
+    def may(control: Any, sealed: int, expected: int) -> bool:
+        return expected < op.label <= control["released"] + (OP_STEPS << OP_INDEX_BITS)
+
+    return Action(f"results of {op.name}", "expect", op, may=may)
+
+
+def _control(name: str, may: Callable[[Any, int, int], bool], **values: Any) -> Action:
+    return Action(name, "control", control=values, may=may)
 
 
 #: The three words that a host writes when an op is over here, in its order.
 _OVER = [
-    Action("released", move=_control(released=A.label), may=lambda v: v.sealed >= A.label and v.released < A.label),
-    Action(
+    _control("released", lambda c, sealed, _: sealed >= A.label > c["released"], released=A.label),
+    _control(
         "results move on",
-        move=_control(result_base=B.result_seq),
-        may=lambda v: v.released == A.label and v.result_base < B.result_seq,
+        lambda c, *_: c["released"] == A.label and c["result_base"] < B.result_seq,
+        result_base=B.result_seq,
     ),
-    Action("sums move on", move=_control(sum_base=B.seq), may=lambda v: v.result_base == B.result_seq > v.sum_base),
+    _control("sums move on", lambda c, *_: c["result_base"] == B.result_seq and c["sum_base"] < B.seq, sum_base=B.seq),
 ]
-_LIVE = [
-    Action("3 is out", move=_control(live=[0b0110, 0, 0, 0], live_peers=2, need=2), may=lambda v: v.live == 0b1110),
-    Action("3 is back", move=_control(live=[0b1110, 0, 0, 0], live_peers=3, need=3), may=lambda v: v.live == 0b0110),
-]
-_MAP = Action(
-    "new map",
-    move=_control(map_id=NEW_MAP, map_since=B.label, map_before=cases.MAP_ID),
-    may=lambda v: v.map_id == cases.MAP_ID,
-)
-_EXPECT_RESULTS = [
-    Action(
-        f"results of {op.name}",
-        move=lambda world, op=op: world.expect_results(op.label, 1),
-        op=op,
-        may=lambda v, op=op: v.expected_results < op.label and v.released >= op.label - (OP_STEPS << 10),
-    )
-    for op in (A, B)
-]
-
 _ALL: list[Action] = [
     *(_contribution(f"{s} gives {op.name}", s, op) for op in (A, B) for s in SENDERS),
     *(_contribution(f"{s} repeats {op.name}", s, op, flags=Flag.REPEAT) for op in (A, B) for s in SENDERS),
@@ -163,23 +123,25 @@ _ALL: list[Action] = [
     *(_result(f"result of {op.name} by {s}", s, op) for op in (A, B) for s in SENDERS),
     *(_result(f"result of {op.name} by {s} again", s, op, flags=Flag.REPEAT) for op in (A, B) for s in SENDERS),
     *(_result(f"result of B by {s} by the new map", s, B, map_id=NEW_MAP) for s in SENDERS),
-    *(_ready(f"{s} is ready for {op.name}", s, op) for op in (A, B) for s in SENDERS),
+    *(_ready(f"{s} is ready for {op.name}", s, op) for op in (A, B, C) for s in SENDERS),
     *(_ready(f"{s} is too late for {op.name}", s, op, flags=Flag.LATE) for op in (A, B) for s in SENDERS),
     *(_ready(f"{s} abstains from {op.name}", s, op, flags=Flag.ABSTAIN) for op in (A, B) for s in SENDERS),
-    *(_ready(f"{s} is ready for C", s, C) for s in SENDERS),
     *(_seal(op) for op in (A, B)),
     *_OVER,
-    *_LIVE,
-    _MAP,
-    *_EXPECT_RESULTS,
-]
+    _control("3 is out", lambda c, *_: c["live"][0] == 0b1110, live=[0b0110, 0, 0, 0], live_peers=2, need=2),
+    _control("3 is back", lambda c, *_: c["live"][0] == 0b0110, live=[0b1110, 0, 0, 0], live_peers=3, need=3),
+    _control(
+        "new map",
+        lambda c, *_: c["map_id"] == cases.MAP_ID,
+        map_id=NEW_MAP, map_since=B.label, map_before=cases.MAP_ID,
+    ),
+    *(_expect(op) for op in (A, B)),
+]  # fmt: skip
 ACTIONS = {action.name: action for action in _ALL}
 assert len(ACTIONS) == len(_ALL)
-#: Verdicts by which a contribution is in.
-TAKEN = (Verdict.STORED, Verdict.ADDED)
 _OVER_NAMES = tuple(action.name for action in _OVER)
 
-#: Parts of the whole that are explored to their ends, and the whole, which is explored as far as there is time.
+#: Parts of the whole that can be explored to their ends, and the whole, as far as there is time.
 SCENES: dict[str, tuple[str, ...]] = {
     "sums": (
         *(f"{s} gives A" for s in SENDERS), *(f"{s} gives A by another scale" for s in (1, 2)), "1 repeats A",

@@ -1,31 +1,30 @@
-"""The udp datapath's tables, with the part of them that an action may change taken out and put back as bytes."""
+"""The part of a datapath's memory that actions of a scene may change, as bytes; and all states that they lead to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import functools
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import cases
-from interleave.scene import CODES, RECORD, RESULT_ROW, SENDERS, SLOT, SUM_BYTES, Action
-from tailbound.datapath.store import allocate
-from tailbound.datapath.tables import EVENT_HEAD, EVENT_TAIL, Tables
+from datapath_world import DatapathWorld
+from interleave.scene import ACTIONS, CODES, RECORD, RESULT_ROW, SCENES, SENDERS, SLOT, Action
+from tailbound.datapath.store import layouts
 from tailbound.wire.schema import MAX_RANKS, Verdict
 from udp_world import World
 
-#: The time of every packet: states differ by what happened, not by when.
-NOW = 1_000_000_000
 #: Hints that no rule reads and that only ever rise: left out of states, so that there are finitely many.
 HINTS = ("progress", "late", "late_results")
-
-#: Array, first entry, entries, and bytes of each (0: whole): what the actions of a scene may change.
+#: Map, first entry, entries, and bytes of each where they are no records. What is sealed is a word of its own.
 PARTS: tuple[tuple[str, int, int, int], ...] = (
     ("control", 0, 1, 0),
-    ("slot_locks", SLOT, 1, 0),
     ("slots", SLOT, 1, 0),
-    ("sums", SLOT, 1, SUM_BYTES),
+    ("sums", SLOT, 1, 4 * CODES),  # op B has two codes a byte
     ("result_records", RESULT_ROW, 1, 0),
     ("presence", RESULT_ROW, 1, 0),
     ("results", RESULT_ROW, 1, CODES),
@@ -34,166 +33,148 @@ PARTS: tuple[tuple[str, int, int, int], ...] = (
     ("arrivals", RECORD * MAX_RANKS + SENDERS[0], len(SENDERS), 0),
     ("peer_states", SENDERS[0], len(SENDERS), 0),
 )
+_LAYOUTS = layouts(cases.WIDTH, cases.SUM_ROWS, cases.RESULT_ROWS, cpus=1)
+STATE = np.dtype(
+    [
+        ("sealed", "u8"),
+        *((name, "u1" if size else _LAYOUTS[name][0], size or (() if n == 1 else n)) for name, _, n, size in PARTS),
+    ]
+)
 
 
-class Layout:
-    """Where fields stand in a state."""
-
-    def __init__(self, arrays: dict[str, NDArray[Any]]) -> None:
-        self.size = 0
-        self.at: dict[str, int] = {}  # "slots.op", "arrivals.1.first_us": byte
-        self._times: list[tuple[int, int]] = []  # bytes that hold a time
-        self._field: dict[str, tuple[int, int, bool]] = {}
-        self.words: list[str] = []  # what every word of eight bytes holds
-        for name, _, entries, size in PARTS:
-            dtype = arrays[name].dtype
-            for entry in range(entries):
-                stem = name if entries == 1 else f"{name}.{entry + 1}"
-                self.at[stem] = self.size
-                if dtype.names is None:
-                    self.words += [stem] * (size // 8)
-                    self.size += size
-                    continue
-                labels: list[list[str]] = [[] for _ in range(dtype.itemsize // 8)]
-                for field, (kind, offset, *_) in dtype.fields.items():
-                    base = kind.base
-                    self._field[f"{stem}.{field}"] = (self.size + offset, min(base.itemsize, 8), base.kind == "i")
-                    if field.endswith(("_ns", "_us")):
-                        size = base.itemsize
-                        self._times += [(self.size + at, size) for at in range(offset, offset + kind.itemsize, size)]
-                    for word in range(offset // 8, (offset + kind.itemsize + 7) // 8):
-                        labels[word].append(field)
-                self.words += [f"{stem}.{'/'.join(fields)}" for fields in labels]
-                self.size += dtype.itemsize
-
-    def get(self, state: bytes, name: str) -> int:
-        """A field of a state, of arrays the first item."""
-        at, size, signed = self._field[name]
-        return int.from_bytes(state[at : at + size], "little", signed=signed)
-
-    def fields(self) -> tuple[str, ...]:
-        """Names of all fields that ``get`` knows."""
-        return tuple(self._field)
-
-    def array(self, word: str) -> str:
-        """The array, and of arrays of several the entry, that a name in ``words`` stands for."""
-        return next(stem for stem in self.at if word == stem or word.startswith(f"{stem}."))
-
-    def changed(self, before: bytes, after: bytes) -> frozenset[str]:
-        """Names in ``words`` of all that differs."""
-        if before == after:
-            return frozenset()
-        words = np.frombuffer(before, np.uint64) != np.frombuffer(after, np.uint64)
-        return frozenset([self.words[i] for i in np.flatnonzero(words).tolist()])
-
-    def timeless(self, state: bytes) -> bytes:
-        """The same with 1 in place of every time."""
-        out = bytearray(state)
-        for at, size in self._times:
-            if any(out[at : at + size]):
-                out[at : at + size] = (1).to_bytes(size, "little")
-        return bytes(out)
-
-    def part(self, state: bytes, name: str, size: int) -> bytes:
-        """Bytes of a part."""
-        at = self.at[name]
-        return state[at : at + size]
+def timeless(*states: bytes) -> NDArray[Any]:
+    """The same with 1 in place of every time."""
+    out = np.frombuffer(b"".join(states), STATE).copy()
+    for part in STATE.names or ():
+        for field in out[part].dtype.names or ():
+            if field.endswith(("_ns", "_us")):
+                out[part][field] = out[part][field] != 0
+    return out
 
 
-class Explored:
-    """A world of which states can be taken and put back.
+def fields_of(state: np.void) -> dict[str, bytes]:
+    """All fields of a state by name."""
+    out = {}
+    for name in STATE.names or ():
+        part = state[name]
+        if not part.dtype.names:
+            out[name] = part.tobytes()
+            continue
+        for i, record in enumerate(np.atleast_1d(part)):
+            out |= {f"{name}.{i}.{field}": record[field].tobytes() for field in part.dtype.names}
+    return out
 
-    All its arrays lie in one piece of memory, so that the words of a state are one gather and one scatter.
-    """
 
-    def __init__(self, make: Callable[[Any], Any] = Tables) -> None:
-        self._memory = np.zeros(1 << 20, np.uint64)
-        self._used = 0
-        allocated = allocate(cases.WIDTH, cases.SUM_ROWS, cases.RESULT_ROWS, make=self._make)
-        self.world = World(allocated=allocated, make=make)
-        self.world.clock = NOW
-        self.store = self.world.store
-        arrays = self.world.tables.arrays
-        self.layout = Layout(arrays)
-        base = self._memory.ctypes.data
-        where = []
+@dataclass(frozen=True)
+class Step:
+    """What an action did: states before and after, its verdict (None: a move of the host), kinds and ops of events."""
+
+    before: bytes
+    action: Action
+    after: bytes
+    verdict: Verdict | None
+    events: tuple[tuple[int, int], ...]
+
+    @property
+    def kind(self) -> object:
+        """What steps that are alike have in common: action, verdict, events, and the words that changed."""
+        changed = np.frombuffer(self.before, np.uint64) != np.frombuffer(self.after, np.uint64)
+        return self.action.name, self.verdict, tuple(kind for kind, _ in self.events), changed.tobytes()
+
+
+class Tables:
+    """The memory of a world, whose states can be taken and put back."""
+
+    def __init__(self, world: DatapathWorld) -> None:
+        self.world = world
+        self._memory = []
         for name, first, entries, size in PARTS:
-            array = arrays[name]
-            for entry in range(first, first + entries):
-                row = array[entry : entry + 1]
-                start = (row.ctypes.data - base) // 8
-                where.append(np.arange(start, start + (size or row.nbytes) // 8))
-        self._where = np.concatenate(where)
-        keep = np.zeros(self._memory.size, bool)
-        keep[self._where] = True
-        self._outside = np.flatnonzero(~keep)
-        hints = arrays["ops"][RECORD : RECORD + 1]
-        self._hints = [hints[name] for name in HINTS]
-        self._ledger = arrays["ledger"]["verdict"].reshape(-1, 64)
-        self._buffers: dict[str, NDArray[np.uint8]] = {}
-        self._clean()
-        self.before = self._memory.copy()
-
-    def _make(self, _: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        size = dtype.itemsize * int(np.prod(shape))
-        assert size % 8 == 0
-        start = self._used
-        self._used += size // 8
-        return self._memory[start : self._used].view(dtype).reshape(shape)
-
-    def _clean(self) -> None:
-        for hint in self._hints:
-            hint[0] = 0
-        self._ledger[:] = 0
-
-    # What a move of the host needs, of this world as of the kernel's.
-    def control(self, **values: Any) -> None:
-        self.world.control(**values)
-
-    def seal(self, op: int, seq: int, rows: int) -> None:
-        self.world.tables.seal(op, seq, rows)
-
-    def expect_results(self, op: int, rows: int) -> None:
-        self.store.expect_results[RECORD] = (op, rows)
-
-    def take(self) -> bytes:
-        """The state."""
-        return self._memory[self._where].tobytes()
+            rows = world.arrays[name][first : first + entries]
+            self._memory.append(rows.view(np.uint8).reshape(-1)[: size or rows.nbytes])
+        self._hints = [world.arrays["ops"][RECORD : RECORD + 1][name] for name in HINTS]
+        self._ledger = world.arrays["ledger"]["verdict"].reshape(-1, 257, 64)
+        self.sealed = cases.FIRST_OP - 1
 
     def put(self, state: bytes) -> None:
-        """Back to a state."""
-        self._memory[self._where] = np.frombuffer(state, np.uint64)
+        """The memory as in a state."""
+        at = 8
+        for memory in self._memory:
+            memory[:] = np.frombuffer(state, np.uint8, memory.size, at)
+            at += memory.size
+        self._seal(int.from_bytes(state[:8], "little"))
+        self._ledger[:] = 0
+        self.world.events()
 
-    def do(self, action: Action) -> tuple[tuple[tuple[int, int], ...], tuple[tuple[int, int], ...]]:
-        """Does an action; what the ledger gained as (sender, verdict), once per count, and events as (kind, op)."""
-        if not action.packet:
-            action.move(self)
-            return (), ()
-        buffer = self._buffers.get(action.name)
-        if buffer is None:
-            buffer = self._buffers[action.name] = np.frombuffer(bytearray(action.packet), np.uint8)
-        self.world.take_in(buffer, len(action.packet), action.sender)
-        flat = self._ledger[: cases.RANKS]
-        gained = tuple(
-            (int(at) >> 6, int(at) & 63) for at in np.flatnonzero(flat) for _ in range(int(flat[at >> 6, at & 63]))
-        )
-        flat[:] = 0
+    def take(self) -> bytes:
+        """The state of the memory."""
         for hint in self._hints:
             hint[0] = 0
-        state = self.world.tables.state
-        events: tuple[tuple[int, int], ...] = ()
-        if state[EVENT_HEAD] != state[EVENT_TAIL]:
-            events = tuple(event[:2] for event in self.world.tables.take_events())
-        if action.kind == "ready":
-            self.world.tables.take_controls()
-        return gained, events
+        return b"".join((self.sealed.to_bytes(8, "little"), *(memory.tobytes() for memory in self._memory)))
 
-    def spilled(self) -> NDArray[np.int64]:
-        """Words outside of states that have changed: there must be none, or states say too little."""
-        changed = np.flatnonzero(self._memory != self.before)
-        return changed[np.isin(changed, self._outside)]
+    def _seal(self, op: int) -> None:
+        self.world.seal(op, cases.SUM_BASE, 1)
+        self.sealed = op
+
+    def do(self, state: bytes, action: Action) -> Step:
+        """An action in a state; a packet is counted once, for its sender."""
+        self.put(state)
+        if action.packet:
+            self.world.receive(action.packet, action.sender)
+            verdict, sender = cases.judged(self._ledger.sum(0))
+            assert sender == action.sender, f"{action.name} is counted for {sender}"
+            return Step(state, action, self.take(), verdict, tuple(event[:2] for event in self.world.events()))
+        if action.kind == "seal":
+            self._seal(action.op.label)
+        elif action.kind == "expect":
+            self.world.store.expect_results[RECORD] = (action.op.label, 1)
+        self.world.control(**action.control)
+        return Step(state, action, self.take(), None, ())
 
 
-def verdict_of(gained: tuple[tuple[int, int], ...]) -> Verdict | None:
-    """The verdict among what a ledger gained."""
-    return Verdict(gained[0][1]) if gained else None
+class Exploration(NamedTuple):
+    """States in the order in which they were found, whether they are all, and the first step of every kind."""
+
+    states: list[bytes]
+    whole: bool
+    kinds: list[Step]
+
+
+def may(state: bytes, action: Action) -> bool:
+    """Whether the host would do that now; packets may always come."""
+    now = np.frombuffer(state, STATE)[0]
+    return action.may(now["control"], now["sealed"], now["expect_results"]["op"])
+
+
+#: Of the states of a scene, so many from which every action is done, every day.
+EVERY_DAY = {"sums": 1500, "records": 1500, "results": 1500, "all": 400}
+
+
+@functools.cache
+def explored(scene: str, most: int) -> Exploration:
+    """Every order of a scene's actions in the udp datapath, until ``most`` states have been gone on from."""
+    world = World()
+    tables, now, actions = Tables(world), world.clock, [ACTIONS[name] for name in SCENES[scene]]
+    states = [tables.take()]
+    memory = {name: array.copy() for name, array in world.arrays.items()}
+    seen, kinds = set(states), dict[object, Step]()
+    for state in itertools.islice(states, most):
+        for action in (action for action in actions if may(state, action)):
+            world.clock = now  # states differ by what happened, not by when
+            step = tables.do(state, action)
+            kinds.setdefault(step.kind, step)
+            if step.after not in seen:
+                seen.add(step.after)
+                states.append(step.after)
+    tables.put(states[0])
+    for name, array in world.arrays.items():
+        assert np.array_equal(array, memory[name]), f"a word of {name} outside of the states has changed"
+    return Exploration(states, len(states) <= most, list(kinds.values()))
+
+
+def check_steps(tables: Tables, steps: Iterable[Step]) -> None:
+    """The same verdicts, events and bytes in another world, times aside."""
+    for step in steps:
+        found = tables.do(step.before, step.action)
+        assert (found.verdict, found.events) == (step.verdict, step.events), step.action.name
+        after, wanted = timeless(found.after, step.after)
+        assert after == wanted or fields_of(after) == fields_of(wanted), step.action.name

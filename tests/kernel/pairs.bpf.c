@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * Two CPUs that do one action each at the same moment, over and over: for BPF_PROG_TEST_RUN only. Both run this program
- * with a packet of their own, whose Ethernet destination says which of the two it is and how far it has come; the kernel
- * keeps that between repeats. They meet before every action and after it. Who waits in vain for a while is repeated.
+ * Two CPUs that do one action each at the same moment, over and over: for BPF_PROG_TEST_RUN only. The first byte of a
+ * frame says which of the two CPUs it is. The second one puts a state into the maps; they meet, act and meet again; then
+ * it takes the state. So its caches have the memory, and stores of the first CPU are seen late, as out of order as can be.
+ * A CPU that waits in vain for a while is repeated.
  */
 #include "ingest.h"
 
 #define TB_PAIR_PACKET 0
 #define TB_PAIR_SEAL 1
-#define TB_PAIR_EXPECT_RESULTS 2
+#define TB_PAIR_EXPECT 2
 #define TB_PAIR_CONTROL 3
 
 #define TB_PAIR_PATIENCE 512
@@ -17,22 +18,33 @@
 #define TB_PAIR_FROM 12
 #define TB_PAIR_BYTES 110
 
-/* What one CPU does in one meeting. */
-struct tb_pair_turn {
-	__u32 kind;
-	__u32 index; /* of slot, op record or, for a packet, result row; in control the byte */
-	__u64 value;
-	__u64 old; /* of a word of control, which is put back afterwards */
-	__u8 frame[112];
-	__u64 pad[13];
+/* What actions change, see tests/interleave/tables.py. */
+struct tb_pair_state {
+	__u64 sealed;
+	struct tb_control control;
+	struct tb_slot slot;
+	__u64 sums[8];
+	struct tb_result record;
+	struct tb_presence presence;
+	__u64 results[2];
+	struct tb_expect_results expected;
+	struct tb_op op;
+	struct tb_arrival arrivals[3];
+	struct tb_peer_state peers[3];
 };
 
-struct tb_pair_meeting {
+struct tb_meeting {
+	__u32 ready[2]; /* the state is there; the other one is not used */
 	__u32 here[2];
 	__u32 gone[2];
 	__u32 delay[2];
 	__u32 verdict[2];
-	__u64 seen[2]; /* presence of the pair's result row right after a packet */
+	__u32 kind[2];
+	__u32 at[2]; /* of a move of the host: byte of the control record */
+	__u64 value[2];
+	__u64 seen[2]; /* presence of the result row right after the action */
+	__u8 frame[2][112];
+	struct tb_pair_state state;
 };
 
 static __always_inline int tb_pair_wait(const __u32 *flag)
@@ -46,75 +58,118 @@ static __always_inline int tb_pair_wait(const __u32 *flag)
 	return 0;
 }
 
-static __always_inline void tb_pair_host(const struct tb_pair_turn *turn)
+static __always_inline void tb_pair_copy(void *map, void *state, __u32 bytes, int take)
 {
-	struct tb_slot_lock *lock;
-	__u64 *word;
-	void *control;
+	__u64 *to = take ? state : map;
+	const __u64 *from = take ? map : state;
+	__u32 i;
 
-	if (turn->kind == TB_PAIR_SEAL) {
-		lock = TB_LOOKUP(slot_locks, turn->index);
-		if (!lock)
-			return;
-		bpf_spin_lock(&lock->lock);
-		lock->sealed_op = turn->value;
-		bpf_spin_unlock(&lock->lock);
-	} else if (turn->kind == TB_PAIR_EXPECT_RESULTS) {
-		word = TB_LOOKUP(expect_results, turn->index);
-		if (word)
-			TB_WRITE_ONCE(*word, turn->value);
-	} else {
-		control = TB_LOOKUP(control, 0);
-		if (control && turn->index <= sizeof(struct tb_control) - 4)
-			TB_WRITE_ONCE(*(__u32 *)(control + turn->index), turn->value);
+	if (!map)
+		return;
+#pragma unroll
+	for (i = 0; i < bytes / 8; i++)
+		to[i] = from[i];
+}
+
+static __always_inline void tb_pair_seal(__u32 op)
+{
+	struct tb_slot_lock *lock = TB_LOOKUP(slot_locks, TB_PAIR_SLOT);
+
+	if (!lock)
+		return;
+	bpf_spin_lock(&lock->lock);
+	lock->sealed_op = op;
+	bpf_spin_unlock(&lock->lock);
+}
+
+static __always_inline void tb_pair_state(struct tb_pair_state *s, int take)
+{
+	struct tb_slot_lock *lock = TB_LOOKUP(slot_locks, TB_PAIR_SLOT);
+	__u32 i;
+
+	if (!take)
+		tb_pair_seal(s->sealed);
+	else if (lock)
+		s->sealed = lock->sealed_op;
+	tb_pair_copy(TB_LOOKUP(control, 0), &s->control, sizeof(s->control), take);
+	tb_pair_copy(TB_LOOKUP(slots, TB_PAIR_SLOT), &s->slot, sizeof(s->slot), take);
+	tb_pair_copy(TB_LOOKUP(sums, TB_PAIR_SLOT), s->sums, sizeof(s->sums), take);
+	tb_pair_copy(TB_LOOKUP(result_records, TB_PAIR_ROW), &s->record, sizeof(s->record), take);
+	tb_pair_copy(TB_LOOKUP(presence, TB_PAIR_ROW), &s->presence, sizeof(s->presence), take);
+	tb_pair_copy(TB_LOOKUP(results, TB_PAIR_ROW), s->results, sizeof(s->results), take);
+	tb_pair_copy(TB_LOOKUP(expect_results, TB_PAIR_RECORD), &s->expected, sizeof(s->expected),
+		     take);
+	tb_pair_copy(TB_LOOKUP(ops, TB_PAIR_RECORD), &s->op, sizeof(s->op), take);
+#pragma unroll
+	for (i = 0; i < 3; i++) {
+		tb_pair_copy(TB_LOOKUP(arrivals, TB_PAIR_RECORD * TB_MAX_RANKS + 1 + i),
+			     &s->arrivals[i], sizeof(s->arrivals[i]), take);
+		tb_pair_copy(TB_LOOKUP(peer_states, 1 + i), &s->peers[i], sizeof(s->peers[i]),
+			     take);
 	}
 }
 
-static __always_inline void tb_pair_packet(struct xdp_md *ctx, __u32 *verdict)
+static __always_inline void tb_pair_host(struct tb_control *control, __u32 kind, __u32 at,
+					 __u64 value)
 {
-	struct tb_control *control = TB_LOOKUP(control, 0);
-	__u32 sender = TB_UNKNOWN_SENDER, codes = 0;
+	__u64 *word;
 
-	if (!control)
-		return;
-	*verdict = tb_parse(ctx, TB_PORT, control->address, control->prefix, control->group, TB_WIDTH,
-			    &codes);
-	if (*verdict == TB_GO_ON)
-		*verdict = tb_judge(ctx, control, codes, &sender);
+	if (kind == TB_PAIR_SEAL) {
+		tb_pair_seal(value);
+	} else if (kind == TB_PAIR_EXPECT) {
+		word = TB_LOOKUP(expect_results, TB_PAIR_RECORD);
+		if (word)
+			TB_WRITE_ONCE(*word, value);
+	} else if (at <= sizeof(*control) - 4) {
+		TB_WRITE_ONCE(*(__u32 *)((void *)control + at), value);
+	}
 }
 
 TB_PROGRAM tb_pairs(struct xdp_md *ctx)
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
-	struct tb_pair_meeting *meeting;
-	struct tb_pair_turn *turn;
-	__u32 at, me, i, verdict = TB_GO_ON;
+	struct tb_control *control = TB_LOOKUP(control, 0);
+	__u32 me, i, codes = 0, sender = TB_UNKNOWN_SENDER, verdict = TB_GO_ON;
+	struct tb_meeting *meeting;
 	__u64 *present;
+	__u32 *turn;
 
-	if (data + 8 > end)
+	if (data + 1 > end || !control)
 		return XDP_DROP;
-	at = *(__u32 *)data;
-	me = *(__u8 *)(data + 4) & 1;
-	meeting = TB_LOOKUP(meetings, at);
-	turn = TB_LOOKUP(turns, 2 * at + me);
-	if (!meeting || !turn)
+	me = *(__u8 *)data & 1;
+	turn = TB_LOOKUP(turns, me);
+	if (!turn)
+		return XDP_DROP;
+	meeting = TB_LOOKUP(meetings, *turn);
+	if (!meeting)
 		return XDP_DROP;
 	if (!TB_READ_ONCE(meeting->gone[me])) {
-		if (turn->kind == TB_PAIR_PACKET &&
-		    bpf_xdp_store_bytes(ctx, TB_PAIR_FROM, turn->frame, TB_PAIR_BYTES))
+		if (me && !TB_READ_ONCE(meeting->ready[0])) {
+			tb_pair_state(&meeting->state, 0);
+			TB_WRITE_ONCE(meeting->ready[0], 1);
+		}
+		if (bpf_xdp_store_bytes(ctx, TB_PAIR_FROM, meeting->frame[me], TB_PAIR_BYTES))
+			return XDP_DROP;
+		if (!tb_pair_wait(&meeting->ready[0]))
 			return XDP_DROP;
 		TB_WRITE_ONCE(meeting->here[me], 1);
 		if (!tb_pair_wait(&meeting->here[!me]))
 			return XDP_DROP;
 #pragma clang loop unroll(disable)
-		for (i = 0; i < TB_PAIR_DELAYS; i++) /* read anew: the verifier follows a bound that is a constant */
+		for (i = 0; i < TB_PAIR_DELAYS;
+		     i++) /* read anew: the verifier follows a bound that is a constant */
 			if (i >= TB_READ_ONCE(meeting->delay[me]))
 				break;
-		if (turn->kind == TB_PAIR_PACKET)
-			tb_pair_packet(ctx, &verdict);
-		else
-			tb_pair_host(turn);
-		present = TB_LOOKUP(presence, turn->index);
+		if (meeting->kind[me] != TB_PAIR_PACKET) {
+			tb_pair_host(control, meeting->kind[me], meeting->at[me],
+				     meeting->value[me]);
+		} else {
+			verdict = tb_parse(ctx, TB_PORT, control->address, control->prefix,
+					   control->group, TB_WIDTH, &codes);
+			if (verdict == TB_GO_ON)
+				verdict = tb_judge(ctx, control, codes, &sender);
+		}
+		present = TB_LOOKUP(presence, TB_PAIR_ROW);
 		if (present)
 			meeting->seen[me] = TB_READ_ONCE(*present);
 		meeting->verdict[me] = verdict;
@@ -122,16 +177,9 @@ TB_PROGRAM tb_pairs(struct xdp_md *ctx)
 	}
 	if (!tb_pair_wait(&meeting->gone[!me]))
 		return XDP_DROP;
-	if (turn->kind == TB_PAIR_CONTROL) {
-		void *control = TB_LOOKUP(control, 0);
-
-		if (control && turn->index <= sizeof(struct tb_control) - 4)
-			TB_WRITE_ONCE(*(__u32 *)(control + turn->index), turn->old);
-	}
-	data = (void *)(long)ctx->data;
-	end = (void *)(long)ctx->data_end;
-	if (data + 8 <= end)
-		*(__u32 *)data = at + 1;
+	if (me)
+		tb_pair_state(&meeting->state, 1);
+	TB_WRITE_ONCE(*turn, *turn + 1);
 	return XDP_DROP;
 }
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import cases
-from case_worlds import ACTIONS, prepare, udp_after
+from case_worlds import udp_before
+from datapath_world import same_memory
 from hostile import bad_head, damaged, noise
-from kernel_world import DROP, HEADERS, PASS, same_memory
+from kernel_world import ACTIONS, DROP, PASS, KernelWorld
 from loaders import both_loaders
 from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire import packets
@@ -19,101 +20,38 @@ from tailbound_lab.bench.frames import frame
 from twins import KINDS, REPLAYED, Attack, Twins
 
 
+def check_case(world: KernelWorld, case: cases.Case, *, armed: bool = False) -> None:
+    world.begin(registered=case.registered)
+    world.prepare(case, armed=armed)
+    sums, results = world.store.sums.copy(), world.store.results.copy()
+    assert world.take(case.packet, case.source) == (case.verdict, case.sender), case.name
+    assert world.action == ACTIONS.get(case.verdict, DROP), case.name
+    if case.events is not None:
+        assert tuple(kind for kind, _, _ in world.events()) == case.events, case.name
+    assert (world.store.sums != sums).any() == (case.verdict in (Verdict.STORED, Verdict.ADDED)), case.name
+    assert (world.store.results != results).any() == (case.verdict == Verdict.RESULT_TAKEN), case.name
+    if case.verdict != Verdict.REFLECTED:
+        assert world.back == world.frame_of(case.packet, case.source), case.name
+    other = udp_before(case, armed=armed, ipv6=world.ipv6)
+    other.take(case.packet, case.source)
+    same_memory(world, other)
+
+
 @both_loaders
 @pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.name)
 def test_case(make, case: cases.Case) -> None:
-    world = make(registered=case.registered)
-    prepare(world, case)
-    sums, results = world.store.sums.copy(), world.store.results.copy()
-    assert world.take(case.packet, case.source) == (case.verdict, case.sender)
-    assert world.action == ACTIONS.get(case.verdict, DROP)
-    if case.events is not None:
-        assert tuple(kind for kind, _, _ in world.ring.drain()) == case.events
-    assert (world.store.sums != sums).any() == (case.verdict in (Verdict.STORED, Verdict.ADDED))
-    assert (world.store.results != results).any() == (case.verdict == Verdict.RESULT_TAKEN)
-    if case.verdict != Verdict.REFLECTED:
-        assert world.back == world.frame_of(case.packet, case.source)
-    same_memory(world, udp_after(case))
+    check_case(make(), case)
 
 
-def test_cases_with_tags(make) -> None:
-    """They hold in a job with a key (auth-1, auth-2), with FORGED for what is damaged."""
-    world = make()
-    for case in map(cases.with_tags, cases.CASES):
-        world.begin(registered=case.registered)
-        prepare(world, case, armed=True)
-        assert world.take(case.packet, case.source) == (case.verdict, case.sender), case.name
-        assert world.action == ACTIONS.get(case.verdict, DROP), case.name
-        same_memory(world, udp_after(case, armed=True))
-        if case.verdict == Verdict.REFLECTED:
-            assert packets.parse(world.back[HEADERS:], cases.KEYS) is not None
-
-
-@pytest.mark.parametrize("keyed", [False, True], ids=["check", "tag"])
-def test_cases_over_ipv6(make, keyed: bool) -> None:
-    """In a job over IPv6, whose ranks' addresses end in four bytes of 0: as over IPv4."""
-    world = make(ipv6=True)
-    for plain in cases.CASES[:: 8 if keyed else 2]:
-        case = cases.with_tags(plain) if keyed else plain
-        world.begin(registered=case.registered)
-        prepare(world, case, armed=keyed)
-        assert world.take(case.packet, case.source) == (case.verdict, case.sender), case.name
-        assert world.action == ACTIONS.get(case.verdict, DROP), case.name
-        if case.verdict != Verdict.REFLECTED:
-            assert world.back == world.frame_of(case.packet, case.source), case.name
-        same_memory(world, udp_after(case, armed=keyed, ipv6=True))
-
-
-def test_probe_comes_back_whole(make) -> None:
-    """The echo is a packet of its own right: addresses turned, check right, IP checksum right, UDP checksum absent.
-
-    Rule: kernel-18.
-    """
-    world = make()
-    probe = cases.control_packet(PacketType.PROBE, bytes(range(16)), sender=2)
-    world.take(probe)
-    there = frame(b"", cases.ip_of(2), cases.ip_of(cases.RANK), cases.PORT, cases.PORT)
-    assert world.back[:6] == there[6:12]
-    assert world.back[6:12] == there[:6]
-    assert world.back[26:30] == there[30:34]
-    assert world.back[30:34] == there[26:30]
-    assert sum(int.from_bytes(world.back[i : i + 2], "big") for i in range(14, 34, 2)) % 0xFFFF == 0
-    assert world.back[40:42] == b"\0\0"
-    parsed = packets.parse(world.back[HEADERS:])
-    assert parsed is not None
-    head, payload = parsed
-    assert (head["type"][0], head["sender"][0], head["owner"][0]) == (PacketType.ECHO, cases.RANK, 2)
-    assert payload == bytes(range(16))
-
-
-def _marked(data: bytes) -> bytes:
-    """The frame as a router leaves it that marks: CE, and the IP checksum made for it."""
-    head = bytearray(data[14:34])
-    head[1] |= 3
-    head[10:12] = b"\0\0"
-    total = sum(int.from_bytes(head[i : i + 2], "big") for i in range(0, 20, 2))
-    total = (total & 0xFFFF) + (total >> 16)
-    head[10:12] = (~((total & 0xFFFF) + (total >> 16)) & 0xFFFF).to_bytes(2, "big")
-    return data[:14] + bytes(head) + data[34:]
-
-
-def test_marks_are_counted_by_sender_and_told_by_echoes(make) -> None:
-    """Rule: kernel-26."""
-    world = make()
-    row = cases.contribution(1)
-    assert world.judge(_marked(world.frame_of(row))) == (Verdict.STORED, 1)
-    assert world.judge(_marked(world.frame_of(row))) == (Verdict.DUPLICATE, 1)
-    assert world.judge(world.frame_of(cases.contribution(2))) == (Verdict.ADDED, 2)
-    world.judge(_marked(world.frame_of(cases.control_packet(PacketType.ECHO, bytes(7) + b"\1" + bytes(8), seq=9))))
-    world.judge(_marked(world.frame_of(b"\0" + row[1:])))
-    assert world.store.peer_states["marked"].tolist()[:3] == [0, 2, 0]
-    assert world.store.peer_states["told"][1] == 9
-    world.judge(_marked(world.frame_of(cases.control_packet(PacketType.PROBE, bytes(16)))))
-    head, _ = packets.parse(world.back[HEADERS:])
-    assert (head["type"][0], head["seq"][0]) == (PacketType.ECHO, 2)
-    assert world.back[15] & 3 == 2  # the mark stays here
-    assert sum(int.from_bytes(world.back[i : i + 2], "big") for i in range(14, 34, 2)) % 0xFFFF == 0
-    assert world.store.peer_states["marked"][1] == 3
+@pytest.mark.parametrize(
+    ("keyed", "ipv6", "every"), [(True, False, 1), (False, True, 2), (True, True, 8)],
+    ids=["tags", "IPv6", "tags over IPv6"],
+)  # fmt: skip
+def test_cases_of_other_jobs(make, keyed: bool, ipv6: bool, every: int) -> None:
+    """They hold in a job with a key (auth-1, auth-2), with FORGED for what is damaged, and over IPv6."""
+    world = make(ipv6=ipv6)
+    for case in cases.CASES[::every]:
+        check_case(world, cases.with_tags(case) if keyed else case, armed=keyed)
 
 
 def test_not_linear(make) -> None:

@@ -100,7 +100,7 @@ def test_event_ring_goes_round(make) -> None:
     for i, op in enumerate(ops):
         heard(op)
         if i % 1000 == 999 or i == len(ops) - 1:
-            events = world.ring.drain()
+            events = world.events()
             assert {kind for kind, _, _ in events} == {Event.OPENED}
             assert [ns for _, _, ns in events] == sorted(ns for _, _, ns in events)
             opened += [op for _, op, _ in events]
@@ -108,11 +108,11 @@ def test_event_ring_goes_round(make) -> None:
     later = [op_label(100 + i // 256, i % 256) for i in range(4096)]
     for op in later:
         heard(op)
-    kept = [op for _, op, _ in world.ring.drain()]
+    kept = [op for _, op, _ in world.events()]
     assert kept == later[: len(kept)]
     assert EVENT_RING_BYTES // 24 - 1 <= len(kept) < len(later)
     heard(op_label(200, 0))
-    assert [op for _, op, _ in world.ring.drain()] == [op_label(200, 0)]
+    assert [op for _, op, _ in world.events()] == [op_label(200, 0)]
 
 
 @pytest.mark.needs("bpf")

@@ -46,7 +46,9 @@ FINER = 4 << weights_of(RANKS).spare
 
 def ip_of(rank: int, *, ipv6: bool = False) -> str:
     """The address of a rank; those of IPv6 differ in their first half."""
-    return f"fd7b:0:0:{rank:x}::1:0:0" if ipv6 else f"198.18.0.{1 + rank}"
+    if ipv6:
+        return f"fd7b:0:0:{rank:x}::1:0:0"
+    return f"198.18.0.{1 + rank}" if rank < 250 else f"198.19.0.{rank - 249}"
 
 
 def address_of(rank: int) -> int:

@@ -6,8 +6,9 @@ import random
 from collections import Counter
 
 import cases
+from datapath_world import same_memory
 from hostile import damaged, hostile, plain
-from kernel_world import HEADERS, KernelWorld, same_memory
+from kernel_world import HEADERS, KernelWorld
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, Verdict, serial_distance
 from udp_world import World
