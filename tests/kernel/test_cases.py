@@ -117,3 +117,12 @@ def test_nothing_is_taken_without_the_key(make) -> None:
     assert reasons["replayed"] == set(REPLAYED)
     assert Verdict.FORGED in reasons["spliced"] <= {Verdict.FORGED, *REPLAYED}
     assert attack.counts["flipped", Verdict.FORGED] > 400
+
+
+@pytest.mark.parametrize("length", [cases.WIDTH, 112])
+def test_a_wrong_bit_is_seen_wherever_it_is(make, length: int) -> None:
+    """Of rows that would be stored, added or copied, and of rows that are there. Rule: kernel-9."""
+    attack = Attack(make(), keyed=False, length=length)
+    attack.send(random.Random(9), 2000)
+    attack.end()
+    assert attack.counts["flipped", Verdict.CORRUPT] > 1000

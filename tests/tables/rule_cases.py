@@ -61,6 +61,8 @@ FITS = [
     Fit("the largest twice", ((32803, 7), (32803, 7)), 32791, 14336, lambda c, r: 112 * c),
 ]
 # fmt: on
+#: Bytes of codes, and whether there are two codes in each: short rows, whole rounds of 32 bytes, and the widest.
+LENGTHS = [(16, False), (112, False), (256, False), *((count, True) for count in (16, 32, 48, 112, 128))]
 
 
 def check_fits(world: Any) -> None:
@@ -72,7 +74,7 @@ def check_fits(world: Any) -> None:
     step = 0
     for fit in FITS:
         assert fit.lane(128, lambda rank, parts: 0) == fit.units, fit.name
-        for count, halves in ((16, False), (112, False), (256, False), (16, True), (112, True)):
+        for count, halves in LENGTHS:
             if fit.halves not in (None, halves):
                 continue
             step += 1

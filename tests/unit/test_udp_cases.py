@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cases
-import nibble_cases
 import rule_cases
 from case_worlds import udp_before
 from cases import OP, SUM_BASE, SUM_ROWS
@@ -70,15 +69,6 @@ def test_every_verdict_has_a_case() -> None:
 @pytest.mark.parametrize("check", rule_cases.CHECKS)
 def test_rules(check: Callable[[Any], None], make: Any) -> None:
     check(World(make=make))
-
-
-@pytest.mark.parametrize("count", nibble_cases.COUNTS)
-def test_sums_of_half_bytes(count: int) -> None:
-    nibble_cases.check_sums(World(), count)
-
-
-def test_half_bytes_of_more_than_seventeen_ranks() -> None:
-    nibble_cases.check_more(World(ranks=32))
 
 
 @pytest.mark.parametrize("seed", range(3))

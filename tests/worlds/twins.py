@@ -82,17 +82,21 @@ class Twins:
 
 
 class Attack:
-    """Both in the middle of an op of a job with a key, half of whose rows have come, and a sender without the key.
+    """Both in the middle of an op, half of whose rows have come, and a sender without the key or, in a job without
+    one, a line that turns bits.
 
     Attributes:
         counts: packets by kind and verdict.
     """
 
-    def __init__(self, kernel: KernelWorld | World, udp: World | None = None) -> None:
+    def __init__(
+        self, kernel: KernelWorld | World, udp: World | None = None, *, keyed: bool = True, length: int = cases.WIDTH
+    ) -> None:
         self.twins = Twins(kernel, udp)
-        for world in (kernel, self.twins.udp):
+        for world in (kernel, self.twins.udp) if keyed else ():
             world.arm()
-        self.taken, self.to_come = genuine(range(8)), genuine(range(8, 16))
+        self._kinds = KINDS if keyed else ("flipped",)
+        self.taken, self.to_come = (genuine(rows, keyed, length) for rows in (range(8), range(8, 16)))
         self._take(self.taken)
         self.counts: Counter[tuple[str, Verdict]] = Counter()
 
@@ -104,7 +108,7 @@ class Attack:
         """So many packets. None is taken, each is counted alike by both, and nothing that anybody may read changes."""
         before = self._memory()
         for _ in range(count):
-            kind = rng.choice(KINDS)
+            kind = rng.choice(self._kinds)
             data = getattr(self, f"_{kind}")(rng)
             verdict = self.twins.take(data)
             assert verdict >= FIRST_DROP, f"{kind}: {data.hex()}"
@@ -147,12 +151,12 @@ class Attack:
         return cases.flipped(data, rng.randrange(8 * len(data)))
 
 
-def genuine(rows: range) -> list[bytes]:
-    """Contributions and results of all other ranks to these rows, with tags of both epochs."""
+def genuine(rows: range, keyed: bool, length: int) -> list[bytes]:
+    """Contributions and results of all other ranks to these rows, perhaps with tags of both epochs."""
     made = []
     for row in rows:
         for sender in range(1, cases.RANKS):
-            made.append(cases.contribution(sender, cases.WIDTH, seq=cases.SUM_BASE + row, row=row))
+            made.append(cases.contribution(sender, length, seq=cases.SUM_BASE + row, row=row))
             place = cases.RESULT_BASE + cases.RANKS * row + sender
-            made.append(cases.result(sender, cases.WIDTH, seq=place, row=row))
-    return [cases.tagged(data, data[14] & 1) for data in made]
+            made.append(cases.result(sender, length, seq=place, row=row))
+    return [cases.tagged(data, data[14] & 1) for data in made] if keyed else made
