@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -21,8 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support import MS, PATIENCE, Team, Trouble, await_that, gradients, patient, team
-from tailbound.collective import communicator
+from support import MS, PATIENCE, Team, Trouble, await_that, gradients, patient, team, whole
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import TransportError
 from tailbound.transport.deadline import WARM_UP_OPS
@@ -33,29 +31,20 @@ SETTINGS = patient(quiet=20 * MS, insist=10_000 * MS)
 
 
 def test_results_that_others_miss_are_given_by_who_has_left() -> None:
-    """Half of its last results is lost, repeated ones too, and it closes as soon as it has its own average."""
-    ranks = 3
-    with team(ranks, SETTINGS) as job:
+    """Half of its last results is lost, repeated ones too, and all close as soon as they have their own average."""
+    with team(3, SETTINGS) as job:
         averages(job, range(WARM_UP_OPS + 2))
         Trouble(seed=4, loss=0.5, types=frozenset({PacketType.RESULT})).attach(job[0])
-        inputs = gradients("U", ranks, NUMEL, seed=99)
-        closing = threading.Thread(target=job[0].close)
+        inputs = gradients("U", 3, NUMEL, seed=99)
 
         def last(member: Communicator) -> Any:
-            rank = member.config.rank
-            out = np.full_like(inputs[rank], np.nan)
-            outcome = member.allreduce(inputs[rank], out).result(PATIENCE)
-            if rank == 0:
-                closing.start()
+            out = np.full(NUMEL, np.nan, np.float32)
+            outcome = member.allreduce(inputs[member.config.rank], out).result(PATIENCE)
+            member.close()
             return out, outcome
 
-        results = job.each(last)
-        for out, outcome in results:
-            assert outcome.missed == 0
-            np.testing.assert_array_equal(out, results[0][0])
+        whole(job.each(last))
         assert sum(member.job.counters["rows_repaired"] for member in job.communicators[1:]) > 0
-        job.each(Communicator.close, [1, 2])
-        closing.join(PATIENCE)
 
 
 def events(member: Communicator, kind: str) -> list[dict[str, Any]]:
@@ -108,27 +97,19 @@ def test_who_goes_on_after_a_goodbye_warns_once_of_who_said_it(caplog: pytest.Lo
     assert caplog.text.count("rank 2 has left the job after step 53, and this one goes on (step 54)") == 2
 
 
-@pytest.mark.parametrize("how", ["at exit", "with"])
-def test_a_rank_that_raises_says_no_goodbye(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
-) -> None:
+def test_a_rank_that_raises_says_no_goodbye(caplog: pytest.LogCaptureFixture) -> None:
     """The others saw it leave as one that is through, at level INFO. Rules: clock-14, clock-15."""
     with team(3, SETTINGS | {"first_step": 50}) as job:
         averages(job, range(4))
         waits = job[2].allreduce(gradients("U", 3, NUMEL, seed=9)[2])
-        if how == "with":
-            with pytest.raises(RuntimeError), job[2]:
-                raise RuntimeError
-        else:
-            monkeypatch.setattr(sys, "last_value", RuntimeError(), raising=False)  # as an uncaught exception does
-            monkeypatch.setattr(communicator, "_open", {job[2]})
-            communicator._close_all()
+        with pytest.raises(RuntimeError), job[2]:
+            raise RuntimeError
         assert isinstance(waits.result(PATIENCE).error, TransportError)
-        for rank in (0, 1):
-            await_that(lambda r=rank: events(job[r], "rank_died"), "its death is known")
-            (found,) = events(job[rank], "rank_died")
+        for member in job.communicators[:2]:
+            await_that(lambda m=member: events(m, "rank_died"), "its death is known")
+            (found,) = events(member, "rank_died")
             assert (found["died"], found["step"]) == (2, 54)
-            assert 2 not in job[rank].job.membership.gone
+            assert 2 not in member.job.membership.gone
     said = [r for r in caplog.records if "the process of rank 2 has ended (step 54)" in r.message]
     assert [r.levelno for r in said] == [logging.WARNING] * 2
 
@@ -168,45 +149,33 @@ from tailbound.datapath.udp import UdpDatapath
 from tailbound.transport.reliable import Reliable
 
 path, reliable = UdpDatapath("127.0.0.1", 0, 256, 64, 64), Reliable("127.0.0.1")
+ports = path.endpoint[1], reliable.port
 if os.fork() == 0:
-    path.close()  # what a child's interpreter may do at its end; it must not touch the parent's
-    os._exit(0)
-os.wait()
-here, there = os.pipe()
-if (child := os.fork()) == 0:  # another one closes nothing
-    os.write(there, b"x")  # it runs: what is done in a child after a fork has been done
+    print(*ports, os.getpid(), flush=True)  # what is done after a fork has been done
     sys.stdin.read()
     os._exit(0)
-os.read(here, 1)
-print(path.endpoint[1], reliable.port, child, path.socket.getsockname()[1], flush=True)
 time.sleep(600)
 """
 
 
 def test_a_restart_finds_its_ports_free_while_a_forked_child_lives() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", HOLDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        udp, tcp, child, still = map(int, parent.stdout.readline().split())
-        assert udp == still
-        parent.send_signal(signal.SIGKILL)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDING], **pipes) as parent:
+        udp, tcp, child = map(int, parent.stdout.readline().split())
+        parent.kill()
         parent.wait(60)
         os.kill(child, 0)  # it is there
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as again:
             again.bind(("127.0.0.1", udp))
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", tcp), 10).close()
-    finally:
-        parent.kill()
-        parent.wait(60)
-        parent.stdin.close()
-        parent.stdout.close()
 
 
 LEAVING = """
 import atexit, os, socket, sys
 folder = sys.argv[1]
 sys.path[:0] = sys.argv[2:]
-from support import gradients, patient, team
+from support import gradients, patient, team, whole
 
 with team(2, patient()) as job:
     inputs = gradients("U", 2, 5000, seed=0)
