@@ -66,15 +66,6 @@ def phase() -> Phase:
     return Phase(times, [report(0, delivered=99, deadline_hits=2), report(1)])
 
 
-def test_an_iteration_takes_as_long_as_its_slowest_rank() -> None:
-    found = phase()
-    assert found.slowest("tailbound") == [0.2, 0.3]
-    assert found.slowest("tailbound", without=1) == [0.1, 0.3]
-    assert (found.slowest("gloo"), found.slowest("nobody")) == ([0.7], [])
-    with pytest.raises(ValueError, match="shorter"):
-        figures.slowest([[1, 2], [1]])
-
-
 @pytest.mark.parametrize(("percent", "value"), [(1, 15), (20, 15), (21, 20), (50, 35), (99, 50), (100, 50)])
 def test_percentiles_are_of_the_nearest_rank(percent: int, value: int) -> None:
     assert figures.percentile([50, 15, 40, 35, 20], percent) == value

@@ -48,10 +48,18 @@ def job(bound: UdpSocket) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("alone", "last", "why"), [(True, 9, "takes no program"), (True, 10, "ports 9, 10"), (False, 9, "udp")]
+    ("wanted", "changed", "alone", "last", "why"),
+    [
+        ("fanout", {}, True, 9, "takes no program"),
+        ("fanout", {}, True, 10, "ports 9, 10"),
+        ("fanout", {}, False, 9, "udp"),
+        ("auto", {"switch": 1}, True, 9, "switch"),
+        ("multicast", {"ranks": 2}, True, 9, "no two peers"),
+        ("peers", {}, True, 9, "asked for"),
+    ],
 )
-def test_without_a_program_that_clones_every_peer_gets_its_own(
-    job: Any, monkeypatch: pytest.MonkeyPatch, alone: bool, last: int, why: str
+def test_without_a_channel_that_helps_every_peer_gets_its_own(
+    job: Any, monkeypatch: pytest.MonkeyPatch, wanted: str, changed: dict[str, int], alone: bool, last: int, why: str
 ) -> None:
     def refuse(*_: object, **__: object) -> Fanout:
         raise CapabilityError("tc egress takes no program")
@@ -59,12 +67,12 @@ def test_without_a_program_that_clones_every_peer_gets_its_own(
     monkeypatch.setattr(Fanout, "attach", refuse)
     monkeypatch.setattr(Fanout, "open", refuse)
     job.sender.shared.clear()
-    job.config = SimpleNamespace(result="fanout", source_ports=1)
+    vars(job).update(changed, config=SimpleNamespace(result=wanted, source_ports=1))
     channels = Channels(job, job.queue, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))
     channels.open(ADDRESS, {1: (ADDRESS, 9), 2: (ADDRESS, 9), 3: (ADDRESS, last)}, alone=alone)
     assert channels.choice.result == "peers"
     assert why in channels.choice.reason
-    assert job.counters["result_fallbacks"] == 1
+    assert job.counters["result_fallbacks"] == (wanted not in ("peers", "auto"))
     assert [rank for rank, _ in channels.runs(ROWS)] == [1, 2, 3]
 
 
@@ -135,23 +143,6 @@ def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
     job.channels.follow()
     job.channels._judge()
     assert job.channels.choice.result == "fanout"
-
-
-@pytest.mark.parametrize("wanted", ["auto", "peers", "fanout", "multicast"])
-@pytest.mark.parametrize(
-    ("changed", "alone", "why"),
-    [({"switch": 1}, True, "switch"), ({"ranks": 2}, True, "no two peers"), ({}, False, "udp")],
-)
-def test_channels_that_cannot_help_are_not_opened(
-    job: Any, wanted: str, changed: dict[str, int], alone: bool, why: str
-) -> None:
-    job.sender.shared.clear()
-    job.config = SimpleNamespace(result=wanted)
-    vars(job).update(changed)
-    channels = Channels(job, job.queue, SimpleNamespace(name="xdp"))
-    channels.open(ADDRESS, {}, alone=alone)
-    assert channels.choice.result == "peers"
-    assert ("asked for" if wanted == "peers" else why) in channels.choice.reason
 
 
 def test_a_group_that_cannot_be_joined_leaves_fan_out(job: Any) -> None:

@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 import support
 from device_cases import gaussian
-from tailbound.codec.feedback import read_back, write_residual
 from tailbound.codec.scale import scales_of
-from tailbound.codec.scratch import Scratch
 from tailbound.wire.bits import Bits
 from tailbound_lab.bench.local_job import LocalJob, nmse
 
@@ -212,65 +210,15 @@ def test_the_mean_is_unbiased(ranks: int, apart: int, absent: tuple[int, ...], r
     assert apart > 1 or np.mean(single) < 4e-4 * np.sqrt(len(there))
 
 
-def scale_of_job(job: LocalJob) -> float:
-    """Of the first rank's first group."""
-    return float(scales_of(job.scales[0].exponents)[0]) * int(job.scales[0].weights[0])
-
-
 @pytest.mark.parametrize("sigma", [0.71, 0.75, 0.8, 0.84])
 def test_codes_of_4_bits_end_where_rounding_and_clipping_cost_little(sigma: float) -> None:
     """The scale is the one above 2.4 sigma, wherever that lies, and the error what ``codec.planes`` derives."""
     numel = 4 * 64 * 1408
     job, x = LocalJob(1, numel, bits=(4, 8)), gaussian(numel, 3, sigma)
     error = nmse(job.step(0, [x]).outputs[0], [x])
-    c = scale_of_job(job) / sigma
+    scales = job.scales[0]
+    c = float(scales_of(scales.exponents)[0]) * int(scales.weights[0]) / sigma
     assert 2.39 < c < 3.01
     tail, density = math.erfc(c / math.sqrt(2)) / 2, math.exp(-c * c / 2) / math.sqrt(2 * math.pi)
     assert error == pytest.approx((c / 7) ** 2 / 12 + 2 * ((1 + c * c) * tail - c * density), rel=0.03)
     assert error < 0.0157
-
-
-def test_clipping_makes_the_mean_shorter_and_hardly_turns_it() -> None:
-    """By 2 Q(c), c standard deviations being the scale, with a rank absent, too; signs are others in each op."""
-    numel, ops = 40_000, 60
-    job, total = LocalJob(4, numel, bits=(4, 8)), np.zeros(numel)
-    gradients = [gaussian(numel, rank) for rank in range(4)]
-    lost = np.zeros((4, job.shape.rows), bool)
-    lost[1] = job.placement.owner != 1
-    for op in range(ops):
-        total += job.step(op, gradients, lost_contributions=lost, receivers=[0]).outputs[0] / ops
-    c = scale_of_job(job)
-    # what the rank that is missing has in its own rows is rotated into every entry
-    absent = np.mean([gradients[i] for i in (0, 2, 3)], axis=0)
-    truth = 0.75 * absent + 0.25 * np.mean(gradients, axis=0)
-    gain = float(total @ truth) / float(truth @ truth)
-    assert gain == pytest.approx(math.erf(c / math.sqrt(2)), abs=0.005)
-    assert np.square(total / gain - truth).sum() / np.square(truth).sum() < 1.5e-3  # a tenth of one op's error
-
-
-@pytest.mark.parametrize("bits", [8, (4, 8)])
-def test_error_feedback_makes_the_sum_of_means_right(bits: Bits) -> None:
-    """64 values in one place, 100 times the others: beyond 2.5 sigma, so clipped in each op; feedback says them all."""
-
-    def run(feedback: bool) -> float:
-        numel, ranks, ops = 16 * 1408, 2, 40
-        job = LocalJob(ranks, numel, bits=bits)
-        truth = [gaussian(numel, rank, 1e-3) for rank in range(ranks)]
-        for x in truth:
-            x[500:564] *= 100
-        residuals = [np.zeros(numel, np.float32) for _ in truth]
-        total = np.zeros(numel)
-        shape = job.shape
-        for op in range(ops):
-            data = [x + r if feedback else x for x, r in zip(truth, residuals, strict=True)]
-            total += job.step(op, data, receivers=[0]).outputs[0]
-            for rank in range(ranks):
-                packets, scales = job.packets_of(rank), job.scales[rank]
-                own = read_back(packets, np.zeros(shape.rows, np.int64), np.zeros(shape.rows, np.float32))
-                write_residual(data[rank], own, scales, shape, job.coding(op), residuals[rank], Scratch(1408))
-        return nmse((total / ops).astype(np.float32), truth)
-
-    with_feedback, without = run(True), run(False)
-    if bits != 8:
-        assert without > 0.1
-    assert with_feedback < (without if bits == 8 else 0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import socket
 import struct
 import threading
@@ -22,21 +23,32 @@ from tailbound.transport.lifeline import Lifelines
 from tailbound.transport.membership import Membership
 from tailbound.wire.schema import op_label
 
+NEW = {rank: Life(Part.UNKNOWN, 10 + rank) for rank in range(4)}
 
-def _find(lives: dict[int, Life | None], rank: int = 0, cookie: int = 10) -> Life:
-    def pull(rank: int, name: str, *_: object) -> bytes:
-        life = lives[rank]
-        if life is None:
+
+#: A new process, its peers, and what it is told.
+PARTS: dict[str, tuple[int, dict[int, Life | None], Life | str]] = {
+    "one is inside": (0, {1: None, 2: Life(Part.INSIDE, 7, 1 << 40, 3)}, Life(Part.OUTSIDE, 7, 1 << 40, 3)),
+    "all are new": (0, {1: NEW[1], 2: NEW[2], 3: NEW[3]}, Life(Part.BEGINS, 10)),
+    "and the lowest proposes": (3, {0: NEW[0], 1: NEW[1], 2: NEW[2]}, Life(Part.BEGINS, 10)),
+    "one outside knows the cookie of before": (1, {0: Life(Part.OUTSIDE, 5), 2: NEW[2]}, Life(Part.BEGINS, 11)),
+    "one has begun": (0, {1: NEW[1], 2: Life(Part.BEGINS, 99), 3: Life(Part.OUTSIDE, 5)}, Life(Part.BEGINS, 99)),
+    "one does not answer": (0, {1: None, 2: Life(Part.OUTSIDE, 7)}, "[1] do not answer"),
+}
+
+
+@pytest.mark.parametrize(("rank", "peers", "found"), PARTS.values(), ids=PARTS)
+def test_a_new_process_finds_its_part(rank: int, peers: dict[int, Life | None], found: Life | str) -> None:
+    def pull(peer: int, *_: object) -> bytes:
+        if (life := peers[peer]) is None:
             raise TransportError("nobody is there: start it")
         return struct.pack("!BIQH", *life)
 
-    return find_part(rank, cookie, lives, pull, 0)
-
-
-def test_a_new_process_finds_its_part() -> None:
-    assert _find({1: None, 2: Life(Part.INSIDE, 7, 1 << 40, 3)}) == Life(Part.OUTSIDE, 7, 1 << 40, 3)
-    with pytest.raises(TransportError, match=r"\[1\] do not answer"):
-        _find({1: None, 2: Life(Part.OUTSIDE, 7)})
+    if isinstance(found, Life):
+        assert find_part(rank, 10 + rank, peers, pull, 0) == found
+    else:
+        with pytest.raises(TransportError, match=re.escape(found)):
+            find_part(rank, 10 + rank, peers, pull, 0)
 
 
 def test_peers_are_asked_for_their_part_at_the_same_time() -> None:
@@ -52,16 +64,6 @@ def test_peers_are_asked_for_their_part_at_the_same_time() -> None:
     with pytest.raises(TransportError, match=r"\[1, 2, 3, 4\] do not answer"):
         find_part(0, 5, [1, 2, 3, 4], pull, 0)
     assert asked[-1] == 1
-
-
-def test_a_job_that_begins_anew_has_the_cookie_of_its_lowest_new_rank() -> None:
-    """Or of who has begun already. One that came back before, and is still outside, knows the cookie of before only."""
-    new = {rank: Life(Part.UNKNOWN, 10 + rank) for rank in range(4)}
-    for rank in range(4):
-        others = {other: life for other, life in new.items() if other != rank}
-        assert _find(others, rank, 10 + rank) == Life(Part.BEGINS, 10)
-    assert _find({0: Life(Part.OUTSIDE, 5), 2: new[2]}, 1, 11) == Life(Part.BEGINS, 11)
-    assert _find({1: new[1], 2: Life(Part.BEGINS, 99), 3: Life(Part.OUTSIDE, 5)}) == Life(Part.BEGINS, 99)
 
 
 def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_into_it_that_one() -> None:
@@ -103,50 +105,29 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
             one.close()
 
 
-def test_who_comes_back_counts_as_new() -> None:
+SUSPECT = [("absent", {2}, op) for op in range(3)]
+AHEAD = [("heard", 2, 8), ("died", 2, op_label(7, 3)), ("absent", (), op_label(7, 3)), ("absent", (), op_label(9, 1))]
+#: Words on three peers, as (method, arguments), and who of them is live then.
+WORDS: dict[str, tuple[list[tuple[Any, ...]], list[int]]] = {
+    "who comes back after a goodbye counts as new": ([("bye", 1, 0), ("back", 1, 9)], [1, 2, 3]),
+    "and who comes back as a suspect": ([*SUSPECT, ("heard", 2, 5), ("back", 2, 9)], [1, 2, 3]),
+    "as many have gone as once before": ([("bye", 1, 0), ("back", 1, 9), ("bye", 3, 0)], [1, 2]),
+    "a late goodbye is that of the process before": ([("back", 1, 9), ("bye", 1, op_label(8, 5))], [1, 2, 3]),
+    "the new one may say it before its first op": ([("back", 1, 9), ("bye", 1, op_label(9, 0) - 1)], [2, 3]),
+    "rows that the dead had sent ahead do not bring it back": (AHEAD, [1, 3]),
+    "who lives after all is back two steps later": ([*AHEAD, ("absent", (), op_label(10, 0))], [1, 2, 3]),
+    "a suspect that dies is not forgiven what it sent before": (
+        [*SUSPECT, ("died", 2, 4), ("absent", (), 5)], [1, 3],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "live"), WORDS.values(), ids=WORDS)
+def test_who_is_live_after_an_end_and_a_return(words: list[tuple[Any, ...]], live: list[int]) -> None:
     members = Membership(4, 0)
-    for op in range(3):
-        members.contribution.absent({2}, op)
-    members.bye(1, 0)
-    members.heard(2, 5)
-    assert (members.live, members.owners, members.dead(9)) == ([3], [2, 3], {2})
-    for rank in (1, 2):
-        members.back(rank, 9)
-    assert (members.live, members.owners, members.here, members.dead(10)) == ([1, 2, 3], [1, 2, 3], [1, 2, 3], set())
-    members.bye(3, 0)  # as many have gone as once before
-    assert members.live == [1, 2]
-
-
-def test_a_late_goodbye_is_that_of_the_process_before() -> None:
-    """What the new one says is of the step that it came back with, or of the op before where it did nothing yet."""
-    members = Membership(4, 0)
-    members.back(1, 9)
-    members.bye(1, op_label(8, 5))
-    assert members.here == [1, 2, 3]
-    members.bye(1, op_label(9, 0) - 1)
-    assert members.here == [2, 3]
-
-
-def test_rows_that_a_dead_rank_had_sent_ahead_do_not_bring_it_back() -> None:
-    """It was a step ahead of this one. Who lives after all, and has lost a connection only, is back two steps later."""
-    members = Membership(4, 0)
-    members.heard(2, 8)
-    assert members.died(2, op_label(7, 3))
-    assert members.live == [1, 3]
-    for op in (op_label(7, 3), op_label(8, 0), op_label(9, 1)):
-        members.contribution.absent((), op)
-        assert members.live == [1, 3]
-    members.contribution.absent((), op_label(10, 0))
-    assert members.live == [1, 2, 3]
-
-
-def test_a_suspect_that_dies_is_not_forgiven_for_what_it_sent_before() -> None:
-    members = Membership(4, 0)
-    for op in range(3):
-        members.contribution.absent({2}, op)
-    members.died(2, 4)
-    members.contribution.absent((), 5)
-    assert members.live == [1, 3]
+    for what, *arguments in words:
+        getattr(members.contribution if what == "absent" else members, what)(*arguments)
+    assert members.live == live
 
 
 def test_the_store_tells_whether_a_job_is_under_way() -> None:
