@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -45,7 +44,9 @@ def test_users_who_may_not_write_the_installation_compile_nothing(
     import numba.core.config
 
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    assert fresh(tmp_path)(4) == 8
+    made = fresh(tmp_path)
+    assert (kept(made), made(4), kept(made)) == (False, 8, True)
+    assert not kept(fresh(tmp_path, SOURCE.replace("2 * x", "3 * x")))
     for user in ("first", "second"):
         monkeypatch.setattr(numba.core.config, "CACHE_DIR", str(tmp_path / user))
         double = fresh(tmp_path)
@@ -54,29 +55,15 @@ def test_users_who_may_not_write_the_installation_compile_nothing(
         assert sum(double.stats.cache_hits.values()) == 1
 
 
-def test_whether_machine_code_is_kept(tmp_path: Path) -> None:
-    double = fresh(tmp_path)
-    assert not kept(double)
-    assert double(4) == 8
-    assert kept(double)
-    assert kept(fresh(tmp_path))
-    assert not kept(fresh(tmp_path, SOURCE.replace("2 * x", "3 * x")))
-
-
 def test_one_line_of_a_host_says_that_it_compiles(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "tailbound"):
-        monkeypatch.setattr(warmup, "kept", lambda dispatcher: True)
-        warmup.announce_compilation(0)
-        monkeypatch.setattr(warmup, "kept", lambda dispatcher: False)
-        monkeypatch.setenv("LOCAL_RANK", "1")
-        warmup.announce_compilation(3)
-        assert not caplog.records
-        monkeypatch.setenv("LOCAL_RANK", "0")
-        warmup.announce_compilation(2)
+    for kept_, rank in ((True, 0), (False, 1), (False, 0)):
+        monkeypatch.setattr(warmup, "kept", lambda dispatcher, kept_=kept_: kept_)
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        warmup.announce_compilation(rank)
     (record,) = caplog.records
-    assert record.getMessage().startswith("rank 2: compiling")
+    assert record.getMessage().startswith("rank 0: compiling")
     assert "doctor --warm" in record.getMessage()
 
 
@@ -96,21 +83,16 @@ PACKAGE = {
 }
 
 
-def run(folder: Path) -> str:
-    code = "from low.sum import one_more; print(one_more(1), sum(one_more.stats.cache_hits.values()))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def test_a_change_in_another_file_of_the_package_is_noticed(tmp_path: Path) -> None:
     for name, text in PACKAGE.items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    assert run(tmp_path) == "2 0"
-    assert run(tmp_path) == "2 1"
-    (tmp_path / "low" / "number.py").write_text(PACKAGE["low/number.py"].replace("return 1", "return 20"))
-    assert run(tmp_path) == "21 0"
+    code = "from low.sum import one_more; print(one_more(1), sum(one_more.stats.cache_hits.values()))"
+    for number, said in ((1, "2 0"), (1, "2 1"), (20, "21 0")):
+        (tmp_path / "low/number.py").write_text(PACKAGE["low/number.py"].replace("return 1", f"return {number}"))
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == said
 
 
 def test_no_compiled_function_has_an_argument_to_leave_out() -> None:
@@ -134,15 +116,9 @@ def test_a_user_with_nothing_to_write_to_can_import() -> None:
     package = Path(__file__).parents[2] / "host_lib"
     code = "import tailbound.wire.packets as p; print(len(p.packet(p.header(type=1), bytes(16))))"
     done = subprocess.run(
-        [sys.executable, "-B", "-c", code],
-        user=65534,
-        group=65534,
-        extra_groups=[],
-        cwd="/",
-        env={"HOME": "/nonexistent", "PYTHONPATH": str(package), "TMPDIR": "/tmp"},
-        capture_output=True,
-        text=True,
-    )
+        [sys.executable, "-B", "-c", code], user=65534, group=65534, extra_groups=[], cwd="/",
+        env={"HOME": "/nonexistent", "PYTHONPATH": str(package), "TMPDIR": "/tmp"}, capture_output=True, text=True,
+    )  # fmt: skip
     assert (done.returncode, done.stdout.strip()) == (0, "80"), done.stderr
 
 

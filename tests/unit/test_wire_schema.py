@@ -64,25 +64,15 @@ def test_c_lays_structs_out_like_numpy() -> None:
         assert "static" in refused_by_c([wrong])
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [(Field("a", "u8", ""), Field("b", "u32", "")), (Field("a", "u32", ""), Field("b", "u16", ""))],
-    ids=["misaligned", "padded at the end"],
-)
-def test_a_hole_is_refused(fields: tuple[Field, ...]) -> None:
-    with pytest.raises(ValueError, match=r"aligned|pad"):
-        dtype_of(Struct("tb_bad", "", fields))
+@pytest.mark.parametrize(("first", "second", "why"), [("u8", "u32", "aligned"), ("u32", "u16", "pad")])
+def test_a_hole_is_refused(first: str, second: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        dtype_of(Struct("tb_bad", "", (Field("a", first, ""), Field("b", second, ""))))
 
 
-def test_every_verdict_has_a_fate_a_meaning_and_an_advice(repository: Path) -> None:
-    page = (repository / "docs/wire.md").read_text()
-    for verdict in schema.Verdict:
-        assert verdict.meaning, verdict
-        assert verdict.advice, verdict
-        own = verdict.advice if verdict.advice != verdict.fate.advice else ""
-        assert f"| {int(verdict)} | {verdict.name} | `{verdict.fate}` | {verdict.meaning} | {own} |" in page
-    for fate in schema.Fate:
-        assert f"| `{fate}` | {fate.meaning} | {fate.advice} |" in page
+def test_every_verdict_has_a_meaning_and_an_advice() -> None:
+    """A generated page shows them."""
+    assert [verdict for verdict in schema.Verdict if not (verdict.meaning and verdict.advice)] == []
 
 
 def test_verdicts_on_rows_name_the_halves_that_they_concern() -> None:
@@ -103,17 +93,20 @@ def test_what_holds_a_lock_is_not_mmapped() -> None:
         assert map_.mmap == (map_.value not in locked and not map_.secret), map_.name
 
 
-def test_generated_files_are_fresh(repository: Path) -> None:
+def test_generated_files_are_fresh_and_a_stale_one_is_named(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert stale(generated(repository)) == []
+    for path, text in of_schema(tmp_path).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(schema, "HEADER", dataclasses.replace(schema.HEADER, doc="Something else."))
+    assert [p.name for p in stale(of_schema(tmp_path))] == ["wire.h", "wire.p4"]
 
 
 def test_a_reader_of_the_page_can_make_a_packet(repository: Path) -> None:
-    """The numbers are there, and the page's formula with the page's constants gives the check."""
+    """The page's formula with the page's constants gives the check."""
     page = (repository / "docs/wire.md").read_text()
-    numbers = {name: int(value) for name, value in re.findall(r"^\| ([A-Z_]+) \| (-?\d+) \|", page, re.MULTILINE)}
-    assert {k: numbers[k] for k in ("VERSION", "EXPONENT_NONE", "DEFAULT_PORT")} == {
-        "VERSION": schema.VERSION, "EXPONENT_NONE": schema.EXPONENT_NONE, "DEFAULT_PORT": schema.DEFAULT_PORT,
-    }  # fmt: skip
     k1, k2, k3, k4 = (int(re.search(rf"K{n} = (0x[0-9A-F]{{16}})", page)[1], 16) for n in (1, 2, 3, 4))  # type: ignore[index]
     rng = np.random.default_rng(1)
     header, payload = rng.bytes(64), rng.bytes(1408)
@@ -126,25 +119,10 @@ def test_a_reader_of_the_page_can_make_a_packet(repository: Path) -> None:
     assert c ^ (c >> 32) == check_reference(header, payload)
 
 
-def test_a_stale_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [p.name for p in stale(of_schema(tmp_path))] == ["wire.h", "abi.h", "records.h", "wire.p4", "wire.md"]
-    for path, text in of_schema(tmp_path).items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    assert stale(of_schema(tmp_path)) == []
-    changed = dataclasses.replace(schema.HEADER, doc="Something else.")
-    monkeypatch.setattr(schema, "HEADER", changed)
-    assert [p.name for p in stale(of_schema(tmp_path))] == ["wire.h", "wire.p4"]
-
-
 @given(U32, st.integers(-(1 << 31), (1 << 31) - 1))
 def test_serial_distance_is_the_step_between(a: int, d: int) -> None:
     assert serial_distance((a + d) & 0xFFFFFFFF, a) == d
-
-
-def test_labels_run_over_the_wrap() -> None:
-    step = (1 << 22) - 1
-    assert serial_distance(op_label(step + 1, 0), op_label(step, 1023)) == 1
+    assert serial_distance(op_label(1 << 22, 0), op_label((1 << 22) - 1, 1023)) == 1
     with pytest.raises(ValueError, match="op index 1024"):
         op_label(0, 1024)
 
