@@ -29,10 +29,11 @@ def steps_until(shares: Shares, wanted: tuple[int, ...], lateness: dict[int, int
     return steps
 
 
-def lateness_of(launches: list[int], rank: int) -> int:
+def lateness_of(*ops: tuple[int, list[int]]) -> int:
+    """After ops, each given as the own launch and the first packets of others."""
     late = Lateness()
-    for _ in range(16):
-        late.add(launches[rank], [t for r, t in enumerate(launches) if r != rank])
+    for own, others in ops:
+        late.add(own, others)
     return late.value
 
 
@@ -49,27 +50,28 @@ def lateness_of(launches: list[int], rank: int) -> int:
     ],
 )
 def test_the_late_ones_see_themselves_and_nobody_else(launches: list[int], late: list[int]) -> None:
-    assert [r for r in range(len(launches)) if lateness_of(launches, r) > 25] == late
+    ops = [(own, launches[:rank] + launches[rank + 1 :]) for rank, own in enumerate(launches)]
+    assert [rank for rank, op in enumerate(ops) if lateness_of(*[op] * 16) > 25] == late
 
 
-@pytest.mark.parametrize(("ops", "value"), [(7, 0), (8, 10)])
-def test_lateness_needs_half_a_window(ops: int, value: int) -> None:
-    late = Lateness()
-    for _ in range(ops):
-        late.add(10, [0, 0])
-    late.add(5, [])  # nobody else was there
-    assert late.value == value
+AT_ONCE, LATE, ALONE = (0, [0, 0]), (10, [0, 0]), (5, list[int]())
 
 
-@pytest.mark.parametrize(("in_time", "value"), [(0, 10), (2, 10), (3, 0)])
-def test_who_is_in_time_in_three_of_sixteen_ops_is_not_late(in_time: int, value: int) -> None:
-    late = Lateness()
-    for op in range(16):
-        late.add(0 if op < in_time else 10 if op < 12 else 900, [0, 0])
-    assert late.value == value
-    for _ in range(3):
-        late.add(0, [7])
-    assert late.value == 0
+@pytest.mark.parametrize(
+    ("ops", "value"),
+    [
+        # half a window is needed, in which others were there
+        ([LATE] * 7 + [ALONE], 0),
+        ([LATE] * 8 + [ALONE], 10),
+        # three of sixteen ops in time are enough not to be late
+        ([LATE] * 12 + [(900, [0, 0])] * 4, 10),
+        ([AT_ONCE] * 2 + [LATE] * 10 + [(900, [0, 0])] * 4, 10),
+        ([AT_ONCE] * 3 + [LATE] * 9 + [(900, [0, 0])] * 4, 0),
+        ([LATE] * 16 + [(0, [7])] * 3, 0),
+    ],
+)
+def test_lateness_is_that_of_nearly_all_of_the_last_sixteen_ops(ops: list[tuple[int, list[int]]], value: int) -> None:
+    assert lateness_of(*ops) == value
 
 
 def test_a_straggler_goes_after_some_steps_and_comes_back_after_more() -> None:
@@ -89,12 +91,6 @@ def test_who_goes_soon_after_its_return_has_returned_too_early(steps: int, again
     assert steps_until(shares, ALL) == again
 
 
-def test_one_step_in_time_begins_the_count_anew() -> None:
-    shares = Shares(4)
-    for step in range(40):
-        assert observe(shares, {1: 0 if step % 4 == 3 else 50}) == ALL
-
-
 @pytest.mark.parametrize(
     ("lateness", "pace"), [({1: 5}, 20), ({1: 4, 2: 400}, 20), ({1: 100, 2: 400}, 20), ({1: 10}, 40), ({1: 30}, 200)]
 )
@@ -105,10 +101,10 @@ def test_who_is_hardly_late_stays(lateness: dict[int, int], pace: int) -> None:
         assert 1 in observe(shares, lateness, pace=pace)
 
 
-def test_between_the_limits_nothing_moves() -> None:
+def test_between_the_limits_nothing_moves_and_one_step_in_time_begins_the_count_anew() -> None:
     shares = Shares(4)
-    for _ in range(50):
-        assert observe(shares, {1: 4}) == ALL
+    for step in range(40):
+        assert observe(shares, {1: 4 if step % 4 == 3 else 50}) == ALL
     steps_until(shares, (0, 2, 3), {1: 50})
     for _ in range(50):
         assert observe(shares, {1: 4}) == (0, 2, 3)
@@ -151,20 +147,12 @@ def test_one_op_is_judged_by_its_loss(expected: int, taken: int, action: Action)
     assert Safeguard(Limits(skip=0.5, stop=0.9)).judge(expected, taken).action == action
 
 
-def test_small_losses_that_stay_are_seen_smoothed() -> None:
+def test_small_losses_that_stay_are_seen_smoothed_and_by_default_nothing_stops() -> None:
     guard = Safeguard(Limits())
     actions = [guard.judge(100, 94).action for _ in range(200)]
-    assert actions[0] == Action.NONE
-    assert actions == sorted(actions)
-    assert actions[-1] == Action.WARN
+    assert (actions[0], actions, actions[-1]) == (Action.NONE, sorted(actions), Action.WARN)
     assert guard.smoothed == pytest.approx(0.06, rel=0.05)
-    calm = [guard.judge(100, 100).action for _ in range(200)]
-    assert calm[-1] == Action.NONE
-
-
-def test_by_default_ordinary_loss_is_nothing_and_stopping_is_off() -> None:
-    guard = Safeguard(Limits())
-    assert all(guard.judge(1000, 990).action == Action.NONE for _ in range(500))
+    assert [guard.judge(1000, 990).action for _ in range(500)][-1] == Action.NONE
     assert max(guard.judge(1000, 0).action for _ in range(500)) == Action.SKIP
 
 
