@@ -11,19 +11,13 @@ import numpy as np
 import pytest
 
 from tailbound import cli
-from tailbound.errors import ConfigError
 from tailbound_lab.simulate.layouts import arrange
 from tailbound_lab.simulate.ports import Port, Switching
 from tailbound_lab.simulate.run import Wanted, bound, simulate
-from tailbound_lab.simulate.steps import Step, Team
+from tailbound_lab.simulate.steps import Team
 
 GBIT = 10**9
 ENTRIES = 1 << 16
-
-
-def steps_of(ranks: int, wanted: Wanted) -> list[Step]:
-    """The steps that count."""
-    return simulate(ranks, wanted)[1]
 
 
 def test_a_port_drops_what_does_not_fit_and_marks_above_its_threshold() -> None:
@@ -51,30 +45,16 @@ def test_everybody_of_two_dimensions_is_in_a_group_and_in_a_job_across() -> None
     assert shards == [(k * size, size) for k in range(3)]
 
 
-@pytest.mark.parametrize(
-    ("layout", "ranks", "words"),
-    [
-        ("flat", 257, "2 to 256 ranks"),
-        ("2d", 13, "not prime"),
-        ("2d", 514, "give other --ranks"),
-        ("ring", 4, "none of flat"),
-    ],
-)
-def test_what_cannot_be_arranged_is_said(layout: str, ranks: int, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        arrange(layout, ranks, ENTRIES)
-
-
 def test_a_calm_step_takes_what_its_bytes_take_and_the_same_seed_gives_the_same() -> None:
     """Headers are 8 % of a row of 1376 codes, and a few round trips and turns come on top."""
     wanted = Wanted(size=4 * ENTRIES, switching=Switching(rate=GBIT // 4), steps=3, warm=2)
-    steps, least = steps_of(4, wanted), bound(wanted.arrangement(4), GBIT // 4)
+    (_, steps, *_), least = simulate(4, wanted), bound(wanted.arrangement(4), GBIT // 4)
     assert least == pytest.approx(2 * 0.75 * ENTRIES * 8 / (GBIT // 4))
     assert all(step.delivered == step.expected > 0 for step in steps)
     assert all(1.08 * least < step.slowest / 1e9 < 1.25 * least for step in steps)
     assert not any(step.dropped for step in steps)
-    assert steps_of(4, wanted) == steps
-    assert steps_of(4, replace(wanted, seed=2)) != steps
+    assert simulate(4, wanted)[1] == steps
+    assert simulate(4, replace(wanted, seed=2))[1] != steps
 
 
 def test_the_mean_of_two_dimensions_is_that_of_all_ranks() -> None:
@@ -103,6 +83,8 @@ def test_the_command_prints_a_table_and_writes_its_rows(tmp_path: Path, capsys: 
     [
         (["--ranks", "5000"], "4096"),
         (["--ranks", "300"], "take --layout 2d"),
+        (["--ranks", "13", "--layout", "2d"], "not prime"),
+        (["--ranks", "514", "--layout", "2d"], "give other --ranks"),
         (["--rate", "fast"], "write for example 1gbit"),
         (["--port-buffer", "much"], "write for example"),
         (["--tail", "0.5"], "x>=1"),
