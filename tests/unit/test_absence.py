@@ -32,11 +32,6 @@ def test_every_transition_has_a_test(repository: Path) -> None:
     assert set(rows[2:]) == said
 
 
-def rank(**fields: Any) -> Any:
-    """A rank that has lost the others, seven steps behind."""
-    return without_job(communicator=SimpleNamespace(lost=True, behind=7), **fields)
-
-
 @pytest.mark.parametrize(
     ("behind", "lost", "void", "outside", "place"),
     [
@@ -71,7 +66,7 @@ def test_a_rank_abstains_until_it_is_sound() -> None:
 
 @pytest.mark.parametrize("fields", [{"together": "all ranks wait for each other"}, {"resync": None}])
 def test_a_rank_that_cannot_join_ends_with_an_error_unless_it_catches_up(fields: dict[str, Any]) -> None:
-    one = rank(**fields)
+    one = without_job(communicator=SimpleNamespace(lost=True, behind=7), **fields)
     for _ in range(5):
         for one.communicator.lost in [True] * 8 + [False]:
             one.rejoin()
@@ -82,19 +77,9 @@ def test_a_rank_that_cannot_join_ends_with_an_error_unless_it_catches_up(fields:
         one.rejoin()
 
 
-def test_steps_whose_averages_were_gone_are_skipped_and_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a scheduler is moved on by as many. Those of the entrance are told once."""
-    one = rank()
-    one.absence.skipped, one.communicator.lost = 4, False
-    monkeypatch.setattr(one.absence, "_apply_finished", lambda _: (2, 3))
-    assert one.catch_up() == (2, 7)
-    assert one.catch_up() == (2, 3)
-
-
 def test_a_lost_rank_joins_where_the_program_says_when_steps_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was left for the forward pass to end, and so it did not look."""
-    one = rank()
-    looked = []
+    one, looked = without_job(communicator=SimpleNamespace(lost=True, behind=7)), []
     monkeypatch.setattr(one, "rejoin", lambda: looked.append(one.steps.ended))
     for step in range(3):
         one.steps.ended = step
@@ -102,29 +87,6 @@ def test_a_lost_rank_joins_where_the_program_says_when_steps_end(monkeypatch: py
         one._before_forward()
         one._before_forward()  # an evaluation, say
         assert looked == [None] * (step + 1)
-
-
-def test_who_is_lost_again_while_a_state_comes_joins_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A state took longer than the ring lasts: it was taken for nothing thirty times, then training ended."""
-    one = rank(say=lambda *_: None)
-    job = one.communicator
-    monkeypatch.setattr(Layout, "settled", True)
-    taken: list[float] = []
-
-    def jump() -> int:
-        job.lost = False
-        return 5
-
-    def take(until: float) -> int:
-        taken.append(until)
-        job.lost, one.absence.abstaining = True, False
-        return 1
-
-    job.jump, job.drain = jump, lambda timeout: True
-    monkeypatch.setattr(one.absence, "take_state", take)
-    assert one.absence.jump(30.0) == 3 * 5 + 2
-    assert len(taken) == 2
-    assert (job.lost, one.absence.abstaining) == (False, True)
 
 
 class Job:
@@ -210,16 +172,6 @@ def test_iterations_are_void_until_the_program_is_where_the_job_is(lost: Any) ->
     assert (lost.communicator.step, lost.absence.lag) == (9, 0)
 
 
-def test_others_that_go_on_meanwhile_are_followed(lost: Any) -> None:
-    made = 0
-    while not made or lost.absence.void:
-        iteration(lost)
-        made += 1
-        lost.communicator.newest += made % 2  # at half of its speed
-    assert made - 1 == lost.taken[-1] + 1 == 14  # the program is before the step after the state
-    assert lost.absence.lag == 0
-
-
 @pytest.mark.parametrize(("made", "well"), [(1, False), (6, True)])
 def test_a_lost_rank_is_synchronized_where_its_program_has_made_all_steps(lost: Any, made: int, well: bool) -> None:
     """The others waited for it in ``synchronize`` until their time was over, and it went on to save what it had."""
@@ -231,13 +183,24 @@ def test_a_lost_rank_is_synchronized_where_its_program_has_made_all_steps(lost: 
     assert lost.taken == [5]
 
 
+def followed(one: Any, every: int) -> int:
+    """Iterations until its steps are void no more; the others make one in ``every`` so many."""
+    made = 0
+    while not made or one.absence.void:
+        iteration(one)
+        made += 1
+        one.communicator.newest += made % every == 0
+    return made
+
+
+def test_others_that_go_on_meanwhile_are_followed(lost: Any) -> None:
+    assert followed(lost, 2) - 1 == lost.taken[-1] + 1 == 13  # the program is before the step after the state
+    assert lost.absence.lag == 0
+
+
 def test_a_program_that_does_not_get_there_goes_on_and_lags(lost: Any, caplog: pytest.LogCaptureFixture) -> None:
     """The others make a step in the time of each of its iterations; it makes those void that would be its own alone."""
-    made = 0
-    while not made or lost.absence.void:
-        iteration(lost)
-        made += 1
-        lost.communicator.newest += 1
+    made = followed(lost, 1)
     assert re.search(r"are (\d+) steps behind theirs", caplog.text)
     assert made < 50
     lag = lost.absence.lag
@@ -253,11 +216,29 @@ def test_a_program_that_does_not_get_there_goes_on_and_lags(lost: Any, caplog: p
 
 
 def test_a_program_that_skips_by_itself_makes_no_void_step(lost: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hears what was skipped, so that it can move a scheduler on: once, with what its entrance has skipped."""
     monkeypatch.setattr(lost.absence, "take_state", lambda _: 0)
-    assert lost.catch_up() == (0, 7)
+    lost.absence.skipped = 4
+    assert lost.catch_up() == (0, 4 + 7)
     lost.communicator.newest = 20
     assert not iteration(lost)
     assert lost.catch_up() == (0, 13)
+
+
+def test_who_is_lost_again_while_a_state_comes_joins_without_one(lost: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state took longer than the ring lasts: it was taken for nothing thirty times, then training ended."""
+    taken: list[float] = []
+
+    def take(until: float) -> int:
+        taken.append(until)
+        lost.communicator.newest += 4
+        lost.absence.abstaining = False
+        return 0
+
+    monkeypatch.setattr(lost.absence, "take_state", take)
+    assert lost.absence.jump(30.0) == lost.communicator.step == 15
+    assert len(taken) == 2
+    assert (lost.communicator.lost, lost.absence.abstaining) == (False, True)
 
 
 @pytest.mark.parametrize("patient", [True, False])
@@ -295,7 +276,7 @@ def test_applied_steps_go_through_the_scaler(scaled: bool) -> None:
     """Averages have the loss scale."""
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 1.0)
-    one = rank(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])))
+    one = without_job(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])))
     if scaled:
         one.scaler = torch.amp.GradScaler("cpu", 65536.0)
         one.scaler.scale(torch.ones(1))

@@ -79,18 +79,13 @@ def test_what_a_static_graph_does_not_use_gets_no_gradient(view: bool) -> None:
 
     torch.manual_seed(0)
     net = Net()
+    ddp, fresh = DistributedDataParallel(net, static_graph=True), Layout()
+    fresh.follow(ddp.parameters(), used_by(ddp))
+    assert fresh.unused() == set()  # before a first step DDP has no answer, but memory of anything
     ddp, layout, averages = computed(net, torch.randn(4, 3), static_graph=True, gradient_as_bucket_view=view)
-    assert layout.unused() == set()
     layout.follow(net.parameters(), used_by(ddp))
     assert layout.unused() == {id(p) for p in net.unused.parameters()}
     with gradients(layout.step(), averages, layout.unused()):
         assert [name for name, p in net.named_parameters() if p.grad is None] == ["unused.weight", "unused.bias"]
     del ddp
     assert layout.unused() == set()  # of a model that is gone
-
-
-@pytest.mark.usefixtures("world")
-def test_before_a_first_step_nothing_counts_as_unused() -> None:
-    ddp, layout = DistributedDataParallel(torch.nn.Linear(2, 2), static_graph=True), Layout()
-    layout.follow(ddp.parameters(), used_by(ddp))
-    assert layout.unused() == set()

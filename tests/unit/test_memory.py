@@ -56,14 +56,6 @@ def test_nothing_is_kept_before_ddp_has_built_its_buckets() -> None:
     assert kept == [False, False, True, True]
 
 
-@pytest.mark.parametrize("feedback", [False, True])
-def test_a_gradient_of_another_type_is_contributed_in_float32(feedback: bool) -> None:
-    kept = Memory()
-    for _ in range(4):
-        source = _step(kept, _value(1.5).to(torch.bfloat16), feedback=feedback)
-        assert (source.dtype, source.tolist()) == (torch.float32, [1.5] * 4)
-
-
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16"])
 def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
     """And its average is decoded over it, in its own type: nothing is allocated."""
@@ -71,23 +63,22 @@ def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
     gradient, path = _value(1.5).to(dtype), Paths().of(torch.device("cpu"))
     memory = Memory()
     decoded = without_job().decoded(0, gradient, memory)
-    assert decoded is gradient
     source, prepare, _ = memory.contribution(0, gradient, direct=True)
     assert prepare is None
-    assert path.values(source).ctypes.data == gradient.data_ptr()
-    assert path.values(decoded).ctypes.data == gradient.data_ptr()
+    assert {path.values(each).ctypes.data for each in (source, decoded)} == {gradient.data_ptr()}
     assert not memory._parts
 
 
-@pytest.mark.parametrize("kind", ["float32", "float16"])
-def test_what_is_kept_has_no_loss_scale(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
+def test_what_is_kept_has_no_loss_scale_and_is_contributed_in_float32(kind: str) -> None:
     """Gradients of 1 under scales of 4 and 8."""
     kept = Memory()
     scaled = {scale: _value(scale).to(getattr(torch, kind)) for scale in (4, 8)}
     for _ in range(2):
         assert _step(kept, scaled[4], feedback=True, factor=1 / 4).tolist() == [1] * 4
     assert _step(kept, scaled[8], feedback=True, residual=0.25, factor=1 / 8).tolist() == [1] * 4
-    assert _step(kept, scaled[4], feedback=True, factor=1 / 4).tolist() == [1.25] * 4
+    last = _step(kept, scaled[4], feedback=True, factor=1 / 4)
+    assert (last.tolist(), last.dtype) == ([1.25] * 4, torch.float32)
 
 
 def state(*, job: bool) -> Any:
@@ -118,15 +109,11 @@ def test_a_scaler_whose_job_is_over_scales_as_torchs_and_may_be_given_to_another
 @pytest.mark.parametrize("factors", [{"growth_factor": 1.5}, {"backoff_factor": 0.7}])
 def test_a_scale_whose_mantissa_would_part_ranks_is_refused(factors: dict[str, float]) -> None:
     """Averages times the scale, and divided by it again, would be rounded otherwise on each rank."""
-    given = torch.amp.GradScaler("cpu", 1000.0, **factors)
+    given, ours = torch.amp.GradScaler("cpu", 1000.0, **factors), GradScaler(state(job=True))
     with pytest.raises(ConfigError, match="give powers of two"):
         adopt(state(job=True), given)
     assert type(given) is torch.amp.GradScaler
-    adopt(state(job=False), given)
-
-
-def test_factors_of_a_checkpoint_are_looked_at_as_well() -> None:
-    ours = GradScaler(state(job=True))
     with pytest.raises(ConfigError, match="grows by"):
-        ours.load_state_dict(torch.amp.GradScaler("cpu", growth_factor=1.5).state_dict())
-    assert ours.get_growth_factor() == 2.0
+        ours.load_state_dict(given.state_dict())  # of a checkpoint
+    assert (ours.get_growth_factor(), ours.get_backoff_factor()) == (2.0, 0.5)
+    adopt(state(job=False), given)
