@@ -6,7 +6,6 @@ little to start; each is a fresh one, and nothing of a job is left for the next.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import importlib
 import itertools
@@ -15,21 +14,18 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import connection, forkserver
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 #: Seconds that a job may take on a loaded machine, all waits for it together: less than a test may take.
 PATIENCE = 100.0
 #: What the fixtures of ``tests/torch`` are: a job by its name, how many ranks, its arguments; what every rank returned.
 Run = Callable[..., list[Any]]
-#: Output and errors.
-Said = tuple[str, str]
 #: Each job meets at a file of its own.
 _jobs = itertools.count()
 
@@ -51,46 +47,12 @@ def _context() -> Any:
     return context
 
 
-def ended(commands: Sequence[Sequence[str]], environment: Mapping[str, str], seconds: float = PATIENCE) -> list[Said]:
-    """Output and errors of commands that run at the same time and end well; none of them is left running.
-
-    Raises:
-        AssertionError: one has not ended well, or not all have after ``seconds``; with what all have said.
-    """
-    until = time.monotonic() + seconds
-    running: list[subprocess.Popen[str]] = []
-    with contextlib.ExitStack() as files:
-        told = [[files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in commands]
-        try:
-            for command, (out, err) in zip(commands, told, strict=True):
-                command = ["timeout", "-k", "10", f"{2 * seconds:g}", *command]  # also where this process is gone
-                running += [subprocess.Popen(command, env=environment, stdout=out, stderr=err, process_group=0)]
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                for process in running:
-                    process.wait(max(0.1, until - time.monotonic()))
-            codes = [process.poll() for process in running]
-        finally:
-            for process in running:
-                _end(process)
-        said = [(_whole(out), _whole(err)) for out, err in told]
-    words = "\n".join(itertools.chain(*said))
-    assert None not in codes, f"exit codes {codes} after {seconds:g} s:\n{words}"
-    assert not any(codes), f"exit codes {codes}:\n{words}"
-    return said
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    process.terminate()  # torchrun ends its workers then
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _whole(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read()
+def ended(command: Sequence[str], environment: Mapping[str, str]) -> tuple[str, str]:
+    """Output and errors of a command that ends well in ``PATIENCE``; torchrun ends its workers where it does not."""
+    command = ["timeout", "-k", "10", f"{PATIENCE:g}", *command]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert not done.returncode, f"exit code {done.returncode}:\n{done.stdout}\n{done.stderr}"
+    return done.stdout, done.stderr
 
 
 def _child(
@@ -137,7 +99,7 @@ def in_turn(rank: int, *jobs: str) -> None:
 
 
 def failing(rank: int, how: str) -> None:
-    """A job for the tests of this file: rank 1 does not end well, rank 0 not at all."""
+    """Rank 1 does not end well, rank 0 not at all."""
     if rank == 0:
         threading.Event().wait()
     if how == "dies":
@@ -194,24 +156,6 @@ class Job:
         self.processes[rank].join(self._left())
         self._pipes[rank].close()
         self._start(rank)
-
-    def said(self) -> list[str]:
-        """What ranks have returned or failed with by now; it is said once."""
-        told = []
-        for pipe in self._pipes:
-            with contextlib.suppress(EOFError):  # killed
-                told += [str(pipe.recv())] if pipe.poll() else []
-        return told
-
-    def await_event(self, event: Any, what: str) -> None:
-        """Waits for an event that a rank sets.
-
-        Raises:
-            AssertionError: the job's time is over; with ``what`` was awaited and what ranks have said since.
-        """
-        if event.wait(self._left()):
-            return
-        raise AssertionError("\n".join([f"not within {self._patience:g} s: {what}", *self.said()]))
 
     def _left(self) -> float:
         """Seconds of the job's time."""

@@ -275,25 +275,6 @@ def refusals(rank: int) -> None:
         register(DDP(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **option), **PATIENT).close()
 
 
-def from_environment(rank: int) -> None:
-    """Options come from the environment where nobody gives them."""
-    given = {
-        "DATAPATH": "udp", "RING_MIB": "2", "DEADLINE_MS": "1500,1600", "SHARE_ROWS": "off",
-        "SAFEGUARD": "skip=0.5", "BITS": "4,8", "RESULT": "peers", "TIMEOUT": "60",
-        "PATIENCE": "wan", "HOLD_MAX": "90.5", "MTU": "1200",
-    }  # fmt: skip
-    os.environ |= {f"TAILBOUND_{name}": text for name, text in given.items()}
-    with register(DDP(model()), ring_mib=4.0, bits=16) as state:
-        assert state.communicator is not None
-        config = state.communicator.config
-        assert (state.communicator.datapath, config.ring_mib, state.bits) == ("udp", 4.0, 16)
-        assert (config.deadline_1, config.deadline_2) == (1_500_000_000, 1_600_000_000)
-        assert (config.share_rows, config.safeguard.skip, config.result) == (False, 0.5, "peers")
-        patience = (config.start_max, config.stage_max, config.insist, config.hold_max)
-        assert patience == (5_000_000_000, 10_000_000_000, 1_000_000_000, 90_500_000_000)
-        assert config.width == 1088
-
-
 def other_layout(rank: int) -> None:
     """A rank whose bucket has another size in the same op: ``backward`` fails on both with both named."""
     with TailboundState(**patient(deadline_ms=(200.0, 200.0))) as state:
@@ -302,19 +283,6 @@ def other_layout(rank: int) -> None:
         assert "rank 0" in text
         assert "rank 1" in text
         refused("", lambda: state.average(0, torch.ones(100), True).wait(), LayoutError)
-
-
-def any_bits(rank: int) -> None:
-    """The average at every number of bits, with and without error feedback."""
-    for bits, feedback, least, most in ((16, None, 0, 1e-6), (8, True, 1e-5, 4e-3), ((4, 8), False, 5e-3, 0.1)):
-        plain, ours, found = DDP(model(), bucket_cap_mb=0.05), DDP(model(), bucket_cap_mb=0.05), []
-        with register(ours, bits=bits, error_feedback=feedback, **PATIENT) as state:
-            for step in range(4):
-                passes((plain, ours), rank, step)
-                found.append(nmse(gradient(ours), gradient(plain)))
-                assert same_everywhere(digest(ours)), step
-                assert state.last.error is None
-        assert least < sum(found) / len(found) < most, (bits, found)
 
 
 def switching(rank: int) -> None:

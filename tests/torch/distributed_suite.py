@@ -1,9 +1,7 @@
 """PyTorch's own tests of ``torch.distributed``, unmodified, over the backend ``tailbound``.
 
-    python tests/torch/distributed_suite.py                        # the families below
-    python tests/torch/distributed_suite.py all_reduce ddp         # two of them
-    python tests/torch/distributed_suite.py test_barrier test_DistributedDataParallelCPU
-    BACKEND=gloo WORLD_SIZE=3 python tests/torch/distributed_suite.py --all
+    BACKEND=gloo WORLD_SIZE=3 python tests/torch/distributed_suite.py
+    python tests/torch/distributed_suite.py test_all_reduce test_barrier$    # names, or what they begin with
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test``. What they do in a process of their own
 is all theirs; only how such a process starts is ours (forked from this one, which has imported PyTorch and its suite),
@@ -53,15 +51,6 @@ def _sleep(seconds: float) -> None:
 for module in (common_distributed, distributed_test):
     module.time = types.SimpleNamespace(**vars(time) | {"sleep": _sleep})
 
-#: What the names of a family's tests begin with.
-FAMILIES = {
-    "all_reduce": ("test_all_reduce", "test_sparse_all_reduce"),
-    "broadcast": ("test_broadcast",),
-    "all_gather": ("test_all_gather",),
-    "barrier": ("test_barrier",),
-    "ddp": ("test_DistributedDataParallel", "test_ddp", "test_accumulate", "test_static", "test_get_future"),
-}
-
 
 class TailboundSuite(TestDistBackend, DistributedTest._DistTestBase):
     """All tests of PyTorch's suite; their processes are forked from this one, which calls no torch operation itself."""
@@ -71,22 +60,9 @@ class TailboundSuite(TestDistBackend, DistributedTest._DistTestBase):
         self._start_processes(multiprocessing.get_context("fork").Process)
 
 
-def select(wanted: list[str]) -> list[str]:
-    """Names of the tests that belong to ``wanted``: families, or beginnings of names (a whole name with ``$`` at its
-    end); every one without CUDA.
-    """
-    prefixes = tuple(p for name in wanted for p in FAMILIES.get(name, (name,)))
-    names = unittest.defaultTestLoader.getTestCaseNames(TailboundSuite)
-    return [n for n in names if f"{n}$".startswith(prefixes) and "cuda" not in n and "nccl" not in n]
-
-
-def main(arguments: list[str]) -> int:
-    """Runs the tests that ``arguments`` select; returns 1 if one fails, or none is selected."""
-    wanted = ["test_"] if "--all" in arguments else arguments or list(FAMILIES)
-    suite = unittest.TestSuite(TailboundSuite(name) for name in select(wanted))
-    result = unittest.TextTestRunner(verbosity=2).run(suite)
-    return int(not result.wasSuccessful() or not result.testsRun)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    wanted = tuple(sys.argv[1:]) or ("test_",)
+    names = [name for name in unittest.defaultTestLoader.getTestCaseNames(TailboundSuite)
+             if f"{name}$".startswith(wanted) and "cuda" not in name and "nccl" not in name]  # fmt: skip
+    result = unittest.TextTestRunner(verbosity=2).run(unittest.TestSuite(map(TailboundSuite, names)))
+    sys.exit(not (result.wasSuccessful() and result.testsRun))

@@ -124,7 +124,7 @@ def test_torchrun_knows_the_backend_without_an_import(repository: Path, tmp_path
     environment = {**os.environ, "PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     environment["PYTHONWARNINGS"] = "default"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    ((out, err),) = ended([[*command, str(tmp_path / "train.py")]], environment)
+    out, err = ended([*command, str(tmp_path / "train.py")], environment)
     assert out.count("is through") == 2
     assert "Traceback" not in err
     assert "terminate" not in err
@@ -154,6 +154,6 @@ def test_pytorchs_own_tests_pass(repository: Path) -> None:
     script = repository / "tests" / "torch" / "distributed_suite.py"
     path = os.pathsep.join([str(repository / "host_lib"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "BACKEND": "tailbound", "WORLD_SIZE": "2"}
-    ((_, err),) = ended([[sys.executable, str(script), *SUITE]], environment)
+    _, err = ended([sys.executable, str(script), *SUITE], environment)
     assert f"Ran {len(SUITE)} tests" in err, err
     assert err.rstrip().endswith("\nOK"), err

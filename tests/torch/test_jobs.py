@@ -35,14 +35,12 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "scales are those of the tensors when DDP orders its bucket anew": (2, "hook_jobs.rebuilt"),
     "a rank with NaN abstains": (3, "torch_jobs.abstaining", 1),
     "the hook refuses what cannot be": (2, "torch_jobs.refusals"),
-    "options come from the environment": (2, "torch_jobs.from_environment"),
     "ranks with other buckets are named": (2, "torch_jobs.other_layout"),
     "loops train as under plain DDP": (3, "loop_jobs.parity", 1, *LOOPS, "sparse", "joined", "unused", "compiled"),
     "torch's compression wrappers, and a compiled backward pass": (
         2, "processes.in_turn", "hook_jobs.wrapped", "hook_jobs.compiled",
     ),
     "two models in a process and workers of a data loader": (2, "hook_jobs.beside"),
-    "averages at every number of bits": (2, "torch_jobs.any_bits"),
     "bits change between steps": (2, "torch_jobs.switching"),
     "error feedback says in the end what codes clip": (2, "torch_jobs.feedback"),
     # register, and what it leaves behind

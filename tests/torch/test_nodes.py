@@ -78,20 +78,6 @@ def test_who_waits_alone_at_a_boundary_is_told_what_to_do(monkeypatch: pytest.Mo
         here.from_first(None)
 
 
-def test_a_state_may_be_closed_after_the_default_group_has_ended() -> None:
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from tailbound.torch.node_state import NodeState
-
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    state = object.__new__(NodeState)
-    state._groups = [dist.new_group([0])]
-    dist.destroy_process_group()
-    state._end_groups()
-    assert not state._groups
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -137,31 +123,6 @@ def test_each_rank_takes_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match="eth0,eth1: give another one to each of the 3 ranks"):
         node.own_interface("eth0,eth1", "auto")
-
-
-def test_a_state_opens_the_datapath_on_its_own_interface(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``TailboundState`` opens the one that ``own`` names."""
-    import torch.distributed as dist
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    from tailbound.torch import state
-
-    class Opened(Exception):
-        pass
-
-    def communicator(*_: object, datapath: str, interface: str, **__: object) -> None:
-        raise Opened(interface, datapath)
-
-    monkeypatch.setattr(state, "Communicator", communicator)
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=4)
-    try:
-        with pytest.raises(Opened) as opened:
-            state.TailboundState(interface="eth0,eth1", datapath="udp")
-    finally:
-        dist.destroy_process_group()
-    assert opened.value.args == ("eth1", "udp")
 
 
 @pytest.mark.parametrize("places", [1, 3, 8])
