@@ -1,4 +1,4 @@
-"""What is to be done for the own rows of an op now: from what this rank knows of it, its state and the time.
+"""The next thing to do for the own rows of an op: from what this rank knows of it, its state and the time.
 
 Nothing here sends, reads a clock or touches a map. What changes is the state of the op, and nothing else.
 ``contribute`` does it. When halves end is decided in the library (``host_lib/core/halves.c``).
@@ -19,7 +19,7 @@ _POLL_FIRST, _POLL_LAST = 100_000, 1_000_000
 
 
 class Do(Enum):
-    """What is to be done; each but ``WAIT`` and ``TELL`` ends a phase of the op, so that ``step`` is asked again."""
+    """Things to do; each but ``WAIT`` and ``TELL`` ends a phase of the op, so that ``step`` is asked again."""
 
     WAIT = auto()  #: Nothing now.
     ABSTAIN = auto()  #: Take part without rows, and say so.
