@@ -17,7 +17,7 @@ from tailbound.collective.step import Do, step
 from tailbound.collective.window import Window
 from tailbound.kernel.core import core
 from tailbound.transport.sequence import Sequence
-from tailbound.wire.ranks import Ranks, bitmap
+from tailbound.wire.ranks import bitmap, ranks_of
 from tailbound.wire.schema import Found, Phase, Sending, Why
 
 MS = 1_000_000
@@ -426,11 +426,11 @@ def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(ra
     assert not known.follow()
     known.membership.contribution.accuse(2, 0)
     assert known.follow()
-    assert (set(Ranks(rank.terms.live)), set(Ranks(rank.terms.owners)), rank.terms.suspects) == ({1}, {1, 2}, 1)
+    assert (ranks_of(rank.terms.live), ranks_of(rank.terms.owners), rank.terms.suspects) == ({1}, {1, 2}, 1)
     known.membership.bye(2, 0)
     assert known.follow()
     bitmaps = rank.terms.owners, rank.terms.gone, rank.terms.voters
-    assert [set(Ranks(words)) for words in bitmaps] == [{1}, {2}, {0, 1}]
+    assert [ranks_of(words) for words in bitmaps] == [{1}, {2}, {0, 1}]
     known.self_misses = known.config.self_late_after
     assert known.follow()
     known.deadlines.quiet += 1

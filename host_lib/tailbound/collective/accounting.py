@@ -65,14 +65,14 @@ class Accounts:
         expected = taken = 0
         asked = op.first.asked
         there = {rank for rank, count in enumerate(summed) if count or (rank == job.rank and op.own_present)}
-        silent = op.abstainers | op.stayed_out | ({job.rank} if op.abstains else set())
-        if job.membership.quorum(there | silent):
+        abstainers, stayed_out = op.abstainers, op.stayed_out
+        if job.membership.quorum(there | abstainers | stayed_out | ({job.rank} if op.abstains else set())):
             op.flags |= _QUORUM
-        for peer in job.membership.here:
-            if peer in op.abstainers:
-                continue
+        bring = [peer for peer in job.membership.here if peer not in abstainers]
+        through = job.records.all_contributed(bring, op.label)
+        for peer in bring:
             count = summed[peer]
-            finished = job.records.contributed(peer, op.label) and peer not in op.stayed_out
+            finished = peer in through and peer not in stayed_out
             self._close(Stage.CONTRIBUTIONS, peer, own, count, len(asked.get(peer, ())), finished=finished)
             if count or finished:
                 expected += own
@@ -102,11 +102,11 @@ class Accounts:
         """
         job, counts, asked = self._job, op.place.placement.shares, op.second.asked
         expected = taken = 0
-        for peer in job.membership.here:
-            if not counts[peer]:
-                continue
+        owners = [peer for peer in job.membership.here if counts[peer]]
+        through = job.records.all_published(owners, op.label)
+        for peer in owners:
             due, count = counts[peer], by_owner[peer]
-            finished = job.records.published(peer, op.label)
+            finished = peer in through
             self._close(Stage.RESULTS, peer, due, count, len(asked.get(peer, ())), finished=finished)
             if count or finished:
                 expected += due

@@ -81,7 +81,8 @@ def _account(job: Job, op: Op, own: int) -> list[int]:
     summed = summed_by(job, op)
     for i, word in enumerate(record["abstained"].tolist() if record is not None else ()):
         op.abstained[i] |= word
-    due = [p for p in job.membership.here if p not in op.abstainers]
+    abstainers = op.abstainers
+    due = [p for p in job.membership.here if p not in abstainers]
     op.outcome.expected += own * len(due)
     op.outcome.delivered += sum([summed[p] for p in due])
     job.accounts.sealed(op, summed)

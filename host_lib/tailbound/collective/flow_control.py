@@ -141,8 +141,8 @@ class FlowControl:
         What repair has brought was lost all the same.
         """
         job, own = self._job, op.place.placement.shares[self._job.rank]
-        through = [p for p in job.records.all_contributed(job.membership.live, op.label) if p not in op.abstainers]
-        asked = op.first.asked
+        asked, abstainers = op.first.asked, op.abstainers
+        through = [p for p in job.records.all_contributed(job.membership.live, op.label) if p not in abstainers]
         lost = sum(
             [
                 max(own - summed[p], len(asked.get(p, ())))

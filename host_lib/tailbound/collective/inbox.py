@@ -12,6 +12,7 @@ from tailbound.collective.paths import Paths
 from tailbound.collective.repair import Request, decode_repair
 from tailbound.collective.speaker import Speaker
 from tailbound.transport.keys import Word
+from tailbound.wire.ranks import mark
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
 
@@ -77,7 +78,7 @@ class Inbox:
         elif head["type"] == PacketType.GONE and label in ops:
             op = ops[label]
             if flags & Flag.ABSTAIN:
-                op.abstainers.add(sender)
+                mark(op.abstained, sender)
             op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
             half = op.first if flags & Flag.FIRST_HALF else op.second
             gone = decode_repair(body, int(head["row"]), op.place.layout.shape.rows)
@@ -99,10 +100,10 @@ class Inbox:
             self._job.counters["control_refused"] += 1
             return
         if flags & Flag.ABSTAIN:
-            op.abstainers.add(sender)
+            mark(op.abstained, sender)
         op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
         if flags & Flag.LATE:
-            op.stayed_out.add(sender)
+            mark(op.stayed, sender)
         if ready.needs is not None:
             op.needs[sender] = ready.needs
         elif not flags & (Flag.ABSTAIN | Flag.LATE):

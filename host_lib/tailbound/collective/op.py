@@ -25,7 +25,7 @@ from tailbound.transport.flush import Retry
 from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.steps import label_text
 from tailbound.wire.packets import record_of
-from tailbound.wire.ranks import Ranks
+from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import HALF, HEADER_BYTES, INCOMING, OWN_OP, Phase, Sending, Why, op_slot
 
 #: How a cold op tells its needs again to ranks that have not heard them.
@@ -206,17 +206,15 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         #: bytes of its largest flow: one rank's contributions to one owner, headers included
         self.flow_bytes = max(placement.shares) * (shape.codes + HEADER_BYTES)
 
-    # made anew each time: an object of its own would make a circle, and ops would wait for the garbage collector
+    @property
+    def abstainers(self) -> set[int]:
+        """Ranks that have said that they bring no rows (``abstained``)."""
+        return ranks_of(self.abstained)
 
     @property
-    def abstainers(self) -> Ranks:
-        """Ranks that have said that they bring no rows."""
-        return Ranks(self.abstained)
-
-    @property
-    def stayed_out(self) -> Ranks:
-        """Ranks that have said that they come too late to bring any."""
-        return Ranks(self.stayed)
+    def stayed_out(self) -> set[int]:
+        """Ranks that have said that they come too late to bring any (``stayed``)."""
+        return ranks_of(self.stayed)
 
     @property
     def encoded(self) -> bool:

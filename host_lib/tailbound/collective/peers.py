@@ -43,7 +43,8 @@ class PeerOwned:
         b, place = op.buffers, op.place
         placement, scales, label = place.placement, b.scales, op.label
         here = job.membership.here
-        takers = [p for p in here if placement.shares[p] and not job.records.published(p, label)]
+        through = job.records.all_published(here, label)
+        takers = [p for p in here if placement.shares[p] and p not in through]
         shape = place.layout.shape
         head = job.header(
             PacketType.CONTRIBUTION, label, place.layout.tag, flags=shape.code.flags, map_id=placement.owner_map.id

@@ -104,7 +104,7 @@ class SwitchOwned:
 
 def _awaited(known: Known, op: Op) -> int:
     """Contributors that rows of ``op`` wait for: live ranks, self included, that have not said that they bring none."""
-    return 1 + sum(p not in op.abstainers and p not in op.stayed_out for p in known.membership.live)
+    return 1 + len({*known.membership.live} - op.abstainers - op.stayed_out)
 
 
 def _short(known: Known, op: Op) -> bool:
@@ -140,7 +140,7 @@ def ask(job: Job, op: Op, now: int) -> None:
 
 
 def _finished(known: Known, op: Op) -> bool:
-    bring = [p for p in known.membership.live if p not in op.abstainers and p not in op.stayed_out]
+    bring = {*known.membership.live} - op.abstainers - op.stayed_out
     return len(known.records.all_contributed(bring, op.label)) == len(bring)
 
 

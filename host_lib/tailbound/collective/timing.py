@@ -187,7 +187,7 @@ def note(job: Speaker, op: Op, now: int) -> None:
                 sealed=op.spans.sealed or (now if op.switched else op.start),
                 own=0 if job.self_late or not op.own_present else op.own_in,
                 mended=op.spans.sealed if op.first.why == Why.COMPLETE and op.first.asked else 0,
-                waited_for=tuple(p for p in job.membership.live if p not in op.abstainers) if waits else (),
+                waited_for=tuple({*job.membership.live} - op.abstainers) if waits else (),
                 suspects=tuple(job.membership.contribution.suspects - job.membership.gone) if waits else (),
                 owners=tuple(p for p in job.membership.owners if counts[p]),
                 # what came past the deadline says nothing of the next one

@@ -450,6 +450,7 @@ class Transpose:
             if self._serve(now):
                 return 0
         if self._silence and now >= self._silence:
+            self._unsettled |= self.job.follow()
             self._listen(now)
         self._send(now)
         return 0 if self._stirred() else self._first(end, now)
@@ -490,7 +491,6 @@ class Transpose:
     def _listen(self, now: int) -> None:
         """Asks for lost rows, and for marks where nothing comes any more; notes when to look again."""
         job, terms, listen = self.job, self.job.terms, core().fast.tb_listen
-        self._unsettled |= job.follow()
         terms.at, terms.listen = terms.first, 0
         while half := listen(terms.pointer, now):
             op = self._ops[terms.label]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableSet
+from collections.abc import Iterable
 from typing import Any
 
 from tailbound.wire.schema import MAX_RANKS
@@ -16,32 +16,11 @@ def bitmap(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(bits >> 64 * i & (1 << 64) - 1 for i in range(WORDS))
 
 
-class Ranks(MutableSet[int]):
-    """A set of ranks over u64[``WORDS``] of a record."""
+def ranks_of(words: Iterable[int]) -> set[int]:
+    """Ranks of which the bits are set in ``words``, u64[``WORDS``]."""
+    return {64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1}
 
-    def __init__(self, words: Any) -> None:
-        self._words = words
 
-    @classmethod
-    def _from_iterable(cls, ranks: Iterable[int]) -> set[int]:  # type: ignore[override]
-        return set(ranks)
-
-    def __contains__(self, rank: object) -> bool:
-        return isinstance(rank, int) and bool(self._words[rank >> 6] >> (rank & 63) & 1)
-
-    def __iter__(self) -> Iterator[int]:
-        for i, word in enumerate(self._words):
-            while word:
-                yield 64 * i + (word & -word).bit_length() - 1
-                word &= word - 1
-
-    def __len__(self) -> int:
-        return sum(word.bit_count() for word in self._words)
-
-    def add(self, rank: int) -> None:
-        """Takes ``rank`` in."""
-        self._words[rank >> 6] |= 1 << (rank & 63)
-
-    def discard(self, rank: int) -> None:
-        """Takes ``rank`` out, if it is there."""
-        self._words[rank >> 6] &= ~(1 << (rank & 63))
+def mark(words: Any, rank: int) -> None:
+    """Sets the bit of ``rank``."""
+    words[rank >> 6] |= 1 << (rank & 63)
