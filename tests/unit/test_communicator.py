@@ -7,12 +7,10 @@ Bits: ``test_communicator_device``. Sizes, cuts and labels in virtual time: ``si
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import threading
 import time
-import tracemalloc
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -46,40 +44,6 @@ NUMEL = 8 * 64 * 256
 def pair() -> Iterator[Team]:
     with team(2, patient()) as job:
         yield job
-
-
-def test_steady_state_allocates_nothing_big(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory of an op is kept and used again: neither the heap nor the pool grows with ops."""
-    monkeypatch.setenv("TAILBOUND_STATUS", "off")  # its thread allocates when it likes
-    numel = 400_000
-
-    def loop(job: Team, inputs: list[Any], outs: list[Any], count: int) -> None:
-        def run(communicator: Communicator) -> None:
-            rank = communicator.config.rank
-            for _ in range(count):
-                communicator.allreduce(inputs[rank], outs[rank]).result(PATIENCE)
-
-        job.each(run)
-
-    with team(2, patient()) as job:
-        inputs, outs = (gradients("U", 2, numel, seed=seed) for seed in (0, 1))
-        few = [np.ones(64, np.float32) for _ in outs]
-        loop(job, few, few, 200)  # what is remembered of the last 200 ops is there now
-        loop(job, inputs, outs, 10)
-        tracemalloc.start()
-        try:
-            for _ in range(10):  # what every op allocates shows in every round; other tests' leavings do not
-                gc.collect()
-                tracemalloc.reset_peak()
-                before = tracemalloc.get_traced_memory()[0]
-                loop(job, inputs, outs, 4)
-                gc.collect()
-                after, peak = tracemalloc.get_traced_memory()
-                if after - before < 0.01 * numel * 4 and peak - before < 0.10 * numel * 4:
-                    return
-        finally:
-            tracemalloc.stop()
-    pytest.fail(f"in every round {after - before} bytes stayed, of {peak - before}")
 
 
 def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:

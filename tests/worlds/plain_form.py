@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -49,15 +47,7 @@ class _Plain:
             fixed = 65536 * (reference.unpack(octets, shape.bits) - reference.zero_of(shape.bits)) - taken
             factors = factors * np.float32(2.0**-16)
         y = fixed.astype(np.float32) * factors[:, None]
-        by_sign, values = reference.signs(shape, coding.seed), np.zeros(shape.numel, np.float32)
-        groups = zip(reference.by_group(shape), itertools.pairwise(shape.layout.entries.tolist()), strict=True)
-        for g, (part, (first, end)) in enumerate(groups):
-            value = y[part]
-            if reference.turned(part, coding.rotate):
-                value = reference.transform(value) * of_groups[g] * by_sign[part]
-                value[:] = value if of_groups[g] else 0
-            values[first:end] = value.reshape(-1)[: end - first]
-        out.copy_(torch.from_numpy(values))
+        out.copy_(torch.from_numpy(reference.turned_back(y, of_groups, shape, coding.seed, coding.rotate)))
 
 
 def _rotated(x: torch.Tensor, shape: Shape, coding: Coding) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

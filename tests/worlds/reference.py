@@ -7,6 +7,7 @@ Rows are in row order here, not in packet order.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, STAGE_RESULT, rounding_seed
 from tailbound.codec.planes import REACH
-from tailbound.codec.scale import NEED_LEAST
+from tailbound.codec.scale import NEED_LEAST, Weights
 from tailbound.codec.shape import Shape
 from tailbound.wire.schema import EXPONENT_NONE
 
@@ -212,13 +213,6 @@ class Sum(NamedTuple):
         return found
 
 
-class Weights(NamedTuple):
-    """The largest weight, and F."""
-
-    cap: int
-    spare: int
-
-
 def lanes_of(payload: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
     """The bytes of a contribution, or its halves of bytes, in lanes."""
     return to_lanes(unpack(payload, 4) if bits == 4 else payload.astype(np.int64)).astype(np.int64)
@@ -255,17 +249,13 @@ def added(
 
 
 class Coded(NamedTuple):
-    """``payload`` u8[T, B], ``need`` i16[G], ``exponents`` i16[G], ``weights`` u8[G], ``clipped`` entries.
-
-    ``values`` f32[T, V] are what codes say.
-    """
+    """``payload`` u8[T, B], ``need`` i16[G], ``exponents`` i16[G], ``weights`` u8[G], ``clipped`` entries."""
 
     payload: NDArray[np.uint8]
     need: NDArray[np.int16]
     exponents: NDArray[np.int16]
     weights: NDArray[np.uint8]
     clipped: int
-    values: NDArray[np.float64]
 
 
 def encode(
@@ -281,16 +271,13 @@ def encode(
         given, weights = True, np.ones(shape.groups, np.uint8)
     u = with_zero(offsets(np.arange(shape.rows), shape.entries, seed, STAGE_CONTRIBUTION), bits)
     codes = np.zeros(y.shape, np.int64)
-    values = np.zeros(y.shape)
     span, clipped = zero_of(bits) - 1, 0
     for rows, e, weight in zip(by_group(shape), exponents.tolist(), weights.tolist(), strict=True):
-        root = root_of(rows, rotate)
-        scale = weight * scale_of(e) * root
+        scale = weight * scale_of(e) * root_of(rows, rotate)
         if given or bits == 4:
             clipped += int(np.count_nonzero(np.abs(y[rows]) > _F(scale)))
         codes[rows] = code(y[rows] * _F(span / scale) + u[rows], bits)
-        values[rows] = (codes[rows] - zero_of(bits)) * (scale / root / span)
-    return Coded(pack(codes, bits), needs(reach), exponents, weights, clipped, values)
+    return Coded(pack(codes, bits), needs(reach), exponents, weights, clipped)
 
 
 class Mean(NamedTuple):
@@ -336,36 +323,19 @@ def decode(
     rotate: bool = True, stage: int = STAGE_RESULT,
 ) -> NDArray[np.float32]:  # fmt: skip
     """Rows of results, or of contributions (u8[T, B], f32[T], bool[T], row order), as f32[numel]."""
-    bits = shape.bits
-    codes, zero = unpack(payload, bits), zero_of(bits)
-    if bits < 16:
-        values = valued(codes, scale, present, seed, zero, stage)
-        return restored(values, present, shape, seed, rotate)
-    factors = np.where(present, (scale.astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
-    values = (codes - zero).astype(np.float32) * factors[:, None]
-    return restored(values, present, shape, seed, rotate)
-
-
-def valued(
-    codes: NDArray[Any], scale: NDArray[np.float32], present: NDArray[np.bool_], seed: int, zero: int = 128,
-    stage: int = STAGE_RESULT,
-) -> NDArray[np.float32]:  # fmt: skip
-    """What the codes of all rows mean, [T, V] as float32; less their offsets where the scale is negative."""
-    u = offsets(np.arange(len(codes)), codes.shape[1], seed, stage) - 32768
-    distance = 65536 * (codes.astype(np.int64) - zero) - np.where(scale < 0, 1, 0)[:, None] * u
+    zero = zero_of(shape.bits)
+    distance = unpack(payload, shape.bits) - zero
     factors = np.where(present, (np.abs(scale).astype(np.float64) / (zero - 1)).astype(np.float32), _F(0))
-    return distance.astype(np.float32) * (factors * _F(2.0**-16))[:, None]
+    if shape.bits < 16:  # less their offsets where the scale is negative
+        u = offsets(np.arange(len(distance)), distance.shape[1], seed, stage) - 32768
+        distance, factors = 65536 * distance - (scale < 0)[:, None] * u, factors * _F(2.0**-16)
+    return restored(distance.astype(np.float32) * factors[:, None], present, shape, seed, rotate)
 
 
 def decode_sums(
-    sums: NDArray[np.uint16],
-    counts: NDArray[np.uint16],
-    scale: NDArray[np.float32],
-    present: NDArray[np.bool_],
-    shape: Shape,
-    seed: int,
-    rotate: bool = True,
-) -> NDArray[np.float32]:
+    sums: NDArray[np.uint16], counts: NDArray[np.uint16], scale: NDArray[np.float32], present: NDArray[np.bool_],
+    shape: Shape, seed: int, rotate: bool = True,
+) -> NDArray[np.float32]:  # fmt: skip
     """A switch's sums (u16[T, V] in code order, contributors u16[T], f32[T], bool[T]) as f32[numel]."""
     divisor = 127 * np.where(present, counts, 1).astype(np.float64)
     factors = np.where(present, (scale.astype(np.float64) / divisor).astype(np.float32), _F(0))
@@ -374,19 +344,24 @@ def decode_sums(
 
 
 def restored(
-    values: NDArray[np.float32],
-    present: NDArray[np.bool_],
-    shape: Shape,
-    seed: int,
-    rotate: bool,
+    values: NDArray[np.float32], present: NDArray[np.bool_], shape: Shape, seed: int, rotate: bool
 ) -> NDArray[np.float32]:
     """Rotated values f32[T, V] as f32[numel]; those of rows that are not present (bool[T]) are set to zero."""
     values[~present] = 0
+    received = [int(present[rows].sum()) for rows in by_group(shape)]
+    factors = [_F(root_of(rows, rotate) / n) if n else _F(0) for rows, n in zip(by_group(shape), received, strict=True)]
+    return turned_back(values, factors, shape, seed, rotate)
+
+
+def turned_back(
+    values: NDArray[np.float32], factors: Sequence[np.float32], shape: Shape, seed: int, rotate: bool
+) -> NDArray[np.float32]:
+    """Rotated values f32[T, V] as f32[numel]; ``factors`` f32[G] of groups, 0: of those of which nothing came."""
     by_sign, out = signs(shape, seed), np.zeros(shape.numel, np.float32)
-    for rows, (first, end) in zip(by_group(shape), itertools.pairwise(shape.layout.entries.tolist()), strict=True):
-        y, received = values[rows], int(present[rows].sum())
+    ends = itertools.pairwise(shape.layout.entries.tolist())
+    for rows, factor, (first, end) in zip(by_group(shape), factors, ends, strict=True):
+        y = values[rows]
         if turned(rows, rotate):
-            factor = _F(np.sqrt(rows.stop - rows.start) / received) if received else _F(0)
-            y = transform(y) * factor * by_sign[rows] if received else np.zeros_like(y)
+            y = transform(y) * factor * by_sign[rows] if factor else np.zeros_like(y)
         out[first:end] = y.reshape(-1)[: end - first]
     return out

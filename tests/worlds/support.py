@@ -204,15 +204,8 @@ def patient(**settings: Any) -> dict[str, Any]:
 
 def hasty(**settings: Any) -> dict[str, Any]:
     """Settings for jobs in which something is missing: every stage is over soon."""
-    return {
-        "width": 256,
-        "ring_mib": 4.0,
-        "deadline_1": 400 * MS,
-        "deadline_2": 400 * MS,
-        "stage_max": 1000 * MS,
-        "start_max": 600 * MS,
-        "quiet": 5 * MS,
-    } | settings
+    soon = {"deadline_1": 400, "deadline_2": 400, "stage_max": 1000, "start_max": 600, "quiet": 5}
+    return patient(**{name: ms * MS for name, ms in soon.items()} | settings)
 
 
 def await_that(condition: Callable[[], object], what: str, seconds: float = PATIENCE) -> None:
