@@ -43,7 +43,7 @@ from tailbound.codec.format import check_bits
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, clear, convert, entries, read, write
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, mix, seed_of
 from tailbound.codec.records import Coding, Packets
-from tailbound.codec.scale import NEED_LEAST, agreed, need_of, own_scale, scale_of, scales_of, weights_of
+from tailbound.codec.scale import agreed, need_of, own_scale, scales_of, weights_of
 from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import BITS, Bits, bits_numbered, both_ways, number_of
@@ -134,28 +134,12 @@ def test_wrong_arrays_are_refused() -> None:
         host.encode(np.zeros(1000, np.float32), shape, Coding(1), packets, out.scales, SCRATCH)
 
 
-@given(st.floats(0, 2.0**119, width=32))
-def test_need_is_the_smallest_scale_that_holds(value: float) -> None:
-    """Rule: codec-5."""
-    need = need_of(np.float32(value).view(np.uint32))
-    if value == 0:
-        assert need == EXPONENT_NONE
-    else:
-        # quarter powers are compared as float32, hence the allowance of an ulp
-        assert value <= scale_of(need) * (1 + 2**-23)
-        assert need == NEED_LEAST or value > scale_of(need - 1) * (1 - 2**-23)
-
-
 @given(st.floats(0, 2.0**119, width=32), st.sampled_from([7, 3, 1]))
-def test_an_own_scale_is_the_smallest_that_holds(value: float, cap: int) -> None:
+def test_scales_are_the_smallest_that_hold(value: float, cap: int) -> None:
     """Rule: codec-5."""
-    e, weight = own_scale(np.float32(value).view(np.uint32), cap)
-    assert e % 4 == 0
-    assert (cap + 1) // 2 <= weight <= cap
-    scale = weight * scale_of(e)
-    assert value <= scale
-    step = scale_of(e) if weight > (cap + 1) // 2 else scale_of(e) / 2
-    assert scale == 2.0 ** (NEED_LEAST // 4) or value > (weight * scale_of(e) - step if cap > 1 else scale / 2)
+    bits, reach = np.float32(value).view(np.uint32), np.array([value], np.float32)
+    assert need_of(bits) == reference.needs(reach)
+    assert own_scale(bits, cap) == reference.own_scales(reach, cap)
 
 
 @pytest.mark.parametrize(
