@@ -15,13 +15,13 @@ from tailbound.transport.deadline import WARM_UP_OPS, WINDOW, Deadlines, Sample,
 BIG, SMALL = 1_600_000, 3_000
 
 
-def learned(count: int = 0, size: int = BIG, settings: dict[str, int] | None = None, **values: int) -> Deadlines:
+def learned(count: int = 0, size: int = BIG, settings: dict[str, int] | None = None, **values: Any) -> Deadlines:
     deadlines = Deadlines(Config(0, 4, **settings or {}))
     feed(deadlines, count, size, **values)
     return deadlines
 
 
-def feed(deadlines: Deadlines, count: int, size: int = BIG, **values: int | bool) -> None:
+def feed(deadlines: Deadlines, count: int, size: int = BIG, **values: Any) -> None:
     for _ in range(count):
         deadlines.learn(Sample(size, **({"first": 2 * MS, "transfer": 8 * MS, "results": 6 * MS} | values)))
 
@@ -48,9 +48,9 @@ def test_the_window_keeps_the_last_values_and_gives_their_quantile(values: list[
 
 def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_learned() -> None:
     """Ops without arrivals give no samples. Rules: clock-5, clock-26."""
-    d = learned()
-    for _ in range(4):
-        d.learn(Sample(BIG))
+    d = learned(50, first=None, transfer=None, results=None)
+    assert d.stage_one(BIG) == d.stage_two(BIG) == learned().advertised == 2000 * MS
+    d = learned(4)
     assert d.stage_one(BIG) == d.stage_two(BIG) == d.advertised == 2000 * MS
     assert d.applied(BIG, [20 * MS, 20 * MS]) == 2000 * MS
     feed(d, 1)

@@ -377,7 +377,7 @@ def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next() ->
     assert prober.collect(LOST + MS) == []
     states["rtt_ns"][3], states["told"][3] = 2 * MS, 100
     assert prober.collect(LOST + 2 * MS) == [Echo(3, 2 * MS, 2 * MS, EVERY, 0.5)]
-    assert prober.missed[3] == 0
+    assert prober.missed == {3: 0, 0: 0}
 
 
 def test_an_echo_says_how_many_packets_were_marked() -> None:
