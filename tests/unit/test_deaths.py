@@ -67,52 +67,6 @@ def reset(line: socket.socket) -> None:
     assert ctypes.CDLL(None).connect(line.fileno(), bytes(16), 16) == 0  # to AF_UNSPEC: disconnects by an RST
 
 
-def test_who_watches_later_is_waited_for(paths: list[Reliable]) -> None:
-    deaths.watch(paths[0], Engine())
-    asked = threading.Event()
-    refuse = paths[1]._handlers.get
-
-    def handler(name: str) -> Any:
-        asked.set()
-        return refuse(name)
-
-    paths[1]._handlers = type("Handlers", (), {"get": staticmethod(handler)})()
-    first = threading.Thread(target=deaths.connect, args=(paths[0], 0, [1], PATIENCE))
-    first.start()
-    assert asked.wait(PATIENCE)  # and was refused
-    deaths.watch(paths[1], Engine())
-    first.join(PATIENCE)
-    assert list(lines_of(paths[1])) == [0]
-
-
-def test_an_end_without_a_farewell_is_told_to_all_and_one_with_it_to_nobody(paths: list[Reliable]) -> None:
-    engines = watched(paths)
-    for rank, path in enumerate(paths):
-        deaths.connect(path, rank, range(rank + 1, RANKS), PATIENCE)
-    paths[1].close()  # says farewell
-    paths[2].close(farewell=False)  # as its kernel does where the process of rank 2 ends
-    assert engines[0].told.get(timeout=PATIENCE) == 2
-    assert engines[0].told.empty()
-
-
-@pytest.mark.parametrize("side", [0, 1])
-def test_a_reset_is_no_death_and_the_next_one_is_seen(paths: list[Reliable], side: int) -> None:
-    """It took a rank that lives out of an op, and nobody saw its real death later."""
-    engines = watched(paths)
-    deaths.connect(paths[0], 0, [1], PATIENCE)
-    before = [lines_of(paths[rank])[1 - rank] for rank in (0, 1)]
-    reset(before[side])
-    for rank in (0, 1):
-        await_that(lambda r=rank: lines_of(paths[r])[1 - r] is not before[r], "another connection")
-        line = lines_of(paths[rank])[1 - rank]
-        assert line.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    assert engines[0].told.empty()
-    assert engines[1].told.empty()
-    await_that(lambda: not paths[0]._looking, "it has been looked for")
-    paths[1].close(farewell=False)
-    assert engines[0].told.get(timeout=PATIENCE) == 1
-
-
 def test_who_refuses_connections_and_answers_over_udp_lives(paths: list[Reliable], monkeypatch: Any) -> None:
     """A firewall refuses TCP. When nothing answers any more the process has ended."""
     monkeypatch.setattr("tailbound.transport.reliable._AGAIN_AFTER", (0.0, 0.0))
@@ -145,10 +99,15 @@ def test_a_process_that_is_stopped_is_not_dead(paths: list[Reliable], monkeypatc
     assert engines[0].told.empty()
 
 
-def test_who_cannot_be_reached_is_named(paths: list[Reliable], caplog: pytest.LogCaptureFixture) -> None:
-    watched(paths)
+def test_who_watches_later_is_waited_for_and_who_cannot_be_reached_is_named(
+    paths: list[Reliable], caplog: pytest.LogCaptureFixture
+) -> None:
+    deaths.watch(paths[0], Engine())
+    later = threading.Timer(0.1, deaths.watch, (paths[1], Engine()))
+    later.start()
     paths[2].close()
-    deaths.connect(paths[0], 0, [1, 2], 0.1)
+    deaths.connect(paths[0], 0, [1, 2], 1.0)
+    later.join()
     assert "rank 0: no TCP connection to rank(s) [2]" in caplog.text
     assert sorted(lines_of(paths[0])) == [1]
 
