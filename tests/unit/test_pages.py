@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from pathlib import Path
 
@@ -52,16 +51,3 @@ def test_every_rule_is_read(repository: Path) -> None:
     headings = [line.removeprefix("### ") for line in text.splitlines() if line.startswith("### ")]
     assert headings == list(rules_index.rules(repository))
     assert all(part.count("*Why: ") == 1 for part in text.split("\n### ")[1:])
-
-
-@pytest.mark.needs("torch")
-def test_docstrings_of_public_names_cite_no_rule() -> None:
-    """They are for users, who have no use for numbers."""
-    import tailbound.torch
-
-    public = [vars(tailbound.torch)[name] for name in tailbound.torch.__all__]
-    parts = [(name, part) for one in public for name, part in vars(one).items() if not name.startswith("_")]
-    texts = {
-        name: inspect.getdoc(one) or "" for name, one in [*zip(tailbound.torch.__all__, public, strict=True), *parts]
-    }
-    assert [name for name, text in texts.items() if [*rules_index.cited(text)]] == []
