@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from partials import partials
-from tailbound.transport.headers import Contributions, Fields, add_flags, finalise, finalise_contributions
+from tailbound.transport.headers import Contributions, Fields, finalise, finalise_contributions
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE, header
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, Flag, PacketType
@@ -36,11 +34,6 @@ class Memory:
         self.counts = rng.integers(1, 257, TOTAL).astype(np.uint16)
         self.places = rng.permutation(1000)[:TOTAL].astype(np.uint32)
 
-    def contribute(self, part: slice, head: np.ndarray, seq: int, begin: int, mark: int) -> None:
-        places = np.roll(np.arange(len(self.packets[part]), dtype=np.uint32), -begin)
-        fields = Fields(self.exponents[part], self.needs[part])
-        finalise(self.packets[part], head, self.states[part], fields, seq, places, mark)
-
     def publish(self, part: slice, head: np.ndarray, seq: int, mark: int) -> None:
         fields = Fields(scale=self.scales[part], counted=self.counts[part])
         finalise(self.packets[part], head, self.states[part], fields, seq, self.places[part], mark)
@@ -66,35 +59,6 @@ def test_results(memory: Memory) -> None:
             "type": PacketType.RESULT, "contributed": 9, "published": 0xFFFFFF01 if row == 6 else 0xFFFFFF00,
             "seq": (0xFFFFFFF0 + int(memory.places[p])) % 2**32, "row": row, "exponent": 0,
             "scale": memory.scales[p], "count": memory.counts[p], "need": 0, "weight": 0,
-        }  # fmt: skip
-
-
-def test_flags_are_added(memory: Memory) -> None:
-    memory.contribute(slice(None), header(type=PacketType.CONTRIBUTION, **FIXED), 50, 0, 7)
-    before = [memory.read(p) for p in range(TOTAL)]
-    add_flags(memory.packets[2:4], memory.states[2:4], int(Flag.FLUSH), NO_KEY)
-    for p in range(TOTAL):
-        flags = Flag.REPEAT | Flag.FLUSH if p in (2, 3) else Flag.REPEAT
-        assert memory.read(p) == before[p] | {"flags": flags}
-
-
-@given(st.integers(0, 88), st.integers(0, 1 << 32))
-def test_partials_of_any_length(steps: int, seed: int) -> None:
-    memory = Memory(16 * steps, seed)
-    memory.publish(slice(None), header(type=PacketType.RESULT, **FIXED), 0, 2)
-    for p in range(TOTAL):
-        memory.read(p)
-
-
-def test_contributions_to_a_switch_carry_the_place_of_their_result_and_their_scale(memory: Memory) -> None:
-    head = header(**FIXED, type=PacketType.CONTRIBUTION, contributed=41, published=40, count=3, weight=1)
-    fields = Fields(memory.exponents, memory.needs, scale=memory.scales)
-    finalise(memory.packets, head, memory.states, fields, 0xFFFFFF00, memory.places.astype(np.int32), 42)
-    for p in range(TOTAL):
-        assert memory.read(p) == FIXED | {
-            "type": PacketType.CONTRIBUTION, "contributed": 42 if p == TOTAL - 1 else 41, "published": 40,
-            "seq": (0xFFFFFF00 + int(memory.places[p])) % 2**32, "row": p, "exponent": memory.exponents[p],
-            "scale": memory.scales[p], "count": 3, "need": memory.needs[p], "weight": 1,
         }  # fmt: skip
 
 
