@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-import ipaddress
 import signal
 import threading
 from collections.abc import Callable
 from itertools import islice, repeat
-from types import SimpleNamespace
-from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
 from tailbound.errors import ConfigError
 from tailbound.settings.kinds import parse_rate
-from tailbound_lab.lab import inject
-from tailbound_lab.lab.faults import Fault
-from tailbound_lab.lab.spec import (
-    Burst,
-    LabSpec,
-    Straggler,
-    parse_burst,
-    parse_probability,
-    parse_straggler,
-)
+from tailbound_lab.lab.spec import Burst, LabSpec, Straggler, parse_burst, parse_probability, parse_straggler
 from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, run_times, step_delay
-from tailbound_lab.lab.topology import Link, describe
 
 READ: dict[Callable[[str], object], dict[str, object]] = {
     parse_rate: {
@@ -36,21 +22,14 @@ READ: dict[Callable[[str], object], dict[str, object]] = {
     parse_burst: {"0.01": Burst(0.01, 5.0), "2%:8": Burst(0.02, 8.0)},
     parse_straggler: {
         "3:40": Straggler(3, 40.0, 160.0), "0:2.5:100": Straggler(0, 2.5, 100.0), "1:40:step": Straggler(1, 40.0, None),
-        str(Straggler(3, 40.0, 160.0)): Straggler(3, 40.0, 160.0),
-        str(Straggler(1, 40.0, None)): Straggler(1, 40.0, None),
     },
 }  # fmt: skip
 REFUSED: dict[Callable[[str], object], tuple[str, list[str]]] = {
-    parse_rate: ("rate", ["", "fast", "1", "1gbps", "1GB", "-1gbit", "7kbit", "1tbit", "1e9bit", "nanbit"]),
-    parse_probability: ("probability", ["", "one", "1", "100%", "-0.1", "nan", "inf", "0.1x"]),
-    parse_burst: (
-        "burst", ["0.01:", "0.01:0", "0.01:x", "0.01:0.5", "2:4", ":4", "0.01:4:4", "0.01:nan", "0.01:inf"],
-    ),
-    parse_straggler: (
-        "straggler",
-        ["", "3", "3:", "x:40", "-1:40", "3:0", "3:-4", "3:40:40", "3:40:20", "3:40:often", "1:2:3:4", "1:nan"],
-    ),
-}  # fmt: skip
+    parse_rate: ("rate", ["", "1", "1gbps", "-1gbit", "7kbit", "1tbit", "nanbit"]),
+    parse_probability: ("probability", ["", "one", "1", "100%", "-0.1", "nan"]),
+    parse_burst: ("burst", ["0.01:", "0.01:0", "0.01:x", "2:4", ":4", "0.01:4:4", "0.01:inf"]),
+    parse_straggler: ("straggler", ["", "3", "x:40", "-1:40", "3:0", "3:40:20", "3:40:often", "1:2:3:4", "1:nan"]),
+}
 
 
 @pytest.mark.parametrize("parse", READ)
@@ -76,20 +55,6 @@ def test_a_spec_that_cannot_be_is_refused(settings: dict[str, object], named: st
         LabSpec(**{"workers": 4, **settings})  # type: ignore[arg-type]
 
 
-def test_every_address_is_its_own_and_in_the_benchmark_range() -> None:
-    topology = describe("tb-1-2-3", 256, cables=True)
-    addresses = [w.address_on(link) for w in topology.workers for link in Link]
-    assert len(set(addresses)) == 512
-    assert all(ipaddress.ip_address(a) in ipaddress.ip_network("198.18.0.0/15") for a in addresses)
-    for link in Link:
-        hosts = [ipaddress.ip_address(link.address(rank)) for rank in range(256)]
-        assert all(h in link.network and h not in (link.network[0], link.network[-1]) for h in hosts)
-    macs = [mac for w in topology.workers for mac in (w.mac, Link.PLAIN.mac(w.rank))]
-    assert len(set(macs)) == 512
-    assert all(int(mac[:2], 16) & 3 == 2 for mac in macs), "locally administered, unicast"
-    assert len(set(topology.namespaces)) == 1 + 256 + 256
-
-
 def test_only_the_named_rank_sleeps_and_only_if_it_is_to(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, delays in (("2:40:step", [0.0, 0.0, 0.04, 0.0]), ("2:40:160", [0.0] * 4), ("", [0.0] * 4)):
         monkeypatch.setenv(ENVIRONMENT, text) if text else monkeypatch.delenv(ENVIRONMENT)
@@ -113,34 +78,9 @@ def test_a_freezer_stops_and_continues_in_turn_and_leaves_the_group_running(seco
     assert sent == [signal.SIGSTOP, signal.SIGCONT] * (len(sent) // 2)
 
 
-def test_a_freezer_ends_with_its_group() -> None:
-    gone = threading.Event()
-
-    def missing(group: int, number: int) -> None:
-        gone.set()
-        raise ProcessLookupError
-
-    freezer = Freezer(77, 1000.0, [0.0], signal_group=missing)
-    assert gone.wait(20)
-    freezer.close()
-
-
 def test_running_times_follow_the_seed_and_the_mean() -> None:
     def times(seed: int, n: int) -> list[float]:
         return list(islice(run_times(Straggler(0, 40, 200), seed), n))
 
     assert times(1, 50) == times(1, 50) != times(2, 50)
     assert sum(times(3, 4000)) / 4000 == pytest.approx(0.160, rel=0.05)
-
-
-def test_a_packet_between_two_workers_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both cables saw it, and 5 % of loss were told as 2.58 %."""
-    counts = {"seen": 1000, "lost": 25}
-    monkeypatch.setattr(inject, "FaultProgram", lambda: Mock(counts=lambda: counts))
-    monkeypatch.setattr(inject.namespaces, "call", lambda *_, **__: None)
-    cables = [SimpleNamespace(rank=rank) for rank in range(2)]
-    topology: Any = SimpleNamespace(cables=cables, cable_ends=lambda *_: [("", ""), ("", "")])
-    made = inject.Injector(topology, Fault(loss=0.05), 1)
-    assert str(made.counts(link=inject.LINKS[0])) == (
-        "of 2000 packets 100 lost (5.00 %); 0 duplicated, 0 corrupted, 0 reordered"
-    )

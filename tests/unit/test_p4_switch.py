@@ -20,8 +20,7 @@ from tailbound.wire.schema import SWITCH_JOBS, VERDICTS, Verdict
 
 SIZES = Sizes(slots=64, jobs=2, ranks=4, ports=8)
 MAC = bytes.fromhex("027b00020000")
-MEMBERS = Member("198.18.0.1", b"\x02" * 6, 3), None
-ENTRY = Entry(7, "198.18.252.1", MAC, 45900, base=16, rows=16, headroom=2, members=MEMBERS)
+ENTRY = Entry(7, "198.18.252.1", MAC, 45900, base=16, rows=16, headroom=2, members=())
 
 
 def test_defaults_are_those_of_the_program() -> None:
@@ -48,22 +47,6 @@ def test_sizes_that_cannot_be(size: dict[str, int]) -> None:
 def test_entries_without_room(members: tuple[Member | None, ...], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         commands.check(replace(ENTRY, members=members), SIZES)
-
-
-def test_a_job_as_commands() -> None:
-    commands.check(ENTRY, SIZES)
-    service, neighbour = commands.shared(ENTRY, 1)
-    assert service == "table_add TailboundIngress.admit.services TailboundIngress.admit.serve 198.18.252.1 45900 => 1"
-    assert neighbour.endswith("TailboundIngress.forward.answer 198.18.252.1 => 02:7b:00:02:00:00")
-    *ranks, last = commands.job(ENTRY, 1)
-    assert ranks == [
-        "table_add TailboundEgress.receivers TailboundEgress.send_to 1 0 => 02:02:02:02:02:02 198.18.0.1",
-        "table_add TailboundIngress.admit.senders TailboundIngress.admit.know 1 0 => 198.18.0.1 3",
-    ]
-    assert last == (
-        "table_add TailboundIngress.admit.jobs TailboundIngress.admit.join 198.18.252.1 45900 7"
-        " => 1 2 16 15 2 17 02:7b:00:02:00:00"
-    )
 
 
 # -- with scripts in the place of p4c and bmv2 ------------------------------------------------------------------------
@@ -171,6 +154,8 @@ def test_a_switch_takes_a_job_and_ends_with_ctrl_c(
     told = (tmp_path / "told").read_text()
     assert "forward.macs TailboundIngress.forward.send 02:02:02:02:02:02 => 0" in told
     assert "admit.join 198.18.252.1 5515 7 => 0 1 0 63" in told
+    assert "admit.know 0 0 => 198.18.0.1 0" in told
+    assert "TailboundEgress.send_to 0 0 => 02:02:02:02:02:02 198.18.0.1" in told
     assert "switch 198.18.252.1 runs on lo: rows of 512 codes" in error
     assert "0 final, 64 open, 65 rows abandoned" in error
     (process,) = ran
