@@ -19,7 +19,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
 import numpy as np
@@ -210,11 +210,6 @@ class Rank(UncheckedRank):
         whole = over and not (left["jumps"] or left["predictions_wrong"])
         assert rows == summed if whole else rows >= summed, f"rank {self.rank}: {rows} rows, {summed} in sums"
 
-    def check_strangers(self) -> None:
-        """Nothing is booked for ranks that there are not."""
-        strangers = self.engine.job.store.ledger["verdict"][self.engine.job.world : UNKNOWN_SENDER]
-        assert not strangers.any(), f"rank {self.rank} has verdicts on what strangers sent"
-
 
 class World(UncheckedWorld):
     """A job whose ranks check themselves, and what may befall it; a ``switch`` (``switch_of``) owns the rows."""
@@ -313,10 +308,6 @@ class World(UncheckedWorld):
         self.change(rank, 0, cut=True)
         self.change(rank, length, cut=False)
 
-    def lose(self, loss: float, burst: float = 0.0) -> None:
-        """Loses this share of the packets from now on, see ``Terms``."""
-        self.fabric.terms = replace(self.fabric.terms, loss=loss, burst=burst)
-
     def change(self, rank: int, at: int, **terms: float) -> None:
         """Changes what the link of ``rank`` is like (``_End``) ``at`` ns from now."""
 
@@ -335,10 +326,15 @@ class World(UncheckedWorld):
     def finish(self, most: int | None = None) -> Self:
         """As ``World.finish``; the books balance then."""
         super().finish(most)
-        for node in self.alive:
-            node.check_books(over=True)
-            node.check_strangers()
+        self.check_books(over=True)
         return self
+
+    def check_books(self, *, over: bool = False) -> None:
+        """Those of all ranks balance, see ``Rank.check_books``, and nothing is booked for ranks that there are not."""
+        for node in self.alive:
+            node.check_books(over=over)
+            strangers = node.engine.job.store.ledger["verdict"][node.engine.job.world : UNKNOWN_SENDER]
+            assert not strangers.any(), f"rank {node.rank} has verdicts on packets of strangers"
 
     @property
     def share(self) -> float:

@@ -16,15 +16,13 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.engine import PORT, Engine, Rank, SimSwitch, World, address
+from sim.engine import Engine, Rank, SimSwitch, World
 from support import Team, Trouble, greeting, whole
 from tailbound.collective import jump
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.datapath.store import ring_rows
-from tailbound.errors import TransportError
-from tailbound.transport.rendezvous import Greeting
-from tailbound.wire.schema import VERSION, PacketType
+from tailbound.wire.schema import PacketType
 from tailbound_lab.simulate.fabric import MS, S, Terms
 
 T = TypeVar("T")
@@ -39,27 +37,22 @@ _NEVER = 600 * S
 class Member(Communicator):
     """A communicator whose rank lives in a ``World``."""
 
-    def __init__(self, node: Rank, greetings: list[Greeting], others: list[Member]) -> None:
-        self.node, self.greetings, self._others = node, greetings, others
+    def __init__(self, node: Rank, others: list[Member]) -> None:
+        self.node, self._others, self._engine = node, others, node.engine
         self.job, self.config = node.engine.job, node.engine.job.config
-        self._engine = node.engine
-        self.reliable = cast(Any, SimpleNamespace(counts=dict))  # no sockets
+        self.greetings = [greeting(rank, ranks=self.job.ranks) for rank in range(self.job.ranks)]
+        self.reliable = cast(Any, SimpleNamespace(counts=dict, pull=self._pull))  # no sockets
         self._row_width, self._closed = self.config.width, False
-        rings = [min(g.rows, g.sum_rows * g.ranks) // 2 for g in greetings]
+        sums, results = node.world.rows
+        rings = [min(results, sums * self.config.ranks) // 2]
         if (switch := self.config.switch) is not None:
             self._row_width = switch.width(self.config.width)
             rings.append(switch.rows // 2)
         self._number(*rings)
 
-    def jump(self) -> int:
-        """As ``Communicator.jump``, with the donor asked at once."""
-        return self._skip(jump.jump(self._engine, self._pull)) if self.lost else 0
-
     def _pull(self, donor: int, *_: object) -> bytes:
-        if self._others[donor].node.dead:
-            raise TransportError(f"rank {donor} is dead")
-        donated = self._others[donor]._engine
-        return jump.encode(donated.position(), donated.job.world)
+        """Where a rank that is lost may join."""
+        return jump.encode(self._others[donor]._engine.position(), self.job.world)
 
     def trouble(self, trouble: Trouble | Callable[[int, list[bytes]], list[bytes]] | None) -> None:
         """Lets ``trouble``, or a function as its ``meet``, have what this rank sends from now on; None: nothing has."""
@@ -99,16 +92,8 @@ class SimTeam(Team):
 
     def __init__(self, world: World) -> None:
         self.world = world
-        width, (sums, results) = world.width, world.rows
-        greetings = [
-            greeting(
-                rank, ranks=world.ranks, wire=VERSION, address=address(rank), port=PORT, width=width, rows=results,
-                sum_rows=sums,
-            )
-            for rank in range(world.ranks)
-        ]  # fmt: skip
         self.communicators: list[Member] = []
-        self.communicators += [Member(node, greetings, self.communicators) for node in world.nodes]
+        self.communicators += [Member(node, self.communicators) for node in world.nodes]
         for node in world.nodes:
             node.poke()
 
@@ -230,6 +215,4 @@ def sim_team(ranks: int, settings: dict[str, Any], *, seed: int = 1, terms: Term
     width, ring = given.pop("width", 64), given.pop("ring_mib", 1.0)
     with _TeamWorld(ranks, seed, terms, width=width, rows=ring_rows(ring, width, ranks), **given) as world:
         yield SimTeam(world)
-        for node in world.alive:
-            node.check_books()
-            node.check_strangers()
+        world.check_books()

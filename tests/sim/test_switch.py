@@ -15,7 +15,7 @@ from sim.engine import switch_of
 from sim.team import SimTeam, sim_team, total
 from support import Trouble, alike, gradients, hasty, patient
 from tailbound.transport.backoff import Policy
-from tailbound.wire import packets
+from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import Verdict
 from tailbound_lab.simulate.fabric import MS
 
@@ -40,13 +40,6 @@ def of(out: np.ndarray, inputs: list[np.ndarray], job: SimTeam) -> set[frozenset
     return set(contributors(out, inputs, set(range(RANKS)), job[0]._row_width))
 
 
-def check(job: SimTeam, seed: int) -> None:
-    """An op whose rows are means, of fewer ranks perhaps, wherever none is missing."""
-    inputs, results = job.averaged(NUMEL, seed)
-    for out, outcome in results:
-        assert outcome.missed or None not in of(out, inputs, job)
-
-
 @pytest.mark.parametrize("form", ["mean", "sums"])
 def test_lost_rows_are_sent_again_and_nothing_is_missing(form: str) -> None:
     """Five percent both ways, and doubles: no deadline is near, so that gaps alone bring everything."""
@@ -61,13 +54,24 @@ def test_lost_rows_are_sent_again_and_nothing_is_missing(form: str) -> None:
         assert 0 < total(job, "rows_sent_again") <= 0.5 * total(job, "contributions_sent")
 
 
-def test_a_switch_that_loses_half_of_all_is_asked_within_bounds() -> None:
+@pytest.mark.parametrize(("loss", "anew"), [(0.5, None), (0.0, 10_000), (0.0, MS)])
+def test_rows_are_means_though_a_switch_loses_half_or_is_loaded_anew(loss: float, anew: int | None) -> None:
+    """Rows that lose by it are means of fewer ranks with what comes again, and it is asked within bounds."""
     with switched(hasty()) as job:
-        job.switch.trouble = shuffled(3, loss=0.5)
+        job.warm_up(NUMEL)
+        job.switch.trouble = shuffled(3, loss=loss)
         for op in range(4):
-            check(job, op)
+            if anew is not None:
+                job.at(anew, job.switch.restart)
+            inputs, results = job.averaged(NUMEL, op)
+            for out, outcome in results:
+                assert outcome.missed or None not in of(out, inputs, job)
         again = total(job, "rows_sent_again") + total(job, "rows_flushed")
         assert again <= 4 * RANKS * (NUMEL // job[0]._row_width) * 8
+        job.switch.trouble = shuffled(3)
+        for op in range(3):
+            job.averaged(NUMEL, op)
+        job.right(NUMEL, 9)
 
 
 def test_a_worker_that_vanishes_costs_flushes_for_three_ops_and_then_nothing() -> None:
@@ -122,18 +126,6 @@ def test_a_gradient_that_is_not_finite_is_left_out_without_waiting_for_the_deadl
             assert of(results[0][0], inputs, job) == {frozenset({0, 2})}
 
 
-@pytest.mark.parametrize("when", [1, 100])
-def test_a_switch_that_is_loaded_anew_goes_on(when: int) -> None:
-    """What it had summed is gone; rows that lose by it are released with what comes again, and nothing is wrong."""
-    with switched(hasty()) as job:
-        job.warm_up(NUMEL)
-        for op in range(6):
-            if op < 3:
-                job.at(when * 10_000, job.switch.restart)
-            check(job, op)
-        job.right(NUMEL, 9)
-
-
 def test_a_silent_switch_is_named_left_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,12 +151,6 @@ def test_a_silent_switch_is_named_left_and_tried_again(
         assert not any(member.job.records.verdicts()[:, Verdict.CORRUPT].any() for member in job.communicators)
 
 
-def _row_of(data: bytes) -> int:
-    found = packets.parse(data)
-    assert found is not None
-    return int(found[0]["row"][0])
-
-
 @pytest.mark.parametrize(
     ("form", "losers", "first"),
     [("mean", (2,), True), ("sums", (2,), False), ("sums", (1, 2), True), ("mean", (0, 1, 2), False)],
@@ -179,7 +165,8 @@ def test_lost_results_of_a_group_cost_only_the_loser_its_own_rows_of_one_op(
 
     def lose(rank: int, data: bytes, result: bool) -> int:
         # groups are interleaved, so that every other row is of the first, or of the first and third
-        return not (result and rank in losers and _row_of(data) % 2 == 0)
+        row = int(np.frombuffer(data, HEADER_DTYPE, 1)["row"][0])
+        return not (result and rank in losers and row % 2 == 0)
 
     def grown(step: int) -> list[np.ndarray]:
         """Gradients that need another scale in every step."""
