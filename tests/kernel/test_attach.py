@@ -26,13 +26,12 @@ from tailbound.datapath.select import open_datapath
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, ConfigError
-from tailbound.kernel import attach, barrier, linear, net, pin, syscalls
+from tailbound.kernel import barrier, linear, net, pin, syscalls
 from tailbound.transport.config import Config
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
 pytestmark = pytest.mark.needs("netns")
 SIZES = {"width": cases.WIDTH, "sum_rows": cases.SUM_ROWS, "result_rows": cases.RESULT_ROWS}
-PASS_ALL = bytes.fromhex("b700000002000000 9500000000000000")
 
 
 def activate(path: XdpDatapath) -> None:
@@ -373,23 +372,3 @@ def test_refusals(wire: list[str], interface: str, port: int, sizes: dict, error
     with pytest.raises(error, match=says):
         XdpDatapath.attach(interface, port, **(SIZES | sizes))
     assert net.xdp_on("tbx") is None
-
-
-def test_probe_through_the_stack(wire: list[str]) -> None:
-    """A probe is answered by XDP_TX, past the sleeping host; over veth that takes a program at the other end."""
-    passes = syscalls.prog_load(PASS_ALL, name="passes")
-    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, **SIZES)) as path:
-        activate(path)
-        veths.go(wire[1])
-        link = attach.attach(passes, "tbx")
-        try:
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
-                out.bind((cases.ip_of(1), cases.PORT))
-                out.settimeout(20)
-                out.sendto(cases.control_packet(PacketType.PROBE), (cases.ip_of(0), cases.PORT))
-                echo = out.recv(4096)
-        finally:
-            os.close(link)
-            os.close(passes)
-            veths.go(wire[0])
-    assert (echo[1], echo[14], echo[15]) == (PacketType.ECHO, 0, 1)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 import cases
-import veths
 from bpf_calls import map_lookup
 from kernel_world import DROP, HEADERS, PASS
-from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import syscalls
 from tailbound.wire.packets import DTYPES
 from tailbound_lab.bench.frames import frame
@@ -98,11 +94,6 @@ def test_as_the_model(program: FaultProgram, settings: FaultSettings) -> None:
     lost, corrupted = as_the_model(program, settings, 2000, FRAME, HEADERS)
     others = dict.fromkeys(("duplicated", "passed", "reordered", "lost_other", "overflowed", "marked"), 0)
     assert program.counts() == {"seen": 2000, "lost": lost, "corrupted": corrupted} | others
-    expected = settings.loss_good or 0
-    if settings.to_bad:
-        bad = settings.to_bad / (settings.to_bad + settings.to_good)
-        expected = bad * settings.loss_bad + (1 - bad) * settings.loss_good
-    assert lost / 2000 == pytest.approx(expected, rel=0.3)
 
 
 def test_only_the_port(program: FaultProgram) -> None:
@@ -131,44 +122,6 @@ def test_a_silence_ends_a_burst(program: FaultProgram) -> None:
     record["last"] -= 100_000_001
     syscalls.map_update(program.maps.fds["faults"], bytes(4), record.tobytes())
     assert [run_xdp(program.program, FRAME).action for _ in range(2)] == [PASS, DROP]
-
-
-@pytest.mark.parametrize("wrong", [{"loss_good": 1.1}, {"corrupt": -0.1}, {"port": 70000}])
-def test_refuses_settings(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        FaultSettings(**wrong).record()  # type: ignore[arg-type]
-
-
-def socket_at(address: str) -> socket.socket:
-    out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    out.bind((address, 7777))
-    out.settimeout(20)
-    return out
-
-
-@pytest.mark.needs("netns")
-def test_duplicates_on_a_cable(program: FaultProgram) -> None:
-    """Every packet twice, in order, through a bridge; the far end takes redirected frames since XDP is on it."""
-    passes = FaultProgram("auto")
-    with contextlib.closing(passes), veths.cable("tbx", ("198.18.77.1", "198.18.77.2")) as (left, middle, right):
-        veths.go(right)
-        passes.attach("tbx")
-        receiver = socket_at("198.18.77.2")
-        veths.go(left)
-        sender = socket_at("198.18.77.1")
-        veths.go(middle)
-        with pytest.raises(ConfigError, match="no interface"):
-            program.attach("nowhere")
-        program.attach("a", out="b")
-        with pytest.raises(AttachError, match="tb_faults"):
-            program.attach("a")
-        program.set(FaultSettings(duplicate=1.0, port=7777))
-        with sender, receiver:
-            for i in range(50):
-                sender.sendto(bytes([i]) * 100, ("198.18.77.2", 7777))
-                assert [receiver.recv(200)[0] for _ in range(2)] == [i, i]
-        counts = program.counts()
-        assert (counts["seen"], counts["duplicated"], counts["lost"]) == (50, 50, 0)
 
 
 def test_a_port_of_a_slow_link_marks_and_then_drops(program: FaultProgram) -> None:

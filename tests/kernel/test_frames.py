@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import itertools
 import random
+import socket
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,8 @@ import cases
 import switch_cases
 from kernel_world import DROP, HEADERS, HEADERS_IPV6, PASS, TX, KernelWorld
 from loaders import both_loaders
+from switch_cases import Step
 from switch_world import SwitchWorld
-from tailbound.kernel import syscalls
-from tailbound.transport.config import WIDTH_MOST
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.bench.frames import frame
@@ -29,6 +29,7 @@ from tailbound_lab.bench.program_run import RunResult, run_xdp
 scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
 
 Make = Callable[..., KernelWorld]
+MakeSwitch = Callable[..., SwitchWorld]
 VLAN = 5
 BODY = cases.contribution()
 SOURCE, OWN = "02:7b:00:00:00:01", "02:7b:00:00:00:02"
@@ -115,6 +116,7 @@ def test_passes_untouched(make: Make, ipv6: bool) -> None:
     for control in ({}, {"active": 0}, {"address": 0}):
         world.control(**control)
         untouched(world, foreign(ipv6) | ({} if ipv6 else tagged_foreign(0)))
+    assert not world.store.ops["op"].any()
 
 
 @both_loaders
@@ -123,12 +125,32 @@ def test_passes_untouched_on_a_vlan(make: Make) -> None:
     untouched(make(vlan=VLAN), tagged_foreign(VLAN))
 
 
-def untouched(world: KernelWorld, frames: dict[str, bytes]) -> None:
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_passes_a_switch_untouched(make_switch: MakeSwitch, ipv6: bool) -> None:
+    """The same to the switch's address."""
+    address = switch_cases.in_ipv6(switch_cases.ADDRESS) if ipv6 else switch_cases.ADDRESS
+    places, family = (cases.ip_of(cases.RANK, ipv6=ipv6), address), socket.AF_INET6 if ipv6 else socket.AF_INET
+    own, there = (socket.inet_pton(family, place) for place in places)
+    untouched(make_switch(ipv6=ipv6), {name: data.replace(own, there) for name, data in foreign(ipv6).items()})
+
+
+def untouched(world: KernelWorld | SwitchWorld, frames: dict[str, bytes]) -> None:
     for name, data in frames.items():
         assert world.run(data) == PASS, name
         assert world.back == data, name
-    assert not world.ledger().any()
-    assert not world.store.ops["op"].any()
+    assert world.counted() == {}
+
+
+@pytest.mark.parametrize("switch", [False, True], ids=["worker", "switch"])
+def test_addresses_are_compared_to_the_last_bit(make: Make, make_switch: MakeSwitch, switch: bool) -> None:
+    """Rules: kernel-1, kernel-8, kernel-24."""
+    world: Any = (make_switch if switch else make)(ipv6=True)
+    data = world.frame_of(Step(switch_cases.contribution(0), None) if switch else BODY)
+    for at, bit in itertools.product((22, 38), range(128)):
+        other = bytearray(data)
+        other[at + bit // 8] ^= 1 << bit % 8
+        assert world.run(bytes(other)) == (DROP if at == 22 else PASS), bit
+    assert world.counted() == {Verdict.WRONG_ADDRESS: 128}
 
 
 @both_loaders
@@ -170,27 +192,7 @@ def test_to_the_group_is_ours(make: Make, active: int, verdict: Verdict) -> None
     assert world.run(group) == PASS
 
 
-def test_without_a_job_our_port_is_ours(make: Make) -> None:
-    """The address is known from the attach on: a packet that comes before the job, or after it, is counted.
-
-    Rule: kernel-5.
-    """
-    world = make()
-    world.control(active=0)
-    assert world.judge(bytes(ETHER / ip() / UDP / BODY)) == (Verdict.INACTIVE, 256)
-    assert world.action == DROP
-
-
 # --- IPv6 ---------------------------------------------------------------------------------------------------------
-
-
-def test_sources_are_compared_to_the_last_bit(make: Make) -> None:
-    """kernel-8, in each of the four words."""
-    world = make(ipv6=True)
-    for at in (8, 13, 16, 23):
-        data = bytearray(bytes(ETHER / ip(True) / UDP / BODY))
-        data[_IP + at] ^= 1
-        assert world.judge(bytes(data)) == (Verdict.WRONG_ADDRESS, 256), at
 
 
 @pytest.mark.parametrize("keyed", [False, True], ids=["check", "tag"])
@@ -303,13 +305,6 @@ def test_a_priority_without_a_vlan_is_no_tag(make: Make) -> None:
     assert packets.parse(world.back[HEADERS:]) is not None
 
 
-@pytest.mark.parametrize("width", [1408, WIDTH_MOST])
-def test_a_vlan_costs_the_verifier_little(make: Make, width: int) -> None:
-    """It follows the program once for frames with a tag and those without: Linux 5.19 has no room for twice."""
-    tagged, plain = (syscalls.prog_info(make(width=width, vlan=vlan).program).verified_insns for vlan in (VLAN, 0))
-    assert 0 < tagged < 1.5 * plain
-
-
 def test_a_job_with_a_key_on_a_vlan(make: Make) -> None:
     """The program for tags of keys takes those of VLANs off and puts them back, too (auth-2)."""
     world = make(vlan=VLAN)
@@ -349,7 +344,7 @@ def test_in_pieces_ours_is_counted_and_dropped_and_foreign_passes(make: Make) ->
     assert not world.store.sums.any()
 
 
-def test_in_pieces_the_switch_counts_its_own(make_switch: Callable[..., SwitchWorld]) -> None:
+def test_in_pieces_the_switch_counts_its_own(make_switch: MakeSwitch) -> None:
     switch, packet, job = make_switch(), switch_cases.contribution(0), switch_cases.JOB
     data = frame(packet, switch_cases.ip_of(0), job.address, job.port, job.port)
     other = frame(packet, switch_cases.ip_of(0), job.address, job.port, job.port + 1)

@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from loaders import both_loaders
 from switch_world import SwitchWorld
 from tailbound.datapath.xdp import shapes
 from tailbound.errors import CapabilityError
-from tailbound.kernel import built, load, maps, net, objects, syscalls
+from tailbound.kernel import built, load, maps, objects, syscalls
 from tailbound.kernel import compile as compiling
 from tailbound.kernel.compile import compile_program
 from tailbound.transport.config import WIDTH_MOST
@@ -59,11 +60,6 @@ def test_placeholders(loader: str) -> None:
     if loader == "clang":
         with pytest.raises(ValueError, match="asks for TB_"):
             objects.link(code, names, fds)
-
-
-def test_no_elf() -> None:
-    with pytest.raises(ValueError, match="ELF"):
-        objects.read_elf(b"no", "xdp", ())
 
 
 def test_compiler_error_is_shown(loader: str) -> None:
@@ -124,10 +120,6 @@ def test_maps_lie_on_the_node_asked_for() -> None:
                 assert syscalls.map_info(held.fds[map_.name]).flags & syscalls.F_NUMA_NODE == flag
 
 
-def test_the_loopback_device_has_no_node() -> None:
-    assert net.numa_node("lo") == net.numa_node("nowhere0") == -1
-
-
 @pytest.mark.needs("bpf")
 def test_a_host_cannot_write_what_only_the_program_writes() -> None:
     """As made for a job: such maps are mapped read-only, and refuse another mapping and the system call."""
@@ -160,18 +152,24 @@ MOST_OF_FEW = 450_000
 WIDTH_OF_PAGE = 3392
 
 
+thorough = pytest.mark.thorough
+
+
 @both_loaders
-@pytest.mark.parametrize("width", [1408, WIDTH_MOST])
-def test_worker(make, width: int) -> None:
-    world: KernelWorld = make(width=width)
-    assert 0 < syscalls.prog_info(world.program).verified_insns <= MOST
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("width", [1344, 8832])
-def test_worker_of_ipv6(make, width: int) -> None:
-    found = syscalls.prog_info(make(ipv6=True, width=width).program).verified_insns
-    assert 0 < found <= MOST_OF_FEW
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({"width": 1408}, MOST),
+        ({"width": WIDTH_MOST}, MOST),
+        ({"width": 1408, "vlan": 5}, MOST_OF_FEW),
+        ({"width": WIDTH_MOST, "vlan": 5}, MOST_OF_FEW),
+        pytest.param({"width": 1344, "ipv6": True}, MOST_OF_FEW, marks=thorough),
+        pytest.param({"width": 8832, "ipv6": True}, MOST_OF_FEW, marks=thorough),
+    ],
+    ids=str,
+)
+def test_worker(make, options: dict[str, Any], most: int) -> None:
+    assert 0 < syscalls.prog_info(make(**options).program).verified_insns <= most
 
 
 @both_loaders
@@ -255,32 +253,6 @@ def following(code: list[tuple[int, int, int]], at: int) -> Iterator[int]:
         if op == _ALWAYS:
             return
     yield at + (2 if op == _LOAD_64 else 1)
-
-
-def held_after(code: list[tuple[int, int, int]], lock: int) -> set[int]:
-    """Instructions between a lock that is taken and the places where it is given back."""
-    found: set[int] = set()
-    todo = [lock + 1]
-    while todo:
-        at = todo.pop()
-        if at in found or (code[at][0] == _CALL and code[at][2] == _UNLOCK):
-            continue
-        found.add(at)
-        todo += following(code, at)
-    return found
-
-
-@both_loaders
-def test_presence_belongs_to_the_row(loader: str) -> None:
-    """Between a row's lock and its release its presence is written: nobody finds one without the other."""
-    code, rows = instructions_of(loader), 0
-    for lock, (op, _, imm) in enumerate(code):
-        if op != _CALL or imm != _LOCK:
-            continue
-        held = held_after(code, lock)
-        loop = any(code[at][0] != _ALWAYS and to <= at and to in held for at in held for to in following(code, at))
-        rows += loop and any(code[at][0] == _ATOMIC_64 and code[at][2] == _EXCHANGE for at in held)
-    assert rows == 1
 
 
 @both_loaders

@@ -27,15 +27,6 @@ def _up(name: str, address: str | None) -> None:
         ip.link("set", index=_index(ip, name), state="up")
 
 
-def _bridge(*ports: str) -> None:
-    with IPRoute() as ip:
-        ip.link("add", ifname="br", kind="bridge")
-        for port in ports:
-            ip.link("set", index=_index(ip, port), master=_index(ip, "br"))
-            ip.link("set", index=_index(ip, port), state="up")
-        ip.link("set", index=_index(ip, "br"), state="up")
-
-
 def delete(name: str) -> None:
     """Removes an interface of the present namespace, and its peer with it."""
     with IPRoute() as ip:
@@ -86,19 +77,6 @@ def pair(interface: str, addresses: tuple[str, str]) -> Iterator[list[str]]:
         for name, address in zip(names, addresses, strict=True):
             namespaces.call(name, _up, interface, address)
         namespaces.call(names[0], _up, "lo", None)
-        yield names
-
-
-@contextlib.contextmanager
-def cable(interface: str, addresses: tuple[str, str]) -> Iterator[list[str]]:
-    """Three namespaces; the middle one joins its ports ``a`` and ``b`` by a bridge. Yields left, middle, right."""
-    with _made(3) as names:
-        left, middle, right = names
-        namespaces.call(left, _veth, interface, "a", middle)
-        namespaces.call(right, _veth, interface, "b", middle)
-        namespaces.call(middle, _bridge, "a", "b")
-        namespaces.call(left, _up, interface, addresses[0])
-        namespaces.call(right, _up, interface, addresses[1])
         yield names
 
 
