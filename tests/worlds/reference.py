@@ -234,6 +234,7 @@ def added(
     if total is None:
         return Sum(lanes * (weight << spare), exponent - 4 * spare, 128 * (weight << spare), 1)
     sums, e, units, count = total
+    lanes = np.pad(lanes, (0, len(sums) - len(lanes)))
     up = (exponent - e) // 4
     if up > spare:
         move = up - spare

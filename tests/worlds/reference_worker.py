@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference import Sum, Weights, added
 from reference_proof import check_reference, tag_reference
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import (
@@ -60,34 +61,6 @@ def rounding_bits(seq: int, op: int, sender: int) -> int:
     h = (h ^ h >> 16) * 0x85EBCA6B & 0xFFFFFFFF
     h = (h ^ h >> 13) * 0xC2B2AE35 & 0xFFFFFFFF
     return h ^ h >> 16
-
-
-def spare_of(weight: int, cap: int, spare: int) -> int:
-    """F for one weight."""
-    return spare + (2 * weight <= cap) + (4 * weight <= cap)
-
-
-def add_scaled(
-    record: Any, row: NDArray[np.uint16], codes: NDArray[np.int64], exponent: int, weight: int, spare: int, bits: int,
-    most: int = 7,
-) -> None:  # fmt: skip
-    """codec-9: ``codes`` of this scale, in the order of lanes, into a sum ``row`` and its ``record``.
-
-    ``bits`` round them; ``most``: doublings below the sum's unit by which they are shifted down.
-    """
-    above = (exponent - int(record["exponent"])) // 4
-    if above > spare:
-        parts = 2 ** min(above - spare, 16)
-        row[:] = row.astype(np.int64) // parts
-        record["units"] = int(record["units"]) // parts
-        record["exponent"] += 4 * (above - spare)
-        above = spare
-    below = max(-above, 0)
-    if (bits >> 8) % 2 ** min(max(below - most, 0), 16):
-        return
-    times, parts = 2 ** max(above, 0), 2 ** min(below, most)
-    row[: len(codes)] += ((codes * weight * times + bits % parts) // parts).astype(np.uint16)
-    record["units"] += 128 * weight * times // parts
 
 
 class _Packet:
@@ -405,20 +378,20 @@ class ReferenceTables:
             return Verdict.DUPLICATE_REPAIR if p.flags & Flag.REPEAT else Verdict.DUPLICATE
         if not same and not self._over(record):
             return Verdict.FUTURE_OP
-        codes = self._codes(p)
-        row = self.arrays["sums"][at].view(np.uint16)
-        spare = spare_of(p.weight, int(self.control["weight_cap"]), int(self.control["spare"]))
-        if not same:
+        row, before = self.arrays["sums"][at].view(np.uint16), None
+        if same:
+            before = Sum(row.astype(np.int64), *(int(record[name]) for name in ("exponent", "units", "count")))
+        else:
             for name in record.dtype.names:
                 record[name] = 0
             record["cookie"], record["op"], record["row"] = p.cookie, p.op, p.row
-            record["exponent"] = p.exponent - 4 * spare
-            row[: len(codes)] = 0
-        record["count"] += 1
+        weights = Weights(int(self.control["weight_cap"]), int(self.control["spare"]))
+        rounding = rounding_bits(p.seq, p.op, p.sender)
+        payload, bits = np.frombuffer(p.payload, np.uint8), 4 if p.flags & Flag.HALVES else 8
+        total = added(before, payload, p.exponent, p.weight, weights, bits, rounding)
+        row[: len(total.lanes)] = total.lanes
+        record["exponent"], record["units"], record["count"] = total.exponent, total.units, total.count
         put(record["ranks"], p.sender)
-        most = 3 if p.flags & Flag.HALVES else 7
-        bits = rounding_bits(p.seq, p.op, p.sender)
-        add_scaled(record, row, codes, p.exponent, p.weight, spare, bits, most)
         r["rows"] = r["rows"] or p.rows
         r["progress"] += 1
         if not record["counted"] and within(self.control["live"], record["ranks"]):
@@ -427,14 +400,6 @@ class ReferenceTables:
             if r["rows_complete"] == r["rows"]:
                 self._emit(Event.COMPLETE, p.op)
         return Verdict.ADDED if same else Verdict.STORED
-
-    @staticmethod
-    def _codes(p: _Packet) -> NDArray[np.int64]:
-        """Codes as sums have them: of eight the even ones, then the odd ones."""
-        codes = np.frombuffer(p.payload, np.uint8)
-        if p.flags & Flag.HALVES:
-            codes = np.stack((codes.reshape(-1, 8) & 15, codes.reshape(-1, 8) >> 4), axis=1).reshape(-1)
-        return codes.reshape(-1, 4, 2).transpose(0, 2, 1).reshape(-1).astype(np.int64)
 
     def _publish(self, p: _Packet) -> Verdict:
         """kernel-17."""
