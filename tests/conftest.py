@@ -1,9 +1,7 @@
 """What every test shares: deterministic hypothesis, and skips that name the capability that is missing.
 
 ``@pytest.mark.needs("root", "bcc")`` says what a test cannot do without. With ``TAILBOUND_REQUIRE_ALL=1`` (continuous
-integration) every skip, of whatever origin, is a failure. Exceptions are the tools of the P4 switch, which are in no
-package registry (``IN_NO_REGISTRY``), devices (``DEVICES``), and what Debian 12's own kernel lacks (``KERNELS``).
-Where these are there, their tests run and must pass.
+integration) every skip, of whatever origin, is a failure, but for what ``NOT_EVERYWHERE`` has.
 
 ``pytest -n 2``, as ``make test`` does, runs tests in two processes, those in real time one after the other
 (``_scope``).
@@ -20,6 +18,7 @@ import contextlib
 import errno
 import functools
 import gc
+import importlib
 import importlib.util
 import os
 import re
@@ -27,10 +26,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -62,12 +59,12 @@ def _tools(*names: str) -> Callable[[], bool]:
     return lambda: all(shutil.which(name) for name in names)
 
 
-def _cuda() -> bool:
-    if importlib.util.find_spec("torch") is None:
-        return False
-    import torch
+def _module(name: str) -> Callable[[], bool]:
+    return lambda: importlib.util.find_spec(name) is not None
 
-    return torch.cuda.device_count() > 0
+
+def _cuda() -> bool:
+    return _module("torch")() and importlib.import_module("torch").cuda.device_count() > 0
 
 
 def _tcx() -> bool:
@@ -97,10 +94,6 @@ def _p4_runtime() -> bool:
         words, environment = [tools.tool(tools.RUNTIME), "--help"], tools.runtime_environment()
         return subprocess.run(words, env=environment, capture_output=True, check=False).returncode == 0
     return False
-
-
-def _module(name: str) -> Callable[[], bool]:
-    return lambda: importlib.util.find_spec(name) is not None
 
 
 def _everybody() -> bool:
@@ -149,12 +142,9 @@ CAPABILITIES: dict[str, tuple[Callable[[], bool], str]] = {
     ),
     "thrift": (_p4_runtime, "simple_switch_CLI needs a Python with thrift: apt-get install python3-thrift"),
 }
-#: What the machine has in it or not.
-DEVICES = ("CUDA device",)
-#: What Debian 12's kernel 6.1, on which everything works, does not know yet, and what a kernel may be built without.
-KERNELS = ("tcx", "veth backpressure", "8021q")
-#: The P4 tools are in no package registry, so continuous integration may lack them, and with them what only they need.
-IN_NO_REGISTRY = ("p4c", "bmv2", "thrift")
+#: What continuous integration may lack: a device, what Debian 12's kernel 6.1 does not know or may be built without,
+#: and the P4 tools, which are in no package registry.
+NOT_EVERYWHERE = ("CUDA device", "tcx", "veth backpressure", "8021q", "p4c", "bmv2", "thrift")
 
 
 @functools.cache
@@ -189,9 +179,8 @@ def _scope(file: str) -> str:
 _LONGEST = ("netns", "torch", "real time", "p4", "tests/sim/", "tests/unit/test_codec_error.py", "tests/kernel/")
 
 
-def _turn(file: str) -> int:
-    """When the scope of ``file`` is begun."""
-    scope = _scope(file)
+def _turn(item: pytest.Item) -> int:
+    scope = _scope(item.nodeid.partition("::")[0])
     return next((turn for turn, name in enumerate(_LONGEST) if scope.startswith(name)), len(_LONGEST))
 
 
@@ -213,7 +202,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker("thorough")])
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
     if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: _turn(item.nodeid.partition("::")[0]))
+        items.sort(key=_turn)
     for item in items:
         for mark in item.iter_markers("needs"):
             for capability in mark.args:
@@ -246,40 +235,19 @@ def _compiled() -> bool:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport() -> Iterator[None]:
+    """A skip is a failure, where none is allowed; expected failures are not skips."""
     report = yield
-    return _no_skips(report)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
-    report = yield
-    return _no_skips(report)
-
-
-def _no_skips(report):
-    """A skip as a failure, where none is allowed; expected failures are not skips."""
     if REQUIRE_ALL and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        if reason in {f"Skipped: {missing(name)}" for name in IN_NO_REGISTRY + DEVICES + KERNELS}:
-            return report
-        report.outcome = "failed"
-        report.longrepr = f"skipped although TAILBOUND_REQUIRE_ALL=1: {reason}"
+        if reason not in {f"Skipped: {missing(name)}" for name in NOT_EVERYWHERE}:
+            report.outcome = "failed"
+            report.longrepr = f"skipped although TAILBOUND_REQUIRE_ALL=1: {reason}"
     return report
 
 
-_seconds: Counter[str] = Counter()
-
-
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    _seconds[report.nodeid.partition("::")[0].rpartition("/")[0]] += report.duration
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Where the time goes, by folder: a whole run is to take ten minutes at most, on two cores."""
-    if len(_seconds) > 1:
-        terminalreporter.section("seconds by folder")
-        terminalreporter.line(", ".join(f"{folder} {seconds:.0f}" for folder, seconds in _seconds.most_common()))
+#: of whole files, too
+pytest_make_collect_report = pytest_runtest_makereport
 
 
 @pytest.fixture(scope="session")

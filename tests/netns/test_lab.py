@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroute2 import IPRoute
 
-from left_behind import nothing_more
 from support import await_that
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool
@@ -40,7 +39,7 @@ FULL_FRAME = 1514
 @pytest.fixture(scope="module", params=[False, True], ids=["without cables", "with cables"])
 def lab(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Three workers; tests leave it as they find it."""
-    with nothing_more(), Cluster(LabSpec(workers=3, cables=request.param)) as made:
+    with Cluster(LabSpec(workers=3, cables=request.param)) as made:
         yield made
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 
@@ -11,20 +10,13 @@ import pytest
 from tailbound_lab.lab import namespaces, owner
 
 
-def _there() -> tuple[list[str], list[str]]:
-    return sorted(namespaces.names(f"{owner.PREFIX}{os.getpid()}-")), sorted(os.listdir("/sys/class/net"))
-
-
-@contextlib.contextmanager
-def nothing_more() -> Iterator[None]:
-    """Things that are there afterwards were there before, made by fixtures that live longer."""
-    before = _there()
-    yield
-    assert _there() == before
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    """Of every test. A fixture that makes something for a whole module checks itself."""
-    with nothing_more():
-        yield
+    """Things that are there afterwards were there before, made by fixtures that live longer."""
+
+    def there() -> tuple[list[str], list[str]]:
+        return sorted(namespaces.names(f"{owner.PREFIX}{os.getpid()}-")), sorted(os.listdir("/sys/class/net"))
+
+    before = there()
+    yield
+    assert there() == before

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -26,7 +26,7 @@ _EVERY = 0.02
 
 
 class Watch:
-    """The process that wakes up on every core, and what it has said since ``begin``."""
+    """The process that wakes up on every core, and what it has said since the test began; a plugin of pytest."""
 
     def __init__(self) -> None:
         # closing its input ends it, and so does the end of this process, however that comes about
@@ -36,21 +36,14 @@ class Watch:
         assert self._process.stdout is not None
         self._process.stdout.readline()  # all threads have begun
         os.set_blocking(self._process.stdout.fileno(), False)
-        self._since = 0.0
-        self._rest = b""
-        self._found: list[str] = []
+        self._since, self._rest, self._found = 0.0, b"", list[str]()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def __bool__(self) -> bool:
+        """Whether the machine stood still: asked by ``flaky`` when a test has failed."""
+        return bool(self._gaps())
 
-    def begin(self) -> None:
-        """From here on another test runs."""
-        self.gaps()
-        self._since, self._found = time.monotonic(), []
-
-    def gaps(self) -> Sequence[str]:
-        """In words, when the machine stood still since ``begin``."""
+    def _gaps(self) -> list[str]:
+        """In words, when the machine stood still since the test began."""
         assert self._process.stdout is not None
         *lines, self._rest = (self._rest + (self._process.stdout.read() or b"")).split(b"\n")
         for line in lines:
@@ -59,51 +52,29 @@ class Watch:
                 self._found.append(f"core {int(core)} did not run for {float(seconds):.2f} s")
         return self._found
 
-    def close(self) -> None:
-        """Ends the process."""
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        for item in items:
+            item.add_marker(pytest.mark.flaky(reruns=1, condition=self))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        self._gaps()
+        self._since, self._found = time.monotonic(), []
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Iterator[None]:
+        report = yield
+        if report.failed and self:
+            report.sections.append(("The machine stood still", "\n".join(self._gaps())))
+        return report
+
+    def pytest_sessionfinish(self) -> None:
         self._process.communicate()
 
 
-_watch: Watch | None = None
-
-
-class _StoodStill:
-    """Whether the machine stood still during the test that runs: asked by ``flaky`` when that has failed."""
-
-    def __bool__(self) -> bool:
-        return bool(_watch and _watch.gaps())
-
-
 def pytest_sessionstart(session: pytest.Session) -> None:
-    global _watch
     if not session.config.option.collectonly:
-        _watch = Watch()
-
-
-def pytest_sessionfinish() -> None:
-    global _watch
-    if _watch:
-        _watch.close()
-    _watch = None
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        item.add_marker(pytest.mark.flaky(reruns=1, condition=_StoodStill()))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
-    if _watch:
-        _watch.begin()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport() -> Iterator[None]:
-    report = yield
-    if report.failed and _watch and _watch.gaps():
-        report.sections.append(("The machine stood still", "\n".join(_watch.gaps())))
-    return report
+        session.config.pluginmanager.register(Watch(), "stall watch")
 
 
 def _wake(core: int, begun: threading.Barrier) -> None:
