@@ -12,16 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from device_cases import (
-    SCRATCH,
-    SEED,
-    WEIGHTS,
-    Outputs,
-    Results,
-    encoded,
-    gaussian,
-    slow_stream,
-)  # fmt: skip
+from device_cases import SCRATCH, SEED, WEIGHTS, Outputs, Results, gaussian, slow_stream
 from tailbound.codec.records import Coding, Packets
 from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
@@ -81,19 +72,10 @@ def test_a_thread_of_tailbound_is_on_the_device_it_works_on_first(cuda: mock.Mag
     assert cuda.set_device.call_args_list == [mock.call(torch.device("cuda:2"))] * 2
 
 
-def test_every_cuda_device_has_a_stream_of_its_own(cuda: mock.MagicMock) -> None:
-    paths = Paths()
-    first, second = (paths.of(torch.device("cuda", index)) for index in range(2))
-    assert first is not second
-    assert first is paths.of(torch.device("cuda:0"))
-    assert isinstance(first.coder(first.stream.mark()), DeviceCoder)
-    assert [call.args[0].index for call in cuda.Stream.call_args_list] == [0, 1]
-
-
-def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None:
-    stream = slow_stream()
+def test_every_use_comes_behind_the_mark_and_waits_for_no_event() -> None:
+    stream, numel = slow_stream(), 500_000
     coder = DeviceCoder(DevicePath(stream, PLAIN), "ready")
-    shape, x = shape_for(50_000, 1408), torch.from_numpy(gaussian(50_000))
+    shape, x = shape_for(numel, 1408), torch.from_numpy(gaussian(numel)).double()
     coding, out = Coding(SEED, WEIGHTS), Outputs(shape)
     packets = Packets(out.packets, out.placement.position, out.partials)
     ready = coder.prepare(x, shape, coding)
@@ -113,6 +95,7 @@ def test_every_use_comes_behind_the_mark_and_nobody_waits_for_an_event() -> None
     assert coder.encode(x, shape, coding, packets, out.scales, SCRATCH) == (True, 0)
     assert (out.packets[:, 64:] > 0).all()
     Results(shape, 1, 0.1).decoded(coder, x, True)
+    assert sum(stream.sizes) < 2 * 1.03 * numel, "codes cross, down and up, and neither gradients nor averages do"
     coder.clear(x)
     coder.keep(x, x)
     assert stream.marks == ["ready"] * 5
@@ -151,35 +134,21 @@ def test_an_op_of_a_new_kind_is_warmed_up_once_in_the_thread_that_launches_it() 
 
 
 def test_where_triton_fails_the_error_says_what_to_do() -> None:
-    class Broken:
-        name = "triton"
-
-        def largest(self, *_: Any) -> Any:
-            raise RuntimeError("there is no compiler")
-
-    space = DevicePath(slow_stream(), Broken())
+    broken = mock.Mock(**{"largest.side_effect": RuntimeError("there is no compiler")})
     with pytest.raises(ConfigError, match="there is no compiler"):
-        DeviceCoder(space, None).warm_up(torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), Coding(0))
+        DeviceCoder(DevicePath(slow_stream(), broken), None).warm_up(
+            torch.zeros(1000), torch.zeros(1000), shape_for(1000, 1408), Coding(0)
+        )
 
 
-def test_little_more_than_a_byte_an_entry_crosses() -> None:
-    """Neither gradients nor averages do, whatever their type."""
-    stream = slow_stream()
-    coder = DeviceCoder(DevicePath(stream, PLAIN), None)
-    numel = 1_000_000
-    shape, x = shape_for(numel, 1408), torch.from_numpy(gaussian(numel)).double()
-    encoded(coder, x, shape)
-    Results(shape, 1, 0.0).decoded(coder, x, True)
-    assert stream.sizes[0] < 0.001 * numel  # the largest values
-    assert sum(stream.sizes) < 2 * 1.03 * numel  # codes down and up
-
-
-def test_a_path_hands_on_what_its_coder_takes() -> None:
-    cpu = torch.device("cpu")
-    plain, device = Paths(), Paths(host_form=PLAIN)
-    assert plain.of(cpu) is plain.of(cpu)
-    assert plain.of(cpu).coder(None) is HOST
-    assert isinstance(plain.of(cpu).values(torch.zeros(3)), np.ndarray)
-    assert isinstance(device.of(cpu).coder(None), DeviceCoder)
+def test_every_device_has_a_path_and_a_stream_of_its_own(cuda: mock.MagicMock) -> None:
+    cpu, paths = torch.device("cpu"), Paths()
+    assert paths.of(cpu).coder(None) is HOST
+    assert isinstance(paths.of(cpu).values(torch.zeros(3)), np.ndarray)
+    first, second = (paths.of(torch.device("cuda", index)) for index in range(2))
+    assert first is not second
+    assert first is paths.of(torch.device("cuda:0"))
+    assert isinstance(first.coder(first.stream.mark()), DeviceCoder)
+    assert [call.args[0].index for call in cuda.Stream.call_args_list] == [0, 1]
     with pytest.raises(ConfigError, match=r"shape \(3, 2\) cannot be averaged"):
-        device.of(cpu).values(torch.zeros(3, 2))
+        first.values(torch.zeros(3, 2))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailbound.codec import shape
 from tailbound.codec.scale import NEED_LEAST, agreed, warm_exponents
-from tailbound.codec.shape import Shape, cut_tensors, group_sizes, layout_tag, shape_for
+from tailbound.codec.shape import cut_tensors, group_sizes, layout_tag, shape_for
 from tailbound.errors import ConfigError
 from tailbound.wire.schema import EXPONENT_NONE
 
@@ -38,22 +38,15 @@ def test_known_shapes(numel: int, expected: tuple[int, int, int]) -> None:
     assert shape.rows == shape.groups * shape.group_rows
 
 
-def padding(shape: Shape) -> int:
-    """Entries after the last one that are sent as zeros."""
-    return shape.rows * shape.entries - shape.numel
-
-
 @given(st.integers(1, 1 << 31), WIDTHS)
 def test_rule_one_holds_for_any_size(numel: int, width: int) -> None:
     shape = shape_for(numel, width)
     assert shape.group_rows in (16, 32, 64)
     assert shape.codes % 16 == 0
     assert 16 <= shape.codes <= width
-    assert shape.rows * shape.codes >= numel
     # one step narrower would not hold them, one group fewer neither
-    assert shape.codes == 16 or shape.rows * (shape.codes - 16) < numel
+    assert numel <= shape.rows * shape.codes < numel + 16 * shape.rows
     assert (shape.groups - 1) * shape.group_rows * width < numel
-    assert 0 <= padding(shape) < 16 * shape.rows
 
 
 SIZES = st.lists(st.integers(1, 200_000) | st.integers(1, 2000), min_size=1, max_size=80).map(tuple)
@@ -81,15 +74,18 @@ def test_a_small_tensor_has_a_row_of_its_own_unless_that_costs_too_many() -> Non
     assert packed.rows == 70
 
 
-def test_groups_of_a_tensor_are_the_largest_that_fit() -> None:
-    assert group_sizes(64 * 2 + 32 + 8 + 1) == [64, 64, 32, 8, 1]
-    assert group_sizes(1) == [1]
-
-
-def test_rows_are_shortened_where_all_are_short() -> None:
-    assert shape_for(10, 1408, 8, (10,)).codes == 16
-    assert (shape_for(110, 1408, 8, (10, 100)).codes, shape_for(110, 1408, 8, (10, 100)).rows) == (112, 2)
-    assert shape_for(1409, 1408, 8, (1409,)).codes == 720
+@pytest.mark.parametrize(
+    ("tensors", "codes", "groups"),
+    [
+        ((10,), 16, [1]),  # rows are shortened where all are short
+        ((10, 100), 112, [1, 1]),
+        ((1409,), 720, [2]),
+        ((1408 * (64 * 2 + 32 + 8 + 1),), 1408, [64, 64, 32, 8, 1]),  # the largest that fit
+    ],
+)
+def test_known_shapes_of_tensors(tensors: tuple[int, ...], codes: int, groups: list[int]) -> None:
+    shape = shape_for(sum(tensors), 1408, 8, tensors)
+    assert (shape.codes, np.diff(shape.layout.rows).tolist()) == (codes, groups)
 
 
 @given(SIZES, st.integers(1, 300), st.integers(1, 20))
@@ -118,19 +114,15 @@ def test_a_shape_that_cannot_be_is_refused(numel: int, width: int, named: str) -
         shape_for(numel, width)
 
 
-def test_layout_tag_tells_every_field_apart() -> None:
+def test_layout_tag_tells_every_field_and_codecs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     others = [TAG | {"runs": (999, 1)}] + [
         TAG | {key: "bfloat16" if key == "dtype" else int(value) + 1} for key, value in TAG.items()
     ]
-    tags = {layout_tag(**fields) for fields in [TAG, *others]}  # type: ignore[arg-type]
-    assert len(tags) == 2 + len(TAG)
-    assert all(0 <= tag < 1 << 16 for tag in tags)
-
-
-def test_layout_tag_tells_codecs_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = layout_tag(**TAG)  # type: ignore[arg-type]
+    tags = [layout_tag(**fields) for fields in [TAG, *others]]  # type: ignore[arg-type]
     monkeypatch.setattr(shape, "CODEC_NUMBER", 1)
-    assert layout_tag(**TAG) != before  # type: ignore[arg-type]
+    tags.append(layout_tag(**TAG))  # type: ignore[arg-type]
+    assert len(set(tags)) == 3 + len(TAG)
+    assert all(0 <= tag < 1 << 16 for tag in tags)
 
 
 def test_scales_for_a_switch_are_the_largest_need_and_headroom() -> None:
