@@ -116,54 +116,48 @@ def kinds(rank: int) -> None:
     group = ours(dist.new_group(pg_options=patient()))
     size = itertools.count(5000, 100)
 
-    def close(value: torch.Tensor, right: torch.Tensor, bound: float = BOUND) -> None:
-        error = nmse(value.double().flatten(), right.double().flatten())
-        assert 0 < error <= bound, error
-        assert same_everywhere(value.view(-1).tolist())
+    def coalesced(value: torch.Tensor) -> None:
+        with dist._coalescing_manager(group, async_ops=True) as waiting:
+            dist.all_reduce(torch.ones(200).to(value), group=group)
+            dist.all_reduce(value, group=group)
+        waiting.wait()
 
-    with bounded(group):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            for op, factor in ((SUM, ranks), (AVG, 1)):
-                value = values(rank, n := next(size), dtype=dtype)
-                dist.all_reduce(value, op, group)
-                assert value.dtype == dtype
-                close(value, factor * mean_of(ranks, n, dtype=dtype))
-        right = mean_of(ranks) * ranks
-        strided = values(rank).view(50, 100).t()
-        assert not strided.is_contiguous()
-        dist.all_reduce(strided, SUM, group)
-        close(strided.t(), right)
-        part = torch.zeros(3, n := next(size))
-        part[1] = values(rank, n)
-        dist.all_reduce(part[1], SUM, group)
-        close(part[1], mean_of(ranks, n) * ranks)
-        assert not part[0].any()
-        assert not part[2].any()
-        leaf = values(rank, n := next(size)).requires_grad_()
-        dist.all_reduce(leaf, SUM, group)
-        close(leaf.detach(), mean_of(ranks, n) * ranks)
-        scalar = torch.tensor(1.0 + rank)
-        dist.all_reduce(scalar, AVG, group)
-        assert abs(float(scalar) - (1 + (ranks - 1) / 2)) < 0.1
-        work = dist.all_reduce(late := values(rank, n := next(size)), SUM, group, async_op=True)
+    def waited(value: torch.Tensor) -> None:
+        work = dist.all_reduce(value, SUM, group, async_op=True)
         work.wait()
         assert work.is_completed()
         assert work.is_success()
-        close(late, mean_of(ranks, n) * ranks)
-        work = dist.all_reduce(values(rank, n := next(size)), AVG, group, async_op=True)
-        close(work.get_future().then(lambda f: f.value()[0] * 2).wait(), 2 * mean_of(ranks, n))
-        several = [values(rank, n := next(size)), values(rank, 300, 1)]
-        dist.all_reduce_coalesced(several, group=group)
-        close(several[0], mean_of(ranks, n) * ranks)
-        close(several[1], mean_of(ranks, 300, 1) * ranks, 3 * BOUND)
-        with dist._coalescing_manager(group, async_ops=True) as waiting:
-            for tensor in (several := [values(rank, 200), values(rank, n := next(size))]):
-                dist.all_reduce(tensor, group=group)
-        waiting.wait()
-        close(several[1], mean_of(ranks, n) * ranks)
-        close(functional.all_reduce(values(rank, n := next(size)), "avg", group), mean_of(ranks, n))
-        group.allreduce(direct := values(rank, n := next(size)), SUM).wait()
-        close(direct, mean_of(ranks, n) * ranks)
+
+    def then(value: torch.Tensor) -> torch.Tensor:
+        future = dist.all_reduce(value, AVG, group, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] * 2).wait()
+
+    calls: list[tuple[Callable[[torch.Tensor], torch.Tensor | None], int]] = [
+        (lambda value: dist.all_reduce(value, SUM, group), ranks),
+        (lambda value: dist.all_reduce(value, AVG, group), 1),
+        (lambda value: dist.all_reduce(value.view(50, -1).t(), SUM, group), ranks),
+        (lambda value: dist.all_reduce(value.requires_grad_(), SUM, group), ranks),
+        (lambda value: dist.all_reduce_coalesced([torch.ones(300).to(value), value], group=group), ranks),
+        (lambda value: functional.all_reduce(value, "avg", group), 1),
+        (lambda value: group.allreduce(value, SUM).wait() and None, ranks),
+        (coalesced, ranks),
+        (waited, ranks),
+        (then, 2),
+    ]
+    with bounded(group):
+        for number, (call, factor) in enumerate(calls):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+                around = torch.zeros(3, n := next(size), dtype=dtype)
+                value = around[1].copy_(values(rank, n, dtype=dtype)) if number < 3 else values(rank, n, dtype=dtype)
+                given = call(value)
+                average = (value if given is None else given).detach()
+                error = nmse(average.double(), factor * mean_of(ranks, n, dtype=dtype))
+                assert 0 < error <= BOUND, (number, dtype, error)
+                assert average.dtype == dtype
+                assert same_everywhere(average.tolist())
+                assert not around[::2].any()
+        dist.all_reduce(scalar := torch.tensor(1.0 + rank), AVG, group)
+        assert abs(float(scalar) - (1 + (ranks - 1) / 2)) < 0.1
         before = ops(group)
 
         integers = torch.arange(100) + rank

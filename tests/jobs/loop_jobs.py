@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from tailbound.torch import TailboundState, batches, elastic, register
 from tailbound.torch.register import _SYNC_OPTION
 from tailbound.torch.state import attached
-from torch_jobs import Count, everywhere, on_hosts, patient, same_everywhere
+from torch_jobs import Count, everywhere, on_hosts, patient, refused, same_everywhere
 
 SETTINGS: dict[str, Any] = {
     "datapath": "udp",
@@ -520,18 +520,15 @@ def killed(rank: int, name: str, dead: Any, at: Any, last: Any) -> dict[str, Any
         return {"well": state.synchronize(20), "held": held(loop), "seen": seen}
 
 
-def refused(rank: int, names: Sequence[str]) -> list[str]:
+def barred(rank: int, table: Mapping[str, str]) -> None:
     """What each loop is told in a job whose ranks may come back; no rank has made a step then."""
-    texts = []
-    for name in names:
+    for name, words in table.items():
         loop = LOOPS[name](rank, elastic.alone())
-        with contextlib.ExitStack() as stack:
-            try:
+
+        def starts(loop: Loop = loop) -> None:
+            with contextlib.ExitStack() as stack:
                 for _ in _registered(loop, stack):
                     stack.enter_context(loop.around())
                     loop.iterate(0, lambda: None)
-            except Exception as error:  # PyTorch wraps what a hook raises
-                texts.append(str(error))
-            else:
-                texts.append("")
-    return texts
+
+        refused(words, starts, Exception)  # PyTorch wraps what a hook raises

@@ -50,36 +50,22 @@ def scaled(
     return steps
 
 
-def overflowing(rank: int) -> None:
-    """A rank that overflows lowers the scale of all, while 5 % of all packets get lost.
-
-    Else loops that clip scaled gradients part replicas. Its step is applied everywhere, with the mean of the others.
-    """
-    ill: list[Collection[int]] = [(), (1,), (), (), (2,), (), (), ()]
-    with training(**patient(resync_period=0)) as (net, optimizer, state):
-        Trouble(seed=7, loss=0.05).attach(state.communicator)
-        scaler = GradScaler(state, init_scale=2.0**10, growth_interval=100)
-        steps = scaled(net, optimizer, scaler, rank, ill)
-        stats = state.stats()
-    assert all(moved for _, _, moved, _ in steps)
-    assert [before / after for before, after, _, _ in steps] == [2 if ranks else 1 for ranks in ill]
-    assert bool(stats["counters"].get("abstained")) == (rank in (1, 2))
-
-
-def stock(rank: int, here: int, ill: list[Collection[int]]) -> None:
+def stock(rank: int, here: int, ill: list[Collection[int]], loss: float = 0.0) -> None:
     """Torch's own scaler, which ``register`` is not told of, backs off by each overflow, of any rank of a host.
 
-    All steps and scales are the same everywhere. Where all hosts overflow, no rank steps by zeros.
+    All steps and scales are the same everywhere. Where all hosts overflow, no rank steps by zeros. Of all packets
+    ``loss`` get lost.
     """
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
     with training(**on_hosts(rank, here), **patient(resync_period=0)) as (net, optimizer, state):
+        Trouble(seed=7, loss=loss).attach(state.communicator)
         steps = scaled(net, optimizer, scaler, rank, ill)
         assert state.scaler is scaler
         assert type(scaler) is GradScaler
     hosts = dist.get_world_size() // here
     assert [moved for _, _, moved, _ in steps] == [len({one // here for one in ranks}) < hosts for ranks in ill]
     assert [before / after for before, after, _, _ in steps] == [2 if ranks else 1 for ranks in ill]
-    assert same_everywhere([digest for _, _, _, digest in steps])
+    assert loss or same_everywhere([digest for _, _, _, digest in steps])
 
 
 def strange(rank: int) -> None:
