@@ -21,7 +21,7 @@ import cases
 from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
 from partials import partials
 from support import await_that
-from tailbound.datapath.store import MIN_ROWS, allocate, layouts, ring_rows
+from tailbound.datapath.store import MIN_ROWS, allocate, ring_rows
 from tailbound.datapath.tables import STOP, Tables
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError
@@ -58,32 +58,19 @@ class Rank:
         self.sender = Sender([self.path.socket], {r: endpoints[r] for r in others})
         self.queue = SendQueue(self.sender)
 
-    def send(self, *runs: tuple[int, np.ndarray]) -> int:
-        """Sends all rows of runs; returns how many left."""
+    def send(self, to: int, packets: np.ndarray) -> None:
         left: list[int] = []
-        self.queue.submit(OP, PacketType.CONTRIBUTION, runs, 1 << 62, left.append, 0)
+        self.queue.submit(OP, PacketType.CONTRIBUTION, [(to, packets)], 1 << 62, left.append, 0)
         while not left:
             self.queue.pump(1)
-        return left[0]
 
     def counted(self) -> dict[tuple[int, Verdict], int]:
         table = self.path.store.ledger["verdict"].copy()  # nonzero raises on what changes under it
         return {(int(s), Verdict(v)): int(table[s, v]) for s, v in np.argwhere(table)}
 
-    def await_event(self, kind: Event, op: int) -> list[int]:
-        """Waits for an event of ``op``; returns the kinds seen of that op."""
-        seen: list[int] = []
-        while kind not in seen:
-            assert select.select([self.path.fds()[0]], [], [], 10)[0], f"no {kind.name} in 10 s, only {seen}"
-            seen += [e.kind for e in self.path.events() if e.op == op]
-        return seen
-
-    def await_rows(self, count: int) -> None:
-        """Waits until so many packets are in the ledger. There is no event for refused ones, so it looks again."""
-        until = time.monotonic() + 10
-        while (found := sum(self.counted().values())) < count:
-            assert time.monotonic() < until, f"only {found} of {count} packets in 10 s"
-            self.path.fence()
+    def await_opened(self, op: int) -> None:
+        while not any(e.kind == Event.OPENED and e.op == op for e in self.path.events()):
+            assert select.select([self.path.fds()[0]], [], [], 10)[0], "no event in 10 s"
 
     def await_control(self, count: int = 1) -> list[bytes]:
         out: list[bytes] = []
@@ -103,22 +90,14 @@ def ranks() -> Iterator[list[Rank]]:
         rank.path.close()
 
 
-class Rows:
-    """Packet memory of a rank's contributions to one owner, or of an owner's results."""
-
-    def __init__(self, rows: int, seed: int) -> None:
-        rng = np.random.default_rng(seed)
-        self.packets = rng.integers(1, 256, (rows, HEADER_BYTES + CODES), np.uint8)
-        self.codes = self.packets[:, HEADER_BYTES:]
-        self.states = partials(self.packets)
-        self.zeros = np.zeros(rows, np.int16)
-
-    def contributions(self, sender: int, owner: int, op: int, seq: int) -> np.ndarray:
-        rows = len(self.packets)
-        fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": rows, "weight": 1}
-        head = header(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=owner, contributed=op - 1, **fields)
-        finalise(self.packets, head, self.states, Fields(self.zeros), seq, np.arange(rows, dtype=np.uint32), op)
-        return self.packets
+def contributions(sender: int, op: int) -> np.ndarray:
+    """Rows of ``sender`` for rank 0, as many as its ring has."""
+    packets = np.random.default_rng(sender).integers(1, 256, (SUM_ROWS, HEADER_BYTES + CODES), np.uint8)
+    fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": SUM_ROWS, "weight": 1}
+    head = header(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=0, contributed=op - 1, **fields)
+    places = np.arange(SUM_ROWS, dtype=np.uint32)
+    finalise(packets, head, partials(packets), Fields(np.zeros(SUM_ROWS, np.int16)), SUM_BASE, places, op)
+    return packets
 
 
 def test_a_rank_is_known_by_its_address_whatever_its_source_port(ranks: list[Rank]) -> None:
@@ -133,26 +112,11 @@ def test_a_rank_is_known_by_its_address_whatever_its_source_port(ranks: list[Ran
     assert ranks[0].path.lost_on_arrival["receive_buffer"] == 0
 
 
-def test_probes_are_answered_without_python(ranks: list[Rank]) -> None:
-    probe = cases.control_packet(PacketType.PROBE, time.monotonic_ns().to_bytes(8, "big") + bytes(8))
-    hold = cases.control_packet(PacketType.HOLD, owner=1, sender=0)
-    ranks[1].sender.send(0, probe)
-    # rank 0 reflects before it hears of HOLD, so that its own HOLD leaves after the echo
-    ranks[1].sender.send(0, cases.control_packet(PacketType.HOLD))
-    ranks[0].await_control()
-    ranks[0].sender.send(1, hold)
-    ranks[1].await_control()
-    assert ranks[0].counted()[1, Verdict.REFLECTED] == 1
-    assert ranks[1].counted()[0, Verdict.ECHO_TAKEN] == 1
-    assert 0 < ranks[1].path.store.peer_states[0]["rtt_ns"] < 10_000_000_000
-
-
 def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
     """Contributions pour in while ops are sealed: what a slot holds when seal returns, it holds for ever.
 
     Rule: kernel-19.
     """
-    rows = {r: Rows(SUM_ROWS, r) for r in (1, 2)}
     path = ranks[0].path
     go = {r: threading.Semaphore(0) for r in (1, 2)}
     ops = [OP + i for i in range(60)]
@@ -160,10 +124,10 @@ def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
 
     def pour(r: int) -> None:
         for op in ops:
-            packets = rows[r].contributions(r, 0, op, SUM_BASE)
+            packets = contributions(r, op)
             for some in (packets[:third], packets[third:-third], packets[-third:]):
                 go[r].acquire()
-                ranks[r].send((0, some))
+                ranks[r].send(0, some)
 
     def pour_more() -> None:
         for r in (1, 2):
@@ -175,13 +139,13 @@ def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
     try:
         for n, op in enumerate(ops, 1):
             pour_more()
-            ranks[0].await_event(Event.OPENED, op)
+            ranks[0].await_opened(op)
             pour_more()  # some are under way while the op is sealed
             path.seal(op, SUM_BASE, SUM_ROWS)
             sums, slots = path.store.sums.copy(), path.store.slots.copy()
             pour_more()  # and some come when it has been
             # every packet of the op is counted before the next op may begin
-            ranks[0].await_rows(n * 2 * SUM_ROWS)
+            await_that(lambda n=n: sum(ranks[0].counted().values()) >= n * 2 * SUM_ROWS, "all packets")
             assert path.store.sums.tobytes() == sums.tobytes()
             assert path.store.slots.tobytes() == slots.tobytes()
         late = sum(n for (_, verdict), n in ranks[0].counted().items() if verdict == Verdict.LATE)
@@ -262,51 +226,33 @@ def test_no_call_drops_the_gil(of: str) -> None:
     assert ran
 
 
-def test_closing_twice_and_for_good() -> None:
-    # an address that nobody else uses: another process could take the port in between
-    path = UdpDatapath(f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.77", 0, WIDTH, SUM_ROWS, 64)
-    endpoint = path.endpoint
-    path.close()
-    path.close()
-    assert not any(t.name == "tailbound-udp" and t is path._thread for t in threading.enumerate())
-    again = UdpDatapath(*endpoint, WIDTH, SUM_ROWS, cases.RESULT_ROWS)  # the port is free again
-    again.close()
-
-
-def descriptors() -> int:
-    gc.collect()  # what earlier tests left in cycles is closed now, and not while this one counts
-    return len(os.listdir("/proc/self/fd"))
-
-
 def receivers() -> set[threading.Thread]:
-    return {t for t in threading.enumerate() if t.name == "tailbound-udp"}
+    gc.collect()  # what earlier tests left in cycles is closed now, and not while this one counts
+    return {thread for thread in threading.enumerate() if thread.name == "tailbound-udp"}
 
 
-def test_many_datapaths_come_and_go_without_leaks(ranks: list[Rank]) -> None:
-    before = descriptors()
+def test_datapaths_that_are_closed_or_forgotten_leave_no_thread_descriptor_or_port() -> None:
+    before, descriptors = receivers(), len(os.listdir("/proc/self/fd"))
+    # an address that nobody else uses: another process could take the port in between
+    place = f"127.{os.getpid() >> 8 & 255}.{os.getpid() & 255}.77", 0
     for _ in range(20):
-        UdpDatapath("127.0.0.1", 0, 64, 16, 16).close()
-    assert descriptors() == before
-
-
-def test_a_forgotten_datapath_ends_its_thread() -> None:
-    gc.collect()
-    before = receivers()
-    path = UdpDatapath("127.0.0.1", 0, 64, 16, 16)
+        path = UdpDatapath(*place, 64, 16, 16)
+        place = path.endpoint
+        path.close()
+        path.close()
+    path = UdpDatapath(*place, 64, 16, 16)
     assert len(receivers() - before) == 1
     del path
-    gc.collect()
-    assert not receivers() - before
+    assert (receivers(), len(os.listdir("/proc/self/fd"))) == (before, descriptors)
 
 
-def test_a_port_that_is_taken(ranks: list[Rank]) -> None:
-    with pytest.raises(ConfigError, match="is taken: choose another"):
-        UdpDatapath(*ranks[0].path.endpoint, WIDTH, SUM_ROWS, 64)
-
-
-def test_an_address_of_another_host() -> None:
-    with pytest.raises(ConfigError, match=r"cannot bind 192.0.2.1:0.*give a local address"):
-        UdpDatapath("192.0.2.1", 0, WIDTH, SUM_ROWS, 64)
+def test_a_port_that_is_taken_and_an_address_of_another_host_are_refused(ranks: list[Rank]) -> None:
+    for place, words in (
+        (ranks[0].path.endpoint, "is taken: choose another"),
+        (("192.0.2.1", 0), r"cannot bind 192.0.2.1:0.*give a local address"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            UdpDatapath(*place, WIDTH, SUM_ROWS, 64)
 
 
 def test_no_longer_queue_stands_behind_a_slow_link_than_with_xdp(ranks: list[Rank]) -> None:
@@ -331,32 +277,16 @@ def test_rings_fit_the_budget_and_hold_an_owners_share(mib: float, width: int, w
 
 
 @pytest.mark.parametrize(
-    ("sizes", "named"),
+    ("make", "sizes", "named"),
     [
-        *(((mib, 1408, 4), "ring of") for mib in (0, -1, 0.01, float("nan"), float("inf"), 2.0**40)),
-        *(((8, width, 4), "width") for width in (0, -64, 100, 1500)),
-        *(((8, 1408, workers), "workers") for workers in (0, -1, 257)),
+        *((ring_rows, (mib, 1408, 4), "ring of") for mib in (0, -1, 0.01, float("nan"), float("inf"), 2.0**40)),
+        *((ring_rows, (8, width, 4), "width") for width in (0, -64, 100, 1500)),
+        *((ring_rows, (8, 1408, workers), "workers") for workers in (0, -1, 257)),
+        *((allocate, (width, 16, 16), f"width of {width}") for width in (0, 1400)),
+        *((allocate, (64, rows, 16), f"sum_rows is {rows}") for rows in (15, 0)),
+        *((allocate, (64, 16, rows), f"result_rows is {rows}") for rows in (48, -16)),
     ],
 )
-def test_rings_that_cannot_be_are_refused(sizes: tuple[float, int, int], named: str) -> None:
+def test_sizes_that_cannot_be_are_refused(make: Callable[..., object], sizes: tuple[Any, ...], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        ring_rows(*sizes)
-    if named == "width":
-        with pytest.raises(ConfigError, match=named):
-            allocate(sizes[1], 64, 64)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "named"),
-    [
-        ((0, 16, 16), "width of 0"),
-        ((1400, 16, 16), "width of 1400"),
-        ((64, 15, 16), "sum_rows is 15"),
-        ((64, 0, 16), "sum_rows is 0"),
-        ((64, 16, 48), "result_rows is 48"),
-        ((64, 16, -16), "result_rows is -16"),
-    ],
-)
-def test_sizes_that_cannot_be(sizes: tuple[int, int, int], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
-        layouts(*sizes, cpus=1)
+        make(*sizes)
