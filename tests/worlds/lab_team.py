@@ -26,36 +26,30 @@ def lab_team(
     )  # fmt: skip
 
 
-def all_said(workers: Sequence[subprocess.Popen[str]], seconds: float) -> list[str]:
-    """What each of ``workers`` has printed when it has ended well; all together have ``seconds`` for that.
+def said_by(
+    lab: Cluster, commands: Sequence[Sequence[str]], seconds: float, *, places: int = 1, **env: str
+) -> list[str]:
+    """What ranks print that run ``commands``, ``places`` of them in each worker, within ``seconds`` all together.
 
     Raises:
-        AssertionError: one has not; with what all have printed until then.
+        AssertionError: one has not ended well; with what all have printed until then.
     """
-    end, said, late = time.monotonic() + seconds, [], []
-    for rank, worker in enumerate(workers):
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    ranks, said, late, end = [], [], [], time.monotonic() + seconds
+    for rank, command in enumerate(commands):
+        place = {"RANK": rank, "LOCAL_RANK": rank % places, "WORLD_SIZE": len(commands), "LOCAL_WORLD_SIZE": places}
+        place = {name: str(value) for name, value in place.items()} | env
+        ranks.append(lab.popen(rank // places, [str(word) for word in command], env=place, **pipes))
+    for rank, worker in enumerate(ranks):
         try:
             said.append(worker.communicate(timeout=max(0.0, end - time.monotonic()))[0])
         except subprocess.TimeoutExpired:
             late.append(rank)
             os.killpg(worker.pid, signal.SIGKILL)
             said.append(worker.communicate()[0])
-    codes = [worker.returncode for worker in workers]
-    assert not any(codes), "\n".join([f"exit codes {codes}, not through after {seconds:g} s: {late}", *said])
+    codes = [worker.returncode for worker in ranks]
+    assert not any(codes), "\n".join([f"exit codes {codes}, not over after {seconds:g} s: {late}", *said])
     return said
-
-
-def said_by(
-    lab: Cluster, commands: Sequence[Sequence[str]], seconds: float, *, places: int = 1, **env: str
-) -> list[str]:
-    """What ranks print that run ``commands``, ``places`` of them in each worker; all of them end well."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    ranks = []
-    for rank, command in enumerate(commands):
-        place = {"RANK": rank, "LOCAL_RANK": rank % places, "WORLD_SIZE": len(commands), "LOCAL_WORLD_SIZE": places}
-        place = {name: str(value) for name, value in place.items()} | env
-        ranks.append(lab.popen(rank // places, [str(word) for word in command], env=place, **pipes))
-    return all_said(ranks, seconds)
 
 
 def told_by(lab: Cluster, script: str, *arguments: str) -> tuple[Any, str, str]:

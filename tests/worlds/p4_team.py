@@ -41,19 +41,16 @@ def p4_team(
         for rank, end in enumerate(ends):
             namespaces.call(end, _worker, rank)
         stations = {switch_cases.mac_of(rank): port for rank, port in enumerate(ports)}
-        box = namespaces.call(hub, _open, ports, stations)
+        given = {"mac": switch_cases.MAC, "stations": stations, "sizes": SIZES}
+        box = namespaces.call(hub, lambda: open_p4(ports, switch_cases.ADDRESS, **given))
         try:
             there = (RankSpec(switch_cases.ip_of(r), switch_cases.mac_of(r), port) for r, port in enumerate(ports))
             entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows))
-            given = settings | {"port": entry.port, "switch": parse(box.environment(entry)["TAILBOUND_SWITCH"])}
+            at = {"port": entry.port, "switch": parse(box.environment(entry)["TAILBOUND_SWITCH"])}
             with team(
-                ranks, given, datapath=datapath, interface="data0", cookie=COOKIE,
+                ranks, settings | at, datapath=datapath, interface="data0", cookie=COOKIE,
                 within=lambda rank, make: namespaces.call(ends[rank], make, sysfs=True),
             ) as whole:  # fmt: skip
                 yield whole, box
         finally:
             box.close()
-
-
-def _open(ports: list[str], stations: dict[str, str]) -> Box[P4Switch]:
-    return open_p4(ports, switch_cases.ADDRESS, mac=switch_cases.MAC, stations=stations, sizes=SIZES)

@@ -77,7 +77,7 @@ class World:
     def jobs(self, jobs: Sequence[switch_cases.Job], ports: Sequence[int] = range(SIZES.ranks + 1)) -> Iterator[None]:
         """The jobs installed in empty slots, counters at zero; ``ports`` of their ranks."""
         forget(self.switch)
-        zero_counters(self.switch)
+        self.switch.runtime.run(f"register_reset {commands.LEDGER}")
         for place, job in enumerate(jobs):
             self.switch.put(place, entry_of(job, ports))
         try:
@@ -103,10 +103,6 @@ def empty(switch: P4Switch, places: Iterable[int]) -> None:
 def forget(switch: P4Switch) -> None:
     """Empties all slots, as a restart of the switch would; jobs and forwarding stay."""
     switch.runtime.run_all(f"register_reset {name}" for name in commands.SLOT_STATE)
-
-
-def zero_counters(switch: P4Switch) -> None:
-    switch.runtime.run(f"register_reset {commands.LEDGER}")
 
 
 def lose(switch: P4Switch, port: int, way: str, probability: float, seed: int) -> None:

@@ -26,7 +26,7 @@ _EVERY = 0.02
 
 
 class Watch:
-    """The process that wakes up on every core, and what it has said since the test began; a plugin of pytest."""
+    """The process that wakes up on every core; true where the machine stood still since the present test began."""
 
     def __init__(self) -> None:
         # closing its input ends it, and so does the end of this process, however that comes about
@@ -34,23 +34,18 @@ class Watch:
             [sys.executable, "-I", __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
         )
         assert self._process.stdout is not None
-        self._process.stdout.readline()  # all threads have begun
-        os.set_blocking(self._process.stdout.fileno(), False)
+        self._said = self._process.stdout
+        self._said.readline()  # all threads have begun
+        os.set_blocking(self._said.fileno(), False)
         self._since, self._rest, self._found = 0.0, b"", list[str]()
 
     def __bool__(self) -> bool:
-        """Whether the machine stood still: asked by ``flaky`` when a test has failed."""
-        return bool(self._gaps())
-
-    def _gaps(self) -> list[str]:
-        """In words, when the machine stood still since the test began."""
-        assert self._process.stdout is not None
-        *lines, self._rest = (self._rest + (self._process.stdout.read() or b"")).split(b"\n")
+        *lines, self._rest = (self._rest + (self._said.read() or b"")).split(b"\n")
         for line in lines:
             core, seconds, ended = line.split()
             if float(ended) > self._since:
                 self._found.append(f"core {int(core)} did not run for {float(seconds):.2f} s")
-        return self._found
+        return bool(self._found)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         for item in items:
@@ -58,14 +53,14 @@ class Watch:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
-        self._gaps()
+        bool(self)  # what was said until now is of the test before
         self._since, self._found = time.monotonic(), []
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Iterator[None]:
         report = yield
         if report.failed and self:
-            report.sections.append(("The machine stood still", "\n".join(self._gaps())))
+            report.sections.append(("The machine stood still", "\n".join(self._found)))
         return report
 
     def pytest_sessionfinish(self) -> None:

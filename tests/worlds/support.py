@@ -191,15 +191,8 @@ def patient(**settings: Any) -> dict[str, Any]:
 
     The bound of an op is half of ``PATIENCE``, so that what goes wrong is told by its outcome.
     """
-    return {
-        "width": 256,
-        "ring_mib": 4.0,
-        "deadline_1": 10_000 * MS,
-        "deadline_2": 10_000 * MS,
-        "stage_max": 10_000 * MS,
-        "start_max": 10_000 * MS,
-        "quiet": 2_000 * MS,
-    } | settings
+    late = dict.fromkeys(("deadline_1", "deadline_2", "stage_max", "start_max"), 10_000 * MS)
+    return {"width": 256, "ring_mib": 4.0, "quiet": 2_000 * MS} | late | settings
 
 
 def hasty(**settings: Any) -> dict[str, Any]:
@@ -259,16 +252,10 @@ def assembled(makers: Sequence[Callable[[], Communicator]], cookie: int | None =
 
 @contextmanager
 def team(
-    ranks: int,
-    settings: dict[str, Any],
-    *,
-    name: str = "job",
-    store: MemoryStore | None = None,
-    cookie: int | None = None,
-    datapath: str = "udp",
-    interface: str | None = None,
+    ranks: int, settings: dict[str, Any], *, name: str = "job", store: MemoryStore | None = None,
+    cookie: int | None = None, datapath: str = "udp", interface: str | None = None,
     within: Callable[[int, Callable[[], Communicator]], Communicator] = lambda rank, make: make(),
-) -> Iterator[Team]:
+) -> Iterator[Team]:  # fmt: skip
     """A job of ``ranks`` communicators in this process, by default over udp on loopback.
 
     ``within`` makes that of a rank where it lives, which may be another network namespace.

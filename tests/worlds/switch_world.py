@@ -33,18 +33,12 @@ def entry_of(job: Job, ifindices: Sequence[int] | None = None, *, ipv6: bool = F
     """The job entry of a job; every rank behind the loopback interface unless told otherwise."""
     at = switch_cases.in_ipv6 if ipv6 else str
     there = range(job.ranks) if job.registered is None else job.registered
-    members = tuple(
-        Member(
-            at(switch_cases.ip_of(rank)),
-            mac_bytes(switch_cases.mac_of(rank)),
-            _LO if ifindices is None else ifindices[rank],
-        )
-        if rank in there
-        else None
-        for rank in range(job.ranks)
-    )
+    members: list[Member | None] = [None] * job.ranks
+    for rank in there:
+        port = _LO if ifindices is None else ifindices[rank]
+        members[rank] = Member(at(switch_cases.ip_of(rank)), mac_bytes(switch_cases.mac_of(rank)), port)
     mac = mac_bytes(switch_cases.MAC)
-    return Entry(job.cookie, at(job.address), mac, job.port, job.base, job.rows, job.headroom, members)
+    return Entry(job.cookie, at(job.address), mac, job.port, job.base, job.rows, job.headroom, tuple(members))
 
 
 class SwitchWorld:

@@ -34,22 +34,26 @@ def delete(name: str) -> None:
 
 
 @contextlib.contextmanager
-def _made(count: int) -> Iterator[list[str]]:
-    """Fresh namespaces; this thread is back in its own, and they are gone, at the end."""
-    prefix = owner.new_prefix()  # so that whoever makes a lab next removes what a killed test run left
-    names = [f"{prefix}-w{i}" for i in range(count)]
+def _back() -> Iterator[None]:
+    """This thread is in its own namespace again at the end."""
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
-    made: list[str] = []
     try:
-        for name in names:
-            namespaces.create(name)
-            made.append(name)
-        yield names
+        yield
     finally:
         enter.enter_network(f"/proc/self/fd/{home}")
         os.close(home)
-        for name in made:
-            namespaces.remove(name)
+
+
+@contextlib.contextmanager
+def _made(count: int) -> Iterator[list[str]]:
+    """Fresh namespaces; this thread is back in its own, and they are gone, at the end."""
+    prefix = owner.new_prefix()  # so that whoever makes a lab next removes what a killed test run left
+    with contextlib.ExitStack() as made:
+        for i in range(count):
+            namespaces.create(f"{prefix}-w{i}")
+            made.callback(namespaces.remove, f"{prefix}-w{i}")
+        made.enter_context(_back())
+        yield [f"{prefix}-w{i}" for i in range(count)]
 
 
 def go(name: str) -> None:
@@ -60,13 +64,9 @@ def go(name: str) -> None:
 @contextlib.contextmanager
 def visit(name: str) -> Iterator[None]:
     """This thread is in a namespace, and in its own again at the end, wherever it has gone meanwhile."""
-    home = os.open("/proc/self/ns/net", os.O_RDONLY)
-    try:
+    with _back():
         go(name)
         yield
-    finally:
-        enter.enter_network(f"/proc/self/fd/{home}")
-        os.close(home)
 
 
 @contextlib.contextmanager
