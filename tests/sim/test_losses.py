@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sim.team import SimTeam, dropped, sim_team, total
-from support import Trouble, alike, exact_mean, nmse, patient
+from support import Trouble, exact_mean, nmse, patient
 from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import Flag, PacketType
@@ -59,20 +59,6 @@ def test_lost_rows_come_back_and_count_as_lost(kind: PacketType, stage: int) -> 
         assert total(job, "repair_gone") == 0
         assert sum(int(member.job.repairs.came[stage].sum()) for member in job.communicators) == lost
         assert sum(seen) == (lost if kind == PacketType.CONTRIBUTION else 0)
-
-
-def test_a_late_launch_asks_for_missing_rows_before_it_ends() -> None:
-    """The op's time was up when it was launched. Rules: clock-13, clock-35."""
-    given = dict.fromkeys(("deadline_1", "deadline_2", "stage_max", "start_max"), 1 * S) | {"quiet": 5 * MS}
-    with sim_team(RANKS, SETTINGS | given | {"insist": 200 * MS}) as job:
-        job.warm_up(NUMEL, WARM_UP_OPS)
-        trouble = FirstTime(seed=4, loss=0.03, types=frozenset({PacketType.RESULT}), to=frozenset({2}))
-        job[0].trouble(trouble)
-        results = job.averaged(NUMEL, 1, late={2: job[2].config.bound + 1 * S})[1]  # by any clock the op is over
-        alike(results)
-        assert results[2][1].late
-        assert results[2][1].nanoseconds < 1 * S
-        assert job[2].job.counters["rows_repaired"] == sum(trouble.dropped.values()) > 0
 
 
 def test_the_only_row_of_an_op_is_requested() -> None:

@@ -1,20 +1,102 @@
-"""Rows stop arriving where small packets do: bursts that vanish leave one by one, and a smaller MTU ends the job."""
+"""What ranks learn of time and links, in virtual time: deadlines, grants, pacing, lost bursts and a smaller MTU."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
 
 from sim.team import SimTeam, sim_team
-from support import Trouble
+from support import Trouble, hasty
 from tailbound.errors import TransportError
+from tailbound.transport.config import FLOOR
+from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound.wire.schema import HEADER_BYTES
-from tailbound_lab.simulate.fabric import MS, S
+from tailbound_lab.simulate.fabric import MS, S, Terms
+from tailbound_lab.simulate.layouts import arrange
+from tailbound_lab.simulate.ports import Switching
+from tailbound_lab.simulate.steps import Team
 
 RANKS, WIDTH = 3, 64
-NUMEL = 2 * 64 * WIDTH
-LEARNED = {"width": WIDTH, "insist": 200 * MS}
+NUMEL = 4 * 64 * WIDTH
+LEARNED = {"width": WIDTH, "ring_mib": 1.0, "stage_max": 5_000 * MS}
+INSISTING = {"width": WIDTH, "insist": 200 * MS}
+#: What every op of a rank takes to compute, ns, more or less.
+COMPUTE = (5 * MS, 12 * MS, 8 * MS)
+
+
+def test_deadlines_are_learned_advertised_and_applied_and_cut_off_nothing_usual() -> None:
+    """Rules: clock-6, clock-26."""
+    with sim_team(RANKS, LEARNED) as job:
+        dice = job.world.fabric.random
+        assert [c.job.deadlines.advertised for c in job.communicators] == [5_000 * MS] * RANKS
+        for op in range(WARM_UP_OPS + 36):
+            late = {rank: int(mean * dice.uniform(0.8, 1.2)) for rank, mean in enumerate(COMPUTE)}
+            results = job.averaged(NUMEL, op, late=late)[1]
+            for _, outcome in results if op >= WARM_UP_OPS + 12 else []:
+                assert (outcome.delivered, outcome.deadline_hits) == (outcome.expected, 0)
+        for c in job.communicators:
+            deadlines = c.job.deadlines
+            assert deadlines.warm(deadlines.largest)
+            assert FLOOR <= deadlines.advertised < 200 * MS
+            assert FLOOR <= deadlines.stage_two(deadlines.largest) < 200 * MS
+            for peer in c.job.peers:  # of the last op, in units of the header
+                told = int(c.job.store.peer_states[peer]["deadline"]) * 64_000
+                assert told == pytest.approx(job[peer].job.deadlines.advertised, rel=0.5)
+
+
+def test_a_layout_that_changes_is_never_warm() -> None:
+    """Rule: clock-5."""
+    with sim_team(2, LEARNED) as job:
+        for op in range(12):
+            job.averaged(NUMEL + 64 * WIDTH * op, op)
+        for c in job.communicators:
+            assert c.job.deadlines.advertised == 5_000 * MS
+            assert not c.job.pending
+
+
+def test_where_some_rows_are_always_lost_a_deadline_leaves_time_to_ask_for_them() -> None:
+    """An answer takes a round trip of 30 ms, and all rows that are not lost come within 3. Rule: clock-5."""
+    terms = Terms(latency=15 * MS, loss=0.03)
+    with sim_team(RANKS, LEARNED | {"share_rows": False}, terms=terms) as job:
+        outcomes = [outcome for op in range(120) for _, outcome in job.averaged(NUMEL, op % 2)[1]][60 * RANKS :]
+        assert sum(o.delivered for o in outcomes) > 0.9995 * sum(o.expected for o in outcomes)
+        assert all(c.job.deadlines.advertised < 500 * MS for c in job.communicators)
+
+
+# -- a grant goes out, is obeyed and ends, and marks slow senders before a queue drops (clock-24) ----------------------
+
+
+def test_a_receiver_that_has_recovered_frees_its_senders() -> None:
+    """Rule: clock-24."""
+    with sim_team(4, hasty(width=64, ring_mib=1.0)) as job:
+        senders = job.communicators[1:]
+
+        def ops(count: int) -> set[float]:
+            for op in range(count):
+                job.averaged(64 * 64, op)
+            return {member.stats()["traffic"]["grants"]["0"] for member in senders}
+
+        assert ops(4) == {1.0}
+        job[0].job.flow.incast.taken = 1.0
+        assert ops(4) == {1 / 3}
+        assert ops(80) == {1.0}
+        assert not any(member.job.flow.queue.pacer.limited for member in senders)
+
+
+def test_marks_of_a_shallow_queue_slow_its_senders() -> None:
+    """Rows of the rank that is late meet those of others. Rule: clock-24."""
+    switching = Switching(rate=10**8, buffer=64 << 10, mark=16 << 10)
+    with contextlib.closing(Team(arrange("flat", 4, 1 << 17), switching, 1)) as team:
+        team.late = 4 * MS
+        steps = [team.step() for _ in range(4)]
+        assert any(node.engine.job.flow.snapshot()["slowed"] for node in team.worlds[0].nodes)
+    assert sum(step.marks for step in steps) > 0
+    assert not any(step.dropped for step in steps)
+
+
+# -- rows stop arriving where small packets do ------------------------------------------------------------------------
 
 
 def alone(to: int, packets: list[bytes]) -> list[bytes]:
@@ -40,7 +122,7 @@ def steps(job: SimTeam, ops: int) -> None:
 
 @pytest.mark.parametrize("ranks", [{1}, {0, 1, 2}])
 def test_bursts_that_vanish_in_the_middle_of_a_job_leave_one_by_one(ranks: set[int]) -> None:
-    with sim_team(RANKS, LEARNED) as job:
+    with sim_team(RANKS, INSISTING) as job:
         job.warm_up(NUMEL, 10)
         for rank in ranks:
             job[rank].trouble(alone)
@@ -55,7 +137,7 @@ def test_bursts_that_vanish_in_the_middle_of_a_job_leave_one_by_one(ranks: set[i
 
 
 def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(caplog: pytest.LogCaptureFixture) -> None:
-    with sim_team(RANKS, LEARNED) as job:
+    with sim_team(RANKS, INSISTING) as job:
         job.warm_up(NUMEL, 10)
         job[1].trouble(small)
         while not any(member._engine._error for member in job.communicators):
@@ -72,7 +154,7 @@ def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(caplog: pytest.LogCa
 @pytest.mark.parametrize("rank", [None, 1])
 def test_losses_are_taken_for_neither(rank: int | None) -> None:
     """Full queues of one rank that small packets fit in ended the job for its MTU."""
-    with sim_team(RANKS, LEARNED) as job:
+    with sim_team(RANKS, INSISTING) as job:
         job.warm_up(NUMEL, 10)
         job.trouble(lambda: Trouble(3, loss=0.2)) if rank is None else job[rank].trouble(crowded)
         end = job.now + 5 * S
