@@ -257,22 +257,14 @@ class World(UncheckedWorld):
         first = self._whole.setdefault(done.label, (rank, bits))
         assert bits == first[1], f"op {done.label}: ranks {first[0]} and {rank} lost nothing and differ"
 
-    def stop(self, rank: int, at: int, length: int) -> None:
-        """Stops the processes of ``rank`` ``at`` ns from now for ``length`` ns; its kernel goes on."""
+    def stop(self, rank: int, length: int) -> None:
+        """Stops the processes of ``rank`` for ``length`` ns; its kernel goes on."""
+        node = self.nodes[rank]
+        node.stopped = max(node.stopped, self.fabric.now + length)
 
-        def stop() -> None:
-            node = self.nodes[rank]
-            node.stopped = max(node.stopped, self.fabric.now + length)
-
-        self._in(at, stop)
-
-    def kill(self, rank: int, at: int) -> None:
-        """Ends the processes of ``rank`` and its kernel program, ``at`` ns from now."""
-
-        def kill() -> None:
-            self.nodes[rank].dead = self.fabric.ends[rank].cut = True
-
-        self._in(at, kill)
+    def kill(self, rank: int) -> None:
+        """Ends the processes of ``rank`` and its kernel program."""
+        self.nodes[rank].dead = self.fabric.ends[rank].cut = True
 
     def revive(self, rank: int) -> None:
         """A rank that was killed comes back: another process, which knows nothing and joins where the others are."""
@@ -305,23 +297,13 @@ class World(UncheckedWorld):
 
     def unplug(self, rank: int, length: int) -> None:
         """Cuts the link of ``rank`` for ``length`` ns."""
-        self.change(rank, 0, cut=True)
-        self.change(rank, length, cut=False)
+        self.change(rank, cut=length > 0)
+        self.fabric.at(self.fabric.now + length, lambda: self.change(rank, cut=False))
 
-    def change(self, rank: int, at: int, **terms: float) -> None:
-        """Changes what the link of ``rank`` is like (``_End``) ``at`` ns from now."""
-
-        def change() -> None:
-            for name, value in terms.items():
-                setattr(self.fabric.ends[rank], name, value)
-
-        self._in(at, change)
-
-    def _in(self, length: int, what: Callable[[], None]) -> None:
-        if length:
-            self.fabric.at(self.fabric.now + length, what)
-        else:
-            what()
+    def change(self, rank: int, **terms: float) -> None:
+        """Changes what the link of ``rank`` is like (``_End``)."""
+        for name, value in terms.items():
+            setattr(self.fabric.ends[rank], name, value)
 
     def finish(self, most: int | None = None) -> Self:
         """As ``World.finish``; the books balance then."""

@@ -34,7 +34,7 @@ def _every_other(job: SimTeam, step: int) -> None:
 
 
 def _owner_stops(job: SimTeam, step: int) -> None:
-    job.world.stop(2, 0, 100 * S)
+    job.world.stop(2, 100 * S)
 
 
 def _owners_leave(job: SimTeam, step: int) -> None:
@@ -43,7 +43,7 @@ def _owners_leave(job: SimTeam, step: int) -> None:
 
 
 def _cut_off(job: SimTeam, step: int) -> None:
-    job.world.change(2, 0, cut=True)
+    job.world.change(2, cut=True)
 
 
 def _left_behind(job: SimTeam, step: int) -> None:
@@ -51,10 +51,10 @@ def _left_behind(job: SimTeam, step: int) -> None:
     if step:
         return
     job[0].trouble(lambda to, sent: [each for each in sent if to != 2 or each[1] != PacketType.RESULT])
-    job.world.change(2, 0, cut=True)
+    job.world.change(2, cut=True)
     for _ in range(6):
         assert not any(outcome.error for _, outcome in job.allreduce(INPUTS, [0, 1]))
-    job.world.change(2, 0, cut=False)
+    job.world.change(2, cut=False)
     job[1].trouble(lambda to, sent: [] if to == 2 else sent)
 
 
@@ -118,7 +118,7 @@ How = Callable[[World, int], None]
 
 
 def _stop(job: World, rank: int) -> None:
-    job.stop(rank, 0, APART)
+    job.stop(rank, APART)
 
 
 def _unplug(job: World, rank: int) -> None:
@@ -127,13 +127,13 @@ def _unplug(job: World, rank: int) -> None:
 
 def _end(job: World, rank: int) -> None:
     """Connections to the rank end, and are refused."""
-    job.kill(rank, 0)
+    job.kill(rank)
     for node in job.alive:
         node.engine.died(rank)
 
 
 def _leave(job: World, rank: int) -> None:
-    job.kill(rank, 0)
+    job.kill(rank)
     for node in job.alive:
         node.engine.job.membership.bye(rank, op_label(node.step, 0))
 

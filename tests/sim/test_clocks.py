@@ -135,7 +135,7 @@ def test_a_new_layout_a_checkpoint_a_rank_without_data_and_a_hold_that_falls_sil
         return hold
 
     def dies(job: Job) -> int:
-        job.kill(0, 700 * MS)
+        job.fabric.at(job.fabric.now + 700 * MS, lambda: job.kill(0))
         return look(job, 60 * S)
 
     job = Job(
@@ -191,7 +191,7 @@ def test_a_rank_dies(ranks: int) -> None:
     other process has ended makes void steps, which last for D_start (clock-38).
     """
     gone, left, calm = ranks - 1, range(ranks - 1), list[bool]()
-    dies, looks = (lambda job: job.kill(gone, 0)), (lambda job: calm.append(job.calm))
+    dies, looks = (lambda job: job.kill(gone)), (lambda job: calm.append(job.calm))
     job = Job(ranks, 32, {(0, SETTLED + 1): looks, (gone, SETTLED + 1): dies})
     assert calm == [True]
     assert job.missing(0, SETTLED) == 0
@@ -213,10 +213,10 @@ def test_a_link_at_a_twentieth_of_its_rate_and_back(ranks: int) -> None:
     steps = up + 18  # the last of four ranks is back after eight steps, of eight after ten
 
     def slower(job: Job) -> None:
-        job.change(slow, 0, speed=0.05)
+        job.change(slow, speed=0.05)
 
     def back(job: Job) -> None:
-        job.change(slow, 0, speed=1.0)
+        job.change(slow, speed=1.0)
 
     job = Job(ranks, steps, {(0, down): slower, (0, up): back})
     assert len(job.bad_steps(down, steps, between=range(slow))) <= 12
@@ -257,7 +257,7 @@ def test_a_rank_is_stopped(ranks: int) -> None:
         back = at + 16 + length // (95 * MS)
         stops.append((length, at, back))
         at = back
-    events = {(0, first): lambda job, n=length: job.stop(stopped, 0, n) for length, first, _ in stops}
+    events = {(0, first): lambda job, n=length: job.stop(stopped, n) for length, first, _ in stops}
     job = Job(ranks, at, events, sizes=lambda rank, step: {0: BUCKET})
     assert [node.step for node in job.nodes] == [at] * ranks
     for length, first, end in stops:
@@ -280,7 +280,7 @@ def test_a_rank_is_stopped(ranks: int) -> None:
 )
 def test_of_two_ranks_one_comes_back_at_any_point_of_a_step(phase: int) -> None:
     """The other one makes a few steps, which are void, and none of them is lost to the one that comes back."""
-    stop = {(0, 26): lambda job: job.stop(1, 0, 5 * S + phase * MS)}
+    stop = {(0, 26): lambda job: job.stop(1, 5 * S + phase * MS)}
     job = Job(2, 50, stop, sizes=lambda rank, step: {0: BUCKET})
     assert job.nodes[1].engine.job.counters["jumps"] == 0
     void = [{op.step for op in node.over if op.outcome.minority} for node in job.nodes]

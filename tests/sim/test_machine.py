@@ -1,4 +1,6 @@
-"""Any sequence of faults: a stateful test of the real engine in virtual time.
+"""The real engine in virtual time, with losses, and with any sequence of faults.
+
+``sim.engine`` checks bounds, acknowledgements, equal bits and books. Rules: clock-7b, clock-12, clock-19, kernel-21.
 
 The same few sequences are tried every time. ``make soak`` tries others for as long as it is told, makes one that fails
 as short as it can, and prints it.
@@ -13,8 +15,61 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from sim.engine import World, switch_of
+from sim.engine import Plan, World, switch_of
 from tailbound_lab.simulate.fabric import MS, Terms
+
+#: Losses one by one and in bursts; sockets so small that results wait for room, at a tenth of the usual rate.
+UNIFORM = Terms(loss=0.02)
+BURSTS = Terms(loss=0.02, burst=5)
+NARROW = Terms(loss=0.02, burst=5, room=8 << 10, rate=1e7)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5])
+def test_where_nothing_is_lost_every_row_arrives(ranks: int) -> None:
+    with World(ranks, seed=ranks, steps=20) as world:
+        world.run()
+    assert world.counts["delivered"] == world.counts["expected"]
+    assert world.counts["compared"] == ranks * 40
+    assert not any(world.fabric.dropped.values())
+    assert all(len(node.over) == 40 for node in world.nodes)
+
+
+@pytest.mark.parametrize(
+    ("terms", "seed"),
+    [
+        pytest.param(terms, seed, marks=[] if seed == everyday else [pytest.mark.thorough], id=f"{name}-{seed}")
+        for name, terms, everyday in (("uniform", UNIFORM, 0), ("bursts", BURSTS, 1), ("narrow", NARROW, 0))
+        for seed in range(4)
+    ],
+)
+def test_losses_are_repaired_within_the_bound(terms: Terms, seed: int) -> None:
+    with World(4, seed, terms, steps=40) as world:
+        world.run()
+    assert world.fabric.dropped["loss"] > 0
+    assert any(node.engine.job.flow.queue.waits for node in world.nodes) == (terms is NARROW)
+    assert world.counts["compared"] > 0.8 * 4 * 80
+    assert world.share >= 0.985
+    assert world.times()[-1] < 1000  # no rank waits for what will not come
+
+
+def test_shallow_queues_of_a_switch() -> None:
+    with World(8, 1, Terms(queue=24 << 10), Plan((64 * 512,)), steps=20) as world:
+        world.run()
+    assert world.fabric.dropped["queue"] > 0
+    assert world.share >= 0.97
+
+
+def test_the_last_rank_that_lives_keeps_the_bound() -> None:
+    """Whose deadline is learned from two others' longest: it was stage_max / 10 longer than all may take."""
+    with World(3, 59, Terms(rate=1e7, room=8 << 10), steps=4) as world:
+        world.start()
+        world.kill(0)
+        world.kill(1)
+        world.finish()
+    assert world.nodes[2].step == 4
+
+
+# -- any sequence of faults -------------------------------------------------------------------------------------------
 
 TERMS = [Terms(), Terms(rate=1e7, room=8 << 10), Terms(queue=64 << 10), Terms(jitter=5 * MS)]
 NUMBERS = st.integers(0, 4)
@@ -55,11 +110,11 @@ class Training(RuleBasedStateMachine):
 
     @rule(number=NUMBERS, length=LENGTHS)
     def stop(self, number: int, length: int) -> None:
-        self.world.stop(self._one(number), 0, length * MS)
+        self.world.stop(self._one(number), length * MS)
 
     @rule(number=NUMBERS, cut=st.booleans(), speed=st.sampled_from([0.02, 0.3, 1.0, 1.0, 1.0]))
     def change_a_link(self, number: int, cut: bool, speed: float) -> None:
-        self.world.change(self._one(number), 0, cut=cut, speed=speed)
+        self.world.change(self._one(number), cut=cut, speed=speed)
 
     @rule(number=NUMBERS, length=LENGTHS, how=st.sampled_from(["pause", "away"]))
     def rest(self, number: int, length: int, how: str) -> None:
@@ -75,7 +130,7 @@ class Training(RuleBasedStateMachine):
     @precondition(lambda self: len(self.world.alive) > 2)
     @rule(number=NUMBERS)
     def kill(self, number: int) -> None:
-        self.world.kill(self._one(number), 0)
+        self.world.kill(self._one(number))
 
     @precondition(lambda self: self._dead)
     @rule(number=NUMBERS)
@@ -94,19 +149,15 @@ class Training(RuleBasedStateMachine):
         with self.world as world:
             world.fabric.terms = replace(world.fabric.terms, loss=0.0, burst=0.0)
             for node in world.alive:
-                world.change(node.rank, 0, speed=1.0, cut=False)
+                world.change(node.rank, speed=1.0, cut=False)
             world.steps = max(node.step for node in world.alive) + 3
             world.finish()
 
 
 Training.TestCase.settings = settings(
-    max_examples=9,
-    stateful_step_count=10,
-    derandomize=True,
-    phases=(Phase.explicit, Phase.generate),
-    deadline=None,
+    max_examples=9, stateful_step_count=10, derandomize=True, phases=(Phase.explicit, Phase.generate), deadline=None,
     suppress_health_check=list(HealthCheck),
-)
+)  # fmt: skip
 TestTraining = pytest.mark.timeout(300)(Training.TestCase)
 
 

@@ -73,7 +73,7 @@ class Fault:
 
 
 def _linked(**terms: float) -> Callable[[Job, int], None]:
-    return lambda job, rank: job.change(rank, 0, **terms)
+    return lambda job, rank: job.change(rank, **terms)
 
 
 def _old_cookie(job: Job, rank: int) -> None:
@@ -82,8 +82,8 @@ def _old_cookie(job: Job, rank: int) -> None:
 
 
 def _stop_and_cut(job: Job, rank: int) -> None:
-    job.stop(rank, 0, SLOW)
-    job.change(rank, 0, cut=True)
+    job.stop(rank, SLOW)
+    job.change(rank, cut=True)
 
 
 def _lose_results(job: Job, rank: int) -> None:
@@ -114,10 +114,10 @@ def _all_are_in(job: Job, rank: int) -> bool:
 GONE = {"owns": False, "again": False}
 AWAY = {"contributes": False, "owns": False}
 FAULTS: dict[str, Fault] = {
-    "dies-before": Fault(lambda j, r: j.kill(r, 0), contributes=False, **GONE),
+    "dies-before": Fault(lambda j, r: j.kill(r), contributes=False, **GONE),
     "dies-sending": Fault(_linked(speed=0.02), computes=FIRST, dies=_some_are_in, **GONE),
     "dies-as-owner": Fault(computes=FIRST, dies=_all_are_in, contributes=True, **GONE),
-    "stopped": Fault(lambda j, r: j.stop(r, 0, SLOW), **AWAY),
+    "stopped": Fault(lambda j, r: j.stop(r, SLOW), **AWAY),
     "slow": Fault(computes=SLOW, contributes=False),
     "slow-link": Fault(_linked(speed=0.004), _linked(speed=1.0)),
     "down-and-up": Fault(_linked(cut=True), _linked(cut=False), **AWAY),
@@ -172,7 +172,7 @@ class Job(World):
         for rank, dies in list(self._pending.items()):
             if self.before and dies(self, rank):
                 del self._pending[rank]
-                self.kill(rank, 0)
+                self.kill(rank)
 
     def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
         super().finished(rank, done, out)
