@@ -347,10 +347,8 @@ def test_rows_fill_the_packet_at_any_number_of_bits(bits: Bits) -> None:
         assert made.codes % 16 == 0
         assert made.entries == shape.entries
         assert made.entries * way == made.codes * 8
-        assert made.rows * made.codes == pytest.approx(made.numel * way / 8, rel=0.05)
     assert max(shape.codes, shape.results.codes) == 1408
-    assert shape.rows * shape.entries >= shape.numel
-    assert shape.rows * shape.entries - shape.numel < 0.05 * shape.numel
+    assert 0 <= shape.rows * shape.entries - shape.numel < 0.05 * shape.numel
 
 
 def test_bits_have_numbers() -> None:
