@@ -307,13 +307,12 @@ def test_times_to_gloos_loss() -> None:
 def test_every_packet_has_gone_somewhere_and_one_too_many_or_too_few_shows(
     change: dict[str, int], difference: int
 ) -> None:
-    def stats(sent: int, verdicts: dict[str, int], drops: dict[str, int]) -> dict[str, Any]:
-        """One rank of two, as ``report.snapshot`` has it; ``verdicts`` there include the drops."""
-        return {"sent": {"0": {"packets": sent}}, "verdicts": {**verdicts, **drops}, "drops": drops}
-
-    ranks = [
-        stats(100, {"STORED": 40, "ADDED": 30, "RESULT_TAKEN": 15, "CONTROL_PASSED": 5}, {"LATE": 2, "DUPLICATE": 1}),
-        stats(90, {"STORED": 60, "RESULT_TAKEN": 33, "CONTROL_PASSED": 2}, {}),
+    drops = {"LATE": 2, "DUPLICATE": 1}
+    taken = {"STORED": 40, "ADDED": 30, "RESULT_TAKEN": 15, "CONTROL_PASSED": 5}
+    few = {"STORED": 60, "RESULT_TAKEN": 33, "CONTROL_PASSED": 2}
+    ranks = [  # of two, as ``report.snapshot`` has them; verdicts there include the drops
+        {"sent": {"0": {"packets": 100}}, "verdicts": taken | drops, "drops": drops},
+        {"sent": {"0": {"packets": 90}}, "verdicts": few, "drops": {}},
     ]
     right = {"lost_on_purpose": 4, "duplicated": 6, "lost_in_queues": 3, "socket_drops": 1}
     whole = balance(ranks, **(right | change))

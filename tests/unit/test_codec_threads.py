@@ -87,28 +87,24 @@ def test_an_error_comes_out_after_all_have_ended() -> None:
         assert over.is_set()
 
 
+def averages(threads: int, bits: Bits) -> list[NDArray[np.float32]]:
+    """Of a job of two ranks: a cold step, one with what that has left unsaid, and what is left then."""
+    inputs = gradients("C", 2, 1408 * 64 * 40 + 5, 1)
+    residuals = [np.zeros_like(x) for x in inputs]
+
+    def average(communicator: Communicator) -> NDArray[np.float32]:
+        rank = communicator.config.rank
+        data, handling = inputs[rank] + residuals[rank], Handling(residual=residuals[rank])
+        outcome = launch(communicator, data, out := np.empty_like(data), handling=handling).result(PATIENCE)
+        assert (outcome.delivered, len(communicator.job.threads)) == (outcome.expected, threads)
+        return out
+
+    with team(2, patient(codec_threads=threads, bits=bits), cookie=11) as job:
+        found = [*job.each(average), *job.each(average), *residuals]
+    assert all(r.any() for r in residuals)
+    return found
+
+
 @pytest.mark.parametrize("bits", [8, (4, 8)])
 def test_the_bits_are_those_of_one_thread(bits: Bits) -> None:
-    """A job of three codec threads a rank beside one of one: a cold step, and one with what that has left unsaid."""
-    inputs = gradients("C", 2, 1408 * 64 * 40 + 5, 1)
-    results = []
-    for threads in (1, 3):
-        with team(2, patient(codec_threads=threads, bits=bits), cookie=11) as job:
-            assert [len(c.job.threads) for c in job.communicators] == [threads] * 2
-            residuals, out = [np.zeros_like(x) for x in inputs], []
-            for _ in range(2):
-                data = [x + r for x, r in zip(inputs, residuals, strict=True)]
-                out += job.each(lambda c, d=data, r=residuals: _averaged(c, d, r))
-            results.append([*out, *residuals])
-            assert all(r.any() for r in residuals)
-    np.testing.assert_array_equal(*results)
-
-
-def _averaged(
-    communicator: Communicator, data: list[NDArray[np.float32]], residuals: list[NDArray[np.float32]]
-) -> NDArray[np.float32]:
-    rank = communicator.config.rank
-    out, handling = np.empty_like(data[rank]), Handling(residual=residuals[rank])
-    outcome = launch(communicator, data[rank], out, handling=handling).result(PATIENCE)
-    assert outcome.delivered == outcome.expected
-    return out
+    np.testing.assert_array_equal(averages(3, bits), averages(1, bits))
