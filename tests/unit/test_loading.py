@@ -7,6 +7,7 @@ import logging
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,25 +19,12 @@ from tailbound.kernel.linear import linear_bytes, linear_of
 from tailbound.transport.config import row_width
 
 
-def interrupted(times: int) -> Any:
-    """bpf(2) whose verifier a signal interrupts so often, then a descriptor."""
-    calls = iter(range(times + 1))
-
-    def bpf(*_: Any) -> tuple[int, bytes]:
-        if next(calls) < times:
-            raise OSError(errno.EAGAIN, "interrupted")
-        return 77, b""
-
-    return bpf
-
-
-def test_signals_during_verification_are_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syscalls, "_bpf", interrupted(9))
+def test_signals_during_verification_are_no_refusal_unless_they_do_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bpf(2), whose verifier a signal interrupts so often, then a descriptor."""
+    interrupted = OSError(errno.EAGAIN, "interrupted")
+    monkeypatch.setattr(syscalls, "_bpf", Mock(side_effect=[*[interrupted] * 9, (77, b"")]))
     assert syscalls.prog_load(bytes(16), name="x") == 77
-
-
-def test_signals_without_end_are_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(syscalls, "_bpf", interrupted(1 << 60))
+    monkeypatch.setattr(syscalls, "_bpf", Mock(side_effect=interrupted))
     monkeypatch.setattr(syscalls, "_PATIENCE_S", 0.0)
     with pytest.raises(syscalls.VerifierError) as caught:
         syscalls.prog_load(bytes(16), name="x")
@@ -48,10 +36,8 @@ def test_signals_without_end_are_a_refusal(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (True, True, True, True, ["bcc", "clang"]),
         (True, False, True, True, ["clang"]),  # BCC without headers does not stand in front of a clang that works
-        (True, True, True, False, ["bcc"]),
         (False, False, True, True, ["clang"]),
         (True, False, True, False, "headers"),
-        (True, False, False, False, "headers"),
         (False, True, True, False, "libbpf-dev"),
         (False, False, False, False, "neither"),
     ],
@@ -158,13 +144,10 @@ def test_which_clang(there: dict[str, int], chosen: str | None, monkeypatch: pyt
     ("driver", "mtu", "width"),
     [
         ("veth", 9000, 3392),
-        ("mlx5_core", 3498, 3392),
         ("mlx5_core", 1500, 1408),
         ("ice", 9000, 2944),  # a frame of 3498 bytes would come in two pieces
         ("i40e", 3000, 2880),
         ("fsl_enetc", 1500, 1344),
-        ("virtio_net", 9000, 3392),
-        ("nobody_knows", 9000, 3392),
         (None, 9000, 3392),
     ],
 )
@@ -202,9 +185,6 @@ def test_drivers_of_the_table_have_native_xdp() -> None:
     assert set(linear.DRIVERS) - later <= NATIVE_DRIVERS
 
 
-FOUND = pin.Settings(*("eth0", 7400, 1408, 64, 64), prog_id=12, vlan=0, signature="", tagged=False, ipv6=False, index=8)
-
-
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """In place of ``/run/tailbound``; this user may be anybody."""
@@ -227,34 +207,6 @@ def test_maps_are_never_there_without_the_link_that_makes_them_move(root: Path, 
     """Who finds all maps of a further program takes it for attached, and a crash may come after any pin."""
     pin.add("eth0", "tb_fanout", {"fanout": 3, "fanout_peers": 4}, 5, 0)
     assert pinned == ["tb_fanout_link", "fanout", "fanout_peers"]
-
-
-def test_pins_of_a_device_that_has_another_name_now_are_no_leftovers(
-    root: Path, pinned: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    places = iter((7, 9, 0, 8))
-    monkeypatch.setattr(net, "device_of", lambda name: net.Device(name, 0))
-    monkeypatch.setattr(net, "index_of", lambda _: 8)
-    monkeypatch.setattr(pin, "_index_of", lambda _: next(places))
-
-    def name_of(index: int) -> str:
-        if index != 7:
-            raise OSError("no such device")
-        return "lan0"
-
-    monkeypatch.setattr(pin.socket, "if_indextoname", name_of)
-    pin._pins("eth0").mkdir()
-    with pytest.raises(AttachError, match="on lan0 now: run `tailbound detach eth0` once no job uses it"):
-        pin._pin(FOUND, {"control": 3}, 4, 0)
-    with pytest.raises(AttachError, match="on a device of another network namespace now"):
-        pin._pin(FOUND, {"control": 3}, 4, 0)
-    assert pin._pins("eth0").is_dir()
-    assert pinned == []
-    for _ in ("its device is gone", "it is on this one"):
-        pinned.clear()
-        pin._pin(FOUND, {"control": 3}, 4, 0)
-        assert pinned == ["control", "link"]
-        assert pin._settings_file("eth0").exists()
 
 
 def test_two_first_attaches_mount_one_file_system(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
