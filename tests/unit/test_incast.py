@@ -67,30 +67,28 @@ def test_a_loss_that_is_just_tolerated_belongs_to_the_floor_however_many_ops_it_
     assert incast.floor == pytest.approx(0.001 * 8 / 256)
 
 
-@pytest.mark.parametrize("at", [2, 4, 8])
-def test_a_fall_was_for_nothing_at_the_first_op_that_loses_more_than_seven_tenths_as_before(at: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "loss", "then", "taken", "floor"),
+    [
+        *((100, 0.5, [0.35] * less + [0.36], 5, 0.5) for less in (1, 3, 7)),
+        (100, 0.5, [0.35] * 8, 3, 0.2 + (0.35 - 0.2) * 8 / 256),
+        (10, 0.1, [0.1] * 7 + [0.0], 5, 0.1),
+    ],
+    ids=[
+        *(f"it was for nothing where op {op} loses more than seven tenths as before" for op in (2, 4, 8)),
+        "it has helped where seven tenths of the loss are left",
+        "it was for nothing where one row of few says little",
+    ],
+)
+def test_whether_a_fall_has_helped(rows: int, loss: float, then: list[float], taken: int, floor: float) -> None:
+    """``then``: what each op loses after one of eight that lost ``loss``."""
     incast = Incast(5)
-    assert feed(incast, 8, 0.5, rows=100) == 3
-    incast.floor = 0.2
-    assert feed(incast, at - 1, 0.35, rows=100) == 3
-    assert feed(incast, 1, 0.36, rows=100) == 5
-    assert incast.floor == 0.5
-
-
-def test_a_fall_that_leaves_seven_tenths_of_the_loss_has_helped() -> None:
-    incast = Incast(5)
-    assert feed(incast, 8, 0.5, rows=100) == 3
-    incast.floor = 0.2
-    assert feed(incast, 8, 0.35, rows=100) == 3
-    assert incast.floor == pytest.approx(0.2 + (0.35 - 0.2) * 8 / 256)
-
-
-def test_one_row_of_few_says_little() -> None:
-    incast = Incast(5)
-    assert feed(incast, 8, 0.1, rows=10) == 3
-    assert feed(incast, 7, 0.1, rows=10) == 3
-    assert feed(incast, 1, 0.0, rows=10) == 5
-    assert incast.floor == pytest.approx(0.1)
+    assert feed(incast, 8, loss, rows) == 3
+    incast.floor = 0.2 if rows == 100 else incast.floor
+    for lost in then[:-1]:
+        assert feed(incast, 1, lost, rows) == 3
+    assert feed(incast, 1, then[-1], rows) == taken
+    assert incast.floor == pytest.approx(floor)
 
 
 @pytest.mark.parametrize(("rows", "most"), [(500, 0.12), (3500, 0.04)])
