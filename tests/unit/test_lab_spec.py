@@ -6,11 +6,16 @@ import signal
 import threading
 from collections.abc import Callable
 from itertools import islice, repeat
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from tailbound.errors import ConfigError
 from tailbound.settings.kinds import parse_rate
+from tailbound_lab.lab import inject
+from tailbound_lab.lab.faults import Fault
 from tailbound_lab.lab.spec import Burst, LabSpec, Straggler, parse_burst, parse_probability, parse_straggler
 from tailbound_lab.lab.straggler import ENVIRONMENT, Freezer, run_times, step_delay
 
@@ -84,3 +89,16 @@ def test_running_times_follow_the_seed_and_the_mean() -> None:
 
     assert times(1, 50) == times(1, 50) != times(2, 50)
     assert sum(times(3, 4000)) / 4000 == pytest.approx(0.160, rel=0.05)
+
+
+def test_a_packet_between_two_workers_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both cables saw it, and 5 % of loss were told as 2.58 %."""
+    counts = {"seen": 1000, "lost": 25}
+    monkeypatch.setattr(inject, "FaultProgram", lambda: Mock(counts=lambda: counts))
+    monkeypatch.setattr(inject.namespaces, "call", lambda *_, **__: None)
+    cables = [SimpleNamespace(rank=rank) for rank in range(2)]
+    topology: Any = SimpleNamespace(cables=cables, cable_ends=lambda *_: [("", ""), ("", "")])
+    made = inject.Injector(topology, Fault(loss=0.05), 1)
+    assert str(made.counts(link=inject.LINKS[0])) == (
+        "of 2000 packets 100 lost (5.00 %); 0 duplicated, 0 corrupted, 0 reordered"
+    )
