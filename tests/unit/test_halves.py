@@ -45,14 +45,7 @@ class Stage(OpWorld):
             begin(self.half, due - 50 * MS, 50 * MS, 500 * MS)
 
     def see(self, progress: int, left: int, *, finished: bool = False, repairing: bool = False, word: int = 0) -> None:
-        """What has come and what is missing, in rows; whether rank 1 has finished, and whether it is to answer.
-
-        Args:
-            progress, left: results that are in, and missing.
-            finished: rank 1 has.
-            repairing: rows that were asked for may still come.
-            word: since when it leaves a question open, ns.
-        """
+        """In rows what has come and is missing; whether rank 1 has finished, or is to answer; its open question, ns."""
         self._shares[1] = self.op.rows = progress + left
         self.own_record["results_in"] = progress
         self.marks("published", LABEL, [1] if finished else [])
