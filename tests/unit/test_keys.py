@@ -241,12 +241,12 @@ def test_no_turn_comes_near_another_change_of_keys() -> None:
 def test_who_comes_back_has_the_keys_of_the_others() -> None:
     """Those of a turn that was foreseen and did not come are in force no longer than they may be needed."""
     made, late = ring(0, LONG)[0], KeyRing(MASTER, 7, 64, 300, LONG, turns=1)
-    made.foresee(1)
-    made.foresee(0)
-    assert in_force(made) == {made.now.tobytes(), made.of(0, 1).tobytes()}
     for step in range(1, 301):
         made.advance(step, int(step >= 200))
     assert made.now.tobytes() == late.now.tobytes()
     assert made.epoch == late.epoch == 1
+    made.foresee(2)
+    made.foresee(1)
+    assert in_force(made) == {made.now.tobytes(), made.of(300, 2).tobytes()}
     made.advance(1000, 1)
     assert made.now.tobytes() == KeyRing(MASTER, 7, 64, 1000, LONG, turns=1).now.tobytes()
