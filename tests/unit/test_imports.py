@@ -44,8 +44,10 @@ def imports_of(source: str, module: str, *, is_package: bool = False) -> Iterato
             yield from (f"{stem}.{alias.name}" for alias in node.names)
 
 
-def module_graph(root: Path) -> dict[str, set[str]]:
-    """Modules of the packages below ``root`` and the modules of them that each imports."""
+@pytest.fixture(scope="module")
+def graph(repository: Path) -> dict[str, set[str]]:
+    """Modules of the packages and the modules of them that each imports."""
+    root = repository / "host_lib"
     files = {}
     for path in sorted(p for name in ("tailbound", "tailbound_lab") for p in (root / name).rglob("*.py")):
         if "_assets" in path.parts:
@@ -69,19 +71,6 @@ def package_of(module: str) -> str:
     return first if first in LEVEL and first not in {"cli", "__init__"} else top
 
 
-def package_graph(graph: dict[str, set[str]]) -> dict[str, set[str]]:
-    packages: dict[str, set[str]] = {}
-    for module, others in graph.items():
-        here = package_of(module)
-        packages.setdefault(here, set()).update(package_of(o) for o in others if package_of(o) != here)
-    return packages
-
-
-@pytest.fixture(scope="module")
-def graph(repository: Path) -> dict[str, set[str]]:
-    return module_graph(repository / "host_lib")
-
-
 def test_imports_go_one_way(graph: dict[str, set[str]]) -> None:
     assert {package_of(m) for m in graph} <= set(LEVEL)
     assert len(graph) > 20
@@ -90,7 +79,11 @@ def test_imports_go_one_way(graph: dict[str, set[str]]) -> None:
 
 
 def test_neither_packages_nor_modules_import_in_a_circle(graph: dict[str, set[str]]) -> None:
-    for each in (package_graph(graph), graph):
+    packages: dict[str, set[str]] = {}
+    for module, others in graph.items():
+        here = package_of(module)
+        packages.setdefault(here, set()).update({package_of(other) for other in others} - {here})
+    for each in (packages, graph):
         tuple(TopologicalSorter(each).static_order())  # or an error with the circle
 
 
@@ -99,8 +92,9 @@ def test_the_schema_needs_the_standard_library_only(graph: dict[str, set[str]]) 
     assert graph["tailbound.errors"] == set()
 
 
-def private_names(root: Path) -> list[str]:
-    """Imports of the laboratory that take a private name of the product, or one that its module does not export."""
+def test_the_laboratory_uses_public_names(repository: Path) -> None:
+    """It takes no private name of the product, and none that its module does not export."""
+    root = repository / "host_lib"
     found = []
     for path in sorted((root / "tailbound_lab").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -112,11 +106,7 @@ def private_names(root: Path) -> list[str]:
                 hidden = exported is not None and f'"{alias.name}"' not in exported[1]
                 if alias.name.startswith("_") or hidden:
                     found.append(f"{path.relative_to(root)}: {node.module}.{alias.name}")
-    return found
-
-
-def test_the_laboratory_uses_public_names(repository: Path) -> None:
-    assert private_names(repository / "host_lib") == []
+    assert found == []
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------

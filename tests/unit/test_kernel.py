@@ -114,33 +114,26 @@ def test_what_carries_the_frames_of_an_interface(
 RECORD = 8 + _RECORD.size
 
 
-@pytest.fixture
-def ring(monkeypatch: pytest.MonkeyPatch) -> tuple[EventRing, list[tuple[int, bytes]]]:
-    """A ring of a page, and what becomes visible with each barrier, in order: (place, bytes)."""
-    made = EventRing.__new__(EventRing)
-    made._their = bytearray(mmap.PAGESIZE * 3)
-    made._mask = mmap.PAGESIZE - 1
-    made._consumed, made._produced = np.zeros(1, np.uint64), np.zeros(1, np.uint64)
-    shown: list[tuple[int, bytes]] = []
-
-    def acquire() -> None:
-        place, data = shown.pop(0)
-        made._their[mmap.PAGESIZE + place : mmap.PAGESIZE + place + len(data)] = data
-
-    monkeypatch.setattr(events, "_acquire", acquire)
-    return made, shown
-
-
-def test_heads_and_records_are_no_older_than_the_position(ring: tuple[EventRing, list[tuple[int, bytes]]]) -> None:
+def test_heads_and_records_are_no_older_than_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head of 0 from before the position moved would put the consumer out of step for good.
 
     One that is being written waits.
     """
-    made, shown = ring
+    made = EventRing.__new__(EventRing)
+    made._their = bytearray(mmap.PAGESIZE * 3)
+    made._mask = mmap.PAGESIZE - 1
+    made._consumed, made._produced = np.zeros(1, np.uint64), np.zeros(1, np.uint64)
+    shown: list[bytes] = []  # by each barrier
+
+    def acquire() -> None:
+        data = shown.pop(0)
+        made._their[mmap.PAGESIZE : mmap.PAGESIZE + len(data)] = data
+
+    monkeypatch.setattr(events, "_acquire", acquire)
     assert made.drain() == []
     heads = b"".join(_HEAD.pack(_RECORD.size | busy) + bytes(4 + _RECORD.size) for busy in (0, 0, 1 << 31))
     whole = b"".join(_HEAD.pack(_RECORD.size) + bytes(4) + _RECORD.pack(1, op, 9) for op in (5, 6))
-    shown += [(0, heads), (0, whole)]
+    shown += [heads, whole]
     made._produced[0] = 3 * RECORD
     assert made.drain() == [(1, 5, 9), (1, 6, 9)]
     assert made._consumed[0] == 2 * RECORD
