@@ -247,23 +247,15 @@ def traffic(bound: UdpSocket, link: float, **more: Any) -> FlowControl:
     return FlowControl(job, datapath, link, **more)
 
 
-@pytest.mark.parametrize(
-    ("link", "drained", "pace"),
-    [(1.25e9, 0, 1.25e9), (0.0, 0, 1.25e8), (1.25e9, 1e8, 1e8), (1e8, 1e9, 1e8), (0.0, 3e9, 3e9)],
-)
-def test_the_pace_is_the_links_speed_or_what_was_measured_if_that_is_less(
-    bound: UdpSocket, link: float, drained: float, pace: float
-) -> None:
-    found = traffic(bound, link)
-    found.queue.drained = drained
-    assert found.pace == found.snapshot()["pace"] == pace
-
-
 def test_a_driver_that_says_10_mbit_s_is_not_believed(bound: UdpSocket) -> None:
     """Every burst was one packet then. A user's word is taken."""
     for link, more, packets, most in ((1.25e6, {}, 44, 0), (1.25e7, {}, 4, 0), (1.25e6, {"given": True}, 1, 1.25e6)):
-        pacer = traffic(bound, link, **more).queue.pacer
-        assert (pacer.largest(1472), pacer.link.most) == (packets, most)
+        flow = traffic(bound, link, **more)
+        assert (flow.queue.pacer.largest(1472), flow.queue.pacer.link.most) == (packets, most)
+        assert flow.pace == link
+        flow.queue.drained = 1e6
+        assert flow.pace == flow.snapshot()["pace"] == 1e6
+    assert traffic(bound, 0.0).pace == 1.25e8
 
 
 @pytest.mark.parametrize("limited", [1, 2])
@@ -342,32 +334,17 @@ def test_the_wait_in_own_queues_is_no_part_of_a_round_trip_and_no_loss(by: Any, 
     assert prober.left(3, 0, 0, LOST + waits, False)
 
 
-def test_one_is_on_the_way_and_the_next_follows_after_some_bytes() -> None:
-    prober, states = make()
-    assert prober.left(3, 0, 0, 0, False)
-    prober.packet(3, 0)
-    assert not prober.left(3, 10 * EVERY, 1300, MS, False)
-    assert prober.left(0, 0, 0, MS, False)
-    assert prober.collect(MS) == []
-    states["rtt_ns"][3] = 400_000
-    assert prober.collect(MS) == [Echo(3, 400_000, 400_000, EVERY, 0.0)]
-    assert prober.collect(MS) == []
-    assert prober.left(3, 0, 0, 2 * MS, False)
-    prober.packet(3, 2 * MS)
-    states["rtt_ns"][3] = 500_000
-    assert prober.collect(3 * MS) == [Echo(3, 500_000, 500_000, 10 * EVERY, 0.0)]
-    assert not prober.left(3, EVERY - 1, 130, 4 * MS, False)
-    assert prober.left(3, 0, 0, 4 * MS, True)
-    assert prober.by == "kernel"
-
-
 def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next() -> None:
     """The next echo tells the marks of both intervals."""
     prober, states = make()
     prober.packet(3, 0)
     states["rtt_ns"][3] = MS
-    prober.collect(MS)
-    assert prober.left(3, EVERY, 99, 0, False)
+    assert prober.by == "nobody"
+    assert prober.collect(MS) == [Echo(3, MS, MS, EVERY, 0.0)]
+    assert prober.by == "kernel"
+    assert not prober.left(3, EVERY - 1, 99, 0, False)
+    assert prober.left(3, 0, 0, 0, True), "it is limited"
+    assert prober.left(3, 1, 0, 0, False)
     prober.packet(3, 0)
     assert not prober.left(3, EVERY, 99, LOST - 1, False)
     assert prober.left(3, 0, 0, LOST, False)
