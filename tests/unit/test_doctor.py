@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import grp
 import json
-import os
 import struct
 from pathlib import Path
 
 import pytest
 
-from tailbound.doctor import facts, interfaces, report
+from tailbound.doctor import facts, interfaces
 from tailbound.doctor.verdict import ONE_RANK, _occupied, choose
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool, net, pin
@@ -175,15 +173,6 @@ def test_what_is_no_obstacle_is_a_note(changed: dict, words: str) -> None:
 def test_what_is_there_is_no_note(facts_changed: dict, link_changed: dict) -> None:
     verdict = choose(machine(**facts_changed), link(**link_changed))
     assert (verdict.datapath, verdict.notes) == ("xdp", (ONE_RANK,))
-
-
-def test_the_group_that_may_train_is_in_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "getgid", lambda: 65534)
-    assert report._group_option() == f"--group {grp.getgrgid(65534).gr_name}"
-    monkeypatch.setattr(os, "getgid", lambda: 4123456)
-    assert report._group_option() == "--group 4123456"
-    monkeypatch.setattr(os, "getgid", lambda: 0)
-    assert report._group_option() == ""
 
 
 class Nic:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import logging
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -195,16 +197,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return pin.ROOT
 
 
-@pytest.fixture
-def pinned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the pins that are made."""
-    made: list[str] = []
-    monkeypatch.setattr(pin.syscalls, "obj_pin", lambda fd, path: made.append(Path(path).name))
-    return made
-
-
-def test_maps_are_never_there_without_the_link_that_makes_them_move(root: Path, pinned: list[str]) -> None:
+def test_maps_are_never_there_without_the_link_that_makes_them_move(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Who finds all maps of a further program takes it for attached, and a crash may come after any pin."""
+    pinned: list[str] = []
+    monkeypatch.setattr(pin.syscalls, "obj_pin", lambda fd, path: pinned.append(Path(path).name))
     pin.add("eth0", "tb_fanout", {"fanout": 3, "fanout_peers": 4}, 5, 0)
     assert pinned == ["tb_fanout_link", "fanout", "fanout_peers"]
 
@@ -213,22 +211,18 @@ def test_two_first_attaches_mount_one_file_system(root: Path, monkeypatch: pytes
     """One over the other would hide what is pinned in that."""
     mounted: list[str] = []
 
-    class Libc:
-        @staticmethod
-        def mount(*_: object) -> int:
-            threading.Event().wait(0.2)  # the other one has time to see that nothing is mounted yet
-            mounted.append("bpf")
-            return 0
+    def mount(*_: object) -> int:
+        threading.Event().wait(0.2)  # the other one has time to see that nothing is mounted yet
+        mounted.append("bpf")
+        return 0
 
-    monkeypatch.setattr(pin, "_libc", Libc)
+    monkeypatch.setattr(pin, "_libc", SimpleNamespace(mount=mount))
     monkeypatch.setattr(pin.os.path, "ismount", lambda _: bool(mounted))
     pin.bpffs().rmdir()
     root.rmdir()
-    both = [threading.Thread(target=pin.mount) for _ in range(2)]
-    for thread in both:
-        thread.start()
-    for thread in both:
-        thread.join()
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(pin.mount) for _ in range(2)]:
+            done.result()
     assert mounted == ["bpf"]
     assert pin.bpffs().is_dir()
 
