@@ -124,33 +124,22 @@ def in_force(made: KeyRing) -> set[bytes]:
     return {key.tobytes() for key in made.both}
 
 
-def test_two_keys_are_in_force_and_the_next_lies_ready() -> None:
-    made, installed = ring()
-    for step in range(5 * PERIOD):
-        made.advance(step)
-        epoch = step // PERIOD
-        assert made.now is made.of(step)
-        assert made.now is made.both[epoch & 1]
+@pytest.mark.parametrize(
+    "since", [0, STEP_MASK + 1 - 2 * PERIOD], ids=["in the first epochs", "where labels begin anew"]
+)
+def test_two_keys_are_in_force_and_the_next_lies_ready(since: int) -> None:
+    made, installed = ring(since)
+    for at in range(since, since + 5 * PERIOD):
+        made.advance(at & STEP_MASK)
+        epoch = at // PERIOD
+        assert made.now is made.of(at & STEP_MASK) is made.both[epoch & 1]
         assert made.now[2] == EPOCH_BIT * (epoch & 1)
-        for near in range(max(0, step - PERIOD // 2), step + PERIOD // 2):
-            assert made.of(near).tobytes() in in_force(made), (step, near)
-    assert installed == [0, 1, 2, 3, 4, 5][: len(installed)]
-    assert len(installed) == 6
-    made.advance(3)  # a word of an older step changes nothing
-    assert made.at == 5 * PERIOD - 1
-
-
-def test_epochs_go_on_where_labels_begin_anew() -> None:
-    wrap = STEP_MASK + 1
-    made, _ = ring(wrap - 2)
-    before = made.now.tobytes()
-    for step in (STEP_MASK, 0, 1):
-        made.advance(step)
-    assert made.at == wrap + 1
-    first, _ = ring()
-    assert made.now.tobytes() not in (first.now.tobytes(), before)
-    assert made.of(STEP_MASK).tobytes() == before
-    assert in_force(made) == {before, made.now.tobytes()}
+        for near in range(max(0, at - PERIOD // 2), at + PERIOD // 2):
+            assert made.of(near & STEP_MASK).tobytes() in in_force(made), (at, near)
+    assert sorted(installed)[-5:] == [since // PERIOD + i for i in range(1, 6)]
+    assert made.now.tobytes() not in in_force(ring()[0])
+    made.advance(at - 3 & STEP_MASK)  # a word of an older step changes nothing
+    assert made.at == at
 
 
 def test_stamps_rise_and_count_once() -> None:

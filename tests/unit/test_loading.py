@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,60 +60,46 @@ def test_candidates(
         compiling.candidates()
 
 
-def given(monkeypatch: pytest.MonkeyPatch, error: CapabilityError) -> list[str]:
-    """Both compilers are there, and BCC fails; returns who has been tried."""
-    tried: list[str] = []
-
-    def compiled(*arguments: Any) -> bytes:
-        tried.append(arguments[4])
-        if arguments[4] == "bcc":
-            raise error
-        return b""
-
-    monkeypatch.setattr(load.built, "find", lambda *_: None)
-    monkeypatch.setattr(load, "candidates", lambda: ["bcc", "clang"])
-    monkeypatch.setattr(load, "compile_program", compiled)
-    monkeypatch.setattr(load, "_into_kernel", lambda *_: 5)
-    return tried
-
-
-def test_a_compiler_that_fails_is_followed_by_the_other(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tried = given(monkeypatch, CapabilityError("bcc failed with 1\nand so on"))
-    with caplog.at_level(logging.WARNING, "tailbound"):
-        assert load.load("worker.bpf.c", load.WORKER, {}, (), {}, "auto") == 5
-    assert tried == ["bcc", "clang"]
-    assert "by bcc cannot be had, trying clang: bcc failed with 1" in caplog.text
-    assert "and so on" not in caplog.text
-
-
-def test_no_compiler_makes_up_for_missing_privileges(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = given(monkeypatch, load._Powerless("no"))
-    with pytest.raises(CapabilityError, match="no"):
-        load.load("worker.bpf.c", load.WORKER, {}, (), {}, "auto")
-    assert tried == ["bcc"]
-
-
 @pytest.mark.parametrize(
-    ("built", "compilers", "tried"),
+    ("ways", "refused", "tried"),
     [
-        (True, ["clang"], ["object", "clang"]),  # an object that the kernel refuses is followed by who is there
-        (True, [], ["object"]),
-        (False, ["bcc", "clang"], ["bcc", "clang"]),
+        (["bcc", "clang"], CapabilityError("bcc failed with 1\nand so on"), ["bcc", "clang"]),
+        (["object", "clang"], CapabilityError("the kernel refused it"), ["object", "clang"]),
+        (["object"], None, ["object"]),
+        (["bcc", "clang"], load._Powerless("no"), ["bcc"]),
     ],
-)
-def test_objects_come_before_compilers(
-    built: bool, compilers: list[str], tried: list[str], monkeypatch: pytest.MonkeyPatch
+    ids=[
+        "a compiler that fails is followed by the other", "an object comes first, and is followed by who is there",
+        "an object needs no compiler", "no compiler makes up for missing privileges",
+    ],
+)  # fmt: skip
+def test_what_a_program_comes_from(
+    ways: list[str], refused: Exception | None, tried: list[str], monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    def candidates() -> list[str]:
-        if not compilers:
-            raise CapabilityError("neither BCC nor clang")
-        return compilers
+    """``refused``: what becomes of the first of ``ways``."""
+    found: list[str] = []
 
-    monkeypatch.setattr(load.built, "find", lambda *_: b"" if built else None)
+    def candidates() -> list[str]:
+        if ways == ["object"]:
+            raise CapabilityError("neither BCC nor clang")
+        return ways[ways[0] == "object" :]
+
+    def into_kernel(code: bytes, *_: Any) -> int:
+        found.append(code.decode())
+        if refused is not None and len(found) == 1:
+            raise refused
+        return 5
+
+    monkeypatch.setattr(load.built, "find", lambda *_: b"object" if "object" in ways else None)
     monkeypatch.setattr(load, "candidates", candidates)
-    assert load._sources("worker.bpf.c", {}, (), "auto", "xdp") == tried
+    monkeypatch.setattr(load, "compile_program", lambda *arguments: arguments[4].encode())
+    monkeypatch.setattr(load.objects, "link", lambda code, *_: code)
+    monkeypatch.setattr(load, "_into_kernel", into_kernel)
+    with pytest.raises(load._Powerless) if len(tried) < len(ways) else contextlib.nullcontext():
+        assert load.load("worker.bpf.c", load.WORKER, {}, (), {}, "auto") == 5
+    assert found == tried
+    said = f"by {ways[0]} cannot be had, trying clang: {str(refused).splitlines()[0]}\n"
+    assert (said in caplog.text) == (len(tried) > 1)
 
 
 def test_a_node_with_neither_is_told_what_helps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
