@@ -38,20 +38,6 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[Drop], None]:
     return install
 
 
-def refusals(ranks: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What each of ``ranks`` communicators says, of which none comes about."""
-    monkeypatch.setattr(hello, "LIMIT", 500 * MS)
-    store = MemoryStore()
-
-    def join(rank: int) -> str:
-        with pytest.raises(TransportError) as error:
-            Communicator(store, Config(**patient(rank=rank, ranks=ranks)), datapath="udp").close()
-        return str(error.value)
-
-    with ThreadPoolExecutor(ranks) as threads:
-        return list(threads.map(join, range(ranks)))
-
-
 @pytest.mark.parametrize(
     ("ranks", "drop", "lines"),
     [
@@ -69,7 +55,17 @@ def test_who_does_not_hear_whom_is_named_by_all(
     lose: Callable[[Drop], None], monkeypatch: pytest.MonkeyPatch, ranks: int, drop: Drop, lines: list[str]
 ) -> None:
     lose(drop)
-    for rank, said in enumerate(refusals(ranks, monkeypatch)):
+    monkeypatch.setattr(hello, "LIMIT", 500 * MS)
+    store = MemoryStore()
+
+    def refusal(rank: int) -> str:
+        with pytest.raises(TransportError) as error:
+            Communicator(store, Config(**patient(rank=rank, ranks=ranks)), datapath="udp").close()
+        return str(error.value)
+
+    with ThreadPoolExecutor(ranks) as threads:
+        refusals = list(threads.map(refusal, range(ranks)))
+    for rank, said in enumerate(refusals):
         first, *found, last = said.splitlines()
         assert first == f"rank {rank}: UDP does not pass between all ranks, let firewalls pass it:"
         assert len(found) == len(lines)
