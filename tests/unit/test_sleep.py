@@ -32,40 +32,31 @@ class Sleeper:
     """A transport thread on a clock that only its waits move; ``held_up`` is added to the wait of that number."""
 
     def __init__(self, *, ops: bool = False, held_up: dict[int, int] | None = None) -> None:
-        self.now, self.waits = NOW, list[int]()
+        self.now, self.waits, self.wanted, self.late = NOW, list[int](), set[int](), list[int]()
         self._held_up = held_up or {}
         self.thread: Any = Transpose.__new__(Transpose)
+        self.queue = SimpleNamespace(full=set(), again=0, pump=lambda now: None)
         self.thread.job = SimpleNamespace(
-            now=lambda: self.now,
-            flow=SimpleNamespace(queue=SimpleNamespace(full=set(), again=0)),
-            sender=SimpleNamespace(deferred=()),
-            overtime=SimpleNamespace(woke=lambda late, held_up: None, turned=lambda run_queue: None, held_up=0),
-        )
-        self.wanted = set[int]()  # sockets in which there is to be room
+            now=lambda: self.now, flow=SimpleNamespace(queue=self.queue), sender=SimpleNamespace(deferred=()),
+            overtime=SimpleNamespace(woke=lambda late, held_up: self.late.append(late), held_up=0),
+        )  # fmt: skip
         self.thread._waiter = SimpleNamespace(
-            want_room=self.wanted.update, wait=self._wait, readable=lambda fd: fd in self.readable, woken=NOW
+            want_room=self.wanted.update, wait=self._wait, readable=lambda fd: False, woken=NOW
         )
-        self.thread._ops = {1: SimpleNamespace(encoded=False, finished=False, stirred=False)} if ops else {}
-        self.thread._stirred = lambda: any(op.stirred for op in self.thread._ops.values())
-        self.thread._holding, self.thread._run_queue = SimpleNamespace(again=0), SimpleNamespace(waited=lambda: None)
-        self.readable = set[int]()
+        self.thread._ops = {1: SimpleNamespace()} if ops else {}
+        self.thread._stirred, self.thread._holding = lambda: False, SimpleNamespace(again=0)
         self.thread._event_fd, self.thread._control_fd, self.thread._wake = EVENTS, CONTROLS, WAKE
         self.thread._silence, self.thread._owed, self.thread._awake = 0, 0, NOW
 
     def _wait(self, nanoseconds: int) -> int:
-        self.now += (0 if self.readable else max(0, nanoseconds)) + self._held_up.get(len(self.waits), 0)
+        self.now += max(0, nanoseconds) + self._held_up.get(len(self.waits), 0)
         self.waits.append(nanoseconds)
-        return len(self.readable)
+        return 0
 
     def slept(self, again: int = 0) -> int:
         """Sleeps; returns for how long, in ns."""
         self.thread._sleep(again)
         return self.now - NOW
-
-    @property
-    def unwatched(self) -> int:
-        """What the next turn finds: since when nobody has run."""
-        return int(self.now - self.thread._awake)
 
 
 @pytest.mark.parametrize(
@@ -84,77 +75,28 @@ def test_how_long_it_sleeps(ops: bool, again: int, held_up: int, slept: int, unw
     sleeper = Sleeper(ops=ops, held_up={2: held_up * MS})
     assert sleeper.slept(again) == slept * MS
     assert max(sleeper.waits, default=0) <= 100 * MS
-    assert sleeper.unwatched // MS in unwatched
+    assert (sleeper.now - sleeper.thread._awake) // MS in unwatched
 
 
-def test_what_a_rate_keeps_back_is_sent_without_a_turn_until_a_submission_is_over() -> None:
-    sleeper, pumped = Sleeper(ops=True), list[int]()
-    queue = sleeper.thread.job.flow.queue
-    queue.again = NOW + MS
-
-    def pump(now: int) -> None:
-        pumped.append(now - NOW)
-        queue.again, sleeper.thread._ops[1].stirred = now + MS, len(pumped) == 5  # by the end of a submission
-
-    queue.pump = pump
-    assert sleeper.slept() == 5 * MS
-    assert pumped == [MS * (1 + i) for i in range(5)]
-
-
-def test_a_full_socket_is_waited_for_and_filled_without_a_turn() -> None:
+@pytest.mark.parametrize(("full", "deferred"), [({0}, ()), (set(), ((1, b"?"),))])
+def test_room_in_a_full_socket_is_waited_for(full: set[int], deferred: tuple[Any, ...]) -> None:
+    """Of rows, and of a single packet behind the last of them, which waited for the next turn."""
     sleeper = Sleeper(ops=True)
-    queue = sleeper.thread.job.flow.queue
-    queue.again = NOW + MS
-
-    def pump(now: int) -> None:
-        queue.again, queue.full = 0, {0}
-
-    queue.pump = pump
-    assert sleeper.slept() == 100 * MS
-    assert sleeper.wanted == {0}
-
-
-@pytest.mark.parametrize(("due", "stirred", "slept"), [(True, False, 0), (False, True, 0), (False, False, 100)])
-def test_a_question_is_answered_without_a_turn(due: bool, stirred: bool, slept: int) -> None:
-    """``due``: what came calls for a turn; ``stirred``: the last row of an op has left behind the answer."""
-    sleeper, served = Sleeper(ops=True), list[int]()
-    sleeper.readable = {CONTROLS}
-
-    def serve(now: int) -> bool:
-        served.append(now - NOW)
-        sleeper.readable.clear()
-        sleeper.thread._owed = 0 if len(served) == 3 else now + MS  # twice more the budget does not reach
-        sleeper.thread._ops[1].stirred = stirred
-        return due
-
-    sleeper.thread._serve = serve
-    assert sleeper.slept() == slept * MS
-    assert served == ([0, MS, 2 * MS] if slept else [0])
-
-
-def test_a_question_that_found_a_full_socket_leaves_as_soon_as_there_is_room() -> None:
-    """With rows the send queue asks for room; a single packet behind the last of them waited for the next turn."""
-    sleeper, queue = Sleeper(), SimpleNamespace(full=set(), again=0, pump=lambda now: None)
-    sleeper.thread.job.sender.deferred = ((1, b"?"),)
-    sleeper.thread.job.flow.queue = queue
-    sleeper.slept()
-    assert sleeper.wanted == {0}
+    sleeper.queue.full, sleeper.thread.job.sender.deferred = full, deferred
+    assert (sleeper.slept(), sleeper.wanted) == (100 * MS, {0})
 
 
 def test_time_that_sending_takes_is_no_wait_for_a_core() -> None:
-    sleeper, late = Sleeper(ops=True), list[int]()
-    queue = sleeper.thread.job.flow.queue
-    sleeper.thread.job.overtime.woke = lambda each, held_up: late.append(each)
-    queue.again = NOW + MS
+    sleeper = Sleeper(ops=True)
+    sleeper.queue.again = NOW + MS
 
     def pump(now: int) -> None:
         sleeper.now += 4 * MS
-        queue.again = now + MS  # over before the sending was
+        sleeper.queue.again = now + MS  # over before the sending was
 
-    queue.pump = pump
+    sleeper.queue.pump = pump
     assert sleeper.slept() >= 100 * MS
-    assert late
-    assert max(late) == 0
+    assert set(sleeper.late) == {0}
     assert min(sleeper.waits) >= 0
 
 
