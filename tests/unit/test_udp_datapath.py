@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -186,43 +187,37 @@ def test_a_full_receive_buffer_is_counted(ranks: list[Rank]) -> None:
     small.path.close()
 
 
-@pytest.mark.parametrize("of", ["seal", "fence", "put_key"])
-def test_no_call_drops_the_gil(of: str) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda tables: tables.seal(7, 60, 8),
+        lambda tables: tables.fence(),
+        lambda tables: tables.put_key(1, np.ones(schema.key_bytes(64) // 8, np.uint64)),
+    ],
+)
+def test_no_call_drops_the_gil(call: Callable[[Tables], None]) -> None:
     """Another thread could keep it, and the engine would wait for that after each seal."""
-    tables = Tables(allocate(64, 64, 64))
-    key = np.ones(schema.key_bytes(64) // 8, np.uint64)
-    calls: dict[str, Callable[[], object]] = {
-        "seal": lambda: tables.seal(7, 60, 8),
-        "fence": tables.fence,
-        "put_key": lambda: tables.put_key(1, key),
-    }
+    tables, go, ran, before = Tables(allocate(64, 64, 64)), threading.Lock(), list[bool](), sys.getswitchinterval()
     buffer, source = np.zeros(64 << 20, np.uint8), np.zeros(4, np.uint32)
-    packets = buffer.ctypes.data, len(buffer), HEADER_BYTES, source.ctypes.data, 1, 0, None, 0
-    counts = tables.arrays["ledger"]["verdict"][schema.UNKNOWN_SENDER]
-    go, ran, before = threading.Lock(), list[bool](), sys.getswitchinterval()
+    # has the mutex for a million packets, some tens of ms, without the GIL
+    packets = tables.address, buffer.ctypes.data, len(buffer), HEADER_BYTES, source.ctypes.data, 1, 0, None, 0
 
     def wants_the_gil() -> None:
         with go:
             ran.append(True)
 
-    def receives() -> None:
-        """Has the mutex for a million packets, some tens of ms, without the GIL."""
-        core().waits.tb_take_in(tables.address, *packets)
-
     go.acquire()
-    threads = [threading.Thread(target=wants_the_gil), threading.Thread(target=receives)]
-    try:
-        for thread in threads:
-            thread.start()
-        await_that(counts.any, "a packet that is taken in")
-        sys.setswitchinterval(1000)  # without a request the GIL changes hands only where it is dropped
-        go.release()
-        calls[of]()
-        assert not ran
-    finally:
-        sys.setswitchinterval(before)
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor() as threads:
+        try:
+            threads.submit(wants_the_gil)
+            threads.submit(core().waits.tb_take_in, *packets)
+            await_that(tables.arrays["ledger"]["verdict"][schema.UNKNOWN_SENDER].any, "a packet that is taken in")
+            sys.setswitchinterval(1000)  # without a request the GIL changes hands only where it is dropped
+            go.release()
+            call(tables)
+            assert not ran
+        finally:
+            sys.setswitchinterval(before)
     assert ran
 
 
