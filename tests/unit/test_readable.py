@@ -7,6 +7,7 @@ import gc
 import io
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -292,15 +293,9 @@ def test_only_the_step_asked_for_and_only_while_it_stands_still(
 ) -> None:
     moment = Moment()
     change = moment.change()
+    within = {"change": change.__enter__, "leave": lambda: change.__exit__(None, None, None)}
     for name, *arguments in done:
-        if name == "change":
-            change.__enter__()
-            assert moment.changing
-        elif name == "leave":
-            change.__exit__(None, None, None)
-            assert not moment.changing
-        else:
-            getattr(moment, name)(*arguments)
+        (within.get(name) or getattr(moment, name))(*arguments)
     if isinstance(said, str):
         with pytest.raises(Refusal, match=said), moment.reading(asked, 0, or_later=later):
             pass
@@ -319,18 +314,12 @@ def test_a_reader_waits_for_the_step_and_a_change_waits_for_the_reader() -> None
             assert go_on.wait(PATIENCE)
             log.append("read")
 
-    def change() -> None:
-        moment.disturb()
-        log.append("changed")
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    moment.settle(6)
-    moment.settle(7)
-    assert inside.wait(PATIENCE)
-    changer = threading.Thread(target=change)
-    changer.start()
-    go_on.set()
-    for thread in (reader, changer):
-        thread.join(PATIENCE)
+    with ThreadPoolExecutor() as threads:
+        reader = threads.submit(read)
+        moment.settle(6)
+        moment.settle(7)
+        assert inside.wait(PATIENCE)
+        changer = threads.submit(lambda: moment.disturb() and log.append("changed"))
+        go_on.set()
+        assert [one.result(PATIENCE) for one in (reader, changer)] == [None, None]
     assert log == ["read", "changed"]
