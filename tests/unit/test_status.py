@@ -108,25 +108,36 @@ def test_the_metrics_of_all_ranks_on_a_host(tmp_path: Path) -> None:
     assert values["tailbound_sent_bytes_total", job, ("peer", "2"), ("rank", "0")] == 1000
 
 
+ROOT = status.ROOT_FOLDER
+
+
 @pytest.mark.parametrize(
-    ("environment", "uid", "expected"),
+    ("environment", "uid", "writes", "reads"),
     [
-        ({"TAILBOUND_STATUS": "/somewhere"}, 0, Path("/somewhere")),
-        ({"TAILBOUND_STATUS": "off"}, 0, None),
-        ({}, 0, status.ROOT_FOLDER),
-        ({"XDG_RUNTIME_DIR": "/run/user/7"}, 7, Path("/run/user/7/tailbound")),
-        ({"TMPDIR": "/tmp"}, 7, Path("/tmp/tailbound-7")),
+        ({"TAILBOUND_STATUS": "/somewhere"}, 0, "/somewhere", ["/somewhere"]),
+        ({"TAILBOUND_STATUS": "off"}, 0, None, []),
+        ({}, 0, ROOT, [ROOT, "1003/tailbound"]),  # and where other users do
+        ({"XDG_RUNTIME_DIR": "/run/user/7"}, 7, "/run/user/7/tailbound", ["/run/user/7/tailbound", ROOT]),
+        ({"TMPDIR": "/tmp"}, 7, "/tmp/tailbound-7", ["/tmp/tailbound-7", ROOT]),
     ],
 )
-def test_the_folder(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], uid: int, expected: Path | None
+def test_where_a_rank_writes_and_a_reader_looks(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    environment: dict[str, str],
+    uid: int,
+    writes: Any,
+    reads: list[Any],
 ) -> None:
     for name in ("TAILBOUND_STATUS", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(os, "geteuid", lambda: uid)
-    assert status.folder() == expected
+    monkeypatch.setattr(status, "USERS", tmp_path)
+    (tmp_path / "1003/tailbound").mkdir(parents=True)
+    assert status.folder() == (writes and Path(writes))
+    assert status.folders() == [tmp_path / place for place in reads]
 
 
 def test_a_writer_writes_and_takes_its_file_away_and_troubles_nobody_where_it_cannot(tmp_path: Path) -> None:
@@ -227,19 +238,6 @@ def test_files_of_others_do_not_speak_to_the_terminal() -> None:
     assert row["op"] == "[2J3.1"
     assert row["last event"].startswith("]0;xlate")
     assert len(row["last event"]) <= 40
-
-
-def test_a_reader_looks_where_its_own_user_and_root_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv("TAILBOUND_STATUS", raising=False)
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setattr(os, "geteuid", lambda: 1003)
-    assert status.folders() == [tmp_path / "tailbound", status.ROOT_FOLDER]
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(status, "USERS", tmp_path / "user")
-    (tmp_path / "user" / "1003" / "tailbound").mkdir(parents=True)
-    assert status.folders() == [status.ROOT_FOLDER, tmp_path / "user" / "1003" / "tailbound"]
-    monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path / "named"))
-    assert status.folders() == [tmp_path / "named"]
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
