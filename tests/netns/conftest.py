@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +14,6 @@ from left_behind import nothing_left_behind as nothing_left_behind
 from tailbound.wire.address import family_of
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.topology import Link
-
-#: Long enough for a loaded machine; only a failing test ever waits for it.
-PATIENCE = 20.0
 
 
 @pytest.fixture
@@ -30,7 +25,7 @@ def datagram_socket() -> Iterator[Callable[..., socket.socket]]:
         def inside() -> socket.socket:
             address = lab.workers[rank].address_on(link)
             made = socket.socket(family_of(address), socket.SOCK_DGRAM)
-            made.settimeout(PATIENCE)
+            made.settimeout(20.0)  # long enough for a loaded machine; only a failing test ever waits for it
             made.bind((address, port))
             return made
 
@@ -40,35 +35,6 @@ def datagram_socket() -> Iterator[Callable[..., socket.socket]]:
     yield make
     for each in sockets:
         each.close()
-
-
-@pytest.fixture
-def start_script(tmp_path: Path, warm_server: warm.Server) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """``(source, *arguments)`` -> a Python process that runs ``source`` with pipes for its output.
-
-    It is forked from one that has loaded the lab, and ends like any other, by signals too.
-    """
-    popen = warm.popen_from(warm_server)
-    started: list[subprocess.Popen[str]] = []
-
-    def start(source: str, *arguments: str) -> subprocess.Popen[str]:
-        path = tmp_path / f"script{len(started)}.py"
-        path.write_text(source)
-        process = popen(
-            [sys.executable, str(path), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
 
 
 @pytest.fixture(scope="session")

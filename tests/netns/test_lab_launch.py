@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import signal
-import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
 import pytest
 from click.testing import CliRunner
 
+import warm_start as warm
 from tailbound.errors import AttachError, CapabilityError
 from tailbound_lab.lab import build, cluster, namespaces, owner
 from tailbound_lab.lab.cli import lab as lab_command
@@ -81,7 +82,7 @@ STUBBORN = "import signal; [signal.signal(n, lambda *_: os.write(1, b'no\\n')) f
     ],
 )
 def test_nothing_outlives_a_lab(
-    start_script: Callable[..., subprocess.Popen[str]],
+    warm_server: warm.Server,
     tailbound_lab: Make,
     body: str,
     frozen: bool,
@@ -90,16 +91,20 @@ def test_nothing_outlives_a_lab(
     status: int,
 ) -> None:
     living = tailbound_lab(workers=1)
-    process = start_script(OWNER.format(body=body, frozen=frozen), command)
-    assert process.stdout is not None
-    names = process.stdout.readline().split()
-    assert len(names) == 5
-    assert all(namespaces.exists(name) for name in names)
-    # of one that is stopped the line may not come
-    pids = [int(process.stdout.readline().split()[-1]) for _ in range(1 if frozen else 2)]
-    watches = [os.pidfd_open(pid) for pid in pids]
-    process.send_signal(number)
-    said, _ = process.communicate(timeout=PATIENCE)
+    script, pipes = OWNER.format(body=body, frozen=frozen), {"stdin": -1, "stdout": -1, "stderr": -1, "text": True}
+    # forked from a process that has loaded the lab; it ends like any other
+    process = warm.popen_from(warm_server)([sys.executable, "-c", script, command], **pipes)
+    try:
+        names = process.stdout.readline().split()
+        assert len(names) == 5
+        assert all(namespaces.exists(name) for name in names)
+        # of one that is stopped the line may not come
+        pids = [int(process.stdout.readline().split()[-1]) for _ in range(1 if frozen else 2)]
+        watches = [os.pidfd_open(pid) for pid in pids]
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=PATIENCE)
+    finally:
+        process.kill()
     assert process.returncode == status
     assert said.count("no") == (2 if "no" in command else 0)
     for watch in watches:
