@@ -18,7 +18,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,50 +39,37 @@ def lacking() -> str:
     return missing("torch") or ""
 
 
-@dataclass
-class Trouble:
-    """What happens in a life; follows from its seed, but for how fast the machine is."""
+def trouble(rng: random.Random, job: Any, loss: Any, tell: Tell, until: float) -> set[int]:
+    """Something every now and then, from a seed but for how fast the machine is; mends all but ranks that were killed.
 
-    rng: random.Random
-    job: Any
-    loss: Any
-    tell: Tell
+    Returns:
+        The other ranks.
+    """
+    alive, stopped = set(range(RANKS)), dict[int, float]()  # until when
 
-    def __post_init__(self) -> None:
-        self.alive = set(range(RANKS))
-        self._stopped: dict[int, float] = {}  # until when
+    def go_on(now: float) -> None:
+        for rank in [rank for rank, until in stopped.items() if until <= now]:
+            del stopped[rank]
+            os.kill(job.processes[rank].pid, signal.SIGCONT)
 
-    def cause(self, until: float) -> None:
-        """Something every now and then."""
-        while (now := time.monotonic()) < until:
-            self._go_on(now)
-            what = self.rng.random()
-            if what < 0.4:
-                self.loss.value = self.rng.choice(LOSSES)
-            elif what < 0.9:
-                self._stop(self.rng.choice(sorted(self.alive)), now + self.rng.choice((0.05, 0.3, 1.0, 3.0)))
-            elif len(self.alive) > RANKS - 1 - self.rng.randrange(2):
-                self._kill(self.rng.choice(sorted(self.alive)))
-            time.sleep(min(self.rng.uniform(0.1, 1.5), max(0.0, until - time.monotonic())))
-        self.loss.value = 0.0
-        self._go_on(float("inf"))
-
-    def _stop(self, rank: int, until: float) -> None:
-        if rank not in self._stopped:
-            os.kill(self.job.processes[rank].pid, signal.SIGSTOP)
-            self._stopped[rank] = until
-            self.tell("stops", 1)
-
-    def _go_on(self, now: float) -> None:
-        for rank in [rank for rank, until in self._stopped.items() if until <= now]:
-            del self._stopped[rank]
-            os.kill(self.job.processes[rank].pid, signal.SIGCONT)
-
-    def _kill(self, rank: int) -> None:
-        self._stopped.pop(rank, None)
-        self.alive.discard(rank)
-        self.job.processes[rank].kill()
-        self.tell("kills", 1)
+    while (now := time.monotonic()) < until:
+        go_on(now)
+        what, rank = rng.random(), rng.choice(sorted(alive))
+        if what < 0.4:
+            loss.value = rng.choice(LOSSES)
+        elif what < 0.9 and rank not in stopped:
+            os.kill(job.processes[rank].pid, signal.SIGSTOP)
+            stopped[rank] = now + rng.choice((0.05, 0.3, 1.0, 3.0))
+            tell("stops", 1)
+        elif what >= 0.9 and len(alive) > RANKS - 1 - rng.randrange(2):
+            stopped.pop(rank, None)
+            alive.discard(rank)
+            job.processes[rank].kill()
+            tell("kills", 1)
+        time.sleep(min(rng.uniform(0.1, 1.5), max(0.0, until - time.monotonic())))
+    loss.value = 0.0
+    go_on(float("inf"))
+    return alive
 
 
 def complaints(results: Mapping[int, Mapping[str, Any]], began_with: str = "") -> list[str]:
@@ -143,11 +129,11 @@ def life(
         until = time.monotonic() + PATIENCE
         while min(steps) < 2 and time.monotonic() < until and all(p.is_alive() for p in job.processes):
             time.sleep(0.05)
-        trouble = Trouble(rng, job, loss, tell)
-        if min(steps) >= 2:  # else its result says why
-            trouble.cause(time.monotonic() + seconds)
-        last.value = _in_step(steps, trouble.alive, time.monotonic() + PATIENCE / 3) + MORE
-        results = {rank: job.result(rank) for rank in sorted(trouble.alive)}
+        # a rank that has not begun says why in its result
+        until = time.monotonic() + seconds if min(steps) >= 2 else 0.0
+        alive = trouble(rng, job, loss, tell, until)
+        last.value = _in_step(steps, alive, time.monotonic() + PATIENCE / 3) + MORE
+        results = {rank: job.result(rank) for rank in sorted(alive)}
     tell("steps", max(steps))
     tell("lives", 1)
     for name in ("jumps", "steps_applied", "ops_incomplete"):
