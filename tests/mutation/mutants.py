@@ -1,4 +1,4 @@
-"""Small mistakes in Python source: each a function of the syntax tree and of a place in it."""
+"""Small mistakes in Python source: each an expression of the syntax tree, and another one in its place."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import CodeType
 
 _COMPARE: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -25,109 +26,19 @@ class Mutant:
 
     Attributes:
         name: where and what, without line numbers: it stays the same while other code changes.
-        line: in the source.
-        statement: the lines of its statement, of a compound one its head; empty outside of functions, where what is
-            wrong stands when the module is loaded.
-        tree: the whole module with the mistake in it.
+        tree: the whole module.
+        old, new: what is right, and what is wrong, in it.
     """
 
     name: str
-    line: int
-    statement: range
     tree: ast.Module
+    old: ast.expr
+    new: ast.expr
 
-
-def mutants(source: str) -> Iterator[Mutant]:
-    """All mistakes that can be made in ``source``, one at a time."""
-    seen: Counter[str] = Counter()
-    for number, (where, statement, node) in enumerate(_places(ast.parse(source))):
-        for kind in range(_kinds(node)):
-            tree = ast.parse(source)
-            target = next(found for n, (_, _, found) in enumerate(_places(tree)) if n == number)
-            before = ast.unparse(node)
-            after = _change(tree, target, kind)
-            name = f"{where}: {before} -> {after}"
-            seen[name] += 1
-            name = name if seen[name] == 1 else f"{name} #{seen[name]}"
-            yield Mutant(name, node.lineno, statement, ast.fix_missing_locations(tree))
-
-
-def _places(tree: ast.Module) -> Iterator[tuple[str, range, ast.expr]]:
-    """Expressions in functions and classes that can be changed: the name of where they are, their statement's lines."""
-
-    def walk(node: ast.AST, where: str, lines: range) -> Iterator[tuple[str, range, ast.expr]]:
-        for child in ast.iter_child_nodes(node):
-            inside, at = where, lines
-            if isinstance(child, ast.stmt):
-                at = range(0) if isinstance(node, ast.ClassDef | ast.Module) else _head(child)
-            if isinstance(child, ast.ClassDef | ast.FunctionDef):
-                inside = f"{where}.{child.name}" if where else child.name
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and child in node.decorator_list:
-                continue
-            if isinstance(node, ast.FunctionDef) and child in (node.args, node.returns):
-                continue
-            if isinstance(child, ast.AnnAssign) and child.value is None:
-                continue
-            if where and isinstance(child, ast.expr) and _kinds(child):
-                yield where, at, child
-            yield from walk(child, inside, at)
-
-    yield from walk(tree, "", range(0))
-
-
-def _head(statement: ast.stmt) -> range:
-    """The lines of ``statement`` up to the statements in it."""
-    first, last = statement.lineno, statement.end_lineno or statement.lineno
-    inner = [node.lineno for node in ast.iter_child_nodes(statement) if isinstance(node, ast.stmt)]
-    return range(first, max(first + 1, min(inner, default=last + 1)))
-
-
-def _kinds(node: ast.AST) -> int:
-    """In how many ways ``node`` can be changed."""
-    match node:
-        case ast.Compare(ops=[op]):
-            return int(type(op) in _COMPARE)
-        case ast.BinOp(op=op):
-            return int(type(op) in _ARITHMETIC)
-        case ast.UnaryOp(op=ast.Not()) | ast.IfExp():
-            return 1
-        case ast.BoolOp(values=values):
-            return len(values)  # each of them left out
-        case ast.Constant(value=bool()):
-            return 1
-        case ast.Constant(value=int() as value):
-            return int(abs(value) < 100)
-        case ast.Call(func=ast.Name(id=name), args=arguments):
-            return int(name in _NAMES or (name in _ORDERED and len(arguments) == 2))
-    return 0
-
-
-def _change(tree: ast.Module, node: ast.expr, kind: int) -> str:
-    """Changes ``node`` within ``tree``; returns its new source."""
-    new: ast.expr = node
-    match node:
-        case ast.Compare(ops=[op]):
-            node.ops = [_COMPARE[type(op)]()]
-        case ast.BinOp(op=op):
-            node.op = _ARITHMETIC[type(op)]()
-        case ast.UnaryOp(operand=operand):
-            new = operand
-        case ast.IfExp():
-            node.body, node.orelse = node.orelse, node.body
-        case ast.BoolOp(values=values):
-            new = values[1 - kind] if len(values) == 2 else ast.BoolOp(node.op, values[:kind] + values[kind + 1 :])
-        case ast.Constant(value=bool() as value):
-            node.value = not value
-        case ast.Constant(value=int() as number):
-            node.value = number + 1
-        case ast.Call(func=ast.Name(id=name) as function):
-            if name in _NAMES:
-                function.id = _NAMES[name]
-            else:
-                node.args.reverse()
-    if new is not node:
-        _Replace(node, new).visit(tree)
-    return ast.unparse(new)
+    def make(self, file: str) -> CodeType:
+        """The module with the mistake in it; its tree has it from then on."""
+        tree = _Replace(self.old, self.new).visit(self.tree)
+        return compile(ast.fix_missing_locations(tree), file, "exec")
 
 
 class _Replace(ast.NodeTransformer):
@@ -136,3 +47,55 @@ class _Replace(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         return self._new if node is self._old else super().visit(node)
+
+
+def mutants(source: str) -> Iterator[Mutant]:
+    """All mistakes that can be made in ``source``, one at a time."""
+    seen, tree = Counter[str](), ast.parse(source)
+    for where, node in _places(tree):
+        for new in _mistakes(node):
+            name = f"{where}: {ast.unparse(node)} -> {ast.unparse(new)}"
+            seen[name] += 1
+            yield Mutant(name if seen[name] == 1 else f"{name} #{seen[name]}", tree, node, new)
+
+
+def _places(tree: ast.AST, where: str = "") -> Iterator[tuple[str, ast.expr]]:
+    """Expressions in functions and classes, and the name of where they are."""
+    for child in ast.iter_child_nodes(tree):
+        inside = where
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            inside = f"{where}.{child.name}" if where else child.name
+        if isinstance(tree, ast.ClassDef | ast.FunctionDef) and child in tree.decorator_list:
+            continue
+        if isinstance(tree, ast.FunctionDef) and child in (tree.args, tree.returns):
+            continue
+        if isinstance(child, ast.AnnAssign) and child.value is None:
+            continue
+        if where and isinstance(child, ast.expr):
+            yield where, child
+        yield from _places(child, inside)
+
+
+def _mistakes(node: ast.expr) -> Iterator[ast.expr]:
+    """What ``node`` could be by mistake."""
+    match node:
+        case ast.Compare(left, [op], right) if type(op) in _COMPARE:
+            yield ast.Compare(left, [_COMPARE[type(op)]()], right)
+        case ast.BinOp(left, op, right) if type(op) in _ARITHMETIC:
+            yield ast.BinOp(left, _ARITHMETIC[type(op)](), right)
+        case ast.UnaryOp(ast.Not(), operand):
+            yield operand
+        case ast.IfExp(test, body, orelse):
+            yield ast.IfExp(test, orelse, body)
+        case ast.BoolOp(op, values):  # each of them left out
+            for i in range(len(values)):
+                rest = values[:i] + values[i + 1 :]
+                yield rest[0] if len(rest) == 1 else ast.BoolOp(op, rest)
+        case ast.Constant(bool() as value):
+            yield ast.Constant(not value)
+        case ast.Constant(int() as number) if abs(number) < 100:
+            yield ast.Constant(number + 1)
+        case ast.Call(ast.Name(name), arguments, keywords) if name in _NAMES:
+            yield ast.Call(ast.Name(_NAMES[name], ast.Load()), arguments, keywords)
+        case ast.Call(ast.Name(name) as function, [first, second], keywords) if name in _ORDERED:
+            yield ast.Call(function, [second, first], keywords)

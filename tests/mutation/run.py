@@ -1,10 +1,11 @@
 """Runs the tests of a module over each of its mutants: ``python -m mutation.run [MODULE...]`` in ``tests``.
 
-Tests are loaded once a module. A first run of them notes which test gets to which lines. Every mutant then gets a
-process of its own, forked from there, in which the module's functions are given the mistake, and which runs the tests
-that get to it until one fails. A mutant that no test notices survives. ``survivors.txt`` lists those that are known,
-with the reason: they change nothing that can be seen. Any other survivor makes the run fail, and so does a line of the
-file that survives no more.
+Tests are loaded once a module, and must pass. Every mutant then gets a process of its own, forked from there, in which
+the module's functions are given the mistake, and which runs the tests until one fails. A mutant that no test notices
+survives. ``survivors.txt`` lists those that are known, with the reason: they change nothing that can be seen. Any other
+survivor makes the run fail, and so does a line of the file that survives no more.
+
+Mistakes are made in Python: what ``host_lib/core`` decides, such as when halves end, is not reached.
 """
 
 from __future__ import annotations
@@ -13,14 +14,11 @@ import contextlib
 import importlib
 import io
 import os
-import pickle
 import resource
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
-from typing import Any
+from types import ModuleType
 
 import hypothesis
 import pytest
@@ -30,7 +28,7 @@ from mutation.mutants import Mutant, mutants
 
 TESTS = Path(__file__).resolve().parents[1]
 SURVIVORS = Path(__file__).with_name("survivors.txt")
-#: Pure modules of the engine, and the tests that hold them, fast ones first.
+#: Pure modules of the engine that decide something, and the tests that hold them, fast ones first.
 MODULES: dict[str, tuple[str, ...]] = {
     "collective.repair": ("unit/test_repair.py", "unit/test_backoff.py"),
     "collective.step": ("unit/test_step.py",),
@@ -79,41 +77,24 @@ class Trial:
         )
         hypothesis.settings.load_profile("mutation")
 
-    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+    def pytest_runtestloop(self) -> bool | None:
         """In processes that fork off here the usual loop runs; ``run`` ends them."""
-        reading, writing = os.pipe()
         child = _fork()
         if not child:
-            os.close(reading)
-            session.config.pluginmanager.register(_Trace(self._file, writing))
             return None
-        os.close(writing)
-        with open(reading, "rb") as pipe:
-            noted = pipe.read()
         _, status, used = os.wait4(child, 0)
         if status != 0:
             return True
-        tests: dict[str, tuple[float, set[int]]] = pickle.loads(noted)
         limit = int(TIMES * used.ru_utime + MORE)
         self.left = []
         running: dict[int, Mutant] = {}
         for mutant in self.every:
-            reached = [
-                test
-                for test, (_, lines) in tests.items()
-                if not (mutant.statement and lines.isdisjoint(mutant.statement))
-            ]
-            if not reached:
-                self.left.append(mutant)
-                continue
             if len(running) >= len(os.sched_getaffinity(0)):
                 self._wait(running)
             child = _fork()
             if not child:
                 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
                 self._make(mutant)
-                # the others, too: what a fixture has done is seen in the first test only that takes it
-                session.items.sort(key=lambda item: (item.nodeid not in reached, tests[item.nodeid][0]))
                 return None
             running[child] = mutant
         while running:
@@ -138,41 +119,10 @@ class Trial:
         new = ModuleType(self._module.__name__)
         with contextlib.ExitStack() as stack:
             stack.callback(os._exit, _NOT_MADE)
-            exec(compile(mutant.tree, self._file, "exec"), new.__dict__)
+            exec(mutant.make(self._file), new.__dict__)
             if graft(self._module, new):
                 stack.pop_all()
                 self._made = True
-
-
-class _Trace:
-    """A plugin that notes how long every test takes and to which lines of ``file`` it gets; writes it to ``pipe``."""
-
-    def __init__(self, file: str, pipe: int) -> None:
-        self._file, self._pipe = file, pipe
-        self._tests: dict[str, tuple[float, set[int]]] = {}
-        self._lines: set[int] = set()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._lines = set()
-        began = time.process_time()
-        sys.settrace(self._call)
-        try:
-            return (yield)
-        finally:
-            sys.settrace(None)
-            self._tests[item.nodeid] = time.process_time() - began, self._lines
-
-    def pytest_sessionfinish(self) -> None:
-        with open(self._pipe, "wb") as pipe:
-            pickle.dump(self._tests, pipe)
-
-    def _call(self, frame: FrameType, event: str, argument: object) -> Any:
-        return self._line(frame, event, argument) if frame.f_code.co_filename == self._file else None
-
-    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
-        self._lines.add(frame.f_lineno)
-        return self._line
 
 
 def _fork() -> int:
@@ -203,20 +153,11 @@ def run(module: str) -> Trial:
     return trial
 
 
-def known() -> dict[str, str]:
-    """Reasons by survivor, from ``survivors.txt``: ``module place: change  # reason`` a line."""
-    lines = SURVIVORS.read_text().splitlines() if SURVIVORS.exists() else []
-    found = {}
-    for line in lines:
-        if line.strip() and not line.startswith("#"):
-            name, _, reason = line.partition("  # ")
-            found[name] = reason
-    return found
-
-
 def main(names: list[str]) -> int:
     """Runs over ``names`` (none: all); returns the exit status."""
-    accepted, failed = known(), 0
+    # ``module place: change  # reason`` a line
+    lines = [line for line in SURVIVORS.read_text().splitlines() if line and not line.startswith("#")]
+    accepted, failed = {line.partition("  # ")[0] for line in lines}, 0
     for module in names or MODULES:
         began = time.monotonic()
         trial = run(module)
@@ -224,13 +165,13 @@ def main(names: list[str]) -> int:
             print(f"{module}: its tests fail as it is", flush=True)
             return 2
         left = {f"{module} {mutant.name}": mutant for mutant in trial.left}
-        new = sorted(left.keys() - accepted.keys(), key=lambda name: left[name].line)
-        gone = sorted(name for name in accepted.keys() - left.keys() if name.startswith(f"{module} "))
+        new = sorted(left.keys() - accepted, key=lambda name: left[name].old.lineno)
+        gone = sorted(name for name in accepted - left.keys() if name.startswith(f"{module} "))
         failed += len(new) + len(gone)
         took, count = time.monotonic() - began, len(trial.every)
         print(f"{module}: {count} mutants, {len(left)} survive, {len(new)} of them new ({took:.0f} s)", flush=True)
         for name in new:
-            print(f"  survives, line {left[name].line}: {name}", flush=True)
+            print(f"  survives, line {left[name].old.lineno}: {name}", flush=True)
         for name in gone:
             print(f"  does not survive any more: {name}", flush=True)
     return int(failed > 0)
