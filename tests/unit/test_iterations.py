@@ -234,13 +234,16 @@ def test_a_pending_step_is_not_overtaken(one: Rank) -> None:
             one.state.catch_up()
 
 
-def test_a_batch_that_is_asked_for_before_the_step_is_refused(one: Rank) -> None:
-    """By what reads ahead, around ``batches``. A step that the program leaves out is none of that."""
+@pytest.mark.parametrize("void", [False, True])
+def test_a_batch_that_is_asked_for_before_the_step_is_refused(one: Rank, void: bool) -> None:
+    """By what reads ahead, around ``batches``. A step that the program leaves out is none of that, nor a GAN's pass."""
     optimizer = adam(one)
+    one.state.absence.void, one.state.absence.follow = void, lambda **_: None
     for i in batches(range(12), one.state):
         backward(one, optimizer, i)
         if i % 4:
             optimizer.step()
+    one.state.absence.void, one.state.steps.ended = False, None
     source = iter(batches(range(9), one.state))
     next(source)
     for i in range(2):
@@ -289,16 +292,16 @@ def test_a_batch_without_a_step_now_and_then_is_no_accumulation(one: Rank) -> No
     assert made == 25
 
 
-def test_no_batch_is_left_out_where_another_model_steps_in_the_loop_unless_it_follows(
-    rank: Make,
-) -> None:
-    """It was never caught up, and stayed behind for good (B6b)."""
+@pytest.mark.parametrize("void", [False, True])
+def test_no_batch_is_left_out_where_another_model_steps_in_the_loop_unless_it_follows(rank: Make, void: bool) -> None:
+    """It was never caught up, and stayed behind (B6b); the other one jumped alone where its steps are void."""
     both = [rank(), rank()]
     one, iterates = both[0], [plain(each) for each in both]
     iterates[1](0)
     for i in batches(range(4), one.state):  # a phase of its own
         iterates[0](i)
     assert one.state.absence.skips
+    both[1].state.absence.void, both[1].state.absence.follow = void, lambda **_: None
     made = []
     for i in batches(range(4), one.state):
         for iterate in iterates:
@@ -307,7 +310,7 @@ def test_no_batch_is_left_out_where_another_model_steps_in_the_loop_unless_it_fo
         one.job.newest = one.job.step + 2
     assert made == list(range(4))
     assert not one.state.absence.skips  # so that its iterations are void once it is lost
-    one.job.newest = 0
+    one.job.newest, both[1].state.absence.void, both[1].state.steps.ended = 0, False, None
     sources = [iter(batches(range(5), each.state)) for each in both]
     for _ in range(5):
         for iterate, source in zip(iterates, sources, strict=True):

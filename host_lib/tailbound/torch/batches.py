@@ -79,10 +79,9 @@ def batches(
     if place and state.owed_batches:  # the last batches, too few for a step of their own, or a whole one
         state.owed_batches += place if steps.ends_short is False else place - per_step
     elif place:
-        steps.ends_short = steps.made
+        steps.ends_short = steps.updates
 
 
 def _steps_of_others(state: TailboundState) -> dict[int, int]:
-    """The steps that other registered models of this process are in, where they do not catch up by themselves."""
-    found = (other for other in attached() if other is not state and not other.absence.skips)
-    return {id(other): other.communicator.step for other in found if other.communicator is not None}
+    """Steps that other registered models of this process have made, where they do not catch up by themselves."""
+    return {id(other): other.steps.made for other in attached() if other is not state and not other.absence.skips}

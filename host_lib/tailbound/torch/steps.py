@@ -87,8 +87,9 @@ class Steps(Part):
         self._looked_at: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._without = 0  # steps that no optimizer has followed, of a model that none is known of
         self._named = False
-        self._asked_at: int | None = None  # the step that was half made when a batch was asked for
+        self._asked = False  # for a batch, while a step was half made
         self._asked_early = False  # and its optimizer has stepped only then
+        self.made = 0  #: steps whose averages have come, and those that this process has made by itself
 
     @property
     def _replica(self) -> Replica | None:
@@ -106,7 +107,8 @@ class Steps(Part):
 
     def averaged(self, step: int) -> None:
         """The last averages of ``step`` have come, or ``BY_ITSELF``."""
-        self.ended, self.stepped = step, False
+        self.ended, self.stepped, self._asked = step, False, False
+        self.made += 1
 
     def came(self, *, void: bool) -> None:
         """Averages have come; those of an iteration are void together."""
@@ -181,7 +183,7 @@ class Steps(Part):
             self._stepping.discard(id(optimizer))
             self.note(optimizer, begins=not self.stepped)
             self.stepped = True
-            self._asked_early |= self.ended is not None and self._asked_at == self.ended
+            self._asked_early |= self._asked
 
     def note(self, optimizer: torch.optim.Optimizer, *, begins: bool) -> None:
         """``optimizer`` has stepped; ``begins``: as the first one of a step."""
@@ -245,8 +247,8 @@ class Steps(Part):
                 "can be applied: ask for it after the step. What reads ahead belongs inside, as in "
                 "batches(prefetch(loader), state)"
             )
-        self._asked_at = self.ended if self.half_made else None
-        return self._asked_at is None
+        self._asked = self.half_made
+        return not self._asked
 
     # -- what iterations are made of
 
@@ -255,7 +257,7 @@ class Steps(Part):
         self._open, self._idle = [], None
 
     @property
-    def made(self) -> bool:
+    def updates(self) -> bool:
         """Whether an optimizer has stepped in the iteration under way."""
         return any(self._open)
 
