@@ -267,7 +267,7 @@ def training(rank: int) -> None:
             for net in (within, hooked):
                 errors.append(nmse(gradient(net), gradient(plain)))
                 assert 0 < errors[-1] <= 3 * BOUND
-                assert same_everywhere(digest(net))
+                assert same_everywhere(digest(gradient(net)))
         assert state.last.error is None
         assert sum(errors) / len(errors) <= BOUND, errors
     before = ops(group)

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from resync_jobs import state_digest
 from support import Trouble
 from tailbound.torch import TailboundState, batches, register
-from torch_jobs import model, train
+from torch_jobs import model, state_digest, train
 
 #: Deadlines and rates are learned, as in any job; a rank that is stopped for seconds falls out of this ring.
 SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 2.0, "advanced": {"resync_share": 50.0}, "timeout": 60.0}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import torch_jobs
+import torch_jobs as jobs
 from plain_form import PLAIN
 from tailbound.torch import register, state
 from tailbound.torch.paths import Paths
@@ -19,7 +19,7 @@ def parity(rank: int) -> None:
     """The hook's job; buckets of rank 1 are coded as on a device, those of rank 0 by the host."""
     if rank == 1:
         state.Paths = functools.partial(Paths, host_form=PLAIN)  # type: ignore[assignment, misc]
-    torch_jobs.parity(rank)
+    jobs.parity(rank)
 
 
 def failing(rank: int) -> None:
@@ -30,9 +30,9 @@ def failing(rank: int) -> None:
     where = torch.device("cpu")
     if rank == 0:
         state.Paths = functools.partial(Paths, host_form=PLAIN)  # type: ignore[assignment, misc]
-    net = DDP(torch_jobs.model())
-    with register(net, **torch_jobs.PATIENT) as own:
-        data, target = torch_jobs.batch(rank, 0)
+    net = DDP(jobs.model())
+    with register(net, **jobs.PATIENT) as own:
+        data, target = jobs.batch(rank, 0)
         nn.functional.cross_entropy(net(data), target).backward()
         assert own.stats().get("device_codec") == ({"cpu": "plain"} if rank == 0 else None)
         loss = nn.functional.cross_entropy(net(data), target)  # DDP talks to the other rank in here
@@ -43,42 +43,31 @@ def failing(rank: int) -> None:
             raise RuntimeError("the device is gone")
 
         own.paths.of(where).stream.use = use  # type: ignore[method-assign]
-        torch_jobs.refused("the device is gone", loss.backward, Exception)
+        jobs.refused("the device is gone", loss.backward, Exception)
 
 
 def train(rank: int, device: str, kind: str) -> None:
     """Gradients, the averages of a late step and the re-synchronized state of a model on ``device``."""
     where, dtype = torch.device(device), getattr(torch, kind)
-    plain = DDP(torch_jobs.model().to(where, dtype), bucket_cap_mb=0.05)
-    ours = DDP(torch_jobs.model().to(where, dtype), bucket_cap_mb=0.05)
+    plain = DDP(jobs.model().to(where, dtype), bucket_cap_mb=0.05)
+    ours = DDP(jobs.model().to(where, dtype), bucket_cap_mb=0.05)
     optimizer = torch.optim.AdamW(ours.parameters(), 1e-3, eps=1e-4)  # 1e-8 is 0 in half precision, and so are squares
-    errors, digests = [], []
-    with register(ours, optimizer=optimizer, **torch_jobs.PATIENT) as own:
+    with register(ours, optimizer=optimizer, **jobs.PATIENT) as own:
         if where.type == "cpu":
             own.paths = Paths(host_form=PLAIN)
         for step in range(5):
-            for net in (plain, ours):
-                net.zero_grad()
-                data, target = torch_jobs.batch(rank, step, dtype)
-                out = net(data.to(where)).float()
-                nn.functional.cross_entropy(out, target.to(where)).backward()
-            errors.append(torch_jobs.nmse(torch_jobs.gradient(ours), torch_jobs.gradient(plain)))
-            digests.append(torch_jobs.gradient(ours).cpu().numpy().tobytes())
+            jobs.check_step(plain, ours, rank, step, dtype)
             optimizer.step()
             with torch.no_grad():  # the next gradients are compared at the same place
                 for p, q in zip(plain.parameters(), ours.parameters(), strict=True):
                     p.copy_(q)
-        assert torch_jobs.same_everywhere(digests)
         if rank == 1:  # drift apart, by hand, and come together again
             with torch.no_grad():
                 next(ours.parameters()).zero_()
             assert own.resync is not None
             own.resync.unsound()
         assert own.synchronize(60)
-        state_of = torch.cat([p.detach().double().flatten().cpu() for p in ours.parameters()])
-        moments = [v.double().flatten().cpu() for p in ours.parameters() for v in optimizer.state[p].values()]
-        whole = torch.cat([state_of, *moments]).numpy().tobytes()
-        assert torch_jobs.same_everywhere(whole)
+        assert jobs.same_everywhere(jobs.state_digest(ours, optimizer))
         counters = own.stats()["replica"]["counters"]
-    assert sum(errors) / len(errors) <= torch_jobs.BOUND
+    assert sum(jobs.errors) / len(jobs.errors) <= jobs.BOUND
     assert bool(counters.get("slices_taken", 0)) == (rank == 1)

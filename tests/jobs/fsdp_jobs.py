@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, batches, fsdp
 from tailbound.torch.replica import local
-from torch_jobs import BOUND, PATIENT, backward, batch, model, nmse, passes, refused, same_everywhere
+from torch_jobs import BOUND, PATIENT, backward, batch, digest, model, nmse, passes, refused, same_everywhere
 
 HALF = torch.bfloat16
 POLICIES = {
@@ -55,8 +54,7 @@ def gradient(net: nn.Module) -> torch.Tensor:
 
 def held(net: nn.Module, *, gradients: bool = False) -> str:
     """Digest of the shards that this rank holds."""
-    found = [local(p.grad if gradients else p).detach().double().flatten() for p in net.parameters()]
-    return hashlib.sha256(torch.cat(found).numpy().tobytes()).hexdigest()
+    return digest([local(p.grad if gradients else p) for p in net.parameters()])
 
 
 def same(value: Any, mesh: DeviceMesh) -> bool:

@@ -13,16 +13,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import torch_jobs as jobs
 from tailbound.torch import TailboundState, allreduce_hook, register
-from torch_jobs import (
-    BOUND,
-    PATIENT,
-    backward,
-    check_step,
-    errors,
-    model,
-    nmse,
-)  # fmt: skip
 
 
 class Shuffled(nn.Module):
@@ -43,14 +35,14 @@ def rebuilt(rank: int) -> None:
     A bucket of the same size kept the scales of other tensors, and clipped a layer by 14 %.
     """
     plain, ours = DDP(Shuffled()), DDP(Shuffled())
-    with register(ours, **PATIENT) as state:
+    with register(ours, **jobs.PATIENT) as state:
         for step in range(4):
             data = torch.randn(64, 256, generator=torch.Generator().manual_seed(10 * step + rank))
             for net in (plain, ours):
                 net.zero_grad()
                 net(data).square().mean().backward()
             value, exact = (net.module.large.weight.grad.flatten().double() for net in (ours, plain))
-            assert nmse(value, exact) <= BOUND, step
+            assert jobs.nmse(value, exact) <= jobs.BOUND, step
         assert len(state.layout.step()) == 1
 
 
@@ -58,7 +50,7 @@ def memory(rank: int, ours: bool) -> tuple[int, int, int]:
     """Entries of a model of one bucket a step, what six steps have added to this process, and what the rings take."""
     net = DDP(nn.Linear(4896, 4896, bias=False), gradient_as_bucket_view=True)
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
-    options = {name: value for name, value in PATIENT.items() if name != "ring_mib"}
+    options = {name: value for name, value in jobs.PATIENT.items() if name != "ring_mib"}
     entries = sum(p.numel() for p in net.parameters())
     with register(net, optimizer=optimizer, **options) if ours else contextlib.nullcontext() as state:
         before = resident()
@@ -88,13 +80,13 @@ def wrapped(rank: int) -> None:
 
     named.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
     for dtype, hook in ((torch.float16, default_hooks.fp16_compress_wrapper(allreduce_hook)), (torch.bfloat16, named)):
-        plain, ours = DDP(model(), bucket_cap_mb=0.05), DDP(model(), bucket_cap_mb=0.05)
-        with TailboundState(**PATIENT) as state:
+        plain, ours = DDP(jobs.model(), bucket_cap_mb=0.05), DDP(jobs.model(), bucket_cap_mb=0.05)
+        with TailboundState(**jobs.PATIENT) as state:
             ours.register_comm_hook(state, hook)
             for step in range(4):
-                check_step(plain, ours, rank, step)
+                jobs.check_step(plain, ours, rank, step)
             assert {bucket.dtype for bucket in state.layout.step()} == {dtype}
-    assert sum(errors) / len(errors) <= BOUND, errors
+    assert sum(jobs.errors) / len(jobs.errors) <= jobs.BOUND, jobs.errors
 
 
 def compiled(rank: int) -> None:
@@ -102,12 +94,12 @@ def compiled(rank: int) -> None:
     import torch._dynamo
 
     torch._dynamo.config.optimize_ddp = "python_reducer"
-    ours = DDP(model())
-    with register(ours, **PATIENT):
+    ours = DDP(jobs.model())
+    with register(ours, **jobs.PATIENT):
         fast = torch.compile(ours, backend="eager")
         autograd = torch._dynamo.utils.maybe_enable_compiled_autograd(True)
         with pytest.raises(Exception, match="ddp_optimizer"), autograd:
-            backward(fast, rank, 0)
+            jobs.backward(fast, rank, 0)
 
 
 def beside(rank: int) -> None:
@@ -115,16 +107,16 @@ def beside(rank: int) -> None:
 
     It would not fork by itself here: this process comes from a server, and so would its children.
     """
-    nets = [(DDP(model(seed)), DDP(model(seed))) for seed in (1, 2)]
-    with register(nets[0][0], **PATIENT) as one, register(nets[1][0], **PATIENT) as two:
+    nets = [(DDP(jobs.model(seed)), DDP(jobs.model(seed))) for seed in (1, 2)]
+    with register(nets[0][0], **jobs.PATIENT) as one, register(nets[1][0], **jobs.PATIENT) as two:
         loader = torch.utils.data.DataLoader(range(4), num_workers=2, multiprocessing_context="fork")
         for _ in range(2):  # workers of the first pass are gone before those of the second are forked
             for step in loader:
                 for ours, plain in nets:
-                    check_step(plain, ours, rank, int(step))
+                    jobs.check_step(plain, ours, rank, int(step))
         assert (one.communicator.step, two.communicator.step) == (8, 8)
         assert one.stats()["delivered"] == two.stats()["delivered"] == 1.0
         assert one.synchronize()
         assert two.synchronize()
-    assert len(errors) == 16
-    assert sum(errors) / len(errors) <= BOUND
+    assert len(jobs.errors) == 16
+    assert sum(jobs.errors) / len(jobs.errors) <= jobs.BOUND

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import itertools
 import os
 import signal
@@ -28,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from tailbound.torch import TailboundState, batches, elastic, register
 from tailbound.torch.register import _SYNC_OPTION
 from tailbound.torch.state import attached
-from torch_jobs import Count, everywhere, on_hosts, patient, refused, same_everywhere
+from torch_jobs import Count, digest, everywhere, on_hosts, patient, refused, same_everywhere
 
 SETTINGS: dict[str, Any] = {
     "datapath": "udp",
@@ -358,21 +357,7 @@ def held(loop: Loop) -> dict[str, str]:
         "rates": [[group["lr"] for group in one["param_groups"]] for one in optimizers],
         "extra": [one.state_dict() for one in loop.extra.values()],
     }
-    return {name: hashlib.sha256(b"".join(_bytes(part))).hexdigest() for name, part in parts.items()}
-
-
-def _bytes(value: Any) -> Iterator[bytes]:
-    if isinstance(value, torch.Tensor):
-        yield value.detach().contiguous().numpy().tobytes()
-    elif isinstance(value, dict):
-        for key in sorted(value, key=str):
-            yield str(key).encode()
-            yield from _bytes(value[key])
-    elif isinstance(value, list | tuple):
-        for one in value:
-            yield from _bytes(one)
-    else:
-        yield repr(value).encode()
+    return {name: digest(part) for name, part in parts.items()}
 
 
 class Pause:

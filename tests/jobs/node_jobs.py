@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +11,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import torch_jobs as jobs
 from plain_form import PLAIN
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import TransportError
@@ -23,48 +22,28 @@ from tailbound.torch import state as base
 from tailbound.torch.node_state import NodeState
 from tailbound.torch.paths import Paths
 from tailbound.torch.streams import Stream
-from torch_jobs import (
-    BOUND,
-    PATIENT,
-    backward,
-    batch,
-    check_step,
-    digest,
-    everywhere,
-    failed,
-    gradient,
-    held,
-    model,
-    nmse,
-    on_hosts,
-    passes,
-    patient,
-    refused,
-    same_everywhere,
-    train,
-)  # fmt: skip
 
 #: Where the job of a rank ends and the rank does not: the others wait for it in every op until they suspect it.
-HASTY = patient(deadline_ms=(200.0, 200.0), patience="cloud")
+HASTY = jobs.patient(deadline_ms=(200.0, 200.0), patience="cloud")
 
 
 @contextlib.contextmanager
 def shared(rank: int, **options: Any) -> Iterator[tuple[DDP, NodeState]]:
     """A model under Tailbound, two ranks of which share a host, as torchrun says it."""
-    ours = DDP(options.pop("net", None) or model())
-    with register(ours, **on_hosts(rank, 2), **patient(**options)) as state:
+    ours = DDP(options.pop("net", None) or jobs.model())
+    with register(ours, **jobs.on_hosts(rank, 2), **jobs.patient(**options)) as state:
         assert isinstance(state, NodeState)
         yield ours, state
 
 
 def parity(rank: int) -> None:
     """Gradients against plain DDP's: types, views; bits equal on all four ranks."""
-    host = on_hosts(rank, 2)
+    host = jobs.on_hosts(rank, 2)
     for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        plain, ours = (DDP(model().to(dtype), bucket_cap_mb=0.05, gradient_as_bucket_view=True) for _ in range(2))
-        with register(ours, **host, **PATIENT) as state:
+        plain, ours = (DDP(jobs.model().to(dtype), bucket_cap_mb=0.05, gradient_as_bucket_view=True) for _ in range(2))
+        with register(ours, **host, **jobs.PATIENT) as state:
             for step in range(4):
-                check_step(plain, ours, rank, step, dtype)
+                jobs.check_step(plain, ours, rank, step, dtype)
             stats = state.stats()
             assert (stats["ranks"], stats["delivered"], state.communicator.step) == (2, 1.0, 4)
 
@@ -74,7 +53,7 @@ def as_device(rank: int, cuda: bool = False) -> None:
 
     ``cuda``: on two of them, or on one that all share. Else on host memory, with Gloo in the place of NCCL.
     """
-    host, where = on_hosts(rank, 2), torch.device("cpu")
+    host, where = jobs.on_hosts(rank, 2), torch.device("cpu")
     if cuda:
         devices = torch.cuda.device_count()
         where = torch.device("cuda", rank % 2 % devices)
@@ -99,16 +78,11 @@ def as_device(rank: int, cuda: bool = False) -> None:
         node_state.inside_of = lambda _: inside
         base.Paths = functools.partial(Paths, host_form=PLAIN)
     for dtype in (torch.float32, torch.bfloat16):
-        plain, ours = (DDP(model().to(where, dtype), bucket_cap_mb=0.05) for _ in range(2))
-        with register(ours, **host, **PATIENT) as state:
+        plain, ours = (DDP(jobs.model().to(where, dtype), bucket_cap_mb=0.05) for _ in range(2))
+        with register(ours, **host, **jobs.PATIENT) as state:
             for step in range(3):
                 del called[:]
-                data, target = (values.to(where) for values in batch(rank, step, dtype))
-                for net in (plain, ours):
-                    net.zero_grad()
-                    nn.functional.cross_entropy(net(data).float(), target).backward()
-                assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND, step
-                assert same_everywhere(hashlib.sha256(gradient(ours).cpu().numpy().tobytes()).hexdigest())
+                jobs.check_step(plain, ours, rank, step, dtype)
                 half = len(called) // 2
                 assert called == ["exchange"] * half + ["gather"] * half
                 assert half > 1 or step == 0
@@ -121,19 +95,19 @@ def equal(rank: int) -> None:
     """Replicas that went astray are made equal: those of one host among each other, and those of different hosts."""
     with shared(rank, resync_period=16) as (ours, state):
         optimizer = torch.optim.Adam(ours.parameters(), 0.01)
-        train(ours, optimizer, rank, range(4))
-        assert same_everywhere(held(ours))
+        jobs.train(ours, optimizer, rank, range(4))
+        assert jobs.same_everywhere(jobs.held(ours))
         state.boundary()
         with torch.no_grad():  # host 1 has lost something, and rank 1 something else than rank 0
             for p in ours.parameters():
                 p.add_(float(rank > 0) + 0.5 * (rank == 1))
         if rank == 2:
             state.resync.unsound()
-        assert not same_everywhere(held(ours))
+        assert not jobs.same_everywhere(jobs.held(ours))
         assert state.synchronize()
-        assert same_everywhere(held(ours))
+        assert jobs.same_everywhere(jobs.held(ours))
         moments = torch.cat([optimizer.state[p]["exp_avg"].flatten() for p in ours.parameters()])
-        assert same_everywhere(float(moments.sum()))
+        assert jobs.same_everywhere(float(moments.sum()))
 
         # lost rows: what one rank of host 1 has missed, all of it have; a round makes the host equal again
         state.boundary()
@@ -146,38 +120,38 @@ def equal(rank: int) -> None:
         steps = 0
         noticed = False
         until = time.monotonic() + 60
-        while steps < 5 or (not same_everywhere(held(ours)) and time.monotonic() < until):
-            train(ours, optimizer, rank, [4 + steps])
+        while steps < 5 or (not jobs.same_everywhere(jobs.held(ours)) and time.monotonic() < until):
+            jobs.train(ours, optimizer, rank, [4 + steps])
             state.boundary()
             steps += 1
-            pairs = everywhere(held(ours))
+            pairs = jobs.everywhere(jobs.held(ours))
             assert pairs[0] == pairs[1], steps
             assert pairs[2] == pairs[3], steps
             noticed |= rank == 2 and not state.resync.sound
-        assert same_everywhere(held(ours))
+        assert jobs.same_everywhere(jobs.held(ours))
         assert noticed == (rank == 2)
         assert ("replica" in state.stats()) == (rank in (0, 2))
 
 
 def refusals(rank: int) -> None:
     """Everything that cannot be is said before a step, on every rank."""
-    net = DDP(model())
+    net = DDP(jobs.model())
 
     def refuses(words: str, node_group: str = "auto", net: DDP = net, **options: Any) -> None:
-        refused(words, lambda: register(net, node_group=node_group, **patient(**options)))
+        jobs.refused(words, lambda: register(net, node_group=node_group, **jobs.patient(**options)))
 
     refuses("start with torchrun")
     refuses("node_group= is 'host'", "host")
     os.environ |= {"LOCAL_WORLD_SIZE": "3" if rank < 3 else "1", "LOCAL_RANK": str(rank) if rank < 3 else "0"}
     refuses("is one of 3 with a node_group there, and rank")
-    on_hosts(rank, 2)
-    pair = DDP(model(), process_group=[dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2])
+    jobs.on_hosts(rank, 2)
+    pair = DDP(jobs.model(), process_group=[dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2])
     refuses("node_group takes those of all", net=pair)
     if rank < 3:
         refuses("rank 3 on ")
     else:  # a rank that wants no host, where others do: these name it, and it waits for them
-        options = {**PATIENT, "timeout": 2.0}
-        refused("did not", lambda: register(net, node_group="off", **options), TransportError)
+        options = {**jobs.PATIENT, "timeout": 2.0}
+        jobs.refused("did not", lambda: register(net, node_group="off", **options), TransportError)
     kept = len(dist.distributed_c10d._world.pg_map)
     alone = rank == 3  # a rank that alone makes a mistake is named on all ranks
     words = "2 ranks on a host are 2 jobs" if alone else "has refused: a switch serves one job"
@@ -188,16 +162,16 @@ def refusals(rank: int) -> None:
     refuses("deadline_ms begins with", deadline_ms=(1e9, 1e9))  # the host's groups are there by now
     assert len(dist.distributed_c10d._world.pg_map) == kept
     os.environ["TAILBOUND_NODE_GROUP"] = "auto"
-    net = DDP(model())
-    with register(net, **PATIENT) as state:
+    net = DDP(jobs.model())
+    with register(net, **jobs.PATIENT) as state:
         assert isinstance(state, NodeState)
-        refused("leave out tailbound.torch.batches", lambda: next(batches([1], state)))
-        refused("leave out tailbound.torch.batches", state.catch_up)
+        jobs.refused("leave out tailbound.torch.batches", lambda: next(batches([1], state)))
+        jobs.refused("leave out tailbound.torch.batches", state.catch_up)
         # a rank without any batch would wait in there
-        refused("the ranks of a host make every forward pass together", net.join)
+        jobs.refused("the ranks of a host make every forward pass together", net.join)
         assert len(dist.distributed_c10d._world.pg_map) == kept + 3
         for group in state._groups:
-            assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == PATIENT["timeout"]
+            assert group._get_backend(torch.device("cpu")).options._timeout.total_seconds() == jobs.PATIENT["timeout"]
     assert "join_hook" not in vars(net)
     with state.hold():  # no rank is there to wait any more
         assert len(dist.distributed_c10d._world.pg_map) == kept
@@ -212,7 +186,7 @@ def holding(rank: int) -> None:
                 with state.hold():
                     time.sleep(1.5)  # what an evaluation takes
             before = state.stats()["counters"]
-            backward(net, rank, step)
+            jobs.backward(net, rank, step)
         after = state.stats()["counters"]
     expected, delivered, late = (
         after.get(name, 0) - before.get(name, 0) for name in ("rows_expected", "rows_delivered", "ops_late")
@@ -231,7 +205,7 @@ def held_at_a_boundary(rank: int) -> None:
         taken, hand_on = [], state._hand_on
         state._hand_on = lambda replica: (taken.append(state._within), hand_on(replica))[1]
         for step in range(4):
-            train(ours, optimizer, rank, [step])
+            jobs.train(ours, optimizer, rank, [step])
             if step == 2:
                 state._takes = True  # as the host's first rank says where a slice is due
                 if rank == 0:
@@ -239,18 +213,18 @@ def held_at_a_boundary(rank: int) -> None:
                         time.sleep(0.2)
                 dist.barrier()  # a script has it, too: the others wait while rank 0 evaluates
         assert state.synchronize()
-        assert same_everywhere(held(ours))
+        assert jobs.same_everywhere(jobs.held(ours))
         assert taken[:1] == [0]
 
 
 def one_host(rank: int) -> None:
     """One host needs no job: gradients are plain DDP's."""
-    plain = DDP(model())
+    plain = DDP(jobs.model())
     with shared(rank) as (ours, state):
         for step in range(3):
-            passes((plain, ours), rank, step)
-            assert nmse(gradient(ours), gradient(plain)) < 1e-12
-            assert same_everywhere(digest(ours))
+            jobs.passes((plain, ours), rank, step)
+            assert jobs.nmse(jobs.gradient(ours), jobs.gradient(plain)) < 1e-12
+            assert jobs.same_everywhere(jobs.digest(jobs.gradient(ours)))
         assert state.synchronize()
         assert state.stats()["ranks"] == 1
         dist.destroy_process_group()  # before the job ends
@@ -261,9 +235,9 @@ def failing(rank: int, how: str) -> dict[str, Any]:
 
     ``how``: in a bucket (``at once``), or before the forward pass (``lost``).
     """
-    ours = DDP(model(), bucket_cap_mb=0.002)
+    ours = DDP(jobs.model(), bucket_cap_mb=0.002)
     optimizer = torch.optim.SGD(ours.parameters(), 0.05)
-    state = register(ours, optimizer=optimizer, **on_hosts(rank, 2), **HASTY)
+    state = register(ours, optimizer=optimizer, **jobs.on_hosts(rank, 2), **HASTY)
     launch, buckets, steps, failure, again = state.communicator.launch, 0, 0, "", ""
 
     def fails(where: str) -> None:
@@ -279,7 +253,7 @@ def failing(rank: int, how: str) -> dict[str, Any]:
 
     state.communicator.launch, Communicator.lost = failing_launch, property(lambda _: fails("lost"))
     for step in range(8):
-        if failure := failed(ours, optimizer, rank, step):
+        if failure := jobs.failed(ours, optimizer, rank, step):
             try:
                 state.average(0, torch.zeros(64), True)
             except TransportError as next_time:
@@ -287,4 +261,4 @@ def failing(rank: int, how: str) -> dict[str, Any]:
             break
         steps += 1
     state.close()
-    return {"steps": steps, "buckets": buckets, "said": failure, "again": again, "held": held(ours)}
+    return {"steps": steps, "buckets": buckets, "said": failure, "again": again, "held": jobs.held(ours)}

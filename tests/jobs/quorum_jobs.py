@@ -11,11 +11,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from resync_jobs import SETTINGS, state_digest
+from resync_jobs import SETTINGS
 from support import Trouble
 from tailbound.errors import ConfigError
 from tailbound.torch import batches, register
-from torch_jobs import batch, everywhere, gradient, model, nmse, passes, patient, same_everywhere, training
+from torch_jobs import (
+    batch,
+    everywhere,
+    gradient,
+    model,
+    nmse,
+    passes,
+    patient,
+    same_everywhere,
+    state_digest,
+    training,
+)
 
 #: Steps before the network breaks; seconds for which it is broken.
 CALM, BROKEN = 6, 5.0

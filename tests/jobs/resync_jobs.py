@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from torch import nn
 
 from support import Trouble
 from tailbound.wire.schema import PacketType
-from torch_jobs import everywhere, model, patient, train, training
+from torch_jobs import everywhere, model, patient, state_digest, train, training
 
 #: Deadlines that a loaded machine meets as a rule; what it misses is repaired by what is tested here.
 SETTINGS: dict[str, Any] = {
@@ -21,17 +20,6 @@ SETTINGS: dict[str, Any] = {
     # what is kept for a rank that stands still is refused by it where maps change meanwhile
     "advanced": {"deadline_ms": (500.0, 500.0), "share_rows": False},
 }
-
-
-def state_digest(net: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Over parameters and everything the optimizer keeps (running statistics of batches are every rank's own)."""
-    out = hashlib.sha256()
-    for p in net.parameters():
-        out.update(p.detach().numpy().tobytes())
-        for name, value in sorted(optimizer.state[p].items()):
-            out.update(name.encode())
-            out.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else str(value).encode())
-    return out.hexdigest()
 
 
 def drifting(rank: int, share: float, losers: set[int]) -> None:

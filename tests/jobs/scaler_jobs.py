@@ -10,23 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from resync_jobs import state_digest
+import torch_jobs as jobs
 from support import Trouble
 from tailbound.torch import GradScaler, register
 from tailbound.torch.scaler import adopt
-from torch_jobs import (
-    BOUND,
-    PATIENT,
-    batch,
-    gradient,
-    model,
-    nmse,
-    on_hosts,
-    patient,
-    refused,
-    same_everywhere,
-    training,
-)
 
 #: What a step of a rank came to: loss scale before and after, whether the parameters moved, their digest.
 Step = tuple[float, float, bool, str]
@@ -38,14 +25,14 @@ def scaled(
     """A step per entry of ``ill``, which are the ranks whose gradients overflow in it."""
     steps = []
     for number, ranks in enumerate(ill):
-        before, scale = state_digest(net, optimizer), scaler.get_scale()
+        before, scale = jobs.state_digest(net, optimizer), scaler.get_scale()
         optimizer.zero_grad()
-        data, target = batch(rank, number)
+        data, target = jobs.batch(rank, number)
         loss = nn.functional.cross_entropy(net(data), target)
         scaler.scale(loss * (float("inf") if rank in ranks else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
-        after = state_digest(net, optimizer)
+        after = jobs.state_digest(net, optimizer)
         steps.append((scale, scaler.get_scale(), before != after, after))
     return steps
 
@@ -57,7 +44,7 @@ def stock(rank: int, here: int, ill: list[Collection[int]], loss: float = 0.0) -
     ``loss`` get lost.
     """
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=100)
-    with training(**on_hosts(rank, here), **patient(resync_period=0)) as (net, optimizer, state):
+    with jobs.training(**jobs.on_hosts(rank, here), **jobs.patient(resync_period=0)) as (net, optimizer, state):
         Trouble(seed=7, loss=loss).attach(state.communicator)
         steps = scaled(net, optimizer, scaler, rank, ill)
         assert state.scaler is scaler
@@ -65,7 +52,7 @@ def stock(rank: int, here: int, ill: list[Collection[int]], loss: float = 0.0) -
     hosts = dist.get_world_size() // here
     assert [moved for _, _, moved, _ in steps] == [len({one // here for one in ranks}) < hosts for ranks in ill]
     assert [before / after for before, after, _, _ in steps] == [2 if ranks else 1 for ranks in ill]
-    assert loss or same_everywhere([digest for _, _, _, digest in steps])
+    assert loss or jobs.same_everywhere([digest for _, _, _, digest in steps])
 
 
 def strange(rank: int) -> None:
@@ -74,10 +61,10 @@ def strange(rank: int) -> None:
     class Mine(torch.amp.GradScaler):
         pass
 
-    net, other = DDP(model()), DDP(model())
+    net, other = DDP(jobs.model()), DDP(jobs.model())
     both = torch.amp.GradScaler("cpu", init_scale=2.0)
     optimizers = [torch.optim.SGD(one.parameters(), 0.1) for one in (net, other)]
-    with register(net, optimizer=optimizers[0], **PATIENT) as state, register(other, **PATIENT) as second:
+    with register(net, optimizer=optimizers[0], **jobs.PATIENT) as state, register(other, **jobs.PATIENT) as second:
         parameters = [*net.parameters(), *other.parameters()]
         before = [p.detach().clone() for p in parameters]
         for scaler, one, optimizer, words in (
@@ -87,46 +74,46 @@ def strange(rank: int) -> None:
             if scaler is both:
                 adopt(state, both)
             scaler.scale(nn.functional.cross_entropy(*_fed(one, rank))).backward()
-            refusal = refused(words, lambda scaler=scaler, optimizer=optimizer: scaler.step(optimizer))
+            refusal = jobs.refused(words, lambda scaler=scaler, optimizer=optimizer: scaler.step(optimizer))
             assert scaler is both or "one for each registered model" in refusal
         assert second.scaler is None
         assert all(torch.equal(p, q) for p, q in zip(parameters, before, strict=True))
-    alone = DDP(model())
-    with register(alone, **PATIENT) as state:
+    alone = DDP(jobs.model())
+    with register(alone, **jobs.PATIENT) as state:
         if rank == 0:
             GradScaler(state)
         loss = nn.functional.cross_entropy(*_fed(alone, rank))
-        said = refused("use of a loss scale", loss.backward, Exception)
+        said = jobs.refused("use of a loss scale", loss.backward, Exception)
         assert "rank 0" in said
         assert "rank 1" in said
 
 
 def _fed(net: nn.Module, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    data, target = batch(rank, 0)
+    data, target = jobs.batch(rank, 0)
     return net(data), target
 
 
 def unlike(rank: int) -> None:
     """Ranks whose scales differ average the same gradient; what is not for a scaler is refused; one rank is torch's."""
-    plain = DDP(model(), bucket_cap_mb=0.05)
+    plain = DDP(jobs.model(), bucket_cap_mb=0.05)
     # else they would be made equal
-    with training(torch.optim.SGD, 0.0, **patient(resync_period=0)) as (net, optimizer, state):
+    with jobs.training(torch.optim.SGD, 0.0, **jobs.patient(resync_period=0)) as (net, optimizer, state):
         scaler = GradScaler(state, init_scale=2.0 ** (8 + 4 * rank))
         for step in range(3):
             for one in (net, plain):
                 one.zero_grad()
-                data, target = batch(rank, step)
+                data, target = jobs.batch(rank, step)
                 loss = nn.functional.cross_entropy(one(data), target)
                 (scaler.scale(loss) if one is net else loss).backward()
-            value = gradient(net) / scaler.get_scale()
-            assert nmse(value, gradient(plain)) <= 3 * BOUND
-            assert same_everywhere(value.sum().item())
+            value = jobs.gradient(net) / scaler.get_scale()
+            assert jobs.nmse(value, jobs.gradient(plain)) <= 3 * jobs.BOUND
+            assert jobs.same_everywhere(value.sum().item())
             assert scaler.get_scale() == 2.0 ** (8 + 4 * rank)
             scaler.unscale_(optimizer)
-            assert torch.equal(gradient(net), value)
+            assert torch.equal(jobs.gradient(net), value)
             scaler.step(optimizer)
             scaler.update()
-        refused("already", lambda: GradScaler(state))
+        jobs.refused("already", lambda: GradScaler(state))
         scaler.update(4.0)  # by hand, as in torch; here on all ranks
         assert scaler.get_scale() == 4.0
 
@@ -134,7 +121,7 @@ def unlike(rank: int) -> None:
 def saved(rank: int) -> None:
     """A scaler's state through a checkpoint, into another scaler of ours, and into torch's and back."""
     kept = 2.0**10 / 2
-    with training(torch.optim.SGD, 0.05, **PATIENT) as (net, optimizer, state):
+    with jobs.training(torch.optim.SGD, 0.05, **jobs.PATIENT) as (net, optimizer, state):
         scaler = GradScaler(state, init_scale=2.0**10, growth_interval=4)
         scaled(net, optimizer, scaler, rank, [(), (), (0, 1), (), ()])
         file = io.BytesIO()
@@ -143,7 +130,7 @@ def saved(rank: int) -> None:
     file.seek(0)
     theirs = torch.amp.GradScaler("cpu")
     theirs.load_state_dict(torch.load(file, weights_only=True))
-    with training(torch.optim.SGD, 0.05, **PATIENT) as (other, optimizer, state):
+    with jobs.training(torch.optim.SGD, 0.05, **jobs.PATIENT) as (other, optimizer, state):
         scaler = GradScaler(state)
         scaler.load_state_dict(theirs.state_dict())
         assert (scaler.get_scale(), scaler.state_dict()["_growth_tracker"]) == (kept, 2)

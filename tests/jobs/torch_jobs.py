@@ -67,7 +67,8 @@ def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[tor
 
 
 def backward(net: nn.Module, rank: int, step: int, dtype: torch.dtype = torch.float32) -> None:
-    data, target = batch(rank, step, dtype)
+    where = next(net.parameters()).device
+    data, target = (value.to(where) for value in batch(rank, step, dtype))
     nn.functional.cross_entropy(net(data).float(), target).backward()
 
 
@@ -104,11 +105,34 @@ def training(
 
 def gradient(net: nn.Module) -> torch.Tensor:
     """All gradients in one float64 vector."""
-    return torch.cat([p.grad.double().flatten() for p in net.parameters()])
+    return torch.cat([p.grad.double().flatten().cpu() for p in net.parameters()])
 
 
-def digest(net: nn.Module) -> str:
-    return hashlib.sha256(gradient(net).numpy().tobytes()).hexdigest()
+def digest(*values: Any) -> str:
+    """Of tensors and plain values, in lists and dictionaries."""
+    return hashlib.sha256(b"".join(_bytes(values))).hexdigest()
+
+
+def _bytes(value: Any) -> Iterator[bytes]:
+    if isinstance(value, torch.Tensor):
+        yield value.detach().cpu().flatten().view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, dict):
+        yield from _bytes(sorted(value.items(), key=str))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _bytes(one)
+    else:
+        yield repr(value).encode()
+
+
+def held(net: nn.Module) -> str:
+    """Digest of parameters and buffers."""
+    return digest(net.state_dict())
+
+
+def state_digest(net: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Over parameters and everything the optimizer keeps (running statistics of batches are every rank's own)."""
+    return digest([(p, optimizer.state.get(p, {})) for p in net.parameters()])
 
 
 def nmse(value: torch.Tensor, exact: torch.Tensor) -> float:
@@ -131,7 +155,7 @@ def alike(ours: nn.Module, plain: nn.Module) -> None:
     """Gradients of ``ours`` are those of ``plain`` within the bound, and the same bits on all ranks."""
     error = nmse(gradient(ours), gradient(plain))
     assert error <= 3 * BOUND, error
-    assert same_everywhere(digest(ours))
+    assert same_everywhere(digest(gradient(ours)))
 
 
 @contextlib.contextmanager
@@ -203,7 +227,7 @@ def abstaining(rank: int, here: int) -> None:
             assert state.last.abstained == bool(hosts[rank // here] & ill), step
             value = gradient(ours)
             assert value.isfinite().all()
-            assert same_everywhere(digest(ours))
+            assert same_everywhere(digest(gradient(ours)))
             well = [one for host in hosts if not host & ill for one in host]
             exact = torch.zeros_like(value)
             for other in well:
@@ -342,12 +366,6 @@ class Messages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.texts.append(record.getMessage())
-
-
-def held(net: nn.Module) -> str:
-    """Digest of parameters and buffers."""
-    whole = torch.cat([value.detach().double().flatten() for value in (*net.parameters(), *net.buffers())])
-    return hashlib.sha256(whole.numpy().tobytes()).hexdigest()
 
 
 def failed(net: DDP, optimizer: torch.optim.Optimizer, rank: int, step: int) -> str:

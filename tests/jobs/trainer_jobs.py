@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch import nn
 from loop_jobs import Pause
 from resync_jobs import SETTINGS
 from tailbound.torch import GradScaler, TailboundState
-from torch_jobs import batch, patient, refused
+from torch_jobs import batch, digest, patient, refused
 
 RANKS = 3
 #: Steps: of the job, the one before which the last rank stops, and the one before which all save and evaluate.
@@ -34,13 +33,6 @@ def as_torchrun(rank: int, ranks: int = RANKS) -> None:
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "GROUP_RANK": 0}
     os.environ |= {name: str(value) for name, value in place.items()}
     os.environ |= {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "test", "HF_HUB_OFFLINE": "1"}
-
-
-def digest(tensors: dict[str, torch.Tensor]) -> str:
-    out = hashlib.sha256()
-    for _, tensor in sorted(tensors.items()):
-        out.update(tensor.detach().numpy().tobytes())
-    return out.hexdigest()
 
 
 #: Ranks whose gradients overflow, by step, where a scaler scales the loss: it is lowered twice, and one step left out.
