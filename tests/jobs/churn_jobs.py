@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from support import Trouble
-from tailbound.torch import TailboundState, batches, register
+from tailbound.torch import batches, register
 from torch_jobs import model, state_digest, train
 
 #: Deadlines and rates are learned, as in any job; a rank that is stopped for seconds falls out of this ring.
 SETTINGS: dict[str, Any] = {"datapath": "udp", "ring_mib": 2.0, "advanced": {"resync_share": 50.0}, "timeout": 60.0}
-
-
-def _turns(state: TailboundState, follow: bool) -> Iterator[int]:
-    """Once a step that this rank computes; ``follow``: by ``batches``, else as a plain loop."""
-    return batches(itertools.count(), state) if follow else itertools.count()
 
 
 def churning(
@@ -53,7 +47,7 @@ def churning(
         communicator = state.communicator
         assert communicator is not None
         trouble = Trouble(seed=rank).attach(communicator)
-        for _ in _turns(state, follow):
+        for _ in batches(itertools.count(), state) if follow else itertools.count():
             step = communicator.step
             steps[rank] = step
             if 0 <= last.value <= step or os.getppid() != parent:

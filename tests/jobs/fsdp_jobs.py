@@ -104,12 +104,10 @@ OVERLAPPING = {
     "usual": _TOGETHER,
     "raises": ["launch 2"],
     "after it": ["launch 3", "wait 2", "wait 3", "launch 2", "wait 2", *_TOGETHER[1:3], "wait 0", "wait 1"],
-    "usual again": _TOGETHER,
     "divides": _TOGETHER,
     "after that": _SEEN,
-    "usual once more": _TOGETHER,
+    "usual again": _TOGETHER,
     "accumulating": _IN_TURN,
-    "usual at last": _TOGETHER,
     "a hook looks": _SEEN,
 }
 

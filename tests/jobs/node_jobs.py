@@ -36,29 +36,25 @@ def shared(rank: int, **options: Any) -> Iterator[tuple[DDP, NodeState]]:
         yield ours, state
 
 
-def parity(rank: int) -> None:
-    """Gradients against plain DDP's: types, views; bits equal on all four ranks."""
-    host = jobs.on_hosts(rank, 2)
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        plain, ours = (DDP(jobs.model().to(dtype), bucket_cap_mb=0.05, gradient_as_bucket_view=True) for _ in range(2))
-        with register(ours, **host, **jobs.PATIENT) as state:
-            for step in range(4):
-                jobs.check_step(plain, ours, rank, step, dtype)
-            stats = state.stats()
-            assert (stats["ranks"], stats["delivered"], state.communicator.step) == (2, 1.0, 4)
+def parity(rank: int, how: str) -> None:
+    """Gradients against plain DDP's, and the same bits on all four ranks; collectives of a device come in one order.
 
-
-def as_device(rank: int, cuda: bool = False) -> None:
-    """Gradients against plain DDP's, with buckets that go the way of a device; in which order its collectives come.
-
-    ``cuda``: on two of them, or on one that all share. Else on host memory, with Gloo in the place of NCCL.
+    ``how``: buckets are those of the ``host``, or go the way of a ``device``, with Gloo in the place of NCCL. ``cuda``:
+    they are on two devices, or on one that all share.
     """
-    host, where = jobs.on_hosts(rank, 2), torch.device("cpu")
-    if cuda:
+    host, where, kinds = jobs.on_hosts(rank, 2), torch.device("cpu"), [torch.float32, torch.bfloat16]
+    if how == "cuda":
         devices = torch.cuda.device_count()
         where = torch.device("cuda", rank % 2 % devices)
+        torch.cuda.set_device(where)
         if devices < 2:  # NCCL takes one rank a device and host, but believes who says to be another host
             os.environ |= {"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"}
+    elif how == "device":
+        inside = node_shards.Inside("gloo", Stream(), one_order=True)
+        node_state.inside_of = lambda _: inside
+        base.Paths = functools.partial(Paths, host_form=PLAIN)
+    else:
+        kinds += [torch.float16, torch.float64]
     called: list[str] = []
 
     def noted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -71,24 +67,20 @@ def as_device(rank: int, cuda: bool = False) -> None:
 
     dist.all_to_all_single = noted("exchange", dist.all_to_all_single)
     node_shards._all_gather = noted("gather", node_shards._all_gather)
-    if cuda:
-        torch.cuda.set_device(where)
-    else:
-        inside = node_shards.Inside("gloo", Stream(), one_order=True)
-        node_state.inside_of = lambda _: inside
-        base.Paths = functools.partial(Paths, host_form=PLAIN)
-    for dtype in (torch.float32, torch.bfloat16):
-        plain, ours = (DDP(jobs.model().to(where, dtype), bucket_cap_mb=0.05) for _ in range(2))
+    for dtype in kinds:
+        options = {"bucket_cap_mb": 0.05, "gradient_as_bucket_view": how == "host"}
+        plain, ours = (DDP(jobs.model().to(where, dtype), **options) for _ in range(2))
         with register(ours, **host, **jobs.PATIENT) as state:
             for step in range(3):
                 del called[:]
                 jobs.check_step(plain, ours, rank, step, dtype)
                 half = len(called) // 2
-                assert called == ["exchange"] * half + ["gather"] * half
+                assert how == "host" or called == ["exchange"] * half + ["gather"] * half
                 assert half > 1 or step == 0
             assert state.synchronize()
             stats = state.stats()
-            assert (stats["ranks"], stats["delivered"], list(stats["device_codec"])) == (2, 1.0, [str(where)])
+            assert (stats["ranks"], stats["delivered"], state.communicator.step) == (2, 1.0, 3)
+            assert list(stats.get("device_codec", ())) == ([] if how == "host" else [str(where)])
 
 
 def equal(rank: int) -> None:

@@ -8,14 +8,16 @@ import threading
 import time
 import warnings
 import weakref
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.torch import GradScaler, batches, register
 from tailbound.torch.register import _SYNC_OPTION
-from torch_jobs import PATIENT, Messages, backward, model, refused, training
+from torch_jobs import PATIENT, Messages, backward, digest, model, refused, training
 
 
 def ours() -> set[str]:
@@ -42,23 +44,33 @@ def rings(rank: int) -> None:
         assert any(words in text for text in messages.texts), messages.texts
 
 
-def many_buckets(rank: int) -> None:
-    """More buckets than a step can number are refused before the first step, with a size that will do."""
-    net = DDP(nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(1100))), bucket_cap_mb=0.015)
-    refusal = refused("about 1145 buckets of 0 MiB", lambda: register(net, **PATIENT))
-    assert "bucket_cap_mb=1 or more" in refusal
-    assert not ours(), ours()
+def refusals(rank: int) -> None:
+    """What cannot be is refused by name, and leaves no job behind: the model can be registered again."""
 
+    def refuses(words: str, net: DDP, *given: Any) -> str:
+        text = refused(words, lambda: register(net, *given, **PATIENT))
+        assert not ours(), ours()
+        return text
 
-def ignored(rank: int) -> None:
-    """Trained parameters that DDP ignores are refused by name, frozen ones and buffers are not."""
+    many = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(1100)))
+    # more than a step can number
+    assert "bucket_cap_mb=1 or more" in refuses("about 1145 buckets of 0 MiB", DDP(many, bucket_cap_mb=0.015))
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4))
     DDP._set_params_and_buffers_to_ignore_for_model(net, ["1.weight", "1.bias", "2.running_mean"])
-    refused("2 trained parameter(s) (1.bias, 1.weight)", lambda: register(DDP(net, **{_SYNC_OPTION: False}), **PATIENT))
-    assert not ours(), ours()
-    net[1].requires_grad_(False)
-    with register(DDP(net, **{_SYNC_OPTION: False}), **PATIENT):
-        pass
+    refuses("2 trained parameter(s) (1.bias, 1.weight)", DDP(net, **{_SYNC_OPTION: False}))
+    net[1].requires_grad_(False)  # as buffers are: nobody's business
+    register(DDP(net, **{_SYNC_OPTION: False}), **PATIENT).close()
+    net = DDP(model())
+    for words, optimizer in (
+        ("give register the one that does", torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)),
+        ("give it max_iter=1", torch.optim.LBFGS(net.parameters())),
+        ("tailbound.torch.fsdp", ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)),
+        ("give the optimizer inside it", PostLocalSGDOptimizer(torch.optim.SGD(net.parameters(), 0.1), None)),
+    ):
+        refuses(words, net, optimizer)
+    with register(net, **PATIENT) as state:
+        backward(net, rank, 0)
+        assert state.last.error is None
 
 
 def collectives(rank: int) -> None:
@@ -88,33 +100,13 @@ def collectives(rank: int) -> None:
 
 
 def optimizers(rank: int) -> None:
-    """An optimizer whose ``step`` is a collective: refused where it is given, and before the first step where not."""
-    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
-
+    """An optimizer whose ``step`` is a collective, and that ``register`` was not given, is refused before it steps."""
     net = DDP(model())
-    sharded = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1)
-    several = torch.optim.LBFGS(net.parameters())
-    refused("give it max_iter=1", lambda: register(net, optimizer=several, **PATIENT))
-    local = PostLocalSGDOptimizer(torch.optim.SGD(net.parameters(), 0.1), None)
-    refused("tailbound.torch.fsdp", lambda: register(net, optimizer=sharded, **PATIENT))
-    refused("give the optimizer inside it", lambda: register(net, optimizer=local, **PATIENT))
-    assert not ours(), ours()
-    before = [p.detach().clone() for p in net.parameters()]
+    sharded, before = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1), digest(net.state_dict())
     with register(net, **PATIENT):
         backward(net, rank, 0)
         refused("ZeroRedundancyOptimizer shards", sharded.step)
-    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), before, strict=True))
-
-
-def refused_late(rank: int) -> None:
-    """What is refused once the job is up leaves no job behind, and the model can be registered again."""
-    net = DDP(model())
-    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
-    refused("give register the one that does", lambda: register(net, optimizer=other, **PATIENT))
-    assert not ours(), ours()
-    with register(net, **PATIENT) as state:
-        backward(net, rank, 0)
-        assert state.last.error is None
+    assert digest(net.state_dict()) == before
 
 
 def dropped(rank: int) -> None:

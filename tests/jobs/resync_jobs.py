@@ -55,14 +55,10 @@ def drifting(rank: int, share: float, losers: set[int]) -> None:
                 break
         assert len(set(digests)) == 1
         assert all(sound)
-        train(net, optimizer, rank, range(260, 262))
-        # what has got lost anew has made its rank unsound
-        assert len({digest for digest, well in zip(*told(), strict=True) if well}) <= 1
         counts = everywhere(state.stats()["replica"]["counters"])
     took = [one.get("slices_taken", 0) + one.get("whole_taken", 0) for one in counts]
     assert any(took)
     assert not all(took) or len(losers) > 1  # a rank that has missed nothing takes nothing
-    assert len(losers) == 3 or not any(one.get("led", 0) for one in counts)
 
 
 def holding(rank: int) -> None:

@@ -377,9 +377,10 @@ def failed(net: DDP, optimizer: torch.optim.Optimizer, rank: int, step: int) -> 
     return ""
 
 
-def killed(rank: int, here: int = 1) -> dict[str, Any]:
+def killed(rank: int, here: int = 1, how: str = "killed") -> dict[str, Any]:
     """The last rank dies between two steps. What the others log and hold, and what ended the job of its host.
 
+    ``how``: it is killed or ``raises``: it catches an error in the middle of a pass, and DDP refuses the next one.
     ``ended``: by step, how many halves of ops deadlines have ended so far. A step is one op.
     """
     messages, net = Messages(), DDP(model())
@@ -390,7 +391,13 @@ def killed(rank: int, here: int = 1) -> dict[str, Any]:
         for step in range(16):
             if step == 4 and rank == dist.get_world_size() - 1:
                 time.sleep(0.5)  # the others have what it has sent
-                os.kill(os.getpid(), signal.SIGKILL)
+                if how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                handle = net.module[2].weight.register_hook(lambda _: {}[how])
+                with contextlib.suppress(KeyError):
+                    backward(net, rank, step)
+                handle.remove()
+                backward(net, rank, step)
             if failure := failed(net, optimizer, rank, step):
                 break
             counters = state.stats()["counters"]

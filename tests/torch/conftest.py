@@ -1,4 +1,4 @@
-"""Jobs of real processes as one call: ``run("hook_jobs.unused", 2)`` gives what every rank returned."""
+"""Jobs of real processes as one call: ``run("torch_jobs.parity", 2)`` gives what every rank returned."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ import pytest
 
 from processes import Job, Run
 
+BACKENDS = {
+    "backend_jobs": "tailbound",
+    "elastic": "elastic",
+    "loop_jobs.killed": "elastic",
+    "loop_jobs.barred": "elastic",
+}
+
 
 def _named(job: str) -> Callable[..., Any]:
     """A function of ``tests/jobs``: these import PyTorch, so nobody does before a test runs."""
@@ -19,9 +26,9 @@ def _named(job: str) -> Callable[..., Any]:
     return found
 
 
-def _backend(job: str) -> str:
+def _backend(jobs: str) -> str:
     """What jobs of the backend or of ranks that come back run over; all others run over Gloo."""
-    return {"backend_jobs": "tailbound", "elastic_jobs": "elastic"}.get(job.partition(".")[0], "gloo")
+    return next((kind for name, kind in BACKENDS.items() if name in jobs), "gloo")
 
 
 @pytest.fixture
@@ -32,7 +39,9 @@ def run(tmp_path: Path) -> Run:
     """
 
     def results(job: str, ranks: int, *arguments: Any, backend: str = "", last_dies: bool = False) -> list[Any]:
-        with Job(_named(job), ranks, tmp_path, *arguments, backend=backend or _backend(job)) as started:
+        with Job(
+            _named(job), ranks, tmp_path, *arguments, backend=backend or _backend(f"{job} {arguments}")
+        ) as started:
             return [started.result(rank) for rank in range(ranks - 1)] if last_dies else started.results()
 
     return results

@@ -106,19 +106,6 @@ def test_who_waits_for_the_future_reads_the_average() -> None:
     assert np.array_equal(seen.cpu().numpy(), wanted)
 
 
-def test_memory_for_copies_is_page_locked_and_used_again() -> None:
-    import torch
-
-    stream = workspace(DEVICE, triton()).stream
-    with stream.use():
-        made = stream.host_memory(1000, dtype=torch.uint8)
-        assert made.is_pinned()
-        there, address = made.to(DEVICE, non_blocking=True), made.data_ptr()
-        del made
-        torch.cuda.synchronize()
-        assert stream.host_memory(*there.shape, dtype=torch.uint8).data_ptr() == address
-
-
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float64"])
 def test_training_and_synchronizing(run: Run, kind: str) -> None:
     """DDP over Gloo beside DDP with the hook, both ranks on one device; parameters and optimizer state follow."""
@@ -127,4 +114,4 @@ def test_training_and_synchronizing(run: Run, kind: str) -> None:
 
 def test_ranks_of_a_host_share_buckets(run: Run) -> None:
     """Two hosts of two ranks: NCCL within a host, Tailbound between them."""
-    run("node_jobs.as_device", 4, True)
+    run("node_jobs.parity", 4, "cuda")

@@ -32,9 +32,10 @@ def test_the_options_that_have_to_be_equal_are_those_of_the_table(repository: Pa
     assert Config(0, 2).common().keys() | of_the_hook == torch_jobs.DIFFERING.keys() | of_a_key
 
 
-def test_a_killed_worker_is_named_and_costs_the_others_a_deadline(run: Run) -> None:
+@pytest.mark.parametrize("how", ["killed", "raises"])
+def test_a_worker_that_ends_is_named_and_costs_the_others_a_deadline(run: Run, how: str) -> None:
     """Rule: clock-14."""
-    for rank, one in enumerate(run("torch_jobs.killed", 3, last_dies=True)):
+    for rank, one in enumerate(run("torch_jobs.killed", 3, 1, how, last_dies=True)):
         assert len(one["ended"]) == 16
         # its end is told by its kernel: no deadline has to pass for it in three ops, but in one at most
         assert len(set(one["ended"])) <= 2, one["ended"]

@@ -15,6 +15,12 @@ from processes import Run
 
 pytestmark = pytest.mark.needs("torch")
 
+
+def turns(module: str, *names: str) -> tuple[str, ...]:
+    """Jobs that the same processes do one after the other."""
+    return "processes.in_turn", *(f"{module}.{name}" for name in names)
+
+
 #: Loops that need nothing of their own.
 LOOPS = (
     "plain",
@@ -34,20 +40,15 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "gradients are those of plain DDP": (2, "torch_jobs.parity"),
     "scales are those of the tensors when DDP orders its bucket anew": (2, "hook_jobs.rebuilt"),
     "a rank with NaN abstains": (3, "torch_jobs.abstaining", 1),
-    "the hook refuses what cannot be": (2, "torch_jobs.refusals"),
-    "ranks with other buckets are named": (2, "torch_jobs.other_layout"),
-    "loops train as under plain DDP": (3, "loop_jobs.parity", 1, *LOOPS, "sparse", "joined", "unused", "compiled"),
-    "torch's compression wrappers, and a compiled backward pass": (
-        2, "processes.in_turn", "hook_jobs.wrapped", "hook_jobs.compiled",
+    "bits change, error feedback says what codes clip; other buckets, options and states are refused": (
+        2, *turns("torch_jobs", "switching", "feedback", "other_layout", "refusals"),
     ),
+    "loops train as under plain DDP": (3, "loop_jobs.parity", 1, *LOOPS, "sparse", "joined", "unused", "compiled"),
+    "torch's compression wrappers, and a compiled backward pass": (2, *turns("hook_jobs", "wrapped", "compiled")),
     "two models in a process and workers of a data loader": (2, "hook_jobs.beside"),
-    "bits change between steps": (2, "torch_jobs.switching"),
-    "error feedback says in the end what codes clip": (2, "torch_jobs.feedback"),
     # register, and what it leaves behind
     "the ring follows the model, and what register refuses leaves no job behind": (
-        2, "processes.in_turn", *(f"register_jobs.{one}" for one in (
-            "rings", "many_buckets", "ignored", "collectives", "optimizers", "refused_late"
-        )),
+        2, *turns("register_jobs", "rings", "refusals", "collectives", "optimizers"),
     ),
     "a job ends with its model": (2, "register_jobs.dropped"),
     "a compiled step leaves the hook alone": (2, "register_jobs.compiled_step"),
@@ -71,40 +72,35 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "torch's scaler backs off, also in the first step": (
         3, "scaler_jobs.stock", 1, [(0, 1, 2), (), (1,), (), (0, 1, 2), (), ()],
     ),
-    "scalers that cannot be taken in are refused": (2, "scaler_jobs.strange"),
-    "scales differ and the average does not": (2, "scaler_jobs.unlike"),
-    "a checkpoint keeps the scale": (2, "scaler_jobs.saved"),
+    "scalers: some are refused, scales may differ, and a checkpoint keeps them": (
+        2, *turns("scaler_jobs", "strange", "unlike", "saved"),
+    ),
     # several ranks a host: two hosts of two
-    "hosts: gradients are those of plain DDP": (4, "node_jobs.parity"),
-    "hosts: buckets on a device are shared in one order": (4, "node_jobs.as_device"),
-    "hosts: a rank that holds alone leaves a slice to the next forward pass": (4, "node_jobs.held_at_a_boundary"),
-    "hosts: a rank that holds alone holds all jobs of its host": (4, "node_jobs.holding"),
+    "hosts: gradients are those of plain DDP": (4, "node_jobs.parity", "host"),
+    "hosts: buckets on a device are shared in one order": (4, "node_jobs.parity", "device"),
+    "hosts: replicas are made equal, and one rank that holds alone holds its host": (
+        4, *turns("node_jobs", "equal", "holding", "held_at_a_boundary"),
+    ),
     "hosts: one with NaN stays out of the mean": (4, "torch_jobs.abstaining", 2),
     "hosts: ranks have one loss scale": (
         4, "scaler_jobs.stock", 2, [(), (1,), (), (0, 3), (), (2,), (), (), ()],
     ),
     "hosts: loops train as under plain DDP": (4, "loop_jobs.parity", 2, *LOOPS, "sparse"),
-    "hosts: replicas are made equal within and across": (4, "node_jobs.equal"),
     "hosts: what cannot be is refused": (4, "node_jobs.refusals"),
     "one host needs no job": (2, "node_jobs.one_host"),
     # FSDP2
-    "FSDP: gradients are those of plain HSDP and of DDP": (4, "fsdp_jobs.parity"),
-    "FSDP: steps end whatever modules a pass goes through": (4, "fsdp_jobs.unlike"),
-    "FSDP: averages are awaited at the end of backward": (4, "fsdp_jobs.overlapping"),
-    "FSDP: replicas are made equal with their moments": (4, "fsdp_jobs.equal_replicas"),
-    "FSDP: all shards leave a step out that one of them finds void": (4, "fsdp_jobs.voided"),
-    "FSDP: what cannot be is refused": (4, "fsdp_jobs.refusals"),
+    "FSDP: gradients are those of plain HSDP and of DDP, and replicas are made equal": (
+        4, *turns("fsdp_jobs", "parity", "unlike", "overlapping", "equal_replicas", "voided", "refusals"),
+    ),
     "FSDP: one host": (2, "fsdp_jobs.alone"),
     # the backend of torch.distributed
     "backend: unasked everything is as over Gloo": (3, "backend_jobs.collectives"),
-    "backend: Gloo's threads hold the last reference": (2, "backend_jobs.dropped"),
-    "backend: a model holds the last reference to a group that has ended": (2, "backend_jobs.outlived"),
-    "backend: some kinds are bounded and the others exact": (2, "backend_jobs.kinds"),
-    "backend: steps end where the caller says": (2, "backend_jobs.told"),
+    "backend: Gloo's threads, or a model, hold the last reference": (2, *turns("backend_jobs", "dropped", "outlived")),
+    "backend: some kinds are bounded, steps end where the caller says, and ranks that disagree are named": (
+        2, *turns("backend_jobs", "kinds", "told", "disagreement", "refusals"),
+    ),
     "backend: DDP with and without a hook": (2, "backend_jobs.training"),
     "backend: compiled steps": (2, "backend_jobs.compiled"),
-    "backend: what cannot be is refused": (2, "backend_jobs.refusals"),
-    "backend: ranks that disagree are named and live on": (2, "backend_jobs.disagreement"),
     # ranks that come back
     "elastic: the group has no collectives": (2, "elastic_jobs.no_collectives"),
     "elastic: what DDP gets wrong alone is refused": (2, "elastic_jobs.wrong"),

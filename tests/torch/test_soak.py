@@ -11,24 +11,24 @@ import pytest
 pytestmark = pytest.mark.needs("torch")
 
 
-def _result(**values: Any) -> dict[str, Any]:
-    seen = dict.fromkeys(range(4), ("same", True))
-    return {"seen": seen, "first": "new", "digest": "end", "synchronized": True, "last": 4} | values
+_SEEN = dict.fromkeys(range(4), ("same", True))
 
 
-def test_what_is_wrong_with_a_life_is_told_in_words() -> None:
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"seen": dict.fromkeys(range(4), ("other", False))}, None),
+        ({"first": "old"}, "a rank began with something else than the checkpoint"),
+        ({"seen": _SEEN | {2: ("other", True)}}, "parted before step 2 although sound: {0: 'same', 1: 'other'}"),
+        ({"digest": "apart"}, "synchronized and unlike: {0: 'end', 1: 'apart'}"),
+        ({"synchronized": False}, "not synchronized: {0: (True, 4), 1: (False, 4)}"),
+    ],
+)
+def test_what_is_wrong_with_a_life_is_told_in_words(other: dict[str, Any], words: str | None) -> None:
     from soak.training import complaints
 
-    unlike = {step: ("other" if step >= 2 else "same", True) for step in range(4)}
-    unsound = dict.fromkeys(range(4), ("other", False))
-    assert complaints({0: _result(), 1: _result(seen=unsound), 3: _result()}, "new") == []
-    assert complaints({0: _result()}, "old") == ["a rank began with something else than the checkpoint"]
-    (parted,) = complaints({0: _result(), 1: _result(seen=unlike)})
-    assert parted == "parted before step 2 although sound: {0: 'same', 1: 'other'}"
-    (unlike_in_the_end,) = complaints({0: _result(), 1: _result(digest="apart")})
-    assert unlike_in_the_end == "synchronized and unlike: {0: 'end', 1: 'apart'}"
-    (not_synchronized,) = complaints({0: _result(), 1: _result(synchronized=False, digest="apart")})
-    assert not_synchronized == "not synchronized: {0: (True, 4), 1: (False, 4)}"
+    well = {"seen": _SEEN, "first": "new", "digest": "end", "synchronized": True, "last": 4}
+    assert complaints({0: well, 1: well | other}, "new") == ([words] if words else [])
 
 
 def test_a_life_with_a_replica_that_changes_unseen(tmp_path: Path) -> None:
