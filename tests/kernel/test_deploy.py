@@ -57,42 +57,11 @@ def test_one_less_is_refused_by_name(wire: list[str], missing: str) -> None:
     assert pin.settings("tbx") is None
 
 
-def test_unit_and_daemonset_ask_for_the_least_and_for_options_that_there_are(repository: Path) -> None:
-    unit = (repository / "deploy/tailbound@.service").read_text()
-    assert re.search(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)[1].split() == [  # type: ignore[index]
-        f"CAP_{name}" for name in ("BPF", "NET_ADMIN", "PERFMON", "CHOWN")
-    ]
-    mount = (repository / "deploy/run-tailbound-bpf.mount").read_text()
-    assert f"Where={pin.bpffs()}\n" in mount
-    pod = yaml.safe_load((repository / "deploy/daemonset.yaml").read_text())["spec"]["template"]["spec"]
-    (attach,), (metrics,) = pod["initContainers"], pod["containers"]
-    _check_daemonset(yaml.safe_load((repository / "deploy/daemonset.yaml").read_text()))
-    assert sorted(attach["securityContext"]["capabilities"]["add"]) == sorted(LEAST)
-    assert metrics["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    for container in (attach, metrics):
-        verb, *words = container["args"]
-        command = cli.get_command(None, verb)  # type: ignore[arg-type]
-        assert command is not None
-        command.make_parser(command.make_context(verb, list(words), resilient_parsing=True)).parse_args(list(words))
-
-
-def _check_daemonset(found: dict[str, Any]) -> None:
-    """What can be checked of the DaemonSet without a cluster and would harm jobs or be refused there."""
-    spec = found["spec"]
-    assert spec["updateStrategy"] == {"type": "OnDelete"}, "an update would end jobs"
-    template = spec["template"]
-    assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
-    pod = template["spec"]
-    containers = [*pod["initContainers"], *pod["containers"]]
-    assert {m["name"] for each in containers for m in each["volumeMounts"]} == {v["name"] for v in pod["volumes"]}
-    for container in containers:
-        assert container["image"] == "REGISTRY/tailbound:VERSION", "without a tag nodes would keep an older image"
-        assert all(isinstance(word, str) for word in container["args"])
-        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
-    (metrics,) = pod["containers"]
-    assert metrics["readinessProbe"]["httpGet"]["port"] in {port["name"] for port in metrics["ports"]}
-    port = template["metadata"]["annotations"]["prometheus.io/port"]
-    assert [each["containerPort"] for each in metrics["ports"]] == [int(port)]
+def parsed(verb: str, *words: str) -> None:
+    """There is such a command, and it has these options."""
+    command = cli.get_command(None, verb)  # type: ignore[arg-type]
+    assert command is not None
+    command.make_parser(command.make_context(verb, list(words), resilient_parsing=True)).parse_args(list(words))
 
 
 @pytest.mark.parametrize("name", ["tailbound@.service", "tailbound-metrics.service"])
@@ -101,10 +70,32 @@ def test_units_call_commands_and_options_that_there_are(repository: Path, name: 
     called = re.findall(r"^Exec\w+=/usr/local/bin/tailbound (.*)$", unit, re.MULTILINE)
     assert called
     for line in called:
-        verb, *words = line.replace("%i", "eth0").replace("${GROUP}", "training").replace("$OPTIONS", "").split()
-        command = cli.get_command(None, verb)  # type: ignore[arg-type]
-        assert command is not None
-        command.make_parser(command.make_context(verb, list(words), resilient_parsing=True)).parse_args(list(words))
+        parsed(*line.replace("%i", "eth0").replace("${GROUP}", "training").replace("$OPTIONS", "").split())
+
+
+def test_unit_and_daemonset_ask_for_the_least(repository: Path) -> None:
+    """And what can be checked of the DaemonSet without a cluster and would harm jobs or be refused there."""
+    unit = (repository / "deploy/tailbound@.service").read_text()
+    bounds = re.search(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)[1].split()  # type: ignore[index]
+    assert sorted(bounds) == [f"CAP_{name}" for name in LEAST]
+    assert f"Where={pin.bpffs()}\n" in (repository / "deploy/run-tailbound-bpf.mount").read_text()
+    spec = yaml.safe_load((repository / "deploy/daemonset.yaml").read_text())["spec"]
+    assert spec["updateStrategy"] == {"type": "OnDelete"}, "an update would end jobs"
+    template = spec["template"]
+    assert spec["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    pod = template["spec"]
+    (attach,), (metrics,) = pod["initContainers"], pod["containers"]
+    assert {m["name"] for each in (attach, metrics) for m in each["volumeMounts"]} == {
+        v["name"] for v in pod["volumes"]
+    }
+    for container, added in ((attach, list(LEAST)), (metrics, [])):
+        assert container["image"] == "REGISTRY/tailbound:VERSION", "without a tag nodes would keep an older image"
+        capabilities = container["securityContext"]["capabilities"]
+        assert (capabilities["drop"], sorted(capabilities.get("add", []))) == (["ALL"], added)
+        parsed(*container["args"])
+    (port,) = metrics["ports"]
+    assert metrics["readinessProbe"]["httpGet"]["port"] == port["name"]
+    assert int(template["metadata"]["annotations"]["prometheus.io/port"]) == port["containerPort"]
 
 
 @needs_wire

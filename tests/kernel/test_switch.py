@@ -18,9 +18,9 @@ from hostile import damaged, noise
 from kernel_world import HEADERS_IPV6, KernelWorld
 from loaders import both_loaders
 from switch_cases import CASES, JOB, Case, Job, Step, contribution, expected, in_ipv6, ip_of
-from switch_world import DROP, HEADERS, PASS, REDIRECT, SwitchWorld, entry_of, mac_bytes
+from switch_world import DROP, HEADERS, PASS, REDIRECT, SwitchWorld, entry_of
 from tailbound.errors import ConfigError
-from tailbound.switch.job import RankSpec, parse_rank
+from tailbound.switch.job import RankSpec, mac_bytes, parse_rank
 from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Verdict
 from tailbound_lab.bench.frames import frame, internet_checksum

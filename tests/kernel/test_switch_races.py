@@ -1,104 +1,128 @@
 """Two CPUs in one switch: a flush against the last contribution, a newer generation against an older one.
 
 All ranks send the same codes, so a row's mean is these codes whoever is in it, and anything else is a sum that does not
-belong to its count. Threads stay in the kernel (the benchmark's turntable moves the packet from row to row).
+belong to its count. Threads stay in the kernel: a turntable in front of the program (``switch_bench.bpf.c``) moves each
+CPU's packet from row to row.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from tailbound.wire.schema import HEADER_BYTES, Flag, Verdict
+from tailbound.kernel import load, syscalls
+from tailbound.kernel.maps import possible_cpus
+from tailbound.kernel.switch import MAP_NAMES, Entry, Member, Sizes, Switch
+from tailbound.wire.address import words_of
+from tailbound.wire.packets import header, packet
+from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, OP_PER_STEP, Flag, PacketType, Verdict
+from tailbound_lab.bench.frames import frame
 from tailbound_lab.bench.program_run import run_xdp
-from turntable import TURN_RANK, TURN_ROW, Turntable
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="missing capability 'two CPUs'")
 
-SLOTS, WIDTH = 1024, 256
+SLOTS, WIDTH, RANKS, PORT, COOKIE = 1024, 256, 2, 7000, 0x7A11
+SWITCH, WORKER = "198.18.252.1", "198.18.0.1"
+CODES = np.random.default_rng(7).integers(1, 256, WIDTH, np.uint8).tobytes()
+#: How the turntable moves a packet on: rank by rank and row by row, or row by row.
+RANK_BY_RANK, ROW_BY_ROW = 1, 2
 #: Laps at most until both sides have won.
 LAPS = 300
 
 
+class Turntable:
+    """The switch with the turntable in front; one job of two workers, both at one address."""
+
+    def __init__(self, loader: str) -> None:
+        with contextlib.ExitStack() as stack:
+            self.switch = Switch.make(Sizes(WIDTH, SLOTS, 64), loader)
+            stack.callback(self.switch.close)
+            fds = self.switch.maps.fds
+            fds["switch_turn"] = syscalls.map_create(
+                syscalls.MAP_TYPE_ARRAY, 4, HEADER_BYTES + 16, possible_cpus(), name="switch_turn"
+            )
+            defines, names = {"TB_WIDTH": WIDTH, "TB_PORTS": 64}, (*MAP_NAMES, "switch_turn")
+            self._program = load.load("switch_bench.bpf.c", "tb_switch_bench", defines, names, fds, loader)
+            stack.callback(os.close, self._program)
+            members = (Member(WORKER, bytes(6), 1),) * RANKS
+            self.switch.put(0, Entry(COOKIE, SWITCH, bytes(6), PORT, 0, SLOTS, 2, members))
+            self.switch.maps.arrays["switch_ranks"]["ifindex"] = 1  # loopback, by which test runs come in
+            self.close = stack.pop_all().close
+        self.slots = self.switch.maps.arrays["switch_slots"]
+
+    def together(self, *runs: tuple[int, int, Flag | int, int, int]) -> Counter[Verdict]:
+        """Each on a CPU of its own: sender, first row, flags, turn, and repeats. Returns the verdicts."""
+        before, barrier = self.switch.ledger(0).sum(0), threading.Barrier(len(runs), timeout=60)
+
+        def body(cpu: int, sender: int, seq: int, flags: int, turn: int, repeat: int) -> None:
+            os.sched_setaffinity(0, {cpu})
+            head = header(
+                type=PacketType.CONTRIBUTION, flags=flags, cookie=COOKIE, op=OP_PER_STEP, sender=sender, owner=RANKS,
+                seq=seq, rows=MAX_RANKS, need=-3, exponent=-1, weight=1, count=RANKS,
+            )  # fmt: skip
+            data = packet(head, CODES)
+            after = struct.pack("=IIII", words_of(WORKER)[0], words_of(SWITCH)[0], turn, RANKS)
+            syscalls.map_update(
+                self.switch.maps.fds["switch_turn"], struct.pack("=I", cpu), data[:HEADER_BYTES] + after
+            )
+            barrier.wait()
+            run_xdp(self._program, frame(data, WORKER, SWITCH, PORT, PORT), repeat)
+
+        cpus = sorted(os.sched_getaffinity(0))
+        threads = [threading.Thread(target=body, args=(cpu, *run)) for cpu, run in zip(cpus, runs, strict=False)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self._check_rows()
+        return Counter({Verdict(v): int(n) for v, n in enumerate(self.switch.ledger(0).sum(0) - before) if n})
+
+    def _check_rows(self) -> None:
+        """Every row is final, its count is that of its bitmap, and its mean is the codes."""
+        assert self.slots["final"].all()
+        assert self.slots["count"].tolist() == [int(word).bit_count() for word in self.slots["ranks"][:, 0]]
+        kept = self.switch.maps.arrays["switch_sums"].view(np.uint64)[:, : WIDTH // 4 : 2]
+        assert (np.ascontiguousarray(kept).view(np.uint8) == np.frombuffer(CODES, np.uint8)).all()
+
+
 @pytest.fixture
 def table(loader: str) -> Iterator[Turntable]:
-    made = Turntable(loader, SLOTS, WIDTH)
-    made.job(2)
-    yield made
-    made.close()
-
-
-def together(table: Turntable, *runs: tuple[bytes, int, int]) -> None:
-    """Packets, how they are turned, and repeats; each on a CPU of its own, at the same time."""
-    barrier = threading.Barrier(len(runs), timeout=60)
-
-    def body(cpu: int, data: bytes, turn: int, repeat: int) -> None:
-        os.sched_setaffinity(0, {cpu})
-        frame = table.turn(cpu, data, turn, 2)
-        barrier.wait()
-        run_xdp(table.program, frame, repeat)
-
-    threads = [
-        threading.Thread(target=body, args=(cpu, *run))
-        for cpu, run in zip(sorted(os.sched_getaffinity(0)), runs, strict=False)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def check_rows(table: Turntable, codes: bytes) -> None:
-    """Every row is final, its count is that of its bitmap, and its mean is the codes."""
-    slots = table.switch.maps.arrays["switch_slots"]
-    assert slots["final"].all()
-    members = np.array([int(word).bit_count() for word in slots["ranks"][:, 0]])
-    assert np.array_equal(slots["count"], members)
-    kept = table.switch.maps.arrays["switch_sums"].view(np.uint64)[:, : WIDTH // 4 : 2]
-    assert (np.ascontiguousarray(kept).view(np.uint8) == np.frombuffer(codes, np.uint8)).all()
+    with contextlib.closing(Turntable(loader)) as made:
+        yield made
 
 
 def test_flush_against_the_last_contribution(table: Turntable) -> None:
     """Each row has one outcome: both are in it, or the flush alone; and the loser is told which."""
-    slots = table.switch.maps.arrays["switch_slots"]
-    added = answered = 0
+    both = Counter[Verdict]()
     for lap in range(LAPS):
         seq = lap * SLOTS
-        flush = table.packet(0, 2, seq, Flag.FLUSH, WIDTH)
-        plain = table.packet(1, 2, seq, 0, WIDTH)
-        before = table.counted()
-        together(table, (flush, TURN_ROW, SLOTS), (plain, TURN_ROW, SLOTS))
-        after = table.counted() - before
-        check_rows(table, flush[HEADER_BYTES:])
-        assert (slots["ranks"][:, 0] & 1).all()
-        assert int(after[Verdict.STORED]) == SLOTS
-        assert int(after[Verdict.ADDED]) == np.count_nonzero(slots["count"] == 2)
-        assert int(after[Verdict.ANSWERED]) == np.count_nonzero(slots["count"] == 1)
-        added, answered = added + int(after[Verdict.ADDED]), answered + int(after[Verdict.ANSWERED])
-        if added and answered and lap >= 9:
-            break
-    assert added, "the flush was always first: the test has not met its race"
-    assert answered, "the flush was always last: the test has not met its race"
+        gained = table.together((0, seq, Flag.FLUSH, ROW_BY_ROW, SLOTS), (1, seq, 0, ROW_BY_ROW, SLOTS))
+        assert (table.slots["ranks"][:, 0] & 1).all()
+        assert gained[Verdict.STORED] == SLOTS
+        assert gained[Verdict.ADDED] == np.count_nonzero(table.slots["count"] == 2)
+        assert gained[Verdict.ANSWERED] == np.count_nonzero(table.slots["count"] == 1)
+        both += gained
+        if lap >= 9 and both[Verdict.ADDED] and both[Verdict.ANSWERED]:
+            return
+    pytest.fail("the flush was always first, or always last: the test has not met its race")
 
 
 def test_generations(table: Turntable) -> None:
     """Two generations of the same slots at once: a row of the newer one is never made of the older one's codes."""
     met = 0
     for lap in range(0, LAPS, 2):
-        older = table.packet(0, 2, lap * SLOTS, 0, WIDTH)
-        newer = table.packet(0, 2, (lap + 1) * SLOTS, 0, WIDTH)
-        before = table.counted()
-        together(table, (older, TURN_RANK, 2 * SLOTS), (newer, TURN_RANK, 2 * SLOTS))
-        after = table.counted() - before
-        check_rows(table, newer[HEADER_BYTES:])
-        slots = table.switch.maps.arrays["switch_slots"]
-        assert np.array_equal(np.sort(slots["seq"]), (lap + 1) * SLOTS + np.arange(SLOTS))
-        assert (slots["count"] == 2).all()
-        met += int(after[Verdict.STALE_OP] + after[Verdict.ABANDONED])
+        older, newer = lap * SLOTS, (lap + 1) * SLOTS
+        gained = table.together((0, older, 0, RANK_BY_RANK, 2 * SLOTS), (0, newer, 0, RANK_BY_RANK, 2 * SLOTS))
+        assert np.array_equal(np.sort(table.slots["seq"]), newer + np.arange(SLOTS))
+        assert (table.slots["count"] == 2).all()
+        met += gained[Verdict.STALE_OP] + gained[Verdict.ABANDONED]
         if met and lap >= 10:
-            break
-    assert met, "the generations never met"
+            return
+    pytest.fail("the generations never met")

@@ -16,8 +16,8 @@ from left_behind import nothing_left_behind as nothing_left_behind
 from p4_team import p4_team
 from support import patient, whole
 from switch_cases import JOB, Step, contribution, ip_of, mac_of
-from switch_world import mac_bytes
 from tailbound.switch import report
+from tailbound.switch.job import mac_bytes
 from tailbound.wire import packets
 from tailbound.wire.address import words_of
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Verdict

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 import switch_cases
 import veths
-from switch_world import entry_of, mac_bytes
+from switch_world import entry_of
+from tailbound.switch.job import mac_bytes
 from tailbound.switch.p4 import commands
 from tailbound.switch.p4.compile import Sizes
 from tailbound.switch.p4.switch import P4Switch

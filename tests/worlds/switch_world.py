@@ -14,6 +14,7 @@ import switch_cases
 from switch_cases import Job, Step
 from tailbound.kernel import switch
 from tailbound.kernel.switch import Entry, Member, Sizes, Switch
+from tailbound.switch.job import mac_bytes
 from tailbound.wire.schema import SWITCH_JOBS, UNKNOWN_SENDER, VERDICTS, Verdict
 from tailbound_lab.bench.frames import frame
 from tailbound_lab.bench.program_run import run_xdp
@@ -22,11 +23,6 @@ DROP, PASS, REDIRECT = 1, 2, 4
 #: Ethernet, IP and UDP before the payload.
 HEADERS, HEADERS_IPV6 = 42, 62
 _LO = 1
-
-
-def mac_bytes(text: str) -> bytes:
-    """Six bytes of a written Ethernet address."""
-    return bytes.fromhex(text.replace(":", ""))
 
 
 def entry_of(job: Job, ifindices: Sequence[int] | None = None, *, ipv6: bool = False) -> Entry:
