@@ -21,7 +21,9 @@ from tailbound.kernel.fanout import Fanout, attach_tcx
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 
+scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
 pytestmark = pytest.mark.needs("netns", "tcx")
+Make = Callable[..., Fanout]
 
 OWN, THERE, PORT, SOURCE = "198.18.0.1", "198.18.0.2", 7400, 40000
 MACS = {rank: bytes((2, 0, 0, 0, 9, rank)) for rank in range(5)}
@@ -63,21 +65,11 @@ def tap(wire: list[str]) -> Iterator[socket.socket]:
         yield out
 
 
-def frame(rank: int, payload: bytes, address: str = "", **fields: int) -> bytes:
+def frame(rank: int, payload: bytes, address: str = "", sport: int = SOURCE, dport: int = PORT, **fields: int) -> bytes:
     """A burst's packet to ``rank``, or to another address, with scapy's checksums."""
-    from scapy.layers.inet import IP, UDP
-    from scapy.layers.l2 import Ether
-
-    port = fields.get("dport", PORT)
-    udp = {name: value for name, value in fields.items() if name in ("chksum", "sport")}
-    ip = {name: value for name, value in fields.items() if name in ("frag", "proto", "ihl", "ttl")}
-    eth = Ether(dst=MACS[rank].hex(":"), src="02:00:00:00:09:00", type=fields.get("type", 0x0800))
-    return bytes(
-        eth
-        / IP(src=OWN, dst=address or PLACES[rank], id=7, flags="DF", **ip)
-        / UDP(**{"sport": SOURCE} | udp, dport=port)
-        / payload
-    )
+    ether = scapy.Ether(dst=MACS[rank].hex(":"), src="02:00:00:00:09:00")
+    ip = scapy.IP(src=OWN, dst=address or PLACES[rank], id=7, flags="DF", **fields)
+    return bytes(ether / ip / scapy.UDP(sport=sport, dport=dport) / payload)
 
 
 def sole(rank: int) -> bytes:
@@ -101,27 +93,26 @@ def seen(tap: socket.socket, count: int) -> list[bytes]:
     return found
 
 
-@pytest.mark.needs("scapy")
 @pytest.mark.parametrize("payload", [b"", b"x", bytes(range(256)) * 5])
-def test_clones_are_as_if_sent_to_each_peer(attach: Callable[..., Fanout], tap: socket.socket, payload: bytes) -> None:
-    """A single packet with a whole checksum: clones equal what scapy makes for the peer; the original is as before.
+def test_clones_are_as_if_sent_to_each_peer(attach: Make, tap: socket.socket, payload: bytes) -> None:
+    """Packets from the job's three ports, with a whole checksum: clones equal what scapy makes for the peer.
 
     Rule: kernel-23.
     """
-    fanout = attach()
+    fanout = attach(ports=3)
     fanout.live({1, 2, 3, 4})
     assert fanout.lead == 4
     show(fanout)
-    result = run_tc(fanout.program, frame(4, payload))
-    assert struct.pack("=I", result.action) == struct.pack("=i", -1)
-    assert result.data == frame(4, payload)
-    assert seen(tap, 3) == [frame(rank, payload) for rank in (1, 2, 3)]
-    assert fanout.counts() == {4: (1, 0, 0, 0, 0)} | dict.fromkeys((1, 2, 3), (0, 1, 0, 1, 0))
+    for port in range(SOURCE - 1, SOURCE + 4):
+        result = run_tc(fanout.program, frame(4, payload, sport=port))
+        assert struct.pack("=I", result.action) == struct.pack("=i", -1)
+        assert result.data == frame(4, payload, sport=port)
+    assert seen(tap, 9) == [frame(rank, payload, sport=SOURCE + i) for i in range(3) for rank in (1, 2, 3)]
+    assert fanout.counts() == {4: (3, 0, 0, 0, 0)} | dict.fromkeys((1, 2, 3), (0, 3, 0, 3, 0))
 
 
-@pytest.mark.needs("scapy")
 @pytest.mark.parametrize("peers", [17, 18])
-def test_a_program_makes_as_many_copies_as_it_was_attached_for(attach: Callable[..., Fanout], peers: int) -> None:
+def test_a_program_makes_as_many_copies_as_it_was_attached_for(attach: Make, peers: int) -> None:
     """A small one makes 16, to the last, and never leaves one out in silence."""
     fanout = attach(peers=peers)
     ranks = range(1, peers + 1)
@@ -141,19 +132,7 @@ def test_a_program_makes_as_many_copies_as_it_was_attached_for(attach: Callable[
         assert fanout.lead == 99
 
 
-@pytest.mark.needs("scapy")
-def test_bursts_of_neighbouring_ports(attach: Callable[..., Fanout], tap: socket.socket) -> None:
-    fanout = attach(ports=3)
-    fanout.live({2, 4})
-    show(fanout)
-    for port in range(SOURCE - 1, SOURCE + 4):
-        run_tc(fanout.program, frame(4, b"abcd", sport=port))
-    assert seen(tap, 3) == [frame(2, b"abcd", sport=SOURCE + i) for i in range(3)]
-    assert fanout.counts() == {4: (3, 0, 0, 0, 0), 2: (0, 3, 0, 3, 0)}
-
-
-@pytest.mark.needs("scapy")
-def test_only_bursts_of_the_socket_to_the_lead(attach: Callable[..., Fanout]) -> None:
+def test_only_bursts_of_the_socket_to_the_lead(attach: Make) -> None:
     """Fragments, options, other protocols, sources and receivers, IPv6, VLANs and rubbish go on as they are.
 
     Rule: kernel-23.
@@ -188,8 +167,7 @@ def test_only_bursts_of_the_socket_to_the_lead(attach: Callable[..., Fanout]) ->
     assert not tried(wanted)
 
 
-@pytest.mark.needs("scapy")
-def test_256_ranks(attach: Callable[..., Fanout], tap: socket.socket) -> None:
+def test_256_ranks(attach: Make, tap: socket.socket) -> None:
     """As many copies as there can be, in order, the own rank in their middle."""
     fanout = attach(peers=255)
     fanout.set_peers(100, {r: f"10.0.0.{r}" for r in range(256) if r != 100})
@@ -201,8 +179,7 @@ def test_256_ranks(attach: Callable[..., Fanout], tap: socket.socket) -> None:
     assert [data[33] for data in seen(tap, 254)] == [*range(101, 256), *range(99)]
 
 
-@pytest.mark.needs("scapy")
-def test_the_way_to_a_peer_is_that_of_its_newest_packet(attach: Callable[..., Fanout], tap: socket.socket) -> None:
+def test_the_way_to_a_peer_is_that_of_its_newest_packet(attach: Make, tap: socket.socket) -> None:
     """Before there was one a copy is refused; what only looks like one says nothing.
 
     Rule: kernel-23.
@@ -224,8 +201,7 @@ def test_the_way_to_a_peer_is_that_of_its_newest_packet(attach: Callable[..., Fa
     assert seen(tap, 1) == [moved + frame(2, b"abcd")[6:]]
 
 
-@pytest.mark.needs("scapy")
-def test_nothing_in_the_maps_opens_another_port(attach: Callable[..., Fanout]) -> None:
+def test_nothing_in_the_maps_opens_another_port(attach: Make) -> None:
     """Who may write them cannot have the traffic of others copied to himself.
 
     Rule: kernel-23.
@@ -241,7 +217,7 @@ def test_nothing_in_the_maps_opens_another_port(attach: Callable[..., Fanout]) -
     assert fanout.counts()[2].leads == 1
 
 
-def test_no_suspect_leads_unless_all_are(attach: Callable[..., Fanout]) -> None:
+def test_no_suspect_leads_unless_all_are(attach: Make) -> None:
     """A burst to a host that is gone waits for its neighbour, in front of the program."""
     fanout = attach()
     order = fanout.maps.arrays["fanout"]["order"][0]
@@ -256,7 +232,7 @@ def test_no_suspect_leads_unless_all_are(attach: Callable[..., Fanout]) -> None:
         assert (fanout.lead, order[:3].tolist()) == (lead, copies)
 
 
-def test_what_cannot_be_is_refused(attach: Callable[..., Fanout]) -> None:
+def test_what_cannot_be_is_refused(attach: Make) -> None:
     fanout = attach()
     with pytest.raises(ConfigError, match=r"ranks \[7\] are live"):
         fanout.live({1, 7})
@@ -273,54 +249,37 @@ def test_what_cannot_be_is_refused(attach: Callable[..., Fanout]) -> None:
 # -- attaching ----------------------------------------------------------------------------------------
 
 
-def bound(port: int) -> socket.socket:
-    """What a job sends its bursts by."""
+def bound() -> socket.socket:
+    """The socket that a job sends its bursts by."""
     out = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    out.bind((OWN, port))
+    out.bind((OWN, SOURCE))
     return out
 
 
-def send_by(out: socket.socket, fanout: Fanout) -> bool:
+def send(fanout: Fanout) -> bool:
     """A datagram to the lead by the stack; whether the program saw it."""
     before = sum(c.leads for c in fanout.counts().values())
     assert fanout.lead is not None
-    out.sendto(b"abcd", (PLACES[fanout.lead], PORT))
+    with bound() as out:
+        out.sendto(b"abcd", (PLACES[fanout.lead], PORT))
     return sum(c.leads for c in fanout.counts().values()) > before
 
 
-def send(fanout: Fanout) -> bool:
-    """The same by a socket for this once."""
-    with bound(fanout.port) as out:
-        return send_by(out, fanout)
-
-
-def test_attach_and_detach(attach: Callable[..., Fanout]) -> None:
-    """Its maps outlive it here: they say whether the program still sees what leaves."""
+def test_attach_and_detach(attach: Make) -> None:
+    """Its maps outlive it here: they say whether the program still sees packets that leave."""
     fanout = attach()
     assert syscalls.prog_info(fanout.program).name == "tb_fanout"
     fanout.live({1})
     settings, counts = (fanout.maps.arrays[name] for name in ("fanout", "fanout_counts"))
     active = settings.copy()
-    with bound(SOURCE) as out:
-        assert send_by(out, fanout)
-        before = counts.copy()
-        fanout.close()
-        fanout.close()
-        settings[:] = active
+    assert send(fanout)
+    before = counts.copy()
+    fanout.close()
+    fanout.close()
+    settings[:] = active
+    with bound() as out:
         out.sendto(b"abcd", (PLACES[1], PORT))
     assert (counts == before).all()
-
-
-def test_two_jobs_on_one_interface(attach: Callable[..., Fanout]) -> None:
-    with bound(SOURCE) as one, bound(SOURCE + 1) as other:
-        first, second = attach(SOURCE), attach(SOURCE + 1)
-        first.live({1})
-        second.live({1})
-        assert send_by(one, first)
-        assert send_by(other, second)
-        second.close()
-        assert send_by(one, first)
-        assert first.counts() == {1: (2, 0, 0, 0, 0)}
 
 
 class Stranger:
@@ -335,7 +294,7 @@ class Stranger:
             os.close(self._held.pop(0))
 
 
-def test_a_foreign_program_stays_and_decides(attach: Callable[..., Fanout]) -> None:
+def test_a_foreign_program_stays_and_decides(attach: Make) -> None:
     """The oldest sees a packet first; what a stranger drops does not leave.
 
     Rules: kernel-23, kernel-25.

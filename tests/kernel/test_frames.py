@@ -36,8 +36,6 @@ SOURCE, OWN = "02:7b:00:00:00:01", "02:7b:00:00:00:02"
 #: With addresses: else scapy asks the network for them.
 ETHER = scapy.Ether(src=SOURCE, dst=OWN)
 UDP = scapy.UDP(sport=cases.PORT, dport=cases.PORT)
-#: Offsets of the IPv6 and the UDP header, and the first byte and protocol of the former.
-_IP, _UDP, _SIX, _NEXT_UDP = 14, 54, 6, 17
 
 
 def ip(ipv6: bool = False, **fields: object) -> Any:
@@ -225,29 +223,36 @@ def test_a_probe_comes_back_as_an_echo(make: Make, ipv6: bool, keyed: bool) -> N
         assert world.judge(world.frame_of(wrong)) == (Verdict.BAD_LENGTH, 2)
 
 
-def judged(data: bytes) -> bool | None:
+def judged(data: bytes, ipv6: bool) -> bool | None:
     """Whether a frame is for the job, by its bytes alone, and whether its lengths agree; None: it is not for it."""
-    if len(data) < HEADERS_IPV6 or data[12:14] != b"\x86\xdd" or data[_IP] >> 4 != _SIX:
+    own = socket.inet_pton(socket.AF_INET6 if ipv6 else socket.AF_INET, cases.ip_of(cases.RANK, ipv6=ipv6))
+    headers = HEADERS_IPV6 if ipv6 else HEADERS
+    if len(data) < headers or data[12:14] != (b"\x86\xdd" if ipv6 else b"\x08\0"):
         return None
-    length, protocol = struct.unpack_from(">HB", data, _IP + 4)
-    port, udp = struct.unpack_from(">HH", data, _UDP + 2)
-    if protocol != _NEXT_UDP or data[38:54] != bytes(ip(True))[24:40] or port != cases.PORT:
+    head, (port, udp) = data[14 : headers - 8], struct.unpack_from(">HH", data, headers - 6)
+    if ipv6:
+        plain, length = head[0] >> 4 == 6 and head[6] == 17, int.from_bytes(head[4:6])
+    else:
+        plain = head[0] == 0x45 and head[9] == 17 and not int.from_bytes(head[6:8]) & 0x3FFF
+        length = int.from_bytes(head[2:4]) - 20
+    if not plain or head[-len(own) :] != own or port != cases.PORT:
         return None
-    return length == udp == len(data) - _UDP
+    return length == udp == len(data) - headers + 8
 
 
-def test_damaged_headers(make: Make) -> None:
-    """Random bits in the first 62 bytes, and frames cut short: told apart as a plain reading of the bytes says."""
-    world, rng = make(ipv6=True), random.Random(6)
-    whole = world.frame_of(BODY)
+@pytest.mark.parametrize("ipv6", [False, True], ids=["IPv4", "IPv6"])
+def test_damaged_headers(make: Make, ipv6: bool) -> None:
+    """Random bits before the payload, and frames cut short: told apart as a plain reading of the bytes says."""
+    world, rng = make(ipv6=ipv6), random.Random(6)
+    whole, headers = world.frame_of(BODY), HEADERS_IPV6 if ipv6 else HEADERS
     seen = set()
-    for _ in range(400):
+    for _ in range(2000):
         data = bytearray(whole)
         for _ in range(rng.choice((1, 1, 2))):
-            data[rng.randrange(12, HEADERS_IPV6)] ^= 1 << rng.randrange(8)
+            data[rng.randrange(12, headers)] ^= 1 << rng.randrange(8)
         if rng.random() < 0.2:
             del data[rng.randrange(14, len(data)) :]
-        said, before = judged(bytes(data)), world.ledger()
+        said, before = judged(bytes(data), ipv6), world.ledger()
         world.run(bytes(data))
         gained = world.ledger() - before
         assert gained.sum() == (said is not None), data.hex()

@@ -30,16 +30,6 @@ def damaged(rng: random.Random, frames: Sequence[bytes]) -> bytes:
     return bytes(data)
 
 
-def bad_head(rng: random.Random, frames: Sequence[bytes]) -> bytes:
-    """One of ``frames`` with anything in Ethernet, IP and UDP; the check is wrong too, which does not cover most of
-    those fields."""
-    data = bytearray(rng.choice(frames))
-    data[-1] ^= 1 + rng.randrange(255)
-    for _ in range(rng.choice((1, 2, 4))):
-        data[rng.randrange(12, HEADERS)] = rng.randrange(256)
-    return bytes(data[: rng.choice((len(data), rng.randrange(14, len(data))))])
-
-
 def scale(rng: random.Random) -> int:
     """An exponent: near that of the cases, at the ends of what it can be, or any."""
     near = cases.EXPONENT + 4 * rng.randrange(-12, 20)
