@@ -30,14 +30,6 @@ def damaged(rng: random.Random, frames: Sequence[bytes]) -> bytes:
     return bytes(data)
 
 
-def scale(rng: random.Random) -> int:
-    """An exponent: near that of the cases, at the ends of what it can be, or any."""
-    near = cases.EXPONENT + 4 * rng.randrange(-12, 20)
-    return rng.choice(
-        (cases.EXPONENT, near, near, near + rng.randrange(4), -32768, 32767, rng.randrange(-32768, 32768))
-    )
-
-
 def hostile(rng: random.Random, moved: int = 0) -> bytes:
     """A packet to rank 0 of ``cases``, its check right, with fields from what is near the borders of every rule.
 
@@ -51,6 +43,8 @@ def hostile(rng: random.Random, moved: int = 0) -> bytes:
     ring = cases.SUM_ROWS if kind == PacketType.CONTRIBUTION else cases.RESULT_ROWS
     rows = rng.choice((1, 4, 4, 4, 300))
     count = rng.choice((16, 128, 128, 128, 128, 128, 256, 0, 272))
+    near = cases.EXPONENT + 4 * rng.randrange(-12, 20)
+    scales = (cases.EXPONENT, near, near, near + rng.randrange(4), -32768, 32767, rng.randrange(-32768, 32768))
     return cases.build(
         kind,
         cases.codes(rng.randrange(1000), count),
@@ -63,7 +57,7 @@ def hostile(rng: random.Random, moved: int = 0) -> bytes:
         row=rng.choice((0, 1, 2, 3, 4, 299)),
         rows=rows,
         weight=rng.choice((1, 1, 2, 3, 4, 5, 6, 7, 8, 0, 255)),
-        exponent=scale(rng),
+        exponent=rng.choice(scales),
         need=rng.randrange(-60, 60),
         scale=rng.random(),
         count=rng.randrange(5),

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cases
+import reference
 from cases import OP, contribution, ready, result
 from reference_worker import rounding_bits
 from tailbound.wire.schema import OP_STEPS, Flag, PacketType, Verdict, op_label, op_slot
@@ -83,25 +84,11 @@ def check_fits(world: Any) -> None:
             world.take(contribution(3, cases.WIDTH, op=op - 1))
             behind = world.lanes(SLOT, cases.WIDTH)
             body = rng.integers(0, 256, count, np.uint8)
-            codes = body.astype(int)
-            if halves:
-                codes = np.stack((codes.reshape(-1, 8) & 15, codes.reshape(-1, 8) >> 4), axis=1).reshape(-1)
+            codes = reference.unpack(body, 4 if halves else 8)
             for rank, (exponent, weight) in enumerate(fit.given, 1):
-                fields = {
-                    "op": op,
-                    "exponent": cases.EXPONENT + exponent,
-                    "weight": weight,
-                    "flags": Flag.HALVES * halves,
-                }
-                given = cases.build(
-                    PacketType.CONTRIBUTION,
-                    body.tobytes(),
-                    sender=rank,
-                    owner=cases.RANK,
-                    seq=cases.SEQ,
-                    rows=9,
-                    **fields,
-                )
+                fields = {"op": op, "seq": cases.SEQ, "owner": cases.RANK, "rows": 9, "flags": Flag.HALVES * halves}
+                fields |= {"exponent": cases.EXPONENT + exponent, "weight": weight}
+                given = cases.build(PacketType.CONTRIBUTION, body.tobytes(), sender=rank, **fields)
                 assert world.take(given) == (Verdict.ADDED if rank > 1 else Verdict.STORED, rank), fit.name
 
             def rounded(rank: int, parts: int, op: int = op) -> int:

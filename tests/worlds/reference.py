@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from tailbound.wire.schema import EXPONENT_NONE
 _F = np.float32
 #: Bits of the rounding offset: what float32 holds beside the zero.
 _OFFSET_BITS = {16: 8, 8: 16, 4: 16}
-_Word = TypeVar("_Word", bound=np.integer[Any])
 
 
 def zero_of(bits: int) -> int:
@@ -186,18 +185,6 @@ def unpack(payload: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
     return data
 
 
-def to_lanes(codes: NDArray[np.integer[Any]]) -> NDArray[np.uint16]:
-    """Codes [..., V] in the lane order of the sums ring: u16[..., V]."""
-    eights = codes.reshape(*codes.shape[:-1], codes.shape[-1] // 8, 4, 2)
-    return np.swapaxes(eights, -1, -2).astype(np.uint16).reshape(codes.shape)
-
-
-def from_lanes(lanes: NDArray[_Word]) -> NDArray[_Word]:
-    """The way back: [..., V] in the order of the codes."""
-    eights = lanes.reshape(*lanes.shape[:-1], lanes.shape[-1] // 8, 2, 4)
-    return np.swapaxes(eights, -1, -2).reshape(lanes.shape)
-
-
 class Sum(NamedTuple):
     """What a slot holds: ``lanes`` i64, and what ``tb_slot`` says of them (codec-9)."""
 
@@ -214,8 +201,9 @@ class Sum(NamedTuple):
 
 
 def lanes_of(payload: NDArray[np.uint8], bits: int) -> NDArray[np.int64]:
-    """The bytes of a contribution, or its halves of bytes, in lanes."""
-    return to_lanes(unpack(payload, 4) if bits == 4 else payload.astype(np.int64)).astype(np.int64)
+    """The bytes of a contribution, or its halves of bytes, in lanes: of eight the even ones, then the odd ones."""
+    codes = unpack(payload, 4) if bits == 4 else payload.astype(np.int64)
+    return codes.reshape(-1, 4, 2).swapaxes(1, 2).reshape(-1)
 
 
 def own_bits(k: int, seed: int) -> int:
@@ -294,7 +282,7 @@ def mean(total: Sum, k: int, seed: int, bits: int = 8, rotate: bool = True, ther
     Even columns say by their zeros whether odd ones have their offsets taken off, and odd ones for even ones: what
     decides on an offset must not depend on it. With codes of 16 bits no offsets are taken off.
     """
-    zero, lanes = zero_of(bits), from_lanes(total.lanes)
+    zero, lanes = zero_of(bits), total.lanes.reshape(-1, 2, 4).swapaxes(1, 2).reshape(-1)
     u = with_zero(offsets(np.array([k]), lanes.size // (2 if bits == 16 else 1), seed, STAGE_RESULT)[0], max(bits, 8))
     unit = scale_of(total.exponent) / (zero - 1)
     if bits == 16:
