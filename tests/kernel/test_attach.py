@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -63,47 +64,45 @@ def stranger(command: list[str], group: int) -> subprocess.CompletedProcess[str]
         )
 
 
-def counted(path: XdpDatapath) -> dict[Verdict, int]:
-    return {Verdict(i): int(n) for i, n in enumerate(path.store.ledger["verdict"].sum(0)) if n}
+def counted(path: XdpDatapath, packets: int) -> dict[Verdict, int]:
+    """Verdicts once so many packets have come: veth delivers in softirq, at the latest when this thread sleeps."""
+    verdicts = path.store.ledger["verdict"]
+    await_that(lambda: verdicts.sum() >= packets, f"{packets} packets counted")
+    return {Verdict(i): int(n) for i, n in enumerate(verdicts.sum(0)) if n}
+
+
+def control_packets(path: XdpDatapath) -> list[bytes]:
+    """Those that come next."""
+    packets: list[bytes] = []
+    await_that(lambda: packets.extend(path.control_packets()) or packets, "a control packet")
+    return packets
 
 
 def test_the_address_is_known_before_a_job(wire: list[str], loader: str) -> None:
-    """Pinned for others to open, or attached: what is for another address passes before any job has come."""
-    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)) as path:
-        assert int(path.store.control["address"][0]) == cases.address_of(0)
-        assert not path.store.control["active"][0]
+    """Other addresses pass before any job has come, and a packet to this one is counted."""
     XdpDatapath.pin("tbx", cases.PORT, loader=loader, **SIZES)
     with contextlib.closing(XdpDatapath.open("tbx")) as path:
         assert int(path.store.control["address"][0]) == cases.address_of(0)
         send(wire, cases.ready())
-        await_that(lambda: Verdict.INACTIVE in counted(path), "a packet before any job counted")
-        assert counted(path) == {Verdict.INACTIVE: 1}
+        assert counted(path, 1) == {Verdict.INACTIVE: 1}
 
 
 def exercise(path: XdpDatapath, wire: list[str]) -> None:
-    """A contribution, a result, READY and rubbish; all there is to see of them."""
+    """A contribution, a result, READY and rubbish; and a contribution to what is sealed."""
     activate(path)
     send(wire, cases.contribution(), cases.result(), cases.ready(), cases.flipped(cases.result(), 700))
-    ready, _, _ = select.select(path.fds(), [], [], 20)
-    assert ready
-    # veth delivers in softirq, at the latest when this thread sleeps
-    await_that(lambda: sum(counted(path).values()) >= 4, "four packets counted")
-    assert counted(path) == {Verdict.STORED: 1, Verdict.RESULT_TAKEN: 1, Verdict.CONTROL_PASSED: 1, Verdict.CORRUPT: 1}
+    assert select.select(path.fds(), [], [], 20)[0]
+    verdicts = {Verdict.STORED: 1, Verdict.RESULT_TAKEN: 1, Verdict.CONTROL_PASSED: 1, Verdict.CORRUPT: 1}
+    assert counted(path, 4) == verdicts
     assert [event.kind for event in path.events()] == [Event.OPENED]
     assert path.events() == []
-    packets: list[bytes] = []
-    await_that(lambda: packets.extend(path.control_packets()) or packets, "a control packet")
-    assert packets == [cases.ready()]
-    codes = np.frombuffer(cases.codes(1 + 16 * 5), np.uint8)
-    lanes = path.store.sums[cases.SEQ & 63].view(np.uint16).reshape(-1, 2, 4).transpose(0, 2, 1).reshape(-1)
-    assert np.array_equal(lanes[: cases.CODES], cases.FINER * codes.astype(np.uint16))
-    row = path.store.results[cases.RESULT_SEQ & 127]
-    assert np.array_equal(row[: cases.CODES], np.frombuffer(cases.codes(101), np.uint8))
+    assert control_packets(path) == [cases.ready()]
+    assert path.store.slots["count"][cases.SEQ & 63] == 1
+    assert path.store.results[cases.RESULT_SEQ & 127, : cases.CODES].tobytes() == cases.codes(101)
     path.fence()
     path.seal(cases.OP, cases.SEQ, 1)
     send(wire, cases.contribution())
-    await_that(lambda: sum(counted(path).values()) >= 5, "a fifth packet counted")
-    assert counted(path)[Verdict.LATE] == 1
+    assert counted(path, 5) == verdicts | {Verdict.LATE: 1}
 
 
 def test_a_new_job_waits_for_packets_that_the_job_before_let_in(
@@ -124,13 +123,10 @@ def test_without_a_grace_period_from_the_kernel_time_passes(monkeypatch: pytest.
     slept: list[float] = []
     monkeypatch.setattr(barrier.time, "sleep", slept.append)
 
-    def refused(command: int, reason: int) -> None:
-        raise OSError(reason, os.strerror(reason))
-
-    monkeypatch.setattr(barrier, "_membarrier", lambda command: refused(command, errno.EINVAL))
+    errors = [OSError(reason, os.strerror(reason)) for reason in (errno.EINVAL, errno.EPERM)]
+    monkeypatch.setattr(barrier, "_membarrier", Mock(side_effect=errors))
     barrier.grace_period()
     assert slept == [barrier._LONG]
-    monkeypatch.setattr(barrier, "_membarrier", lambda command: refused(command, errno.EPERM))
     with pytest.raises(PermissionError):
         barrier.grace_period()
 
@@ -212,12 +208,10 @@ def test_a_job_whose_process_is_gone_has_ended(wire: list[str], loader: str) -> 
         activate(path)
         path.store.control["active"] = path.active
         send(wire, cases.contribution(), cases.ready())
-        await_that(lambda: sum(counted(path).values()) >= 2, "two packets counted")
-        assert counted(path) == {Verdict.STORED: 1, Verdict.CONTROL_PASSED: 1}
+        assert counted(path, 2) == {Verdict.STORED: 1, Verdict.CONTROL_PASSED: 1}
         path.socket.close()
         send(wire, cases.control_packet(PacketType.PROBE), cases.contribution(2))
-        await_that(lambda: sum(counted(path).values()) >= 4, "two more")
-        assert counted(path)[Verdict.INACTIVE] == 2
+        assert counted(path, 4)[Verdict.INACTIVE] == 2
         assert not path.store.control["active"][0]
 
 
@@ -231,9 +225,7 @@ def test_control_packets_past_the_program_are_held_against_their_senders(wire: l
         assert path.control_packets() == []
         assert path.lost_on_arrival == {"strange_source": 2}
         send(wire, cases.ready())
-        packets: list[bytes] = []
-        await_that(lambda: packets.extend(path.control_packets()) or packets, "a control packet of rank 1")
-        assert packets == [cases.ready()]
+        assert control_packets(path) == [cases.ready()]
 
 
 def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str]) -> None:
@@ -243,14 +235,9 @@ def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str
         assert path.store.sum_rows == path.store.slots.size == len(path.store.sums) == 64
         assert cases.SUM_ROWS == 64
         activate(path)
-        send(
-            wire,
-            cases.contribution(),
-            cases.contribution(seq=cases.SUM_BASE + 64),
-            cases.contribution(row=6, seq=cases.SUM_BASE + 63),
-        )
-        await_that(lambda: sum(counted(path).values()) >= 3, "three packets counted")
-        assert counted(path) == {Verdict.STORED: 2, Verdict.FUTURE_OP: 1}
+        beyond, last = (cases.contribution(row=6, seq=cases.SUM_BASE + i) for i in (64, 63))
+        send(wire, cases.contribution(), beyond, last)
+        assert counted(path, 3) == {Verdict.STORED: 2, Verdict.FUTURE_OP: 1}
         assert set(np.flatnonzero(path.store.slots["count"])) == {cases.SEQ & 63, cases.SUM_BASE + 63 & 63}
     whole = XdpDatapath.open("tbx")
     assert whole.store.sum_rows == 256
