@@ -6,6 +6,7 @@ from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tailbound.collective.channels import Channels
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import CapabilityError
 from tailbound.kernel.fanout import Fanout
+from tailbound.transport.config import MS
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender, Shared
@@ -30,20 +32,18 @@ def job(bound: UdpSocket) -> Any:
     sender = Sender([bound], dict.fromkeys((1, 2, 3), (ADDRESS, 9)))
     queue = SendQueue(sender)
     membership = Membership(4, 0)
-    said: list[str] = []
     made = SimpleNamespace(
         rank=0, ranks=4, peers=[1, 2, 3], membership=membership, sender=sender, queue=queue, switch=None,
         config=SimpleNamespace(result="auto"), counters=Counter(),
         sequence=SimpleNamespace(upcoming=100 << 10, op_rows=(100,)), store=SimpleNamespace(result_rows=1000),
         records=SimpleNamespace(peer_states=np.zeros(4, [("newest", np.uint32)])),
-        events=SimpleNamespace(emit=lambda *_, **fields: said.append(fields["result"])), said=said,
+        events=Mock(),
     )  # fmt: skip
     made.beyond = partial(Speaker.beyond, made)
-    channels = made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))
+    made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))
     for name in ("fanout", "multicast"):
         sender.share(Shared(name, (bound,), (ADDRESS, 9)))
-    channels.follow()
-    said.clear()
+    made.channels.follow()
     return made
 
 
@@ -130,18 +130,15 @@ def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> Non
 
 
 def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
-    job.channels.follow()
     clones = job.channels.channel("fanout")
     clones.broken = True
     clones.counts.errors["EPERM"] = 1
     assert len(job.channels.runs(ROWS)) == 3  # at once
-    job.channels._judge()
-    assert job.channels.choice.result == "peers"
-    assert "EPERM" in job.channels.choice.reason
-    assert (job.said, job.counters["result_fallbacks"]) == (["peers"], 1)
+    job.channels.poll(1000 * MS)
+    assert tuple(job.channels.choice) == ("peers", "bursts are refused (EPERM)")
+    assert job.counters["result_fallbacks"] == 1
     job.membership.bye(1, 0)
-    job.channels.follow()
-    job.channels._judge()
+    job.channels.poll(2000 * MS)
     assert job.channels.choice.result == "fanout"
 
 
@@ -149,21 +146,21 @@ def test_a_group_that_cannot_be_joined_leaves_fan_out(job: Any) -> None:
     job.channels.wanted = "multicast"
     job.sender.shared.popitem()
     job.channels._why_not["multicast"] = "no multicast: no route"
-    job.channels._judge()
+    job.channels.poll(1000 * MS)
     assert tuple(job.channels.choice) == ("fanout", "no multicast: no route")
     job.channels.channel("fanout").broken = True
-    job.channels._judge()
+    job.channels.poll(2000 * MS)
     assert job.channels.choice.reason == "no multicast: no route; bursts are refused ()"
 
 
 def test_failed_clones_are_taken_off_once(job: Any) -> None:
-    job.channels.follow()
     number = job.channels.number()
     assert number >= MAX_RANKS
     job.sender.took(number, 10, 1280, 1)
-    job.channels.fanout = SimpleNamespace(counts=lambda: {2: SimpleNamespace(packets_failed=4)})
-    job.channels._take_back()
-    job.channels._take_back()
+    failed = {2: SimpleNamespace(packets_failed=4)}
+    job.channels.fanout = Mock(counts=lambda: failed, lead=None)
+    job.channels.poll(1000 * MS)
+    job.channels.poll(2000 * MS)
     counts = job.sender.counts[2]
     assert (counts.packets, counts.bytes, counts.lost) == (6, 768, 4)
     assert job.channels.snapshot()["clones_failed"] == {"2": 4}
