@@ -1,4 +1,4 @@
-"""What the codec as a whole does to a mean: the table of NMSE, unbiasedness, agreement, and behaviour under loss.
+"""What the codec as a whole does to a mean: the table of NMSE, under loss too; zeros; and that it is unbiased.
 
 All ranks run in one process (``bench.local_job``), losses are masks; 8 groups of 64 rows, and one with 64 ranks. An op
 with 720,896 entries leaves its NMSE within a few per cent of the mean of many, so few are enough.

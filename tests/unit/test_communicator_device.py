@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from device_cases import slow_stream, workspace
 from support import PATIENCE, Reference, Team, gradients, launch, patient, team
+from tailbound.collective.coder import HOST
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.wire.schema import op_label
@@ -26,21 +27,16 @@ from tailbound.torch.paths import DevicePath
 Given = list[tuple[NDArray[np.float32], Outcome]]
 
 
-def allreduce(
-    job: Team, inputs: list[NDArray[np.float32]], ranks: set[int], kind: str = "float32", starts: tuple[int, ...] = ()
-) -> Given:
-    """One all-reduce in which ``ranks`` bring tensors of type ``kind``, all others arrays; ``starts``: of tensors."""
+def allreduce(job: Team, inputs: list[NDArray[np.float32]], ranks: set[int], starts: tuple[int, ...] = ()) -> Given:
+    """One all-reduce in which ``ranks`` bring tensors, all others arrays; ``starts``: of the bucket's tensors."""
     warm_up()
 
     def one(communicator: Communicator) -> tuple[NDArray[np.float32], Outcome]:
-        rank, handling = communicator.config.rank, Handling(kind, starts=starts)
+        rank = communicator.config.rank
         data, out = inputs[rank], np.full_like(inputs[rank], np.nan)
-        if rank not in ranks:
-            return out, launch(communicator, data, out, handling=handling).result(PATIENCE)
-        x, average = torch.from_numpy(data).to(getattr(torch, kind)), torch.from_numpy(out).to(getattr(torch, kind))
-        handling = Handling(kind, DeviceCoder(workspace(), None), starts=starts)
-        outcome = launch(communicator, x, average, handling=handling).result(PATIENCE)
-        return average.float().numpy(), outcome
+        brings, coder = (torch.from_numpy, DeviceCoder(workspace(), None)) if rank in ranks else (np.asarray, HOST)
+        handling = Handling(coder=coder, starts=starts)
+        return out, launch(communicator, brings(data), brings(out), handling=handling).result(PATIENCE)
 
     return job.each(one)
 
