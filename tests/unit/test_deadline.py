@@ -141,10 +141,7 @@ def test_a_late_majority_uses_up_the_margin_and_no_more() -> None:
 
 
 def test_a_receiver_leaves_room_for_the_last_seal() -> None:
-    """Whatever the whole op takes as a rule, results of an owner that waits for its deadline have time to come.
-
-    And they are sent for as long as anybody waits for them.
-    """
+    """Results of an owner that waits for its deadline have time to come, and are sent for as long."""
     d = learned()
     assert d.worth_sending(BIG) == 2000 * MS
     observe(d, range(40), whole=15 * MS)

@@ -24,12 +24,7 @@ _Op = record_of(OWN_OP)
 
 
 class Stage(OpWorld):
-    """The second half of an op of rank 0 of two, in which rank 1 owns all rows.
-
-    Args:
-        due: when its deadline is over that has lasted 50 ms; 0: its clock has not started.
-        saved: what may be waited past it, ns.
-    """
+    """The second half of an op of rank 0 of two; rank 1 owns all rows. It lasts 50 ms until ``due`` (0: not begun)."""
 
     def __init__(self, due: int = 0, saved: int = 0) -> None:
         super().__init__(2)

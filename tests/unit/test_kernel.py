@@ -115,10 +115,7 @@ RECORD = 8 + _RECORD.size
 
 
 def test_heads_and_records_are_no_older_than_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head of 0 from before the position moved would put the consumer out of step for good.
-
-    One that is being written waits.
-    """
+    """A head of 0 from before it moved would put the consumer out of step for good. One that is being written waits."""
     made = EventRing.__new__(EventRing)
     made._their = bytearray(mmap.PAGESIZE * 3)
     made._mask = mmap.PAGESIZE - 1

@@ -106,10 +106,7 @@ BURST, TAKES = 48, 48 * (STRIDE + 42) * 80
 
 @pytest.mark.parametrize("drained", [1.25e7, 1.25e6])
 def test_all_ranks_together_have_the_speed_of_the_link(bound: UdpSocket, drained: float) -> None:
-    """100 Mbit/s: 2 ms of it at once, then more when half of that has left.
-
-    A busy host drains less than its link could, and would never again find out how much that is.
-    """
+    """2 ms of it at once, then more when half of that has left. A busy host drains less than its link could."""
     pacer = Pacer([1, 2, 3], speed=1.25e7, most=1.25e7)
     pacer.follow(drained)
     line = Line([bound], pacer)
