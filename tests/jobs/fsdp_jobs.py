@@ -19,7 +19,7 @@ from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, batches, fsdp
 from tailbound.torch.replica import local
-from torch_jobs import BOUND, PATIENT, backward, batch, digest, model, nmse, passes, refused, same_everywhere
+from torch_jobs import BOUND, PATIENT, backward, batch, digest, gradient, model, nmse, passes, refused, same_everywhere
 
 HALF = torch.bfloat16
 POLICIES = {
@@ -44,12 +44,6 @@ def sharded(mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None, seed: 
     for layer in (net[0], net[2]):
         fully_shard(layer, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
     return fully_shard(net, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
-
-
-def gradient(net: nn.Module) -> torch.Tensor:
-    """All gradients, gathered from all shards, in one float64 vector."""
-    parts = (p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in net.parameters())
-    return torch.cat([part.double().flatten() for part in parts])
 
 
 def held(net: nn.Module, *, gradients: bool = False) -> str:

@@ -8,7 +8,6 @@ import threading
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -35,47 +34,32 @@ class Communicator:
         thread.join()
 
 
-def launched(value: Any, factor: int) -> Communicator:
-    """Averages ``value``, which comes out times ``factor``, and ends well."""
+@pytest.mark.parametrize("how", ["as it is", "transposed", "made within inference mode", "before inference mode"])
+@pytest.mark.parametrize(
+    ("kind", "factor", "taken"),
+    [
+        *((kind, factor, True) for kind in ("float32", "bfloat16", "float16") for factor in (1, 4)),
+        ("float32", 3, True),
+        ("bfloat16", 3, False),  # two roundings
+        ("float64", 1, False),
+    ],
+)
+def test_what_the_codec_takes_goes_through_no_float32_memory(kind: str, factor: int, taken: bool, how: str) -> None:
+    """The transport's thread is in no inference mode: it ended where it read, and ``wait`` raised where it wrote."""
+    import torch
+
     from tailbound.torch.backend import launch
 
     communicator, errors = Communicator(), list[BaseException | None]()
-    launch(communicator, value, 0, True, factor, lambda outcome, error: errors.append(error))  # type: ignore[arg-type]
+    value = torch.arange(12).to(getattr(torch, kind))
+    with torch.inference_mode("inference" in how):
+        value = {"transposed": value.view(3, 4).t, "made within inference mode": value.clone}.get(how, lambda: value)()
+        was = value.clone()
+        launch(communicator, value, 0, True, factor, lambda _, error: errors.append(error))  # type: ignore[arg-type]
     assert errors == [None]
-    return communicator
-
-
-def test_what_the_codec_takes_goes_through_no_float32_memory() -> None:
-    import torch
-
-    def taken(value: torch.Tensor, factor: int) -> bool:
-        """Whether memory of ``value`` itself is coded."""
-        was, communicator = value.clone(), launched(value, factor)
-        assert communicator.dtype == str(value.dtype).removeprefix("torch.")
-        assert torch.equal(value, was * factor)
-        return communicator.address == value.data_ptr()
-
-    for kind in (torch.float32, torch.bfloat16, torch.float16):
-        assert taken(torch.arange(12).to(kind), 1)
-        assert taken(torch.arange(12).to(kind), 4)
-        assert not taken(torch.arange(12).to(kind).view(3, 4).t(), 4)
-    assert taken(torch.arange(12).to(torch.float32), 3)
-    assert not taken(torch.arange(12).to(torch.bfloat16), 3)  # two roundings
-    assert not taken(torch.arange(12).to(torch.float64), 1)
-
-
-@pytest.mark.parametrize("kind", ["float32", "float64", "bfloat16"])
-@pytest.mark.parametrize("factor", [1, 3])
-@pytest.mark.parametrize("made_within", [False, True])
-def test_tensors_of_inference_mode_are_averaged(kind: str, factor: int, made_within: bool) -> None:
-    """The transport's thread is in no such mode: it ended where it read, and ``wait`` raised where it wrote."""
-    import torch
-
-    outside = torch.ones(4, dtype=getattr(torch, kind))
-    with torch.inference_mode():
-        value = torch.ones_like(outside) if made_within else outside
-        launched(value, factor)
-    assert value.tolist() == [factor] * 4
+    assert communicator.dtype == kind
+    assert value.tolist() == (was * factor).tolist()
+    assert (communicator.address == value.data_ptr()) == (taken and how != "transposed")
 
 
 _SCRIPT = """

@@ -57,11 +57,9 @@ JOBS: dict[str, tuple[Any, ...]] = {
     "a device that fails fails the backward pass": (2, "device_jobs.failing"),
     "a device trains and synchronizes": (2, "device_jobs.train", "cpu", "bfloat16"),
     # replicas that come apart
-    "slices make a rank equal that has lost results": (3, "resync_jobs.drifting", 50.0, {0}),
-    "a call makes all ranks equal that have lost results": (3, "resync_jobs.drifting", 0.0, {0, 1, 2}),
+    "slices make a rank equal that has lost results": (3, "resync_jobs.drifting"),
     "the others wait for a rank that holds": (3, "resync_jobs.holding"),
     "one of four is cut off and trains nothing": (4, "quorum_jobs.cut", {3}, {0, 1, 2}, 150),
-    "one of three is cut off and trains nothing": (3, "quorum_jobs.cut", {0}, {1, 2}, 150),
     "one of two is cut off: nothing is trained": (2, "quorum_jobs.cut", {0}, set(), 40),
     "halves are cut off: nothing is trained": (4, "quorum_jobs.cut", {0, 1}, set(), 40),
     "a model that is detached goes on as plain DDP": (3, "quorum_jobs.detached"),
