@@ -8,13 +8,12 @@ import io
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from solo import without_job
-from tailbound.transport.reliable import Refusal, Reliable
+from solo import Job, without_job
+from tailbound.transport.reliable import Refusal
 
 pytest.importorskip("torch", reason="missing capability 'torch'")
 
@@ -30,19 +29,13 @@ from tailbound.torch.moment import Moment
 @pytest.fixture
 def alone() -> Iterator[Any]:
     """A rank that keeps the replica of ``net``, and whose averages are its own gradients."""
-    path = Reliable("127.0.0.1")
-    membership = SimpleNamespace(alive=lambda step: [1], quorum=bool, gone=set())
-    communicator = SimpleNamespace(
-        reliable=path, job=SimpleNamespace(peers=[1], membership=membership, steps=SimpleNamespace(own=0)),
-        rings=lambda entries: (1, 2, 0), hold=lambda on: None, lost=False, behind=0, elastic=False, part=None,
-        config=SimpleNamespace(rank=0, ranks=2),
-    )  # fmt: skip
+    communicator = Job({}, keeps=True)
     torch.manual_seed(0)
     made = without_job(communicator=communicator, net=torch.nn.Linear(4, 1))
     made.attach(made.net)
     yield made
     made._let_go()
-    path.close()
+    communicator.reliable.close()
 
 
 def readable(one: Any) -> int | None:

@@ -318,37 +318,38 @@ def test_after_a_hold_deadlines_start_anew(op: Op, switched: bool, sealed: bool)
     assert op.start == 700 * MS
 
 
-def test_an_op_that_all_others_are_through_with_is_overtaken_once(op: Op) -> None:
+@pytest.mark.parametrize(
+    ("sending", "contributed_by", "published_by", "gone", "overtaken"),
+    [
+        (Sending.LAUNCHED, {1, 2}, {1, 2}, (), True),
+        (Sending.OVER, {1, 2}, {1, 2}, (), False),
+        (Sending.FORESEEN, {1, 2}, {1, 2}, (), False),
+        (Sending.LAUNCHED, {1, 2}, {1}, (), False),
+        (Sending.LAUNCHED, {1}, {1, 2}, (), False),
+        (Sending.LAUNCHED, {1, 2}, {1, 2}, (1, 2), False),
+    ],
+)
+def test_a_launch_is_overtaken_once_by_owners_that_are_through(
+    op: Op, sending: Sending, contributed_by: set[int], published_by: set[int], gone: tuple[int, ...], overtaken: bool
+) -> None:
     """Rules: clock-13, clock-20."""
-    told = Told(op, contributed_by={1, 2}, published_by={1})
-    assert not told.overtaken(9 * MS)
-    told.published_by.add(2)
-    assert told.overtaken(9 * MS)
-    assert op.start == 1
-    assert not told.overtaken(9 * MS)
-    assert told.take(9 * MS).actions == (Do.STAY_OUT,)
-
-
-def test_only_a_launch_that_has_not_sent_is_overtaken_and_only_by_owners_that_are_through(op: Op) -> None:
-    """Rules: clock-13, clock-20."""
-    told = Told(op, contributed_by={1}, published_by={1, 2})
-    assert not told.overtaken(9 * MS)
-    told.contributed_by.add(2)
-    for rank in (1, 2):
+    op.sending, told = sending, Told(op, contributed_by=contributed_by, published_by=published_by)
+    for rank in gone:
         told.known.membership.bye(rank, 0)
-    assert not told.overtaken(9 * MS)
-    for rank in (1, 2):
-        told.known.membership.back(rank, 0)
-    op.sending = Sending.OVER
-    assert not told.overtaken(9 * MS)
-    op.sending = Sending.FORESEEN
-    assert not told.overtaken(9 * MS)
-    op.sending, told.known.deadlines.start_max = Sending.LAUNCHED, 1 << 60  # else the clock has started
-    assert told.overtaken(4 * STAGE_MAX + 9 * MS)
-    assert op.start == 9 * MS  # long enough ago for everything to be over
-    op.overtaken, op.start = False, 5 * MS
-    assert told.overtaken(4 * STAGE_MAX + 9 * MS)
-    assert op.start == 5 * MS
+    assert [told.overtaken(9 * MS) for _ in range(2)] == [overtaken, False]
+    if overtaken:
+        assert told.take(9 * MS).actions == (Do.STAY_OUT,)
+
+
+@pytest.mark.parametrize(
+    ("start", "now", "started"),
+    [(0, 9 * MS, 1), (0, 4 * STAGE_MAX + 9 * MS, 9 * MS), (5 * MS, 4 * STAGE_MAX + 9 * MS, 5 * MS)],
+)
+def test_the_clock_of_an_overtaken_launch_has_begun_long_ago(op: Op, start: int, now: int, started: int) -> None:
+    """Long enough for everything to be over. Rule: clock-13."""
+    told = Told(op, contributed_by={1, 2}, published_by={1, 2})
+    op.start, told.known.deadlines.start_max = start, 1 << 60  # else the clock has started
+    assert (told.overtaken(now), op.start) == (True, started)
 
 
 # -- which running ops have news ---------------------------------------------------------------------------------
