@@ -56,15 +56,6 @@ def test_rows_are_looked_through_once_a_millisecond_and_less_often_in_large_ops(
     assert world.turn(1, pause)
 
 
-@pytest.mark.parametrize(("sent", "finished", "asked"), [(True, True, 5), (True, False, 0), (False, True, 0)])
-def test_a_tail_is_asked_for_after_the_pause_and_only_where_all_is_sent_here_and_there(
-    sent: bool, finished: bool, asked: int
-) -> None:
-    world = Worker(100, sent=sent, finished=finished, here=slice(95))
-    assert world.turn() == []
-    assert len(world.turn(PAUSE)) == asked
-
-
 @pytest.mark.parametrize(("lacks", "released"), [(None, 10), ("sent", 0), ("finished", 0), ("short", 0), ("quiet", 0)])
 def test_a_release_before_the_deadline_needs_all_to_be_through_and_somebody_to_be_missing(
     lacks: str | None, released: int
@@ -87,42 +78,46 @@ def test_a_release_goes_on_and_takes_rows_that_were_asked_for_often_enough() -> 
     assert [(again.flush, len(again.places)) for again in world.poll(PATIENCE)] == [(True, 49)]
 
 
-@pytest.mark.parametrize(
-    ("rows", "state", "turns"),
-    [
-        (100, {"here": slice(60, 99)},
-         [([], 0, 0, 0), ([], PAUSE, 0, 50), ([], PATIENCE - LOOK, 0, 0), ([], LOOK, 0, 16)]),
-        (100, {"here": slice(60, 99)}, [([], 0, 0, 0), ([], PAUSE, 0, 50), ([99], PATIENCE, 0, 0)]),
-        (2000, {"due": True, "here": slice(10)}, [([], 0, 10, 266), ([1999], 2 * MS, 266, 522)]),
-        (2000, {"due": True},
-         [([], 0, 0, 256), ([], PATIENCE, 0, 256),
-          ([1999], MS, 256, 512),  # the first are waited for twice as long now
-          ([], PATIENCE, 0, 0),  # as many as the window has taken after a silence
-          ([], PATIENCE, 0, 256)]),
-        (2000, {"due": True, "now": 1 * MS},  # on a machine that has just begun
-         [([], 0, 0, 256), (slice(200), MS, 256, 712), ([], PATIENCE, 200, 456)]),
-    ],
-    ids=[
-        "when half of the rows are spent a few more are asked for in silence",
-        "and none where something comes",
-        "rows that may still be answered take part of the window",
-        "after a silence the window is as it was",
-        "after an answer the next silence is as short as the first",
-    ],
-)  # fmt: skip
-def test_turns(rows: int, state: dict[str, Any], turns: list[tuple[Any, int, int, int]]) -> None:
-    """Rows that come, the time that passes, and the first row that is asked for then and the one after the last."""
+#: Rows of an op and the state of its worker; then turns: rows that come, the time that passes, and what is asked for.
+TURNS: dict[str, tuple[int, dict[str, Any], list[tuple[Any, int, Any]]]] = {
+    "a tail is asked for after the pause": (
+        100, {"sent": True, "finished": True, "here": slice(95)}, [([], 0, ()), ([], PAUSE, range(95, 100))],
+    ),
+    "but not before all is sent there": (100, {"sent": True, "here": slice(95)}, [([], 0, ()), ([], PAUSE, ())]),
+    "nor before all is sent here": (100, {"finished": True, "here": slice(95)}, [([], 0, ()), ([], PAUSE, ())]),
+    "when half of the rows are spent a few more are asked for in silence": (
+        100, {"here": slice(60, 99)},
+        [([], 0, ()), ([], PAUSE, range(50)), ([], PATIENCE - LOOK, ()), ([], LOOK, range(16))],
+    ),
+    "and none where something comes": (
+        100, {"here": slice(60, 99)}, [([], 0, ()), ([], PAUSE, range(50)), ([99], PATIENCE, ())],
+    ),
+    "rows that may still be answered take part of the window": (
+        2000, {"due": True, "here": slice(10)}, [([], 0, range(10, 266)), ([1999], 2 * MS, range(266, 522))],
+    ),
+    "after a silence the window is as it was": (
+        2000, {"due": True},
+        [([], 0, range(256)), ([], PATIENCE, range(256)),
+         ([1999], MS, range(256, 512)),  # the first are waited for twice as long now
+         ([], PATIENCE, ()),  # as many as the window has taken after a silence
+         ([], PATIENCE, range(256))],
+    ),
+    "after an answer the next silence is as short as the first": (
+        2000, {"due": True, "now": 1 * MS},  # on a machine that has just begun
+        [([], 0, range(256)), (slice(200), MS, range(256, 712)), ([], PATIENCE, range(200, 456))],
+    ),
+    "other shares are released when nothing has come for as long as answers take": (
+        9, {"index": 1, "of": 3, "due": True}, [([], 0, (1, 4, 7)), ([], PATIENCE - LOOK, ()), ([], LOOK, range(9))],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "state", "turns"), TURNS.values(), ids=TURNS)
+def test_turns(rows: int, state: dict[str, Any], turns: list[tuple[Any, int, Any]]) -> None:
     world = Worker(rows, **state)
-    for here, after, first, end in turns:
+    for here, after, asked in turns:
         world.become(here=here)
-        assert world.turn(after) == [*range(first, end)]
-
-
-def test_the_other_shares_are_released_when_nothing_has_come_for_as_long_as_answers_take() -> None:
-    world = Worker(9, index=1, of=3, due=True)
-    assert world.turn() == [1, 4, 7]
-    assert world.turn(PATIENCE - LOOK) == []
-    assert world.turn(LOOK) == list(range(9))
+        assert world.turn(after) == [*asked]
 
 
 @pytest.mark.parametrize(("asked", "patience"), [(1, 10 * MS), (2, PATIENCE)])
