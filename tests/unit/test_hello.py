@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import random
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,24 +17,6 @@ from tailbound.collective.hello import Hello, Report, complaints
 from tailbound.collective.trials import ANSWERS, BURST, SMALL, WIDE, Trials
 from tailbound.errors import TransportError
 from tailbound.transport.config import MS, Config
-
-Drop = Callable[[int, int, int], bool]
-
-
-@pytest.fixture
-def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[Drop], None]:
-    """``drop(sender, receiver, bytes)``: whether a packet of the proof is lost."""
-
-    def install(drop: Drop) -> None:
-        send = Trials._send
-
-        def lossy(trials: Trials, port: int, peer: int, packets: list[bytes]) -> int:
-            kept = [packet for packet in packets if not drop(trials._job.rank, peer, len(packet))]
-            return send(trials, port, peer, kept) if kept else 0
-
-        monkeypatch.setattr(Trials, "_send", lossy)
-
-    return install
 
 
 @pytest.mark.parametrize(
@@ -52,9 +33,16 @@ def lose(monkeypatch: pytest.MonkeyPatch) -> Callable[[Drop], None]:
     ids=["one direction", "nothing", "full rows"],
 )  # fmt: skip
 def test_who_does_not_hear_whom_is_named_by_all(
-    lose: Callable[[Drop], None], monkeypatch: pytest.MonkeyPatch, ranks: int, drop: Drop, lines: list[str]
+    monkeypatch: pytest.MonkeyPatch, ranks: int, drop: Callable[[int, int, int], bool], lines: list[str]
 ) -> None:
-    lose(drop)
+    """``drop(sender, receiver, bytes)``: whether a packet of the proof is lost."""
+    send = Trials._send
+
+    def lossy(trials: Trials, port: int, peer: int, packets: list[bytes]) -> int:
+        kept = [packet for packet in packets if not drop(trials._job.rank, peer, len(packet))]
+        return send(trials, port, peer, kept) if kept else 0
+
+    monkeypatch.setattr(Trials, "_send", lossy)
     monkeypatch.setattr(hello, "LIMIT", 500 * MS)
     store = MemoryStore()
 
@@ -73,14 +61,6 @@ def test_who_does_not_hear_whom_is_named_by_all(
         if "does not hear" in said:
             assert re.search(r"to UDP port \d+ of 127\.0\.0\.1; let it in \(firewall", said)
         assert "TAILBOUND_PORT" in last
-
-
-def test_losses_fail_no_start(lose: Callable[[Drop], None]) -> None:
-    chance = random.Random(5)
-    lose(lambda sender, receiver, size: chance.random() < 0.4)
-    with team(4, patient()) as job:
-        for _, outcome in job.allreduce(gradients("U", 4, 1000, seed=1)):
-            assert outcome.delivered == outcome.expected
 
 
 def test_a_rank_whose_bursts_do_not_arrive_sends_one_by_one(
