@@ -186,7 +186,7 @@ def _turn(action: Action) -> tuple[int, int, int]:
 
 def misfit(state: np.void, verdicts: Verdicts, orders: Sequence[tuple[np.void, Verdicts]]) -> str:
     """What of an outcome neither order gives, or nothing."""
-    if any(said == verdicts and after == state for after, said in orders):
+    if any(said == verdicts and after.tobytes() == state.tobytes() for after, said in orders):
         return ""
     found, wanted = fields_of(state), [(fields_of(after), said) for after, said in orders]
     together = [name for name in found if name.startswith(_TOGETHER)]

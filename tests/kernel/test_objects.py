@@ -45,28 +45,24 @@ def test_event_ring_goes_round(make) -> None:
     """Three times round the ring, every event once and in order; then overflow: hints are lost, nothing else."""
     world = make()
 
-    def heard(op: int) -> None:
-        world.store.control["released"][0] = op - 1  # the host keeps up
-        world.run(world.frame_of(cases.ready(op=op)))
+    def opened(step: int, count: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Events of so many ops from a step on, as they should be and as they are."""
+        ops = [op_label(step + i // 256, i % 256) for i in range(count)]
+        for op in ops:
+            world.control(released=op - 1)  # the host keeps up
+            world.run(world.frame_of(cases.ready(op=op)))
+        events = world.events()
+        assert [ns for _, _, ns in events] == sorted(ns for _, _, ns in events)
+        return [(Event.OPENED, op) for op in ops], [(kind, op) for kind, op, _ in events]
 
-    opened: list[int] = []
-    ops = [op_label(10 + i // 256, i % 256) for i in range(8192)]
-    for i, op in enumerate(ops):
-        heard(op)
-        if i % 1000 == 999 or i == len(ops) - 1:
-            events = world.events()
-            assert {kind for kind, _, _ in events} == {Event.OPENED}
-            assert [ns for _, _, ns in events] == sorted(ns for _, _, ns in events)
-            opened += [op for _, op, _ in events]
-    assert opened == ops
-    later = [op_label(100 + i // 256, i % 256) for i in range(4096)]
-    for op in later:
-        heard(op)
-    kept = [op for _, op, _ in world.events()]
-    assert kept == later[: len(kept)]
-    assert EVENT_RING_BYTES // 24 - 1 <= len(kept) < len(later)
-    heard(op_label(200, 0))
-    assert [op for _, op, _ in world.events()] == [op_label(200, 0)]
+    for lap in range(8):
+        wanted, found = opened(10 + 4 * lap, 1024)
+        assert found == wanted
+    wanted, kept = opened(100, 4096)
+    assert kept == wanted[: len(kept)]
+    assert EVENT_RING_BYTES // 24 - 1 <= len(kept) < len(wanted)
+    wanted, found = opened(200, 1)
+    assert found == wanted
 
 
 @pytest.mark.needs("bpf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ from tailbound.wire.schema import HEADER_BYTES, Verdict, op_slot
 class DatapathWorld:
     """What the worlds of the kernel and of the udp datapath have in common.
 
+    Each has ``seal(op, seq, rows)`` and ``put_key(epoch, key)`` as a host does, and ``events()`` since the last call as
+    (kind, op, ns). Its ``ledger()`` counts by sender and verdict. ``receive(data, source)`` takes a UDP payload that
+    comes from a rank.
+
     Attributes:
         arrays: the datapath's memory by the names of its maps.
     """
@@ -24,26 +29,11 @@ class DatapathWorld:
     arrays: dict[str, NDArray[Any]]
     ipv6: bool
     ranks: int
-
-    def seal(self, op: int, seq: int, rows: int) -> None:
-        """As the host does."""
-        raise NotImplementedError
-
-    def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
-        """As the host does."""
-        raise NotImplementedError
-
-    def events(self) -> list[tuple[int, int, int]]:
-        """Events since the last call: (kind, op, ns)."""
-        raise NotImplementedError
-
-    def ledger(self) -> NDArray[np.uint64]:
-        """Counters by sender and verdict."""
-        raise NotImplementedError
-
-    def receive(self, data: bytes, source: int) -> None:
-        """One UDP payload from the address of rank ``source``."""
-        raise NotImplementedError
+    seal: Callable[[int, int, int], None]
+    put_key: Callable[[int, NDArray[np.uint64]], None]
+    events: Callable[[], list[tuple[int, int, int]]]
+    ledger: Callable[[], NDArray[np.uint64]]
+    receive: Callable[[bytes, int], None]
 
     def populate(self, ranks: int, registered: Any = None) -> None:
         """The state that cases begin with; the ranks in ``registered`` have addresses, by default all."""

@@ -45,7 +45,6 @@ class Rules:
 
     Attributes:
         cookie, ranks, headroom, rows, form: the job's entry.
-        width: codes of the widest row.
     """
 
     cookie: int
@@ -53,53 +52,42 @@ class Rules:
     headroom: int = 2
     rows: int = 8192
     form: str = "mean"
-    width: int = 1 << 16
     slots: dict[int, Slot] = field(default_factory=dict)
     counts: Counter[Verdict] = field(default_factory=Counter)
 
-    def take(self, data: bytes, honest: bool = True) -> tuple[Verdict, bytes, bool]:
-        """Takes a UDP payload; returns its verdict, a result to send (or nothing), and whether it is for all.
-
-        ``honest``: it comes from the address of the rank that it names.
-        """
-        verdict, out, everybody = self._take(data, honest)
+    def take(self, data: bytes) -> tuple[Verdict, bytes, bool]:
+        """Takes a UDP payload; returns its verdict, a result to send (or nothing), and whether it is for all."""
+        verdict, out, everybody = self._take(np.frombuffer(data, np.uint8))
         self.counts[verdict] += 1
         return verdict, out, everybody
 
-    def _take(self, data: bytes, honest: bool) -> tuple[Verdict, bytes, bool]:
-        if not HEADER_BYTES <= len(data) <= HEADER_BYTES + self.width or len(data) % ROW_STEP:
+    def _take(self, raw: NDArray[np.uint8]) -> tuple[Verdict, bytes, bool]:
+        if len(raw) < HEADER_BYTES or len(raw) % ROW_STEP:
             return Verdict.BAD_LENGTH, b"", False
-        raw = np.frombuffer(data, np.uint8)
         head = dict(zip(_NAMES, raw[:HEADER_BYTES].view(packets.HEADER_DTYPE)[0].item(), strict=True))
         head["scale"] = raw[_SCALE : _SCALE + 4]  # moved as bits: it may be no number
         body, sender, kind = raw[HEADER_BYTES:], head["sender"], head["type"]
+        probe = kind == PacketType.PROBE
         for wrong, verdict in (
             (not len(body) and kind in (PacketType.CONTRIBUTION, PacketType.RESULT), Verdict.BAD_LENGTH),
             (head["version"] != VERSION, Verdict.BAD_VERSION),
             (kind not in _TYPES, Verdict.BAD_TYPE),
             (head["cookie"] != self.cookie, Verdict.WRONG_COOKIE),
             (sender >= self.ranks, Verdict.UNKNOWN_RANK),
-            (not honest, Verdict.WRONG_ADDRESS),
+            (check_packet(raw) != head["check"], Verdict.CORRUPT),
+            (head["owner"] != self.ranks, Verdict.NOT_FOR_THIS_RANK),
+            (kind != PacketType.CONTRIBUTION and not probe, Verdict.BAD_TYPE),
+            (head["row"] >= head["rows"] and not probe, Verdict.SLOT_OUT_OF_RANGE),
+            (head["weight"] != 1 and not probe, Verdict.BAD_WEIGHT),
         ):
             if wrong:
                 return verdict, b"", False
-        if int(check_packet(raw)) != head["check"]:
-            return Verdict.CORRUPT, b"", False
-        if head["owner"] != self.ranks:
-            return Verdict.NOT_FOR_THIS_RANK, b"", False
-        if kind == PacketType.PROBE:
-            echo = raw[:HEADER_BYTES].view(packets.HEADER_DTYPE).copy()
-            echo["type"], echo["owner"], echo["sender"] = PacketType.ECHO, sender, self.ranks
-            echo["seq"] = 0  # a switch counts no marks
-            return Verdict.REFLECTED, packets.packet(echo, body.tobytes()), False
-        for wrong, verdict in (
-            (kind != PacketType.CONTRIBUTION, Verdict.BAD_TYPE),
-            (head["row"] >= head["rows"], Verdict.SLOT_OUT_OF_RANGE),
-            (head["weight"] != 1, Verdict.BAD_WEIGHT),
-        ):
-            if wrong:
-                return verdict, b"", False
-        return self._add(head, body, sender)
+        if not probe:
+            return self._add(head, body, sender)
+        echo = raw[:HEADER_BYTES].view(packets.HEADER_DTYPE).copy()
+        echo["type"], echo["owner"], echo["sender"] = PacketType.ECHO, sender, self.ranks
+        echo["seq"] = 0  # a switch counts no marks
+        return Verdict.REFLECTED, packets.packet(echo, body.tobytes()), False
 
     def _add(self, head: dict[str, Any], codes: NDArray[np.uint8], sender: int) -> tuple[Verdict, bytes, bool]:
         at, flush = head["seq"] % self.rows, bool(head["flags"] & Flag.FLUSH)
