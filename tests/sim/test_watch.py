@@ -194,4 +194,5 @@ def test_a_silent_rank_is_told_how_to_be_waited_for_and_reminded_of_and_is_taken
         (line, *_) = [r.getMessage() for r in caplog.records if words in r.getMessage()]
         assert "state.hold()" in line
         assert "tailbound.torch.batches()" in line
-    assert "rank 0: rank 2 is waited for again" in caplog.text
+    for words in ("has sent no contribution", "has published no result", "is waited for again"):
+        assert f"rank 0: rank 2 {words}" in caplog.text
