@@ -142,15 +142,18 @@ def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
     assert job.channels.choice.result == "fanout"
 
 
-def test_a_group_that_cannot_be_joined_leaves_fan_out(job: Any) -> None:
+def test_a_group_that_cannot_be_joined_or_is_not_delivered_leaves_fan_out(job: Any) -> None:
+    assert not job.channels.complained(2)  # not of multicast
     job.channels.wanted = "multicast"
-    job.sender.shared.popitem()
-    job.channels._why_not["multicast"] = "no multicast: no route"
     job.channels.poll(1000 * MS)
-    assert tuple(job.channels.choice) == ("fanout", "no multicast: no route")
+    assert job.channels.choice.result == "multicast"
+    assert job.channels.complained(2)
+    assert tuple(job.channels.choice) == ("fanout", "multicast does not reach 2, and is given up")
+    job.channels._why_not["multicast"] = "no multicast: no route"
     job.channels.channel("fanout").broken = True
     job.channels.poll(2000 * MS)
     assert job.channels.choice.reason == "no multicast: no route; bursts are refused ()"
+    assert job.counters["result_fallbacks"] == 2
 
 
 def test_failed_clones_are_taken_off_once(job: Any) -> None:
