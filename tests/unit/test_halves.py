@@ -255,31 +255,24 @@ def test_a_share_of_the_time_is_saved_up_to_a_bound_and_a_lower_floor_saves_up_l
     assert silence(low, deadline(S, 0)) == FLOOR // 10
 
 
-def test_time_in_which_several_ops_wait_is_paid_for_once() -> None:
-    overtime = Overtime(S)
-    overtime.charge(deadline(S), S + 50 * MS)
-    overtime.charge(deadline(S + 20 * MS), S + 80 * MS)
-    overtime.charge(deadline(S + 90 * MS), S + 85 * MS)
-    assert overtime.waited == 80 * MS
-    assert abs(overtime.left(S + 85 * MS) - (FIRST - 80 * MS + SHARE * 85 * MS)) <= 2
-
-
-def test_only_what_is_past_a_deadline_costs_anything() -> None:
+@pytest.mark.parametrize(
+    ("charged", "waited"),
+    [([(0, 50), (20, 80), (90, 85)], 80), ([(90, 50), (40, 60), (50, 60)], 20)],
+    ids=["time in which several ops wait is paid for once", "only what is past a deadline costs anything"],
+)
+def test_waits_past_deadlines_are_charged(charged: list[tuple[int, int]], waited: int) -> None:
+    """``charged``: deadlines and when their halves are over, ms after a second."""
     overtime = Overtime(S)
     overtime.charge(Half(), S + 10 * MS)  # has not begun
-    overtime.charge(deadline(S + 90 * MS), S + 50 * MS)
-    assert overtime.waited == 0
-    overtime.charge(deadline(S + 40 * MS), S + 60 * MS)
-    overtime.charge(deadline(S + 50 * MS), S + 60 * MS)
-    assert overtime.waited == 20 * MS
+    for due, over in charged:
+        overtime.charge(deadline(S + due * MS), S + over * MS)
+    assert overtime.waited == waited * MS
+    assert abs(overtime.left(S + 85 * MS) - (FIRST - waited * MS + SHARE * 85 * MS)) <= 2
 
 
-def test_it_is_worth_a_step_that_is_saved_up_to_the_last_nanosecond() -> None:
-    for length, expected in ((10 * FIRST, True), (10 * FIRST + 10, False)):
-        assert worth(Overtime(S), deadline(S, length), S, S) == expected
-
-
-def test_a_silence_ends_with_its_last_nanosecond() -> None:
+def test_a_silence_and_what_is_saved_up_end_with_their_last_nanosecond() -> None:
+    assert worth(Overtime(S), deadline(S, 10 * FIRST), S, S)
+    assert not worth(Overtime(S), deadline(S, 10 * FIRST + 10), S, S)
     overtime, clock = Overtime(S), deadline(S)
     assert worth(overtime, clock, S, S - 20 * MS)
     assert not worth(overtime, clock, S, S - 20 * MS - 1)

@@ -17,32 +17,25 @@ def feed(incast: Incast, ops: int, loss: float, rows: int = 1000) -> int:
     return incast.taken
 
 
-@pytest.mark.parametrize(
-    ("senders", "fed"),
-    [
-        (7, [(1000, 0.0, 1000, 7)]),
-        (7, [(8, 0.05, 1000, 4), (31, 0.0, 1000, 4), (1, 0.0, 1000, 5), (31, 0.0, 1000, 5), (1, 0.0, 1000, 6)]),
-        # half of the ops are hit: not often enough, however much they lose
-        (7, [(4, 0.5, 1000, 7), (4, 0.001, 1000, 7)]),
-        (7, [(8, loss, 10, taken) for loss, taken in [(0.5, 4), (0.3, 2), *[(0.3, 4)] * 4, (0.3, 5)]]),
-        (2, [(8, 0.2, 5, 1)]),
-        (1, [(16, 0.001, 1000, 1)]),
-        (7, [(8, 0.0, 0, 7), (7, 1.0, 1, 7), (1, 1.0, 1, 4)]),
-        (63, [(8, 0.05, 1000, 32), (32, 0.0, 1000, 40)]),
-    ],
-    ids=[
-        "without loss all may send",
-        "a number lasts for four good trials",
-        "an op is hit by more than what is tolerated",
-        "after a fall that was for nothing four good trials are needed too",
-        "of two senders one may be taken",
-        "a single sender is no incast",
-        "an op without rows is no sample",
-        "a number rises by a quarter",
-    ],
-)
+#: Senders; then ops, the share of their rows that is lost, their rows, and how many senders are taken afterwards.
+FED: dict[str, tuple[int, list[tuple[int, float, int, int]]]] = {
+    "without loss all may send": (7, [(1000, 0.0, 1000, 7)]),
+    "a number lasts for four good trials": (
+        7, [(8, 0.05, 1000, 4), (31, 0.0, 1000, 4), (1, 0.0, 1000, 5), (31, 0.0, 1000, 5), (1, 0.0, 1000, 6)],
+    ),
+    "an op is hit by more than what is tolerated": (7, [(4, 0.5, 1000, 7), (4, 0.001, 1000, 7)]),
+    "after a fall that was for nothing four good trials are needed too": (
+        7, [(8, loss, 10, taken) for loss, taken in [(0.5, 4), (0.3, 2), *[(0.3, 4)] * 4, (0.3, 5)]],
+    ),
+    "of two senders one may be taken": (2, [(8, 0.2, 5, 1)]),
+    "a single sender is no incast": (1, [(16, 0.001, 1000, 1)]),
+    "an op without rows is no sample": (7, [(8, 0.0, 0, 7), (7, 1.0, 1, 7), (1, 1.0, 1, 4)]),
+    "a number rises by a quarter": (63, [(8, 0.05, 1000, 32), (32, 0.0, 1000, 40)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("senders", "fed"), FED.values(), ids=FED)
 def test_how_many_may_send(senders: int, fed: list[tuple[int, float, int, int]]) -> None:
-    """Ops, the share of their rows that is lost, their rows, and how many senders are taken afterwards."""
     incast = Incast(senders)
     assert incast.advertised == senders, "0 changes nothing at those who hear it, so a fall was never taken back"
     for ops, loss, rows, taken in fed:

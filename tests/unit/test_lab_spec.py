@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import queue
 import signal
-import threading
 from collections.abc import Callable
 from itertools import islice, repeat
 from types import SimpleNamespace
@@ -68,19 +68,12 @@ def test_only_the_named_rank_sleeps_and_only_if_it_is_to(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("seconds", "signals"), [(0.0005, 6), (1000.0, 1)])
 def test_a_freezer_stops_and_continues_in_turn_and_leaves_the_group_running(seconds: float, signals: int) -> None:
-    sent: list[int] = []
-    enough = threading.Event()
-
-    def note(group: int, number: int) -> None:
-        assert group == 77
-        sent.append(number)
-        if len(sent) >= signals:
-            enough.set()
-
-    freezer = Freezer(77, seconds, repeat(0.0005), signal_group=note)
-    assert enough.wait(20)
+    sent: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+    freezer = Freezer(77, seconds, repeat(0.0005), signal_group=lambda *said: sent.put(said))
+    found = [sent.get(timeout=20) for _ in range(signals)]
     freezer.close()
-    assert sent == [signal.SIGSTOP, signal.SIGCONT] * (len(sent) // 2)
+    found += [sent.get_nowait() for _ in range(sent.qsize())]
+    assert found == [(77, signal.SIGSTOP), (77, signal.SIGCONT)] * (len(found) // 2)
 
 
 def test_running_times_follow_the_seed_and_the_mean() -> None:
