@@ -87,11 +87,6 @@ def test_neither_packages_nor_modules_import_in_a_circle(graph: dict[str, set[st
         tuple(TopologicalSorter(each).static_order())  # or an error with the circle
 
 
-def test_the_schema_needs_the_standard_library_only(graph: dict[str, set[str]]) -> None:
-    assert graph["tailbound.wire.schema"] == set()
-    assert graph["tailbound.errors"] == set()
-
-
 def test_the_laboratory_uses_public_names(repository: Path) -> None:
     """It takes no private name of the product, and none that its module does not export."""
     root = repository / "host_lib"

@@ -139,20 +139,22 @@ def test_heads_and_records_are_no_older_than_the_position(monkeypatch: pytest.Mo
 
 def test_a_flood_of_control_packets_is_taken_in_helpings() -> None:
     """So that it leaves room for ops."""
-    with (
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taker,
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
-    ):
+    sockets = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(2)]
+    with sockets[0] as taker, sockets[1] as sender:
         taker.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
         taker.bind(("127.0.0.1", 0))
         taker.setblocking(False)
-        sender.connect(taker.getsockname())
         peers = np.zeros(2, DTYPES["tb_peer"])
         peers["address"] = words_of("127.0.0.1").address
         path = SimpleNamespace(socket=taker, store=SimpleNamespace(width=64, peers=peers), _strangers=0)
         sent = [bytes(HEADER_BYTES) + number.to_bytes(4, "big") for number in range(400)]
         for data in sent:
-            sender.send(data)
+            sender.sendto(data, taker.getsockname())
         helpings = [XdpDatapath.control_packets(path) for _ in range(3)]
         assert [len(helping) for helping in helpings] == [256, 144, 0]
         assert [data for helping in helpings for data in helping] == sent
+        peers["address"] = words_of("127.0.0.2").address  # of somebody else, which a helping counts as well
+        for data in sent:
+            sender.sendto(data, taker.getsockname())
+        assert XdpDatapath.control_packets(path) == []
+        assert len(taker.recv(100)) == HEADER_BYTES + 4
