@@ -37,9 +37,8 @@ def checkout(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     """A copy of what a build needs, so that building leaves nothing in the repository."""
     target = tmp_path_factory.mktemp("checkout")
     listed = ("pyproject.toml", "README.md", "LICENSE", "LICENSES", "host_lib", "ebpf", "xdp_programs", "p4")
-    extra = [name for name in ("MANIFEST.in", "setup.py") if (repository / name).exists()]
     skip = ["--exclude=__pycache__", "--exclude=*.egg-info"]
-    tar = subprocess.run(["tar", "-C", repository, *skip, "-c", *listed, *extra], capture_output=True, check=True)
+    tar = subprocess.run(["tar", "-C", repository, *skip, "-c", *listed], capture_output=True, check=True)
     subprocess.run(["tar", "-C", target, "-x"], input=tar.stdout, check=True)
     return target
 
