@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailbound.doctor import facts, interfaces
-from tailbound.doctor.verdict import ONE_RANK, _occupied, choose
+from tailbound.doctor.verdict import ONE_RANK, choose
 from tailbound.errors import ConfigError
 from tailbound.kernel import ethtool, net, pin
 from tailbound.kernel.net import ELSEWHERE, ELSEWHERE_IPV6
@@ -92,6 +92,7 @@ def test_xdp_or_the_commands_for_it(
         ({"bpf_error": "EPERM: not permitted"}, {}, "refuses bpf(2)"),
         # a program that is there is not called nothing, and Tailbound's own is told from somebody else's
         (NOBODY, {"xdp_program": 12, "xdp_name": "tb_worker"}, "Tailbound's own"),
+        (NOBODY, {"xdp_program": 12, "xdp_name": "tb_worker", "xdp_owner": "eno1.6"}, "`tailbound detach eno1.6`"),
         (NOBODY, {"xdp_program": 12, "xdp_name": "tb_switch"}, "tailbound switch down"),
         (NOBODY, {"xdp_program": 12, "xdp_name": "xdpfilt"}, "(xdpfilt) is somebody else's"),
     ],
@@ -220,6 +221,3 @@ def test_a_program_is_named_by_the_interface_that_it_was_attached_for(
     assert pin.owner("eth0.5", 13) is None
     pin._settings_file("old0").write_text(json.dumps({"prog_id": 13, "interface": "old0"}))
     assert pin.owner("eth0.5", 13) == "old0"  # as the device was called then
-    text = _occupied(link(name="eth0.5", xdp_program=12, xdp_name="tb_worker", xdp_owner="eth0.6"))
-    assert "`tailbound detach eth0.6`" in text
-    assert "attached for eth0.6" in text
