@@ -106,7 +106,7 @@ def test_who_watches_later_is_waited_for_and_who_cannot_be_reached_is_named(
     later = threading.Timer(0.1, deaths.watch, (paths[1], Engine()))
     later.start()
     paths[2].close()
-    deaths.connect(paths[0], 0, [1, 2], 1.0)
+    deaths.connect(paths[0], 0, [1, 2], PATIENCE)
     later.join()
     assert "rank 0: no TCP connection to rank(s) [2]" in caplog.text
     assert sorted(lines_of(paths[0])) == [1]

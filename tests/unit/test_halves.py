@@ -308,45 +308,35 @@ def test_a_silence_may_be_as_long_as_answers_take(said: list[tuple[str, int, tup
     assert [overtime.open[rank] for rank in (2, 3)] == [0, 0], "no question is open after a word"
 
 
-def op(overtime: Overtime, *waited: int) -> None:
-    """An op, before each of whose turns the thread has ``waited`` for a core so long in all."""
-    for each in waited:
-        overtime.turned(each)
-    overtime.ended()
+#: Of an op how late the thread wakes up, and how long it has waited for a core in all before each turn (None: nothing
+#: counts that), ms; how many such ops, and the longest wait between two turns of late (400 at most).
+WAITS: dict[str, list[tuple[tuple[int, ...], tuple[int | None, ...], int, int]]] = {
+    "own waits are those between two turns, in the last 64 ops": [
+        ((), (10, 40, 50), 1, 30), ((), (55,), 1, 30), ((), (55,), 63, 5), ((), (55,), 1, 0), ((), (10_000,), 1, 400),
+    ],
+    "late wake-ups tell of waits that the kernel does not count, and a stop is none": [
+        ((40, 7), (None,), 1, 40), ((401,), (), 64, 0), ((400,), (50,), 1, 400),
+    ],
+}  # fmt: skip
 
 
-def test_own_waits_for_a_core_are_those_between_two_turns_and_make_silences_longer() -> None:
+@pytest.mark.parametrize("ops", WAITS.values(), ids=WAITS)
+def test_waits_for_a_core_make_silences_longer(
+    ops: list[tuple[tuple[int, ...], tuple[int | None, ...], int, int]],
+) -> None:
     """A busy host makes many short ones in an op: all together are no silence of anybody. Rule: clock-29."""
-    overtime, clock = Overtime(S), deadline(S)
-    assert (overtime.lack, overtime.lacked) == (0, 0)
-    op(overtime, 10 * MS, 40 * MS, 50 * MS)
-    op(overtime, 55 * MS)
-    assert (overtime.lack, overtime.lacked) == (30 * MS, 55 * MS)
-    assert silence(overtime, clock) == 60 * MS
-    for _ in range(63):
-        op(overtime, 55 * MS)
-    assert overtime.lack == 5 * MS  # of the last 64 ops
-    op(overtime, 55 * MS)
-    assert (overtime.lack, silence(overtime, clock)) == (0, 20 * MS)
-    op(overtime, 10 * S)
-    assert silence(overtime, clock) == LONGEST
-
-
-def test_late_wake_ups_tell_of_waits_that_the_kernel_does_not_count() -> None:
-    """Of the hypervisor's, and where it counts nothing; a stop is none. Rule: clock-29."""
     overtime = Overtime(S)
-    overtime.woke(40 * MS)
-    overtime.woke(7 * MS)
-    op(overtime)
-    overtime.turned(None)
-    assert (overtime.lack, overtime.lacked) == (40 * MS, 0)
-    for _ in range(64):
-        overtime.woke(LONGEST + 1)
-        op(overtime)
-    assert overtime.lack == 0
-    overtime.woke(LONGEST)
-    op(overtime, 50 * MS)
-    assert (overtime.lack, overtime.lacked) == (LONGEST, 50 * MS)
+    assert (overtime.lack, overtime.lacked) == (0, 0)
+    for late, waited, times, lack in ops:
+        for _ in range(times):
+            for each in late:
+                overtime.woke(each * MS)
+            for so_far in waited:
+                overtime.turned(None if so_far is None else so_far * MS)
+            overtime.ended()
+        assert overtime.lack == lack * MS
+        assert silence(overtime, deadline(S)) == min(max(20, 2 * lack) * MS, LONGEST)
+    assert overtime.lacked == (ops[-1][1][-1] or 0) * MS
 
 
 def test_how_late_the_own_thread_wakes_up() -> None:
