@@ -52,53 +52,43 @@ class Receiver(OpWorld):
     ) -> None:  # fmt: skip
         super().__init__(RANKS, RING, floor=floor)
         self.first, self.here, self.ended, self.results, self.of = first, here or {1: set()}, set(ended), results, of
-        self.halves, op = (Half(), Half()), _Op()
+        self.halves, self.path, op = (Half(), Half()), self.known.repairs.paths[1], _Op()
         self.half, self.op = self.halves[results], op
         self.halves[0].phase = Phase.DONE if results else Phase.OPEN
         op.halves = tuple(ctypes.addressof(half) for half in self.halves)
         op.sending = Sending.OVER if results or asks else Sending.LAUNCHED
         op.label, op.slot, op.sum_seq, op.result_seq, op.own, op.news = OP, op_slot(OP), SEQ, SEQ, of, True
-        self._lists = np.concatenate([self.places(rank) for rank in range(RANKS)])
+        self._lists = np.concatenate([self.places(rank) for rank in range(RANKS)]).astype(np.int32)
         self._tables = [np.full(RANKS, n, np.int64) for n in (of, first)] + [np.arange(RANKS) * of]
         op.shares, op.places, op.starts = (table.ctypes.data for table in self._tables)
         op.row_at = self._lists.ctypes.data
         self.deadline = 0
         self._say([])
         self.listen(op, 0)  # no flow has begun
-        bounds = {"patience": PATIENCE, "step": STEP, "look": LOOK} | bounds
-        for name, value in bounds.items():
+        for name, value in ({"patience": PATIENCE, "step": STEP, "look": LOOK} | bounds).items():
             setattr(self.half, name, value)
         for rank, rows in self.here.items():
             self.come(rows, rank)
-
-    @property
-    def path(self) -> Path:
-        return self.known.repairs.paths[1]
-
-    @property
-    def due(self) -> int:
-        return int(self.half.due)
 
     def come(self, rows: Iterable[int], rank: int = 1) -> None:
         """Rows by their place in the order of sending."""
         listed = (np.array(sorted(rows), np.int64) + self.first) % self.of
         if self.results:
-            self.store.presence[self.positions(rank)[listed]] = OP, COOKIE
+            self.store.presence[SEQ + self.places(rank)[listed] & RING - 1] = OP, COOKIE
             return
         slots = SEQ + listed & RING - 1
         self.store.slots["op"][slots], self.store.slots["cookie"][slots] = OP, COOKIE
-        self.store.slots["ranks"][slots, rank >> 6] |= np.uint64(1 << (rank & 63))
+        self.store.slots["ranks"][slots, 0] |= np.uint64(1 << rank)
 
     def places(self, rank: int) -> np.ndarray:
-        return np.arange(rank, rank + RANKS * self.of, RANKS, dtype=np.int32)[::-1].copy()
+        return np.arange(rank, rank + RANKS * self.of, RANKS)[::-1]
 
-    def positions(self, rank: int) -> np.ndarray:
-        return SEQ + self.places(rank).astype(np.int64) & RING - 1
-
-    def came(self, rank: int = 1) -> int:
+    @property
+    def came(self) -> int:
+        """Rows of rank 1."""
         if self.results:
-            return int((self.store.presence["op"][self.positions(rank)] == OP).sum())
-        return int((self.store.slots["ranks"][:, 0] >> np.uint64(rank) & np.uint64(1)).sum())
+            return int((self.store.presence["op"][SEQ + self.places(1) & RING - 1] == OP).sum())
+        return int((self.store.slots["ranks"][:, 0] >> np.uint64(1) & np.uint64(1)).sum())
 
     def _say(self, awaited: Iterable[int]) -> None:
         self.terms.live = self.terms.owners = bitmap(awaited)
@@ -125,8 +115,8 @@ class Receiver(OpWorld):
         requests = []
         while now <= until:
             requests += [(now, rows) for rows in self.turn(now).values()]
-            assert self.due > now
-            now = self.due
+            assert self.half.due > now
+            now = self.half.due
         return requests
 
     def over(self, rank: int) -> bool:
@@ -168,13 +158,13 @@ def test_lost_rows_are_requested(looks: list[tuple[int, Collection[int], bool, l
         receiver.come(rows)
         receiver.ended = {1} if ended else set()
         assert receiver.poll(now)[0] == ({1: wanted} if wanted else {})
-        assert receiver.half.open == (ended and receiver.came() < ROWS)
+        assert receiver.half.open == (ended and receiver.came < ROWS)
 
 
 def begun(receiver: Receiver, rows: Iterable[int] = ()) -> Receiver:
     """The first look at its flow, at 0; ``rows`` come after it."""
     assert receiver.turn(0) == {}
-    assert receiver.due == STEP
+    assert receiver.half.due == STEP
     receiver.come(rows)
     return receiver
 
@@ -203,18 +193,14 @@ def test_without_progress_a_flow_that_has_ended_is_given_up() -> None:
     receiver = Receiver(here={1: ALL - {3}}, ended={1})
     before = receiver.path.pto
     receiver.run(MS, 100 * MS)
-    assert (receiver.half.open, receiver.over(1), receiver.due) == (False, True, NEVER)
+    assert (receiver.half.open, receiver.over(1), receiver.half.due) == (False, True, NEVER)
     assert receiver.path.pto == 2 * before
 
 
-@pytest.mark.parametrize("way", ["gone", "suspect"])
-def test_who_brings_nothing_any_more_is_over(way: str) -> None:
+def test_a_rank_without_the_missing_rows_is_over() -> None:
     receiver = Receiver(here={1: set(range(50)), 2: set(range(50))}, ended={1, 2})
     receiver.turn(MS)
-    if way == "gone":
-        receiver.half.gone(2, np.arange(50, ROWS))
-    else:
-        del receiver.here[2]
+    receiver.half.gone(2, np.arange(50, ROWS))
     assert list(receiver.turn(MS + WINDOW)) == [1]
     assert receiver.over(2)
     assert receiver.half.open
@@ -242,19 +228,17 @@ def test_a_lost_request_is_no_slow_answer(known: int) -> None:
 
 
 def test_the_reordering_window_widens_where_rows_come_twice() -> None:
-    path, ever = Path(FLOOR), 5
-    path.settled(10, ever, probed=False)
-    assert path.window == WINDOW  # half of them is as many as may
-    ever += 6
-    path.settled(10, ever, probed=True)
-    assert path.window == WINDOW  # the timeout was too short, not the window
-    for _ in range(20):
-        ever += 6
-        path.settled(10, ever, probed=False)
-    assert path.window == FLOOR
-    for _ in range(100):
-        path.settled(10, ever, probed=False)
-    assert path.window == WINDOW
+    path, ever = Path(FLOOR), 0
+    for twice, probed, times, window in (
+        (5, False, 1, WINDOW),  # half of them is as many as may
+        (6, True, 1, WINDOW),  # the timeout was too short, not the window
+        (6, False, 20, FLOOR),
+        (0, False, 100, WINDOW),
+    ):
+        for _ in range(times):
+            ever += twice
+            path.settled(10, ever, probed=probed)
+        assert path.window == window
 
 
 def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int = 0, answers: int = 0,
@@ -274,8 +258,8 @@ def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int
         assert not requests
         if asked:
             found.append(((now - floor // 10 * any(rows.values())) / MS, asked))
-        assert receiver.due > now
-        now = receiver.due
+        assert receiver.half.due > now
+        now = receiver.half.due
     return found
 
 
