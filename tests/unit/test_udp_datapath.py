@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -130,14 +131,13 @@ def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
                 go[r].acquire()
                 ranks[r].send(0, some)
 
-    def pour_more() -> None:
+    def pour_more(parts: int = 1) -> None:
         for r in (1, 2):
-            go[r].release()
+            go[r].release(parts)
 
-    threads = [threading.Thread(target=pour, args=(r,)) for r in (1, 2)]
-    for thread in threads:
-        thread.start()
-    try:
+    with ThreadPoolExecutor(2) as threads, contextlib.ExitStack() as at_last:
+        threads.map(pour, (1, 2))
+        at_last.callback(pour_more, 3 * len(ops))
         for n, op in enumerate(ops, 1):
             pour_more()
             ranks[0].await_opened(op)
@@ -149,12 +149,7 @@ def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
             await_that(lambda n=n: sum(ranks[0].counted().values()) >= n * 2 * SUM_ROWS, "all packets")
             assert path.store.sums.tobytes() == sums.tobytes()
             assert path.store.slots.tobytes() == slots.tobytes()
-        late = sum(n for (_, verdict), n in ranks[0].counted().items() if verdict == Verdict.LATE)
-    finally:
-        for r in (1, 2):
-            go[r].release(3 * len(ops))
-        for thread in threads:
-            thread.join()
+    late = sum(n for (_, verdict), n in ranks[0].counted().items() if verdict == Verdict.LATE)
     assert late >= len(ops) * 2 * third
 
 
