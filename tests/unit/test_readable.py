@@ -203,15 +203,12 @@ def test_a_wrapper_that_is_given_stands_for_what_is_in_it(alone: Any) -> None:
     inner = torch.optim.SGD(alone.net.parameters(), 0.5)
     made, given = without_job(communicator=alone.communicator), Wrapper(Wrapper(inner))
     made.attach(alone.net, given)
-    try:
-        given.step()
-        assert made.optimizers == [inner]
-        before = alone.net.bias.item()
-        alone.net.bias.grad = torch.ones(1)
-        step_optimizers(made)
-        assert alone.net.bias.item() == before - 0.5
-    finally:
-        made._let_go()
+    given.step()
+    assert made.optimizers == [inner]
+    before, alone.net.bias.grad = alone.net.bias.item(), torch.ones(1)
+    step_optimizers(made)
+    assert alone.net.bias.item() == before - 0.5
+    made._let_go()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import pytest
 
@@ -134,29 +135,18 @@ def test_strangers_give_way_and_who_has_shown_the_key_does_not(monkeypatch: pyte
 def test_places() -> None:
     """An address cannot take those of another, and nobody those of whom has shown the key."""
     places = Places(["a", "a", "b"])
-    ends = [socket.socketpair() for _ in range(40)]
-    socks = iter([end for end, _ in ends])
-    try:
-        proven = [next(socks) for _ in range(3)]
-        for sock in proven:
-            assert places.enter(sock, "b", keyed=True)
-            assert places.prove(sock)
-        assert not places.enter(next(socks), "elsewhere", keyed=True)
-        of_b = next(socks)
-        assert places.enter(of_b, "b", keyed=True)
-        of_a = [next(socks) for _ in range(20)]
-        for sock in of_a:
-            assert places.enter(sock, "a", keyed=True)
-        assert places.prove(of_b)
-        assert [places.prove(sock) for sock in of_a] == [False] * 8 + [True] * 10 + [False] * 2, "14 have room in all"
-        for sock in proven:
-            places.leave(sock)
-        assert places.enter(next(socks), "a", keyed=False)
-        assert not places.enter(next(socks), "elsewhere", keyed=False)
-    finally:
-        for pair_ in ends:
-            for end in pair_:
-                end.close()
+    proven, of_b, of_a = [Mock() for _ in range(3)], Mock(), [Mock() for _ in range(20)]
+    assert all(places.enter(sock, "b", keyed=True) for sock in proven)
+    assert all(map(places.prove, proven))
+    assert not places.enter(Mock(), "elsewhere", keyed=True)
+    assert places.enter(of_b, "b", keyed=True)
+    assert all(places.enter(sock, "a", keyed=True) for sock in of_a)
+    assert places.prove(of_b)
+    assert [places.prove(sock) for sock in of_a] == [False] * 8 + [True] * 10 + [False] * 2, "14 have room in all"
+    assert [sock.shutdown.called for sock in of_a] == [True] * 8 + [False] * 12
+    for sock in proven:
+        places.leave(sock)
+    assert [places.enter(Mock(), address, keyed=False) for address in ("a", "elsewhere")] == [True, False]
 
 
 def test_who_has_not_shown_the_key_holds_a_place_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

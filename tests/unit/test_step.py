@@ -46,9 +46,9 @@ class Told(OpWorld):
 
     def __init__(
         self, op: Op, scales: bool = True, record: dict[str, Any] | None = None, contributed_by: Collection[int] = (),
-        published_by: Collection[int] = (), **config: Any
+        published_by: Collection[int] = (),
     ) -> None:  # fmt: skip
-        super().__init__(RANKS, stage_max=STAGE_MAX, **config)
+        super().__init__(RANKS, stage_max=STAGE_MAX)
         self.op, self.scales, self.told = op, scales, record
         self.contributed_by, self.published_by = set(contributed_by), set(published_by)
         self.known.deadlines.quiet, self.known.deadlines.start_max, self.known.deadlines.advertised = Q, START_MAX, D1
@@ -100,11 +100,7 @@ def op() -> Op:
 
 def record(op: Op, **fields: Any) -> dict[str, Any]:
     """As the kernel keeps it."""
-    known: dict[str, Any] = {
-        "layout": op.place.layout.tag, "progress": 0, "results_in": 0, "rows_complete": 0, "opened_ns": 1,
-        "majority_ns": (0, 0),
-    }  # fmt: skip
-    return known | fields
+    return {"layout": op.place.layout.tag, "results_in": 0, "rows_complete": 0, "opened_ns": 1} | fields
 
 
 # -- the own rows -------------------------------------------------------------------------------------------------
