@@ -12,6 +12,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -69,9 +70,9 @@ def test_root_may_share_a_folder(tmp_path: Path) -> None:
     code += "status.make_folder(where); (where / 'x.status.json').write_text('{}')"
     for folder in (tmp_path, *tmp_path.parents[:-1]):
         folder.chmod(folder.stat().st_mode | 0o011)
+    command = [sys.executable, "-c", code, tmp_path]
     for mode, wrong in ((0o777, "nor one that root shares (1777)"), (0o1777, "")):
         tmp_path.chmod(mode)
-        command = [sys.executable, "-c", code, str(tmp_path)]
         done = subprocess.run(command, user=12346, group=12346, capture_output=True, text=True)
         assert (wrong in done.stderr, done.returncode == 0) == (True, not wrong)
     assert (tmp_path / "x.status.json").stat().st_uid == 12346
@@ -157,13 +158,11 @@ def test_a_writer_writes_and_takes_its_file_away_and_troubles_nobody_where_it_ca
 
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError):
-        status.make_folder(tmp_path)
-    real, link = tmp_path / "real", tmp_path / "link"
-    real.mkdir()
-    link.symlink_to(real)
-    with pytest.raises(PermissionError):
-        status.make_folder(link)
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    for folder in (tmp_path, tmp_path / "link"):
+        with pytest.raises(PermissionError):
+            status.make_folder(folder)
 
 
 @pytest.mark.parametrize(
@@ -242,13 +241,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path))
     assert main(["top", "--once", "--interval", "0.1"]) == 0
     assert "tailbound: 2 rank(s)" in capsys.readouterr().out
-    naps = iter([None, None])
-
-    def sleep(_: float) -> None:
-        if next(naps, 1):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("tailbound.top.time.sleep", sleep)
+    monkeypatch.setattr("tailbound.top.time.sleep", Mock(side_effect=[None, None, KeyboardInterrupt]))
     assert main(["top"]) == 130
     assert "tailbound: 2 rank(s)" in capsys.readouterr().out
     monkeypatch.setenv("TAILBOUND_STATUS", str(tmp_path / "none"))

@@ -14,15 +14,6 @@ from tailbound.wire.packets import DTYPES
 S = 1_000_000_000
 
 
-def job(**more: Any) -> Any:
-    usual = {
-        "rank": 0, "peers": [1, 2], "switch": None, "cookie": 7, "membership": SimpleNamespace(gone=set()),
-        "sequence": SimpleNamespace(next_label=1024),
-        "records": SimpleNamespace(peer_states=np.zeros(3, DTYPES["tb_peer_state"])),
-    }  # fmt: skip
-    return SimpleNamespace(**(usual | more))
-
-
 @pytest.mark.parametrize(
     ("gone", "switch", "newest", "silent"),
     [
@@ -36,12 +27,14 @@ def test_a_rank_that_is_never_heard_after_the_first_op_is_an_error(
     gone: set[int], switch: int | None, newest: int, silent: bool
 ) -> None:
     """Patience begins with the first op. Rank 1 is heard once, rank 2 says ``newest``."""
-    one = job(membership=SimpleNamespace(gone=gone), switch=switch)
-    unheard = Unheard(one, one.sequence, 10 * S)
+    states, sequence = np.zeros(3, DTYPES["tb_peer_state"]), SimpleNamespace(next_label=1024)
+    known: Any = SimpleNamespace(rank=0, peers=[1, 2], switch=switch, cookie=7, membership=SimpleNamespace(gone=gone),
+                                 records=SimpleNamespace(peer_states=states))  # fmt: skip
+    unheard = Unheard(known, sequence, 10 * S)  # type: ignore[arg-type]
     assert unheard.check(50 * S) is None
-    one.sequence.next_label += 1
+    sequence.next_label += 1
     assert unheard.check(100 * S) is None
-    one.records.peer_states["cookie"], one.records.peer_states["newest"] = 7, [0, 1024, newest]
+    states["cookie"], states["newest"] = 7, [0, 1024, newest]
     assert unheard.check(109 * S) is None
     error = unheard.check(110 * S)
     assert ("rank 0: nothing has come from rank 2 since" in str(error)) == silent

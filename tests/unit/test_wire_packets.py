@@ -40,7 +40,10 @@ def test_golden_packets_are_read_written_and_checked(golden: Golden) -> None:
     assert check_reference(golden.header, golden.payload) == golden.check == int(check_packet(array(golden.data)))
 
 
-@given(st.binary(min_size=56, max_size=56), st.integers(0, 40), st.randoms(use_true_random=False))
+HEADS = st.binary(min_size=56, max_size=56)
+
+
+@given(HEADS, st.integers(0, 40), st.randoms(use_true_random=False))
 def test_compiled_check_is_the_reference(head: bytes, steps: int, random: object) -> None:
     body = random.randbytes(16 * steps)
     assert int(check_packet(array(head + bytes(8) + body))) == check_reference(head + bytes(8), body)
@@ -58,16 +61,9 @@ def test_exchanged_words_and_cut_and_padded_packets_are_seen(i: int, j: int, ste
 
 
 #: Of the 64 that were published with SipHash: the key is 00 to 0f, the message 00, 01, 02, ...
-VECTORS = {
-    0: 0x726FDB47DD0E0E31,
-    1: 0x74F839C593DC67FD,
-    7: 0xAB0200F58B01D137,
-    8: 0x93F5F5799A932462,
-    15: 0xA129CA6149BE45E5,
-    63: 0x958A324CEB064572,
-}
+VECTORS = {0: 0x726FDB47DD0E0E31, 1: 0x74F839C593DC67FD, 7: 0xAB0200F58B01D137, 8: 0x93F5F5799A932462,
+           15: 0xA129CA6149BE45E5, 63: 0x958A324CEB064572}  # fmt: skip
 K0, K1 = (int.from_bytes(bytes(range(at, at + 8)), "little") for at in (0, 8))
-HEADS = st.binary(min_size=56, max_size=56)
 
 
 def key(width: int = 256, epoch: int = 0) -> np.ndarray:

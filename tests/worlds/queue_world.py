@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,25 +22,6 @@ ADDRESS, STRIDE = "127.0.0.1", 128
 MS = 1_000_000
 #: A time that never comes.
 LATER = 1 << 62
-
-
-class Told:
-    """A ``transport.sockets.Socket`` in the place of ``sock`` that asks ``kernel``."""
-
-    def __init__(self, sock: Socket, kernel: Kernel) -> None:
-        self.sock, self._kernel = sock, kernel
-
-    def fileno(self) -> int:
-        return self.sock.fileno()
-
-    def room(self) -> int:
-        return self.sock.room()
-
-    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
-        return self._kernel.send_one(packet, target)
-
-    def send_many(self, messages: int, count: int) -> tuple[int, int]:
-        return self._kernel.send_many(self.sock, messages, count)
 
 
 class Kernel:
@@ -62,10 +45,12 @@ class Kernel:
         self.single: list[tuple[tuple[str, int], bytes]] = []
         self.calls: list[tuple[int, int]] = []
         self.stuck: set[int] = set()
-        self._ports = {sock.fileno(): port for port, sock in enumerate(sender.sockets)}
         self._ranks = {target: rank for rank, target in sender.peers.items()}
         self._ranks |= {channel.target: number for number, channel in sender.shared.items()}
-        sender.sockets[:] = [Told(sock, self) for sock in sender.sockets]
+        for port, sock in enumerate(sender.sockets):
+            asks = partial(self.send_many, port)
+            told: Any = SimpleNamespace(fileno=sock.fileno, room=sock.room, send_one=self.send_one, send_many=asks)
+            sender.sockets[port] = told
 
     def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
         number = max(0, self.script.pop(0) if self.script else self.always)
@@ -73,8 +58,8 @@ class Kernel:
             self.single.append((target, packet))
         return number
 
-    def send_many(self, sock: Socket, messages: int, count: int) -> tuple[int, int]:
-        port, step = self._ports[sock.fileno()], self.script.pop(0) if self.script else self.always
+    def send_many(self, port: int, messages: int, count: int) -> tuple[int, int]:
+        step = self.script.pop(0) if self.script else self.always
         if step > 0 or port in self.stuck:
             return 0, step or errno.EAGAIN
         taken = min(count, -step) if step else count
