@@ -164,12 +164,10 @@ def test_codes_of_other_bits_are_those_of_the_host(name: str, bits: Bits) -> Non
     """Packets and averages; a begun second block of columns. Rule: codec-12."""
     numel, width, *rest = SHAPES[name]
     tensors = rest[1] if rest else ()
-    numel = numel if tensors else numel // 2 if bits == 16 else numel * 2
-    form, shape = TRITON, shape_for(numel, width, bits, tensors)
-    x = gaussian(shape.numel, 7, 1e-2)
-    out = check(torch.from_numpy(x).to(DEVICE), shape, form=form)
+    shape = shape_for(numel if tensors else numel // 2 if bits == 16 else numel * 2, width, bits, tensors)
+    out = check(torch.from_numpy(gaussian(shape.numel, 7, 1e-2)).to(DEVICE), shape, form=TRITON)
     assert (out.done.clipped > 0) == (bits != 16)
-    assert Results(shape, 3, 0.1).check(device=DEVICE, form=form).any()
+    assert Results(shape, 3, 0.1).check(device=DEVICE, form=TRITON).any()
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float16", "float64"])

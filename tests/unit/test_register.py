@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import reduce
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from tailbound.torch import TailboundState, register
+from tailbound.torch import register
 
 
 @pytest.fixture
@@ -30,40 +29,48 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[DistributedDataParallel]:
     dist.destroy_process_group()
 
 
-def test_a_model_that_has_a_hook_is_refused(model: DistributedDataParallel) -> None:
-    """It was torch's "can only be called once", after the whole job had been set up."""
-    registered = DistributedDataParallel(torch.nn.Linear(2, 2))
-    register(registered)
-    with pytest.raises(ConfigError, match="registered already: use the state"):
-        register(registered)
-    model.register_comm_hook(None, allreduce_hook)
-    with pytest.raises(ConfigError, match=r"the communication hook allreduce_hook already.*Accelerate"):
-        register(model)
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("arrange", "words"),
     [
-        ("mixed_precision", object(), "use torch.autocast"),
-        ("_delay_all_reduce_params", [None], "delay_all_reduce_named_params: .* remove it"),
-        ("module.weight._in_backward_optimizers", [], r"call optimizer.step\(\)"),
+        (register, "registered already: use the state"),
+        (lambda m: m.register_comm_hook(None, allreduce_hook), "hook allreduce_hook already.*Accelerate"),
+        (lambda m: setattr(m, "mixed_precision", object()), "use torch.autocast"),
+        (lambda m: setattr(m, "_delay_all_reduce_params", [None]), "delay_all_reduce_named_params: .* remove it"),
+        (lambda m: setattr(m.module.weight, "_in_backward_optimizers", []), r"call optimizer.step\(\)"),
     ],
 )
 def test_what_happens_beside_the_hook_is_refused(
-    model: DistributedDataParallel, name: str, value: Any, words: str
+    model: DistributedDataParallel, arrange: Callable[[Any], object], words: str
 ) -> None:
-    *owner, last = name.split(".")
-    setattr(reduce(getattr, owner, model), last, value)
+    """It was torch's "can only be called once", after the whole job had been set up."""
+    arrange(model)
     with pytest.raises(ConfigError, match=words):
         register(model)
 
 
-def test_a_compiled_model_is_told_where_the_ddp_model_is(model: DistributedDataParallel) -> None:
-    compiled: Any = type("OptimizedModule", (), {"_orig_mod": model})()  # as torch.compile makes it, in seconds
-    with pytest.raises(ConfigError, match=r"not OptimizedModule: .* pass model._orig_mod"):
-        register(compiled)
-    with pytest.raises(ConfigError, match=r"not Linear$"):
-        register(model.module)
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        # as torch.compile makes it, in seconds
+        (lambda m: (type("Compiled", (), {"_orig_mod": m})(),), r"not Compiled: .* pass model._orig_mod"),
+        (lambda m: (m.module,), "not Linear$"),
+        (lambda m: (m, torch.optim.lr_scheduler.ConstantLR(sgd(m))), "of type ConstantLR: give one torch.optim.Opt"),
+        (lambda m: (m, torch.optim.SGD), "of type type: give one torch.optim.Optimizer"),
+        (lambda m: (m, [sgd(m)]), "of type list: give one torch.optim.Optimizer"),
+    ],
+)
+def test_what_is_no_model_or_no_optimizer_is_refused(
+    model: DistributedDataParallel, given: Callable[[Any], tuple[Any, ...]], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        register(*given(model))
+    with pytest.raises(ConfigError, match=r"scaler= is of type int: give a torch.amp.GradScaler"):
+        register(model, scaler=3)  # type: ignore[arg-type]
+    register(model, torch.optim.LBFGS(model.parameters()))  # a rank alone may make as many passes as it likes
 
 
 def test_parameters_that_cannot_be_averaged_are_refused(model: DistributedDataParallel) -> None:
@@ -73,25 +80,6 @@ def test_parameters_that_cannot_be_averaged_are_refused(model: DistributedDataPa
         register(DistributedDataParallel(net))
     net[1].requires_grad_(False)
     register(DistributedDataParallel(net))
-
-
-def test_what_is_no_optimizer_is_refused(model: DistributedDataParallel) -> None:
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
-    for given, kind in ((scheduler, "ConstantLR"), (torch.optim.SGD, "type"), ([optimizer], "list")):
-        with pytest.raises(ConfigError, match=rf"of type {kind}: give one torch.optim.Optimizer"):
-            register(model, given)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"scaler= is of type int: give a torch.amp.GradScaler"):
-        register(model, optimizer, scaler=3)  # type: ignore[arg-type]
-    register(model, torch.optim.LBFGS(model.parameters()))  # a rank alone may make as many passes as it likes
-
-
-def test_an_option_that_is_none_is_refused_with_the_nearest_one(model: DistributedDataParallel) -> None:
-    for take in (lambda **given: register(model, **given), TailboundState):
-        with pytest.raises(ConfigError, match=r"there is no option bit= here: did you mean bits\?"):
-            take(bit=16)
-        with pytest.raises(ConfigError, match=r"there is no option qqq= here: see docs/settings.md"):
-            take(qqq=16)
 
 
 def test_a_world_of_one_has_the_keys_of_any_other(model: DistributedDataParallel) -> None:
