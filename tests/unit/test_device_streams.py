@@ -105,32 +105,27 @@ def test_every_use_comes_behind_the_mark_and_waits_for_no_event() -> None:
 
 def test_an_op_of_a_new_kind_is_warmed_up_once_in_the_thread_that_launches_it() -> None:
     """The same kernels with the same arguments but for sizes, those of error feedback too: nothing compiles later."""
-    seen: list[tuple[Any, ...]] = []
+    form = mock.Mock(wraps=PLAIN)
 
-    class Form:
-        name = "recorder"
+    def seen() -> list[tuple[Any, ...]]:
+        return [
+            (what, given[-1 if what == "decode" else 0].dtype, given[1].bits, np.diff(given[1].layout.rows).tolist())
+            for what, given, _ in form.method_calls
+        ]
 
-        def __getattr__(self, what: str) -> Any:
-            def note(x: Any, shape: Any, coding: Any, *more: Any) -> Any:
-                kind = (more[-1] if what == "decode" else x).dtype
-                seen.append((what, kind, shape.bits, np.diff(shape.layout.rows).tolist()))
-                return getattr(PLAIN, what)(x, shape, coding, *more)
-
-            return note
-
-    coder, half, whole = DeviceCoder(DevicePath(slow_stream(), Form()), None), torch.float16, torch.float32
+    coder, half, whole = DeviceCoder(DevicePath(slow_stream(), form), None), torch.float16, torch.float32
     for starts in ((), (49_000, 1000), ()):
         shape = shape_for(50_000, 1408, 8, starts)
         coder.warm_up(torch.zeros(50_000, dtype=half), torch.zeros(50_000), shape, Coding(0))
-    assert seen == [
+    assert seen() == [
         (what, kind, 8, rows)
         for rows in ([64], [1, 2, 32])
         for what, kind in (("largest", half), ("encode", half), ("decode", whole))
     ]
-    seen.clear()
+    form.reset_mock()
     out = torch.zeros(50_000, dtype=torch.bfloat16)
     coder.warm_up(torch.zeros(50_000), out, shape_for(50_000, 1408, (4, 8)), Coding(0))
-    assert {one[:3] for one in seen} >= {("decode", torch.bfloat16, 8), ("decode", whole, 4)}
+    assert {one[:3] for one in seen()} >= {("decode", torch.bfloat16, 8), ("decode", whole, 4)}
 
 
 def test_where_triton_fails_the_error_says_what_to_do() -> None:

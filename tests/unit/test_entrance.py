@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,27 +25,16 @@ from tailbound.torch.resync import NEVER
 from tailbound.torch.standing import Standing
 
 
-class Reliable:
-    """What ``Entrance`` asks of the reliable path, between two ranks of this process."""
+def make(rank: int, part: Part, other: Any = None) -> tuple[Entrance, Any, Any]:
+    """A rank's entrance, its reliable path, which asks that of ``other``, and the rest of it."""
+    reliable: Any = SimpleNamespace(handlers={}, asked=[], before_close=lambda _: None)
+    reliable.serve = reliable.handlers.__setitem__
 
-    def __init__(self) -> None:
-        self.handlers: dict[str, Callable[[bytes], Iterable[Any]]] = {}
-        self.other: Reliable | None = None
-        self.asked: list[str] = []
+    def pull(_: int, name: str, request: bytes, *__: object) -> bytearray:
+        reliable.asked.append(name)
+        return bytearray(b"".join(other.handlers[name](request)))
 
-    def serve(self, name: str, handler: Callable[[bytes], Iterable[Any]]) -> None:
-        self.handlers[name] = handler
-
-    def before_close(self, _: object) -> None:
-        pass
-
-    def pull(self, rank: int, name: str, request: bytes, *_: object) -> bytearray:
-        self.asked.append(name)
-        return bytearray(b"".join(self.other.handlers[name](request)))
-
-
-def make(rank: int, part: Part) -> tuple[Entrance, Reliable, Any]:
-    reliable = Reliable()
+    reliable.pull = pull
     bucket = SimpleNamespace(index=0, numel=1, dtype=torch.float32, last=True, parts="")
     layout: Any = Layout()
     layout._buckets = {0: bucket}
@@ -78,8 +66,7 @@ def _admitted(donor: Entrance) -> threading.Thread:
 
 def test_who_can_never_be_let_in_hears_so_at_once() -> None:
     donor, path, _ = make(0, Part.INSIDE)
-    guest, asking, resync = make(1, Part.OUTSIDE)
-    asking.other = path
+    guest, asking, resync = make(1, Part.OUTSIDE, path)
 
     def take(*_: Any) -> int:
         raise Refusal(f"{NEVER}: the state of extra_state['thing']")

@@ -43,18 +43,16 @@ def batches(
     """
     if per_step < 1:
         raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
-    source, others, alone = iter(loader), _steps_of_others(state), True
+    place, others, alone = 0, _steps_of_others(state), True
     loop = state.loop = object()
-    steps = state.steps
-    steps.start()
-    place = 0
-    for batch in source:
+    state.steps.start()
+    for batch in loader:
         if place == 0 and not state.detached:
             before, others = others, _steps_of_others(state)
             alone = alone and all(before.get(one, at) == at for one, at in others.items())
             if not alone:
                 state.absence.skips = False
-            elif not state.owed_batches and steps.between_iterations():
+            elif not state.owed_batches and state.steps.between_iterations():
                 applied, skipped = state.catch_up(step)
                 state.owed_batches = per_step * (applied + skipped)
                 if skipped and on_skip is not None:
@@ -70,16 +68,16 @@ def batches(
                 "its iterations. Give one of them both loaders, as in batches(zip(a, b), state)"
             )
         if place == 0 and not state.detached:
-            steps.iterate()
-            if (apart := steps.apart) > 1:
+            state.steps.iterate()
+            if (apart := state.steps.apart) > 1:
                 raise ConfigError(
                     f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
                     f"would skip too few. Give tailbound.torch.batches(..., per_step={apart * per_step})"
                 )
     if place and state.owed_batches:  # the last batches, too few for a step of their own, or a whole one
-        state.owed_batches += place if steps.ends_short is False else place - per_step
+        state.owed_batches += place if state.steps.ends_short is False else place - per_step
     elif place:
-        steps.ends_short = steps.updates
+        state.steps.ends_short = state.steps.updates
 
 
 def _steps_of_others(state: TailboundState) -> dict[int, int]:
