@@ -6,7 +6,6 @@ import functools
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torch_jobs as jobs
@@ -32,10 +31,9 @@ def failing(rank: int) -> None:
         state.Paths = functools.partial(Paths, host_form=PLAIN)  # type: ignore[assignment, misc]
     net = DDP(jobs.model())
     with register(net, **jobs.PATIENT) as own:
-        data, target = jobs.batch(rank, 0)
-        nn.functional.cross_entropy(net(data), target).backward()
+        jobs.backward(net, rank, 0)
         assert own.stats().get("device_codec") == ({"cpu": "plain"} if rank == 0 else None)
-        loss = nn.functional.cross_entropy(net(data), target)  # DDP talks to the other rank in here
+        loss = jobs.loss(net, rank, 0)  # DDP talks to the other rank in here
         if rank == 1:
             return
 

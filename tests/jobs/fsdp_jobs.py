@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import torch_jobs as jobs
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 from tailbound.torch import GradScaler, batches, fsdp
 from tailbound.torch.replica import local
-from torch_jobs import BOUND, PATIENT, backward, batch, digest, gradient, model, nmse, passes, refused, same_everywhere
 
 HALF = torch.bfloat16
 POLICIES = {
@@ -40,7 +40,7 @@ def grid() -> DeviceMesh:
 
 def sharded(mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None, seed: int = 0) -> nn.Module:
     """The model of the other tests: two of its layers are FSDP modules of their own, the rest goes with the root."""
-    net = model(seed)
+    net = jobs.model(seed)
     for layer in (net[0], net[2]):
         fully_shard(layer, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
     return fully_shard(net, mesh=mesh, mp_policy=policy or MixedPrecisionPolicy())
@@ -48,12 +48,12 @@ def sharded(mesh: DeviceMesh, policy: MixedPrecisionPolicy | None = None, seed: 
 
 def held(net: nn.Module, *, gradients: bool = False) -> str:
     """Digest of the shards that this rank holds."""
-    return digest([local(p.grad if gradients else p) for p in net.parameters()])
+    return jobs.digest([local(p.grad if gradients else p) for p in net.parameters()])
 
 
 def same(value: Any, mesh: DeviceMesh) -> bool:
     """Whether ``value`` is the same on all replicas."""
-    return same_everywhere(value, mesh["replicate"].get_group())
+    return jobs.same_everywhere(value, mesh["replicate"].get_group())
 
 
 @contextlib.contextmanager
@@ -62,23 +62,23 @@ def trio(
 ) -> Iterator[tuple[nn.Module, nn.Module, nn.Module, fsdp.FsdpState]]:
     """The same model three times: plain DDP, plain HSDP, and FSDP with Tailbound between the replicas."""
     ours = sharded(mesh["shard"], policy)
-    with fsdp.register(ours, mesh["replicate"], **PATIENT, **options) as state:
-        yield DDP(model()), sharded(mesh, policy), ours, state
+    with fsdp.register(ours, mesh["replicate"], **jobs.PATIENT, **options) as state:
+        yield DDP(jobs.model()), sharded(mesh, policy), ours, state
 
 
 def parity(rank: int) -> None:
     """Gradients of HSDP over Tailbound against those of plain HSDP and of DDP over all four, by policy and code."""
     mesh = grid()
     for kind, policy, bound, options in (
-        *((kind, policy, BOUND, {}) for kind, policy in POLICIES.items()),
+        *((kind, policy, jobs.BOUND, {}) for kind, policy in POLICIES.items()),
         ("codes", POLICIES["float32"], CODES_BOUND, CODES),
     ):
         errors, apart = [], []
         with trio(mesh, policy, **options) as (plain, hsdp, ours, state):
             for step in range(3):
-                passes((plain, hsdp, ours), rank, step)
-                errors.append(nmse(gradient(ours), gradient(hsdp)))
-                apart.append(nmse(gradient(ours), gradient(plain)))
+                jobs.passes((plain, hsdp, ours), rank, step)
+                errors.append(jobs.nmse(jobs.gradient(ours), jobs.gradient(hsdp)))
+                apart.append(jobs.nmse(jobs.gradient(ours), jobs.gradient(plain)))
                 assert errors[-1] <= 3 * bound, f"{kind}, step {step}: NMSE {errors[-1]}"
                 assert same(held(ours, gradients=True), mesh), f"{kind}, step {step}: replicas have other bits"
             stats = state.stats()
@@ -157,8 +157,8 @@ def overlapping(rank: int) -> None:
             for net in (hsdp, ours):
                 if what != "accumulating":  # onto what the pass before has left
                     net.zero_grad()
-                backward(net, rank, len(told))
-            assert nmse(gradient(ours), gradient(hsdp)) <= 3 * BOUND, what
+                jobs.backward(net, rank, len(told))
+            assert jobs.nmse(jobs.gradient(ours), jobs.gradient(hsdp)) <= 3 * jobs.BOUND, what
             assert same(held(ours, gradients=True), mesh), what
             told[what], events[:] = list(events), []
         handle.remove()
@@ -172,7 +172,7 @@ def broken_off(net: nn.Module, rank: int, step: int) -> str:
     net.zero_grad()
     said = "nothing"
     try:
-        backward(net, rank, step)
+        jobs.backward(net, rank, step)
     except (OSError, ConfigError) as error:
         said = str(error)
     net.reset_iter_state()
@@ -204,18 +204,18 @@ def unlike(rank: int) -> None:
                 for net in (hsdp, ours):
                     net.set_requires_gradient_sync(part == 2)
                 with plain.no_sync() if part < 2 else contextlib.nullcontext():
-                    backward(plain, rank, 10 * step + part)
-                backward(hsdp, rank, 10 * step + part)
-                backward(ours, rank, 10 * step + part)
-            assert nmse(gradient(ours), gradient(hsdp)) <= 3 * BOUND
-            assert nmse(gradient(ours), gradient(plain)) <= 3 * BOUND
+                    jobs.backward(plain, rank, 10 * step + part)
+                jobs.backward(hsdp, rank, 10 * step + part)
+                jobs.backward(ours, rank, 10 * step + part)
+            assert jobs.nmse(jobs.gradient(ours), jobs.gradient(hsdp)) <= 3 * jobs.BOUND
+            assert jobs.nmse(jobs.gradient(ours), jobs.gradient(plain)) <= 3 * jobs.BOUND
             assert state.communicator.step == step + 1
 
     net, alone = Fork(), Fork()
     for half in net.halves:
         fully_shard(half, mesh=mesh["shard"])
     fully_shard(net, mesh=mesh["shard"])
-    with fsdp.register(net, mesh["replicate"], **PATIENT) as state:
+    with fsdp.register(net, mesh["replicate"], **jobs.PATIENT) as state:
         for step, which in enumerate(({0, 1}, {0, 1}, {1}, {1}, {0}, {0, 1}, {0, 1})):
             net.zero_grad()
             alone.zero_grad()
@@ -223,8 +223,8 @@ def unlike(rank: int) -> None:
             for other in range(4):
                 (alone(inputs(other), which).square().sum() / 4).backward()
             for number in which:
-                value, exact = gradient(net.halves[number]), gradient(alone.halves[number])
-                assert nmse(value, exact) <= 3 * BOUND, (which, number)
+                value, exact = jobs.gradient(net.halves[number]), jobs.gradient(alone.halves[number])
+                assert jobs.nmse(value, exact) <= 3 * jobs.BOUND, (which, number)
             assert state.communicator.step == step + 1
 
 
@@ -239,11 +239,11 @@ def equal_replicas(rank: int) -> None:
     ours = sharded(mesh["shard"], seed=host)
     assert not same(held(ours), mesh)
     optimizer = torch.optim.Adam(ours.parameters(), 0.01)
-    with fsdp.register(ours, mesh["replicate"], optimizer=optimizer, **PATIENT) as state:
+    with fsdp.register(ours, mesh["replicate"], optimizer=optimizer, **jobs.PATIENT) as state:
         assert same(held(ours), mesh)
         for step in range(4):
             optimizer.zero_grad()
-            backward(ours, rank, step)
+            jobs.backward(ours, rank, step)
             optimizer.step()
         assert same(held(ours), mesh)
         state.boundary()
@@ -267,7 +267,7 @@ def _second_void(rank: int, change: dict[str, Any]) -> list[tuple[bool, bool]]:
     mesh, step, found = grid(), 0, []
     net = sharded(mesh["shard"])
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
-    with fsdp.register(net, mesh["replicate"], optimizer=optimizer, **PATIENT) as state:
+    with fsdp.register(net, mesh["replicate"], optimizer=optimizer, **jobs.PATIENT) as state:
         launch = state.communicator.launch
 
         def launched(*values: Any, done: Callable[[Outcome], None], **options: Any) -> None:
@@ -280,7 +280,7 @@ def _second_void(rank: int, change: dict[str, Any]) -> list[tuple[bool, bool]]:
         for step in range(2):
             before = held(net)
             optimizer.zero_grad()
-            backward(net, rank, step)
+            jobs.backward(net, rank, step)
             sound = state.resync.sound
             optimizer.step()
             found.append((held(net) != before, sound))
@@ -302,32 +302,31 @@ def refusals(rank: int) -> None:
     """Everything that cannot be is said before a step."""
     mesh = grid()
     plain = sharded(mesh["shard"])
-    refused("mesh['replicate']", lambda: fsdp.register(plain, mesh, **PATIENT))
-    refused("got a Sequential", lambda: fsdp.register(model(), mesh["replicate"], **PATIENT))
-    refused("averaged twice", lambda: fsdp.register(sharded(mesh), mesh["replicate"], **PATIENT))
-    refused("no replicas", lambda: fsdp.register(plain, mesh["shard"], **PATIENT))
-    refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"], datapath="switch"))
+    jobs.refused("mesh['replicate']", lambda: fsdp.register(plain, mesh, **jobs.PATIENT))
+    jobs.refused("got a Sequential", lambda: fsdp.register(jobs.model(), mesh["replicate"], **jobs.PATIENT))
+    jobs.refused("averaged twice", lambda: fsdp.register(sharded(mesh), mesh["replicate"], **jobs.PATIENT))
+    jobs.refused("no replicas", lambda: fsdp.register(plain, mesh["shard"], **jobs.PATIENT))
+    jobs.refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"], datapath="switch"))
     with mock.patch.dict(os.environ, TAILBOUND_DATAPATH="switch"):  # the variable was not read
-        refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"]))
+        jobs.refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"]))
     with torch.device("meta"):
         unmade = sharded(mesh["shard"])
-    refused("is on meta", lambda: fsdp.register(unmade, mesh["replicate"], **PATIENT))
-    with fsdp.register(plain, mesh["replicate"], **PATIENT) as state:
-        refused("leave out tailbound.torch.batches", lambda: next(batches([1], state)))
-        refused("leave out tailbound.torch.batches", state.catch_up)
-        refused("a job of its own, with a loss scale of its own", lambda: GradScaler(state))
+    jobs.refused("is on meta", lambda: fsdp.register(unmade, mesh["replicate"], **jobs.PATIENT))
+    with fsdp.register(plain, mesh["replicate"], **jobs.PATIENT) as state:
+        jobs.refused("leave out tailbound.torch.batches", lambda: next(batches([1], state)))
+        jobs.refused("leave out tailbound.torch.batches", state.catch_up)
+        jobs.refused("a job of its own, with a loss scale of its own", lambda: GradScaler(state))
         stock, optimizer = torch.amp.GradScaler("cpu"), torch.optim.SGD(plain.parameters(), 0.1)
-        data, target = batch(rank, 0)
-        stock.scale(nn.functional.cross_entropy(plain(data), target)).backward()
-        refused("a job of its own, with a loss scale of its own", lambda: stock.step(optimizer))
+        stock.scale(jobs.loss(plain, rank, 0)).backward()
+        jobs.refused("a job of its own, with a loss scale of its own", lambda: stock.step(optimizer))
 
 
 def alone(rank: int) -> None:
     """Hosts of one: nothing to average, and the gradients are FSDP's own."""
     mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
     ours, plain = sharded(mesh["shard"]), sharded(mesh["shard"])
-    with fsdp.register(ours, mesh["replicate"], **PATIENT) as state:
+    with fsdp.register(ours, mesh["replicate"], **jobs.PATIENT) as state:
         for net in (ours, plain):
-            backward(net, rank, 0)
-        assert torch.equal(gradient(ours), gradient(plain))
+            jobs.backward(net, rank, 0)
+        assert torch.equal(jobs.gradient(ours), jobs.gradient(plain))
         assert state.stats()["ranks"] == 1

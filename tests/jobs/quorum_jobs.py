@@ -8,25 +8,13 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+import torch_jobs as jobs
 from resync_jobs import SETTINGS
 from support import Trouble
 from tailbound.errors import ConfigError
 from tailbound.torch import batches, register
-from torch_jobs import (
-    batch,
-    everywhere,
-    gradient,
-    model,
-    nmse,
-    passes,
-    patient,
-    same_everywhere,
-    state_digest,
-    training,
-)
 
 #: Steps before the network breaks; seconds for which it is broken.
 CALM, BROKEN = 6, 5.0
@@ -41,12 +29,12 @@ def cut(rank: int, part: set[int], trained: set[int], steps: int) -> None:
     rank asks for state by it meanwhile.
     """
     scaler = torch.amp.GradScaler("cpu")
-    settings = patient(SETTINGS, patience=8.0, deadline_ms=(150.0, 150.0), resync_share=0.0)
-    with training(own={"weight_decay": 0.1}, scaler=scaler, **settings) as (net, optimizer, state):
+    settings = jobs.patient(SETTINGS, patience=8.0, deadline_ms=(150.0, 150.0), resync_share=0.0)
+    with jobs.training(own={"weight_decay": 0.1}, scaler=scaler, **settings) as (net, optimizer, state):
         mended, held = threading.Event(), []
         for step in batches(range(steps), state):
             if step == CALM:
-                everywhere(step)
+                jobs.everywhere(step)
                 others = set(range(dist.get_world_size())) - part if rank in part else part
                 trouble = Trouble(seed=1, loss=1.0, to=frozenset(others)).attach(state.communicator)
                 mend = threading.Timer(BROKEN, _mend, (trouble, mended))
@@ -54,12 +42,11 @@ def cut(rank: int, part: set[int], trained: set[int], steps: int) -> None:
             if step == steps - AFTER:
                 mended.wait()
             optimizer.zero_grad()
-            data, target = batch(rank, step)
-            scaler.scale(nn.functional.cross_entropy(net(data), target)).backward()
+            scaler.scale(jobs.loss(net, rank, step)).backward()
             scaler.step(optimizer)
             scaler.update()
             if step >= CALM - 1 and not mended.is_set():
-                held.append(state_digest(net, optimizer))
+                held.append(jobs.state_digest(net, optimizer))
             time.sleep(0.02)
         mend.join()
         assert state.synchronize(60)
@@ -69,7 +56,7 @@ def cut(rank: int, part: set[int], trained: set[int], steps: int) -> None:
     if rank not in trained:
         assert stats["counters"].get("ops_minority", 0)
         assert stats["event_counts"]["no_quorum"] == stats["event_counts"]["quorum"] == 1
-    assert same_everywhere(state_digest(net, optimizer))
+    assert jobs.same_everywhere(jobs.state_digest(net, optimizer))
     assert scaler.get_scale() == 2.0**16
 
 
@@ -83,17 +70,17 @@ def detached(rank: int) -> None:
 
     Gradients are the exact mean of all ranks then; nothing is sent any more, and calls that need the job say so.
     """
-    net, plain = (DDP(model(), bucket_cap_mb=0.05) for _ in range(2))
+    net, plain = (DDP(jobs.model(), bucket_cap_mb=0.05) for _ in range(2))
     optimizer = torch.optim.SGD(net.parameters(), 0.05, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu")
     state = register(net, optimizer=optimizer, scaler=scaler, **SETTINGS)
     for step in batches(range(10), state):
-        passes([net], rank, step)
+        jobs.passes([net], rank, step)
         if step >= 5:
             with state.hold():
                 plain.load_state_dict(net.state_dict())
-                passes([plain], rank, step)
-                assert nmse(gradient(net), gradient(plain)) < 1e-12
+                jobs.passes([plain], rank, step)
+                assert jobs.nmse(jobs.gradient(net), jobs.gradient(plain)) < 1e-12
         optimizer.step()
         state.boundary()
         if step == 4:
@@ -107,4 +94,4 @@ def detached(rank: int) -> None:
     assert state.stats()["counters"]["ops"] == ops
     state.close()
     assert scaler.get_scale() == 2.0**16
-    assert same_everywhere(state_digest(net, optimizer))
+    assert jobs.same_everywhere(jobs.state_digest(net, optimizer))

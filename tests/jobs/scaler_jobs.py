@@ -7,7 +7,6 @@ from collections.abc import Collection
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import torch_jobs as jobs
@@ -27,9 +26,7 @@ def scaled(
     for number, ranks in enumerate(ill):
         before, scale = jobs.state_digest(net, optimizer), scaler.get_scale()
         optimizer.zero_grad()
-        data, target = jobs.batch(rank, number)
-        loss = nn.functional.cross_entropy(net(data), target)
-        scaler.scale(loss * (float("inf") if rank in ranks else 1.0)).backward()
+        scaler.scale(jobs.loss(net, rank, number) * (float("inf") if rank in ranks else 1.0)).backward()
         scaler.step(optimizer)
         scaler.update()
         after = jobs.state_digest(net, optimizer)
@@ -73,7 +70,7 @@ def strange(rank: int) -> None:
         ):
             if scaler is both:
                 adopt(state, both)
-            scaler.scale(nn.functional.cross_entropy(*_fed(one, rank))).backward()
+            scaler.scale(jobs.loss(one, rank, 0)).backward()
             refusal = jobs.refused(words, lambda scaler=scaler, optimizer=optimizer: scaler.step(optimizer))
             assert scaler is both or "one for each registered model" in refusal
         assert second.scaler is None
@@ -82,15 +79,10 @@ def strange(rank: int) -> None:
     with register(alone, **jobs.PATIENT) as state:
         if rank == 0:
             GradScaler(state)
-        loss = nn.functional.cross_entropy(*_fed(alone, rank))
+        loss = jobs.loss(alone, rank, 0)
         said = jobs.refused("use of a loss scale", loss.backward, Exception)
         assert "rank 0" in said
         assert "rank 1" in said
-
-
-def _fed(net: nn.Module, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    data, target = jobs.batch(rank, 0)
-    return net(data), target
 
 
 def unlike(rank: int) -> None:
@@ -102,8 +94,7 @@ def unlike(rank: int) -> None:
         for step in range(3):
             for one in (net, plain):
                 one.zero_grad()
-                data, target = jobs.batch(rank, step)
-                loss = nn.functional.cross_entropy(one(data), target)
+                loss = jobs.loss(one, rank, step)
                 (scaler.scale(loss) if one is net else loss).backward()
             value = jobs.gradient(net) / scaler.get_scale()
             assert jobs.nmse(value, jobs.gradient(plain)) <= 3 * jobs.BOUND

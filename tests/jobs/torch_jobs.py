@@ -65,10 +65,14 @@ def batch(rank: int, step: int, dtype: torch.dtype = torch.float32) -> tuple[tor
     return torch.randn(16, 32, generator=generator).to(dtype), torch.randint(0, 10, (16,), generator=generator)
 
 
-def backward(net: nn.Module, rank: int, step: int, dtype: torch.dtype = torch.float32) -> None:
+def loss(net: nn.Module, rank: int, step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     where = next(net.parameters()).device
     data, target = (value.to(where) for value in batch(rank, step, dtype))
-    nn.functional.cross_entropy(net(data).float(), target).backward()
+    return nn.functional.cross_entropy(net(data).float(), target)
+
+
+def backward(net: nn.Module, rank: int, step: int, dtype: torch.dtype = torch.float32) -> None:
+    loss(net, rank, step, dtype).backward()
 
 
 def passes(nets: Iterable[nn.Module], rank: int, step: int, dtype: torch.dtype = torch.float32) -> None:
@@ -221,9 +225,7 @@ def abstaining(rank: int, here: int) -> None:
     with register(ours, **PATIENT, **on_hosts(rank, here)) as state:
         for step, ill in enumerate([set(), {1}, set(), {min(host) for host in hosts}, set(), {1}]):
             ours.zero_grad()
-            data, target = batch(rank, step)
-            loss = nn.functional.cross_entropy(ours(data), target)
-            (loss * (float("nan") if rank in ill else 1.0)).backward()
+            (loss(ours, rank, step) * (float("nan") if rank in ill else 1.0)).backward()
             assert state.last.abstained == bool(hosts[rank // here] & ill), step
             value = gradient(ours)
             assert value.isfinite().all()

@@ -15,7 +15,7 @@ from torch import nn
 from loop_jobs import Pause
 from resync_jobs import SETTINGS
 from tailbound.torch import GradScaler, TailboundState
-from torch_jobs import batch, digest, patient, refused
+from torch_jobs import batch, digest, loss, patient, refused
 
 RANKS = 3
 #: Steps: of the job, the one before which the last rank stops, and the one before which all save and evaluate.
@@ -46,9 +46,7 @@ def scaler() -> torch.amp.GradScaler:
 
 
 def loss_of(net: nn.Module, rank: int, step: int) -> torch.Tensor:
-    data, target = batch(rank, step)
-    loss = nn.functional.cross_entropy(net(data).float(), target)
-    return loss * (float("inf") if rank in ILL.get(step, ()) else 1.0)
+    return loss(net, rank, step) * (float("inf") if rank in ILL.get(step, ()) else 1.0)
 
 
 def lowered(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> None:
