@@ -241,10 +241,7 @@ def equal_replicas(rank: int) -> None:
     optimizer = torch.optim.Adam(ours.parameters(), 0.01)
     with fsdp.register(ours, mesh["replicate"], optimizer=optimizer, **jobs.PATIENT) as state:
         assert same(held(ours), mesh)
-        for step in range(4):
-            optimizer.zero_grad()
-            jobs.backward(ours, rank, step)
-            optimizer.step()
+        jobs.train(ours, optimizer, rank, range(4))
         assert same(held(ours), mesh)
         state.boundary()
         if host == 1:
@@ -279,8 +276,7 @@ def _second_void(rank: int, change: dict[str, Any]) -> list[tuple[bool, bool]]:
         state.communicator.launch = launched
         for step in range(2):
             before = held(net)
-            optimizer.zero_grad()
-            jobs.backward(net, rank, step)
+            jobs.passes([net], rank, step)
             sound = state.resync.sound
             optimizer.step()
             found.append((held(net) != before, sound))

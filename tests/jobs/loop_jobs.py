@@ -138,23 +138,6 @@ def simple(
     return Loop([net], [optimizer], iterate)
 
 
-def plain(rank: int, group: Any) -> Loop:
-    return simple(rank, wrapped(small(), group))
-
-
-def accumulating(rank: int, group: Any) -> Loop:
-    """Three passes that are averaged add up."""
-    return simple(rank, wrapped(small(), group), parts=3)
-
-
-def accumulating_unsynced(rank: int, group: Any) -> Loop:
-    return simple(rank, wrapped(small(), group), parts=3, sync=False)
-
-
-def clipping(rank: int, group: Any) -> Loop:
-    return simple(rank, wrapped(small(), group), clip=True)
-
-
 def shared(rank: int, group: Any) -> Loop:
     """Two models in one optimizer."""
     a, b = wrapped(small(), group), wrapped(small(4, 8, 1), group)
@@ -266,10 +249,6 @@ def joined(rank: int, group: Any) -> Loop:
     return loop
 
 
-def static(rank: int, group: Any) -> Loop:
-    return simple(rank, wrapped(small(), group, static_graph=True))
-
-
 class Branches(nn.Module):
     """Uses one of two branches in turn; now and then half of the ranks use the other one."""
 
@@ -280,10 +259,6 @@ class Branches(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.used += 2
         return self.ways[(self.used // 2 + (self.used % 8 == 7)) % 2](self.stem(x))
-
-
-def unused(rank: int, group: Any) -> Loop:
-    return simple(rank, wrapped(Branches(rank), group, find_unused_parameters=True))
 
 
 def compiled(rank: int, group: Any) -> Loop:
@@ -297,11 +272,6 @@ def following(rank: int, group: Any, ring: float = 0.004) -> Loop:
     loop = simple(rank, wrapped(small(), group))
     loop.ring, loop.epoch = ring, lambda numbers, state, step: batches(numbers, state, step=step)
     return loop
-
-
-def applying(rank: int, group: Any) -> Loop:
-    """As ``following``, with a ring that holds them all."""
-    return following(rank, group, 8.0)
 
 
 def windowed(rank: int, group: Any, rest: int = -2) -> Loop:
@@ -328,17 +298,18 @@ def windowed(rank: int, group: Any, rest: int = -2) -> Loop:
     return Loop([net], [optimizer], iterate, epoch=epoch, ring=8.0)
 
 
-def dropping(rank: int, group: Any) -> Loop:
-    """Four batches make an iteration, and nothing the last two of an epoch."""
-    return windowed(rank, group, 2)
-
-
 LOOPS: Mapping[str, Callable[[int, Any], Loop]] = {
-    one.__name__: one
-    for one in (
-        plain, accumulating, accumulating_unsynced, clipping, shared, gan, sam, lbfgs, teacher, sparse, joined, static,
-        unused, compiled, following, applying, windowed, dropping,
-    )
+    "plain": lambda rank, group: simple(rank, wrapped(small(), group)),
+    "accumulating": lambda rank, group: simple(rank, wrapped(small(), group), parts=3),  # averaged passes add up
+    "accumulating_unsynced": lambda rank, group: simple(rank, wrapped(small(), group), parts=3, sync=False),
+    "clipping": lambda rank, group: simple(rank, wrapped(small(), group), clip=True),
+    "static": lambda rank, group: simple(rank, wrapped(small(), group, static_graph=True)),
+    "unused": lambda rank, group: simple(rank, wrapped(Branches(rank), group, find_unused_parameters=True)),
+    "applying": lambda rank, group: following(rank, group, 8.0),  # its ring holds all that a pause misses
+    "dropping": lambda rank, group: windowed(rank, group, 2),  # nothing is made of the last two batches of an epoch
+    **{one.__name__: one for one in (
+        shared, gan, sam, lbfgs, teacher, sparse, joined, compiled, following, windowed
+    )},
 }  # fmt: skip
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from tailbound.torch import GradScaler, batches, register
 from tailbound.torch.register import _SYNC_OPTION
-from torch_jobs import PATIENT, Messages, backward, digest, model, refused, training
+from torch_jobs import PATIENT, Messages, backward, digest, model, passes, refused, training
 
 
 def ours() -> set[str]:
@@ -46,6 +45,7 @@ def rings(rank: int) -> None:
 
 def refusals(rank: int) -> None:
     """What cannot be is refused by name, and leaves no job behind: the model can be registered again."""
+    from torch.distributed.optim import PostLocalSGDOptimizer, ZeroRedundancyOptimizer  # warns, which tests refuse
 
     def refuses(words: str, net: DDP, *given: Any) -> str:
         text = refused(words, lambda: register(net, *given, **PATIENT))
@@ -101,6 +101,8 @@ def collectives(rank: int) -> None:
 
 def optimizers(rank: int) -> None:
     """An optimizer whose ``step`` is a collective, and that ``register`` was not given, is refused before it steps."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     net = DDP(model())
     sharded, before = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, lr=0.1), digest(net.state_dict())
     with register(net, **PATIENT):
@@ -116,8 +118,7 @@ def dropped(rank: int) -> None:
     state = register(net, optimizer=optimizer, **PATIENT)
     scaler = GradScaler(state, init_scale=2.0)
     for step in range(2):
-        optimizer.zero_grad()
-        backward(net, rank, step)
+        passes([net], rank, step)
         scaler.step(optimizer)
         scaler.update()
     left = [weakref.ref(net.module), weakref.ref(optimizer), weakref.ref(state)]
@@ -139,16 +140,9 @@ def compiled_step(rank: int) -> None:
     seen: list[bool] = []
     with training(torch.optim.SGD, 0.1, **PATIENT) as (net, optimizer, state):
         assert state.resync is not None
-        adopt = state.resync.replica.adopt
-
-        def watched(stepped: torch.optim.Optimizer) -> bool:
-            seen.append(torch.compiler.is_compiling())
-            return adopt(stepped)
-
-        state.resync.replica.adopt = watched  # type: ignore[method-assign]
-        step = torch.compile(optimizer.step, backend="eager")
+        adopt, step = state.resync.replica.adopt, torch.compile(optimizer.step, backend="eager")
+        state.resync.replica.adopt = lambda one: (seen.append(torch.compiler.is_compiling()), adopt(one))[1]
         for number in range(2):
-            optimizer.zero_grad()
-            backward(net, rank, number)
+            passes([net], rank, number)
             step()
     assert seen == [False, False]
