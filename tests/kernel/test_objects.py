@@ -242,13 +242,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(built, "WIDTHS_IPV6", {cases.WIDTH: 0})
         patch.setattr(built, "FANOUT_COPIES", (16,))
         out = tmp_path_factory.mktemp("objects")
-        assert {path.name for path in wheel.build(out)} == {
-            f"worker-{cases.WIDTH}.bpf.o", f"tagged-{cases.WIDTH}.bpf.o", f"switch-{cases.WIDTH}.bpf.o",
-            f"switch_out-{cases.WIDTH}.bpf.o",
-            f"worker-ipv6-{cases.WIDTH}.bpf.o", f"tagged-ipv6-{cases.WIDTH}.bpf.o",
-            f"switch-ipv6-{cases.WIDTH}.bpf.o", f"switch_out-ipv6-{cases.WIDTH}.bpf.o",
-            "fanout-16.bpf.o", "fanout-ipv6-16.bpf.o", "faults.bpf.o",
-        }  # fmt: skip
+        programs = ("worker", "tagged", "switch", "switch_out")
+        names = {f"{name}{family}-{cases.WIDTH}.bpf.o" for name in programs for family in ("", "-ipv6")}
+        names |= {"fanout-16.bpf.o", "fanout-ipv6-16.bpf.o", "faults.bpf.o"}
+        assert {path.name for path in wheel.build(out)} == names
     return out
 
 
@@ -263,32 +260,18 @@ def node(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @built_ahead
-@pytest.mark.parametrize("rows", [64, 256])
-def test_one_object_for_every_ring(node: None, rows: int) -> None:
-    """What a worker of this size takes and refuses is what a compiled one does: the ring's end is where it was told."""
-    with contextlib.closing(KernelWorld("auto", result_rows=rows)) as world:
-        result = cases.result(seq=cases.RESULT_BASE + rows - 1)
-        assert world.take(result)[0] == Verdict.RESULT_TAKEN
-        assert world.take(cases.result(seq=cases.RESULT_BASE + rows))[0] == Verdict.FUTURE_RESULT
-    assert built.widths() == (cases.WIDTH,)
-
-
-@built_ahead
-def test_an_object_is_for_one_family_and_takes_packets_of_its_port_alone(node: None) -> None:
-    for ipv6 in (False, True):
-        with contextlib.closing(KernelWorld("object", ipv6=ipv6)) as world:
-            world.run(world.frame_of(cases.contribution(), port=cases.PORT + 1))
-            assert world.counted() == {}
-            assert world.take(cases.contribution()) == (Verdict.STORED, 1)
-        assert built.widths(ipv6=ipv6) == (cases.WIDTH,)
-
-
-@built_ahead
-@pytest.mark.parametrize("ipv6", [False, True])
-def test_a_switch(node: None, ipv6: bool) -> None:
-    with contextlib.closing(SwitchWorld("object", ipv6=ipv6)) as world:
-        assert world.switch.program >= 0
-        assert world.switch.out >= 0
+@pytest.mark.parametrize(("by", "rows", "ipv6"), [("auto", 64, False), ("object", 256, False), ("object", 64, True)])
+def test_one_object_for_every_port_and_ring(node: None, by: str, rows: int, ipv6: bool) -> None:
+    """A worker takes and refuses what a compiled one does: by its port, and up to the end of its ring."""
+    end = cases.RESULT_BASE + rows
+    with contextlib.closing(KernelWorld(by, result_rows=rows, ipv6=ipv6)) as world:
+        world.run(world.frame_of(cases.contribution(), port=cases.PORT + 1))
+        assert world.counted() == {}
+        verdicts = [world.take(cases.result(seq=seq))[0] for seq in (end - 1, end)]
+        assert verdicts == [Verdict.RESULT_TAKEN, Verdict.FUTURE_RESULT]
+    with contextlib.closing(SwitchWorld("object", ipv6=ipv6)) as switch:
+        assert min(switch.switch.program, switch.switch.out) >= 0
+    assert built.widths(ipv6=ipv6) == (cases.WIDTH,)
 
 
 @built_ahead
