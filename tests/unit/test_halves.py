@@ -309,7 +309,7 @@ def test_a_silence_may_be_as_long_as_answers_take(said: list[tuple[str, int, tup
 
 
 #: Of an op how late the thread wakes up, and how long it has waited for a core in all before each turn (None: nothing
-#: counts that), ms; how many such ops, and the longest wait between two turns of late (400 at most).
+#: counts that), ms; how many such ops, and the longest wait between two turns (400 at most).
 WAITS: dict[str, list[tuple[tuple[int, ...], tuple[int | None, ...], int, int]]] = {
     "own waits are those between two turns, in the last 64 ops": [
         ((), (10, 40, 50), 1, 30), ((), (55,), 1, 30), ((), (55,), 63, 5), ((), (55,), 1, 0), ((), (10_000,), 1, 400),
