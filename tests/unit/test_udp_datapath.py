@@ -9,7 +9,6 @@ import select
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -31,7 +30,7 @@ from tailbound.kernel.core import core
 from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
-from tailbound.transport.sockets import room_of
+from tailbound.transport.sockets import UdpSocket, room_of
 from tailbound.wire import schema
 from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
@@ -39,57 +38,43 @@ from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 RANKS = 3
 
 
-class Rank:
-    """A rank on loopback: datapath and sender, in the world of ``cases`` but with its own rank and addresses."""
+def joined(**options: Any) -> UdpDatapath:
+    """Rank 0 on loopback, in the world of ``cases``, with two peers."""
+    path = UdpDatapath(address_of(0), 0, WIDTH, SUM_ROWS, cases.RESULT_ROWS, **options)
+    path.reset(cases.FIRST_OP)
+    for peer in (1, 2):
+        path.store.peers[peer] = (int.from_bytes(socket.inet_aton(address_of(peer)), "little"), 1, 0, 0)
+    for name, value in (cases.control_values(RANKS) | {"rank": 0, "live": [0b110, 0, 0, 0]}).items():
+        path.store.control[name][0] = value
+    return path
 
-    def __init__(self, rank: int, **options: Any) -> None:
-        self.rank = rank
-        self.path = UdpDatapath(f"127.0.0.{10 + rank}", 0, WIDTH, SUM_ROWS, cases.RESULT_ROWS, **options)
 
-    def join(self, endpoints: list[tuple[str, int]]) -> None:
-        self.path.reset(cases.FIRST_OP)
-        others = [r for r in range(len(endpoints)) if r != self.rank]
-        values = cases.control_values(len(endpoints)) | {"rank": self.rank, "active": 0}
-        values["live"] = [sum(1 << r for r in others), 0, 0, 0]
-        for name, value in values.items():
-            self.path.store.control[name][0] = value
-        for r in others:
-            address = int.from_bytes(socket.inet_aton(endpoints[r][0]), "little")
-            self.path.store.peers[r] = (address, 1, 0, 0)
-        self.path.store.control["active"] = 1
-        self.sender = Sender([self.path.socket], {r: endpoints[r] for r in others})
-        self.queue = SendQueue(self.sender)
+def address_of(rank: int) -> str:
+    return f"127.0.0.{10 + rank}"
 
-    def send(self, to: int, packets: np.ndarray) -> None:
-        left: list[int] = []
-        self.queue.submit(OP, PacketType.CONTRIBUTION, [(to, packets)], 1 << 62, left.append, 0)
-        while not left:
-            self.queue.pump(1)
 
-    def counted(self) -> dict[tuple[int, Verdict], int]:
-        table = self.path.store.ledger["verdict"].copy()  # nonzero raises on what changes under it
-        return {(int(s), Verdict(v)): int(table[s, v]) for s, v in np.argwhere(table)}
+@contextlib.contextmanager
+def peer(rank: int) -> Iterator[UdpSocket]:
+    with UdpSocket() as sock:
+        sock.bind((address_of(rank), 0))
+        yield sock
 
-    def await_opened(self, op: int) -> None:
-        while not any(e.kind == Event.OPENED and e.op == op for e in self.path.events()):
-            assert select.select([self.path.fds()[0]], [], [], 10)[0], "no event in 10 s"
 
-    def await_control(self, count: int = 1) -> list[bytes]:
-        out: list[bytes] = []
-        while len(out) < count:
-            assert select.select([self.path.fds()[1]], [], [], 10)[0], f"only {len(out)} control packets in 10 s"
-            out += self.path.control_packets()
-        return out
+def counted(path: UdpDatapath) -> dict[tuple[int, Verdict], int]:
+    table = path.store.ledger["verdict"].copy()  # nonzero raises on what changes under it
+    return {(int(s), Verdict(v)): int(table[s, v]) for s, v in np.argwhere(table)}
+
+
+def await_control(path: UdpDatapath) -> list[bytes]:
+    assert select.select([path.fds()[1]], [], [], 10)[0], "no control packet in 10 s"
+    return path.control_packets()
 
 
 @pytest.fixture
-def ranks() -> Iterator[list[Rank]]:
-    job = [Rank(r) for r in range(RANKS)]
-    for rank in job:
-        rank.join([r.path.endpoint for r in job])
-    yield job
-    for rank in job:
-        rank.path.close()
+def path() -> Iterator[UdpDatapath]:
+    made = joined()
+    yield made
+    made.close()
 
 
 def contributions(sender: int, op: int) -> np.ndarray:
@@ -102,34 +87,36 @@ def contributions(sender: int, op: int) -> np.ndarray:
     return packets
 
 
-def test_a_rank_is_known_by_its_address_whatever_its_source_port(ranks: list[Rank]) -> None:
+def test_a_rank_is_known_by_its_address_whatever_its_source_port(path: UdpDatapath) -> None:
     """Rule: kernel-8."""
     hold = cases.control_packet(PacketType.HOLD)
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
-        other.bind(("127.0.0.11", 0))
-        other.sendto(cases.contribution(1), ranks[0].path.endpoint)
-        other.sendto(hold, ranks[0].path.endpoint)
-        assert ranks[0].await_control() == [hold]
-    assert ranks[0].counted() == {(1, Verdict.STORED): 1, (1, Verdict.CONTROL_PASSED): 1}
-    assert ranks[0].path.lost_on_arrival["receive_buffer"] == 0
+    with peer(1) as one, peer(1) as other:
+        one.sendto(cases.contribution(1), path.endpoint)
+        await_that(lambda: counted(path) == {(1, Verdict.STORED): 1}, "a contribution")
+        other.sendto(hold, path.endpoint)
+        assert await_control(path) == [hold]
+    assert path.lost_on_arrival["receive_buffer"] == 0
 
 
-def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
+def test_nothing_is_added_once_sealing_has_returned(path: UdpDatapath) -> None:
     """Contributions pour in while ops are sealed: what a slot holds when seal returns, it holds for ever.
 
     Rule: kernel-19.
     """
-    path = ranks[0].path
     go = {r: threading.Semaphore(0) for r in (1, 2)}
     ops = [OP + i for i in range(60)]
     third = SUM_ROWS // 3
 
     def pour(r: int) -> None:
-        for op in ops:
-            packets = contributions(r, op)
-            for some in (packets[:third], packets[third:-third], packets[-third:]):
-                go[r].acquire()
-                ranks[r].send(0, some)
+        with peer(r) as sock:
+            queue = SendQueue(Sender([sock], {0: path.endpoint}))
+            for op in ops:
+                packets = contributions(r, op)
+                for some in (packets[:third], packets[third:-third], packets[-third:]):
+                    go[r].acquire()
+                    queue.submit(op, PacketType.CONTRIBUTION, [(0, some)], 1 << 62, None, 0)
+                    while not queue.empty:
+                        queue.pump(1)
 
     def pour_more(parts: int = 1) -> None:
         for r in (1, 2):
@@ -140,46 +127,46 @@ def test_nothing_is_added_once_sealing_has_returned(ranks: list[Rank]) -> None:
         at_last.callback(pour_more, 3 * len(ops))
         for n, op in enumerate(ops, 1):
             pour_more()
-            ranks[0].await_opened(op)
+            await_that(lambda op=op: any(e[:2] == (Event.OPENED, op) for e in path.events()), "the op")
             pour_more()  # some are under way while the op is sealed
             path.seal(op, SUM_BASE, SUM_ROWS)
             sums, slots = path.store.sums.copy(), path.store.slots.copy()
             pour_more()  # and some come when it has been
             # every packet of the op is counted before the next op may begin
-            await_that(lambda n=n: sum(ranks[0].counted().values()) >= n * 2 * SUM_ROWS, "all packets")
+            await_that(lambda n=n: sum(counted(path).values()) >= n * 2 * SUM_ROWS, "all packets")
             assert path.store.sums.tobytes() == sums.tobytes()
             assert path.store.slots.tobytes() == slots.tobytes()
-    late = sum(n for (_, verdict), n in ranks[0].counted().items() if verdict == Verdict.LATE)
+    late = sum(n for (_, verdict), n in counted(path).items() if verdict == Verdict.LATE)
     assert late >= len(ops) * 2 * third
 
 
-def test_a_full_receive_buffer_is_counted(ranks: list[Rank]) -> None:
-    small = Rank(0, receive_buffer=4096)
-    small.join([small.path.endpoint, ranks[1].path.endpoint])
-    sender = Sender([ranks[1].path.socket], {0: small.path.endpoint})
-    hold = cases.control_packet(PacketType.HOLD)
-    state = small.path._tables.state
+def test_a_full_receive_buffer_is_counted() -> None:
+    small, hold = joined(receive_buffer=4096), cases.control_packet(PacketType.HOLD)
+    state = small._tables.state
     state[STOP] = 1
-    os.eventfd_write(small.path._wake, 1)
-    small.path._thread.join()  # the socket fills
-    for _ in range(500):
-        sender.send(0, hold)
-    state[STOP] = 0
-    small.path._thread = small.path._start()
-    taken = small.await_control()
+    os.eventfd_write(small._wake, 1)
+    small._thread.join()  # the socket fills
+    with peer(1) as sock:
+        for _ in range(500):
+            sock.sendto(hold, small.endpoint)
+        state[STOP] = 0
+        small._thread = small._start()
+        taken = await_control(small)
 
-    def counted_drops() -> int:  # the count comes with the next packet that finds room
-        sender.send(0, hold)
-        taken.extend(small.await_control())
-        return small.path.lost_on_arrival["receive_buffer"]
+        def counted_drops() -> int:  # the count comes with the next packet that finds room
+            sock.sendto(hold, small.endpoint)
+            taken.extend(await_control(small))
+            return small.lost_on_arrival["receive_buffer"]
 
-    await_that(counted_drops, "packets that the kernel dropped")
-    assert 0 < small.path.lost_on_arrival["receive_buffer"] < 500
-    until = time.monotonic() + 10
-    while sum(small.counted().values()) != len(taken) and time.monotonic() < until:  # one more may be on its way
-        taken += small.path.control_packets()
-    assert small.counted() == {(1, Verdict.CONTROL_PASSED): len(taken)}
-    small.path.close()
+        await_that(counted_drops, "packets that the kernel dropped")
+    assert 0 < small.lost_on_arrival["receive_buffer"] < 500
+
+    def all_taken() -> bool:  # one more may be on its way
+        taken.extend(small.control_packets())
+        return counted(small) == {(1, Verdict.CONTROL_PASSED): len(taken)}
+
+    await_that(all_taken, "what was counted")
+    small.close()
 
 
 @pytest.mark.parametrize(
@@ -236,18 +223,18 @@ def test_datapaths_that_are_closed_or_forgotten_leave_no_thread_descriptor_or_po
     assert (receivers(), len(os.listdir("/proc/self/fd"))) == (before, descriptors)
 
 
-def test_a_port_that_is_taken_and_an_address_of_another_host_are_refused(ranks: list[Rank]) -> None:
+def test_a_port_that_is_taken_and_an_address_of_another_host_are_refused(path: UdpDatapath) -> None:
     for place, words in (
-        (ranks[0].path.endpoint, "is taken: choose another"),
+        (path.endpoint, "is taken: choose another"),
         (("192.0.2.1", 0), r"cannot bind 192.0.2.1:0.*give a local address"),
     ):
         with pytest.raises(ConfigError, match=words):
             UdpDatapath(*place, WIDTH, SUM_ROWS, 64)
 
 
-def test_no_longer_queue_stands_behind_a_slow_link_than_with_xdp(ranks: list[Rank]) -> None:
+def test_no_longer_queue_stands_behind_a_slow_link_than_with_xdp(path: UdpDatapath) -> None:
     """With four times as much, echoes waited behind rows, and senders slowed down for a queue of their own."""
-    assert ranks[0].path.socket.room() <= 2 * room_of(1)  # the kernel doubles what is asked for
+    assert path.socket.room() <= 2 * room_of(1)  # the kernel doubles what is asked for
 
 
 widths = st.integers(1, 139).map(lambda k: k * schema.WIDTH_STEP)
