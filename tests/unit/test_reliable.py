@@ -215,22 +215,6 @@ def test_closing_ends_own_requests(pair: tuple[Reliable, Reliable]) -> None:
         go_on.set()
 
 
-def test_what_is_not_ours_gets_no_answer(pair: tuple[Reliable, Reliable]) -> None:
-    """Each field of a request with another value: the connection ends, and the next request is answered."""
-    pair[0].serve("state", lambda _: [b"secret"])
-    right = {"magic": 0x7B72656C, "cookie": COOKIE, "rank": 1, "name bytes": 5, "bytes": 0}
-    wrong: list[dict[str, int]] = [{"magic": 7}, {"cookie": COOKIE ^ 1}, {"name bytes": 60000}, {"bytes": 1 << 30}]
-    wrong += [{"rank": rank} for rank in (0, 2, 999)]
-    for one in [*wrong, {}]:
-        answer = b""
-        with socket.create_connection(("127.0.0.1", pair[0].port), 10) as sock, contextlib.suppress(OSError):
-            sock.sendall(struct.pack("!IIHHI", *(right | one).values()) + b"state")
-            sock.shutdown(socket.SHUT_WR)  # it may be gone before
-            answer = sock.recv(100)
-        assert bool(answer) == (not one), one
-        assert pair[1].pull(0, "state", b"", 20) == b"secret", one
-
-
 def test_a_request_of_another_size_is_refused() -> None:
     form = struct.Struct("!HI")
     handler = of_form(form, lambda one, two: [bytes([one + two])])

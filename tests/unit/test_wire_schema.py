@@ -75,17 +75,6 @@ def test_every_verdict_has_a_meaning_and_an_advice() -> None:
     assert [verdict for verdict in schema.Verdict if not (verdict.meaning and verdict.advice)] == []
 
 
-def test_verdicts_on_rows_name_the_halves_that_they_concern() -> None:
-    """A row is booked in its half; a packet that no peer is charged with is in none."""
-    of_rows = {v for v in schema.Verdict if v.stages}
-    assert of_rows == {v for v in schema.Verdict if v.fate not in (schema.Fate.UNTRUSTED, schema.Fate.CONTROL)}
-    for verdict in of_rows:
-        if verdict.name.endswith("_RESULT") or verdict.name == "RESULT_TAKEN":
-            assert verdict.stages == (schema.Stage.RESULTS,), verdict
-    assert {v.fate for v in of_rows} >= {schema.Fate.TAKEN, schema.Fate.LATE, schema.Fate.REFUSED}
-    assert not {v.fate for v in schema.Verdict} & {schema.Fate.LOST, schema.Fate.ABSENT}
-
-
 def test_what_holds_a_lock_is_not_mmapped() -> None:
     locked = {s.name for s in schema.STRUCTS if any(f.kind == "lock" for f in s.fields)}
     assert locked
