@@ -2,7 +2,7 @@
 # make demo    train a real model over a lossy lab, beside Gloo
 # make test    the tests, in TEST_PROCESSES=2 processes (make lint: ruff, mypy, clang-format, generated files, prose)
 # make thorough   make test, and what it leaves out: all of long series, examples, benchmarks
-# make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.deadline
+# make mutants break pure modules in one small place at a time, a test must notice each; MODULES=transport.steps
 # make soak    tries at random for MINUTES=10: faults, hostile packets (also under sanitizers), training whose ranks come and go
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -28,7 +28,8 @@ from mutation.mutants import Mutant, mutants
 
 TESTS = Path(__file__).resolve().parents[1]
 SURVIVORS = Path(__file__).with_name("survivors.txt")
-#: Pure modules of the engine that decide something, and the tests that hold them, fast ones first.
+#: Pure modules of the engine that decide something, and the tests that hold them, fast ones first; all have ``_ALL``.
+_ALL = "unit/test_small_mistakes.py"
 MODULES: dict[str, tuple[str, ...]] = {
     "collective.repair": ("unit/test_repair.py", "unit/test_backoff.py"),
     "collective.step": ("unit/test_step.py",),
@@ -137,7 +138,7 @@ def _fork() -> int:
 def run(module: str) -> Trial:
     """Tries all mutants of ``module``."""
     trial, own = Trial(module), os.getpid()
-    files = [str(TESTS / file) for file in MODULES[module]]
+    files = [str(TESTS / file) for file in (*MODULES[module], _ALL)]
     # the timers that limit tests usually do not outlast what catches what they raise; a forked process would wait for
     # ever for the end of the one that watches the machine, which its parent holds
     options = ["-x", "--timeout=0", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:stalls", *_QUIET]
