@@ -279,7 +279,6 @@ def test_a_loop_lags_by_whole_iterations(
 
 @pytest.mark.parametrize("scaled", [False, True])
 def test_applied_steps_go_through_the_scaler(scaled: bool) -> None:
-    """Averages have the loss scale."""
     weight = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([weight], 1.0)
     one = without_job(resync=SimpleNamespace(replica=SimpleNamespace(optimizers=[optimizer])))

@@ -20,7 +20,6 @@ from tailbound.torch.finished import Layout, gradients
 
 @pytest.fixture
 def world() -> Iterator[None]:
-    """A process group of one rank, without a network."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()

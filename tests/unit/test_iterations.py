@@ -70,7 +70,7 @@ def pair(rank: Make) -> tuple[Rank, Rank]:
 def test_whole_iterations_are_applied(
     pair: tuple[Rank, Rank], loop: str, passes: int, left_out: dict[int, int], sound: bool, caplog: Any
 ) -> None:
-    """Each pass was one step of the optimizer and one batch: the rank never met the others' passes again (B1, B6).
+    """Each pass was one step of the optimizer and one batch: the rank never met the others' passes again.
 
     Away for three iterations and a pass of the fourth, which is not whole; later for two. A loop whose iterations
     differ stays behind in the right pass.
@@ -197,7 +197,7 @@ def test_nobody_reads_weights_that_the_loop_moves_between_two_passes(one: Rank) 
 
 @pytest.mark.parametrize(("static", "built"), [(False, 3), (True, 4)])
 def test_no_step_is_applied_before_ddp_has_built_its_buckets(rank: Make, static: bool, built: int) -> None:
-    """One bucket before and after: averages went to the wrong parameters, or other ranks refused the bucket (B7)."""
+    """One bucket before and after: averages went to the wrong parameters, or other ranks refused the bucket."""
     told: Told = {}
     first, second = rank(told, static_graph=static), rank(told, keeps=False, static_graph=static)
     first.train(plain(first), 8, 1)
@@ -212,7 +212,6 @@ def test_no_step_is_applied_before_ddp_has_built_its_buckets(rank: Make, static:
 
 
 def test_a_pending_step_is_not_overtaken(one: Rank) -> None:
-    """Step k + 1 was applied before step k of the optimizer (B6c)."""
     iterate = plain(one)
     for i in range(4):
         iterate(i)
@@ -248,7 +247,6 @@ def test_a_batch_that_is_asked_for_before_the_step_is_refused(one: Rank, void: b
 @pytest.mark.parametrize("synchronized", [True, False])
 @pytest.mark.parametrize("per_step", [1, 2, 4])
 def test_batches_that_make_one_step_are_to_be_given(one: Rank, synchronized: bool, per_step: int) -> None:
-    """``per_step`` was forgotten: the rank skipped a quarter of what it should (A4)."""
     optimizer, made = adam(one), list[int]()
 
     def loop() -> None:
@@ -284,7 +282,7 @@ def test_a_batch_without_a_step_now_and_then_is_no_accumulation(one: Rank) -> No
 
 @pytest.mark.parametrize("void", [False, True])
 def test_no_batch_is_left_out_where_another_model_steps_in_the_loop_unless_it_follows(rank: Make, void: bool) -> None:
-    """It was never caught up, and stayed behind (B6b); the other one jumped alone where its steps are void."""
+    """It was never caught up, and stayed behind; the other one jumped alone where its steps are void."""
     both = [rank(), rank()]
     one, iterates = both[0], [plain(each) for each in both]
     iterates[1](0)
@@ -310,7 +308,6 @@ def test_no_batch_is_left_out_where_another_model_steps_in_the_loop_unless_it_fo
 def test_what_an_optimizer_steps_beside_the_model_is_left_alone_and_told_once(
     pair: tuple[Rank, Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It was stepped again by the gradient of the last iteration that this rank has computed (B6b)."""
     first, second = pair
     beside = torch.nn.Parameter(torch.ones(1))
 
@@ -340,7 +337,6 @@ def test_a_model_that_no_optimizer_is_known_of_is_told_once(one: Rank, caplog: p
 
 
 def test_no_rank_skips_a_step_within_join(one: Rank) -> None:
-    """The others would wait for its forward pass."""
     source = iter(batches(range(4), one.state))
     next(source)
     one.state._before_forward(SimpleNamespace(_join_config=SimpleNamespace(enable=True)))
@@ -363,7 +359,7 @@ def test_one_state_is_not_taken_for_two_models(rank: Make) -> None:
 
 
 def test_a_sparse_bucket_that_is_the_last_or_the_first_one_is_noted(rank: Make) -> None:
-    """The hook left early there (B12): a rank out of data counted as sound, and updates in a closure were read."""
+    """The hook left early there: a rank out of data counted as sound, and updates in a closure were read."""
 
     def words() -> Rank:
         embedding = torch.nn.EmbeddingBag(5, 3, sparse=True, mode="sum")
@@ -393,7 +389,7 @@ def test_a_sparse_bucket_that_is_the_last_or_the_first_one_is_noted(rank: Make) 
 def test_a_rank_that_jumps_without_a_state_goes_on_in_its_own_pass(
     pair: tuple[Rank, Rank], monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
-    """It would meet the others' second pass by its first one for ever (B1)."""
+    """It would meet the others' second pass by its first one for ever."""
     first, second = pair
     first.train(sam(first), 20, 2)
     iterate = sam(second)

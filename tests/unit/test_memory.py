@@ -71,7 +71,6 @@ def test_a_gradient_on_the_host_is_coded_where_it_lies(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["float32", "float16", "bfloat16"])
 def test_what_is_kept_has_no_loss_scale_and_is_contributed_in_float32(kind: str) -> None:
-    """Gradients of 1 under scales of 4 and 8."""
     kept = Memory()
     scaled = {scale: _value(scale).to(getattr(torch, kind)) for scale in (4, 8)}
     for _ in range(2):

@@ -83,7 +83,6 @@ def test_parameters_that_cannot_be_averaged_are_refused(model: DistributedDataPa
 
 
 def test_a_world_of_one_has_the_keys_of_any_other(model: DistributedDataParallel) -> None:
-    """They were none: a script that reads them ended with a KeyError on everybody's own machine."""
     state = register(model)
     model(torch.ones(3, 2)).sum().backward()
     assert model.module.weight.grad.tolist() == [[3.0, 3.0]] * 2  # nothing is coded

@@ -138,7 +138,6 @@ def preconditioned(seed: int, steps: int) -> tuple[Any, Any]:
 
 
 def flattened(value: Any) -> Any:
-    """Plain values in place of tensors, to be compared."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), value.tolist()
     if isinstance(value, dict):
