@@ -23,10 +23,6 @@ OWN = "::1"
 def test_words_of_addresses() -> None:
     assert words_of("198.18.0.2") == Words(0x020012C6)
     assert words_of("fd00:1:2:3:4:5:6:7") == Words(0x07000600, (0x010000FD, 0x03000200, 0x05000400))
-    assert words_of("fd00:1::") == (0, (0x010000FD, 0, 0))
-    for wrong in ("fd00::1::2", "fe80::1%lo", "198.18.0", "here", ""):
-        with pytest.raises(OSError, match=r"."):
-            words_of(wrong)
 
 
 _two = partial(greeting, ranks=2)
