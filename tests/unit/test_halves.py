@@ -230,9 +230,6 @@ def test_who_was_not_asked_since_it_was_heard_of_is_not_silent() -> None:
     assert heard({1: 60, 2: 75}, {1: 80, 2: 70}, through=[1, 2]) == 0
 
 
-# -- what may be waited past deadlines, and for whom -------------------------------------------------------------------
-
-
 def deadline(due: int, length: int = 40 * MS) -> Half:
     return begin(Half(), due - length, length, 2 * S)  # type: ignore[no-any-return]
 

@@ -104,8 +104,6 @@ def test_the_laboratory_uses_public_names(repository: Path) -> None:
     assert found == []
 
 
-# -- errors -----------------------------------------------------------------------------------------------------------
-
 NAMES = set(tailbound.errors.__all__)
 #: What a reader can be told to do; a noun of the same letters is none, as it begins no clause.
 VERBS = (

@@ -22,8 +22,6 @@ from tailbound.wire.address import words_of
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES
 
-# -- the C library ---------------------------------------------------------------------------------------------------
-
 
 @pytest.fixture
 def nothing_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -63,9 +61,6 @@ def test_a_wheel_has_it_and_only_of_these_sources(nothing_kept: Path, monkeypatc
     assert core.origin() is None
     with pytest.raises(CapabilityError, match=r"no C compiler.*apt-get install gcc libc6-dev"):
         core.find()
-
-
-# -- the device that carries the frames of an interface ---------------------------------------------------------------
 
 
 def message(kind: str, *attributes: tuple[str, Any], **vlan: int) -> Any:
@@ -108,8 +103,6 @@ def test_what_carries_the_frames_of_an_interface(
         net.device_of(name)
     assert net.xdp_below(name) is None
 
-
-# -- what the programs hand over -------------------------------------------------------------------------------------
 
 RECORD = 8 + _RECORD.size
 

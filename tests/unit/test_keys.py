@@ -182,8 +182,6 @@ def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None
     assert not taken.reset(1, 20), "it has said something since"
 
 
-# -- how many tries at a key are too many (auth-8) --------------------------------------------------------------------
-
 LONG = 2048
 
 

@@ -144,9 +144,6 @@ def test_a_process_that_has_ended_votes_again_when_it_is_back() -> None:
         assert who.voters == {0, 1, 2, 3}
 
 
-# -- suspicion: misses running, cleared by any presence, never so many that the others are no quorum -----------------
-
-
 @given(st.integers(2, 9), st.integers(1, 4), st.lists(st.sets(st.integers(0, 8)), max_size=30))
 def test_suspects_are_those_absent_from_the_last_stages(ranks: int, after: int, stages: list[set[int]]) -> None:
     suspicion = Suspicion(ranks, 0, after, set(range(ranks)))

@@ -230,9 +230,6 @@ def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link(bound
         assert pacer.waits(now) == bound.room() * 20
 
 
-# -- the pace in force -------------------------------------------------------------------------------------------------
-
-
 def traffic(bound: UdpSocket, link: float, **more: Any) -> FlowControl:
     """Of rank 0 of three, whose peers are both there."""
     states = np.zeros(4, DTYPES["tb_peer_state"])
