@@ -18,24 +18,30 @@ TAG = {"bucket": 1, "numel": 1000, "dtype": "float32", "chunk": 0, "world_size":
 
 
 @pytest.mark.parametrize(
-    ("numel", "expected"),
+    ("tensors", "codes", "groups"),
     [
-        (1, (16, 1, 16)),
-        (256, (16, 1, 16)),
-        (257, (16, 1, 32)),
-        (16 * 1408, (16, 1, 1408)),
-        (16 * 1408 + 1, (32, 1, 704 + 16)),
-        (32 * 1408 + 1, (64, 1, 704 + 16)),
-        (64 * 1408, (64, 1, 1408)),
-        (64 * 1408 + 1, (64, 2, 704 + 16)),
-        (6553600, (64, 73, 1408)),
-        (262144, (64, 3, 1376)),
+        # a number alone: which tensors it has is not known
+        (1, 16, [16]),
+        (256, 16, [16]),
+        (257, 32, [16]),
+        (16 * 1408, 1408, [16]),
+        (16 * 1408 + 1, 704 + 16, [32]),
+        (32 * 1408 + 1, 704 + 16, [64]),
+        (64 * 1408 + 1, 704 + 16, [64] * 2),
+        (6553600, 1408, [64] * 73),
+        (262144, 1376, [64] * 3),
+        # rows are shortened where all are short; groups are the largest that fit
+        ((10,), 16, [1]),
+        ((10, 100), 112, [1, 1]),
+        ((1409,), 720, [2]),
+        ((1408 * (64 * 2 + 32 + 8 + 1),), 1408, [64, 64, 32, 8, 1]),
     ],
 )
-def test_known_shapes(numel: int, expected: tuple[int, int, int]) -> None:
-    shape = shape_for(numel, 1408)
-    assert (shape.group_rows, shape.groups, shape.codes) == expected
-    assert shape.rows == shape.groups * shape.group_rows
+def test_known_shapes(tensors: int | tuple[int, ...], codes: int, groups: list[int]) -> None:
+    known = isinstance(tensors, tuple)
+    shape = shape_for(sum(tensors), 1408, 8, tensors) if known else shape_for(tensors, 1408)
+    assert (shape.codes, np.diff(shape.layout.rows).tolist()) == (codes, groups)
+    assert (shape.groups, shape.rows) == (len(groups), sum(groups))
 
 
 @given(st.integers(1, 1 << 31), WIDTHS)
@@ -72,20 +78,6 @@ def test_a_small_tensor_has_a_row_of_its_own_unless_that_costs_too_many() -> Non
     packed = shape_for(sum(many), 1408, 8, many)
     assert packed.runs == (64 * 1408, *[1400] * 5, 1000)
     assert packed.rows == 70
-
-
-@pytest.mark.parametrize(
-    ("tensors", "codes", "groups"),
-    [
-        ((10,), 16, [1]),  # rows are shortened where all are short
-        ((10, 100), 112, [1, 1]),
-        ((1409,), 720, [2]),
-        ((1408 * (64 * 2 + 32 + 8 + 1),), 1408, [64, 64, 32, 8, 1]),  # the largest that fit
-    ],
-)
-def test_known_shapes_of_tensors(tensors: tuple[int, ...], codes: int, groups: list[int]) -> None:
-    shape = shape_for(sum(tensors), 1408, 8, tensors)
-    assert (shape.codes, np.diff(shape.layout.rows).tolist()) == (codes, groups)
 
 
 @given(SIZES, st.integers(1, 300), st.integers(1, 20))
