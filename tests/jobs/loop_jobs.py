@@ -268,7 +268,7 @@ def compiled(rank: int, group: Any) -> Loop:
 
 
 def following(rank: int, group: Any, ring: float = 0.004) -> Loop:
-    """Skips the batches of iterations that it was away for. Of one batch now and then a rank makes nothing."""
+    """Skips the batches of iterations that it was away for."""
     loop = simple(rank, wrapped(small(), group))
     loop.ring, loop.epoch = ring, lambda numbers, state, step: batches(numbers, state, step=step)
     return loop
@@ -383,7 +383,9 @@ def _registered(loop: Loop, stack: contextlib.ExitStack, options: dict[str, Any]
 
 def _paused(rank: int, name: str, place: str) -> dict[str, Any]:
     loop = scheduled(LOOPS[name](rank, None))
-    pause, made = Pause(rank, *PAUSES[place], stops=place != EVALUATES), 0
+    # on a loaded machine the others stand still now and then before they meet
+    options: dict[str, Any] = {"stops": False, "still": 3.0} if place == EVALUATES else {}
+    pause, made = Pause(rank, *PAUSES[place], **options), 0
     with contextlib.ExitStack() as stack:
         states = _registered(loop, stack)
         for first in range(0, EPOCH * EPOCHS, EPOCH):
