@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-import reference
 from tailbound.datapath.protocol import Store
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, PacketType, serial_distance
@@ -69,6 +68,7 @@ class Sums:
         sums, records = store.sums[seqs[there] & (store.sum_rows - 1)].view(np.uint16), records[there]
         wanted = np.ldexp(wanted[there], -(records["exponent"][:, None] // 4))
         cut = np.where(wanted % 1 > 0, records["count"][:, None], 0)  # of scales too far apart less is kept
-        wrong = (np.abs(reference.from_lanes(sums) - wanted) > cut)[:, :length].any(axis=1)
+        in_order = sums.reshape(len(sums), store.width // 8, 2, 4).swapaxes(2, 3).reshape(sums.shape)
+        wrong = (np.abs(in_order - wanted) > cut)[:, :length].any(axis=1)
         assert not wrong.any(), f"op {op}: {wrong.sum()} of {rows} sums are not those of their contributors"
         self.rows += int(contributors.sum())
