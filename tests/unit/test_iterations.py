@@ -263,17 +263,6 @@ def test_batches_that_make_one_step_are_to_be_given(one: Rank, synchronized: boo
         next(batches([1], one.state, per_step=0))
 
 
-def test_a_batch_without_a_step_now_and_then_is_no_accumulation(one: Rank) -> None:
-    """Bad data, an overflow of a loss scale, and a start that reads over what was trained with before."""
-    iterate, made = plain(one), 0
-    for i in batches(range(40), one.state):
-        if i < 5 or i % 7 in (0, 1):
-            continue
-        iterate(i)
-        made += 1
-    assert made == 25
-
-
 @pytest.mark.parametrize("void", [False, True])
 def test_no_batch_is_left_out_where_another_model_steps_in_the_loop_unless_it_follows(rank: Make, void: bool) -> None:
     """It was never caught up, and stayed behind; the other one jumped alone where its steps are void."""

@@ -71,7 +71,15 @@ def test_an_optimizer_that_was_replaced_or_dropped_steps_no_more(kept: bool) -> 
     assert net.weight.item() == -0.125
 
 
-@pytest.mark.parametrize(("pattern", "apart"), [("100" * 5, 1), ("100" * 6, 3), ("11" + "100" * 50, 1)])
+@pytest.mark.parametrize(
+    ("pattern", "apart"),
+    [
+        ("100" * 5, 1),
+        ("100" * 6, 3),
+        ("11" + "100" * 50, 1),
+        ("00000" + "0011111" * 5, 1),  # a start that reads over what was trained with before, and then bad data
+    ],
+)
 def test_iterations_that_leave_steps_out_now_and_then_are_no_accumulation(pattern: str, apart: int) -> None:
     """One bad batch in twenty on one rank: three distances alike ended its process after some 10,000 batches."""
     optimizer, turns = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1), without_job().steps
