@@ -281,9 +281,9 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import torch
 import torch.distributed as dist
-from fsdp_jobs import gradient, grid, held, same, sharded
+from fsdp_jobs import grid, held, same, sharded
 from tailbound.torch import fsdp
-from torch_jobs import BOUND, PATIENT, nmse, passes
+from torch_jobs import BOUND, PATIENT, gradient, nmse, passes
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
