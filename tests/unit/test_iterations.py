@@ -402,6 +402,8 @@ def test_a_rank_that_jumps_without_a_state_goes_on_in_its_own_pass(
         ({1: (1, 2)}, [6], 1, [[0, 4, 5]], [2]),  # a jump, and then finished steps
         ({3: (0, 4)}, [5, 5], 1, [[0, 1, 2], [2, 3, 4]], [4]),  # what is left goes into the next epoch
         ({1: (2, 0)}, [10], 2, [[0, 1, 6, 7, 8, 9]], []),
+        ({1: (2, 0)}, [5, 4], 2, [[0, 1], [0, 1, 2, 3]], []),  # too few are left for the last step: it is made
+        ({3: (2, 0)}, [5, 5, 5], 2, [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4]], []),  # or left out, as the first time
     ],
 )
 def test_batches_of_steps_that_are_not_computed_are_left_out(

@@ -74,6 +74,7 @@ def batches(
                     f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
                     f"would skip too few. Give tailbound.torch.batches(..., per_step={apart * per_step})"
                 )
+    steps = state.steps
     if place and state.owed_batches:  # the last batches, too few for a step of their own, or a whole one
         state.owed_batches += place if state.steps.ends_short is False else place - per_step
     elif place:
