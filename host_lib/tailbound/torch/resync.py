@@ -290,21 +290,16 @@ class Resync:
         if window == self._warned:  # other slices are likely to differ, too
             return
         self._warned = window
+        where = f" in slice {which} of {self.replica.slices}"
+        why = (
+            "ranks that were apart may have followed two states; if none was away, look for memory errors, "
+            "operations that are not deterministic, and weights that one rank changes"
+        )
         if len({one.form for one in held.values()}) > 1:
-            where, why = (
-                "",
-                (
-                    "their learning rates or loss scales are not the same: move schedulers on alike, give register "
-                    "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
-                ),
-            )
-        else:
-            where, why = (
-                f" in slice {which} of {self.replica.slices}",
-                (
-                    "ranks that were apart may have followed two states; if none was away, look for memory errors, "
-                    "operations that are not deterministic, and weights that one rank changes"
-                ),
+            where = ""
+            why = (
+                "their learning rates or loss scales are not the same: move schedulers on alike, give register "
+                "extra_state={'scheduler': ...}, or batches(step=, on_skip=)"
             )
         log.warning("rank %d: %s after step %d%s, without a lost result: %s", self._rank, who, step, where, why)
 
