@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from tailbound.torch import batches
 from tailbound.torch.finished import Layout
+from tailbound.torch.steps import Steps
 
 Make = Callable[..., Rank]
 
@@ -395,30 +396,52 @@ def test_a_rank_that_jumps_without_a_state_goes_on_in_its_own_pass(
 
 
 @pytest.mark.parametrize(
-    ("told", "epochs", "per_step", "seen", "calls"),
+    ("told", "epochs", "per_step", "seen", "calls", "ends"),
     [
-        ({}, [5], 1, [[0, 1, 2, 3, 4]], []),
-        ({2: (3, 0), 4: (0, 2)}, [12], 1, [[0, 1, 5, 6, 9, 10, 11]], [2]),  # as many batches as steps
-        ({1: (1, 2)}, [6], 1, [[0, 4, 5]], [2]),  # a jump, and then finished steps
-        ({3: (0, 4)}, [5, 5], 1, [[0, 1, 2], [2, 3, 4]], [4]),  # what is left goes into the next epoch
-        ({1: (2, 0)}, [10], 2, [[0, 1, 6, 7, 8, 9]], []),
-        ({1: (2, 0)}, [5, 4], 2, [[0, 1], [0, 1, 2, 3]], []),  # too few are left for the last step: it is made
-        ({3: (2, 0)}, [5, 5, 5], 2, [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4]], []),  # or left out, as the first time
+        ({}, [5], 1, [[0, 1, 2, 3, 4]], [], ""),
+        ({2: (3, 0), 4: (0, 2)}, [12], 1, [[0, 1, 5, 6, 9, 10, 11]], [2], ""),  # as many batches as steps
+        ({1: (1, 2)}, [6], 1, [[0, 4, 5]], [2], ""),  # a jump, and then finished steps
+        ({3: (0, 4)}, [5, 5], 1, [[0, 1, 2], [2, 3, 4]], [4], ""),  # what is left goes into the next epoch
+        ({2: (2, 0)}, [10], 2, [[0, 1, 6, 7, 8, 9]], [], ""),
+        # too few are left for the last step: it is made, or left out as the first time, or is of the next epoch, too
+        ({2: (2, 0)}, [5, 4], 2, [[0, 1], [0, 1, 2, 3]], [], ""),
+        ({7: (2, 0)}, [5, 5, 5], 2, [[0, 1, 2, 3, 4], [0, 1], [2, 3, 4]], [], "-"),
+        ({12: (2, 0)}, [5, 5, 5, 5], 2, [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 1], [1, 2, 3, 4]], [], "-+"),
+        ({2: (1, 0)}, [2, 2, 2, 2], 4, [[0, 1], [], [], [0, 1]], [], "-+"),  # it was skipping for ever
     ],
 )
 def test_batches_of_steps_that_are_not_computed_are_left_out(
-    told: dict[int, tuple[int, int]], epochs: list[int], per_step: int, seen: list[list[int]], calls: list[int]
-) -> None:
-    """``told``: by computed steps, how many others were applied and skipped."""
+    told: dict[int, tuple[int, int]], epochs: list[int], per_step: int, seen: list[list[int]], calls: list[int],
+    ends: str, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """``told``: by computed batches, how many others were applied and skipped; ``ends``: which short ends are steps."""
     made: list[list[int]] = []
     skips: list[int] = []
-    state = without_job()
-    state.catch_up = lambda _: told.pop(sum(map(len, made)) // per_step, (0, 0))
+    state, last = without_job(), iter(ends)
+    monkeypatch.setattr(Steps, "updates", property(lambda _: next(last, "+") == "+"))
+    state.catch_up = lambda _: told.pop(sum(map(len, made)), (0, 0))
     for epoch in epochs:
         made.append([])
         for batch in batches(range(epoch), state, on_skip=skips.append, per_step=per_step):
             made[-1].append(batch)
     assert (made, skips) == (seen, calls)
+
+
+@pytest.mark.parametrize(
+    ("steps", "scaled", "made"),
+    [(True, False, True), (False, False, False), (False, True, True)],  # as all gradients have overflowed
+)
+def test_an_end_of_too_few_batches_is_a_step_if_its_averages_are_applied_or_left_out(
+    one: Rank, steps: bool, scaled: bool, made: bool
+) -> None:
+    optimizer = adam(one)
+    for i in batches(range(3), one.state, per_step=2):
+        one.loss(data(i)).backward()
+        if i == 1 or steps:
+            optimizer.step()
+        elif scaled:
+            one.state.steps.over()
+    assert one.state.steps.short_ends == {made}
 
 
 def test_two_loops_at_a_time_are_refused_and_two_in_turn_are_not() -> None:

@@ -43,11 +43,11 @@ def batches(
     """
     if per_step < 1:
         raise ConfigError(f"per_step={per_step}: give the number of batches that make one step, 1 or more")
-    place, others, alone = 0, _steps_of_others(state), True
+    count, others, alone = 0, _steps_of_others(state), True
     loop = state.loop = object()
     state.steps.start()
     for batch in loader:
-        if place == 0 and not state.detached:
+        if count % per_step == 0 and not state.detached:
             before, others = others, _steps_of_others(state)
             alone = alone and all(before.get(one, at) == at for one, at in others.items())
             if not alone:
@@ -57,7 +57,7 @@ def batches(
                 state.owed_batches = per_step * (applied + skipped)
                 if skipped and on_skip is not None:
                     on_skip(skipped)
-        place = (place + 1) % per_step
+        count += 1
         if state.owed_batches:
             state.owed_batches -= 1
             continue
@@ -67,18 +67,20 @@ def batches(
                 "another tailbound.torch.batches of the same model has begun within this loop, and each would count "
                 "its iterations. Give one of them both loaders, as in batches(zip(a, b), state)"
             )
-        if place == 0 and not state.detached:
+        if count % per_step == 0 and not state.detached:
             state.steps.iterate()
             if (apart := state.steps.apart) > 1:
                 raise ConfigError(
                     f"{apart * per_step} batches make one step here, and per_step is {per_step}: a rank that was away "
                     f"would skip too few. Give tailbound.torch.batches(..., per_step={apart * per_step})"
                 )
-    steps = state.steps
-    if place and state.owed_batches:  # the last batches, too few for a step of their own, or a whole one
-        state.owed_batches += place if state.steps.ends_short is False else place - per_step
-    elif place:
-        state.steps.ends_short = state.steps.updates
+    rest, ends = count % per_step, state.steps.short_ends
+    if rest and not state.owed_batches:
+        ends.add(state.steps.updates)
+    elif rest and False not in ends:  # they were a step
+        state.owed_batches += rest - per_step
+    elif rest and True not in ends and count > rest:  # they were of none; else they are of one in the next loader, too
+        state.owed_batches += rest
 
 
 def _steps_of_others(state: TailboundState) -> dict[int, int]:

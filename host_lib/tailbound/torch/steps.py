@@ -67,8 +67,7 @@ class Steps(Part):
         self.ended: int | None = None  #: the step whose last bucket is over, until its boundary
         self.stepped = False  #: an optimizer has stepped since
         self.void = False  #: averages of the iteration are zeros, so no optimizer makes anything of it (clock-38)
-        #: whether the last batches of a loader make a step, where they are too few; None: not known
-        self.ends_short: bool | None = None
+        self.short_ends = set[bool]()  #: whether the last batches of a loader made a step, where they were too few
         self._over = False  # the iteration: the next averages are those of another one
         #: gradients that are kept from an optimizer while it steps, by its id
         self._kept = dict[int, list[tuple[torch.Tensor, torch.Tensor]]]()
@@ -258,8 +257,8 @@ class Steps(Part):
 
     @property
     def updates(self) -> bool:
-        """Whether an optimizer has stepped in the iteration under way."""
-        return any(self._open)
+        """Whether averages of the iteration under way have come, and been applied or left out (an overflow)."""
+        return bool(self._open) and self._over
 
     def iterate(self) -> None:
         """An iteration of the loop is over."""
