@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tailbound.torch import register
+from tailbound.torch.register import _kept
 
 
 @pytest.fixture
@@ -80,6 +82,39 @@ def test_parameters_that_cannot_be_averaged_are_refused(model: DistributedDataPa
         register(DistributedDataParallel(net))
     net[1].requires_grad_(False)
     register(DistributedDataParallel(net))
+
+
+def momentum(model: torch.nn.Module, *own: torch.nn.Parameter) -> torch.optim.Optimizer:
+    """It has made a step."""
+    made = torch.optim.SGD([*model.parameters(), *own], 0.1, momentum=0.9)
+    for p in (*model.parameters(), *own):
+        p.grad = torch.ones_like(p)
+    made.step()
+    return made
+
+
+def looked_at(model: torch.nn.Module) -> torch.optim.Optimizer:
+    """What has been asked for once is there, and empty."""
+    made = sgd(model)
+    assert not made.state[model.module.weight]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "kept"),
+    [
+        (lambda _: None, 0),
+        (sgd, 0),
+        (momentum, 2),
+        (looked_at, 0),
+        (lambda m: momentum(m, torch.nn.Parameter(torch.ones(1))), 2),  # a rank may have more of its own than others
+        (lambda m: SimpleNamespace(step=print, param_groups=[], state="ready"), 0),  # a wrapper's own
+    ],
+)
+def test_what_an_optimizer_keeps_of_the_model_is_compared(
+    model: DistributedDataParallel, make: Callable[[Any], Any], kept: int
+) -> None:
+    assert _kept(model, make(model)) == kept
 
 
 def test_a_world_of_one_has_the_keys_of_any_other(model: DistributedDataParallel) -> None:

@@ -223,7 +223,7 @@ def _state(
     node = find(group, node_group, timeout, check) if not returns else None
     model = model_digest(ddp_model.module)
     if not returns:  # a rank that returns takes the others' state and scale
-        if kept := len(getattr(optimizer, "state", ())):
+        if kept := _kept(ddp_model, optimizer):
             model += f" with an optimizer that keeps {kept} states"
         if scaler is not None and scaler.is_enabled():
             model += f" with a loss scale of {scaler.get_scale():g}"
@@ -234,6 +234,12 @@ def _state(
     given = {**options, **of_place(options, node.place, places, places, "ranks on a host"), "timeout": timeout}
     given |= {"model": f"{model} on hosts of {places} ranks", "entries": -(-entries // places)}
     return NodeState(group, node, device=_device_of(ddp_model), **given)
+
+
+def _kept(ddp_model: DistributedDataParallel, optimizer: object) -> int:
+    """Parameters of the model beside which ``optimizer`` keeps something; it may step others of this rank alone."""
+    state = getattr(optimizer, "state", None)
+    return sum(bool(state.get(p)) for p in ddp_model.parameters()) if isinstance(state, Mapping) else 0
 
 
 def _device_of(ddp_model: DistributedDataParallel) -> torch.device:
