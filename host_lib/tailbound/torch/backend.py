@@ -41,7 +41,8 @@ class BackendOptions:
     Args:
         bounded: average floating-point all-reduces of this group in bounded time, except within ``exact()``. Otherwise
             only within ``bounded()``.
-        **transport: options of ``TailboundState``, for the group's own job. Those about a replica have no effect.
+        **transport: options of ``TailboundState``, for the group's own job (another one is a ``ConfigError``). Those
+            about a replica have no effect.
     """
 
     def __init__(self, *, bounded: bool = False, **transport: Unpack[Options]) -> None:
@@ -401,7 +402,9 @@ def bounded(group: dist.ProcessGroup | None = None) -> _Mode:
 
     ``with bounded(): loss.backward()`` and then ``end_step()`` do so for DDP without a hook. The context counts when an
     all-reduce is called, on all threads of this process, and must be the same on all ranks. All else stays exact:
-    other operations, integers, other collectives. ``group``: of the backend ``tailbound``; default: the default group.
+    other operations, integers, other collectives.
+
+    ``group``: of the backend ``tailbound``, else a ``ConfigError``; default: the default group.
     """
     return _Mode(group, True)
 
@@ -418,7 +421,7 @@ def end_step(group: dist.ProcessGroup | None = None) -> None:
 
     The transport learns deadlines from steps that are alike. Call it on all ranks at the same place after every step;
     it waits for nothing. All-reduces that no call ends are one step, which raises once it has too many ops. ``group``:
-    as of ``bounded``.
+    as of ``bounded``; a ``TransportError`` once it has been shut down.
     """
     _ours(group).end_step()
 

@@ -87,7 +87,7 @@ def init_process_group(timeout: float = 180.0) -> None:
 
     By ``RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT``. The store there is the rendezvous, and has to
     outlive the ranks: that of ``torchrun``. Without torchrun rank 0 has it, and all ranks but that one may come back.
-    ``timeout``: seconds to wait for the store.
+    ``timeout``: seconds to wait for the store. A variable that is not set is a ``ConfigError``.
     """
     try:
         rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -110,7 +110,7 @@ def init_process_group(timeout: float = 180.0) -> None:
 
 
 def alone() -> dist.ProcessGroup:
-    """The group of this rank alone, for ``DistributedDataParallel(process_group=...)``."""
+    """The group of this rank alone, for ``process_group=`` of the DDP model; a ``ConfigError`` if there is none."""
     if not _worlds:
         raise ConfigError("there is no group of this rank alone: call tailbound.torch.elastic.init_process_group first")
     return next(iter(_worlds))

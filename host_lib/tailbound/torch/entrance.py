@@ -47,8 +47,7 @@ class Entrance:
         self._changed = threading.Condition()
         self._guests: set[int] = set()
         self._open = self._over = False
-        #: steps that this process has made by itself
-        self.alone = 0
+        self.alone = 0  #: steps that this process has made by itself
         reliable = communicator.reliable
         reliable.serve(_ENTER, of_form(_ASK, self._answer_enter))
         reliable.serve(_ENTERED, of_form(_ASK, self._forget))

@@ -200,7 +200,9 @@ def register(
             (``interface="eth0,eth1"``); one for all means ``udp``. A switch serves hosts of one rank.
 
     Raises:
-        ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
+        ConfigError: not an FSDP2 model, parameters that are not materialised or that FSDP averages over the replicas by
+            itself, or an invalid option.
+        CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
     group = replicas
     if isinstance(group, DeviceMesh):

@@ -27,8 +27,7 @@ class BucketPath:
     native: Collection[torch.dtype] = (torch.float32, torch.bfloat16, torch.float16)
 
     def __init__(self, stream: Stream | None = None) -> None:
-        #: where order is kept
-        self.stream = stream or Stream()
+        self.stream = stream or Stream()  #: where order is kept
 
     def values(self, tensor: torch.Tensor) -> Any:
         """The tensor as the path's coder takes it: a view of numpy, which has no bfloat16, but its bits."""
@@ -51,8 +50,7 @@ class DevicePath(BucketPath):
     def __init__(self, stream: Stream, form: Form) -> None:
         super().__init__(stream)
         self.form = form
-        #: kinds of ops that have been warmed up
-        self.warm: set[tuple[Any, ...]] = set()
+        self.warm: set[tuple[Any, ...]] = set()  #: kinds of ops that have been warmed up
 
     def values(self, tensor: torch.Tensor) -> Any:
         """The tensor itself; raises a ``ConfigError`` unless it is one-dimensional."""

@@ -61,7 +61,8 @@ def register(
 
     Raises:
         ConfigError: an argument that cannot be, or a model that cannot be averaged.
-        CapabilityError, AttachError, LayoutError, TransportError: before any training step.
+        LayoutError: ranks differ in the model, in what ``optimizer`` keeps of it, in the loss scale or in an option.
+        CapabilityError, AttachError, TransportError: before any training step.
     """
     _check_wrapped(ddp_model)
     refuse_unknown(options)

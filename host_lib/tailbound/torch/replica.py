@@ -108,8 +108,7 @@ class Replica:
         self.trained = max(1 << (int(wanted).bit_length() - 1), 1 << (least - 1).bit_length())
         self.freeze()
         more = bool(self.still) or any(map(_large, self._frozen.values()))
-        #: number of slices: a power of two, so that step numbers may wrap
-        self.slices = self.trained << more
+        self.slices = self.trained << more  #: number of slices: a power of two, so that step numbers may wrap
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:

@@ -106,8 +106,7 @@ class Resync:
         self._period, self._share, self._compares = period, share, compare
         self._extra_state = dict(extra_state or {})
         self.counters: Counter[str] = Counter()
-        #: whether this replica has missed nothing since it was last equal to the others
-        self.sound = True
+        self.sound = True  #: whether this replica has missed nothing since it was last equal to the others
         self._donor = -1  # the rank whose state is taken at the next boundary
         self._next = 0.0  # monotonic seconds: before that none is taken
         self._most = _PART  # bytes of slices that come within a step, as far as is known

@@ -26,7 +26,8 @@ class GradScaler(torch.amp.GradScaler):
 
     Args:
         state: what ``register`` returned.
-        device, ...: as in torch, equal on all ranks; both factors are powers of two.
+        device, arguments, options: as torch's ``device``, ``init_scale``, ``growth_factor``, ``backoff_factor``,
+            ``growth_interval`` and ``enabled``, equal on all ranks; both factors are powers of two.
 
     Raises:
         ConfigError: other factors, the state has a scaler already, or only one of several shards of its model (FSDP).
@@ -83,7 +84,7 @@ class GradScaler(torch.amp.GradScaler):
             self._state.say("overflow", text, logging.INFO)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; states of torch's own scaler fit, if factors are powers of two."""
+        """As in torch; states of torch's own scaler fit. Factors that are no powers of two are a ``ConfigError``."""
         if self._ours:
             _check_factors(state_dict.get("growth_factor", 2.0), state_dict.get("backoff_factor", 0.5))
         super().load_state_dict(state_dict)

@@ -56,21 +56,14 @@ _MEETINGS = 2
 
 
 class Standing(NamedTuple):
-    """What a rank says of its state.
+    """What a rank says of its state."""
 
-    Attributes:
-        sound: the rank has missed nothing since it was last equal to the others.
-        well: its verdict: all ranks that have not died are equal.
-        state: digest of parameters and optimizers, or of the slice that was asked for.
-        form: digest of the optimizers' form and ``extra_state``; for a slice ``Replica.rates``; now, of DDP's buckets.
-        slices: digests of all slices with buffers, in a meeting.
-    """
-
-    sound: bool
-    well: bool = False
-    state: bytes = bytes(DIGEST)
+    sound: bool  #: the rank has missed nothing since it was last equal to the others
+    well: bool = False  #: its verdict: all ranks that have not died are equal
+    state: bytes = bytes(DIGEST)  #: digest of parameters and optimizers, or of the slice that was asked for
+    #: digest of the optimizers' form and ``extra_state``; for a slice ``Replica.rates``; now, of DDP's buckets
     form: bytes = bytes(DIGEST)
-    slices: tuple[bytes, ...] = ()
+    slices: tuple[bytes, ...] = ()  #: digests of all slices with buffers, in a meeting
 
     def holds(self, other: Standing) -> bool:
         """Whether both are the same to the bit, buffers included."""
@@ -137,8 +130,7 @@ class Standings:
     ) -> None:
         self._communicator, self._moment, self._own, self._of_slice = communicator, moment, own, of_slice
         self._reliable, self._rank = communicator.reliable, communicator.config.rank
-        #: peers of which no process of the job was there when they were asked last
-        self.unreachable: set[int] = set()
+        self.unreachable: set[int] = set()  #: peers of which no process of the job was there when they were asked last
         self._changed = threading.Condition()
         self._meetings: list[_Meeting] = []
         self._begun = 0

@@ -75,6 +75,9 @@ class TailboundState:
         entries: parameters that are averaged in a step; 0: not known.
         **options: below. All but ``interface`` are the same on all ranks. One that is left out comes from its variable,
             ``TAILBOUND_...``, or has its default.
+
+    Raises:
+        ConfigError, CapabilityError, AttachError, LayoutError, TransportError: before any training step.
     """
 
     communicator: Communicator | None = None  #: None: a world of one.
@@ -579,6 +582,7 @@ class TailboundState:
 
         Raises:
             ConfigError: no optimizer is known, it is still to step, or no rank can skip a step alone (``together``).
+            TailboundError: see ``allreduce_hook``.
         """
         self._refuse_detached("catch_up")
         return self.absence.catch_up(step)
@@ -607,7 +611,11 @@ class TailboundState:
         return {"format": FORMAT, "rank": self.rank, "ranks": self.ranks, "owed_batches": owed, "history": history}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Goes on from ``state_dict()`` of an earlier run, of whatever rank and world size; before the first step."""
+        """Goes on from ``state_dict()`` of an earlier run, of whatever rank and world size; before the first step.
+
+        Raises:
+            ConfigError: it is no such state, or one of a newer version.
+        """
         try:
             known, rank, ranks = (int(state_dict[name]) for name in ("format", "rank", "ranks"))
             owed, history = int(state_dict["owed_batches"]), [dict(run) for run in state_dict["history"]]
@@ -629,7 +637,10 @@ class TailboundState:
         ``batches`` leaves nothing out. Tailbound cannot be put under this DDP model again: wrap ``model.module`` anew.
 
         Returns:
-            What ``synchronize`` says. False: DDP makes replicas equal only when it is made, so wrap the module anew.
+            What ``synchronize(timeout)`` says. False: DDP makes replicas equal only when made, so wrap the module anew.
+
+        Raises:
+            ConfigError: before ``optimizer.step()``, for FSDP or ranks that may come back, or for the second time.
         """
         self._refuse_detached("detach")
         if self.entrance is not None or not self._of_ddp:
