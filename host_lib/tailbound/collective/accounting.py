@@ -69,7 +69,7 @@ class Accounts:
         if job.membership.quorum(there | abstainers | stayed_out | ({job.rank} if op.abstains else set())):
             op.flags |= _QUORUM
         bring = [peer for peer in job.membership.here if peer not in abstainers]
-        through = job.records.all_contributed(bring, op.label)
+        through = {*job.records.all_contributed(bring, op.label)}
         for peer in bring:
             count = summed[peer]
             finished = peer in through and peer not in stayed_out
@@ -103,7 +103,7 @@ class Accounts:
         job, counts, asked = self._job, op.place.placement.shares, op.second.asked
         expected = taken = 0
         owners = [peer for peer in job.membership.here if counts[peer]]
-        through = job.records.all_published(owners, op.label)
+        through = {*job.records.all_published(owners, op.label)}
         for peer in owners:
             due, count = counts[peer], by_owner[peer]
             finished = peer in through

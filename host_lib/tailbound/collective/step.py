@@ -91,4 +91,5 @@ def _agree(op: Op, known: Known, now: int) -> tuple[Do, int]:
 
 def untold(op: Op, known: Known) -> list[int]:
     """Live ranks that have told neither their scales nor that they bring no rows."""
-    return [p for p in known.membership.live if p not in op.needs.keys() | op.abstainers]
+    told = op.needs.keys() | op.abstainers
+    return [p for p in known.membership.live if p not in told]
