@@ -31,8 +31,8 @@ def batches(
             the loop does after its last ``backward``; default: ``step()`` of the optimizers whose turn it is. Steps
             after earlier passes of an iteration are ``step()`` of their optimizers in any case.
         on_skip: called with the number of iterations skipped, not applied (to move a scheduler on, say).
-        per_step: batches that make one step (gradient accumulation). Fewer may be left for the last one of ``loader``;
-            whether the loop makes that step is learned from the first time.
+        per_step: batches that make one step (gradient accumulation). Fewer may be left for the last one of ``loader``:
+            whether the loop makes that step, leaves it out or ends it with the next loader is learned.
 
     Where another registered model makes steps in the loop, no batch is left out: the models would skip apart. The
     iterations of a rank that was away for too long are void then, as without ``batches``.
