@@ -94,7 +94,7 @@ def momentum(model: torch.nn.Module, *own: torch.nn.Parameter) -> torch.optim.Op
 
 
 def looked_at(model: torch.nn.Module) -> torch.optim.Optimizer:
-    """What has been asked for once is there, and empty."""
+    """An entry that was asked for once is there, and empty."""
     made = sgd(model)
     assert not made.state[model.module.weight]
     return made

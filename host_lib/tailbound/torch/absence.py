@@ -72,12 +72,12 @@ class Absence(Part):
 
     def __init__(self, state: TailboundState) -> None:
         super().__init__(state)
-        self.abstaining = False  #: the state is not that of the others yet: take part without contributing
-        self.void = False  #: the present step is void
-        self.lag = 0  #: steps of the job up to this rank's next one that the loop has not made; below zero: more
-        self.skips = False  #: the program follows the job, by ``batches`` or ``catch_up``
-        self.skipped = 0  #: steps skipped before a forward pass, of which ``catch_up`` is to tell
-        self.joined = False  #: the last forward pass was within DDP's ``join()``
+        self.abstaining = False  #: the state is not that of the others yet: take part without contributing.
+        self.void = False  #: the present step is void.
+        self.lag = 0  #: steps of the job before this rank's next one that the loop lacks; below zero: it has made more.
+        self.skips = False  #: the program follows the job, by ``batches`` or ``catch_up``.
+        self.skipped = 0  #: steps skipped before a forward pass, of which ``catch_up`` is to tell.
+        self.joined = False  #: the last forward pass was within DDP's ``join()``.
         self._made = self._most = self._tries = 0  # of this stretch of void iterations
         self._lost_for = 0
 

@@ -614,7 +614,7 @@ class TailboundState:
         """Goes on from ``state_dict()`` of an earlier run, of whatever rank and world size; before the first step.
 
         Raises:
-            ConfigError: it is no such state, or one of a newer version.
+            ConfigError: another kind of state, or one of a newer version.
         """
         try:
             known, rank, ranks = (int(state_dict[name]) for name in ("format", "rank", "ranks"))
