@@ -25,6 +25,7 @@ from tailbound.torch.node_state import NodeState
 from tailbound.torch.paths import DTYPES, KINDS
 from tailbound.torch.scaler import adopt
 from tailbound.torch.state import TailboundState, model_digest
+from tailbound.torch.steps import refuse_optimizer
 
 log = logging.getLogger("tailbound")
 
@@ -223,6 +224,8 @@ def _state(
 
     node = find(group, node_group, timeout, check) if not returns else None
     model = model_digest(ddp_model.module)
+    if optimizer is not None and dist.get_world_size(group) > 1:
+        refuse_optimizer(optimizer)  # such a one may keep another number of states on each rank
     if not returns:  # a rank that returns takes the others' state and scale
         if kept := _kept(ddp_model, optimizer):
             model += f" with an optimizer that keeps {kept} states"

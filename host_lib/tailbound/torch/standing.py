@@ -61,8 +61,7 @@ class Standing(NamedTuple):
     sound: bool  #: the rank has missed nothing since it was last equal to the others
     well: bool = False  #: its verdict: all ranks that have not died are equal
     state: bytes = bytes(DIGEST)  #: digest of parameters and optimizers, or of the slice that was asked for
-    #: digest of the optimizers' form and ``extra_state``; for a slice ``Replica.rates``; now, of DDP's buckets
-    form: bytes = bytes(DIGEST)
+    form: bytes = bytes(DIGEST)  #: of optimizers' form, ``extra_state``; for a slice ``rates``; now, of DDP's buckets
     slices: tuple[bytes, ...] = ()  #: digests of all slices with buffers, in a meeting
 
     def holds(self, other: Standing) -> bool:

@@ -69,8 +69,7 @@ class Steps(Part):
         self.void = False  #: averages of the iteration are zeros, so no optimizer makes anything of it (clock-38)
         self.short_ends = set[bool]()  #: whether the last batches of a loader made a step, where they were too few
         self._over = False  # the iteration: the next averages are those of another one
-        #: gradients that are kept from an optimizer while it steps, by its id
-        self._kept = dict[int, list[tuple[torch.Tensor, torch.Tensor]]]()
+        self._kept = dict[int, list[tuple[torch.Tensor, torch.Tensor]]]()  # gradients kept from an optimizer, by its id
         #: the optimizers of the last steps: all in every step, as a rule; others alternate, or are replaced
         self._turns: deque[Turn] = deque(maxlen=_MOST)
         #: passes of the iteration that is under way, each with the optimizers that followed it
