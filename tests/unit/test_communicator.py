@@ -8,6 +8,7 @@ Bits: ``test_communicator_device``. Sizes, cuts and labels in virtual time: ``si
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import weakref
@@ -127,6 +128,12 @@ def test_the_smallest_ring_of_all_ranks_bounds_what_is_in_flight(
         assert [member.ops(4096 * 256) for member in job.communicators] == [ops, ops]
         whole(job.allreduce(gradients("U", 2, 256 * 64 * 5, seed=3)))
     assert ("rank 0: its result ring has 4096 rows, another rank's 256" in caplog.text) == (ops == 32)
+
+
+def test_a_loop_in_python_hands_the_interpreter_over_soon() -> None:
+    sys.setswitchinterval(0.005)
+    with team(1, patient()):
+        assert sys.getswitchinterval() <= 0.0005
 
 
 def test_the_ledger_of_an_earlier_job_is_not_ours(pair: Team) -> None:

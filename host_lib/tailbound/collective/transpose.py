@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import sys
 import threading
 import traceback
 from collections import deque
@@ -54,6 +55,10 @@ _SERVE_AFTER = 1_000_000
 _IDLE_SLEEP = 1_000_000_000
 #: If the thread has not woken up for so long, the process did not run (stopped, or starved): it suspects nobody then.
 _STOPPED = 350_000_000
+
+#: Seconds after which a thread that runs Python hands the GIL over where another one waits for it. By default these are
+#: 5 ms, which this thread would wait for several times in every op.
+_HAND_OVER = 0.0005
 
 #: Who closes while others go on answers them for so long at most, and ``Config.insist`` longer.
 _LINGER = 500_000_000
@@ -132,6 +137,7 @@ class Transpose:
     def start(self) -> Transpose:
         """Starts the thread; returns this."""
         keep_from_children(self)
+        sys.setswitchinterval(min(sys.getswitchinterval(), _HAND_OVER))
         self._thread.start()
         return self
 
