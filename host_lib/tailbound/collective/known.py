@@ -88,7 +88,7 @@ class Records:
         self.presence = readonly(store.presence)
         self.peer_states = readonly(store.peer_states)
         self.results, self.result_rows = readonly(store.result_records), readonly(store.results)
-        self.ops = readonly(store.ops)
+        self.ops, self.arrivals = readonly(store.ops), readonly(store.arrivals)
         # a field is read out of a column in a fifth of the time that reading it out of a record takes
         states = self.peer_states
         self._cookies, self._contributed, self._published = states["cookie"], states["contributed"], states["published"]

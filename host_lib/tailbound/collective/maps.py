@@ -116,7 +116,7 @@ class Maps:
         if record is None:
             return
         opened, first = int(record["opened_ns"]), op_slot(op.label) * MAX_RANKS
-        heard, came = record["heard"].tolist(), job.store.arrivals[first : first + job.ranks]["first_us"].tolist()
+        heard, came = record["heard"].tolist(), job.records.arrivals[first : first + job.ranks]["first_us"].tolist()
         here = [p for p in job.membership.live if came[p] and heard[p >> 6] >> (p & 63) & 1]
         began = [opened + 1000 * (came[p] - 1) for p in here]
         self._lateness.add(launch.launched, began)

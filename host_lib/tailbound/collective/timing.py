@@ -146,7 +146,7 @@ def _came(job: Speaker, label: int, record: np.void, half: Suspicion, stamp: str
     """Suspects that came in an op since they went missing, and when, ns: an op from before that proves nothing."""
     if not half.suspects:
         return []
-    at, found, stamps = op_slot(label) * MAX_RANKS, [], job.store.arrivals[stamp]
+    at, found, stamps = op_slot(label) * MAX_RANKS, [], job.records.arrivals[stamp]
     for rank in half.suspects:
         us = stamps.item(at + rank)
         known = us and int(record["heard"][rank >> 6]) >> (rank & 63) & 1
@@ -226,7 +226,7 @@ def _of_peers(job: Speaker, one: Pending, record: np.void) -> Sample:
     at = op_slot(one.label) * MAX_RANKS
     out = np.zeros(5, np.int64)
     last_stamps(
-        job.store.arrivals[at : at + job.ranks],
+        job.records.arrivals[at : at + job.ranks],
         np.array(record["heard"]),
         np.array(one.waited_for, np.int64),
         np.array(one.suspects, np.int64),
@@ -272,7 +272,7 @@ def _of_switch(job: Speaker, one: Pending, record: np.void) -> Sample:
     """
     assert job.switch is not None
     opened, at = int(record["opened_ns"]), op_slot(one.label) * MAX_RANKS
-    heard, stamps = record["heard"].tolist(), job.store.arrivals[at : at + job.world]
+    heard, stamps = record["heard"].tolist(), job.records.arrivals[at : at + job.world]
     latest = one.start + job.deadlines.skew_max
 
     def came(rank: int, stamp: str) -> int:

@@ -55,7 +55,7 @@ def warm_up(job: Job) -> None:
     contributed = Own(b.own_rows, memory[placement.positions_of(rank)], True, b.scales)
     sums = Sums(store.sums, store.slots, 0, 0, 1)
     mean_rows(sums, contributed, shape, coding, results, scratch)
-    last_stamps(store.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
+    last_stamps(job.records.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
     source[:] = -1
     point_own(b.own_rows, results, source, b.row_scale)
     gather_results(job.records.presence, 0, 0, 1, placement.owner, rank, source, counts)
