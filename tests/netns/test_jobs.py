@@ -75,14 +75,10 @@ def test_every_way_gives_the_same_bits(
             at = [member.job.datapath.endpoint[0] for member in job.communicators]
             assert at == [worker.address for worker in lab.workers]
             assert job[0].config.width == width
-            for op, factor in enumerate(FACTORS):
-                inputs = [factor * x for x in gradients("U", 3, 60 * width + 13, seed=op)]
-                results = job.allreduce(inputs)
-                whole(results, inputs, most or 2e-3)
-                if most is None and (width, op) not in wanted:
-                    wanted[width, op] = Reference(3, width, COOKIE).allreduce(inputs, op_label(op, 0))
-                mean = wanted.setdefault((width, op), results[0][0])
-                np.testing.assert_array_equal(results[0][0].view(np.uint32), mean.view(np.uint32))
+            ops = [
+                [x * factor for x in gradients("U", 3, 60 * width + 13, seed=op)] for op, factor in enumerate(FACTORS)
+            ]
+            found = [job.allreduce(inputs) for inputs in ops]
             for member in job.communicators:
                 assert set(member.stats()["drops"]) <= STRAY
                 at_once = member.job.counters["results_at_once"]
@@ -91,6 +87,12 @@ def test_every_way_gives_the_same_bits(
                 assert measured(job, width) == {"kernel"}
             job[0].reliable.serve("word", lambda request: [request])
             assert lab.run(2, job[2].reliable.pull, 0, "word", b"well", 10) == b"well"
+        for op, (inputs, results) in enumerate(zip(ops, found, strict=True)):  # when no rank waits for this process
+            whole(results, inputs, most or 2e-3)
+            if most is None and (width, op) not in wanted:
+                wanted[width, op] = Reference(3, width, COOKIE).allreduce(inputs, op_label(op, 0))
+            mean = wanted.setdefault((width, op), results[0][0])
+            np.testing.assert_array_equal(results[0][0].view(np.uint32), mean.view(np.uint32))
 
 
 def test_marks_of_a_shallow_queue_come_back_and_slow_senders(tailbound_lab: Make) -> None:
