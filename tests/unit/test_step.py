@@ -166,6 +166,7 @@ def test_a_switch_still_answers_a_late_launch(op: Op) -> None:
 
 def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_all_have_told(op: Op) -> None:
     """Rules: codec-5, clock-25."""
+    assert Told(op, scales=False).take(2 * MS).actions == (Do.ENCODE,)  # with scales of its own no op is cold
     op.switched, op.first.phase, told = True, Phase.DONE, Told(op, scales=False)
     assert told.take(2 * MS).actions == (Do.MEASURE,)
     assert op.cold
