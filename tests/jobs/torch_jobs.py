@@ -266,8 +266,8 @@ def refusals(rank: int) -> None:
         net.zero_grad()
         backward(net.module, rank, 0)
         optimizer.step()
-    refusal = refused("optimizer that keeps 8 states", lambda: register(net, optimizer, **PATIENT), LayoutError)
-    assert "and load a checkpoint on every rank" in refusal
+    refusal = refused("optimizer that has loaded 8 states", lambda: register(net, optimizer, **PATIENT), LayoutError)
+    assert "load a checkpoint on every rank before register" in refusal
     for name, values in DIFFERING.items():
         words, beside = f"rank {rank} has {name}=", {"result": "multicast"} if name == "multicast_group" else {}
         given = patient(**beside, **{name: values[rank > 0]})

@@ -228,7 +228,7 @@ def _state(
         refuse_optimizer(optimizer)  # such a one may keep another number of states on each rank
     if not returns:  # a rank that returns takes the others' state and scale
         if kept := _kept(ddp_model, optimizer):
-            model += f" with an optimizer that keeps {kept} states"
+            model += f" with an optimizer that has loaded {kept} states"
         if scaler is not None and scaler.is_enabled():
             model += f" with a loss scale of {scaler.get_scale():g}"
     entries = sum(p.numel() for p in ddp_model.parameters() if p.requires_grad)

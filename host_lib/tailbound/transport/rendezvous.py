@@ -33,8 +33,8 @@ _EQUAL = {
     "ranks": "start all ranks with the same world size",
     "width": "a row is as wide as the MTU lets it be, and the MTUs differ (`ip link`, or --mtu of `tailbound attach`); "
     "give every worker's interface the same MTU, or pass the smallest as mtu= on every rank",
-    "model": "train the same model (parameter shapes, order and types), with the same scaler, and load a checkpoint on "
-    "every rank",
+    "model": "load a checkpoint on every rank before register, and train the same model (parameter shapes, order and "
+    "types) with the same scaler",
     "switch": "name the same switch, with the same slots and form, on every rank",
 }
 
