@@ -43,7 +43,7 @@ class PeerOwned:
         b, place = op.buffers, op.place
         placement, scales, label = place.placement, b.scales, op.label
         here = job.membership.here
-        through = job.records.all_published(here, label)
+        through = {*job.records.all_published(here, label)}
         takers = [p for p in here if placement.shares[p] and p not in through]
         shape = place.layout.shape
         head = job.header(
