@@ -5,32 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+#: Idle things that are kept; each of a kernel test holds up to 30 files open, and select(2) knows 1,024.
+_IDLE = 12
+
 
 class Kept:
-    """Things that were made, by how they were made; all of it is closed at the end."""
+    """Things that were made, by how they were made; those that lay idle for longest are closed first."""
 
     def __init__(self) -> None:
-        self._made: list[Any] = []
-        self._idle: dict[Any, list[Any]] = {}
+        self._idle: list[tuple[Any, Any]] = []
         self._lent: list[tuple[Any, Any]] = []
 
     def take(self, make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         """``make(*arguments, **options)``, or what that returned before and nobody has now; it is as it was left."""
         key = (make, arguments, tuple(sorted(options.items())))
-        idle = self._idle.setdefault(key, [])
-        if not idle:
-            idle.append(make(*arguments, **options))
-            self._made.append(idle[-1])
-        self._lent.append((key, idle.pop()))
+        at = next((at for at, (made, _) in enumerate(self._idle) if made == key), None)
+        self._lent.append(self._idle.pop(at) if at is not None else (key, make(*arguments, **options)))
         return self._lent[-1][1]
 
     def give_back(self) -> None:
         """Everything that has been taken."""
-        for key, one in self._lent:
-            self._idle[key].append(one)
+        self._idle += self._lent
         self._lent.clear()
+        self._close(len(self._idle) - _IDLE)
 
     def close(self) -> None:
         """Closes all that was made."""
-        for one in self._made:
-            one.close()
+        self.give_back()
+        self._close(len(self._idle))
+
+    def _close(self, most: int) -> None:
+        for _ in range(most):
+            self._idle.pop(0)[1].close()
