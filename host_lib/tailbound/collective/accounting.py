@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from operator import or_
 
@@ -55,35 +55,38 @@ class Accounts:
         self.trace = Trace(job.rank) if os.environ.get(TRACE_VARIABLE) else None
         self._in_pieces = 0  # frames that the log has told of
 
-    def sealed(self, op: Op, summed: Sequence[int]) -> None:
-        """Enters the first half of an op that has just been sealed, and sets the flags of the own results.
+    def judge(self, op: Op, summed: Sequence[int], through: Collection[int]) -> None:
+        """Sets the flags of the own results of an op that has just been sealed: what binds all ranks.
 
         Args:
             summed: contributions of each rank in the own rows.
+            through: ranks that have sent all that they had for them.
         """
-        job, own = self._job, op.place.placement.shares[self._job.rank]
-        expected = taken = 0
-        asked = op.first.asked
+        job, own = self._job, op.own
         there = {rank for rank, count in enumerate(summed) if count or (rank == job.rank and op.own_present)}
         abstainers, stayed_out = op.abstainers, op.stayed_out
         if job.membership.quorum(there | abstainers | stayed_out | ({job.rank} if op.abstains else set())):
             op.flags |= _QUORUM
-        bring = [peer for peer in job.membership.here if peer not in abstainers]
-        through = {*job.records.all_contributed(bring, op.label)}
-        for peer in bring:
-            count = summed[peer]
-            finished = peer in through and peer not in stayed_out
-            self._close(Stage.CONTRIBUTIONS, peer, own, count, len(asked.get(peer, ())), finished=finished)
-            if count or finished:
-                expected += own
-                taken += count
-        found = self.contributions.judge(expected, taken)
+        judged = [
+            peer
+            for peer in job.membership.here
+            if peer not in abstainers and (summed[peer] or (peer in through and peer not in stayed_out))
+        ]
+        found = self.contributions.judge(own * len(judged), sum([summed[peer] for peer in judged]))
         if found.action >= Action.SKIP:
             op.flags |= _SKIP
         if found.action == Action.STOP:
             op.flags |= _STOP
         if found.action:
             self._say(op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
+
+    def sealed(self, op: Op, summed: Sequence[int], through: Collection[int]) -> None:
+        """Enters the first half of an op whose results are on their way; arguments as in ``judge``."""
+        asked, stayed_out, abstainers = op.first.asked, op.stayed_out, op.abstainers
+        for peer in self._job.membership.here:
+            if peer not in abstainers:
+                again, finished = len(asked.get(peer, ())), peer in through and peer not in stayed_out
+                self._close(Stage.CONTRIBUTIONS, peer, op.own, summed[peer], again, finished=finished)
 
     def _close(self, stage: Stage, peer: int, due: int, came: int, again: int, *, finished: bool) -> None:
         """``again``: rows that had to be asked for; that some of them came hides no loss here."""

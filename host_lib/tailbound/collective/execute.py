@@ -54,12 +54,9 @@ def seal(job: Job, op: Op) -> None:
     job.datapath.seal(op.label, seq, own)
     op.first.phase = Phase.CLOSED
     op.spans.sealed = job.now()
-    if job.ranks > 1:
-        summed = _account(job, op, own)
-        if op.first.why == Why.DEADLINE:
-            through = {*job.records.all_contributed(job.membership.live, op.label), *op.abstainers}
-            flows = [(summed[p], own) for p in job.membership.live if p not in through]
-            cut_off(job, op, op.first, op.spans.sealed - op.start, flows)
+    summed = _count(job, op)
+    through = {*job.records.all_contributed(job.membership.here, op.label)}
+    job.accounts.judge(op, summed, through)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
         job.self_misses = job.self_misses + 1 if missed else 0
@@ -68,31 +65,35 @@ def seal(job: Job, op: Op) -> None:
     means = mean_by(job.threads, sums, mine, place.layout.shape, coding_of(job, op), b.results)
     job.counters["rows_without_contributor"] += means.missing
     _publish(job, op, own, means.missing)
+    if job.ranks > 1:  # the others have their rows on the way by now
+        _account(job, op, own, summed, through)
 
 
-def _account(job: Job, op: Op, own: int) -> list[int]:
-    """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14).
-
-    Returns:
-        Rows that came, by rank.
-    """
+def _count(job: Job, op: Op) -> list[int]:
+    """Rows that came, by rank; and who has said that it brings none."""
     record = job.records.of(op.label)
-    settle_contributions(job, op)
-    summed = summed_by(job, op)
     for i, word in enumerate(record["abstained"].tolist() if record is not None else ()):
         op.abstained[i] |= word
+    return summed_by(job, op)
+
+
+def _account(job: Job, op: Op, own: int, summed: list[int], through: set[int]) -> None:
+    """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14)."""
+    if op.first.why == Why.DEADLINE:
+        late = set(job.membership.live) - through - op.abstainers
+        cut_off(job, op, op.first, op.spans.sealed - op.start, [(summed[p], own) for p in late])
+    settle_contributions(job, op)
     abstainers = op.abstainers
     due = [p for p in job.membership.here if p not in abstainers]
     op.outcome.expected += own * len(due)
     op.outcome.delivered += sum([summed[p] for p in due])
-    job.accounts.sealed(op, summed)
+    job.accounts.sealed(op, summed, through)
     absent = {p for p in due if summed[p] == 0}
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
     suspect(job, op, absent, ("contributions",), "sent no contribution for", "no longer waiting for it")
     job.flow.count_sealed(op, summed)
     job.publish_live()
-    return summed
 
 
 def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
