@@ -191,6 +191,7 @@ struct tb_incoming {
 	__u32 expired; /* probe timeouts since the last progress */
 	__u32 questions; /* since the last row */
 	__u32 requests; /* rows to be requested now */
+	__u32 again; /* rows that were requested, each once */
 	__u8 known; /* it was looked at */
 	__u8 awaited; /* by the caller's last word; a suspect may come back */
 	__u8 finished; /* its sender's mark says that all rows have left */
@@ -198,9 +199,9 @@ struct tb_incoming {
 	__u8 probed; /* a probe timeout has expired */
 	__u8 silent; /* its mark is missed */
 	__u8 asked; /* its sender is to be asked for the mark now */
-	__u8 pad; /* 0 */
+	__u8 pad[5]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_incoming) == 136, "tb_incoming");
+_Static_assert(sizeof(struct tb_incoming) == 144, "tb_incoming");
 
 /* One half of an op: its deadline, its silence and loss detection of its flows; times in ns. */
 struct tb_half {

@@ -186,6 +186,7 @@ static void tb_request(struct tb_half *r, struct tb_incoming *f, __s64 now)
 		row = &tb_rows(f)[at];
 		if (!row->lost)
 			continue;
+		f->again += !row->place;
 		row->place = f->next++;
 		r->requested++;
 		row->out = 1;
@@ -435,8 +436,19 @@ TB_EXPORT void tb_gone(struct tb_half *r, __u32 rank, const __s64 *places, __u32
 	tb_half_stands(r);
 }
 
-/* Places of a flow in list order that are to be requested now, or (ever) that were; how many. */
-TB_EXPORT __u32 tb_requests(const struct tb_half *r, __u32 rank, int ever, __s64 *places)
+/* How many of the rows that were requested are here. */
+TB_EXPORT __u32 tb_repaired(const struct tb_half *r, __u32 rank)
+{
+	const struct tb_incoming *f = tb_flow_of(r, rank);
+	__u32 i, n = 0;
+
+	for (i = 0; f && f->again && i < f->rows; i++)
+		n += tb_rows(f)[i].place && tb_arrived(r, f, (f->first + i) % f->rows);
+	return n;
+}
+
+/* Places of a flow in list order that are to be requested now; how many. */
+TB_EXPORT __u32 tb_requests(const struct tb_half *r, __u32 rank, __s64 *places)
 {
 	const struct tb_incoming *f = tb_flow_of(r, rank);
 	__u32 listed, n = 0;
@@ -445,7 +457,7 @@ TB_EXPORT __u32 tb_requests(const struct tb_half *r, __u32 rank, int ever, __s64
 		const struct tb_awaited *row = &tb_rows(
 			f)[listed >= f->first ? listed - f->first : listed + f->rows - f->first];
 
-		if (ever ? row->place : row->lost && row->out)
+		if (row->lost && row->out)
 			places[n++] = listed;
 	}
 	return n;

@@ -163,7 +163,7 @@ def _ops(rng: random.Random, count: int) -> None:
         world.terms.at = world.terms.first
         while world.fast.tb_listen(world.terms.pointer, now):
             for half in (half for each in ops for half in (each.first, each.second)):
-                assert all(len(places) <= 256 for places in half.asked.values())
+                assert all(count <= 256 for count in half.asked.values())
         for one in [one for one in ops if one.finished]:
             world.fast.tb_leave(world.terms.pointer, ctypes.addressof(one))
             ops.remove(one)

@@ -275,7 +275,7 @@ def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
     op: Any = SimpleNamespace(place=SimpleNamespace(placement=placement), abstainers=(), label=1, key=())
     op.first = SimpleNamespace(asked={})
     flow.count_sealed(op, [0, 10, 9])
-    op.first.asked = {1: range(4)}
+    op.first.asked = {1: 4}
     flow.count_sealed(op, [0, 10, 10])  # all are in, four of them by repair
     flow.count_sealed(op, [0, 0, 10])  # nothing of rank 1 came: no queue loses all of a sender's rows
     assert seen == [(20, 1), (20, 4), (20, 0)]

@@ -85,7 +85,7 @@ class Accounts:
         asked, stayed_out, abstainers = op.first.asked, op.stayed_out, op.abstainers
         for peer in self._job.membership.here:
             if peer not in abstainers:
-                again, finished = len(asked.get(peer, ())), peer in through and peer not in stayed_out
+                again, finished = asked.get(peer, 0), peer in through and peer not in stayed_out
                 self._close(Stage.CONTRIBUTIONS, peer, op.own, summed[peer], again, finished=finished)
 
     def _close(self, stage: Stage, peer: int, due: int, came: int, again: int, *, finished: bool) -> None:
@@ -110,7 +110,7 @@ class Accounts:
         for peer in owners:
             due, count = counts[peer], by_owner[peer]
             finished = peer in through
-            self._close(Stage.RESULTS, peer, due, count, len(asked.get(peer, ())), finished=finished)
+            self._close(Stage.RESULTS, peer, due, count, asked.get(peer, 0), finished=finished)
             if count or finished:
                 expected += due
                 taken += count

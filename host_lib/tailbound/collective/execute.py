@@ -13,12 +13,12 @@ from tailbound.collective.contribute import coding_of
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
 from tailbound.collective.repair import encode_repair
-from tailbound.collective.retransmit import settle_contributions
+from tailbound.collective.retransmit import settle
 from tailbound.collective.tally import point_own, summed_by
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
 from tailbound.transport.headers import Fields, finalise
-from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Verdict, Why
+from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Stage, Verdict, Why
 
 #: What to do about ranks that disagree on a bucket.
 SAME_MODEL = (
@@ -33,7 +33,7 @@ def ask(job: Job, op: Op, half: Half) -> None:
     flags = Flag.FIRST_HALF if half is op.first else Flag(0)
     for flow in half.begun:
         peer = flow.rank
-        for first, body in encode_repair(half.places(flow, ever=False), job.store.width) if flow.requests else ():
+        for first, body in encode_repair(half.places(flow), job.store.width) if flow.requests else ():
             head = job.header(PacketType.REPAIR, op.label, tag, row=first, rows=flow.rows, flags=flags)
             job.tell(peer, head, body)
             job.counters["repair_asked"] += 1
@@ -70,7 +70,7 @@ def seal(job: Job, op: Op) -> None:
 
 
 def _count(job: Job, op: Op) -> list[int]:
-    """Rows that came, by rank; and who has said that it brings none."""
+    """Rows that came, by rank; notes ranks that bring none."""
     record = job.records.of(op.label)
     for i, word in enumerate(record["abstained"].tolist() if record is not None else ()):
         op.abstained[i] |= word
@@ -82,7 +82,7 @@ def _account(job: Job, op: Op, own: int, summed: list[int], through: set[int]) -
     if op.first.why == Why.DEADLINE:
         late = set(job.membership.live) - through - op.abstainers
         cut_off(job, op, op.first, op.spans.sealed - op.start, [(summed[p], own) for p in late])
-    settle_contributions(job, op)
+    settle(job, op.first, Stage.CONTRIBUTIONS)
     abstainers = op.abstainers
     due = [p for p in job.membership.here if p not in abstainers]
     op.outcome.expected += own * len(due)

@@ -144,11 +144,7 @@ class FlowControl:
         asked, abstainers = op.first.asked, op.abstainers
         through = [p for p in job.records.all_contributed(job.membership.live, op.label) if p not in abstainers]
         lost = sum(
-            [
-                max(own - summed[p], len(asked.get(p, ())))
-                for p in through
-                if summed[p] and (summed[p] < own or p in asked)
-            ]
+            [max(own - summed[p], asked.get(p, 0)) for p in through if summed[p] and (summed[p] < own or p in asked)]
         )
         self.incast.follow(len(job.membership.live))
         self.incast.update(own * len(through), lost)

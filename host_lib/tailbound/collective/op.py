@@ -133,20 +133,17 @@ class Half(record_of(HALF)):  # type: ignore[misc]
             flow = following(at, flow)
 
     @property
-    def asked(self) -> dict[int, Places]:
-        """Rows that were asked for again, by the rank that was asked."""
+    def asked(self) -> dict[int, int]:
+        """How many rows were asked for again, by the rank that was asked."""
         if not self.requested:  # as a rule
             return {}
-        return {flow.rank: self.places(flow, ever=True) for flow in self.begun if flow.next > flow.rows}
+        return {flow.rank: flow.again for flow in self.begun if flow.again}
 
-    def probed(self) -> set[int]:
-        """Ranks for which a probe timeout has expired."""
-        return {flow.rank for flow in self.begun if flow.probed}
-
-    def places(self, flow: Flow, *, ever: bool) -> Places:
-        """Rows of a flow that are to be requested now, or ever were: places in its sender's list, rising."""
-        found = np.empty(flow.rows, np.int64)
-        return found[: core().fast.tb_requests(ctypes.addressof(self), flow.rank, ever, found.ctypes.data)]
+    def places(self, flow: Flow) -> Places:
+        """Rows of a flow that are to be requested now: places in its sender's list, rising."""
+        found = np.empty(flow.requests, np.int64)
+        core().fast.tb_requests(ctypes.addressof(self), flow.rank, found.ctypes.data)
+        return found
 
     def gone(self, rank: int, places: Places) -> None:
         """``rank`` has none of these rows: they are not awaited."""

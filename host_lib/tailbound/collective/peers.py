@@ -18,12 +18,12 @@ from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
-from tailbound.collective.retransmit import settle_results
+from tailbound.collective.retransmit import settle
 from tailbound.collective.tally import gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.kernel.core import core
 from tailbound.transport.headers import finalise_contributions
-from tailbound.wire.schema import PacketType, Why
+from tailbound.wire.schema import PacketType, Stage, Why
 
 
 class PeerOwned:
@@ -63,7 +63,7 @@ class PeerOwned:
         if not job.peers:
             return
         present = gather(job, op, by_owner)
-        settle_results(job, op)
+        settle(job, op.second, Stage.RESULTS)
         job.datapath.fence()
         records, label = job.records.results, op.label
         outcome.overwritten = int(

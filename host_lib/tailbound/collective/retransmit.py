@@ -2,46 +2,37 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
 from tailbound.collective.buffers import Kept
 from tailbound.collective.job import Job
-from tailbound.collective.op import Op
+from tailbound.collective.op import Half
 from tailbound.collective.repair import RESULTS, Request, encode_repair
-from tailbound.collective.tally import unsummed
 from tailbound.collective.window import Window
+from tailbound.kernel.core import core
 from tailbound.transport.batch import burst_packets
 from tailbound.transport.headers import add_flags
 from tailbound.transport.sequence import Place
 from tailbound.wire.schema import Flag, PacketType, Stage, Verdict
 
 
-def settle_contributions(job: Job, op: Op) -> None:
-    """Counts, at the seal, what repair has brought."""
-    half = op.first
-    asked, probed = half.asked, half.probed() if half.requested else set[int]()
-    for rank, places in asked.items():
-        lost = np.intersect1d(places, unsummed(job, op, rank), assume_unique=True)
-        _count(job, Stage.CONTRIBUTIONS, rank, len(places), len(places) - len(lost), probed=rank in probed)
-
-
-def settle_results(job: Job, op: Op) -> None:
-    """Counts, when the results have been gathered for the last time, what repair has brought."""
-    asked, probed = op.second.asked, op.second.probed() if op.second.requested else set[int]()
-    for owner, places in asked.items():
-        here = op.buffers.source[op.place.placement.rows_of(owner)[places]] != -1
-        _count(job, Stage.RESULTS, owner, len(places), int(here.sum()), probed=owner in probed)
-
-
-def _count(job: Job, stage: Stage, rank: int, asked: int, came: int, *, probed: bool) -> None:
-    job.repairs.came[stage, rank] += came
-    job.counters["repair_rows_asked"] += asked
-    job.counters["rows_repaired"] += came
-    ledger = job.records.verdicts([rank])[0]
-    twice = int(ledger[Verdict.DUPLICATE_REPAIR] + ledger[Verdict.DUPLICATE_REPAIR_RESULT])
-    job.repairs.paths[rank].settled(asked, twice, probed=probed)
+def settle(job: Job, half: Half, stage: Stage) -> None:
+    """Counts, at the end of a half, what repair has brought."""
+    if not half.requested:  # as a rule
+        return
+    for flow in half.begun:
+        if flow.again:
+            rank, came = flow.rank, int(core().fast.tb_repaired(ctypes.addressof(half), flow.rank))
+            job.repairs.came[stage, rank] += came
+            job.counters["repair_rows_asked"] += flow.again
+            job.counters["rows_repaired"] += came
+            ledger = job.records.verdicts([rank])[0]
+            twice = int(ledger[Verdict.DUPLICATE_REPAIR] + ledger[Verdict.DUPLICATE_REPAIR_RESULT])
+            job.repairs.paths[rank].settled(flow.again, twice, probed=bool(flow.probed))
 
 
 def answer(job: Job, window: Window, now: int) -> int:
@@ -116,6 +107,8 @@ def find(
 
 def _gone(job: Job, request: Request, places: Places) -> None:
     """Tells the asker that there are no such rows."""
+    if not len(places):  # as a rule
+        return
     flags = Flag.FIRST_HALF if request.first_half else Flag(0)
     flags |= job.said.get(request.label, Flag(0))
     for row, body in encode_repair(places, job.store.width):

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.owners import Places
 from tailbound.codec.records import Results
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
@@ -23,15 +22,6 @@ def summed_by(known: Known, op: Op) -> list[int]:
     rows_by_rank(records.slots, op.sum_seq, op.own, records.sum_mask, known.cookie, op.label, out)
     counts: list[int] = out.tolist()
     return counts
-
-
-def unsummed(known: Known, op: Op, rank: int) -> Places:
-    """Places of the own rows that lack the contribution of ``rank``."""
-    records = known.records
-    slots, at = records.slots, (op.sum_seq + np.arange(op.own)) & records.sum_mask
-    here = (slots["cookie"][at] == known.cookie) & (slots["op"][at] == op.label)
-    here &= (slots["ranks"][at, rank >> 6] >> np.uint64(rank & 63) & np.uint64(1)).astype(bool)
-    return np.flatnonzero(~here)
 
 
 def gather(known: Known, op: Op, by_owner: NDArray[np.int64]) -> int:

@@ -811,6 +811,7 @@ INCOMING = Struct(
         Field("expired", "u32", "probe timeouts since the last progress"),
         Field("questions", "u32", "since the last row"),
         Field("requests", "u32", "rows to be requested now"),
+        Field("again", "u32", "rows that were requested, each once"),
         Field("known", "u8", "it was looked at"),
         Field("awaited", "u8", "by the caller's last word; a suspect may come back"),
         Field("finished", "u8", "its sender's mark says that all rows have left"),
@@ -818,7 +819,7 @@ INCOMING = Struct(
         Field("probed", "u8", "a probe timeout has expired"),
         Field("silent", "u8", "its mark is missed"),
         Field("asked", "u8", "its sender is to be asked for the mark now"),
-        Field("pad", "u8", "0"),
+        Field("pad", "u8", "0", 5),
     ),
 )
 
