@@ -41,6 +41,12 @@ static inline int tb_in(const __u64 *ranks, __u32 rank)
 	return ranks[rank >> 6] >> (rank & 63) & 1;
 }
 
+/* Rows of an op that a rank owns, in the order of its list. */
+static inline const __s32 *tb_listed(const struct tb_own_op *o, __u32 owner)
+{
+	return (const __s32 *)o->row_at + ((const __s64 *)o->starts)[owner];
+}
+
 /* A reflected probe in a buffer. */
 struct tb_echo {
 	__u32 offset;
@@ -118,6 +124,13 @@ void tb_stand_still(struct tb_own_op *o, __s64 now);
 int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o);
 
 __s64 tb_silence(const struct tb_terms *t, const struct tb_own_op *o, int results, __s64 now);
+
+/* Rows that are here (rows.c). */
+void tb_summed(const struct tb_terms *t, const struct tb_own_op *o, __s64 *summed);
+__u32 tb_gather(const struct tb_terms *t, const struct tb_own_op *o, __s64 *by_owner);
+void tb_point_own(const struct tb_terms *t, const struct tb_own_op *o);
+__u32 tb_read(const struct tb_terms *t, const struct tb_own_op *o, __u32 form);
+void tb_flags(const struct tb_terms *t, const struct tb_own_op *o, __s64 *flags);
 
 /* What may be waited past deadlines. */
 __s64 tb_saved(const struct tb_overtime *v, __s64 now);

@@ -728,11 +728,6 @@ static void tb_open_half(const struct tb_terms *t, const struct tb_own_op *o, in
 	tb_begin_flows(h);
 }
 
-static const __s32 *tb_list(const struct tb_own_op *o, __u32 owner)
-{
-	return (const __s32 *)o->row_at + ((const __s64 *)o->starts)[owner];
-}
-
 /* Notes whose flows are awaited; 0: no memory. */
 static int tb_awaits(const struct tb_terms *t, const struct tb_own_op *o, struct tb_half *h,
 		     int results)
@@ -753,7 +748,7 @@ static int tb_awaits(const struct tb_terms *t, const struct tb_own_op *o, struct
 		__u32 place = results ? 0 : ((const __s64 *)o->places)[p];
 
 		if (p != t->rank && tb_has(awaited, p) &&
-		    !tb_flow(h, p, rows, place, results ? tb_list(o, p) : 0, tb_has(ended, p)))
+		    !tb_flow(h, p, rows, place, results ? tb_listed(o, p) : 0, tb_has(ended, p)))
 			return 0;
 	}
 	return 1;

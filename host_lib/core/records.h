@@ -262,6 +262,7 @@ struct tb_terms {
 	__u64 ops; /* struct tb_op[] */
 	__u64 slots; /* struct tb_slot[] */
 	__u64 presence; /* struct tb_presence[] */
+	__u64 results; /* struct tb_result[] */
 	__u64 answers; /* struct tb_answers[], by rank */
 	__u64 overtime; /* struct tb_overtime */
 	__u64 spoke; /* s64[], by rank: when a word of it was read last; 0: never */
@@ -295,7 +296,7 @@ struct tb_terms {
 	__u32 label; /* of the op that something was found of */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_terms) == 336, "tb_terms");
+_Static_assert(sizeof(struct tb_terms) == 344, "tb_terms");
 
 /* An op of a rank from its first sign of life on (`collective.op`); times in ns. */
 struct tb_own_op {
@@ -306,6 +307,12 @@ struct tb_own_op {
 	__u64 row_at; /* s32[rows]: the rows in packet order */
 	__u64 owner; /* u8[rows]: whose they are */
 	__u64 places; /* s64[], by rank: the place in the own list with which it begins */
+	__u64 usable; /* u8[own]: a rank contributed to the own row */
+	__u64 own_scale; /* f32[own]: of the own results */
+	__u64 source; /* s64[rows]: in the result ring, -2 - place in the own results, or -1: not here */
+	__u64 row_scale; /* f32[rows]: of results */
+	__u64 row_exponent; /* s16[rows]: next exponents that a switch says */
+	__u64 row_count; /* u16[rows]: contributors that a switch says */
 	__s64 usual; /* what its second half takes as a rule */
 	__s64 admitted; /* when the own launch found room; the clocks count from here */
 	__s64 start; /* c of clock-3, when its clock started; 0: it has not */
@@ -341,6 +348,6 @@ struct tb_own_op {
 	__u8 expired; /* likewise: 1: the deadline of the first half has passed */
 	__u8 pad[8]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 360, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 408, "tb_own_op");
 
 #endif /* TB_RECORDS_H */

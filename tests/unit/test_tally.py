@@ -1,66 +1,102 @@
-"""Counting over slot records, presence and result records."""
+"""Counting over slot records, presence and result records (``host_lib/core/rows.c``)."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
-from tailbound.collective.tally import gather_results, read_records, rows_by_rank
-from tailbound.wire.packets import DTYPES
+from op_world import COOKIE, OpWorld, launched
+from tailbound.codec.shape import GROUP_ROWS
+from tailbound.collective.op import Op
+from tailbound.collective.tally import counts, flags_by, gather, point_own, read_records, summed_by
+from tailbound.transport.sequence import OwnerMap, Sequence
 from tailbound.wire.schema import EXPONENT_NONE, Flag
 
-COOKIE, OP = 0xABCD, 1 << 31 | 5
+#: Rows of either ring; an op that begins with this one goes round it.
+RING, LAST = 64, 62
 
 
-def test_rows_by_rank_counts_only_records_of_this_op() -> None:
-    slots = np.zeros(16, DTYPES["tb_slot"])
-    for at, op, cookie, ranks in [(14, OP, COOKIE, [1, 70]), (15, OP, COOKIE, [1]), (0, OP - 1, COOKIE, [1, 2]),
-                                  (1, OP, COOKIE + 1, [2]), (2, OP, COOKIE, [255])]:  # fmt: skip
-        slots[at]["op"], slots[at]["cookie"] = op, cookie
+def world_of(ranks: int, owners: tuple[int, ...]) -> tuple[OpWorld, Op]:
+    """Rank 0 with an op of a group of rows, which ``owners`` own; it goes round both rings."""
+    op = launched(Sequence(ranks, OwnerMap(0, owners)), ranks, entries=64 * GROUP_ROWS)
+    op.sum_seq = op.result_seq = LAST
+    return OpWorld(ranks, RING), op
+
+
+def test_contributions_are_counted_of_this_op_alone() -> None:
+    world, op = world_of(70, (0,))
+    slots, label, op.own = world.store.slots, op.label, 5
+    here = {62: (label, COOKIE, [1, 69]), 63: (label, COOKIE, [1]), 0: (label + 1, COOKIE, [1, 2]),
+            1: (label, COOKIE + 1, [2]), 2: (label, COOKIE, [63]), 14: (label, COOKIE, [3])}  # fmt: skip
+    for at, (of, cookie, ranks) in here.items():
+        slots[at]["op"], slots[at]["cookie"] = of, cookie
         for rank in ranks:
             slots[at]["ranks"][rank >> 6] |= np.uint64(1 << (rank & 63))
-    out = np.full(256, 99, np.int64)
-    rows_by_rank(slots, 14, 5, 15, COOKIE, OP, out)
-    assert {rank: int(n) for rank, n in enumerate(out) if n} == {1: 2, 70: 1, 255: 1}
-    rows_by_rank(slots, 0xFFFFFFFE, 1, 15, COOKIE, OP, out)  # a sequence that is about to wrap
-    assert {rank: int(n) for rank, n in enumerate(out) if n} == {1: 1, 70: 1}
+    found = summed_by(world.known, op)
+    assert len(found) == 70
+    assert {rank: count for rank, count in enumerate(found) if count} == {1: 2, 63: 1, 69: 1}
 
 
-def test_gather_results_points_at_rows_and_leaves_the_own_alone() -> None:
-    presence = np.zeros(8, DTYPES["tb_presence"])
-    owner = np.array([0, 1, 2, 0, 1, 2], np.uint8)
-    tags = [(OP, COOKIE), (OP, COOKIE), (OP - 1, COOKIE), (0, 0), (OP, COOKIE + 1), (OP, COOKIE)]
-    for k, (op, cookie) in enumerate(tags):
-        presence[(6 + k) % 8]["op"], presence[(6 + k) % 8]["cookie"] = op, cookie
-    source = np.full(6, -77, np.int64)
-    by_owner = np.full(3, 9, np.int64)
-    assert gather_results(presence, 6, COOKIE, OP, owner, 0, source, by_owner) == 2
-    np.testing.assert_array_equal(source, [-77, 7, -1, -77, -1, 3])
-    np.testing.assert_array_equal(by_owner, [0, 1, 1])
+def test_results_are_found_in_the_ring_and_the_own_among_the_own() -> None:
+    world, op = world_of(3, (0, 1, 2))
+    presence, placement, source = world.store.presence, op.place.placement, op.buffers.source
+    owner, own = placement.owner.tolist(), placement.rows_of(0).tolist()
+    others = [row for row in range(GROUP_ROWS) if owner[row] != 0]
+    wrong = dict(zip(others, [(op.label + 1, COOKIE), (op.label, COOKIE + 1)], strict=False))
+    for row in range(GROUP_ROWS):
+        presence[(LAST + row) % RING] = wrong.get(row, (op.label, COOKIE))
+    op.buffers.results.usable[:] = 1
+    op.buffers.results.usable[2] = 0
+    op.buffers.results.scale[:] = range(1, len(own) + 1)
+    by_owner, here = counts(world.known), [row for row in others if row not in wrong]
+    assert gather(world.known, op, by_owner) == len(here)
+    point_own(world.known, op)
+    assert list(by_owner) == [0, *(sum(owner[row] == rank for row in here) for rank in (1, 2))]
+    assert source[others].tolist() == [(LAST + row) % RING if row in here else -1 for row in others]
+    assert source[own].tolist() == [-1 if place == 2 else -2 - place for place in range(len(own))]
+    assert op.buffers.row_scale[own].tolist() == list(range(1, len(own) + 1))
 
 
-def test_read_records_takes_out_what_was_overwritten() -> None:
-    """Rule: kernel-20."""
-    records = np.zeros(4, DTYPES["tb_result"])
-    records[0]["op"], records[0]["count"], records[0]["scale"] = OP, 3, np.float32(0.5)
-    records[1]["op"], records[1]["count"] = OP + 1024, 3  # the ring came round
-    records[2]["op"], records[2]["count"] = OP, 0
-    records[3]["op"], records[3]["count"], records[3]["flags"] = OP, 3, Flag.SWITCHED
-    source = np.array([0, 1, 2, -1, -2, 3], np.int64)
-    scale, exponent = np.full(6, 7, np.float32), np.full(6, 42, np.int16)
-    assert read_records(records, source, OP, scale, exponent, 0, 4, None) == 3
-    np.testing.assert_array_equal(source, [0, -1, -1, -1, -2, -1])
-    assert (exponent == 42).all()  # that of ranks says nothing
-    assert (scale[0], scale[4]) == (0.5, 7)
-
-
-def test_read_records_of_a_switch_takes_one_form_only_and_says_who_contributed() -> None:
+@pytest.mark.parametrize(
+    ("form", "flags", "count", "kept"),
+    [
+        (0, 0, 3, True),
+        (0, Flag.SKIP, 4, True),
+        (0, 0, 0, False),  # no contributor
+        (0, 0, 5, False),  # more than there are ranks
+        (0, Flag.SWITCHED, 3, False),
+        (Flag.SUMS, Flag.SUMS, 4, True),
+        (Flag.SUMS, Flag.SWITCHED, 4, False),
+        (Flag.SWITCHED, 0, 4, False),
+        (Flag.SWITCHED, Flag.SWITCHED | Flag.STOP, 1, True),
+    ],
+)
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_record_that_is_not_as_it_should_be_is_taken_out(
+    form: Flag, flags: Flag, count: int, kept: bool, overwritten: bool
+) -> None:
     """Rules: kernel-20, clock-28."""
-    records = np.zeros(4, DTYPES["tb_result"])
-    records["exponent"] = [-12, 5, 6, 7]
-    records["op"], records["count"], records["flags"] = OP, [3, 4, 5, 2], [Flag.SUMS] * 3 + [Flag.SWITCHED]
-    source, count = np.array([0, 1, 2, 3, -1], np.int64), np.full(5, 9, np.uint16)
-    scale, exponent = np.zeros(5, np.float32), np.zeros(5, np.int16)
-    assert read_records(records, source, OP, scale, exponent, int(Flag.SUMS), 4, count) == 2
-    np.testing.assert_array_equal(source, [0, 1, -1, -1, -1])
-    np.testing.assert_array_equal(count, [3, 4, 0, 0, 0])
-    np.testing.assert_array_equal(exponent, [-12, 5, *3 * [EXPONENT_NONE]])
+    world, op = world_of(4, (1,))
+    b, record = op.buffers, world.store.result_records[9]
+    b.source[:], b.row_scale[:], b.row_exponent[:], b.row_count[:] = -2, 7, 42, 9
+    b.source[:2] = -1, 9
+    record["op"], record["count"], record["flags"] = op.label + 1024 * overwritten, count, flags
+    record["scale"], record["exponent"] = np.float32(0.5), -12
+    here = kept and not overwritten
+    assert read_records(world.known, op, int(form)) == (not here)
+    assert b.source[:3].tolist() == [-1, 9 if here else -1, -2]
+    assert b.row_scale[:3].tolist() == [7, 0.5 if here else 7, 7]
+    # of ranks they say nothing
+    assert b.row_count[:3].tolist() == ([0, count * here, 9] if form else [9] * 3)
+    assert b.row_exponent[:3].tolist() == ([EXPONENT_NONE, -12 if here else EXPONENT_NONE, 42] if form else [42] * 3)
+    assert flags_by(world.known, op) == [-1, int(flags) if here else -1, -1, -1]
+
+
+def test_flags_are_those_of_all_rows_of_an_owner() -> None:
+    world, op = world_of(3, (1, 2))
+    records, of = world.store.result_records, [np.flatnonzero(op.place.placement.owner == rank) for rank in range(3)]
+    op.buffers.source[:] = range(GROUP_ROWS)
+    records["op"], records["flags"] = op.label, Flag.SKIP
+    records["flags"][of[1][1]] = Flag.QUORUM
+    records["flags"][of[2][0]], records["op"][of[2][0]] = Flag.STOP, op.label + 1
+    assert flags_by(world.known, op) == [-1, int(Flag.SKIP | Flag.QUORUM), int(Flag.SKIP)]

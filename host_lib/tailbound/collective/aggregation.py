@@ -17,6 +17,7 @@ from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
 from tailbound.collective.peers import PeerOwned
 from tailbound.collective.switched import SwitchOwned
+from tailbound.collective.tally import Counts
 
 
 class Aggregation(Protocol):
@@ -34,7 +35,7 @@ class Aggregation(Protocol):
     def send(self, job: Job, op: Op) -> None:
         """Stamps the coded rows and hands them to the send queue."""
 
-    def read(self, job: Job, op: Op, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
+    def read(self, job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
         """Notes which results are there and who was missing, at the end of an op.
 
         Args:

@@ -18,6 +18,7 @@ from tailbound.codec.owners import Placement, first_place
 from tailbound.codec.records import Packets, Results, Scales, results
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
+from tailbound.kernel.core import address
 from tailbound.transport.headers import Contributions
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
@@ -64,6 +65,7 @@ class Buffers:
         self.row_exponent: NDArray[np.int16] = np.zeros(rows, np.int16)
         #: contributors by row, where a switch says so
         self.row_count: NDArray[np.uint16] = np.zeros(rows, np.uint16)
+        self.addresses = tuple(map(address, (self.source, self.row_scale, self.row_exponent, self.row_count)))
 
 
 class Kept(NamedTuple):

@@ -14,7 +14,7 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
 from tailbound.collective.repair import encode_repair
 from tailbound.collective.retransmit import settle
-from tailbound.collective.tally import point_own, summed_by
+from tailbound.collective.tally import counts, point_own, summed_by
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
 from tailbound.transport.headers import Fields, finalise
@@ -142,10 +142,10 @@ def finish(job: Job, op: Op) -> None:
     job.overtime.charge(op.second, op.spans.decoding)
     b, place, outcome = op.buffers, op.place, op.outcome
     shape = place.layout.shape
-    point_own(b.own_rows, b.results, b.source, b.row_scale)
-    by_owner = np.zeros(job.world, np.int64)
-    counts = of(op).read(job, op, by_owner)
-    received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, counts)
+    point_own(job, op)
+    by_owner = counts(job)
+    contributors = of(op).read(job, op, by_owner)
+    received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, contributors)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:
@@ -156,7 +156,7 @@ def finish(job: Job, op: Op) -> None:
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups
     if not outcome.void:  # else nothing was lost
-        job.accounts.collected(op, by_owner.tolist())
+        job.accounts.collected(op, list(by_owner))
     outcome.void |= empty and outcome.abstained
     if op.switched:
         _settle_scales(job, op)

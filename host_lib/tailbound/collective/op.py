@@ -18,7 +18,7 @@ from tailbound.codec.records import Coding
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.errors import TailboundError
-from tailbound.kernel.core import core
+from tailbound.kernel.core import address, core
 from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.flush import Retry
@@ -187,6 +187,8 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         # one by one: keywords take three times as long
         self.halves[:] = ctypes.addressof(self.first), ctypes.addressof(self.second)
         self.shares, self.starts, self.row_at, self.owner = placement.addresses
+        self.usable, self.own_scale = address(buffers.results.usable), address(buffers.results.scale)
+        self.source, self.row_scale, self.row_exponent, self.row_count = buffers.addresses
         self._places, self.places = first_places(placement, rank, ranks)
         self.label, self.slot, self.layout, self.rows = place.label, op_slot(place.label), place.layout.tag, shape.rows
         self.own, self.sum_seq, self.result_seq = placement.shares[rank], place.sum_seqs[rank], place.result_seq

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailbound.codec.scale import Weights
 from tailbound.collective.announce import announce
@@ -19,7 +18,7 @@ from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
 from tailbound.collective.retransmit import settle
-from tailbound.collective.tally import gather, read_records
+from tailbound.collective.tally import Counts, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.kernel.core import core
 from tailbound.transport.headers import finalise_contributions
@@ -58,17 +57,14 @@ class PeerOwned:
         if others:  # every rank hears of every op (clock-2)
             announce(job, op, others)
 
-    def read(self, job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
-        b, outcome, place = op.buffers, op.outcome, op.place
+    def read(self, job: Job, op: Op, by_owner: Counts) -> None:
+        outcome, place = op.outcome, op.place
         if not job.peers:
             return
         present = gather(job, op, by_owner)
         settle(job, op.second, Stage.RESULTS)
         job.datapath.fence()
-        records, label = job.records.results, op.label
-        outcome.overwritten = int(
-            read_records(records, b.source, label, b.row_scale, b.row_exponent, 0, job.ranks, None)
-        )
+        outcome.overwritten = read_records(job, op)
         if outcome.overwritten:
             job.counters["results_overwritten"] += outcome.overwritten
         outcome.delivered += present - outcome.overwritten
@@ -83,19 +79,19 @@ class PeerOwned:
         if op.second.why == Why.DEADLINE:
             counts = place.placement.shares
             late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
-            flows = [(int(by_owner[p]), counts[p]) for p in late]
+            flows = [(by_owner[p], counts[p]) for p in late]
             cut_off(job, op, op.second, op.second.over - (op.spans.sealed or op.start), flows)
 
 
-def _suspect(job: Job, op: Op, by_owner: NDArray[np.int64]) -> None:
-    counts = op.place.placement.shares
-    absent = {p for p in job.membership.here if counts[p] and by_owner[p] == 0}
+def _suspect(job: Job, op: Op, by_owner: Counts) -> None:
+    shares = op.place.placement.shares
+    absent = {p for p in job.membership.here if shares[p] and by_owner[p] == 0}
     op.outcome.missing |= absent
     # who was left out of the map is present again by its contributions, since it has no results to publish
     silent, marks = job.membership.contribution.suspects, job.records
     absent |= {
         p
         for p in job.membership.result.suspects
-        if not counts[p] and (p in silent or not marks.contributed(p, op.label))
+        if not shares[p] and (p in silent or not marks.contributed(p, op.label))
     }
     suspect(job, op, absent, ("results",), "published no result for", "its rows count as zero until others own them")

@@ -17,7 +17,7 @@ from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known, Session
 from tailbound.collective.op import Op
-from tailbound.collective.tally import flags_by, gather, read_records
+from tailbound.collective.tally import Counts, counts, flags_by, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
@@ -65,7 +65,7 @@ class SwitchOwned:
         rows = memory[:0] if op.outcome.late else memory
         job.flow.contributions(op, [(job.switch, rows)])
 
-    def read(self, job: Job, op: Op, by_owner: NDArray[np.int64]) -> NDArray[np.uint16] | None:
+    def read(self, job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
         assert job.switch is not None
         b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
         present = gather(job, op, by_owner)
@@ -73,12 +73,7 @@ class SwitchOwned:
         flags = flags_by(job, op)[job.switch]
         form = flags & (_SWITCHED | _SUMS) if flags >= 0 else 0
         form = form if form in (_SWITCHED, _SUMS) else _form(job)
-        lost = int(
-            read_records(
-                job.records.results, b.source, op.label, b.row_scale, b.row_exponent, form, job.ranks,
-                b.row_count,
-            )
-        )  # fmt: skip
+        lost = read_records(job, op, form)
         if lost:
             job.counters["results_overwritten"] += lost
         outcome.overwritten = lost
@@ -124,7 +119,7 @@ def ask(job: Job, op: Op, now: int) -> None:
         retry = op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live), job.patience)
 
     def missing() -> Places:
-        gather(job, op, np.zeros(job.world, np.int64))
+        gather(job, op, counts(job))
         return np.flatnonzero(op.buffers.source[op.place.placement.row_at] == -1)
 
     sent, due = bool(op.spans.sent), bool(op.expired)

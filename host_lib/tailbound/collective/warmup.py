@@ -17,20 +17,13 @@ from tailbound.codec.records import Coding, Own, Received, Sums
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job, log
-from tailbound.collective.tally import (
-    gather_flags,
-    gather_results,
-    point_own,
-    read_records,
-    rows_by_rank,
-)
 from tailbound.collective.timing import last_stamps
 from tailbound.wire.jit import kept
 
 
 def announce_compilation(rank: int) -> None:
     """Says that the next minute goes into compiling, where it does; one rank of a host says it for all."""
-    if os.environ.get("LOCAL_RANK", "0") == "0" and not kept(rows_by_rank):
+    if os.environ.get("LOCAL_RANK", "0") == "0" and not kept(last_stamps):
         log.warning(
             "rank %d: compiling the codec and the transport for this machine before the start, up to a minute, once "
             "per installation; `tailbound doctor --warm` does it ahead",
@@ -49,17 +42,10 @@ def warm_up(job: Job) -> None:
     coding = Coding(1, job.weights, job.config.rotate)
     measure(data, shape, coding, b.scales.need, scratch)
     encode(data, shape, coding, b.contributions, b.scales, scratch)
-    counts, nobody = np.zeros(job.world, np.int64), np.zeros(0, np.int64)
-    # cookie 0 belongs to no job, so that no record is taken for one of this op
-    rows_by_rank(job.records.slots, 0, len(b.own_rows), job.records.sum_mask, 0, 1, counts)
+    nobody = np.zeros(0, np.int64)
     contributed = Own(b.own_rows, memory[placement.positions_of(rank)], True, b.scales)
     sums = Sums(store.sums, store.slots, 0, 0, 1)
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(job.records.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
     source[:] = -1
-    point_own(b.own_rows, results, source, b.row_scale)
-    gather_results(job.records.presence, 0, 0, 1, placement.owner, rank, source, counts)
-    read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, None)
-    gather_flags(job.records.results, source, 1, placement.owner, counts)
-    read_records(job.records.results, source, 1, b.row_scale, b.row_exponent, 0, 0, b.row_count)
     decode(Received(store.results, results.packets, source, b.row_scale), shape, coding, data, scratch)

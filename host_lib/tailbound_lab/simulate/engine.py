@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from tailbound.collective.op import Op, Outcome
-from tailbound.collective.tally import rows_by_rank
+from tailbound.collective.tally import summed_by
 from tailbound.collective.transpose import Transpose
 from tailbound.transport.steps import step_of
 from tailbound_lab.simulate.fabric import MS
@@ -71,13 +71,10 @@ class Engine(Transpose):
         job, placement = self.job, op.place.placement
         missing: Counter[int] = Counter()
         own = int(placement.counts[job.rank])
-        summed = np.zeros(job.ranks, np.int64)
-        rows_by_rank(
-            job.records.slots, op.place.sum_seqs[job.rank], own, job.records.sum_mask, job.cookie, op.label, summed
-        )
+        summed = summed_by(job, op)
         lost = np.bincount(placement.owner[op.buffers.source == -1], minlength=job.ranks)
         for peer in job.peers:
-            missing[peer] = own - int(summed[peer]) + int(lost[peer])
+            missing[peer] = own - summed[peer] + int(lost[peer])
         return missing
 
     def turn(self, now: int) -> tuple[int, int]:
