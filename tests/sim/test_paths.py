@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 
 import pytest
@@ -151,6 +152,21 @@ def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(caplog: pytest.LogCa
         assert len([r for r in caplog.records if "MTU" in r.getMessage()]) == RANKS  # each says so once
 
 
+def test_what_the_own_system_refuses_is_told_and_a_row_that_is_too_long_is_tried(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with sim_team(RANKS, INSISTING) as job:
+        job.warm_up(NUMEL, 3)
+        for number in (errno.EPERM, errno.EMSGSIZE):
+            job[1].job.sender.refuse(0, number)
+        job.go(2 * S)
+        told = [e.fields for e in job[1].job.events.recent() if e.name == "cannot_send"]
+        assert [each["peers"] for each in told] == [[0], [0]]
+        assert job[1].job.paths._sent == 1  # it passes
+        steps(job, 1)
+    assert "nft list ruleset" in caplog.text
+
+
 @pytest.mark.parametrize("rank", [None, 1])
 def test_losses_are_taken_for_neither(rank: int | None) -> None:
     """Full queues of one rank that small packets fit in ended the job for its MTU."""
@@ -161,7 +177,7 @@ def test_losses_are_taken_for_neither(rank: int | None) -> None:
         while job.now < end:
             steps(job, 1)
         if rank is not None:
-            assert job[rank].job.paths.trials._sent > 8
+            assert job[rank].job.paths._sent > 8
         else:
             assert not any(member.job.sender.plain for member in job.communicators)
         assert not any(member._engine._error for member in job.communicators)

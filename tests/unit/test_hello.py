@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from support import MemoryStore, gradients, greeting, patient, team
 from tailbound.collective import hello
 from tailbound.collective.communicator import Communicator
-from tailbound.collective.hello import Hello, Report, complaints
-from tailbound.collective.trials import ANSWERS, BURST, SMALL, WIDE, Trials
+from tailbound.collective.hello import lacks
+from tailbound.collective.paths import ANSWERS, BURST, SMALL, TRIES, WIDE, Paths
 from tailbound.errors import TransportError
 from tailbound.transport.config import MS, Config
+from tailbound.wire.packets import header
+from tailbound.wire.schema import Flag, PacketType, Verdict
 
 
 @pytest.mark.parametrize(
@@ -36,13 +42,13 @@ def test_who_does_not_hear_whom_is_named_by_all(
     monkeypatch: pytest.MonkeyPatch, ranks: int, drop: Callable[[int, int, int], bool], lines: list[str]
 ) -> None:
     """``drop(sender, receiver, bytes)``: whether a packet of the proof is lost."""
-    send = Trials._send
+    send = Paths._send
 
-    def lossy(trials: Trials, port: int, peer: int, packets: list[bytes]) -> int:
-        kept = [packet for packet in packets if not drop(trials._job.rank, peer, len(packet))]
-        return send(trials, port, peer, kept) if kept else 0
+    def lossy(paths: Paths, port: int, peer: int, packets: list[bytes]) -> int:
+        kept = [packet for packet in packets if not drop(paths._job.rank, peer, len(packet))]
+        return send(paths, port, peer, kept) if kept else 0
 
-    monkeypatch.setattr(Trials, "_send", lossy)
+    monkeypatch.setattr(Paths, "_send", lossy)
     monkeypatch.setattr(hello, "LIMIT", 500 * MS)
     store = MemoryStore()
 
@@ -67,12 +73,12 @@ def test_a_rank_whose_bursts_do_not_arrive_sends_one_by_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Offload takes bursts and sends nothing. How rows leave then is in ``sim/test_paths``."""
-    send = Trials._send
+    send = Paths._send
 
-    def single(trials: Trials, port: int, peer: int, packets: list[bytes]) -> int:
-        return 0 if len(packets) > 1 and trials._job.rank == 1 else send(trials, port, peer, packets)
+    def single(paths: Paths, port: int, peer: int, packets: list[bytes]) -> int:
+        return 0 if len(packets) > 1 and paths._job.rank == 1 else send(paths, port, peer, packets)
 
-    monkeypatch.setattr(Trials, "_send", single)
+    monkeypatch.setattr(Paths, "_send", single)
     with team(3, patient()) as job:
         job.allreduce(gradients("U", 3, 5000, seed=1))
         assert [job[rank].job.sender.plain for rank in range(3)] == [set(), {0, 2}, set()]
@@ -81,41 +87,54 @@ def test_a_rank_whose_bursts_do_not_arrive_sends_one_by_one(
     assert "ethtool -K lo tx-udp-segmentation off" in said
 
 
-def test_who_is_settled_sends_no_more_and_others_less_and_less() -> None:
-    talk = Hello([1, 2], 0)
-    assert [talk.poll(0), talk.poll(0)] == [[1, 2], []]
-    talk.receive(1, WIDE, SMALL | WIDE | BURST)
-    times = []
+@pytest.fixture
+def paths(monkeypatch: pytest.MonkeyPatch) -> Paths:
+    """Those of rank 0 to ranks 1 and 2, which are sent nothing."""
+    monkeypatch.setattr(Paths, "_send", lambda *_: 0)
+    job: Any = Mock(peers=[1, 2], rank=0)
+    job.store.width, job.membership.gone, job.row_bytes, job.sender.ports = 1408, set(), 1500, [(0,)]
+    job.sender.channel, job.sender.plain, job.now.return_value = {1: 0, 2: 0}, set(), 0
+    job.records.verdicts.return_value = np.zeros((3, len(Verdict)), int)
+    return Paths(job, lambda: "lo")
+
+
+def says(paths: Paths, peer: int, told: int, *, answer: bool = True) -> None:
+    """A packet of ``peer`` that tells what has come of the newest trial of its path."""
+    flags = 0 if answer else int(Flag.REPEAT)
+    trial = paths.by_peer[peer].trial
+    paths.receive(header(type=PacketType.HELLO, sender=peer, flags=flags, row=9, count=trial, seq=told)[0], b"")
+
+
+def test_who_has_said_enough_is_tried_no_more_and_others_less_and_less(paths: Paths) -> None:
+    for peer in (1, 2):
+        paths.begin(peer, 0)
+    assert paths.due(0) == [1, 2]
+    says(paths, 1, SMALL | WIDE | BURST)
+    times = [0]
     for _ in range(20):
-        times.append(talk.due)
-        assert talk.poll(talk.due) == [2]
+        assert paths.due(times[-1]) == [2]
+        paths.ask(2, times[-1])
+        times.append(paths.by_peer[2].tries.due)
     gaps = [later - one for one, later in itertools.pairwise(times)]
-    assert (times[0], gaps, gaps[-1]) == (hello.TRIES.first, sorted(gaps), hello.TRIES.most)
-    talk.receive(2, SMALL, SMALL | WIDE | BURST)
-    assert not talk.complete
-    talk.receive(2, WIDE, 0)
-    assert (talk.complete, talk.due, talk.plain) == (True, 0, set())
-
-
-def test_a_peer_that_no_burst_reaches_gets_none() -> None:
-    talk = Hello([1, 2], 0)
-    talk.receive(1, WIDE, SMALL)
-    assert 1 in talk.poll(0), "it is heard, but may not hear"
-    talk.receive(1, WIDE, SMALL | WIDE | BURST)
+    assert (gaps[0], gaps, gaps[-1]) == (TRIES.first, sorted(gaps), TRIES.most)
     for _ in range(ANSWERS):
-        assert not talk.complete
-        talk.receive(2, WIDE, SMALL | WIDE, answer=False)  # what a peer's own tries say is no answer to another burst
-        talk.receive(2, 0, SMALL | WIDE)
-    assert talk.complete
-    assert talk.plain == {2}
+        assert 2 in paths.due(times[-1])
+        says(paths, 2, SMALL | WIDE, answer=False)  # what a peer's own tries say is no answer to another burst
+        says(paths, 2, SMALL | WIDE)
+    assert (paths.due(times[-1]), paths._job.sender.plain) == ([], {2})
 
 
-def test_what_a_rank_has_refused_and_could_not_send_is_told() -> None:
-    greetings = [greeting(rank, ranks=2) for rank in range(2)]  # at 10.0.0.0 and 10.0.0.1
-    reports = [Report(deaf=[1], refused={"WRONG_ADDRESS": 7}), Report(unsent={"0": "Operation not permitted"})]
-    deaf, unsent = complaints(greetings, reports, 1408)
-    assert "nothing from 10.0.0.1 came to UDP port 5515 of 10.0.0.0" in deaf
+def test_what_a_rank_has_refused_and_could_not_send_is_told(paths: Paths) -> None:
+    job: Any = paths._job
+    job.paths, greetings = paths, [greeting(rank, ranks=3) for rank in range(3)]  # at 10.0.0.0 to 10.0.0.2
+    says(paths, 1, 0, answer=False)
+    paths.by_peer[1].heard |= WIDE
+    job.records.verdicts()[1, Verdict.WRONG_ADDRESS] = 7
+    for path in paths.by_peer.values():
+        path.refused = errno.EPERM
+    paths.by_peer[1].told = SMALL | WIDE  # a later try has arrived
+    deaf, unsent = lacks(job, greetings)
+    assert "nothing from 10.0.0.2 came to UDP port 5515 of 10.0.0.0" in deaf
     assert "7 WRONG_ADDRESS" in deaf
     assert "translated" in deaf
-    assert unsent == "rank 1 cannot send to rank 0 at 10.0.0.0: Operation not permitted"
-    assert complaints(greetings, [Report(), reports[1]], 1408) == []  # a later try has arrived
+    assert unsent == "rank 0 cannot send to rank 2 at 10.0.0.2: Operation not permitted"

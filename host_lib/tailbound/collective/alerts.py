@@ -40,8 +40,6 @@ NAMED, WELL = 0.02, 0.005
 _MATTERS, _OF_A_STEP = 20 * MS, 8
 #: ns between two looks at losses.
 _LOOK_AT_LOSSES = 200 * MS
-#: A rank that could not send some packets so long ago (ns) explains that rows of its are lost.
-_EXPLAINED = 60_000 * MS
 #: A rank waits for the interpreter lock for a larger part of the time; below the other it is well. A loop in Python
 #: makes it a tenth, and a call that keeps the lock for half of the time a sixth; without them it is a thousandth.
 _HELD_UP, _FREE = 1 / 16, 1 / 32
@@ -99,7 +97,7 @@ class Alerts:
             self._look_at_the_lock(step, now - self._lost, now)
             self._lost = now
             for loss in self._losses.update(self._totals(), now):
-                self._say_loss(loss, step, now)
+                self._say_loss(loss, step)
 
     def _time(self, step: int, now: int) -> None:
         """Follows what a step takes."""
@@ -183,7 +181,7 @@ class Alerts:
         here = [r for r in (own, *self._known.membership.live) if not self._late.running(r)]
         return late == own or own == min(here, default=-1)
 
-    def _say_loss(self, loss: Loss, step: int, now: int) -> None:
+    def _say_loss(self, loss: Loss, step: int) -> None:
         where = "to this rank" if loss.peer is None else f"from rank {loss.peer} to this one"
         fields: dict[str, Any] = {"peer": loss.peer, "share": loss.share, "others": loss.others, "step": step}
         if loss.turn == "over":
@@ -193,15 +191,13 @@ class Alerts:
         alike = "from all peers alike" if loss.peer is None else f"{loss.others:.2%} from the others"
         text = (
             f"{loss.share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. "
-            f"{self._remedy(loss.peer, now)}"
+            f"{self._remedy(loss.peer)}"
         )
         self._events.emit("link_loses", text, **fields)
 
-    def _remedy(self, peer: int | None, now: int) -> str:
+    def _remedy(self, peer: int | None) -> str:
         """What to look at where rows of ``peer`` (None: of all) are lost."""
         known = self._known
-        if peer is not None and (said := known.cannot_send.get(peer)) is not None and now - said < _EXPLAINED:
-            return f"The host of rank {peer} refuses to send some: its log says which and why"
         if all(map(self._on_this_host, known.peers if peer is None else [peer])):
             return (
                 "They do not leave this host, so no cable is to blame: look at processor time and at room for sockets "

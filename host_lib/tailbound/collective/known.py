@@ -199,8 +199,6 @@ class Known(Session):
         self.sampled = -1, -(1 << 62)
         #: whether packets carry tags, as the kernel was told (auth-2)
         self.armed = False
-        #: when a rank last said that its own host refuses to send some of its packets, ns
-        self.cannot_send: dict[int, int] = {}
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
         self.follow()

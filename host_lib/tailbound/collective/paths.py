@@ -1,42 +1,55 @@
-"""Whether rows still reach the peers, where small packets do: segmentation offload that breaks, an MTU that shrinks.
+"""Whether rows reach the peers, where small packets do: paths are tried before the first op, and later in doubt.
 
-Where most rows of a sender do not come, op after op, although it has sent them, the receiver sends a HELLO with the
-flag COMPLAINT. The sender then tries its way (``trials``), as before the first op. Where single packets arrive and
-bursts do not, it sends one by one from then on. Where small packets arrive and those as wide as a row do not, rows of
-this job cannot pass any more, so that all ranks end with an error.
+A try of a path is a burst of packets as wide as rows, by segmentation offload as rows leave, one such packet alone, and
+a small one. A trial repeats it until the answers tell enough:
 
-A rank also says what its own system refuses to send, and tells the peers that it does (flag ABSTAIN).
+- Bursts arrive: all is well.
+- Wide packets arrive, bursts do not: some kernels and drivers take a burst and send nothing. Rows leave one by one
+  until the job ends.
+- Small packets alone arrive: the MTU of the path is below a row, and all ranks end with an error.
+
+``hello`` tries all paths before the first op. Later a receiver that lacks most rows of a rank, op after op, complains,
+and the rank tries its path.
+
+Fields of a HELLO: ``row`` numbers the trial, ``rows`` is the packet's place in a burst, from 1 on (0: a single one).
+Every packet also answers the receiver's newest trial: ``count`` is its number, ``seq`` the kinds that have arrived.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from tailbound.collective.speaker import Speaker
-from tailbound.collective.trials import ANSWERS, BURST, LIMIT, SMALL, TRIES, WIDE, Trials
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Backoff, Policy
+from tailbound.transport.batch import burst_packets, send_burst
 from tailbound.transport.config import MS
-from tailbound.transport.sender import NO_GSO
-from tailbound.wire.schema import MAX_RANKS, Flag, PacketType
+from tailbound.transport.sender import FULL, NO_GSO
+from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, Flag, PacketType
 
-#: Tries of which small packets have arrived and wide ones have not, so that it is the MTU.
-_WIDE_TRIES = 8
-#: How refusals are told of again, and complaints about one peer are repeated.
+#: What can arrive, as bits: a small packet, one as wide as a row, half of a burst.
+SMALL, WIDE, BURST = 1, 2, 4
+#: How long a path is tried, in ns: at a loss of one half each way, all tries fail once in 10^8.
+LIMIT = 10_000 * MS
+#: How a path is tried again.
+TRIES = Policy(20 * MS, 320 * MS)
+#: Answers that tell of wide packets and of no burst, after which offload counts as broken. The first try has two.
+ANSWERS = 5
+#: Tries of which small packets arrive and wide ones do not, so that it is the MTU; where the own system refuses them.
+_NARROW_TRIES, _REFUSED_TRIES = 8, 2
+#: Packets in the bursts to all peers together, about, and of one at least and at most.
+_ALL, _LEAST, _MOST = 128, 4, 64
+#: ns between two complaints about one peer.
+_COMPLAIN_EVERY = 1_000 * MS
+#: A trial tells within so many ns what is wrong, as a rule; a peer that does not answer is waited for again later.
+_TOLD, _WAIT_EVERY = 3_000 * MS, 30_000 * MS
+#: How refusals are told of again.
 _LATER = Policy(30_000 * MS, 600_000 * MS)
-_COMPLAINTS = Policy(100 * MS, 10_000 * MS)
-#: After so long without a complaint the next one is the first.
-_WELL = 30_000 * MS
-#: A trial tells within so many ns what is wrong, as a rule.
-_TOLD = 3_000 * MS
-#: ns between two looks at what the system refuses.
-_LOOK_EVERY = 200 * MS
 #: What to do about what a system refuses to send, by errno.
 _REMEDIES = {
     errno.EPERM: "a firewall on this host refuses them (nft list ruleset, iptables -L OUTPUT), or a limit of its "
@@ -49,129 +62,200 @@ _REMEDIES = {
 
 
 @dataclass
-class _Trial:
-    """One that is under way: its number, when it began, and what the peer has told of it."""
+class Path:
+    """The path to one peer, and the one from it, as far as tries have told.
 
-    number: int
-    begun: int
-    tries: Backoff
+    Attributes:
+        trial: number of the newest trial.
+        begun: when it began, ns.
+        tries: of it.
+        told: kinds that the peer says have arrived in it.
+        answers: of the peer to its tries.
+        refused: errno of what refused the last try; 0: nothing.
+        peers_trial: number of the peer's newest trial that was heard of.
+        heard: kinds that have arrived in it.
+        places: of its packets in bursts, as bits.
+        complained: when this rank complained of the peer.
+        doubted: since when a burst of it is waited for, by which it answers a complaint.
+    """
+
+    trial: int = 0
+    begun: int = 0
+    tries: Backoff = field(default_factory=lambda: Backoff(TRIES))
     told: int = 0
-    arrived: int = 0
     answers: int = 0
+    refused: int = 0
+    peers_trial: int = 0
+    heard: int = 0
+    places: int = 0
+    complained: int = -_COMPLAIN_EVERY
+    doubted: int = -_WAIT_EVERY
 
 
 class Paths:
-    """The ways of one rank's rows to its peers.
+    """The paths of one rank's rows.
 
     Args:
         job: of the rank.
         interface: name of the interface that they leave by.
 
     Attributes:
-        trials: sends and hears tries.
+        by_peer: by rank.
+        burst: packets of a burst; half of them have to arrive.
     """
 
     def __init__(self, job: Speaker, interface: Callable[[], str]) -> None:
         self._job, self._interface = job, interface
-        self.trials = Trials(job)
-        self._open: dict[int, _Trial] = {}
-        self._begun = 1  # trials; that before the first op was the first
+        self.by_peer = {peer: Path() for peer in job.peers}
+        stride = HEADER_BYTES + job.store.width
+        self.burst = min(burst_packets(stride), _MOST, max(_LEAST, _ALL // max(1, len(job.peers))))
+        self._tried: dict[int, Path] = {}  # those under trial
+        self._sent = 0
         self._plain: set[int] = set()  # destinations without bursts, told of
-        self._complaints: dict[int, Backoff] = {}
-        self._asked: dict[int, int] = {}  # when peers were asked to try their way ...
-        self._unproven: set[int] = set()  # ... and of which no burst has come since
-        self._refusals, self._looked, self._errors = 0, 0, Counter[tuple[int, str]]()
-        self._said: dict[str, Backoff] = {}
+        self._said: dict[int, Backoff] = {}  # refusals, by errno
         self._error: TransportError | None = None
+
+    # -- trials -------------------------------------------------------------------------------------------------------
+
+    @property
+    def proven(self) -> bool:
+        """Whether rows come from every peer, and whether bursts reach every peer is known."""
+        return not self._tried and all(path.heard & WIDE for path in self.by_peer.values())
+
+    def begin(self, peer: int, now: int) -> None:
+        """Begins a trial of the path to ``peer``, unless one is under way."""
+        if peer in self.by_peer.keys() - self._tried.keys() - self._job.membership.gone and self._error is None:
+            path = self._tried[peer] = self.by_peer[peer]
+            path.trial, path.begun, path.tries = now // MS % 0xFFFF + 1, now, Backoff(TRIES, now)
+            path.told = path.answers = 0
+
+    def due(self, now: int) -> list[int]:
+        """Peers that are to be tried now."""
+        return [peer for peer, path in self._tried.items() if path.tries.due <= now]
+
+    def poll(self, now: int) -> int:
+        """Once a turn: says what is new and tries what is due; returns when to look again (0: on arrival)."""
+        sender = self._job.sender
+        if sender.refused:
+            refused, sender.refused = sender.refused, {}
+            for number, ranks in refused.items():
+                self._say_refused(number, sorted(ranks), now)
+        if not sender.plain <= self._plain:
+            self._say_plain()
+        if not self._tried:  # nearly always
+            return 0
+        for peer in self.due(now):
+            path = self._tried[peer]
+            asked, too_long = path.tries.asked, path.refused == errno.EMSGSIZE
+            heard = 2 * path.answers >= asked >= _NARROW_TRIES
+            if not path.told & WIDE and (heard or (too_long and asked >= _REFUSED_TRIES)):
+                for each in self._job.peers * 3:
+                    self._tell(each, Flag.STOP, peer)
+                self._end(self._too_wide(peer))
+                return 0
+            if now > path.begun + LIMIT:  # nothing is known: it may be stopped
+                del self._tried[peer]
+            else:
+                self.ask(peer, now)
+        return min((path.tries.due for path in self._tried.values()), default=0)
+
+    def ask(self, peer: int, now: int) -> None:
+        """Sends the packets of one try, the small one last: its answer covers the others, if they have come before."""
+        job, path, sender = self._job, self.by_peer[peer], self._job.sender
+        path.tries.ask(now)
+        wide, ports = bytes(job.store.width), sender.ports[sender.channel[peer]]
+        self._sent += 1
+        port = ports[self._sent % len(ports)]
+        self._send(port, peer, [self._packet(path, peer, place + 1, wide) for place in range(self.burst)])
+        numbers = [
+            self._send(port, peer, [self._packet(path, peer, 0, wide)]),
+            self._send(0, peer, [self._packet(path, peer, 0)]),
+        ]
+        # a full socket is as good as a loss, and a refused connection is of an earlier packet
+        path.refused = next((each for each in numbers if each not in (0, *FULL, errno.ECONNREFUSED)), 0)
+
+    def _packet(self, path: Path, peer: int, place: int, body: bytes = b"", *, ask: bool = True) -> bytes:
+        job = self._job
+        head = job.header(
+            PacketType.HELLO, job.marks.contributed, 0, flags=int(Flag.REPEAT) if ask else 0,
+            row=path.trial, rows=place, count=path.peers_trial, seq=path.heard,
+        )  # fmt: skip
+        return job.word(peer, head, body)
+
+    def _send(self, port: int, peer: int, packets: list[bytes]) -> int:
+        """Sends ``packets``, of one length, in one burst; returns 0 or the errno of what refused it."""
+        sender = self._job.sender
+        if len(packets) == 1:
+            number = sender.sockets[port].send_one(packets[0], sender.peers[peer])
+        else:
+            number = send_burst(sender.sockets[port], sender.peers[peer], b"".join(packets), len(packets[0]))
+        if not number:
+            sender.took(peer, len(packets), sum(map(len, packets)), 1)
+        return number
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
     def receive(self, head: np.void, body: bytes) -> None:
-        """Takes a HELLO packet."""
+        """Takes a HELLO packet of a peer."""
         peer, flags, now = int(head["sender"]), int(head["flags"]), self._job.now()
         if flags & Flag.STOP:
-            self._end(f"rank {peer} says that {self._narrow(int(head['count']))}")
+            self._end(f"rank {peer} says that {self._too_wide(int(head['count']))}")
         elif flags & Flag.COMPLAINT:
-            self._begin(peer, now)
-        elif flags & Flag.ABSTAIN:
-            self._job.cannot_send[peer] = now
+            self.begin(peer, now)
         else:
-            said, trial = self.trials.receive(head, body), self._open.get(peer)
-            if said.heard & BURST:
-                self._unproven.discard(peer)
-            if trial is not None and said.trial == trial.number:
-                trial.told |= said.told
-                trial.arrived = max(trial.arrived, said.arrived)
-                trial.answers += said.answer
-                if trial.told & BURST:
-                    del self._open[peer]
+            path = self.by_peer[peer]
+            if flags & Flag.REPEAT:
+                self._answer(peer, path, head, body)
+            if peer in self._tried and int(head["count"]) == path.trial:
+                path.told |= int(head["seq"])
+                path.answers += not flags & Flag.REPEAT
+                plain = path.told & WIDE and path.answers >= ANSWERS
+                if path.told & BURST or plain:
+                    del self._tried[peer]
+                if plain and not path.told & BURST:
+                    self._job.sender.plain.add(peer)
+
+    def _answer(self, peer: int, path: Path, head: np.void, body: bytes) -> None:
+        """Notes a packet of a peer's trial, and answers it where there is something to tell."""
+        if int(head["row"]) != path.peers_trial:
+            path.peers_trial, path.heard, path.places = int(head["row"]), 0, 0
+        before, place = path.heard, int(head["rows"])
+        path.heard |= WIDE if len(body) >= self._job.store.width else SMALL
+        if place:
+            path.places |= 1 << place - 1
+            if 2 * path.places.bit_count() >= self.burst:
+                path.heard |= BURST
+                path.doubted = -_WAIT_EVERY
+        if path.heard != before or not body:
+            self._send(0, peer, [self._packet(path, peer, 0, ask=False)])
+
+    # -- doubts -------------------------------------------------------------------------------------------------------
 
     def complain(self, peer: int) -> None:
-        """Most rows of ``peer`` do not come although it has sent them: it is to try its way here."""
-        now = self._job.now()
-        due = self._complaints.get(peer)
-        if due is None or now > due.due + _WELL:
-            due = self._complaints[peer] = Backoff(_COMPLAINTS)
-        if now >= due.due:
-            due.ask(now)
-            self._tell(peer, Flag.COMPLAINT)
-            self._job.counters["complaints"] += 1
-            if now >= self._asked.get(peer, -_TOLD) + _TOLD:
-                self._asked[peer] = now
-                self._unproven.add(peer)
+        """Most rows of ``peer`` do not come although it has sent them: it is to try its path."""
+        now, path = self._job.now(), self.by_peer[peer]
+        if now < path.complained + _COMPLAIN_EVERY:
+            return
+        path.complained = now
+        if now >= path.doubted + _WAIT_EVERY:
+            path.doubted = now
+        self._tell(peer, Flag.COMPLAINT)
+        self._job.counters["complaints"] += 1
 
     def trying(self) -> bool:
         """Whether a trial, here or of a peer that was asked for one, has still to tell why rows do not come."""
-        begun = [trial.begun for trial in self._open.values()] + [self._asked[peer] for peer in self._unproven]
-        return any(self._job.now() < each + _TOLD for each in begun)
+        begun = [path.begun if peer in self._tried else path.doubted for peer, path in self.by_peer.items()]
+        return self._job.now() < max(begun, default=-_TOLD) + _TOLD
 
     def _tell(self, peer: int, flag: Flag, count: int = 0) -> None:
         job = self._job
         job.tell(peer, job.header(PacketType.HELLO, job.marks.contributed, 0, flags=int(flag), count=count))
 
-    # -- what is tried ------------------------------------------------------------------------------------------------
-
-    def poll(self, now: int) -> int:
-        """Once a turn: tries what is due; returns when to look again (0: on arrival)."""
-        sender = self._job.sender
-        if sender.refusals != self._refusals and now >= self._looked + _LOOK_EVERY:
-            self._refusals, self._looked = sender.refusals, now
-            self._look_at_refusals(now)
-        if not sender.plain <= self._plain:
-            self._say_plain()
-        if not self._open:  # nearly always
-            return 0
-        for peer, trial in list(self._open.items()):
-            if now >= trial.tries.due:
-                self._judge(peer, trial, now)
-        return min((trial.tries.due for trial in self._open.values()), default=0)
+    # -- what is said -------------------------------------------------------------------------------------------------
 
     def check(self, now: int) -> TransportError | None:
         """The error with which the job ends, if it is to end (``alerts``)."""
         return self._error
-
-    def _begin(self, peer: int, now: int) -> None:
-        if self._error is None and peer not in self._open and peer in self.trials.peers - self._job.membership.gone:
-            self._begun = self._begun % 0xFFFF + 1
-            self._open[peer] = _Trial(self._begun, now, Backoff(TRIES, now))
-
-    def _judge(self, peer: int, trial: _Trial, now: int) -> None:
-        """Ends a trial by what the peer has told until now, or asks once more."""
-        asked, told = trial.tries.asked, trial.told
-        refused = self.trials.refused.get(peer) == errno.EMSGSIZE and asked >= 2
-        heard = told & SMALL and not trial.arrived and 2 * trial.answers >= asked >= _WIDE_TRIES
-        if not told & WIDE and (refused or heard):
-            self._narrowed(peer)
-        elif told & WIDE and trial.answers >= ANSWERS:
-            del self._open[peer]
-            self._job.sender.plain.add(peer)
-        elif now > trial.begun + LIMIT:  # nothing is known: it may be stopped
-            del self._open[peer]
-        else:
-            trial.tries.ask(now)
-            self.trials.ask(peer, trial.number)
-
-    # -- what is said -------------------------------------------------------------------------------------------------
 
     def _say_plain(self) -> None:
         """Peers have become such that get no bursts."""
@@ -191,53 +275,37 @@ class Paths:
         )
         self._job.events.emit("bursts_lost", text, peers=ranks, kernel=kernel, interface=interface)
 
-    def _narrow(self, peer: int) -> str:
+    def _say_refused(self, number: int, ranks: list[int], now: int) -> None:
+        """This host's system has refused to send to ``ranks``, with this errno."""
+        if number == errno.EMSGSIZE:
+            for rank in ranks:
+                self.begin(rank, now)
+        if number == errno.ECONNREFUSED or (number in NO_GSO and not self._job.sender.plain.isdisjoint(ranks)):
+            return  # of the other side; or told of by itself
+        said = self._said.setdefault(number, Backoff(_LATER))
+        if now < said.due:
+            return
+        said.ask(now)
+        name = errno.errorcode.get(number, str(number))
+        remedy = _REMEDIES.get(number, "look at this host: ip -s link, nft list ruleset")
+        text = (
+            f"this host refuses to send to rank(s) {', '.join(map(str, ranks))}: {os.strerror(number)} ({name}): "
+            f"{remedy.format(interface=self._interface() or 'the interface')}"
+        )
+        self._job.events.emit("cannot_send", text, errno=name, peers=ranks)
+
+    def _too_wide(self, peer: int) -> str:
         size = self._job.row_bytes
         return f"packets of {size} bytes, as rows are, no longer reach rank {peer}, and small ones do"
-
-    def _narrowed(self, peer: int) -> None:
-        for each in self._job.peers * 3:
-            self._tell(each, Flag.STOP, peer)
-        self._end(self._narrow(peer))
 
     def _end(self, what: str) -> None:
         """Rows pass no more, so that nothing would be averaged: the job ends."""
         if self._error is not None:
             return
-        self._open.clear()
+        self._tried.clear()
         interface = self._interface() or "INTERFACE"
         self._error = TransportError(
             f"rank {self._job.rank}: {what}: the MTU of the path has become smaller. Give the path its MTU back, or "
             f"all ranks' interfaces a smaller one (ip link set dev {interface} mtu ...; with xdp: tailbound attach "
             "--mtu ...), and start the job again"
         )
-
-    def _look_at_refusals(self, now: int) -> None:
-        """Says what this host's system has refused to send since the last look, and tries what is too long for it."""
-        sender = self._job.sender
-        found = Counter({(rank, name): n for rank, one in sender.counts.items() for name, n in one.errors.items()})
-        for number, shared in sender.shared.items():
-            found.update({(number, name): n for name, n in shared.counts.errors.items()})
-        new, self._errors = found - self._errors, found
-        for name in sorted({name for _, name in new}):
-            number = getattr(errno, name, 0)
-            ranks = sorted({rank for each, what in new if what == name for rank in sender.ranks_of(each)})
-            if number == errno.EMSGSIZE:
-                for rank in ranks:
-                    self._begin(rank, now)
-            if number == errno.ECONNREFUSED or (number in NO_GSO and not sender.plain.isdisjoint(ranks)):
-                continue  # of the other side; or told of by itself
-            for rank in ranks:
-                if rank in self.trials.peers:
-                    self._tell(rank, Flag.ABSTAIN)
-            said = self._said.setdefault(name, Backoff(_LATER))
-            if now < said.due:
-                continue
-            said.ask(now)
-            calls = sum(n for (_, what), n in found.items() if what == name)
-            remedy = _REMEDIES.get(number, "look at this host: ip -s link, nft list ruleset")
-            text = (
-                f"this host refuses to send to rank(s) {', '.join(map(str, ranks))}: {os.strerror(number)} ({name}, "
-                f"{calls} times): {remedy.format(interface=self._interface() or 'the interface')}"
-            )
-            self._job.events.emit("cannot_send", text, errno=name, calls=calls, peers=ranks)

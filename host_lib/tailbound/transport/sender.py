@@ -122,7 +122,7 @@ class Sender:
         self.peers = dict(peers)
         self.counts = {rank: PeerCounts() for rank in self.peers}
         self.plain: set[int] = set()  #: ranks, and shared channels, to which GSO does not work
-        self.refusals = 0  #: calls that were refused
+        self.refused: dict[int, set[int]] = {}  #: ranks by errno; ``Paths`` empties it
         #: single packets for which a full socket had no room; the oldest give way when there are too many
         self.deferred: deque[tuple[int, bytes]] = deque()
         data = range(1, len(self.sockets)) if len(self.sockets) > 1 else range(1)
@@ -230,6 +230,6 @@ class Sender:
 
     def refuse(self, rank: int, number: int) -> None:
         """Counts a refused call by the name of its errno."""
-        self.refusals += 1
+        self.refused.setdefault(number, set()).update(self.ranks_of(rank))
         errors, name = self.calls_of(rank).errors, errno.errorcode.get(number, str(number))
         errors[name] = errors.get(name, 0) + 1
