@@ -82,7 +82,7 @@ def test_every_way_gives_the_same_bits(
             for member in job.communicators:
                 assert set(member.stats()["drops"]) <= STRAY
                 at_once = member.job.counters["results_at_once"]
-                assert at_once > 0 if datapath == "xdp" else at_once == 0, member.job.channels.choice
+                assert at_once > 0 if datapath == "xdp" else at_once == 0, member.job.channels.reason
             if datapath == "xdp" and network.get("wire"):
                 assert measured(job, width) == {"kernel"}
             job[0].reliable.serve("word", lambda request: [request])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from functools import partial
 from types import SimpleNamespace
@@ -11,16 +12,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from tailbound.collective.channels import Channels
+from tailbound.collective.channels import GROUPS, Channels, join
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import CapabilityError
 from tailbound.kernel.fanout import Fanout
-from tailbound.transport.config import MS
 from tailbound.transport.membership import Membership
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.schema import MAX_RANKS
 
 ADDRESS = "127.0.0.1"
 ROWS = np.zeros((5, 128), np.uint8)
@@ -41,8 +40,7 @@ def job(bound: UdpSocket) -> Any:
     )  # fmt: skip
     made.beyond = partial(Speaker.beyond, made)
     made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))
-    for name in ("fanout", "multicast"):
-        sender.share(Shared(name, (bound,), (ADDRESS, 9)))
+    made.channels.usable = tuple(sender.share(Shared(name, (bound,), (ADDRESS, 9))) for name in ("fanout", "multicast"))
     made.channels.follow()
     return made
 
@@ -69,9 +67,10 @@ def test_without_a_channel_that_helps_every_peer_gets_its_own(
     job.sender.shared.clear()
     vars(job).update(changed, config=SimpleNamespace(result=wanted, source_ports=1))
     channels = Channels(job, job.queue, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))
-    channels.open(ADDRESS, {1: (ADDRESS, 9), 2: (ADDRESS, 9), 3: (ADDRESS, last)}, alone=alone)
-    assert channels.choice.result == "peers"
-    assert why in channels.choice.reason
+    job.sender.peers[3] = ADDRESS, last
+    channels.open(alone=alone)
+    assert channels.result == "peers"
+    assert why in channels.reason
     assert job.counters["result_fallbacks"] == (wanted not in ("peers", "auto"))
     assert [rank for rank, _ in channels.runs(ROWS)] == [1, 2, 3]
 
@@ -130,40 +129,31 @@ def test_the_dead_get_results_as_long_as_there_is_room_for_them(job: Any) -> Non
 
 
 def test_a_refused_channel_is_left_until_the_live_set_changes(job: Any) -> None:
-    clones = job.channels.channel("fanout")
-    clones.broken = True
-    clones.counts.errors["EPERM"] = 1
-    assert len(job.channels.runs(ROWS)) == 3  # at once
-    job.channels.poll(1000 * MS)
-    assert tuple(job.channels.choice) == ("peers", "bursts are refused (EPERM)")
-    assert job.counters["result_fallbacks"] == 1
+    job.sender.shared[job.channels.usable[0]].broken = True
+    assert len(job.channels.runs(ROWS)) == 3
     job.membership.bye(1, 0)
-    job.channels.poll(2000 * MS)
-    assert job.channels.choice.result == "fanout"
+    ((number, _),) = job.channels.runs(ROWS)
+    assert job.sender.shared[number].ranks == (2, 3)
 
 
-def test_a_group_that_cannot_be_joined_or_is_not_delivered_leaves_fan_out(job: Any) -> None:
+def test_a_group_that_is_not_delivered_leaves_fan_out(job: Any) -> None:
     assert not job.channels.complained(2)  # not of multicast
-    job.channels.wanted = "multicast"
-    job.channels.poll(1000 * MS)
-    assert job.channels.choice.result == "multicast"
+    job.channels.wanted, job.channels.usable = "multicast", job.channels.usable[::-1]
+    assert (job.channels.result, job.channels.reason) == ("multicast", "asked for")
     assert job.channels.complained(2)
-    assert tuple(job.channels.choice) == ("fanout", "multicast does not reach 2, and is given up")
-    job.channels._why_not["multicast"] = "no multicast: no route"
-    job.channels.channel("fanout").broken = True
-    job.channels.poll(2000 * MS)
-    assert job.channels.choice.reason == "no multicast: no route; bursts are refused ()"
-    assert job.counters["result_fallbacks"] == 2
+    assert (job.channels.result, job.channels.reason) == ("fanout", "multicast does not reach 2, and is given up")
+    assert job.counters["result_fallbacks"] == 1
 
 
-def test_failed_clones_are_taken_off_once(job: Any) -> None:
-    number = job.channels.number()
-    assert number >= MAX_RANKS
-    job.sender.took(number, 10, 1280, 1)
-    failed = {2: SimpleNamespace(packets_failed=4)}
-    job.channels.fanout = Mock(counts=lambda: failed, lead=None)
-    job.channels.poll(1000 * MS)
-    job.channels.poll(2000 * MS)
-    counts = job.sender.counts[2]
-    assert (counts.packets, counts.bytes, counts.lost) == (6, 768, 4)
+def test_a_member_of_the_jobs_group_sends_to_others_alone(bound: UdpSocket) -> None:
+    join(bound, str(GROUPS[9]), ADDRESS)
+    assert bound.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 0
+    for address, why in ((ADDRESS, "in use"), ("192.0.2.1", "cannot be joined")):
+        with pytest.raises(CapabilityError, match=why):
+            join(bound, str(GROUPS[9]), address)
+
+
+def test_failed_clones_are_told(job: Any) -> None:
+    failed = {1: SimpleNamespace(packets_failed=0), 2: SimpleNamespace(packets_failed=4)}
+    job.channels.fanout = Mock(counts=lambda: failed)
     assert job.channels.snapshot()["clones_failed"] == {"2": 4}

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import ipaddress
-import socket
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,10 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queue_world import ADDRESS, MS, STRIDE, Line, memory
-from tailbound.errors import CapabilityError, ConfigError
+from tailbound.errors import ConfigError
 from tailbound.transport.batch import MAX_BYTES, burst_packets
 from tailbound.transport.config import Config
-from tailbound.transport.multicast import RANGE, group_of, join
 from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import FULL, PeerCounts, Sender, Shared
 from tailbound.transport.sockets import UdpSocket, ports_of
@@ -383,15 +380,3 @@ def test_what_cannot_be_sent_is_refused() -> None:
     for group in ("198.18.0.1", "224.0.0.22", "255.255.255.255", "ff02::1", "group", "239.1.1"):
         with pytest.raises(ConfigError, match=r"multicast group .*224\.0\.1\.0"):
             Config(rank=0, ranks=2, group=group)
-
-
-def test_a_member_of_the_jobs_group_sends_to_others_alone(bound: UdpSocket) -> None:
-    groups = {group_of(cookie) for cookie in (1, 2, 77, 0x7A11B0DE, 0xFFFFFFFF)}
-    assert len(groups) == 5
-    assert all(ipaddress.IPv4Address(group) in RANGE for group in groups)
-    assert group_of(5, "239.7.7.7") == "239.7.7.7"
-    join(bound, group_of(9), ADDRESS)
-    assert bound.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 0
-    for address, why in ((ADDRESS, "in use"), ("192.0.2.1", "cannot be joined")):
-        with pytest.raises(CapabilityError, match=why):
-            join(bound, group_of(9), address)

@@ -1,18 +1,19 @@
-"""One burst to all peers: opens what can do it, follows the live set, and says what is done instead.
+"""One burst to all peers: opens what can do it, follows who is there, and says what is done instead.
 
-Nothing here fails a job: what cannot be had is told by an event and in ``stats()``. An owner's results come to its
-N - 1 peers by a send to each (``peers``), one burst that this host's kernel clones (``fanout``), or one that the
-network multiplies (``multicast``). ``auto`` is ``fanout`` where it works, else ``peers``. Multicast has to be asked
-for: all owners publish at about the same time, and each of them can fill every receiver's link by itself
-(docs/transport.md). Where the network does not deliver it, a peer complains of missing rows, and it is given up.
+Nothing here fails a job: an event and ``stats()`` tell what cannot be had. An owner's results come to its N - 1 peers
+by a send to each (``peers``), one burst that this host's kernel clones (``fanout``), or one that the network multiplies
+(``multicast``). ``auto`` is ``fanout`` where it works, else ``peers``. Multicast has to be asked for: all owners
+publish at about the same time, and each of them can fill every receiver's link by itself (docs/transport.md). A peer
+that complains of missing rows ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import logging
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import socket
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,25 +23,20 @@ from tailbound.datapath.protocol import Datapath
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.forks import keep_from_children
 from tailbound.kernel.fanout import Fanout
-from tailbound.transport.config import MS
-from tailbound.transport.multicast import group_of, join
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Shared
-from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
+from tailbound.transport.sockets import UdpSocket, neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import step_of
 from tailbound.wire.address import is_ipv6, words_of
 
-#: How often failed clones are taken off what counts as sent.
-_COUNT_EVERY = 200 * MS
+#: Channels to open for what is asked for, the preferred one first.
+_CHANNELS = {"peers": (), "fanout": ("fanout",), "auto": ("fanout",), "multicast": ("multicast", "fanout")}
+#: Groups of an organisation's own (RFC 2365): one of 2 ** 18 by the job's cookie, unless one is given.
+GROUPS = ipaddress.IPv4Network("239.192.0.0/14")
+#: Hops of multicast: within the organisation.
+_TTL = 16
 #: Bytes in flight that the socket of a group has room for.
 _GROUP_ROOM = 512 << 10
-
-
-class Choice(NamedTuple):
-    """A way of results, and the reason for it."""
-
-    result: str
-    reason: str
 
 
 class Channels:
@@ -53,7 +49,7 @@ class Channels:
 
     Attributes:
         wanted: what was asked for, one of ``config.RESULTS``.
-        choice: what is done now.
+        usable: destinations of the send queue that reach all, the preferred first; none: each peer by itself.
         live: peers that results are for.
         fanout: the program that clones bursts; None: there is none.
     """
@@ -61,24 +57,30 @@ class Channels:
     def __init__(self, job: Speaker, queue: SendQueue, datapath: Datapath) -> None:
         self._job, self._queue, self._datapath = job, queue, datapath
         self.wanted = job.config.result
-        self._why_not: dict[str, str] = {}  # by the name of a channel that cannot be had, or is given up
+        self.usable: tuple[int, ...] = ()
         self.live: tuple[int, ...] = ()
         self.fanout: Fanout | None = None
-        self._failed: dict[int, int] = {}  # clones that are no longer counted as sent: packets, by rank
-        self._looked_at = 0
-        self._followed: list[int] | None = None  # who was there
-        self._doubted: frozenset[int] = frozenset()  # suspects at that time
-        self.choice = self._choose()
+        self._suspects: frozenset[int] = frozenset()
+        self._why: list[str] = []  # what cannot be had, or is given up
         keep_from_children(self)
+
+    @property
+    def result(self) -> str:
+        """How results leave."""
+        usable = self.usable
+        return self._job.sender.shared[usable[0]].name if usable else "peers"
+
+    @property
+    def reason(self) -> str:
+        """Why they leave so."""
+        return "; ".join(self._why) or ("this kernel clones bursts" if self.wanted == "auto" else "asked for")
 
     # -- opening them -------------------------------------------------------------------------------------------------
 
-    def open(self, address: str, endpoints: Mapping[int, tuple[str, int]], *, alone: bool) -> None:
+    def open(self, *, alone: bool) -> None:
         """Opens those that the job may use; called once, before its thread starts.
 
         Args:
-            address: own IP address.
-            endpoints: (IP address, UDP port) of the peers by rank.
             alone: no rank is on the udp datapath.
         """
         job, refused = self._job, ""
@@ -88,99 +90,85 @@ class Channels:
             refused = "there are no two peers that get the same"
         elif not alone or self._datapath.name == "udp":
             refused = "the udp datapath sends to each peer by itself"
-        wanted = {"fanout": self.wanted != "peers", "multicast": self.wanted == "multicast"}
-        for name, open_one in (("fanout", self._open_fanout), ("multicast", self._open_multicast)):
-            if not wanted[name] or refused:
-                self._why_not[name] = refused
-                continue
+        names = _CHANNELS[self.wanted]
+        if refused and names:
+            names, self._why = (), [refused]
+        for name in names:
             try:
                 with contextlib.ExitStack() as opened:
-                    open_one(address, endpoints, opened)
+                    one = self._open_fanout(opened) if name == "fanout" else self._open_multicast(opened)
+                    self.usable += (job.sender.share(one),)
                     opened.pop_all()
             except (CapabilityError, AttachError) as error:
-                self._why_not[name] = f"no {name}: {error}"
-        self.choice = self._choose()
+                self._why.append(f"no {name}: {error}")
         self.follow()
-        self._say(wanted=self.choice.result == self.wanted or self.wanted == "auto")
+        self._say()
 
-    def _open_fanout(
-        self, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
-    ) -> None:
-        job, interface = self._job, self._datapath.interface
-        ports = ports_of(len(endpoints), job.config.source_ports)
-        to = {self._datapath.endpoint[1], *(port for _, port in endpoints.values())}
+    def _open_fanout(self, opened: contextlib.ExitStack) -> Shared:
+        job, interface, (address, own_port) = self._job, self._datapath.interface, self._datapath.endpoint
+        peers = {rank: job.sender.peers[rank] for rank in job.peers}
+        ports = ports_of(len(peers), job.config.source_ports)
+        to = {own_port, *(port for _, port in peers.values())}
         if len(to) > 1:
             raise CapabilityError(
                 f"ranks receive at UDP ports {', '.join(map(str, sorted(to)))}, and copies go to one port: give all "
                 "ranks the same (attach --port, TAILBOUND_PORT)"
             )
-        socks = tuple(neighbouring_sockets(address, ports, room_of(len(endpoints) * ports)))
-        for sock in socks:
-            opened.callback(sock.close)
-        fanout = _attach(interface, address, socks[0].getsockname()[1], to.pop(), len(socks), len(endpoints))
+        socks = _closed_by(opened, neighbouring_sockets(address, ports, room_of(len(peers) * ports)))
+        first = int(socks[0].getsockname()[1])
+        try:
+            fanout = Fanout.attach(interface, first, to.pop(), ports=len(socks), peers=len(peers), address=address)
+        except CapabilityError as error:
+            try:  # what ``tailbound attach`` has left for processes without privileges
+                fanout = Fanout.open(interface, first, len(socks), address=address)
+            except (AttachError, CapabilityError):
+                raise error from None
         opened.callback(fanout.close)
-        fanout.set_peers(job.rank, {rank: host for rank, (host, _) in endpoints.items()})
+        fanout.set_peers(job.rank, {rank: host for rank, (host, _) in peers.items()})
         self.fanout = fanout
-        job.sender.share(Shared("fanout", socks))
+        return Shared("fanout", socks)
 
-    def _open_multicast(
-        self, address: str, endpoints: Mapping[int, tuple[str, int]], opened: contextlib.ExitStack
-    ) -> None:
-        job, port = self._job, self._datapath.endpoint[1]
+    def _open_multicast(self, opened: contextlib.ExitStack) -> Shared:
+        job, (address, port) = self._job, self._datapath.endpoint
         if is_ipv6(address):
             raise CapabilityError(
                 "groups are of IPv4, and this job talks over IPv6: use TAILBOUND_RESULT=fanout or peers"
             )
-        group = group_of(job.cookie, job.config.group)
-        ports = ports_of(len(endpoints), job.config.source_ports)
-        socks = tuple(sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports))
+        group = job.config.group or str(GROUPS[job.cookie % GROUPS.num_addresses])
+        ports = ports_of(len(job.peers), job.config.source_ports)
+        socks = _closed_by(opened, [sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports)])
         for sock in socks:
-            opened.callback(sock.close)
             join(sock, group, address)
         job.store.control["group"] = words_of(group).address
-        job.sender.share(Shared("multicast", socks, (group, port), local=False))
+        return Shared("multicast", socks, (group, port), local=False)
 
     def close(self) -> None:
         """Detaches and leaves; may be called twice, when no rank sends any more."""
-        if self.fanout is not None:
-            self._take_back()
-            self.fanout.close()
-            self.fanout = None
-        for channel in self.opened:
+        fanout, self.fanout = self.fanout, None
+        if fanout is not None:
+            fanout.close()
+        for channel in self._job.sender.shared.values():
             for sock in channel.sockets:
                 sock.close()
 
     def descriptors(self) -> list[int]:
         """See ``forks.Owner``."""
-        return [sock.fileno() for channel in self.opened for sock in channel.sockets if sock.fileno() >= 0]
+        socks = [sock for channel in self._job.sender.shared.values() for sock in channel.sockets]
+        return [sock.fileno() for sock in socks if sock.fileno() >= 0]
 
     # -- using them ---------------------------------------------------------------------------------------------------
-
-    @property
-    def opened(self) -> list[Shared]:
-        """Those of the sender; the name of each is that of a ``choose.Result``."""
-        return list(self._job.sender.shared.values())
-
-    def channel(self, name: str) -> Shared | None:
-        """The channel called ``name``."""
-        return next((channel for channel in self.opened if channel.name == name), None)
-
-    def number(self) -> int | None:
-        """The destination of results that is in use; None: each peer by itself."""
-        shared = self._job.sender.shared
-        return next((n for n, channel in shared.items() if channel.name == self.choice.result), None)
 
     def runs(self, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
         """``rows`` (u8[count, stride], headers finished, the same for all) as runs for the send queue."""
         job, queue = self._job, self._queue
         self.follow()
-        number = self.number()
-        if number is not None:
+        if self.usable:
+            number = self.usable[0]
             channel = job.sender.shared[number]
             # receivers that take few senders at once are to be sent to bit by bit, one behind a slow link by itself:
             # a burst to all is as slow as the slowest
             together = len(channel.ranks) >= 2 and not queue.pacer.granted
-            together &= self.wanted == self.choice.result or queue.pacer.even(channel.ranks)
+            together &= self.wanted == channel.name or queue.pacer.even(channel.ranks)
             if together and not channel.broken:
                 job.counters["results_at_once"] += 1
                 return [(number, rows)]
@@ -193,107 +181,78 @@ class Channels:
         A rank that is only stopped is taken to be dead soon, but finds what its kernel has received when it goes on; so
         one that is dead gets results as long as there is room for them. No suspect leads a burst: it may have no host.
         """
-        job, here, suspects = self._job, self._job.membership.here, self._job.membership.suspects
-        if here is self._followed and not suspects and not self._doubted:
-            return  # no rank can be dead, and who is there has not changed
-        dead = job.membership.dead(step_of(job.sequence.upcoming))
-        live = tuple(p for p in here if not (p in dead and job.beyond(p)))
-        self._followed = here
-        if live == self.live and suspects == self._doubted:
+        job, members, shared = self._job, self._job.membership, self._job.sender.shared
+        suspects = members.suspects
+        dead = members.dead(step_of(job.sequence.upcoming)) if suspects else ()
+        live = tuple(peer for peer in members.here if not (peer in dead and job.beyond(peer)))
+        if live == self.live and suspects == self._suspects:
             return
-        before, self.live, self._doubted = self.live, live, suspects
+        self.live, self._suspects = live, suspects
         if self.fanout is not None:
             self.fanout.live(live, suspects)
-            if (lead := self.fanout.lead) is not None and (clones := self.channel("fanout")) is not None:
-                clones.target = job.sender.peers[lead]
-        if live == before:
-            return
-        for channel in self.opened:
+        for channel in shared.values():
             channel.ranks, channel.broken = live, False
+            if channel.name == "fanout" and self.fanout is not None and self.fanout.lead is not None:
+                channel.target = job.sender.peers[self.fanout.lead]
         self._queue.pacer.holds(job.sender.room)
-        self._judge()
-
-    def poll(self, now: int) -> None:
-        """Counts, and goes on with other channels where one has broken; at any time."""
-        if now >= self._looked_at + _COUNT_EVERY and self.opened:
-            self._looked_at = now
-            self.follow()
-            self._take_back()
-            self._judge()
-
-    def _take_back(self) -> None:
-        """Clones that could not be made had been counted as sent."""
-        channel, counts = self.channel("fanout"), self._job.sender.counts
-        if self.fanout is None or channel is None:
-            return
-        news = []
-        size = channel.counts.bytes // max(1, channel.counts.packets)
-        for rank, clones in self.fanout.counts().items():
-            more = clones.packets_failed - self._failed.get(rank, 0)
-            if more and rank in counts:
-                self._failed[rank] = clones.packets_failed
-                news.append((rank, more, more * size))
-        channel.take_back(counts, news)
-
-    # -- choosing -----------------------------------------------------------------------------------------------------
 
     def complained(self, peer: int) -> bool:
         """Most of the own rows do not come to ``peer``, op after op; returns whether multicast is given up for that."""
-        if self.choice.result != "multicast":
+        if self.result != "multicast":
             return False
-        self._why_not["multicast"] = f"multicast does not reach {peer}, and is given up"
-        self._judge()
+        self.usable = self.usable[1:]
+        self._why.append(f"multicast does not reach {peer}, and is given up")
+        self._say()
         return True
 
-    def _choose(self) -> Choice:
-        if self.wanted == "peers":
-            return Choice("peers", "asked for")
-        why = {name: f"no {name}: not tried" for name in ("fanout", "multicast")}
-        for channel in self.opened:
-            why[channel.name] = f"bursts are refused ({', '.join(channel.counts.errors)})" if channel.broken else ""
-        why |= self._why_not
-        if self.wanted == "multicast" and not why["multicast"]:
-            return Choice("multicast", "asked for")
-        reasons = [why["multicast"]] if self.wanted == "multicast" else []
-        if not why["fanout"]:
-            own = "asked for" if self.wanted == "fanout" else "this kernel clones bursts"
-            return Choice("fanout", "; ".join(reasons) or own)
-        return Choice("peers", "; ".join(dict.fromkeys([*reasons, why["fanout"]])))
-
-    def _judge(self) -> None:
-        before, self.choice = self.choice, self._choose()
-        if before.result != self.choice.result:
-            self._say(wanted=before.result == "peers" or self.choice.result == "multicast")
-
-    def _say(self, *, wanted: bool) -> None:
-        choice = self.choice
+    def _say(self) -> None:
+        wanted = self.wanted in ("auto", self.result)
         self._job.events.emit(
             "results_by",
-            f"results leave by {choice.result}: {choice.reason}",
+            f"results leave by {self.result}: {self.reason}",
             level=logging.INFO if wanted else logging.WARNING,
-            **choice._asdict(),
+            result=self.result,
+            reason=self.reason,
         )
-        if not wanted:
-            self._job.counters["result_fallbacks"] += 1
+        self._job.counters["result_fallbacks"] += not wanted
 
     def snapshot(self) -> dict[str, Any]:
         """What is done and why, and what left over every channel, in plain types."""
+        shared = {one.name: one for one in self._job.sender.shared.values()}
+        clones = fanout.counts() if (fanout := self.fanout) is not None else {}
         return {
-            **self.choice._asdict(),
+            "result": self.result,
+            "reason": self.reason,
             "wanted": self.wanted,
             "live": list(self.live),
-            "group": group.target[0] if (group := self.channel("multicast")) is not None else None,
-            "channels": {one.name: {**one.counts.snapshot(), "waits": one.counts.waits} for one in self.opened},
-            "clones_failed": {str(rank): packets for rank, packets in self._failed.items()},
+            "group": shared["multicast"].target[0] if "multicast" in shared else None,
+            "channels": {name: {**one.counts.snapshot(), "waits": one.counts.waits} for name, one in shared.items()},
+            "clones_failed": {str(rank): n.packets_failed for rank, n in clones.items() if n.packets_failed},
         }
 
 
-def _attach(interface: str, address: str, port: int, to: int, ports: int, peers: int) -> Fanout:
-    """The program of this process, or the one that ``tailbound attach`` has left for processes without privileges."""
+def _closed_by(opened: contextlib.ExitStack, socks: list[UdpSocket]) -> tuple[UdpSocket, ...]:
+    for sock in socks:
+        opened.callback(sock.close)
+    return tuple(socks)
+
+
+def join(sock: socket.socket, group: str, address: str) -> None:
+    """Makes the interface with ``address`` a member of ``group`` (IGMP) until ``sock`` is closed.
+
+    Snooping switches deliver to members alone. What the socket sends to groups leaves that interface, and does not come
+    back to this host.
+
+    Raises:
+        CapabilityError: the interface or this system takes no members.
+    """
+    own = socket.inet_aton(address)
     try:
-        return Fanout.attach(interface, port, to, ports=ports, peers=peers, address=address)
-    except CapabilityError as error:
-        try:
-            return Fanout.open(interface, port, ports, address=address)
-        except (AttachError, CapabilityError):
-            raise error from None
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, _TTL)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 0)
+        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(group) + own)
+    except OSError as error:
+        raise CapabilityError(
+            f"{group} cannot be joined at {address} ({error.strerror}): use TAILBOUND_RESULT=fanout or peers"
+        ) from error

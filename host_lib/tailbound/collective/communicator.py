@@ -307,7 +307,7 @@ class Communicator:
         job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)
         job.activate([words_of(host) for host, _ in everybody], words_of(address))
-        job.channels.open(address, {rank: endpoints[rank] for rank in job.peers}, alone=alone)
+        job.channels.open(alone=alone)
         for sock in job.sender.sockets:
             prepare_rows(cast(socket.socket, sock), self.config.dscp)
         return job

@@ -521,7 +521,6 @@ class Transpose:
         for rank in job.membership.suspects:
             if (named := job.records.newest(rank)) is not None:
                 job.membership.heard(rank, step_of(named))
-        job.channels.poll(now)
         looks.append(job.paths.poll(now))
         looks.append(self.maps.poll(now, self._window))
         if self._new or window.waiting:

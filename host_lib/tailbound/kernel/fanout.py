@@ -103,6 +103,7 @@ class Fanout:
         self._settings["active"] = 0
         self._settings["address"], self._settings["prefix"] = _words(self.address)
         self._settings["port"], self._settings["ports"] = port, ports
+        self._counts = made.arrays["fanout_counts"].view(np.uint64).reshape(-1, MAX_RANKS, len(Counts._fields))
         self._before = self._sums()
         self._own, self._known = 0, frozenset[int]()
         self._closed = False
@@ -244,8 +245,7 @@ class Fanout:
 
     def _sums(self) -> NDArray[np.uint64]:
         """u64[MAX_RANKS, counters], over all CPUs."""
-        raw = self.maps.arrays["fanout_counts"].view(np.uint64).reshape(-1, MAX_RANKS, len(Counts._fields))
-        out: NDArray[np.uint64] = raw.sum(0)
+        out: NDArray[np.uint64] = self._counts.sum(0)
         return out
 
     def close(self) -> None:

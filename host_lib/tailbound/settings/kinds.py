@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tailbound.errors import ConfigError
-from tailbound.transport.multicast import check_group
+from tailbound.transport.config import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.bits import BITS, Bits, bits_text
 

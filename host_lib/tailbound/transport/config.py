@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from tailbound.errors import ConfigError
-from tailbound.transport.multicast import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.switch import Switch
 from tailbound.wire.bits import Bits, bits_text
@@ -42,6 +42,20 @@ SOURCE_PORTS_MOST = 16
 DSCP_MOST = 63
 #: Longest D1 in ns that a header can say; a longer one counts as this one.
 DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
+
+
+def check_group(given: str) -> None:
+    """Refuses what is no multicast group.
+
+    Raises:
+        ConfigError: not an IPv4 multicast address, or one of the link's own (224.0.0.0/24).
+    """
+    try:
+        address = ipaddress.IPv4Address(given)
+    except ValueError:
+        address = ipaddress.IPv4Address(0)
+    if not address.is_multicast or address in ipaddress.IPv4Network("224.0.0.0/24"):
+        raise ConfigError(f"multicast group {given!r}: give an IPv4 address of 224.0.1.0..239.255.255.255")
 
 
 def width_for_mtu(mtu: int, ip: int = IPV4_BYTES) -> int:

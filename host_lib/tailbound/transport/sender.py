@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,13 +81,6 @@ class Shared:
         """Counts ``packets`` that were given up."""
         self.counts.lost += packets
         for rank in self.ranks:
-            by_rank[rank].lost += packets
-
-    def take_back(self, by_rank: dict[int, PeerCounts], failed: Iterable[tuple[int, int, int]]) -> None:
-        """Copies that were counted and could not be made: (rank, packets, bytes)."""
-        for rank, packets, size in failed:
-            by_rank[rank].packets -= packets
-            by_rank[rank].bytes -= size
             by_rank[rank].lost += packets
 
 

@@ -326,7 +326,9 @@ class World:
             keys=self._keys(config),
         )
         if self._multicast:
-            job.sender.share(Shared("multicast", (cast(Any, wire),), (GROUP, PORT), local=False))
+            job.channels.usable = (
+                job.sender.share(Shared("multicast", (cast(Any, wire),), (GROUP, PORT), local=False)),
+            )
             job.channels.follow()
         if self._limits is not None:
             job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
