@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from tailbound.collective.known import Known
 from tailbound.collective.op import Op
+from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
@@ -26,7 +26,7 @@ class Averages:
         trying: whether a trial of the way of rows is under way, which may mend it or says more (``paths``).
     """
 
-    def __init__(self, known: Known, sequence: Sequence, trying: Callable[[], bool]) -> None:
+    def __init__(self, known: Speaker, sequence: Sequence, trying: Callable[[], bool]) -> None:
         self._known, self._sequence, self._trying = known, sequence, trying
         self._good: int | None = None  # the last step with an op that does not count
         self._since: int | None = None  # the first of the last steps in a row that averaged nothing ...

@@ -428,12 +428,12 @@ class Communicator:
     @property
     def behind(self) -> int:
         """Steps by which the newest live rank is ahead of this one (clock-20); 0 in step."""
-        return self._engine.standing().behind
+        return self.job.steps.behind
 
     @property
     def lost(self) -> bool:
         """Whether this rank is so far behind that results it needs have left the ring: it has to ``jump``."""
-        return self._engine.standing().lost or self.job.sequence.adrift
+        return self.job.steps.lost or self.job.sequence.adrift
 
     def begun(self) -> bool:
         """Whether a live peer has begun the step that is launched here next, or a later one."""

@@ -27,7 +27,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
-from tailbound.transport.steps import Steps, step_distance
+from tailbound.transport.steps import step_distance
 from tailbound.wire import schema
 from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_slot
 
@@ -189,8 +189,6 @@ class Known(Session):
         self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
         #: own ops in a row that were sealed without the own rows
         self.self_misses = 0
-        #: where this rank stands
-        self.steps = Steps(0, 0, (), store.result_rows)
         #: rows of the smallest result and sums ring of all ranks: no more is in flight than these take
         self.least_rings = store.result_rows, store.sum_rows
         #: finished ops whose arrival stamps are still to be read

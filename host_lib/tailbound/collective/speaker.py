@@ -97,6 +97,12 @@ class Speaker(Known):
 
     # -- the others ---------------------------------------------------------------------------------------------------
 
+    @property
+    def steps(self) -> Steps:
+        """Where this rank stands now beside the others; may be asked by any thread."""
+        own = self.sequence.upcoming
+        return Steps(own, self.newest(own), self.sequence.op_rows, self.store.result_rows)
+
     def beyond(self, rank: int) -> bool:
         """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""
         its = int(self.records.peer_states[rank]["newest"])

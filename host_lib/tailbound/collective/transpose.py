@@ -42,7 +42,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel.core import core
 from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
-from tailbound.transport.steps import Steps, step_distance, step_of
+from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.schema import Event, Found, PacketType, Phase, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
@@ -209,11 +209,6 @@ class Transpose:
                 "more processor time, then try again"
             )
         return future.result()
-
-    def standing(self) -> Steps:
-        """Where this rank stands now; may be asked by any thread."""
-        job, own = self.job, self.job.sequence.upcoming
-        return Steps(own, job.newest(own), job.sequence.op_rows, job.store.result_rows)
 
     def hold(self, on: bool) -> None:
         """Tells the others, from now on or no longer, that this rank is alive but between steps (clock-16)."""
@@ -531,8 +526,6 @@ class Transpose:
             self._watched = now
             if error := next(filter(None, (watching.check(now) for watching in self._watching)), None):
                 self._give_up(error)
-        if (steps := self.standing()) != job.steps:  # seldom, and to set an attribute of a session takes a call
-            job.steps = steps
         job.flow.poll(now)
         holding = self._holding.again or job.membership.holding(now)
         stood, self._standing = self._standing, bool(holding)

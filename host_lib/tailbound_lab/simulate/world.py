@@ -119,7 +119,7 @@ class Rank:
             world.fabric.at(world.fabric.now + self.away, self.train)
             self.away, self.lost = 0, True
             return
-        if self.lost or self.engine.standing().lost or self.engine.job.sequence.adrift:
+        if self.lost or self.engine.job.steps.lost or self.engine.job.sequence.adrift:
             self.lost = False
             self.step = min(world.steps, self.step + self._join())
         if self.step >= world.steps:
@@ -141,7 +141,7 @@ class Rank:
         world = self.world
         when = max(world.fabric.now, self.stopped)
         # the others are through with this step: it is applied without computing it (clock-20)
-        self._behind = self.engine.standing().behind > 0
+        self._behind = self.engine.job.steps.behind > 0
         if not self._behind:
             when += world.compute_of(self)
         buckets = world.buckets_of(self)
