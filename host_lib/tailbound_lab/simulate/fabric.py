@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 US, MS, S = 1_000, 1_000_000, 1_000_000_000
-#: In the place of a rank: all others of the job, by the network's own copies (``simulate.ports`` alone makes them).
-EVERYBODY = -1
 #: Silence that ends a burst of losses, as in the lab: else a lone packet might be lost for ever.
 _BAD_MOST = 100 * MS
 #: By how much a packet is late that others pass.

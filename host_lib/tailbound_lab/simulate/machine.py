@@ -16,13 +16,11 @@ from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.address import words_of
-from tailbound_lab.simulate.fabric import EVERYBODY, Burst, Fabric
+from tailbound_lab.simulate.fabric import Burst, Fabric
 from tailbound_lab.simulate.messages import read
 
 PORT = 5515
 COOKIE = 0x5EED
-#: Of the job's group, on networks that deliver it.
-GROUP = "239.192.94.237"
 #: Descriptors that stand for the datapath's queues, and where the state of these is.
 _EVENTS, _CONTROLS = 1001, 1002
 #: Bytes of a burst at most, and a word.
@@ -52,8 +50,6 @@ def _place(of: int) -> int:
 
 @cache
 def _rank_of(host: str) -> int:
-    if host == GROUP:
-        return EVERYBODY
     _, _, high, low = host.split(".")
     return 256 * int(high) + int(low) - 1
 

@@ -13,7 +13,7 @@ from functools import partial
 
 from tailbound_lab.lab.spec import Background
 from tailbound_lab.lab.traffic import PACKET_BYTES, Sender
-from tailbound_lab.simulate.fabric import EVERYBODY, US, Burst, Fabric, S, Terms
+from tailbound_lab.simulate.fabric import US, Burst, Fabric, S, Terms
 
 #: Of a packet on the wire besides its UDP payload: Ethernet, IPv4 and UDP, as tc counts it in the lab.
 HEADERS = 42
@@ -124,19 +124,16 @@ class Network(Fabric):
         """Its packets leave one after the other."""
         places, switching = self._places[burst.job], self.switching
         out, clock = self._out[places[burst.source]], self.clock
-        ranks = [burst.to] if burst.to != EVERYBODY else [rank for rank in range(len(places)) if rank != burst.source]
         self.messages += 1
         data, stride = burst.data, burst.stride
-        single = len(data) <= stride and len(ranks) == 1
         for at in range(0, len(data), stride):
             part = data[at : at + stride]
             size = len(part) + HEADERS
-            self.packets += len(ranks)
+            self.packets += 1
             self.bytes += size
             left = out.take(size, clock)
-            for rank in ranks:
-                packet = burst if single else Burst(burst.source, rank, part, stride, burst.job)
-                self.at(left + switching.latency, partial(self._arrive_at_last, packet, places[rank], size))
+            packet = burst if len(data) <= stride else Burst(burst.source, burst.to, part, stride, burst.job)
+            self.at(left + switching.latency, partial(self._arrive_at_last, packet, places[burst.to], size))
 
     def _arrive_at_last(self, packet: Burst, to: int, size: int) -> None:
         port = self.last_hops[to]

@@ -24,13 +24,13 @@ from tailbound.errors import TailboundError, TransportError
 from tailbound.transport.config import Config
 from tailbound.transport.keys import MASTER, KeyRing
 from tailbound.transport.pace import PaceConfig, Pacer
-from tailbound.transport.sender import Sender, Shared
+from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.wire.address import words_of
 from tailbound.wire.bits import Bits, number_of
 from tailbound_lab.simulate.engine import Done, Engine, Plan
 from tailbound_lab.simulate.fabric import MS, US, Burst, Fabric, Terms
-from tailbound_lab.simulate.machine import COOKIE, GROUP, PORT, Datapath, Wire, address
+from tailbound_lab.simulate.machine import COOKIE, PORT, Datapath, Wire, address
 
 #: Steps of an epoch of keys: several epochs in a short run.
 EPOCH_STEPS = 8
@@ -259,7 +259,6 @@ class World:
         rows: of the rings of sums and results.
         fabric: the network, if others send over it, too.
         number: of this job on ``fabric``.
-        multicast: results leave once for all, which ``fabric`` delivers, as with XDP.
         settings: of ``transport.config.Config``.
     """
 
@@ -280,7 +279,6 @@ class World:
         rows: tuple[int, int] = (1024, 4096),
         fabric: Fabric | None = None,
         number: int = 0,
-        multicast: bool = False,
         **settings: Any,
     ) -> None:
         self.ranks, self.steps, self.width, self.rows, self.number = ranks, steps, width, rows, number
@@ -294,7 +292,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.error: BaseException | None = None
         self._seed = seed
-        self._paced, self._limits, self._multicast = paced, limits, multicast
+        self._paced, self._limits = paced, limits
         self.prepare()
         self.nodes = [self.open(rank) for rank in range(ranks)]
 
@@ -325,11 +323,6 @@ class World:
             lambda: self._clock() + node.ahead,
             keys=self._keys(config),
         )
-        if self._multicast:
-            job.channels.usable = (
-                job.sender.share(Shared("multicast", (cast(Any, wire),), (GROUP, PORT), local=False)),
-            )
-            job.channels.follow()
         if self._limits is not None:
             job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
         if self._paced:
