@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel import load, maps, net, pin, syscalls
 from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
-from tailbound.wire.address import Words, is_ipv6, words_of
+from tailbound.wire.address import is_ipv6, words_of
 from tailbound.wire.packets import DTYPES, layout
 from tailbound.wire.schema import FANOUT_MAPS, MAX_RANKS
 
@@ -90,9 +90,6 @@ class Fanout:
         *,
         address: str = "",
     ) -> None:
-        self.interface = interface
-        self.address = address or net.address_of(interface)
-        self.port = port
         self.maps = made
         self.program = program
         #: the rank that bursts are to be addressed to; None: no live peer
@@ -101,11 +98,11 @@ class Fanout:
         self._most = most
         self._settings = made.arrays["fanout"]
         self._settings["active"] = 0
-        self._settings["address"], self._settings["prefix"] = _words(self.address)
+        self._settings["address"], self._settings["prefix"] = words_of(address or net.address_of(interface))
         self._settings["port"], self._settings["ports"] = port, ports
         self._counts = made.arrays["fanout_counts"].view(np.uint64).reshape(-1, MAX_RANKS, len(Counts._fields))
         self._before = self._sums()
-        self._own, self._known = 0, frozenset[int]()
+        self._own = 0
         self._closed = False
         keep_from_children(self)
 
@@ -133,12 +130,9 @@ class Fanout:
             address: of the interface, which the sockets are bound to; empty: its first of IPv4.
 
         Raises:
-            ConfigError: no such interface, it has no address, or an invalid port.
+            ConfigError: no such interface, or it has no address.
             CapabilityError: compiler, privilege or kernel feature missing: every peer gets a send of its own.
         """
-        for each in (port, to):
-            if not 0 < each < 65536:
-                raise ConfigError(f"UDP port {each}: choose one of 1..65535")
         most = next((size for size in FANOUT_COPIES if peers - 1 <= size), MAX_RANKS)
         address = address or net.address_of(interface)
         made, program, link = _attach(interface, to, loader, most, ipv6=is_ipv6(address))
@@ -196,35 +190,27 @@ class Fanout:
         return [fd for fd in (*self.maps.fds.values(), self.program, self._link) if fd >= 0]
 
     def set_peers(self, own: int, peers: Mapping[int, str]) -> None:
-        """Says at which IP addresses ranks are; cloning stops until ``live`` is called again.
-
-        Raises:
-            ConfigError: an invalid rank or address.
-        """
+        """Says at which IP addresses ranks are; cloning stops until ``live`` is called again."""
         table = np.zeros(MAX_RANKS, DTYPES["tb_fanout_peer"])
         for rank, address in peers.items():
-            if not 0 <= rank < MAX_RANKS or rank == own:
-                raise ConfigError(f"rank {rank} cannot be a peer of rank {own}: give others of 0..{MAX_RANKS - 1}")
-            table[rank]["address"], table[rank]["prefix"] = _words(address)
+            table[rank]["address"], table[rank]["prefix"] = words_of(address)
         self._settings["active"] = 0
         self.maps.arrays["fanout_peers"][:] = table
-        self._own, self._known = own, frozenset(peers)
-        self.lead = None
+        self._own, self.lead = own, None
 
     def live(self, ranks: Iterable[int], suspects: Collection[int] = ()) -> None:
         """The peers that get what is sent from now on. Own rank may be among them; without peers nothing is cloned.
 
         Args:
-            ranks: all of them.
+            ranks: all of them; ``set_peers`` has named them.
             suspects: those that do not lead, as long as there are others. A burst whose host nobody answers for any
                 more waits in front of the program, and no copy leaves.
 
         Raises:
-            ConfigError: a rank that ``set_peers`` did not name, or more peers than the program was attached for.
+            ConfigError: more peers than the program was attached for.
         """
-        order = rotated(self._own, ranks)
-        if unknown := [rank for rank in order if rank not in self._known]:
-            raise ConfigError(f"ranks {unknown} are live, but nothing says where they are: call set_peers")
+        own = self._own
+        order = sorted(set(ranks) - {own}, key=lambda rank: (rank < own, rank))  # own + 1, ..., 0, ..., own - 1
         if len(order) - 1 > self._most:
             raise ConfigError(f"{len(order)} peers are live, the program makes {self._most} copies: attach it for more")
         settings = self._settings[0]
@@ -257,23 +243,6 @@ class Fanout:
         self._settings["active"] = 0
         del self._settings
         self.maps.close(self._link, self.program)
-
-
-def rotated(own: int, ranks: Iterable[int]) -> Sequence[int]:
-    """``ranks`` without ``own``, in the order own + 1, own + 2, ..., 0, ..., own - 1."""
-    return sorted(set(ranks) - {own}, key=lambda rank: (rank < own, rank))
-
-
-def _words(address: str) -> Words:
-    """An address as the maps hold it.
-
-    Raises:
-        ConfigError: not an address.
-    """
-    try:
-        return words_of(address)
-    except OSError as error:
-        raise ConfigError(f"{address!r} is no IP address: give one in numbers") from error
 
 
 def _attach(interface: str, to: int, loader: str, most: int, *, ipv6: bool) -> tuple[Maps, int, int]:
