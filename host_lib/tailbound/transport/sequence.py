@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tailbound.codec.owners import OwnerMap, Placement, place
 from tailbound.codec.shape import Shape
@@ -65,17 +65,14 @@ class Position:
     agreed: tuple[Agreed, ...]
 
 
-@dataclass
-class _Begun:
-    """A step that has begun: where it began in the sums rings, and what has been placed in it."""
-
-    step: int
-    sum_seqs: tuple[int, ...]
-    layouts: list[Layout]
-
-
 def _advance(sums: tuple[int, ...], placement: Placement) -> tuple[int, ...]:
     return tuple([(seq + rows) & _U32 for seq, rows in zip(sums, placement.shares, strict=True)])
+
+
+def _in_force(maps: Iterable[Agreed], step: int) -> OwnerMap | None:
+    """The map of ``step``, if one of ``maps`` has begun by then."""
+    begun = [owner_map for since, owner_map in maps if step_distance(step, since) >= 0]
+    return begun[-1] if begun else None
 
 
 class Sequence:
@@ -84,7 +81,7 @@ class Sequence:
     def __init__(self, ranks: int, owner_map: OwnerMap, first_step: int = 0) -> None:
         self._ranks = ranks
         self._maps = [Agreed(first_step, owner_map)]  # by the step they begin with
-        self._begun: deque[_Begun] = deque()  # ``REMEMBERED`` steps up to the last launch, and predicted ones
+        self._placed: deque[Place] = deque()  # those of ``REMEMBERED`` steps up to the last launch, and predicted ones
         #: row sequences are not those of the others any more, and only ``jump`` can make them so again
         self.adrift = False
         self._step, self._index = first_step, 0
@@ -127,8 +124,7 @@ class Sequence:
 
     def map_at(self, step: int) -> OwnerMap:
         """The owner map of ``step``, as far as is known now."""
-        begun = [owner_map for since, owner_map in self._maps if step_distance(step, since) >= 0]
-        return begun[-1] if begun else self._maps[0][1]
+        return _in_force(self._maps, step) or self._maps[0][1]
 
     def set_maps(self, maps: Iterable[Agreed]) -> list[Place]:
         """Takes the owner maps agreed on, oldest first.
@@ -136,8 +132,7 @@ class Sequence:
         A rank may hear of a map after its beginning. What it has launched since then stays where it was put, for
         no rank (the others refuse its map id); the ops to come are placed as if the map had been known in time.
 
-        Where a map began more than ``REMEMBERED`` steps ago, or before this rank jumped, places are not known any more
-        (``adrift``).
+        Where a map began before what is remembered, or one may be missing, places are not known any more (``adrift``).
 
         Returns:
             Predictions that this proves wrong, which must be forgotten.
@@ -150,37 +145,31 @@ class Sequence:
                 self._take_back(wrong[0])
                 self._moved()
                 break
-        first = self._maps[0][0]  # older ones are not named any more, which changes nothing
+        first = self._placed[0].step if self._placed else self._step
+        now = _in_force(self._maps, first - 1)
         known, named = {m.id for _, m in before}, {m.id for _, m in self._maps}
-        other = [since for since, m in self._maps if m.id not in known and serial_distance(m.id, before[0][1].id) > 0]
-        other += [since for since, m in before if m.id not in named and step_distance(since, first) >= 0]
-        # so many steps ago: the oldest change (below 0: none yet), and the oldest step that is known from its beginning
-        changed = max((step_distance(self._step, since) for since in other), default=-1)
-        oldest = step_distance(self._step, self._begun[0].step) if self._begun else 0
-        if changed > oldest or not known & named:
+        if not known & named or (now is not None and now != _in_force(before, first - 1)):
             self.adrift = True
-            return wrong
-        if again := [begun for begun in self._begun if step_distance(self._step, begun.step) <= changed]:
-            sums = again[0].sum_seqs
-            for begun in again:
-                begun.sum_seqs = sums
-                for layout in begun.layouts:
-                    sums = self._past(sums, layout, begun.step)
-            self.sum_seqs = sums
+        elif self._placed:
+            self._place_again()
         return wrong
 
-    def _past(self, sums: tuple[int, ...], layout: Layout, step: int) -> tuple[int, ...]:
-        """The first row sequences of the sums rings after an op of ``layout`` in ``step``."""
-        return _advance(sums, place(layout.shape, self.map_at(step), self._ranks))
+    def _place_again(self) -> None:
+        """Replays the places that are remembered by the maps that are known now; of older steps these say nothing."""
+        placed, self.sum_seqs = self._placed, self._placed[0].sum_seqs
+        self._placed = deque()
+        for each in placed:
+            owner_map = _in_force(self._maps, each.step) or each.placement.owner_map
+            placement = place(each.layout.shape, owner_map, self._ranks)
+            self._placed.append(replace(each, placement=placement, sum_seqs=self.sum_seqs))
+            self.sum_seqs = _advance(self.sum_seqs, placement)
 
     def _take_back(self, first: Place) -> None:
         """Goes back to before ``first`` and what was predicted after it."""
         self._step, self._index = first.step, first.index
         self._result_seq, self.sum_seqs, self._previous = first.result_seq, first.sum_seqs, first.previous
-        while self._begun and step_distance(self._begun[-1].step, first.step) > 0:
-            self._begun.pop()
-        if self._begun:
-            del self._begun[-1].layouts[first.index :]
+        while self._placed and serial_distance(self._placed[-1].label, first.label) >= 0:
+            self._placed.pop()
         self._current = list(self._history[1][: first.index])
 
     def position(self) -> Position:
@@ -197,7 +186,7 @@ class Sequence:
                 )
             for layout in self._history[1][self._index :]:
                 result_seq = (result_seq + layout.shape.rows) & _U32
-                sums = self._past(sums, layout, step)
+                sums = _advance(sums, place(layout.shape, self.map, self._ranks))
             step = (step + 1) & (_U32 >> 10)
         return Position(step, result_seq, sums, tuple(self._maps))
 
@@ -218,7 +207,7 @@ class Sequence:
         self._result_seq, self.sum_seqs = to.result_seq, to.sum_seqs
         self._previous = (op_label(to.step, 0) - 1) & _U32
         self._current, self._ahead = [], []
-        self._begun.clear()
+        self._placed.clear()
         self.adrift = False
         self._maps = list(to.agreed)
         self._moved()
@@ -252,8 +241,8 @@ class Sequence:
                 self._remember()
             found = self._place(layout)
         self._moved()
-        while step_distance(found.step, self._begun[0].step) >= REMEMBERED:
-            self._begun.popleft()
+        while step_distance(found.step, self._placed[0].step) >= REMEMBERED:
+            self._placed.popleft()
         return found, wrong
 
     def _place(self, layout: Layout) -> Place:
@@ -262,9 +251,7 @@ class Sequence:
         found = Place(
             label, self._step, self._index, layout, placement, self._result_seq, self.sum_seqs, self._previous
         )
-        if not self._begun or self._begun[-1].step != self._step:
-            self._begun.append(_Begun(self._step, self.sum_seqs, []))
-        self._begun[-1].layouts.append(layout)
+        self._placed.append(found)
         self._result_seq = (self._result_seq + layout.shape.rows) & _U32
         self.sum_seqs = _advance(self.sum_seqs, placement)
         self._previous = label
