@@ -5,7 +5,7 @@ come, its contributions go out while results come in, about one buffer's time in
 (StragglAR's gain, for any number of ranks from three on, and several stragglers at once). clock-22.
 
 Every change costs an agreement, so nothing follows a single observation of lateness: going and coming back need several
-alike, and coming back needs more of them each time that a rank has to go again.
+alike, and coming back needs more of them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,13 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 
 from tailbound.transport.config import MS
 
 #: A rank is no straggler below this lateness, whatever the pace.
 _LEAST = 5 * MS
-#: Steps alike before a rank that is late loses its rows, and before any rank gets them back; the latter doubles up to a
-#: limit.
-_GO, _RETURN, _LONGEST_RETURN = 4, 8, 512
-#: A rank that goes again within so many steps after its return has returned too early.
-_RELAPSE = 128
+#: Steps alike before a rank that is late loses its rows, and before any rank gets them back.
+_GO, _RETURN = 4, 32
 #: Ops that say how late this rank is as a rule.
 _LATENESSES = 16
 
@@ -55,28 +51,6 @@ class Lateness:
         return max(0, sorted(self._samples)[len(self._samples) // 8])
 
 
-@dataclass
-class _Rank:
-    """What the policy has made of one rank; ``alike``: observations running that would have it otherwise."""
-
-    owns: bool = True
-    alike: int = 0
-    need: int = _RETURN
-    since_return: int = _RELAPSE
-
-    def follow(self, wanted: bool, go: int) -> None:
-        """Changes once the same has been ``wanted`` often enough running (``go``: to lose the rows)."""
-        self.since_return = min(_RELAPSE, self.since_return + 1)
-        self.alike = self.alike + 1 if wanted != self.owns else 0
-        if self.alike < (self.need if wanted else go):
-            return
-        self.owns, self.alike = wanted, 0
-        if wanted:
-            self.since_return = 0
-        else:
-            self.need = min(_LONGEST_RETURN, 2 * self.need) if self.since_return < _RELAPSE else _RETURN
-
-
 class Shares:
     """Turns observations, one a step, into the ranks that own rows.
 
@@ -86,7 +60,8 @@ class Shares:
     """
 
     def __init__(self, ranks: int, least: int = 1) -> None:
-        self._ranks = [_Rank() for _ in range(ranks)]
+        self._able = [True] * ranks  # neither late nor absent, for long enough
+        self._alike = [0] * ranks  # observations running that would have it otherwise
         self._least = min(least, ranks)
         self.owners: tuple[int, ...] = tuple(range(ranks))
 
@@ -98,12 +73,13 @@ class Shares:
             absent: ranks that are suspect, dead or gone.
             pace: ns that an op takes as a rule, from launch to result.
         """
-        limit: float = late_limit(lateness.values(), pace)
-        if len(self._ranks) == 2:
-            limit = math.inf  # half of a buffer out and half in, or a whole one either way: nothing to gain
-        for rank, state in enumerate(self._ranks):
-            late = lateness.get(rank, 0) * (1 if state.owns else 2) > limit
-            state.follow(rank not in absent and not late, 1 if rank in absent else _GO)
+        # with two ranks half of a buffer goes out and half in, or a whole one either way: nothing to gain
+        limit = late_limit(lateness.values(), pace) if len(self._able) > 2 else math.inf
+        for rank, able in enumerate(self._able):
+            late = lateness.get(rank, 0) * (1 if able else 2) > limit
+            self._alike[rank] = self._alike[rank] + 1 if able == (late or rank in absent) else 0
+            if self._alike[rank] >= (_RETURN if not able else 1 if rank in absent else _GO):
+                self._able[rank], self._alike[rank] = not able, 0
         self.owners = self._enough(lateness, absent)
         return self.owners
 
@@ -112,11 +88,11 @@ class Shares:
 
         Two at least: the rows of a single owner are lost together, and with them all that the others would learn.
         """
-        there = len(self._ranks) - len(absent)
+        there = len(self._able) - len(absent)
         fewest = max(self._least, min(max(there, 1), max(2, -(-there // 2))))
-        owners = [rank for rank, state in enumerate(self._ranks) if state.owns]
+        owners = [rank for rank, able in enumerate(self._able) if able]
         spare = sorted(
-            set(range(len(self._ranks))).difference(owners),
+            set(range(len(self._able))).difference(owners),
             key=lambda r: (r in absent, r not in self.owners, lateness.get(r, 0), r),
         )
         return tuple(sorted(owners + spare[: max(0, fewest - len(owners))]))
