@@ -162,7 +162,7 @@ def test_what_the_own_system_refuses_is_told_and_a_row_that_is_too_long_is_tried
         job.go(2 * S)
         told = [e.fields for e in job[1].job.events.recent() if e.name == "cannot_send"]
         assert [each["peers"] for each in told] == [[0], [0]]
-        assert job[1].job.paths._sent == 1  # it passes
+        assert job[1].job.paths.by_peer[0].tries.asked == 1  # it passes
         steps(job, 1)
     assert "nft list ruleset" in caplog.text
 
@@ -177,7 +177,7 @@ def test_losses_are_taken_for_neither(rank: int | None) -> None:
         while job.now < end:
             steps(job, 1)
         if rank is not None:
-            assert job[rank].job.paths._sent > 8
+            assert job[rank].job.sender.plain
         else:
             assert not any(member.job.sender.plain for member in job.communicators)
         assert not any(member._engine._error for member in job.communicators)

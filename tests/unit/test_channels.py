@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections import Counter
 from functools import partial
@@ -12,7 +13,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from tailbound.collective.channels import GROUPS, Channels, join
+from tailbound.collective.channels import Channels
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import CapabilityError
 from tailbound.kernel.fanout import Fanout
@@ -145,12 +146,16 @@ def test_a_group_that_is_not_delivered_leaves_fan_out(job: Any) -> None:
     assert job.counters["result_fallbacks"] == 1
 
 
-def test_a_member_of_the_jobs_group_sends_to_others_alone(bound: UdpSocket) -> None:
-    join(bound, str(GROUPS[9]), ADDRESS)
-    assert bound.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 0
-    for address, why in ((ADDRESS, "in use"), ("192.0.2.1", "cannot be joined")):
-        with pytest.raises(CapabilityError, match=why):
-            join(bound, str(GROUPS[9]), address)
+def test_a_member_of_the_jobs_group_sends_to_others_alone(job: Any) -> None:
+    job.cookie, job.store.control, job.config.source_ports, job.config.group = 9, {}, 1, ""
+    channels = Channels(job, job.queue, SimpleNamespace(name="xdp", endpoint=(ADDRESS, 9)))
+    with contextlib.ExitStack() as opened:
+        made = channels._open_multicast(opened)
+        assert made.target == ("239.192.0.9", 9)
+        assert made.sockets[0].getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 0
+        job.config.group = "198.18.0.1"  # no group
+        with pytest.raises(CapabilityError, match="cannot be joined"):
+            channels._open_multicast(opened)
 
 
 def test_failed_clones_are_told(job: Any) -> None:

@@ -32,7 +32,7 @@ from tailbound.wire.address import is_ipv6, words_of
 #: Channels to open for what is asked for, the preferred one first.
 _CHANNELS = {"peers": (), "fanout": ("fanout",), "auto": ("fanout",), "multicast": ("multicast", "fanout")}
 #: Groups of an organisation's own (RFC 2365): one of 2 ** 18 by the job's cookie, unless one is given.
-GROUPS = ipaddress.IPv4Network("239.192.0.0/14")
+_GROUPS = ipaddress.IPv4Network("239.192.0.0/14")
 #: Hops of multicast: within the organisation.
 _TTL = 16
 #: Bytes in flight that the socket of a group has room for.
@@ -134,11 +134,24 @@ class Channels:
             raise CapabilityError(
                 "groups are of IPv4, and this job talks over IPv6: use TAILBOUND_RESULT=fanout or peers"
             )
-        group = job.config.group or str(GROUPS[job.cookie % GROUPS.num_addresses])
+        group = job.config.group or str(_GROUPS[job.cookie % _GROUPS.num_addresses])
         ports = ports_of(len(job.peers), job.config.source_ports)
         socks = _closed_by(opened, [sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports)])
-        for sock in socks:
-            join(sock, group, address)
+        own = socket.inet_aton(address)
+        options: dict[int, int | bytes] = {  # to others alone; snooping switches (IGMP) deliver to members
+            socket.IP_MULTICAST_IF: own,
+            socket.IP_MULTICAST_TTL: _TTL,
+            socket.IP_MULTICAST_LOOP: 0,
+            socket.IP_ADD_MEMBERSHIP: socket.inet_aton(group) + own,
+        }
+        try:
+            for sock in socks:
+                for option, value in options.items():
+                    sock.setsockopt(socket.IPPROTO_IP, option, value)
+        except OSError as error:
+            raise CapabilityError(
+                f"{group} cannot be joined at {address} ({error.strerror}): use TAILBOUND_RESULT=fanout or peers"
+            ) from error
         job.store.control["group"] = words_of(group).address
         return Shared("multicast", socks, (group, port), local=False)
 
@@ -235,24 +248,3 @@ def _closed_by(opened: contextlib.ExitStack, socks: list[UdpSocket]) -> tuple[Ud
     for sock in socks:
         opened.callback(sock.close)
     return tuple(socks)
-
-
-def join(sock: socket.socket, group: str, address: str) -> None:
-    """Makes the interface with ``address`` a member of ``group`` (IGMP) until ``sock`` is closed.
-
-    Snooping switches deliver to members alone. What the socket sends to groups leaves that interface, and does not come
-    back to this host.
-
-    Raises:
-        CapabilityError: the interface or this system takes no members.
-    """
-    own = socket.inet_aton(address)
-    try:
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, own)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, _TTL)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 0)
-        sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(group) + own)
-    except OSError as error:
-        raise CapabilityError(
-            f"{group} cannot be joined at {address} ({error.strerror}): use TAILBOUND_RESULT=fanout or peers"
-        ) from error

@@ -110,7 +110,6 @@ class Paths:
         stride = HEADER_BYTES + job.store.width
         self.burst = min(burst_packets(stride), _MOST, max(_LEAST, _ALL // max(1, len(job.peers))))
         self._tried: dict[int, Path] = {}  # those under trial
-        self._sent = 0
         self._plain: set[int] = set()  # destinations without bursts, told of
         self._said: dict[int, Backoff] = {}  # refusals, by errno
         self._error: TransportError | None = None
@@ -151,7 +150,7 @@ class Paths:
             if not path.told & WIDE and (heard or (too_long and asked >= _REFUSED_TRIES)):
                 for each in self._job.peers * 3:
                     self._tell(each, Flag.STOP, peer)
-                self._end(self._too_wide(peer))
+                self._end(peer)
                 return 0
             if now > path.begun + LIMIT:  # nothing is known: it may be stopped
                 del self._tried[peer]
@@ -164,8 +163,7 @@ class Paths:
         job, path, sender = self._job, self.by_peer[peer], self._job.sender
         path.tries.ask(now)
         wide, ports = bytes(job.store.width), sender.ports[sender.channel[peer]]
-        self._sent += 1
-        port = ports[self._sent % len(ports)]
+        port = ports[path.tries.asked % len(ports)]
         self._send(port, peer, [self._packet(path, peer, place + 1, wide) for place in range(self.burst)])
         numbers = [
             self._send(port, peer, [self._packet(path, peer, 0, wide)]),
@@ -199,20 +197,19 @@ class Paths:
         """Takes a HELLO packet of a peer."""
         peer, flags, now = int(head["sender"]), int(head["flags"]), self._job.now()
         if flags & Flag.STOP:
-            self._end(f"rank {peer} says that {self._too_wide(int(head['count']))}")
+            self._end(int(head["count"]), f"rank {peer} says that ")
         elif flags & Flag.COMPLAINT:
             self.begin(peer, now)
-        else:
-            path = self.by_peer[peer]
+        elif (path := self.by_peer.get(peer)) is not None:
             if flags & Flag.REPEAT:
                 self._answer(peer, path, head, body)
             if peer in self._tried and int(head["count"]) == path.trial:
                 path.told |= int(head["seq"])
                 path.answers += not flags & Flag.REPEAT
-                plain = path.told & WIDE and path.answers >= ANSWERS
-                if path.told & BURST or plain:
+                if path.told & BURST:
                     del self._tried[peer]
-                if plain and not path.told & BURST:
+                elif path.told & WIDE and path.answers >= ANSWERS:
+                    del self._tried[peer]
                     self._job.sender.plain.add(peer)
 
     def _answer(self, peer: int, path: Path, head: np.void, body: bytes) -> None:
@@ -294,18 +291,15 @@ class Paths:
         )
         self._job.events.emit("cannot_send", text, errno=name, peers=ranks)
 
-    def _too_wide(self, peer: int) -> str:
-        size = self._job.row_bytes
-        return f"packets of {size} bytes, as rows are, no longer reach rank {peer}, and small ones do"
-
-    def _end(self, what: str) -> None:
-        """Rows pass no more, so that nothing would be averaged: the job ends."""
+    def _end(self, peer: int, says: str = "") -> None:
+        """Rows to ``peer`` pass no more, so that nothing would be averaged: the job ends."""
         if self._error is not None:
             return
         self._tried.clear()
         interface = self._interface() or "INTERFACE"
         self._error = TransportError(
-            f"rank {self._job.rank}: {what}: the MTU of the path has become smaller. Give the path its MTU back, or "
-            f"all ranks' interfaces a smaller one (ip link set dev {interface} mtu ...; with xdp: tailbound attach "
+            f"rank {self._job.rank}: {says}packets of {self._job.row_bytes} bytes, as rows are, no longer reach rank "
+            f"{peer}, and small ones do: the MTU of the path has become smaller. Give the path its MTU back, or all "
+            f"ranks' interfaces a smaller one (ip link set dev {interface} mtu ...; with xdp: tailbound attach "
             "--mtu ...), and start the job again"
         )
