@@ -110,5 +110,5 @@ bench: setup
 	$(BIN)/tailbound bench train --json $(OUT)/bench/train.json
 
 clean:
-	rm -rf build dist $(OUT) .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info $(LABORATORY)/build $(LABORATORY)/*.egg-info
+	rm -rf build dist $(OUT) host_lib/tailbound/_objects .pytest_cache .mypy_cache .ruff_cache .hypothesis host_lib/*.egg-info $(LABORATORY)/build $(LABORATORY)/*.egg-info
 	find host_lib tests -name __pycache__ -type d -prune -exec rm -rf {} +
