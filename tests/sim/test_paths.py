@@ -10,6 +10,7 @@ import pytest
 
 from sim.team import SimTeam, sim_team
 from support import Trouble, hasty
+from tailbound.collective.paths import Paths
 from tailbound.errors import TransportError
 from tailbound.transport.config import FLOOR
 from tailbound.transport.deadline import WARM_UP_OPS
@@ -152,18 +153,25 @@ def test_a_path_whose_mtu_shrinks_ends_the_job_on_all_ranks(caplog: pytest.LogCa
         assert len([r for r in caplog.records if "MTU" in r.getMessage()]) == RANKS  # each says so once
 
 
-def test_what_the_own_system_refuses_is_told_and_a_row_that_is_too_long_is_tried(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize("refuses", [False, True])
+def test_what_the_own_system_refuses_is_told_and_ends_the_job_if_rows_are_too_long_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, refuses: bool
 ) -> None:
     with sim_team(RANKS, INSISTING) as job:
         job.warm_up(NUMEL, 3)
+        if refuses:
+            send = Paths._send
+            monkeypatch.setattr(Paths, "_send", lambda *of: errno.EMSGSIZE if small(0, of[3]) == [] else send(*of))
         for number in (errno.EPERM, errno.EMSGSIZE):
             job[1].job.sender.refuse(0, number)
         job.go(2 * S)
         told = [e.fields for e in job[1].job.events.recent() if e.name == "cannot_send"]
         assert [each["peers"] for each in told] == [[0], [0]]
-        assert job[1].job.paths.by_peer[0].tries.asked == 1  # it passes
-        steps(job, 1)
+        for member in job.communicators:
+            error = str(member.job.paths.check(job.now))
+            assert ("no longer reach rank 0" in error) == refuses
+        if not refuses:
+            steps(job, 1)
     assert "nft list ruleset" in caplog.text
 
 

@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
@@ -122,6 +122,18 @@ def test_who_has_said_enough_is_tried_no_more_and_others_less_and_less(paths: Pa
         says(paths, 2, SMALL | WIDE, answer=False)  # what a peer's own tries say is no answer to another burst
         says(paths, 2, SMALL | WIDE)
     assert (paths.due(times[-1]), paths._job.sender.plain) == ([], {2})
+
+
+def test_half_of_a_burst_has_to_arrive_and_a_trial_begins_with_nothing(paths: Paths) -> None:
+    def heard(trial: int, places: Iterable[int]) -> int:
+        for place in places:
+            head = header(type=PacketType.HELLO, sender=1, flags=int(Flag.REPEAT), row=trial, rows=place)[0]
+            paths.receive(head, bytes(1408))
+        return paths.by_peer[1].heard
+
+    assert heard(7, [1] * paths.burst) == WIDE  # one packet of each try
+    assert heard(7, range(1, paths.burst // 2 + 1)) == WIDE | BURST
+    assert heard(8, [0]) == WIDE
 
 
 def test_what_a_rank_has_refused_and_could_not_send_is_told(paths: Paths) -> None:

@@ -197,7 +197,9 @@ class Channels:
         job, members, shared = self._job, self._job.membership, self._job.sender.shared
         suspects = members.suspects
         dead = members.dead(step_of(job.sequence.upcoming)) if suspects else ()
-        live = tuple(peer for peer in members.here if not (peer in dead and job.beyond(peer)))
+        live = tuple(members.here)
+        if dead:
+            live = tuple(peer for peer in live if not (peer in dead and job.beyond(peer)))
         if live == self.live and suspects == self._suspects:
             return
         self.live, self._suspects = live, suspects
