@@ -25,7 +25,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Shared
-from tailbound.transport.sockets import UdpSocket, neighbouring_sockets, ports_of, room_of, sending_socket
+from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import step_of
 from tailbound.wire.address import is_ipv6, words_of
 
@@ -114,7 +114,8 @@ class Channels:
                 f"ranks receive at UDP ports {', '.join(map(str, sorted(to)))}, and copies go to one port: give all "
                 "ranks the same (attach --port, TAILBOUND_PORT)"
             )
-        socks = _closed_by(opened, neighbouring_sockets(address, ports, room_of(len(peers) * ports)))
+        made = neighbouring_sockets(address, ports, room_of(len(peers) * ports))
+        socks = tuple(opened.enter_context(sock) for sock in made)
         first = int(socks[0].getsockname()[1])
         try:
             fanout = Fanout.attach(interface, first, to.pop(), ports=len(socks), peers=len(peers), address=address)
@@ -136,7 +137,7 @@ class Channels:
             )
         group = job.config.group or str(_GROUPS[job.cookie % _GROUPS.num_addresses])
         ports = ports_of(len(job.peers), job.config.source_ports)
-        socks = _closed_by(opened, [sending_socket(address, _GROUP_ROOM // ports) for _ in range(ports)])
+        socks = tuple(opened.enter_context(sending_socket(address, _GROUP_ROOM // ports)) for _ in range(ports))
         own = socket.inet_aton(address)
         options: dict[int, int | bytes] = {  # to others alone; snooping switches (IGMP) deliver to members
             socket.IP_MULTICAST_IF: own,
@@ -244,9 +245,3 @@ class Channels:
             "channels": {name: {**one.counts.snapshot(), "waits": one.counts.waits} for name, one in shared.items()},
             "clones_failed": {str(rank): n.packets_failed for rank, n in clones.items() if n.packets_failed},
         }
-
-
-def _closed_by(opened: contextlib.ExitStack, socks: list[UdpSocket]) -> tuple[UdpSocket, ...]:
-    for sock in socks:
-        opened.callback(sock.close)
-    return tuple(socks)

@@ -63,33 +63,19 @@ _REMEDIES = {
 
 @dataclass
 class Path:
-    """The path to one peer, and the one from it, as far as tries have told.
+    """The path to one peer, and the one from it, as far as tries have told; times in ns."""
 
-    Attributes:
-        trial: number of the newest trial.
-        begun: when it began, ns.
-        tries: of it.
-        told: kinds that the peer says have arrived in it.
-        answers: of the peer to its tries.
-        refused: errno of what refused the last try; 0: nothing.
-        peers_trial: number of the peer's newest trial that was heard of.
-        heard: kinds that have arrived in it.
-        places: of its packets in bursts, as bits.
-        complained: when this rank complained of the peer.
-        doubted: since when a burst of it is waited for, by which it answers a complaint.
-    """
-
-    trial: int = 0
-    begun: int = 0
+    trial: int = 0  #: number of the newest trial
+    begun: int = 0  #: when it began
     tries: Backoff = field(default_factory=lambda: Backoff(TRIES))
-    told: int = 0
-    answers: int = 0
-    refused: int = 0
-    peers_trial: int = 0
-    heard: int = 0
-    places: int = 0
-    complained: int = -_COMPLAIN_EVERY
-    doubted: int = -_WAIT_EVERY
+    told: int = 0  #: kinds that the peer says have arrived
+    answers: int = 0  #: of the peer
+    refused: int = 0  #: errno of what refused the last try
+    peers_trial: int = 0  #: the peer's newest trial
+    heard: int = 0  #: kinds that have arrived of it
+    places: int = 0  #: of these in bursts, as bits
+    complained: int = -_COMPLAIN_EVERY  #: when this rank last complained of the peer
+    doubted: int = -_WAIT_EVERY  #: since when a burst is waited for, by which the peer answers
 
 
 class Paths:
