@@ -18,6 +18,7 @@ from tailbound.collective.tally import counts, point_own, summed_by
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
 from tailbound.transport.headers import Fields, finalise
+from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Stage, Verdict, Why
 
 #: What to do about ranks that disagree on a bucket.
@@ -57,6 +58,8 @@ def seal(job: Job, op: Op) -> None:
     summed = _count(job, op)
     through = {*job.records.all_contributed(job.membership.here, op.label)}
     job.accounts.judge(op, summed, through)
+    # a rank that has named a later step went on without the own results
+    op.outcome.doubtful = own > 0 and step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 0
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
         job.self_misses = job.self_misses + 1 if missed else 0

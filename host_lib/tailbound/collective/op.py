@@ -49,7 +49,8 @@ class Outcome:
         overwritten: result rows that were overwritten before use.
         skipped: nothing of it could be had any more, since this rank came after the ring had moved on (clock-20).
         minority: fewer than a majority of the ranks have part in it, so it is void: zero, on all ranks (clock-38).
-        doubtful: this rank alone is known to skip it: others apply it where they heard too late that it was lost.
+        doubtful: others may apply something else: this rank alone is known to skip it, and they heard too late that it
+            was lost; or the own results left when another rank had gone on without them.
         missed: result rows of others that never came: what other ranks may have in their averages and this one not.
         unsent: the rank sent no rows at all, since it came too late for the first half.
         nanoseconds: from launch to the end of decode.
