@@ -58,8 +58,8 @@ def seal(job: Job, op: Op) -> None:
     summed = _count(job, op)
     through = {*job.records.all_contributed(job.membership.here, op.label)}
     job.accounts.judge(op, summed, through)
-    # a rank that has named a later step went on without the own results
-    op.outcome.doubtful = own > 0 and step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 0
+    # a rank that has named such a step went on without the own results; the ops of a pass may be of two steps (FSDP)
+    op.outcome.doubtful = own > 0 and step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 1
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
         job.self_misses = job.self_misses + 1 if missed else 0
