@@ -89,6 +89,7 @@ def test_whole_iterations_are_applied(
         assert second.state.resync.sound == sound
 
 
+@pytest.mark.parametrize("bounded", [False, True])
 @pytest.mark.parametrize(
     ("loop", "passes", "void", "why"),
     [
@@ -102,12 +103,17 @@ def test_whole_iterations_are_applied(
     ],
 )
 def test_an_optimizer_makes_nothing_of_an_iteration_with_a_void_pass(
-    one: Rank, loop: str, passes: int, void: int, why: str
+    one: Rank, loop: str, passes: int, void: int, why: str, bounded: bool
 ) -> None:
-    """Zeros would move weights by what momentum and weight decay keep; the next iteration counts. Rule: clock-38."""
+    """Zeros would move weights by what momentum and weight decay keep; the next iteration counts. Rule: clock-38.
+
+    Also where the loop says itself when a step is over, as one does whose ranks may come back.
+    """
     iterate, held = getattr(solo, loop)(one), list[Any]()
     one.job.void = {void: why}
     for i in range(7):
+        if bounded:
+            one.state.boundary()
         iterate(i)
         kept = [str(opt.state_dict()) for opt in one.state.optimizers if "closure" not in loop]  # LBFGS counts calls
         held.append((one.weights(), kept))

@@ -435,8 +435,6 @@ class TailboundState:
             if self.steps.half_made:
                 return
             self.end_step(still=True)
-            if self.optimizers and not self.absence.skips:  # else ``batches`` says when an iteration is over
-                self.steps.split()
         if self._new_step:  # also where the program has called ``boundary`` by itself
             self._new_step = False
             self.rejoin()
@@ -463,6 +461,8 @@ class TailboundState:
             return
         half_made = self.steps.half_made
         step, self.steps.ended = self.steps.ended, None
+        if still and step is not None and self.optimizers and not self.absence.skips:
+            self.steps.split()  # else ``batches`` says when an iteration is over
         if step == BY_ITSELF:
             if still:
                 (self.absence.follow if self.absence.void else self._come_in)()
