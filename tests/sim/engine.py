@@ -281,7 +281,7 @@ class World(UncheckedWorld):
         node = self.alive[0]
         job, agreement = node.engine.job, node.engine.maps.agreement
         node.poke()
-        return agreement.propose(owners, step_of(job.sequence.upcoming), self.fabric.clock + node.ahead)
+        return agreement.propose(owners, step_of(job.sequence.upcoming))
 
     def restart_switch(self, length: int = 0) -> None:
         """Its program is loaded anew, and it is away for ``length`` ns: all rows are forgotten, whole ones, too.

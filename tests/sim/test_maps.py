@@ -13,7 +13,7 @@ from sim.team import SimTeam, sim_team
 from support import hasty, patient
 from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
-from tailbound.transport.agreement import Kind, Message
+from tailbound.transport.agreement import OPEN, Message
 from tailbound.transport.steps import STEP_MASK
 from tailbound_lab.simulate.fabric import MS, Terms
 
@@ -58,7 +58,8 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
             maps, send = member._engine.maps, member._engine.maps._send
 
             def pick(peer: int, message: Message, send: Callable[[int, Message], None] = send) -> None:
-                if not (blocked and peer == 2 and message.kind == Kind.SETTLED):
+                proposes = message.maps[-1:] and message.maps[-1].since == OPEN
+                if not (blocked and peer == 2 and message.maps and not proposes):
                     send(peer, message)
 
             maps._send = pick  # type: ignore[method-assign]

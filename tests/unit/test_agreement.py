@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailbound.codec.owners import OwnerMap
-from tailbound.transport.agreement import CHAIN, Agreed, Agreement, Kind, Message, decode_map, encode_map
+from tailbound.transport.agreement import CHAIN, OPEN, Agreed, Agreement, Message, decode_map, encode_map
 from tailbound.transport.membership import Membership
 
 MS = 1_000_000
@@ -18,14 +18,30 @@ MS = 1_000_000
 MAPS = st.tuples(st.sets(st.integers(0, 2), min_size=1).map(sorted).map(tuple), st.integers(0, 65535))
 
 
-@given(st.sampled_from(Kind), st.integers(0, 2**32 - 1), st.lists(MAPS, min_size=1, max_size=CHAIN))
-def test_messages_come_back_from_their_bodies(kind: Kind, ref: int, maps: list[tuple[tuple[int, ...], int]]) -> None:
-    chain = tuple(Agreed(3 * i, OwnerMap(i << 8 | 2, *one)) for i, one in enumerate(maps))
-    message = Message(kind, ref, chain[: {Kind.PROPOSE: 1, Kind.SETTLED: CHAIN}.get(kind, 0)])
+@given(st.integers(0, 2**32 - 1), st.integers(0, 65535), st.lists(MAPS, max_size=CHAIN), st.none() | MAPS)
+def test_messages_come_back_from_their_bodies(
+    highest: int, turns: int, settled: list[tuple[tuple[int, ...], int]], proposed: tuple[tuple[int, ...], int] | None
+) -> None:
+    maps = [Agreed(3 * i, OwnerMap(i << 8 | 2, *one)) for i, one in enumerate(settled)]
+    if proposed is not None:
+        maps.append(Agreed(OPEN, OwnerMap(CHAIN << 8, *proposed)))
+    message = Message(highest, tuple(maps), turns)
     body = encode_map(message, 3)
-    assert decode_map(body + bytes(7), 3) == message
+    assert decode_map(body + bytes(7), 3) == (message if settled or not proposed else None)
     assert decode_map(body, 4) is None
     assert all(decode_map(body[:n], 3) is None for n in range(len(body)))
+
+
+def test_a_proposal_comes_last() -> None:
+    first, later = OwnerMap(1, (0,)), OwnerMap(257, (1,))
+    bad = [
+        (Agreed(OPEN, first), Agreed(7, later)),
+        (Agreed(OPEN, first), Agreed(OPEN, later)),
+        (Agreed(7, first), Agreed(7, later)),
+        (Agreed(7, later), Agreed(OPEN, first)),
+        (Agreed(OPEN + 1, first),),
+    ]
+    assert [decode_map(encode_map(Message(0, maps), 3), 3) for maps in bad] == [None] * 5
 
 
 @given(st.binary(max_size=200))
@@ -57,28 +73,28 @@ def rounds(ranks: list[Agreement], times: range, live: list[int] | None = None) 
 def test_a_proposal_waits_for_all_who_live_and_gives_way_to_another_wish() -> None:
     """The majority once waited 300 ms for a rank that was away, and 600 ms before it could propose again."""
     ranks = ranks_of(3)
-    assert ranks[0].propose((0, 1), 5, 0)
-    assert not ranks[0].propose((0, 1), 5, 0)
+    assert ranks[0].propose((0, 1), 5)
+    assert not ranks[0].propose((0, 1), 5)
     rounds(ranks, range(900), live=[1, 2])  # rank 2 never answers
     rounds(ranks, range(900, 1000), live=[2])
     assert ranks[0].known == 0
     assert ranks[0].wanted.owners == (0, 1)
-    assert ranks[0].propose((0, 2), 5, 1000 * MS)
+    assert ranks[0].propose((0, 2), 5)
     rounds(ranks, range(1000, 1003), live=[1])
     assert ranks[0].agreed[-1] == ranks[1].agreed[-1] == Agreed(8, OwnerMap(2 << 8, (0, 2)))
-    assert ranks[0].propose((0, 1), 8, 1003 * MS)
-    assert not ranks[0].propose((0, 2), 8, 1003 * MS)  # as it is: what was proposed is withdrawn
+    assert ranks[0].propose((0, 1), 8)
+    assert not ranks[0].propose((0, 2), 8)  # as it is: what was proposed is withdrawn
     assert ranks[0].quiet
 
 
 def test_a_map_begins_three_steps_after_the_newest_and_after_the_one_before() -> None:
     """Also where what is heard of steps is older than that; nothing is proposed meanwhile. Rule: clock-22."""
     ranks = ranks_of(2)
-    assert not ranks[0].propose((0, 1), 5, 0), "it is so"
-    assert ranks[0].propose((1,), 5, 0)
+    assert not ranks[0].propose((0, 1), 5), "it is so"
+    assert ranks[0].propose((1,), 5)
     rounds(ranks, range(3))
-    assert not ranks[0].propose((0, 1), 7, 3 * MS)
-    assert ranks[0].propose((0, 1), 8, 3 * MS)
+    assert not ranks[0].propose((0, 1), 7)
+    assert ranks[0].propose((0, 1), 8)
     rounds(ranks, range(3, 6))
     assert [each.since for each in ranks[1].agreed] == [0, 8, 9]
 
@@ -96,17 +112,36 @@ def test_a_peer_that_does_not_know_the_map_is_told_ever_more_rarely(rank: int, t
     assert not teller.poll(2000 * MS, 5, [2], {2: 1 << 8})
 
 
+def test_a_proposal_is_repeated_soon_to_who_has_not_acknowledged_it() -> None:
+    """A rank that was stopped may be all that it waits for."""
+    leader = ranks_of(3)[0]
+    leader.propose((0, 1), 5)
+    leader.receive(Message(1 << 8), 1, [1, 2], 0)
+    asked = {now: leader.poll(now * MS, 5, [1, 2], {}) for now in range(160)}
+    assert [now for now, sent in asked.items() if [peer for peer, _ in sent] == [2]] == [
+        0,
+        2,
+        6,
+        14,
+        30,
+        62,
+        94,
+        126,
+        158,
+    ]
+
+
 def test_a_job_whose_maps_fill_no_packet_keeps_its_map() -> None:
     rank = Agreement(0, 200, tuple(range(200)), Membership(200, 0).quorum, room=64)
-    assert not rank.propose(tuple(range(199)), 5, 0)
+    assert not rank.propose(tuple(range(199)), 5)
 
 
 # -- what keeps an id from meaning two maps ---------------------------------------------------------------------------
 
 
-def proposed(ident: int, owners: tuple[int, ...] = (0, 1), ref: int = 0) -> Message:
-    """A proposal that follows the map ``ref``."""
-    return Message(Kind.PROPOSE, ref, (Agreed(0, OwnerMap(ident, owners)),))
+def proposed(ident: int, owners: tuple[int, ...] = (0, 1)) -> Message:
+    """A proposal that follows the first map."""
+    return Message(ident, (Agreed(0, OwnerMap(0, (0, 1, 2, 3))), Agreed(OPEN, OwnerMap(ident, owners))))
 
 
 @pytest.mark.parametrize(
@@ -116,26 +151,35 @@ def proposed(ident: int, owners: tuple[int, ...] = (0, 1), ref: int = 0) -> Mess
         (1, [0, 1], proposed(1 << 8 | 1), False),
         (3, [3], proposed(1 << 8 | 3), False),
         (1, [1], proposed(1 << 8 | 3), False),
-        (1, [1], proposed(10 << 8 | 1, ref=9 << 8), False),
     ],
-    ids=["the lowest live rank", "not the lowest", "a higher rank", "by an id of another rank", "after another map"],
+    ids=["the lowest live rank", "not the lowest", "a higher rank", "by an id of another rank"],
 )
 def test_whose_proposal_is_acknowledged(sender: int, live: list[int], message: Message, answered: bool) -> None:
     rank = ranks_of(4)[2]
     rank.receive(message, sender, live, 0)
-    answers = [(sender, Message(Kind.ACKNOWLEDGE, message.maps[0].map.id))]
-    assert rank.poll(0, 5, live, {}) == answers * answered
+    assert rank.poll(0, 5, live, {}) == [(sender, Message(message.highest))] * answered
 
 
 def test_who_proposes_or_settles_what_is_old_is_told_the_newest_map() -> None:
     newest = Agreed(9, OwnerMap(5 << 8, (0, 2)))
-    for message in (proposed(1 << 8), Message(Kind.SETTLED, 0, (Agreed(3, OwnerMap(1 << 8, (0, 1))),))):
+    for message in (proposed(1 << 8), Message(0, (Agreed(3, OwnerMap(1 << 8, (0, 1))),))):
         rank = ranks_of(3)[1]
         rank.adopt([*rank.agreed, newest])
         rank.receive(message, 0, [0, 2], 0)
         assert rank.agreed[-1] == newest
         ((to, told),) = rank.poll(0, 5, [0, 2], {0: 0})
-        assert (to, told.kind, told.maps[-1]) == (0, Kind.SETTLED, newest)
+        assert (to, told.maps[-1]) == (0, newest)
+
+
+def test_a_map_that_is_news_is_acknowledged_whoever_tells_it() -> None:
+    """Its teller may propose besides, without a right to: that is left alone."""
+    newest = Agreed(9, OwnerMap(5 << 8, (0, 2)))
+    for more in ((), (Agreed(OPEN, OwnerMap(6 << 8 | 2, (0,))),)):
+        rank = ranks_of(3)[1]
+        for answers in (1, int(not more)):
+            rank.receive(Message(7 << 8, (newest, *more)), 2, [0, 2], 0)
+            assert rank.poll(0, 5, [0, 2], {2: 5 << 8}) == [(2, Message(0))] * answers
+            assert rank.agreed[-1] == newest
 
 
 def test_an_id_that_was_acknowledged_once_is_never_used_again() -> None:
@@ -143,7 +187,7 @@ def test_an_id_that_was_acknowledged_once_is_never_used_again() -> None:
     ranks = ranks_of(2)
     ranks[1].receive(proposed(9 << 8, (1,)), 0, [0], 0)
     ranks[1].poll(0, 5, [0], {})
-    ranks[0].propose((0,), 5, 0)
+    ranks[0].propose((0,), 5)
     rounds(ranks, range(1))
     assert ranks[0].wanted == OwnerMap(10 << 8, (0,))
     rounds(ranks, range(1, 10))
@@ -152,7 +196,7 @@ def test_an_id_that_was_acknowledged_once_is_never_used_again() -> None:
 
 def test_nothing_is_settled_without_a_majority() -> None:
     rank = ranks_of(3)[0]
-    rank.propose((0,), 5, 0)
+    rank.propose((0,), 5)
     for now in range(100):
         rank.poll(now * MS, 5, [], {})
     assert (rank.known, rank.wanted.owners) == (0, (0,))
@@ -161,7 +205,7 @@ def test_nothing_is_settled_without_a_majority() -> None:
 @pytest.mark.parametrize("heard", [True, False], ids=["it acknowledges another one", "a lower rank lives again"])
 def test_who_leads_no_longer_gives_up_its_proposal(heard: bool) -> None:
     rank = ranks_of(3)[1]
-    rank.propose((1, 2), 5, 0)
+    rank.propose((1, 2), 5)
     if heard:
         rank.receive(proposed(2 << 8), 0, [0, 2], 0)
     else:

@@ -13,7 +13,7 @@ from functools import partial
 
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
-from tailbound.transport.agreement import Kind, Message, decode_map, encode_map
+from tailbound.transport.agreement import OPEN, Message, decode_map, encode_map
 from tailbound.transport.reliable import Refusal, Reliable
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import STEP_MASK
@@ -67,7 +67,7 @@ def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
 
 def encode(position: Position, ranks: int) -> bytes:
     """A position as bytes; ``ranks`` can own rows."""
-    maps = encode_map(Message(Kind.SETTLED, 0, position.agreed), ranks).hex()
+    maps = encode_map(Message(0, position.agreed), ranks).hex()
     return json.dumps([position.step, position.result_seq, position.sum_seqs, maps]).encode()
 
 
@@ -82,7 +82,8 @@ def decode(data: bytes, ranks: int) -> Position:
         found = decode_map(bytes.fromhex(maps), ranks)
         position = Position(int(step), int(result_seq), tuple(map(int, sums)), found.maps if found is not None else ())
         in_range = all(0 <= n < 1 << 32 for n in (position.result_seq, *position.sum_seqs))
-        if not (position.agreed and in_range and 0 <= position.step <= STEP_MASK and len(position.sum_seqs) == ranks):
+        settled = position.agreed and position.agreed[-1].since != OPEN
+        if not (settled and in_range and 0 <= position.step <= STEP_MASK and len(position.sum_seqs) == ranks):
             raise ValueError("numbers out of range")
         return position
     except NOISE as error:

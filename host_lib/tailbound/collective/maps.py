@@ -16,7 +16,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.window import Window
 from tailbound.observe.ledger import Ledger
-from tailbound.transport.agreement import LEAD_STEPS, Agreement, Kind, Message, decode_map, encode_map
+from tailbound.transport.agreement import LEAD_STEPS, Agreement, Message, decode_map, encode_map
 from tailbound.transport.config import MS
 from tailbound.transport.forgeries import WORDS_APART
 from tailbound.transport.sequence import REMEMBERED, Position
@@ -63,9 +63,6 @@ class Maps:
         self._step = self._aged = job.config.first_step
         self._again = 0
         self._observed = self._wished = -_APART
-        self._misplaced = False
-        self._known = 0
-        self._in_force = job.sequence.map  # in the last step
         self._alerts = Alerts(job, ledger, job.events)
         self._turn_asked = 0  # turns of keys that another rank has asked for
         self._outside = outside
@@ -89,11 +86,10 @@ class Maps:
         message = decode_map(body, job.world)
         if message is None:
             job.counters["control_refused"] += 1
-        elif message.kind == Kind.TURN:
-            self._turn_asked = message.ref
-        else:
-            self._foresee(max((each.map.turns for each in message.maps), default=0))  # before it is acknowledged
-            self.agreement.receive(message, sender, self._alive(), job.now())
+            return
+        self._turn_asked = message.turns or self._turn_asked
+        self._foresee(max((each.map.turns for each in message.maps), default=0))  # before it is acknowledged
+        self.agreement.receive(message, sender, self._alive(), job.now())
         self._again = 0
 
     def learn(self, op: Op) -> None:
@@ -142,12 +138,10 @@ class Maps:
                     self._alerts.look_for_forged(step, job.keys.epoch, now)
                 self._wish(step, lateness, now)
             self._show(ops)
-        if self._misplaced:
-            self._realign(ops)
         if now < self._again:
             return 0 if self.agreement.quiet else self._again
-        known = self._known_by_peers()
-        if self.agreement.quiet and all(theirs == self._known for theirs in known.values()):
+        known, newest_map = self._known_by_peers(), job.sequence.newest_map
+        if self.agreement.quiet and all(theirs == newest_map for theirs in known.values()):
             self._again = now + _IDLE
             return 0
         alive = self._alive()
@@ -157,7 +151,7 @@ class Maps:
         lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // length))) if length else LEAD_STEPS
         for peer, message in self.agreement.poll(now, newest, alive, known, lead):
             self._send(peer, message)
-        if self.agreement.known != self._known:
+        if self.agreement.known != newest_map:
             self._change(window)
         look = self.agreement.due()
         self._again = max(now + MS, look) if look else now + _IDLE
@@ -182,17 +176,17 @@ class Maps:
             absent = job.membership.suspects | job.membership.gone | job.membership.dead(step)
             owners = self.shares.update(lateness, absent, self._pace())
         if job.switch is not None:
-            switched = self.fallback.update(job.silent_ops, job.switched(self._in_force), now)
+            switched = self.fallback.update(job.silent_ops, job.switched(job.sequence.map), now)
             owners = job.owners(owners, switched=switched)
         alive = self._alive()
         if min(alive, default=job.rank) >= job.rank:
             turns = self._turns(wanted.turns, now)
-            if job.steps.in_step and self.agreement.propose(owners, step, now, turns):
+            if job.steps.in_step and self.agreement.propose(owners, step, turns):
                 self._foresee(turns)
                 job.events.emit("map_proposed", level=logging.INFO, owners=list(owners), step=step)
             return
         if self._tried() and self._alerts.forgeries.ask(now, WORDS_APART):
-            self._send(min(alive), Message(Kind.TURN, wanted.turns + 1))
+            self._send(min(alive), Message(wanted.id, turns=wanted.turns + 1))
 
     def _tried(self) -> bool:
         """Whether the keys in force have been tried too often here, and can be left now."""
@@ -226,8 +220,7 @@ class Maps:
     def _change(self, window: Window) -> None:
         """Another history of maps is known: places are foretold anew, headers and the kernel follow."""
         job, ops, agreed = self._job, window.ops, self.agreement.agreed
-        self._known = self.agreement.known
-        job.advertise(map_known=self._known)
+        job.advertise(map_known=self.agreement.known)
         knew = not job.sequence.adrift
         for place in job.sequence.set_maps(agreed):
             window.drop(place)
@@ -237,7 +230,7 @@ class Maps:
                 "this rank heard of it: where rows go is not known. Use tailbound.torch.batches, or state.catch_up()"
             )
             job.events.emit("map_too_late", reason=said)
-        self._misplaced = True
+        job.store.control["sum_base"] = window.sum_base
         self._show(ops)
         used = [op.place.placement.owner_map for op in ops.values()]
         window.pool.forget({each.map.owners for each in agreed} | {each.owners for each in used})
@@ -264,26 +257,12 @@ class Maps:
         Written so that between two writes, too, ops in flight are judged by their own map.
         """
         job, agreed = self._job, self.agreement.agreed
-        self._in_force = job.sequence.map
         oldest = step_of(next(iter(ops), job.sequence.upcoming))
-        to_come = next((i for i, each in enumerate(agreed) if step_distance(each.since, oldest) > 0), len(agreed) - 1)
-        after = agreed[to_come or min(1, len(agreed) - 1)]
-        before = agreed[max(0, agreed.index(after) - 1)]
-        since, control = op_label(after.since, 0), job.store.control
-        shown = int(control["map_before"][0]), int(control["map_id"][0])
-        if shown == (before.map.id, after.map.id) and (before is after or int(control["map_since"][0]) == since):
-            return
-        control["map_before"] = before.map.id
-        control["map_since"] = since
-        control["map_id"] = after.map.id
-
-    def _realign(self, ops: Mapping[int, Op]) -> None:
-        """While ops are in flight that were placed by a map that others have left, the window is where it should be."""
-        job = self._job
-        right = [op for op in ops.values() if op.place.placement.owner_map == job.sequence.map_at(op.place.step)]
-        self._misplaced = len(right) < len(ops)
-        sums = right[0].place.sum_seqs if right else job.sequence.sum_seqs
-        job.store.control["sum_base"] = sums[job.rank]
+        last = len(agreed) - 1
+        after = max(1, next((i for i, each in enumerate(agreed) if step_distance(each.since, oldest) > 0), last))
+        job.store.control["map_before"] = agreed[after - 1].map.id
+        job.store.control["map_since"] = op_label(agreed[min(after, last)].since, 0)
+        job.store.control["map_id"] = agreed[min(after, last)].map.id
 
     def _send(self, peer: int, message: Message) -> None:
         job = self._job

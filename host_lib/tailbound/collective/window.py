@@ -48,6 +48,14 @@ class Window:
         """Whether an op of this rank's own is in flight."""
         return any(op.launch is not None for op in self.ops.values())
 
+    @property
+    def sum_base(self) -> int:
+        """Where the window begins in the own ring of sums; no op counts that was placed by a map others have left."""
+        sequence, rank = self._job.sequence, self._job.rank
+        places = (op.place for op in self.ops.values())
+        right = (each for each in places if each.placement.owner_map == sequence.map_at(each.step))
+        return next(right, sequence).sum_seqs[rank]
+
     # -- into it --------------------------------------------------------------------------------------------------
 
     def admit(self) -> list[Op]:
@@ -183,12 +191,11 @@ class Window:
             self.pool.keep(op.place, op.buffers)
         if moved is None:
             return False
-        own = int(moved.placement.counts[job.rank])
         control = job.store.control
         job.turn_keys(moved.step, moved.placement.owner_map.turns)
         control["released"] = moved.label
         control["result_base"] = (moved.result_seq + moved.layout.shape.rows) & 0xFFFFFFFF
-        control["sum_base"] = (moved.sum_seqs[job.rank] + own) & 0xFFFFFFFF
+        control["sum_base"] = self.sum_base
         if serial_distance(moved.label, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
             control["first_op"] = (moved.label - _FIRST_OP_LAG) & 0xFFFFFFFF
         return True

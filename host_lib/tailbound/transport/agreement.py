@@ -1,23 +1,28 @@
 """Agreeing on owner maps: two phases, led by the lowest live rank (clock-22). Pure, with the time passed in.
 
-The leader proposes a map, every live rank acknowledges it, a quorum in any case (clock-38), and only then the leader
-settles the step with which it begins, three or more after the newest. A proposal lasts until that, or until the leader
-wants something else. A map that has been settled is told to every rank whose headers name an older one
-(``map_known``), by whoever knows: the leader may have died meanwhile.
+There is one message: the newest maps that its sender knows, and the map that it proposes to follow them. An answer has
+neither, and says only the highest id that its sender has proposed or acknowledged. Each rank is in one of three states:
+
+    state      sends a message to                               until
+    quiet      no rank                                          it proposes or tells
+    proposes   live peers that have not acknowledged            all have, and a quorum (clock-38): then the map is
+                                                                settled, and begins three or more steps later
+    tells      peers whose headers name an older map            their headers name the newest one
+
+The leader proposes where it wants another map than it has, and gives that up for another wish or a lower rank. Whoever
+knows a map tells it, since the leader may have died; others than the leader do so a little later.
 
 An id means one map with one beginning, for good, and every packet that is placed by a map carries its id. So ranks that
 know different maps refuse each other's packets and lose them, but never put a row where it does not belong. Of two maps
 that two leaders settled, each taking the other for dead, the one with the higher id replaces the other everywhere,
-history included: what is told is a chain of the newest maps.
+history included: that is why several maps are told.
 """
 
 from __future__ import annotations
 
-import enum
 import itertools
 import struct
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tailbound.codec.owners import OwnerMap
@@ -30,37 +35,35 @@ from tailbound.wire.schema import MAX_RANKS, serial_distance
 LEAD_STEPS = 3
 #: So many maps are remembered, and told as one chain.
 CHAIN = 4
-#: How a packet of the same purpose is sent to the same rank again; a proposal soon, since a rank that was stopped may
-#: be all that it waits for.
+#: The beginning of a map that is only proposed.
+OPEN = STEP_MASK + 1
+#: How a peer is told again; of a proposal soon, since a rank that was stopped may be all that it waits for.
 _AGAIN, _SOON = Policy(2 * MS, 250 * MS), Policy(2 * MS, 32 * MS)
 #: Others than the leader wait so long before they tell of a map.
 _PATIENCE = 20 * MS
 
-_HEAD, _ENTRY = struct.Struct(">BBHI"), struct.Struct(">IIH")
-
-
-class Kind(enum.IntEnum):
-    """What the body of a MAP packet is."""
-
-    PROPOSE = 1  #: one map, without its beginning; ``ref``: the id of the map it is to follow
-    ACKNOWLEDGE = 2  #: ``ref``: the id proposed, or a higher one that another rank has proposed, or the one known
-    SETTLED = 3  #: the newest maps with their beginnings, oldest first
-    TURN = 4  #: keys have been tried too often here; ``ref``: the turns that the next map should have (auth-8)
+_HEAD, _ENTRY = struct.Struct(">BxHIHxx"), struct.Struct(">IIH")
 
 
 class Agreed(NamedTuple):
-    """A settled map, and the step it begins with."""
+    """A settled map, and the step it begins with; or a proposed one, which begins at ``OPEN``."""
 
     since: int
     map: OwnerMap
 
 
 class Message(NamedTuple):
-    """Body of a MAP packet."""
+    """Body of a MAP packet.
 
-    kind: Kind
-    ref: int = 0
+    Attributes:
+        highest: id of a map that the sender has proposed or acknowledged.
+        maps: the newest ones that it knows, oldest first; the last may be a proposal. None: this is an answer.
+        turns: of keys that the next map should have, where they have been tried too often here (auth-8); 0: no matter.
+    """
+
+    highest: int
     maps: tuple[Agreed, ...] = ()
+    turns: int = 0
 
 
 def _bytes_of(ranks: int) -> int:
@@ -70,7 +73,7 @@ def _bytes_of(ranks: int) -> int:
 
 def encode_map(message: Message, ranks: int) -> bytes:
     """The body of a MAP packet."""
-    parts = [_HEAD.pack(message.kind, len(message.maps), ranks, message.ref)]
+    parts = [_HEAD.pack(len(message.maps), ranks, message.highest, message.turns)]
     for each in message.maps:
         owners = sum(1 << rank for rank in each.map.owners)
         parts += [_ENTRY.pack(each.map.id, each.since, each.map.turns & 0xFFFF), owners.to_bytes(_bytes_of(ranks))]
@@ -81,35 +84,22 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
     """The body of a MAP packet, or None if it is not one of a job of ``ranks``."""
     if len(body) < _HEAD.size:
         return None
-    kind, count, size, ref = _HEAD.unpack_from(body)
-    if size != ranks or kind not in Kind.__members__.values():
+    count, size, highest, asked = _HEAD.unpack_from(body)
+    length, maps = _ENTRY.size + _bytes_of(ranks), []
+    end = _HEAD.size + count * length
+    if size != ranks or len(body) < end:
         return None
-    if count != {Kind.PROPOSE: 1, Kind.SETTLED: count or 1}.get(kind, 0):
-        return None
-    at, maps = _HEAD.size, []
-    for _ in range(count):
-        end = at + _ENTRY.size + _bytes_of(ranks)
-        if end > len(body):
-            return None
+    for at in range(_HEAD.size, end, length):
         ident, since, turns = _ENTRY.unpack_from(body, at)
-        bits = int.from_bytes(body[at + _ENTRY.size : end])
-        if not 0 < bits < 1 << ranks or since > STEP_MASK or ident & 0xFF >= ranks:
+        bits = int.from_bytes(body[at + _ENTRY.size : at + length])
+        if not 0 < bits < 1 << ranks or since > OPEN or ident & 0xFF >= ranks:
             return None
         maps.append(Agreed(since, OwnerMap(ident, tuple(r for r in range(ranks) if bits >> r & 1), turns)))
-        at = end
     for a, b in itertools.pairwise(maps):
-        if serial_distance(b.map.id, a.map.id) <= 0 or step_distance(b.since, a.since) <= 0:
+        later = b.since == OPEN or step_distance(b.since, a.since) > 0
+        if a.since == OPEN or serial_distance(b.map.id, a.map.id) <= 0 or not later:
             return None
-    return Message(Kind(kind), ref, tuple(maps))
-
-
-@dataclass
-class _Proposal:
-    """A map that has been proposed here and not been settled yet."""
-
-    map: OwnerMap
-    again: Backoff
-    acknowledged: set[int] = field(default_factory=set)
+    return None if len(maps) == 1 and maps[0].since == OPEN else Message(highest, tuple(maps), asked)
 
 
 class Agreement:
@@ -132,14 +122,15 @@ class Agreement:
         first_step: int = 0,
         room: int = 1408,
     ) -> None:
-        self.rank, self.ranks = rank, ranks
+        self.rank = rank
         self._quorum = quorum
         #: settled maps, oldest first; the last one may still be to begin
         self.agreed: list[Agreed] = [Agreed(first_step, OwnerMap(0, first))]
-        self._chain = min(CHAIN, (room - _HEAD.size) // (_ENTRY.size + _bytes_of(ranks + 1)))
-        self._proposal: _Proposal | None = None
+        self._most = min(CHAIN + 1, (room - _HEAD.size) // (_ENTRY.size + _bytes_of(ranks + 1)))  # maps in a packet
+        self._proposed: OwnerMap | None = None
+        self._acknowledged: set[int] = set()
         self._highest = 0  # id that was proposed here, or that this rank has acknowledged
-        self._answers: list[tuple[int, Message]] = []
+        self._answers: list[int] = []  # ranks that are owed one
         self._telling: dict[int, Backoff] = {}  # by the rank that is told
 
     @property
@@ -150,16 +141,17 @@ class Agreement:
     @property
     def wanted(self) -> OwnerMap:
         """What is proposed here, or was agreed on last."""
-        return self._proposal.map if self._proposal is not None else self.agreed[-1].map
+        return self._proposed or self.agreed[-1].map
 
     @property
     def quiet(self) -> bool:
         """Whether nothing is on its way: ``poll`` does nothing, unless a peer does not know the newest map."""
-        return not (self._answers or self._proposal or self._telling)
+        return not (self._answers or self._proposed or self._telling)
 
     def adopt(self, agreed: Sequence[Agreed]) -> None:
-        """Goes on with the maps that another rank knows, oldest first: this one comes back to a job under way."""
-        self.agreed, self._proposal = list(agreed)[-CHAIN:], None
+        """Goes on with the maps that another rank knows, oldest first."""
+        self.agreed, self._proposed = list(agreed)[-CHAIN:], None
+        self._telling.clear()
 
     def age(self, step: int) -> bool:
         """Keeps maps that began long before ``step`` from seeming to be still to come, when step numbers turn over.
@@ -181,43 +173,52 @@ class Agreement:
         """Whether the newest map has still to begin for a rank in ``step``, and nothing can be proposed."""
         return step_distance(step, self.agreed[-1].since) < 0
 
-    def propose(self, owners: tuple[int, ...], step: int, now: int, turns: int = 0) -> bool:
+    def propose(self, owners: tuple[int, ...], step: int, turns: int = 0) -> bool:
         """Proposes a map in place of what was proposed before; returns whether this is new.
 
         Args:
             owners: ranks that own rows, rising.
             step: of this rank.
-            now: ns.
             turns: of keys that came before their time (auth-8).
         """
-        present, wanted = self.agreed[-1].map, self.wanted
-        if (owners, turns) == (present.owners, present.turns):
-            self._proposal = None
-        elif (owners, turns) != (wanted.owners, wanted.turns) and not self.waiting(step) and self._chain >= 2:
-            self._begin(owners, turns, now)
+        present, wanted, wish = self.agreed[-1].map, self.wanted, (owners, turns)
+        if wish == (present.owners, present.turns):
+            self._proposed = None
+        elif wish != (wanted.owners, wanted.turns) and not self.waiting(step) and self._most >= 2:
+            self._propose(owners, turns)
             return True
         return False
 
-    def _begin(self, owners: tuple[int, ...], turns: int, now: int) -> None:
+    def _propose(self, owners: tuple[int, ...], turns: int) -> None:
         counter = (max(self.known, self._highest, key=lambda i: serial_distance(i, self.known)) >> 8) + 1
         self._highest = (counter << 8 | self.rank) & 0xFFFFFFFF
-        self._proposal = _Proposal(OwnerMap(self._highest, owners, turns), Backoff(_SOON, now))
+        self._proposed, self._acknowledged = OwnerMap(self._highest, owners, turns), set()
+        self._telling.clear()
 
     def receive(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
         """Takes a message of another rank; ``live``: peers that this rank takes for alive. ``agreed`` may change."""
-        if message.kind == Kind.PROPOSE:
-            self._consider(message, sender, live, now)
-        elif message.kind == Kind.ACKNOWLEDGE:
-            self._count(message.ref, sender, now)
-        elif message.kind == Kind.SETTLED:
-            newest = message.maps[-1]
-            ahead = serial_distance(newest.map.id, self.known)
-            if ahead > 0:
-                self._adopt(message.maps)
-            if ahead >= 0:
-                self._answers.append((sender, Message(Kind.ACKNOWLEDGE, self.known)))
-            else:
-                self._telling[sender] = Backoff(_AGAIN, now)
+        if not message.maps:
+            mine = self._proposed
+            if mine is not None and message.highest == mine.id:
+                self._acknowledged.add(sender)
+            elif mine is not None and serial_distance(message.highest, mine.id) > 0:
+                self._highest = message.highest  # another rank has proposed more: begin above that
+                self._propose(mine.owners, mine.turns)
+            return
+        settled = [each for each in message.maps if each.since != OPEN]
+        newest, proposed = settled[-1].map.id, message.maps[-1].map
+        news = serial_distance(newest, self.known) > 0
+        if news:  # its history counts, too: maps that are not in it are dropped
+            kept = [each for each in self.agreed if serial_distance(each.map.id, settled[0].map.id) < 0]
+            self.adopt([*kept, *settled])
+        if newest != self.known:
+            self._telling[sender] = Backoff(_AGAIN, now)
+            return
+        leads = proposed.id & 0xFF == sender < self.rank and min(live, default=sender) >= sender
+        if news or leads or proposed.id == newest:
+            self._answers.append(sender)
+        if leads and serial_distance(proposed.id, self._highest) >= 0:
+            self._highest, self._proposed = proposed.id, None
 
     def poll(
         self, now: int, newest: int, live: Collection[int], known: Mapping[int, int], lead: int = LEAD_STEPS
@@ -230,73 +231,29 @@ class Agreement:
             known: ``map_known`` of every peer that is to be told of maps.
             lead: steps after the newest one with which a map begins; more than three where steps are short.
         """
-        out, self._answers = self._answers, []
+        out = [(peer, Message(self._highest)) for peer in self._answers]
+        self._answers = []
         if min(live, default=self.rank) < self.rank:
-            self._proposal = None
-        proposal = self._proposal
-        if proposal is not None:
-            missing = [p for p in live if p not in proposal.acknowledged]
-            if not missing and self._quorum({self.rank, *proposal.acknowledged}):
-                since = newest + lead
-                if step_distance(since, self.agreed[-1].since) <= 0:
-                    since = self.agreed[-1].since + 1
-                self._adopt((*self.agreed, Agreed(since & STEP_MASK, proposal.map)))
-            elif now >= proposal.again.due:
-                out += [(p, Message(Kind.PROPOSE, self.known, (Agreed(0, proposal.map),))) for p in missing]
-                proposal.again.ask(now)
-        return out + self._tell(now, known)
+            self._proposed = None
+        asked = set() if self._proposed is None else {*live} - self._acknowledged
+        if self._proposed is not None and not asked and self._quorum({self.rank, *self._acknowledged}):
+            last = self.agreed[-1].since
+            since = newest + lead if step_distance(newest + lead, last) > 0 else last + 1
+            self.adopt([*self.agreed, Agreed(since & STEP_MASK, self._proposed)])
+        behind = {peer for peer, theirs in known.items() if serial_distance(self.known, theirs) > 0}
+        maps = (*self.agreed, *([Agreed(OPEN, self._proposed)] if self._proposed is not None else []))
+        patience = 0 if self._proposed is not None or self.known & 0xFF == self.rank else _PATIENCE
+        self._telling = {peer: again for peer, again in self._telling.items() if peer in asked | behind}
+        for peer in sorted(asked | behind):
+            again = self._telling.setdefault(peer, Backoff(_SOON if peer in asked else _AGAIN, now + patience))
+            if now >= again.due:
+                out.append((peer, Message(self._highest, maps[-self._most :])))
+                again.ask(now)
+        return out
 
     def due(self) -> int:
         """When ``poll`` is due again; 0 if nothing is on its way."""
-        looks = [telling.due for telling in self._telling.values()]
-        if self._proposal is not None:
-            looks.append(self._proposal.again.due)
-        return min(looks, default=0)
-
-    def _tell(self, now: int, known: Mapping[int, int]) -> list[tuple[int, Message]]:
-        out = []
-        for peer, newest in known.items():
-            if serial_distance(self.known, newest) <= 0:
-                self._telling.pop(peer, None)
-                continue
-            leader = self.known & 0xFF == self.rank
-            telling = self._telling.setdefault(peer, Backoff(_AGAIN, now if leader else now + _PATIENCE))
-            if now >= telling.due:
-                out.append((peer, Message(Kind.SETTLED, 0, tuple(self.agreed[-self._chain :]))))
-                telling.ask(now)
-        for peer in [p for p in self._telling if p not in known]:
-            del self._telling[peer]
-        return out
-
-    def _consider(self, message: Message, sender: int, live: Collection[int], now: int) -> None:
-        """Acknowledges a proposal, unless it is not its sender's turn, or it does not follow the newest map."""
-        proposed = message.maps[0].map
-        if proposed.id & 0xFF != sender or min(live, default=sender) < sender or self.rank < sender:
-            return
-        if message.ref != self.known:
-            if serial_distance(self.known, message.ref) > 0:
-                self._telling[sender] = Backoff(_AGAIN, now)
-            return
-        if serial_distance(proposed.id, self._highest) >= 0:
-            self._highest, self._proposal = proposed.id, None
-        self._answers.append((sender, Message(Kind.ACKNOWLEDGE, self._highest)))
-
-    def _count(self, ref: int, sender: int, now: int) -> None:
-        proposal = self._proposal
-        if proposal is None:
-            return
-        if ref == proposal.map.id:
-            proposal.acknowledged.add(sender)
-        elif serial_distance(ref, proposal.map.id) > 0:  # another rank has proposed more: begin above that
-            self._highest = ref
-            self._begin(proposal.map.owners, proposal.map.turns, now)
-
-    def _adopt(self, chain: tuple[Agreed, ...]) -> None:
-        """Takes the history that the newest map has: what is newer than the chain's first and not in it is dropped."""
-        kept = [each for each in self.agreed if serial_distance(each.map.id, chain[0].map.id) < 0]
-        self.agreed = [*kept, *chain][-CHAIN:]
-        self._proposal = None
-        self._telling.clear()
+        return min((again.due for again in self._telling.values()), default=0)
 
 
 assert MAX_RANKS <= 256  # the proposer's rank is the low byte of an id
