@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.scale import Weights
 from tailbound.collective.job import Job
-from tailbound.collective.known import Known, Session
+from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.peers import PeerOwned
 from tailbound.collective.switched import SwitchOwned
@@ -26,7 +26,7 @@ class Aggregation(Protocol):
     def late_rows_serve(self, known: Known, op: Op) -> bool:
         """Whether own rows that come too late for the sums still serve this rank."""
 
-    def weights(self, session: Session) -> Weights | None:
+    def weights(self, known: Known) -> Weights | None:
         """What sums have room for, if codes have scales of their own (codec-5)."""
 
     def in_time(self, op: Op) -> bool:

@@ -1,4 +1,4 @@
-"""What one rank knows: its session, the kernel's records, and what it has learned of the others.
+"""What one rank knows: its job, the kernel's records, and what it has learned of the others.
 
 Decisions (``step``) see a ``Known``, and neither ``Speaker`` nor ``Job``: there is nothing in
 it to send, seal or count with.
@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import OwnerMap
-from tailbound.codec.scale import Weights, weights_of
+from tailbound.codec.scale import weights_of
 from tailbound.codec.scratch import readonly
 from tailbound.collective.op import Op, Pending
 from tailbound.collective.repair import Repairs
@@ -37,40 +36,6 @@ _HEARD_WITHIN = 2
 _DEADLINE_UNIT = schema.TIME_UNIT_US * 1000
 #: Serial distances below this are those of labels that are not older.
 _AHEAD = 1 << 31
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class Session:
-    """What stays as it is for as long as a job lasts."""
-
-    config: Config
-    cookie: int
-    #: own rank, and how many contribute
-    rank: int = field(init=False)
-    ranks: int = field(init=False)
-    #: the others, beginning with the rank after the own one
-    peers: list[int] = field(init=False)
-    #: rank of the job's switch; None: there is none
-    switch: int | None = field(init=False)
-    #: ranks that can own rows: with a switch, one more than those that contribute
-    world: int = field(init=False)
-    #: what sums have room for
-    weights: Weights = field(init=False)
-
-    def __post_init__(self) -> None:
-        rank, ranks, switched = self.config.rank, self.config.ranks, self.config.switch is not None
-        self.__dict__.update(
-            rank=rank, ranks=ranks, peers=[(rank + i) % ranks for i in range(1, ranks)],
-            switch=ranks if switched else None, world=ranks + switched, weights=weights_of(ranks),
-        )  # fmt: skip
-
-    def owners(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
-        """Owners by an owner map: ``ranks``, or (``switched``) the switch alone, if there is one."""
-        return (self.switch,) if switched and self.switch is not None else ranks
-
-    def switched(self, owner_map: OwnerMap) -> bool:
-        """Whether rows of ops placed by ``owner_map`` go to the switch."""
-        return self.switch is not None and self.switch in owner_map.owners
 
 
 class Records:
@@ -111,23 +76,23 @@ class Records:
 
     def contributed(self, rank: int, label: int) -> bool:
         """Whether ``rank`` has fully sent its contributions to ops up to ``label``."""
-        ahead: int = (self._contributed.item(rank) - label) & 0xFFFFFFFF
-        return ahead < _AHEAD and self._cookies.item(rank) == self._cookie
+        return bool(self.all_contributed((rank,), label))
 
     def published(self, rank: int, label: int) -> bool:
         """Whether ``rank`` has fully sent its results of ops up to ``label``."""
-        ahead: int = (self._published.item(rank) - label) & 0xFFFFFFFF
-        return ahead < _AHEAD and self._cookies.item(rank) == self._cookie
+        return bool(self.all_published((rank,), label))
 
     def all_contributed(self, ranks: Iterable[int], label: int) -> list[int]:
         """Those of ``ranks`` that have fully sent their contributions to ops up to ``label``."""
-        marks, cookies, cookie = self._contributed.item, self._cookies.item, self._cookie
-        return [p for p in ranks if (marks(p) - label) & 0xFFFFFFFF < _AHEAD and cookies(p) == cookie]
+        return self._risen(self._contributed, ranks, label)
 
     def all_published(self, ranks: Iterable[int], label: int) -> list[int]:
         """Those of ``ranks`` that have fully sent their results of ops up to ``label``."""
-        marks, cookies, cookie = self._published.item, self._cookies.item, self._cookie
-        return [p for p in ranks if (marks(p) - label) & 0xFFFFFFFF < _AHEAD and cookies(p) == cookie]
+        return self._risen(self._published, ranks, label)
+
+    def _risen(self, marks: NDArray[np.uint32], ranks: Iterable[int], label: int) -> list[int]:
+        mark, its, cookie = marks.item, self._cookies.item, self._cookie
+        return [p for p in ranks if (mark(p) - label) & 0xFFFFFFFF < _AHEAD and its(p) == cookie]
 
     def newest(self, rank: int) -> int | None:
         """The newest label that ``rank`` has named; None: none yet."""
@@ -139,13 +104,8 @@ class Records:
 
     def deadlines(self, peers: list[int], step: int) -> list[int]:
         """What ``peers`` advertise as D1, ns, of those that were heard in the last two steps (clock-6)."""
-        found, told, cookies, newest, cookie = (
-            [],
-            self._deadlines.item,
-            self._cookies.item,
-            self._newest.item,
-            self._cookie,
-        )
+        told, cookies, newest, cookie = self._deadlines.item, self._cookies.item, self._newest.item, self._cookie
+        found = []
         for p in peers:
             deadline = told(p)
             if not deadline or cookies(p) != cookie:
@@ -170,11 +130,24 @@ class Records:
         self._before = self.verdicts() + self._before
 
 
-class Known(Session):
-    """What decisions are made by, from the time ``now`` (ns) on: the session, the datapath's ``store``, the others."""
+class Known:
+    """What decisions are made by, from the time ``now`` (ns) on: the job, the datapath's ``store``, the others.
+
+    Attributes: beside those that say what they are.
+        rank, ranks: own rank, and how many contribute.
+        peers: the others, beginning with the rank after the own one.
+        switch: rank of the job's switch; None: there is none.
+        world: ranks that can own rows: with a switch, one more than those that contribute.
+        weights: what sums have room for.
+    """
 
     def __init__(self, config: Config, cookie: int, store: Store, now: int) -> None:
-        super().__init__(config, cookie)
+        self.config, self.cookie = config, cookie
+        self.rank, self.ranks = config.rank, config.ranks
+        self.peers = [(self.rank + i) % self.ranks for i in range(1, self.ranks)]
+        self.switch = self.ranks if config.switch is not None else None
+        self.world = self.ranks + (config.switch is not None)
+        self.weights = weights_of(self.ranks)
         self.store = store
         self.records = Records(store, cookie)
         self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
@@ -200,6 +173,14 @@ class Known(Session):
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
         self.follow()
+
+    def owners(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
+        """Owners by an owner map: ``ranks``, or (``switched``) the switch alone, if there is one."""
+        return (self.switch,) if switched and self.switch is not None else ranks
+
+    def switched(self, owner_map: OwnerMap) -> bool:
+        """Whether rows of ops placed by ``owner_map`` go to the switch."""
+        return self.switch is not None and self.switch in owner_map.owners
 
     def scales(self, op: Op) -> NDArray[np.int16] | None:
         """Scales of the op before, by which ``op`` is coded for a switch, i16[G]; None: ranks have to agree first."""

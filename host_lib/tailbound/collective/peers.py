@@ -15,7 +15,7 @@ import numpy as np
 from tailbound.codec.scale import Weights
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
-from tailbound.collective.known import Known, Session
+from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.retransmit import settle
 from tailbound.collective.tally import Counts, gather, read_records
@@ -31,8 +31,8 @@ class PeerOwned:
     def late_rows_serve(self, known: Known, op: Op) -> bool:
         return False
 
-    def weights(self, session: Session) -> Weights | None:
-        return session.weights
+    def weights(self, known: Known) -> Weights | None:
+        return known.weights
 
     def in_time(self, op: Op) -> bool:
         return not op.sealed

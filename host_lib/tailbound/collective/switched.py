@@ -15,7 +15,7 @@ from tailbound.codec.owners import Places
 from tailbound.codec.scale import Weights, scales_of
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
-from tailbound.collective.known import Known, Session
+from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.tally import Counts, counts, flags_by, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
@@ -37,7 +37,7 @@ class SwitchOwned:
         record = known.records.of(op.label)
         return not op.cold and record is not None and int(record["results_in"]) < op.place.layout.shape.rows
 
-    def weights(self, session: Session) -> Weights | None:
+    def weights(self, known: Known) -> Weights | None:
         return None
 
     def in_time(self, op: Op) -> bool:
