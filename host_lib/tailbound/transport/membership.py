@@ -11,8 +11,6 @@ from tailbound.transport.config import MS
 from tailbound.transport.steps import OLD, STEP_MASK, step_distance, step_of
 from tailbound.wire.schema import op_label, serial_distance
 
-_NOBODY: frozenset[int] = frozenset()
-
 
 def majority(voters: int) -> int:
     """How many of ``voters`` (ranks, self included) start a stage clock: more than half (clock-1)."""
@@ -37,28 +35,22 @@ class Suspicion:
     """
 
     def __init__(
-        self,
-        ranks: int,
-        own: int,
-        after: int,
-        voters: Set[int],
-        changed: Callable[[], None] = lambda: None,
+        self, ranks: int, own: int, after: int, voters: Set[int], changed: Callable[[], None] = lambda: None
     ) -> None:
-        self._misses = [0] * ranks
-        self._voters = voters
-        self._own = own
-        self._after = after
-        self._suspects: set[int] = set()
-        self._first_missed: dict[int, int] = {}
-        self._changed = changed
-        self.suspects: frozenset[int] = _NOBODY
+        self._misses, self._first_missed = [0] * ranks, [0] * ranks
+        self._voters, self._own, self._after, self._changed = voters, own, after, changed
+        self.suspects: frozenset[int] = frozenset()
 
     def judge(self) -> None:
         """Suspects those that have missed enough, unless voters need them; voters may be others."""
-        silent = self._suspects & self._voters
+        silent = {rank for rank in range(len(self._misses)) if self.suspected(rank)}
         needed = len(self._voters - silent) < majority(len(self._voters))
-        self.suspects = frozenset(self._suspects - silent if needed else self._suspects)
+        self.suspects = frozenset(silent - self._voters if needed else silent)
         self._changed()
+
+    def suspected(self, rank: int) -> bool:
+        """Whether ``rank`` has missed enough, though it may be needed for a quorum."""
+        return self._misses[rank] >= self._after
 
     def first_missed(self, rank: int) -> int:
         """Label of the op that ``rank``, a suspect, was absent from first in the present row of misses."""
@@ -66,9 +58,8 @@ class Suspicion:
 
     def age(self, step: int) -> None:
         """Dates what is old in ``step`` back (``OLD``), before it would seem to be still to come."""
-        for rank, label in self._first_missed.items():
-            if step_distance(step, step_of(label)) > OLD:
-                self._first_missed[rank] = op_label(step - OLD & STEP_MASK, 0)
+        oldest = op_label(step - OLD & STEP_MASK, 0)
+        self._first_missed = [op if step_distance(step, step_of(op)) <= OLD else oldest for op in self._first_missed]
 
     def absent(self, absent: Iterable[int], op: int = 0) -> set[int]:
         """Takes the ranks absent from one stage of ``op``, in which everybody else was present.
@@ -76,24 +67,21 @@ class Suspicion:
         Returns:
             Ranks that have become suspect by this.
         """
-        gone = set(absent)
-        new: set[int] = set()
+        gone, new = set(absent), set[int]()
         if not gone and not any(self._misses):
             return new
         for rank in range(len(self._misses)):
-            if rank == self._own:
-                continue
-            if rank not in gone:
-                if rank not in self._suspects or serial_distance(op, self._first_missed[rank]) >= 0:
-                    self.clear(rank)  # else it died after it had sent to this op
-                continue
-            if self._misses[rank] == 0:
-                self._first_missed[rank] = op
-            self._misses[rank] += 1
-            if self._misses[rank] >= self._after and rank not in self._suspects:
-                self._suspects.add(rank)
-                self.judge()
-                new.add(rank)
+            known = self.suspected(rank)
+            if rank in gone and rank != self._own:
+                if not self._misses[rank]:
+                    self._first_missed[rank] = op
+                self._misses[rank] += 1
+                if self.suspected(rank) and not known:
+                    new.add(rank)
+            elif not known or serial_distance(op, self._first_missed[rank]) >= 0:
+                self.clear(rank)  # else it died after it had sent to this op
+        if new:
+            self.judge()
         return new
 
     def accuse(self, rank: int, op: int, *, anew: bool = False) -> bool:
@@ -102,24 +90,17 @@ class Suspicion:
         Args:
             anew: who was suspected before is so from ``op`` on, too: rows of ops before it do not clear it.
         """
-        known = rank in self._suspects
+        known = self.suspected(rank)
         if not known or anew:
             self._misses[rank], self._first_missed[rank] = self._after, op
-        if known:
-            return False
-        self._suspects.add(rank)
-        self.judge()
-        return True
-
-    def suspected(self, rank: int) -> bool:
-        """Whether ``rank`` has missed enough, though it may be needed for a quorum."""
-        return rank in self._suspects
+        if not known:
+            self.judge()
+        return not known
 
     def clear(self, rank: int) -> None:
         """A row of ``rank`` met its deadline."""
-        self._misses[rank] = 0
-        if rank in self._suspects:
-            self._suspects.discard(rank)
+        known, self._misses[rank] = self.suspected(rank), 0
+        if known:
             self.judge()
 
 
@@ -279,12 +260,10 @@ class Membership:
 
     def absent(self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
         """Takes the ranks of which nothing came in one half of an op; returns new suspects (clock-14)."""
-        if not in_step:
+        blind = self._blind_step is not None and step_distance(step, self._blind_step) <= 0
+        if blind or not in_step:
             return set()
-        if self._blind_step is not None:
-            if step_distance(step, self._blind_step) <= 0:
-                return set()
-            self._blind_step = None
+        self._blind_step = None
         return half.absent(absent, op)
 
     def hold(self, rank: int, now: int, *, again: bool = False) -> None:
