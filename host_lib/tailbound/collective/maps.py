@@ -16,7 +16,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.window import Window
 from tailbound.observe.ledger import Ledger
-from tailbound.transport.agreement import LEAD_STEPS, Agreement, Message, decode_map, encode_map
+from tailbound.transport.agreement import Agreement, Message, decode_map, encode_map
 from tailbound.transport.config import MS
 from tailbound.transport.forgeries import WORDS_APART
 from tailbound.transport.sequence import REMEMBERED, Position
@@ -30,8 +30,8 @@ _IDLE = 10 * MS
 _TIME_UNIT = TIME_UNIT_US * 1000
 #: Ops and steps that follow each other faster than this are not looked at one by one.
 _APART = 20 * MS
-#: All should have heard of a map this long before it begins, in case of short steps; but so many steps at most.
-_NOTICE, _LEAD_MOST = 50 * MS, 64
+#: All should have heard of a map this long before it begins, in so many steps at least and at most.
+_NOTICE, _LEAD_LEAST, _LEAD_MOST = 50 * MS, 3, 64
 #: What is kept for long is dated anew after so many steps, before step numbers turn over.
 _AGE_EVERY = 1 << 10
 #: Turns of keys before their time that a map can say: after so many an epoch lasts as long as it lasts.
@@ -138,27 +138,21 @@ class Maps:
                     self._alerts.look_for_forged(step, job.keys.epoch, now)
                 self._wish(step, lateness, now)
             self._show(ops)
-        if now < self._again:
-            return 0 if self.agreement.quiet else self._again
-        known, newest_map = self._known_by_peers(), job.sequence.newest_map
-        if self.agreement.quiet and all(theirs == newest_map for theirs in known.values()):
-            self._again = now + _IDLE
-            return 0
-        alive = self._alive()
-        newest = max((step_of(self._newest.item(p)) for p in known if p in alive), default=step, key=self._ahead)
-        newest = max(newest, step, key=self._ahead)
-        length = self._alerts.step_time
-        lead = max(LEAD_STEPS, min(_LEAD_MOST, -(-_NOTICE // length))) if length else LEAD_STEPS
-        for peer, message in self.agreement.poll(now, newest, alive, known, lead):
-            self._send(peer, message)
-        if self.agreement.known != newest_map:
-            self._change(window)
-        look = self.agreement.due()
-        self._again = max(now + MS, look) if look else now + _IDLE
-        return look
+        if now >= self._again:
+            for peer, message in self.agreement.poll(now, self._next_beginning, self._alive(), self._known_by_peers()):
+                self._send(peer, message)
+            if self.agreement.known != job.sequence.newest_map:
+                self._change(window)
+            due = self.agreement.due()
+            self._again = max(now + MS, due) if due else now + _IDLE
+        return self._again if self.agreement.due() else 0
 
-    def _ahead(self, step: int) -> int:
-        return step_distance(step, self._step)
+    def _next_beginning(self) -> int:
+        """The step that a map begins with which is settled now: some after the newest that a live rank has named."""
+        alive = self._alive()
+        ahead = [step_distance(step_of(self._newest.item(p)), self._step) for p in self._known_by_peers() if p in alive]
+        notice = -(-_NOTICE // (self._alerts.step_time or _NOTICE))
+        return self._step + max(0, *ahead) + max(_LEAD_LEAST, min(_LEAD_MOST, notice))
 
     def _alive(self) -> list[int]:
         """Peers that have to agree."""
@@ -173,7 +167,7 @@ class Maps:
         job, wanted = self._job, self.agreement.wanted
         owners = wanted.owners if job.switch is None else self._ranks
         if job.config.share_rows:
-            absent = job.membership.suspects | job.membership.gone | job.membership.dead(step)
+            absent = job.membership.suspects | job.membership.gone
             owners = self.shares.update(lateness, absent, self._pace())
         if job.switch is not None:
             switched = self.fallback.update(job.silent_ops, job.switched(job.sequence.map), now)

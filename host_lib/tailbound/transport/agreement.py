@@ -31,8 +31,6 @@ from tailbound.transport.config import MS
 from tailbound.transport.steps import OLD, STEP_MASK, step_distance
 from tailbound.wire.schema import MAX_RANKS, serial_distance
 
-#: A map begins so many steps after the newest one that its leader has heard of.
-LEAD_STEPS = 3
 #: So many maps are remembered, and told as one chain.
 CHAIN = 4
 #: The beginning of a map that is only proposed.
@@ -143,11 +141,6 @@ class Agreement:
         """What is proposed here, or was agreed on last."""
         return self._proposed or self.agreed[-1].map
 
-    @property
-    def quiet(self) -> bool:
-        """Whether nothing is on its way: ``poll`` does nothing, unless a peer does not know the newest map."""
-        return not (self._answers or self._proposed or self._telling)
-
     def adopt(self, agreed: Sequence[Agreed]) -> None:
         """Goes on with the maps that another rank knows, oldest first."""
         self.agreed, self._proposed = list(agreed)[-CHAIN:], None
@@ -221,15 +214,14 @@ class Agreement:
             self._highest, self._proposed = proposed.id, None
 
     def poll(
-        self, now: int, newest: int, live: Collection[int], known: Mapping[int, int], lead: int = LEAD_STEPS
+        self, now: int, begins: Callable[[], int], live: Collection[int], known: Mapping[int, int]
     ) -> list[tuple[int, Message]]:
         """What is to be sent now, to whom; a proposal may be settled, which changes ``agreed``.
 
         Args:
-            newest: newest step that this rank or a peer has named.
+            begins: the step that a map begins with which is settled now, or a later one.
             live: peers taken for alive; all of them have to acknowledge.
             known: ``map_known`` of every peer that is to be told of maps.
-            lead: steps after the newest one with which a map begins; more than three where steps are short.
         """
         out = [(peer, Message(self._highest)) for peer in self._answers]
         self._answers = []
@@ -237,10 +229,11 @@ class Agreement:
             self._proposed = None
         asked = set() if self._proposed is None else {*live} - self._acknowledged
         if self._proposed is not None and not asked and self._quorum({self.rank, *self._acknowledged}):
-            last = self.agreed[-1].since
-            since = newest + lead if step_distance(newest + lead, last) > 0 else last + 1
+            since, least = begins(), self.agreed[-1].since + 1
+            since = since if step_distance(since, least) > 0 else least
             self.adopt([*self.agreed, Agreed(since & STEP_MASK, self._proposed)])
-        behind = {peer for peer, theirs in known.items() if serial_distance(self.known, theirs) > 0}
+        newest = self.known
+        behind = {p for p, theirs in known.items() if theirs != newest and serial_distance(newest, theirs) > 0}
         maps = (*self.agreed, *([Agreed(OPEN, self._proposed)] if self._proposed is not None else []))
         patience = 0 if self._proposed is not None or self.known & 0xFF == self.rank else _PATIENCE
         self._telling = {peer: again for peer, again in self._telling.items() if peer in asked | behind}
@@ -252,7 +245,7 @@ class Agreement:
         return out
 
     def due(self) -> int:
-        """When ``poll`` is due again; 0 if nothing is on its way."""
+        """When ``poll`` is due again; 0 if no rank is to be told."""
         return min((again.due for again in self._telling.values()), default=0)
 
 
