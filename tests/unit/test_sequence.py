@@ -207,8 +207,8 @@ def test_who_comes_back_begins_before_what_is_only_foreseen(foreseen: int) -> No
     (ahead, _), (usual, _) = fresh(history=step(100, 7, 3000) * 5), fresh(history=step(100, 7, 3000) * 5)
     for _ in range(foreseen):
         assert ahead.predict() is not None
-    assert ahead.entrance() == usual.entrance() == usual.position()
-    assert ahead.entrance().step == 5
+    assert ahead.position(launched=True) == usual.position(launched=True) == usual.position()
+    assert ahead.position(launched=True).step == 5
 
 
 @pytest.mark.parametrize("first", [(1 << 22) - 3, (1 << 22) - 4])

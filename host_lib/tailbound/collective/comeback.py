@@ -71,7 +71,7 @@ class Entrance:
 def entrance(engine: Transpose) -> Entrance:
     """Where the next step of this rank begins; for ``Transpose.call``, between two steps."""
     job, away = engine.job, engine.job.membership.gone | engine.job.membership.ended
-    return Entrance(job.sequence.entrance(), job.cookie, frozenset(away))
+    return Entrance(job.sequence.position(launched=True), job.cookie, frozenset(away))
 
 
 def encode(found: Entrance, ranks: int) -> bytes:

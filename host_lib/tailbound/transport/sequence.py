@@ -172,12 +172,19 @@ class Sequence:
             self._placed.pop()
         self._current = list(self._history[1][: first.index])
 
-    def position(self) -> Position:
-        """Where the next step begins (the present one, if none of its ops has been placed): what a lost rank is told.
+    def position(self, *, launched: bool = False) -> Position:
+        """Where the next step begins of which no op has been placed: what a lost rank is told.
+
+        Args:
+            launched: where the next step begins that this rank launches, which is between two steps: what a rank that
+                comes back is told. That is a step before what packets of others have named already.
 
         Raises:
             TransportError: the layout is not stable, so that the rows to come are not known.
         """
+        if launched and self._ahead:
+            first = self._ahead[0]
+            return Position(first.step, first.result_seq, first.sum_seqs, tuple(self._maps))
         step, result_seq, sums = self._step, self._result_seq, self.sum_seqs
         if self._index:
             if not self.stable or tuple(self._current) != self._history[1][: self._index]:
@@ -188,17 +195,6 @@ class Sequence:
                 result_seq = (result_seq + layout.shape.rows) & _U32
                 sums = _advance(sums, place(layout.shape, self.map, self._ranks))
             step = (step + 1) & (_U32 >> 10)
-        return Position(step, result_seq, sums, tuple(self._maps))
-
-    def entrance(self) -> Position:
-        """Where the next step begins that this rank launches, between two steps: what a rank that comes back is told.
-
-        Unlike ``position`` it is a step before what packets of others have named already.
-        """
-        step, result_seq, sums = self._step, self._result_seq, self.sum_seqs
-        if self._ahead:
-            first = self._ahead[0]
-            step, result_seq, sums = first.step, first.result_seq, first.sum_seqs
         return Position(step, result_seq, sums, tuple(self._maps))
 
     def jump(self, to: Position) -> None:
