@@ -8,7 +8,6 @@ own share of one result ring, beside the buffers of ops in flight.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -99,12 +98,6 @@ class BufferPool:
         """A free one, or a new one when all of this shape are in use."""
         free = self._free[shape, placement.owner_map.owners]
         return free.pop() if free else Buffers(shape, placement, self._rank, self._ranks)
-
-    def forget(self, tables: Collection[tuple[int, ...]]) -> None:
-        """Lets go of what is free and was made for other tables of owners than ``tables``."""
-        for key in [key for key in self._free if key[1] not in tables]:
-            del self._free[key]
-        self._free_results.clear()
 
     def give(self, shape: Shape, placement: Placement, buffers: Buffers) -> None:
         """Takes ``buffers`` back."""

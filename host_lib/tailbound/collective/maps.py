@@ -226,8 +226,6 @@ class Maps:
             job.events.emit("map_too_late", reason=said)
         job.store.control["sum_base"] = window.sum_base
         self._show(ops)
-        used = [op.place.placement.owner_map for op in ops.values()]
-        window.pool.forget({each.map.owners for each in agreed} | {each.owners for each in used})
         job.counters["maps_settled"] += 1
         since, newest = agreed[-1]
         self._foresee(newest.turns)

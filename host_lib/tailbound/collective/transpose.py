@@ -510,7 +510,7 @@ class Transpose:
         if self._waiter.readable(self._event_fd):
             for event in job.datapath.events():
                 if event.kind == Event.OPENED:
-                    self._window.named(event.op)
+                    self._window.foresee(event.op)
         if self._waiter.readable(self._control_fd) or self._owed:
             self._serve(now)  # before the queue is pumped, which may take milliseconds
         for rank in job.membership.suspects:

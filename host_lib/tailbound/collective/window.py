@@ -81,19 +81,16 @@ class Window:
             placed.append(op)
         return placed
 
-    def named(self, label: int) -> None:
-        """A packet has named ``label``."""
+    def foresee(self, named: int | None = None) -> bool:
+        """Places ops in advance, as far as the last steps let us tell (clock-2); whether there were any.
+
+        Args:
+            named: up to this one, which a packet has just named; None: up to the newest of those, for which there was
+                no room.
+        """
+        job, placed, label = self._job, False, self._named if named is None else named
         if serial_distance(label, self._named) > 0:
             self._named = label
-        self._foresee(label)
-
-    def foresee(self) -> bool:
-        """There may be room now for ops that packets have named; whether there was."""
-        return self._foresee(self._named)
-
-    def _foresee(self, label: int) -> bool:
-        """Places everything up to ``label`` that the last steps let us tell in advance (clock-2); whether any was."""
-        job, placed = self._job, False
         while serial_distance(label, job.sequence.next_label) >= 0:
             held = sum(op.place.layout.shape.rows for op in self.ops.values())
             if 2 * held > job.store.result_rows or not self._recordable(job.sequence.next_label):
@@ -177,7 +174,6 @@ class Window:
 
     def release(self) -> bool:
         """Moves the window past ops that are over, in order; only the host moves it (clock-19). Whether it moved."""
-        job = self._job
         self.advance_published()  # the last results may have left since the ops were moved on, together with answers
         moved: Place | None = None
         for label, op in list(self.ops.items()):
@@ -191,14 +187,17 @@ class Window:
             self.pool.keep(op.place, op.buffers)
         if moved is None:
             return False
-        control = job.store.control
-        job.turn_keys(moved.step, moved.placement.owner_map.turns)
-        control["released"] = moved.label
-        control["result_base"] = (moved.result_seq + moved.layout.shape.rows) & 0xFFFFFFFF
-        control["sum_base"] = self.sum_base
-        if serial_distance(moved.label, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
-            control["first_op"] = (moved.label - _FIRST_OP_LAG) & 0xFFFFFFFF
+        self._job.turn_keys(moved.step, moved.placement.owner_map.turns)
+        self._move(moved.label, moved.result_seq + moved.layout.shape.rows)
         return True
+
+    def _move(self, released: int, result_base: int) -> None:
+        """Moves the window behind op ``released``: that is said before what may be written over."""
+        control = self._job.store.control
+        control["released"] = released
+        control["result_base"], control["sum_base"] = result_base & 0xFFFFFFFF, self.sum_base
+        if serial_distance(released, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
+            control["first_op"] = (released - _FIRST_OP_LAG) & 0xFFFFFFFF
 
     def jump(self, to: Position) -> None:
         """Leaves everything before ``to`` behind (clock-20); nothing is launched."""
@@ -210,9 +209,5 @@ class Window:
         job.sequence.jump(to)
         before = (op_label(to.step, 0) - 1) & 0xFFFFFFFF
         job.marks.contributed = job.marks.published = self._named = before
-        control = job.store.control
         job.turn_keys(to.step, job.sequence.map.turns)
-        control["released"] = before  # first, as in `release`: what may be written over is said before where
-        control["result_base"], control["sum_base"] = to.result_seq, to.sum_seqs[job.rank]
-        if serial_distance(before, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
-            control["first_op"] = (before - _FIRST_OP_LAG) & 0xFFFFFFFF
+        self._move(before, to.result_seq)
