@@ -237,10 +237,7 @@ class Membership:
 
     def back(self, rank: int, step: int) -> None:
         """``rank`` takes part again from ``step`` on, as a new process: nothing of the old one counts."""
-        self.gone.discard(rank)
-        self.left.pop(rank, None)
-        self._sort()
-        self._holds.pop(rank, None)
+        self.present(rank)
         self.contribution.clear(rank)
         self.result.clear(rank)
         self._heard_step[rank] = step
@@ -273,11 +270,8 @@ class Membership:
             again: the same word came before; it prolongs a hold and begins none, since anybody may have repeated it.
         """
         since, last = self._holds.get(rank, (now, now))
-        if again and rank not in self._holds:
-            return
-        if not again and now - last > HOLD_SILENCE:
-            since = now
-        self._holds[rank] = since, now
+        if not again or rank in self._holds:
+            self._holds[rank] = since if again or now - last <= HOLD_SILENCE else now, now
 
     def unhold(self, rank: int) -> None:
         """``rank`` goes on."""
@@ -285,8 +279,6 @@ class Membership:
 
     def holding(self, now: int) -> int:
         """Until when the hold of a rank lasts that is waited for; 0 if none of them holds."""
-        until = 0
-        for rank, (since, last) in self._holds.items():
-            if rank not in self.gone and rank not in self.suspects:
-                until = max(until, min(last + HOLD_SILENCE, since + self._hold_max))
+        held = (times for rank, times in self._holds.items() if rank not in self.gone and rank not in self.suspects)
+        until = max((min(last + HOLD_SILENCE, since + self._hold_max) for since, last in held), default=0)
         return until if until > now else 0
