@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from tailbound.collective.alerts import Alerts
+from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.collective.speaker import Speaker
 from tailbound.collective.window import Window
-from tailbound.observe.ledger import Ledger
 from tailbound.transport.agreement import Agreement, Message, decode_map, encode_map
 from tailbound.transport.config import MS
 from tailbound.transport.forgeries import WORDS_APART
@@ -43,12 +42,11 @@ class Maps:
 
     Args:
         job: of the rank.
-        ledger: of losses.
         owners_least: so many ranks have to own rows, since there is no room for a larger share.
         outside: this rank has come back and not entered yet (``comeback``).
     """
 
-    def __init__(self, job: Speaker, ledger: Ledger, owners_least: int, *, outside: bool) -> None:
+    def __init__(self, job: Job, owners_least: int, *, outside: bool) -> None:
         self._job, self._ranks = job, tuple(range(job.ranks))
         first = job.owners(self._ranks, switched=True)
         self.agreement = Agreement(
@@ -63,12 +61,10 @@ class Maps:
         self._step = self._aged = job.config.first_step
         self._again = 0
         self._observed = self._wished = -_APART
-        self._alerts = Alerts(job, ledger, job.events)
+        self._alerts = Alerts(job, job.accounts.ledger, job.events)
         self._turn_asked = 0  # turns of keys that another rank has asked for
         self._outside = outside
         self.fallback = Fallback(job.config.suspect_after)
-        #: seals all slots of the own sums for ops up to a label
-        self.seal_all: Callable[[int], None] = lambda label: None
 
     def adopt(self, to: Position, window: Window) -> None:
         """Goes on with another rank's maps, where the sequence has jumped to; no ops are in flight."""
@@ -242,7 +238,7 @@ class Maps:
         since, newest = agreement.agreed[-1]
         if step_distance(step, since) > 0 and job.rank not in newest.owners:
             # nothing is summed here: what slots say of ops that are long over must not become older either
-            self.seal_all(op_label(step, 0) - 1 & 0xFFFFFFFF)
+            job.datapath.seal(op_label(step, 0) - 1 & 0xFFFFFFFF, 0, job.store.sum_rows)
 
     def _show(self, ops: Mapping[int, Op]) -> None:
         """Tells the kernel the maps before and after the next change (the last one, if none is to come).

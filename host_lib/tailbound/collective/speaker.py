@@ -53,7 +53,7 @@ class Marks:
 class Speaker(Known):
     """What one rank knows, and what it says of it.
 
-    Owner maps, the window, the inbox and the channels see a ``Speaker`` and no ``Job``: nothing in it codes, sums or
+    The window, the inbox and the channels see a ``Speaker`` and no ``Job``: nothing in it codes, sums or
     queues rows.
 
     Args:

@@ -100,8 +100,7 @@ class Transpose:
         outside: bool = False,
     ) -> None:
         self.job = job
-        self.maps = Maps(job, job.accounts.ledger, owners_least, outside=outside)
-        self.maps.seal_all = lambda label: job.datapath.seal(label, 0, job.store.sum_rows)
+        self.maps = Maps(job, owners_least, outside=outside)
         self._inbox = Inbox(job, self.maps, job.channels, job.paths)
         # who comes back may meet a job that has lost more ranks: all others know of these, and wait for none
         unheard = () if outside else (Unheard(job, job.sequence, patience),)
