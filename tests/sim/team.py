@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from sim.engine import Engine, Rank, SimSwitch, World
 from support import Team, Trouble, greeting, whole
-from tailbound.collective import jump
+from tailbound.collective import comeback
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.datapath.store import ring_rows
@@ -52,7 +52,8 @@ class Member(Communicator):
 
     def _pull(self, donor: int, *_: object) -> bytes:
         """Where a rank that is lost may join."""
-        return jump.encode(self._others[donor]._engine.position(), self.job.world)
+        position = self._others[donor]._engine.position()
+        return comeback.encode(comeback.Entrance(position, self.job.cookie), self.job.world)
 
     def trouble(self, trouble: Trouble | Callable[[int, list[bytes]], list[bytes]] | None) -> None:
         """Lets ``trouble``, or a function as its ``meet``, have what this rank sends from now on; None: nothing has."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from support import PATIENCE, MemoryStore, greeting
+from tailbound.collective import comeback
 from tailbound.collective.comeback import Life, Part, find_part
 from tailbound.collective.communicator import Communicator, Training
 from tailbound.errors import LayoutError, TransportError
@@ -90,9 +91,9 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
         life[0].close()
         life[0] = live(0)
         assert (life[0].part, life[0].job.cookie) == (Part.OUTSIDE, cookies[-1])
-        entrance = json.loads(life[1].entrance()) | {"cookie": cookies[0]}
+        found = comeback.decode(life[1].entrance(), ranks)._replace(cookie=cookies[0])
         with pytest.raises(LayoutError, match="rank 0 came back into a run of the job that has ended"):
-            life[0].enter(json.dumps(entrance).encode())
+            life[0].enter(comeback.encode(found, ranks))
         members = life[0].job.membership
         members.bye(1, (members._before.get(1, 0) + 1) & 0xFFFFFFFF)  # recorded of the process before, and sent again
         members.hold(2, life[0].job.now())

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from support import await_that, gradients, patient, team
-from tailbound.collective import deaths
+from tailbound.collective import comeback
 from tailbound.transport.reliable import Reliable
 
 RANKS, PATIENCE = 3, 20.0
 
 
 class Engine:
-    """What ``deaths`` asks of the engine: it runs what it is given, and is told of deaths."""
+    """What ``comeback`` asks of the engine: it runs what it is given, and is told of comeback."""
 
     def __init__(self) -> None:
         self.told: queue.Queue[int] = queue.Queue()
@@ -53,7 +53,7 @@ def paths() -> Iterator[list[Reliable]]:
 def watched(paths: list[Reliable]) -> list[Engine]:
     engines = [Engine() for _ in paths]
     for path, engine in zip(paths, engines, strict=True):
-        deaths.watch(path, engine)
+        comeback.watch(path, engine)
     return engines
 
 
@@ -71,18 +71,18 @@ def test_who_refuses_connections_and_answers_over_udp_lives(paths: list[Reliable
     """A firewall refuses TCP. When nothing answers any more the process has ended."""
     monkeypatch.setattr("tailbound.transport.reliable._AGAIN_AFTER", (0.0, 0.0))
     engines = watched(paths)
-    deaths.connect(paths[0], 0, [1], PATIENCE)
+    comeback.connect(paths[0], 0, [1], PATIENCE)
     engines[0].answers = 5
     paths[1].close(farewell=False)
     assert engines[0].told.get(timeout=PATIENCE) == 1
-    assert engines[0].asked == 5 + deaths._ASKED
+    assert engines[0].asked == 5 + comeback._ASKED
 
 
 def test_a_process_that_is_stopped_is_not_dead(paths: list[Reliable], monkeypatch: Any) -> None:
     """Its kernel takes the connection, and nothing answers, over UDP neither, until it goes on."""
     monkeypatch.setattr("tailbound.transport.reliable._DIALS", 0.05)
     engines = watched(paths)
-    deaths.connect(paths[0], 0, [1], PATIENCE)
+    comeback.connect(paths[0], 0, [1], PATIENCE)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         peers, paths[0]._peers = paths[0]._peers, [("127.0.0.1", stopped.getsockname()[1])] * RANKS
         line = lines_of(paths[0])[1]
@@ -102,11 +102,11 @@ def test_a_process_that_is_stopped_is_not_dead(paths: list[Reliable], monkeypatc
 def test_who_watches_later_is_waited_for_and_who_cannot_be_reached_is_named(
     paths: list[Reliable], caplog: pytest.LogCaptureFixture
 ) -> None:
-    deaths.watch(paths[0], Engine())
-    later = threading.Timer(0.1, deaths.watch, (paths[1], Engine()))
+    comeback.watch(paths[0], Engine())
+    later = threading.Timer(0.1, comeback.watch, (paths[1], Engine()))
     later.start()
     paths[2].close()
-    deaths.connect(paths[0], 0, [1, 2], PATIENCE)
+    comeback.connect(paths[0], 0, [1, 2], PATIENCE)
     later.join()
     assert "rank 0: no TCP connection to rank(s) [2]" in caplog.text
     assert sorted(lines_of(paths[0])) == [1]

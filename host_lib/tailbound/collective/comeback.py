@@ -1,12 +1,20 @@
-"""A rank that has died comes back into a job under way, as a new process at its old address and ports (clock-32).
+"""Processes that end, and ranks that join a job under way: one that has died (clock-32), one that was lost (clock-20).
 
-It finds in the store that the job has begun, and asks the others what part they have in it. Where all of them are new
-processes, too, the job begins anew, at step 0 and with another cookie. Else it stays *outside* until it enters.
+Every rank keeps a connection to each other that says nothing. Its end tells of a death (``transport.lifeline``), so a
+rank that is killed costs the others the op under way at most, and not a deadline in each of three (clock-14). An end
+alone proves nothing, since middleboxes make some, too. ``reliable`` makes the connection anew. Who takes it lives, even
+where it is stopped, since its kernel takes connections for it. Where it is refused nobody listens, or a firewall says
+so: the rank is asked over UDP. Without an answer its process has ended. Where a host loses power nothing is refused:
+its ranks are suspected after three ops.
 
-It enters between two steps of a live rank, the donor, which holds meanwhile: in the steps to come nothing is missing
-here, and no rank waits for more than the transfer. What a process needs to take part beside its replica is told by the
-donor: where the step begins in everybody's rings, and owner maps. All others
-are asked to take the rank in again, and from then on wait for it as for any other.
+A rank that has died comes back as a new process at its old address and ports. It finds in the store that the job has
+begun, and asks the others what part they have in it. Where all of them are new processes, too, the job begins anew, at
+step 0 and with another cookie. Else it stays *outside* until it enters between two steps of a live rank, the donor,
+which holds meanwhile: in the steps to come nothing is missing here, and no rank waits for more than the transfer. All
+others are asked to take the rank in again, and from then on wait for it as for any other.
+
+A rank that was away for longer than the ring lasts cannot count the rows it has missed: it asks one rank where to join,
+never all. Either is told an ``Entrance``. Old scales stay until the first results bring those of the others.
 """
 
 from __future__ import annotations
@@ -17,24 +25,24 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tailbound.collective import jump
 from tailbound.collective.job import log
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import TransportError
+from tailbound.transport.agreement import OPEN, Message, decode_map, encode_map
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS
 from tailbound.transport.reliable import Refusal, Reliable
-from tailbound.transport.requests import AT_ONCE, ask_each, of_form
+from tailbound.transport.requests import ask_each, of_form
 from tailbound.transport.sequence import Position
+from tailbound.transport.steps import STEP_MASK
+from tailbound.wire.schema import serial_distance
 
-#: Names of the requests on the reliable path: what part a rank has, and to take one in.
-PART, WELCOME = "part", "welcome"
+#: Names of the requests on the reliable path: what part a rank has, to take one in, and where to join.
+PART, WELCOME, POSITION = "part", "welcome", "position"
 #: Of a welcome: who comes back, and the step that it begins with; of its answer: the present stamp of who answers, 0
 #: without a key. Of an answer about the part: that, a cookie, and steps of the job.
 _WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIQH")
@@ -42,6 +50,11 @@ _WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Stru
 _ENGINE, _PEER, _AGAIN = 2.0, 3.0, 0.2
 #: How a peer that has not taken this rank in is asked again.
 _WELCOMES = Policy(200 * MS, 10_000 * MS)
+_POSITION_MOST = 1 << 16
+#: Seconds that a peer has to take a connection at least, all of them have at most, and between two attempts.
+_KEEP, _ALL, _KEEP_AGAIN = 3.0, 30.0, 0.02
+#: Questions over UDP to a rank that refuses connections, and seconds for the answer to each.
+_ASKED, _ASK = 2, 0.015
 
 
 class Part(enum.IntEnum):
@@ -53,8 +66,7 @@ class Part(enum.IntEnum):
     INSIDE = 3  #: it has made steps with the others
 
 
-@dataclass(frozen=True)
-class Entrance:
+class Entrance(NamedTuple):
     """Where a job goes on.
 
     Attributes:
@@ -76,12 +88,9 @@ def entrance(engine: Transpose) -> Entrance:
 
 def encode(found: Entrance, ranks: int) -> bytes:
     """An entrance as bytes; ``ranks`` can own rows."""
-    told = {
-        "position": jump.encode(found.position, ranks).decode(),
-        "cookie": found.cookie,
-        "away": sorted(found.away),
-    }
-    return json.dumps(told).encode()
+    at = found.position
+    maps = encode_map(Message(0, at.agreed), ranks).hex()
+    return json.dumps([at.step, at.result_seq, at.sum_seqs, maps, found.cookie, sorted(found.away)]).encode()
 
 
 def decode(data: bytes, ranks: int) -> Entrance:
@@ -91,13 +100,19 @@ def decode(data: bytes, ranks: int) -> Entrance:
         TransportError: it is none.
     """
     try:
-        told: dict[str, Any] = json.loads(data)
-        position = jump.decode(str(told["position"]).encode(), ranks)
-        away = frozenset(map(int, told["away"]))
-        if not away <= set(range(ranks)):
-            raise ValueError(f"there are no ranks {sorted(away)}")
-        return Entrance(position, int(told["cookie"]), away)
-    except jump.NOISE as error:
+        step, result_seq, sums, maps, cookie, away = json.loads(data)
+        agreed = decode_map(bytes.fromhex(maps), ranks)
+        position = Position(
+            int(step), int(result_seq), tuple(map(int, sums)), agreed.maps if agreed is not None else ()
+        )
+        found = Entrance(position, int(cookie), frozenset(map(int, away)))
+        in_range = all(0 <= n < 1 << 32 for n in (position.result_seq, *position.sum_seqs, found.cookie))
+        in_range = in_range and 0 <= position.step <= STEP_MASK and found.away <= set(range(ranks))
+        settled = position.agreed and position.agreed[-1].since != OPEN
+        if not (in_range and settled and len(position.sum_seqs) == ranks):
+            raise ValueError("numbers out of range")
+        return found
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise TransportError(
             f"the answer is no entrance ({error}): run the same version of Tailbound on all ranks"
         ) from error
@@ -139,23 +154,17 @@ def find_part(
         try:
             part, its, steps, turns = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
             return Life(Part(part), its, steps, turns)
-        except (TransportError, struct.error, ValueError):
+        except (struct.error, ValueError):
             return None
 
     while True:
-        lives = {rank: Life(Part.UNKNOWN, cookie)}
-        threads = ThreadPoolExecutor(AT_ONCE, "tailbound-part")
         # the lowest last: its process is the least likely to be another one when it counts
+        lives = {rank: Life(Part.UNKNOWN, cookie)}
         for some in (asked[1:], asked[:1]):
-            answers = {threads.submit(ask, peer): peer for peer in some}
-            for answer in as_completed(answers):
-                if (life := answer.result()) is None:
-                    continue
-                lives[answers[answer]] = life
-                if life.part == Part.INSIDE:
-                    threads.shutdown(wait=False, cancel_futures=True)
-                    return Life(Part.OUTSIDE, life.cookie, life.steps, life.turns)
-        threads.shutdown()
+            lives |= ask_each(some, ask, "tailbound-part")
+        for life in lives.values():
+            if life.part == Part.INSIDE:
+                return life._replace(part=Part.OUTSIDE)
         silent = [peer for peer in asked if peer not in lives]
         if not silent:
             begun = [life.cookie for life in lives.values() if life.part == Part.BEGINS]
@@ -170,7 +179,7 @@ def find_part(
 
 
 def serve(reliable: Reliable, engine: Transpose) -> None:
-    """Takes ranks in again that say that they are back."""
+    """Takes ranks in again that say that they are back, and answers those that ask where to join."""
 
     def answer(rank: int, step: int) -> list[bytes]:
         if rank not in engine.job.membership.peers:
@@ -181,6 +190,13 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
             raise Refusal(f"cannot take rank {rank} in: {error}") from error
         return [_STAMP.pack(stamp)]
 
+    def position(_: bytes) -> list[bytes]:
+        try:
+            return [encode(Entrance(engine.ask(engine.position, _ENGINE), engine.job.cookie), engine.job.world)]
+        except TransportError as error:
+            raise Refusal(f"cannot say where the next step begins: {error}") from error
+
+    reliable.serve(POSITION, position)
     reliable.serve(WELCOME, of_form(_WELCOME, answer))
 
 
@@ -221,3 +237,76 @@ def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
         reliable.before_close(over.set)
         reliable.runs(partial(ask_again, left), "tailbound-welcome")
     return here
+
+
+def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
+    """Asks the live ranks, the newest first, and goes where the first answer says. Returns the steps skipped.
+
+    Args:
+        pull: ``Reliable.pull``.
+
+    Raises:
+        TransportError: nobody could say, with everybody's reason; or ops are in flight here.
+    """
+    job = engine.job
+    states, own = job.store.peer_states, job.sequence.upcoming
+    donors = sorted(job.membership.live, key=lambda rank: -serial_distance(int(states[rank]["newest"]), own))
+    reasons = []
+    for donor in donors:
+        try:
+            to = decode(bytes(pull(donor, POSITION, b"", _PEER, _POSITION_MOST)), job.world).position
+        except TransportError as error:
+            reasons.append(str(error))
+            continue
+        return engine.ask(partial(engine.jump, to))
+    raise TransportError(
+        f"rank {job.rank}: nobody said where to join: {'; '.join(reasons) or 'no live rank is left'}. Restart this rank"
+    )
+
+
+def watch(reliable: Reliable, engine: Transpose) -> None:
+    """Tells ``engine`` of processes that die, once there are connections to them."""
+
+    def lost(rank: int) -> bool:
+        try:
+            for _ in range(_ASKED):
+                since = engine.ask(lambda: engine.ask_after(rank))
+                time.sleep(_ASK)
+                if engine.ask(partial(engine.answered, rank, since)):
+                    return False
+            engine.ask(lambda: engine.died(rank))
+        except TransportError:  # this one is closing
+            pass
+        return True
+
+    reliable.watch(lost)
+
+
+def connect(reliable: Reliable, rank: int, peers: Sequence[int], timeout: float) -> None:
+    """Connects ``rank`` to ``peers`` at the start of a job, in ``timeout`` seconds or half a minute at most.
+
+    Who cannot be reached is named in the log: nothing will tell of its death. The job goes on, since all else that
+    needs TCP is rare.
+    """
+    until = time.monotonic() + min(timeout, _ALL)
+
+    def reached(peer: int) -> bool:
+        while True:
+            try:
+                # patiently: to the peer the end of a connection that was given up is a death
+                reliable.keep(peer, max(_KEEP, until - time.monotonic()))
+            except Refusal:  # it does not watch yet
+                if time.monotonic() >= until:
+                    raise
+                time.sleep(_KEEP_AGAIN)
+            else:
+                return True
+
+    known = ask_each(peers, reached, "tailbound-connect")
+    if missing := [peer for peer in peers if peer not in known]:
+        log.warning(
+            "rank %d: no TCP connection to rank(s) %s, so one of them that dies is waited for in three ops: "
+            "let TCP pass between all hosts, on any port",
+            rank,
+            missing,
+        )

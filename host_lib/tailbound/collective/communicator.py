@@ -35,7 +35,7 @@ from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Floats
 from tailbound.codec.records import Coding
 from tailbound.codec.shape import GROUP_ROWS, Shape, cut_tensors, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
-from tailbound.collective import comeback, deaths, jump, report
+from tailbound.collective import comeback, report
 from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.comeback import Part
@@ -236,14 +236,13 @@ class Communicator:
         self._engine = Transpose(
             self.job, on_thread, early, int(timeout * 1e9), owners_least=least, outside=outside
         ).start()
-        jump.serve(self.reliable, self._engine)
         self.reliable.before_close(self._leave)
         comeback.serve(self.reliable, self._engine)
-        deaths.watch(self.reliable, self._engine)
+        comeback.watch(self.reliable, self._engine)
         if self.part == Part.BEGINS:  # who comes back into a job connects when it is taken in
             # where all processes begin anew no rank knows who of the others had been connected to the one before
             others = range(config.rank + 1, config.ranks) if before is None else self.job.peers
-            deaths.connect(self.reliable, config.rank, others, timeout)
+            comeback.connect(self.reliable, config.rank, others, timeout)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
 
@@ -455,7 +454,7 @@ class Communicator:
         """
         if not self.lost:
             return 0
-        return self._skip(jump.jump(self._engine, self.reliable.pull))
+        return self._skip(comeback.jump(self._engine, self.reliable.pull))
 
     def _skip(self, steps: int) -> int:
         """So many steps are left behind."""

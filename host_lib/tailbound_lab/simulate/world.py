@@ -151,7 +151,7 @@ class Rank:
             when += 0 if self._behind else world.vary(world.plan.gap)
 
     def _join(self) -> int:
-        """Leaves behind what cannot be had any more (``collective.jump``, without its requests); the steps skipped."""
+        """Leaves behind what cannot be had any more (``comeback.jump``, without its requests); the steps skipped."""
         job, others = self.engine.job, self.world.nodes
         for donor in sorted(job.membership.live, key=lambda rank: -others[rank].step):
             if others[donor].dead or others[donor].stopped > self.world.fabric.now:
