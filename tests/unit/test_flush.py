@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import MS
-from tailbound.transport.flush import LOOK, PATIENCE, PATIENCE_MOST, Again, Places, Retry, View
+from tailbound.transport.flush import LOOK, PATIENCE, Places, Retry
 
 PAUSE = 1 * MS
 
@@ -19,8 +18,7 @@ class Worker:
 
     def __init__(self, rows: int, index: int = 0, of: int = 1, **state: Any) -> None:
         self.here = np.zeros(rows, bool)
-        self.patience = AnswerTime(PATIENCE, PATIENCE_MOST)
-        self.retry = Retry(rows, index, of, self.patience)
+        self.retry = Retry(rows, index, of)
         self.now = 1_000 * MS
         self.sent = self.finished = self.short = self.due = False
         self.become(**state)
@@ -33,14 +31,11 @@ class Worker:
     def missing(self) -> Places:
         return np.flatnonzero(~self.here)
 
-    def poll(self, after: int = 0, pause: int = PAUSE) -> list[Again]:
-        self.now += after
-        view = View(int(self.here.sum()), self.missing, self.sent, self.finished, self.short, self.due)
-        return self.retry.poll(self.now, view, pause)
-
     def turn(self, after: int = 0, pause: int = PAUSE) -> list[int]:
         """The places that are asked for in a turn."""
-        return sorted(int(p) for again in self.poll(after, pause) for p in again.places)
+        self.now += after
+        state = {name: getattr(self, name) for name in ("sent", "finished", "short", "due")}
+        return sorted(map(int, self.retry.poll(self.now, pause, int(self.here.sum()), self.missing, **state)))
 
 
 @pytest.mark.parametrize(("rows", "pause", "apart"), [(100, 0, LOOK), (100, 3 * MS, 3 * MS), (20_000, PAUSE, 5 * MS)])
@@ -75,7 +70,8 @@ def test_a_release_goes_on_and_takes_rows_that_were_asked_for_often_enough() -> 
     assert world.turn(MS) == [0, *range(50, 100)]
     world.become(here=[0, 60], short=False)
     assert world.turn(MS) == []
-    assert [(again.flush, len(again.places)) for again in world.poll(PATIENCE)] == [(True, 49)]
+    assert len(world.turn(PATIENCE)) == 49
+    assert world.retry.flushing
 
 
 #: Rows of an op and the state of its worker; then turns: rows that come, the time that passes, and what is asked for.
@@ -98,8 +94,8 @@ TURNS: dict[str, tuple[int, dict[str, Any], list[tuple[Any, int, Any]]]] = {
     "after a silence the window is as it was": (
         2000, {"due": True},
         [([], 0, range(256)), ([], PATIENCE, range(256)),
-         ([1999], MS, range(256, 512)),  # the first are waited for twice as long now
-         ([], PATIENCE, ()),  # as many as the window has taken after a silence
+         ([1999], MS, range(256, 512)),
+         ([], PATIENCE, range(256)), ([], PATIENCE, ()),  # twice as long now
          ([], PATIENCE, range(256))],
     ),
     "after an answer the next silence is as short as the first": (
@@ -118,14 +114,3 @@ def test_turns(rows: int, state: dict[str, Any], turns: list[tuple[Any, int, Any
     for here, after, asked in turns:
         world.become(here=here)
         assert world.turn(after) == [*asked]
-
-
-@pytest.mark.parametrize(("asked", "patience"), [(1, 10 * MS), (2, PATIENCE)])
-def test_what_was_asked_for_once_tells_how_long_answers_take(asked: int, patience: int) -> None:
-    world = Worker(10, here=slice(1, 10))
-    world.turn()
-    for _ in range(asked):
-        assert world.turn(PATIENCE) == [0]
-    world.become(here=[0])
-    world.turn(40 * MS)
-    assert world.patience.value == patience

@@ -8,7 +8,6 @@ import pytest
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.collective.repair import SHARE, Budget, Repairs, Request, Requests, decode_repair
-from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.incast import Incast
 from tailbound.transport.membership import Membership
 from tailbound.transport.sequence import Layout, Sequence
@@ -75,14 +74,6 @@ def test_maps_that_were_known_or_are_older_change_no_place() -> None:
         assert sequence.set_maps(maps) == []
         assert (sequence.adrift, sequence.sum_seqs) == (False, places)
         assert sequence.newest_map == maps[-1][1].id
-
-
-def test_an_answer_is_waited_for_twice_as_long_as_answers_usually_take() -> None:
-    answers = AnswerTime(10, 1000)
-    assert answers.value == 10
-    for _ in range(100):
-        answers.add(40)
-    assert answers.value == pytest.approx(80, abs=1)
 
 
 def test_a_rank_that_takes_one_sender_at_a_time_has_no_fall_left_to_try() -> None:

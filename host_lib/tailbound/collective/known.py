@@ -20,8 +20,6 @@ from tailbound.collective.repair import Repairs
 from tailbound.collective.terms import Terms
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import core
-from tailbound.transport import flush
-from tailbound.transport.backoff import AnswerTime
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
@@ -158,8 +156,6 @@ class Known:
         self.terms = Terms(config, self.world, cookie, store, self.overtime, self.repairs.paths)
         #: scales that the next op of a key carries on where a switch sums
         self.exponents: dict[tuple[int, int, int, int], NDArray[np.int16]] = {}
-        #: how long the switch takes to answer
-        self.patience = AnswerTime(flush.PATIENCE, flush.PATIENCE_MOST)
         #: own ops in a row that were sealed without the own rows
         self.self_misses = 0
         #: rows of the smallest result and sums ring of all ranks: no more is in flight than these take

@@ -19,9 +19,8 @@ from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.tally import Counts, counts, flags_by, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
-from tailbound.transport import flush
 from tailbound.transport.config import DEFAULT_PORT
-from tailbound.transport.flush import PATIENCE, Again, Retry
+from tailbound.transport.flush import PATIENCE, Retry
 from tailbound.transport.headers import Fields, add_flags, finalise
 from tailbound.wire.schema import Flag, PacketType, Stage, Why
 from tailbound.wire.tag import NO_KEY
@@ -116,16 +115,17 @@ def ask(job: Job, op: Op, now: int) -> None:
     progress = int(record["results_in"]) if record is not None else 0
     if retry is None:
         live = sorted([job.rank, *job.membership.live])
-        retry = op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live), job.patience)
+        retry = op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live))
 
     def missing() -> Places:
         gather(job, op, counts(job))
         return np.flatnonzero(op.buffers.source[op.place.placement.row_at] == -1)
 
-    sent, due = bool(op.spans.sent), bool(op.expired)
-    seen = flush.View(progress, missing, sent=sent, finished=_finished(job, op), short=_short(job, op), due=due)
-    for again in retry.poll(now, seen, job.deadlines.quiet):
-        _repeat(job, op, again)
+    due, finished, short = bool(op.expired), _finished(job, op), _short(job, op)
+    state = {"sent": bool(op.spans.sent), "finished": finished, "short": short, "due": due}
+    places = retry.poll(now, job.deadlines.quiet, progress, missing, **state)
+    if len(places):
+        _repeat(job, op, places, release=retry.flushing)
     if retry.flushing and not op.spans.sealed:
         op.spans.sealed = job.now()
         if due and not late:
@@ -139,14 +139,14 @@ def _finished(known: Known, op: Op) -> bool:
     return len(known.records.all_contributed(bring, op.label)) == len(bring)
 
 
-def _repeat(job: Job, op: Op, again: Again) -> None:
-    """Sends rows to the switch again."""
+def _repeat(job: Job, op: Op, places: Places, *, release: bool) -> None:
+    """Sends rows to the switch again, to ``release`` them or not."""
     assert job.switch is not None
     now = job.now()
     memory, _, partials = op.buffers.contributions
-    rows = memory[again.places]
-    add_flags(rows, partials[again.places], int(Flag.REPEAT | (Flag.FLUSH if again.flush else Flag(0))), NO_KEY)
-    job.counters["rows_flushed" if again.flush else "rows_sent_again"] += len(rows)
+    rows = memory[places]
+    add_flags(rows, partials[places], int(Flag.REPEAT | (Flag.FLUSH if release else Flag(0))), NO_KEY)
+    job.counters["rows_flushed" if release else "rows_sent_again"] += len(rows)
     job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
 
 

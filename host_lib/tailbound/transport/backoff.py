@@ -1,4 +1,4 @@
-"""Questions that are asked again, ever more rarely, and given up: one back-off for all. Pure, with the time passed in.
+"""Questions that are asked again, ever more rarely: one back-off for all. Pure, with the time passed in.
 
 Who asks has a ``Policy``. Times are ns.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Where a question is never given up, and where no wait is too long.
-ALWAYS, UNBOUNDED = 1 << 30, 1 << 62
 #: A wait doubles so often at most.
 _DOUBLED = 20
 
@@ -18,12 +16,10 @@ class Policy(NamedTuple):
 
     Attributes:
         first, most: how long an answer is waited for after the first question, and after any.
-        times: questions without any answer that are enough.
     """
 
     first: int
-    most: int = UNBOUNDED
-    times: int = ALWAYS
+    most: int
 
     def wait(self, asked: int) -> int:
         """How long to wait after the ``asked``-th question (1, 2, ...)."""
@@ -47,11 +43,6 @@ class Backoff:
     def __init__(self, policy: Policy, due: int = 0, asked: int = 0) -> None:
         self.policy, self.due, self.asked = policy, due, asked
 
-    @property
-    def over(self) -> bool:
-        """Whether it has been asked often enough."""
-        return self.asked >= self.policy.times
-
     def ask(self, now: int) -> None:
         """It is asked now."""
         self.asked += 1
@@ -64,24 +55,3 @@ class Backoff:
             self.due = now + (policy.first if policy.first < policy.most else policy.most)
             return
         self.due = now + policy.wait(max(1, self.asked))
-
-
-class AnswerTime:
-    """How long an answer is waited for before the question counts as lost: twice what answers usually take.
-
-    Args:
-        least, most: bounds.
-    """
-
-    def __init__(self, least: int, most: int) -> None:
-        self._least, self._most = least, most
-        self._usual = 0.0
-
-    @property
-    def value(self) -> int:
-        """Until an answer has come, the least."""
-        return min(self._most, max(self._least, int(2 * self._usual)))
-
-    def add(self, took: int) -> None:
-        """An answer came ``took`` after it was asked for."""
-        self._usual += (took - self._usual) / 8
