@@ -10,16 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tailbound.codec import decode as decoding
 from tailbound.codec import encode as encoding
 from tailbound.codec import feedback
 from tailbound.codec.encode import Encoded
 from tailbound.codec.halves import convert
-from tailbound.codec.records import Coding, Packets, Received, Scales
-from tailbound.codec.scratch import Scratch
+from tailbound.codec.records import Coding
 from tailbound.codec.shape import Shape
 
 #: One-dimensional memory that a coder reads or writes: of ``codec.halves`` for the host, a tensor for a device.
@@ -29,13 +25,12 @@ Values: TypeAlias = Any
 class Coder(Protocol):
     """Codes the ops of one launch; called in the transport thread.
 
-    Nothing here waits for a device. All that is on the host is finished when a function
-    returns. An ``average`` on a device may still be under way: whoever hands it on sees to what has to be waited for.
+    Nothing here waits for a device. All that is on the host is finished when a function returns. An ``average`` on a
+    device may still be under way: the caller that hands it on waits for it.
     """
 
-    #: Whether ``begin`` is to be called as soon as the bucket may be read, also while ops before it are being sent.
+    #: Whether ``prepare`` is to be called as soon as the bucket may be read, also while ops before it are being sent.
     ahead: bool
-
     #: Whether threads may share an op's groups; otherwise ``groups`` is None or all of them.
     divisible: bool
 
@@ -46,58 +41,23 @@ class Coder(Protocol):
         """Gives the device what it has to do before ``measure`` and ``encode``.
 
         Returns:
-            Says whether the device is through with what it was given last for this op; only then the two are called.
+            Says whether the device has done what it was given last for this op; only then the two are called.
         """
 
-    def measure(
-        self,
-        x: Values,
-        shape: Shape,
-        coding: Coding,
-        need: NDArray[np.int16],
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> bool:
+    @property
+    def measure(self) -> Callable[..., bool]:
         """As ``codec.encode.measure``."""
 
-    def encode(
-        self,
-        x: Values,
-        shape: Shape,
-        coding: Coding,
-        packets: Packets,
-        scales: Scales,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> Encoded | None:
+    @property
+    def encode(self) -> Callable[..., Encoded | None]:
         """As ``codec.encode.encode``; None: codes are under way, it is to be called again with the same arguments."""
 
-    def decode(
-        self,
-        received: Received,
-        shape: Shape,
-        coding: Coding,
-        out: Values,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> int:
+    @property
+    def decode(self) -> Callable[..., int]:
         """As ``codec.decode.decode``."""
 
-    def write_residual(
-        self,
-        data: Values,
-        own: Received,
-        scales: Scales,
-        shape: Shape,
-        coding: Coding,
-        residual: Values,
-        scratch: Scratch,
-        *,
-        groups: tuple[int, int] | None = None,
-    ) -> None:
+    @property
+    def write_residual(self) -> Callable[..., None]:
         """As ``codec.feedback.write_residual``."""
 
     def clear(self, average: Values) -> None:
