@@ -36,7 +36,6 @@ from tailbound.transport import switch as switch_
 from tailbound.transport.config import (
     AUTHENTICATE,
     DEFAULT_PORT,
-    DSCP_MOST,
     PORTS,
     RESULTS,
     AskedResult,
@@ -140,7 +139,7 @@ class Advanced(TypedDict, total=False):
         otherwise="what its driver says", convert=lambda bits: bits / 8,
     )]
     dscp: Annotated[int, _option(
-        integer(0, DSCP_MOST), 0, "class of the job's packets, for switches that keep one apart",
+        integer(0, 63), 0, "class of the job's packets, for switches that keep one apart",
     )]
     # fmt: on
 
