@@ -562,22 +562,6 @@ def _check(array: Floats, name: str, size: int, half: np.dtype[Any] | None = Non
         raise ConfigError(f"{name} has {array.size} entries: give at least one, and as many for out as for data")
 
 
-def cut(numel: int, width: int, rows_most: int) -> list[tuple[int, int]]:
-    """Half-open ranges of a bucket of ``numel`` entries, each an op of at most ``rows_most`` rows of ``width`` entries.
-
-    Rows come in groups of 64, or of 16 or 32 in the smallest ops, so a range is a multiple of these.
-
-    Raises:
-        ConfigError: more ops than a step can number.
-    """
-    most = (rows_most // GROUP_ROWS * GROUP_ROWS or rows_most // 16 * 16 or 1) * width
-    pieces = -(-numel // most)
-    _check_pieces(numel, pieces)
-    step = -(-numel // pieces)
-    step += -step % 64
-    return [(lo, min(numel, lo + step)) for lo in range(0, numel, step)]
-
-
 #: Entries of a bucket that are an op, from and to, and those of each tensor, or part of one, in it.
 Chunk: TypeAlias = tuple[int, int, tuple[int, ...]]
 
@@ -589,20 +573,17 @@ def _chunks(numel: int, starts: tuple[int, ...], width: int, rows_most: int, gro
     Raises:
         ConfigError: more ops than a step can number.
     """
-    if not starts:
-        return tuple((lo, hi, ()) for lo, hi in cut(numel, width, rows_most))
-    sizes = tuple(hi - lo for lo, hi in pairwise((*starts, numel)) if hi > lo)
+    sizes = tuple(hi - lo for lo, hi in pairwise((*starts, numel)) if hi > lo) or (numel,)
+    if not starts:  # rows come in whole groups
+        rows_most = rows_most // GROUP_ROWS * GROUP_ROWS or rows_most
     found, lo = [], 0
     for tensors in cut_tensors(sizes, width, rows_most, groups_most):
-        found.append((lo, lo + sum(tensors), tensors))
-        lo += sum(tensors)
-    _check_pieces(numel, len(found))
+        hi = lo + sum(tensors)
+        found.append((lo, hi, tensors if starts else ()))
+        lo = hi
+    if len(found) > MAX_STEP_OPS:
+        raise ConfigError(f"a bucket of {numel} entries needs {len(found)} ops: give a larger ring")
     return tuple(found)
-
-
-def _check_pieces(numel: int, pieces: int) -> None:
-    if pieces > MAX_STEP_OPS:
-        raise ConfigError(f"a bucket of {numel} entries needs {pieces} ops: give a larger ring")
 
 
 @lru_cache(maxsize=4096)
