@@ -7,6 +7,8 @@ and verdict. Late is not lost (clock-24).
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -96,21 +98,14 @@ def _sum(verdicts: NDArray[np.uint64], fate: Fate, *stages: Stage) -> int:
     return sum(int(verdicts[v]) for v in _OF[fate, stages])
 
 
-class Recent:
-    """The last ``size`` durations, for a median and a tail."""
+class Recent(deque[int]):
+    """The last 512 durations, for a median and a tail."""
 
-    def __init__(self, size: int = 512) -> None:
-        self._values = np.zeros(size, np.int64)
-        self._count = 0
+    def __init__(self) -> None:
+        super().__init__(maxlen=512)
 
-    def add(self, value: int) -> None:
-        """Takes one value, forgetting the oldest of a full window."""
-        self._values[self._count % len(self._values)] = value
-        self._count += 1
+    add = deque.append
 
     def percentiles(self, *percent: float) -> tuple[float, ...]:
         """Percentiles of what is in the window; zeros while it is empty."""
-        filled = self._values[: min(self._count, len(self._values))]
-        if not len(filled):
-            return (0.0,) * len(percent)
-        return tuple(float(x) for x in np.percentile(filled, percent))
+        return tuple(np.percentile(list(self) or [0], percent).tolist())
