@@ -19,9 +19,6 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tailbound.datapath.protocol import EventRecord
 from tailbound.datapath.store import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
@@ -76,6 +73,8 @@ class UdpDatapath:
     name = "udp"
     interface = ""
     active = 1
+    #: sockets are this process's own
+    withdrawn = False
 
     def __init__(
         self,
@@ -90,7 +89,8 @@ class UdpDatapath:
         self._closed = True
         arrays = allocate(width, sum_rows, result_rows)
         self.store = store_of(arrays)
-        self._tables = Tables(arrays)
+        self._tables = tables = Tables(arrays)
+        self.seal, self.put_key, self.fence = tables.seal, tables.put_key, tables.fence
         self.socket = self._open(address, port, receive_buffer)
         self._wake, self._events, self._controls = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3))
         self._closed = False
@@ -151,11 +151,6 @@ class UdpDatapath:
         return 0 if self.receive_buffer >= _AMPLE_BUFFER else _GAP
 
     @property
-    def withdrawn(self) -> bool:
-        """Sockets are this process's own."""
-        return False
-
-    @property
     def lost_on_arrival(self) -> Mapping[str, int]:
         """``receive_buffer``: the full socket buffer; a GRO super-packet counts once, and is known at the next packet.
         ``control_queue``: control packets, because nobody fetched the ones before.
@@ -165,13 +160,6 @@ class UdpDatapath:
 
     def reset(self, first_op: int) -> None:
         self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
-
-    def seal(self, op: int, seq: int, rows: int) -> None:
-        """Packets are taken in under the same mutex."""
-        self._tables.seal(op, seq, rows)
-
-    def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
-        self._tables.put_key(epoch, key)
 
     def fds(self) -> tuple[int, int]:
         return (self._events, self._controls)
@@ -184,10 +172,6 @@ class UdpDatapath:
         """Their checks have been verified."""
         self._clear(self._controls)
         return self._tables.take_controls()
-
-    def fence(self) -> None:
-        """Waits for the buffer in hand."""
-        self._tables.fence()
 
     def close(self) -> None:
         """Ends the thread, too."""
