@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 import cases
 from datapath_world import DatapathWorld
 from interleave.scene import ACTIONS, CODES, RECORD, RESULT_ROW, SCENES, SENDERS, SLOT, Action
-from tailbound.datapath.store import layouts
+from tailbound.datapath.protocol import layouts
 from tailbound.wire.schema import MAX_RANKS, Verdict
 from udp_world import World
 

@@ -21,7 +21,7 @@ from support import Team, Trouble, greeting, whole
 from tailbound.collective import comeback
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
-from tailbound.datapath.store import ring_rows
+from tailbound.datapath.protocol import ring_rows
 from tailbound.wire.schema import PacketType
 from tailbound_lab.simulate.fabric import MS, S, Terms
 

@@ -28,7 +28,7 @@ from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath import select
-from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.protocol import allocate, store_of
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError, TransportError
 from tailbound.transport.config import Config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tailbound.collective.known import Known
-from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.protocol import allocate, store_of
 from tailbound.transport.config import Config
 from tailbound.wire.schema import op_label, op_slot
 

@@ -22,7 +22,7 @@ import cases
 from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
 from partials import partials
 from support import await_that
-from tailbound.datapath.store import MIN_ROWS, allocate, ring_rows
+from tailbound.datapath.protocol import MIN_ROWS, allocate, ring_rows
 from tailbound.datapath.tables import STOP, Tables
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError

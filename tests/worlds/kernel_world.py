@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import cases
 from datapath_world import DatapathWorld
-from tailbound.datapath.store import store_of
+from tailbound.datapath.protocol import store_of
 from tailbound.datapath.xdp import shapes
 from tailbound.kernel import load, maps
 from tailbound.kernel.events import EventRing

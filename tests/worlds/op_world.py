@@ -11,7 +11,7 @@ from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.known import Known
 from tailbound.collective.op import Launch, Op
-from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.protocol import allocate, store_of
 from tailbound.kernel.core import core
 from tailbound.transport.config import MS, Config
 from tailbound.transport.sequence import Layout, Sequence

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 import cases
 from datapath_world import DatapathWorld
-from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.protocol import allocate, store_of
 from tailbound.datapath.tables import Tables
 from tailbound.wire.address import words_of
 

@@ -6,8 +6,7 @@ import contextlib
 import logging
 import os
 
-from tailbound.datapath.protocol import Datapath
-from tailbound.datapath.store import ring_rows
+from tailbound.datapath.protocol import Datapath, ring_rows
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
 from tailbound.kernel.linear import linear_of

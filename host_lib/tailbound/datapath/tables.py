@@ -20,7 +20,7 @@ _EVENT = np.dtype([("kind", "=u4"), ("op", "=u4"), ("ns", "=u8")])
 
 
 class Tables:
-    """Arrays of ``store.allocate``, and queues of events and control packets.
+    """Arrays of ``protocol.allocate``, and queues of events and control packets.
 
     No method drops the GIL: none of them waits for more than the buffer that the receiver has in hand, and the receiver
     never waits for the GIL. ``library``: another one than ``core.core``.

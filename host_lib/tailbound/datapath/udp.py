@@ -19,8 +19,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 
-from tailbound.datapath.protocol import EventRecord
-from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.protocol import EventRecord, allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import ConfigError
 from tailbound.forks import keep_from_children

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.protocol import EventRecord, Store
-from tailbound.datapath.store import is_from_peer, layouts, ring_rows, store_of, sum_ring
+from tailbound.datapath.protocol import EventRecord, Store, is_from_peer, layouts, ring_rows, store_of, sum_ring
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
@@ -46,7 +45,7 @@ PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVE
 
 
 def shapes(width: int, sum_rows: int, result_rows: int) -> dict[str, Shape]:
-    """``store.layouts`` on this machine."""
+    """``protocol.layouts`` on this machine."""
     return layouts(width, sum_rows, result_rows, kernel_maps.possible_cpus())
 
 

@@ -11,8 +11,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.protocol import EventRecord, Store
-from tailbound.datapath.store import allocate, store_of
+from tailbound.datapath.protocol import EventRecord, Store, allocate, store_of
 from tailbound.datapath.tables import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.address import words_of

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.shape import shape_for
-from tailbound.datapath.store import MIN_ROWS, sum_ring
+from tailbound.datapath.protocol import MIN_ROWS, sum_ring
 from tailbound_lab.simulate.engine import Done
 from tailbound_lab.simulate.fabric import US, S
 from tailbound_lab.simulate.layouts import Arrangement, Part
