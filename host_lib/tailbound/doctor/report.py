@@ -13,7 +13,6 @@ from tailbound.doctor.interfaces import Interface, interface, leads_to_peers
 from tailbound.doctor.verdict import Verdict, choose
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import pin
-from tailbound.kernel.command import tailbound
 from tailbound.kernel.linear import PAGE
 from tailbound.transport.config import row_width
 
@@ -43,7 +42,7 @@ def examine(name: str | None = None) -> Report:
         machine,
         link,
         attached=link is not None and _attached(link.name),
-        tailbound=tailbound(),
+        tailbound=pin.tailbound(),
         options=_group_option(),
         judged=why,
     )

@@ -20,6 +20,7 @@ import os
 import shutil
 import socket
 import struct
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,13 +29,10 @@ from typing import Any
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import compile as compile_
 from tailbound.kernel import net, syscalls
-from tailbound.kernel.command import as_root
 from tailbound.kernel.maps import PROGRAMS
 from tailbound.wire.schema import WORKER_MAPS
 
 ROOT = Path("/run/tailbound")
-#: Raised whenever the maps of this version would be read wrongly by another, or its packets refused.
-ABI = 7
 #: Maps that a trainer writes and nobody reads (auth-2).
 SECRET = tuple(m.name for m in WORKER_MAPS if m.secret)
 #: Of pins, where it is not 0660: keys cannot be read back, and programs are put in by root alone.
@@ -60,7 +58,8 @@ class Settings:
     result_rows: int
     prog_id: int
     vlan: int
-    #: Of the sources of the program (``compile.signature``): what it does with a packet has to be what the host thinks.
+    #: Of the sources of the program (``compile.signature``), which declare its maps, too: the host has to know what it
+    #: does with a packet.
     signature: str
     #: Whether the program for jobs with a key was loaded, too.
     tagged: bool
@@ -68,7 +67,6 @@ class Settings:
     ipv6: bool
     #: Of the interface at attach time.
     index: int
-    abi: int = ABI
 
 
 def bpffs() -> Path:
@@ -221,7 +219,7 @@ def settings(interface: str) -> Settings | None:
         return None
     if there is None or there.prog_id != values.get("prog_id"):
         return None
-    if (values.get("abi"), values.get("signature")) != (ABI, compile_.signature()):
+    if values.keys() != Settings.__annotations__.keys() or values["signature"] != compile_.signature():
         raise AttachError(
             f"{interface} was attached by another version of Tailbound, whose program may not know this one's packets: "
             f"run `tailbound attach {interface} --replace` with this one, between two jobs"
@@ -263,7 +261,7 @@ def _hidden(interface: str) -> str:
         name = group.removeprefix("group ")
         return f"it was attached for the {group}. To join it: sudo usermod -aG {name} $USER, and log in again"
     own = _name(os.getgid())
-    again = as_root("attach", interface, "--replace", "--group", own)
+    again = f"sudo {tailbound()} attach {interface} --replace --group {own}"
     return f"it was attached for {group} alone. To attach it for the group {own}: {again}"
 
 
@@ -272,6 +270,12 @@ def _name(group: int) -> str:
         return grp.getgrgid(group).gr_name
     except KeyError:
         return str(group)
+
+
+def tailbound() -> str:
+    """How to call this very installation; sudo's PATH knows no virtual environment."""
+    own = Path(sys.prefix, "bin", "tailbound")
+    return str(own) if own.exists() else shutil.which("tailbound") or f"{sys.executable} -m tailbound"
 
 
 def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
