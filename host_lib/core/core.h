@@ -9,6 +9,8 @@
 #error "Tailbound needs 64-bit little-endian Linux: run it on x86-64 or arm64"
 #endif
 
+#include <time.h>
+
 #include "ip.h"
 #include "records.h"
 
@@ -39,6 +41,15 @@ static inline __s64 tb_most(__s64 a, __s64 b)
 static inline int tb_in(const __u64 *ranks, __u32 rank)
 {
 	return ranks[rank >> 6] >> (rank & 63) & 1;
+}
+
+/* CLOCK_MONOTONIC, ns. */
+static inline __s64 tb_clock(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000LL + now.tv_nsec;
 }
 
 /* Rows of an op that a rank owns, in the order of its list. */
@@ -93,6 +104,9 @@ void tb_stamp(const struct tb_stamp *s, const struct tb_run *runs, __u32 count);
 void tb_add_flags(__u8 *packets, __u32 stride, __u32 count, const __u64 *states, __u32 flags,
 		  const __u64 *key);
 
+/* Makes the check or tag of a packet whose payload is the one word behind its header, and zeros. */
+void tb_prove_word(struct tb_header *head, const __u64 *key);
+
 /* A send queue (send.c). What it is given outlives it. NULL: no memory. */
 struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets);
 void tb_line_pace(struct tb_line *l, struct tb_path *paths, struct tb_link *link);
@@ -106,6 +120,7 @@ void tb_full(struct tb_line *l, __u32 port, __u32 error);
 int tb_next(struct tb_line *l);
 int tb_took(struct tb_line *l, __u32 taken, __u32 error);
 int tb_pump(struct tb_line *l);
+void tb_time_probes(struct tb_line *l, __s64 now);
 void tb_unwanted(struct tb_line *l, __u32 to);
 void tb_give_up(struct tb_line *l);
 

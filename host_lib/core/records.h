@@ -10,7 +10,7 @@
 
 #define TB_SEND_DONE 0
 #define TB_SEND_CALL 1
-#define TB_SEND_LOOK 2
+#define TB_SEND_PROBE 2
 #define TB_SEND_ASK 3
 #define TB_SEND_REFUSED 4
 
@@ -69,14 +69,28 @@ struct tb_run {
 };
 _Static_assert(sizeof(struct tb_run) == 24, "tb_run");
 
-/* How fast a rank may be sent to (``transport.pace``). */
+/* How fast a rank may be sent to (``transport.pace``), and round trips to it; times in ns. */
 struct tb_path {
 	double rate; /* bytes per second */
-	__s64 spent; /* when what has left is paid for, ns */
+	double share; /* of the packets up to the last echo's probe, itself included, that came with CE */
+	__s64 spent; /* when what has left is paid for */
+	__s64 sent; /* when the last probe left; 0: none has */
+	__s64 queued; /* that it waits in own queues */
+	__s64 before; /* tb_peer_state.rtt_ns before it */
+	__u64 bytes; /* that have left since */
+	__u64 packets; /* that have left since */
+	__u64 between; /* bytes that left between it and the one before */
+	__u64 count; /* packets that left between it and the one whose echo came last */
+	__s64 rtt; /* of the last echo, without what its probe waited in own queues */
+	__s64 whole; /* the same with that */
+	__u32 marks; /* own packets that came there with CE, by the last echo */
+	__u32 told; /* 1: an echo has come */
+	__u32 awaited; /* 1: the echo of the last probe may still come */
+	__u32 missed; /* probes lost running */
 	__u32 limited; /* 1: the rate is a limit */
 	__u32 held; /* 1: something had to wait, and has not made up for it */
 };
-_Static_assert(sizeof(struct tb_path) == 24, "tb_path");
+_Static_assert(sizeof(struct tb_path) == 120, "tb_path");
 
 /* How fast all ranks together may be sent to (``transport.pace``); times in ns. */
 struct tb_link {
@@ -103,14 +117,13 @@ struct tb_target {
 	__u32 cost; /* bursts that this host is busy with for one */
 	__u32 plain; /* 1: GSO does not work, packets leave one by one */
 	__u32 listed; /* 1: among tb_sending.moved */
-	__u64 look; /* bytes after which Python looks, since a probe is due */
 	__u64 packets; /* that have left */
 	__u64 bytes; /* that have left */
 	__u64 bursts; /* that have left */
 	__u64 lost; /* packets given up */
 	__u64 waits; /* times a socket was full */
 };
-_Static_assert(sizeof(struct tb_target) == 128, "tb_target");
+_Static_assert(sizeof(struct tb_target) == 120, "tb_target");
 
 /* What a send queue and Python tell each other; times in ns. */
 struct tb_sending {
@@ -118,6 +131,13 @@ struct tb_sending {
 	__u64 fresh; /* the submission that has just come; 0: none */
 	__s64 again; /* when to pump again; 0: nothing waits, or for a writable socket */
 	__u64 peers[4]; /* bitmap of all ranks that are sent to */
+	__u64 news[4]; /* bitmap of ranks of which an echo has come, or whose probe was lost */
+	__u64 states; /* struct tb_peer_state[], by rank; 0: no rank is probed */
+	__u64 head; /* a header with all that probes have in common */
+	__u64 key; /* of the present epoch; 0: packets carry the check */
+	__u64 probes; /* that have left */
+	__u64 echoes; /* that have come */
+	__u64 marked; /* own packets that came with CE, by all echoes */
 	__u64 left; /* packets that wait */
 	__u64 bytes; /* that have left, copies included */
 	__u64 full; /* bitmap of sockets that had no room */
@@ -125,7 +145,7 @@ struct tb_sending {
 	__u64 waits; /* times a socket or a device queue was full */
 	__u64 held; /* times a rate kept something back */
 	__u64 stale; /* rows dropped because their time was up */
-	__u64 item; /* the submission that is asked about, or whose packets were refused */
+	__u64 item; /* the submission that is asked about, or whose packets were refused; 0: a probe was */
 	__u64 messages; /* struct mmsghdr[count], to be handed over */
 	__u32 count; /* messages */
 	__u32 port; /* socket that they leave over */
@@ -142,9 +162,11 @@ struct tb_sending {
 	__u32 turn[32]; /* whose turn it is */
 	__u32 moved[258]; /* targets of which something has left, or was lost */
 	__u32 moves; /* how many */
+	__u32 due; /* probes that wait for room */
+	__u32 ways; /* how often a round trip waits in own queues */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_sending) == 2352, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 2440, "tb_sending");
 
 /* What requests to a peer have taught (`transport.recovery`); times in ns. */
 struct tb_answers {

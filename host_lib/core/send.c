@@ -4,6 +4,7 @@
  *
  * A pump is tb_begin, then tb_next until it says TB_SEND_DONE: it fills messages for one call over one socket and makes no
  * system call itself. The caller makes it, and says by tb_took what became of them. tb_pump does so with sendmmsg.
+ * Probes get their time just before that (tb_time_probes).
  *
  * A flow is a run of packets for one destination. Flows of a submission take turns, a burst of each: the one that is least
  * far on is always next, so that a call that was cut short goes on where it was.
@@ -32,6 +33,10 @@
 #define TB_RETRY 500000 /* ns until a full device queue is tried again; it makes no socket event */
 #define TB_ROOM \
 	5000000 /* the same of a full socket at the latest; as a rule it becomes writable before */
+#define TB_EVERY (192 << 10) /* bytes for a rank between two probes: a few bursts */
+/* ns after which a probe without an echo counts as lost: longer than any queue that rates let stand. */
+#define TB_LOST 100000000
+#define TB_PROBE (TB_HEADER_BYTES + TB_ROW_STEP)
 #define TB_FRAME 42 /* bytes of a packet on a link besides its UDP payload */
 
 enum { TB_RESULTS, TB_CONTRIBUTIONS, TB_AGAIN, TB_QUEUES };
@@ -65,12 +70,16 @@ struct tb_line {
 	int opened, moved, budget;
 	const struct tb_item *asked;
 	__u64 behind[TB_WORDS]; /* ranks for which something older waits */
+	__u64 due[TB_WORDS]; /* ranks that a probe waits for */
+	int probing; /* the messages are probes */
+	__s64 probed; /* when they leave */
 	struct mmsghdr messages[TB_MESSAGES];
 	struct iovec pieces[TB_MESSAGES];
 	__u64 control[3]; /* struct cmsghdr, and the bytes of a packet */
 	struct {
-		__u32 flow, packets;
+		__u32 flow, packets; /* of a probe: its rank */
 	} bursts[TB_MESSAGES];
+	__u64 probes[TB_MESSAGES][TB_PROBE / 8];
 };
 
 TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets)
@@ -347,38 +356,6 @@ TB_EXPORT void tb_unwanted(struct tb_line *l, __u32 to)
 			l->s->stale += tb_drop_flow(l, item, f, f->total - f->next);
 }
 
-/* After TB_SEND_REFUSED: the first message is given up. */
-TB_EXPORT void tb_give_up(struct tb_line *l)
-{
-	struct tb_item *item = l->order[l->at];
-
-	tb_drop_flow(l, item, &item->flows[l->bursts[0].flow], l->bursts[0].packets);
-}
-
-/* A submission at the head of its queue of which nothing is left, or 0; and how many packets of it have left. */
-TB_EXPORT __u64 tb_finished(struct tb_line *l, __u64 *packets)
-{
-	struct tb_item *item;
-	__u64 id;
-	int i;
-
-	for (i = 0; i < TB_QUEUES; i++) {
-		item = l->head[i];
-		if (!item || item->left)
-			continue;
-		l->head[i] = item->after;
-		if (!item->after)
-			l->tail[i] = &l->head[i];
-		id = item->id;
-		*packets = item->packets;
-		free(item);
-		return id;
-	}
-	return 0;
-}
-
-/* -- a pump ----------------------------------------------------------------------------------------------------- */
-
 /* port had no room, or the device behind it. */
 TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
 {
@@ -417,6 +394,201 @@ TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
 	tb_pump_at(s, s->now + TB_ROOM);
 }
 
+/* -- probes ----------------------------------------------------------------------------------------------------- */
+
+/*
+ * One probe per rank is on the way at a time: it measures the queue behind the rates so far. Who turns it round stores how
+ * long it took, and what share of our packets came there with CE.
+ */
+static void tb_want_probe(struct tb_line *l, __u32 rank)
+{
+	const struct tb_path *p = &l->paths[rank];
+	struct tb_sending *s = l->s;
+
+	if (!s->states || tb_in(l->due, rank))
+		return;
+	if (p->sent && p->bytes < TB_EVERY && !p->limited)
+		return;
+	if (p->awaited && s->now - p->sent < TB_LOST + s->ways * p->queued)
+		return; /* what waits in own queues is not lost yet */
+	l->due[rank >> 6] |= 1ULL << (rank & 63);
+	s->due++;
+}
+
+/* Messages for the probes that are due; returns how many. */
+static int tb_fill_probes(struct tb_line *l)
+{
+	struct tb_sending *s = l->s;
+	__u64 bits;
+	__u32 r, w, n = 0;
+
+	if (!s->due || s->blocked & 1)
+		return 0;
+	TB_EACH_RANK(r, l->due)
+	{
+		struct tb_header *head;
+		struct msghdr *message;
+
+		if (n == TB_MESSAGES)
+			continue;
+		head = (void *)l->probes[n];
+		message = &l->messages[n].msg_hdr;
+		memset(head, 0, TB_PROBE);
+		memcpy(head, (const void *)s->head, TB_HEADER_BYTES);
+		head->owner = r;
+		l->pieces[n] = (struct iovec){ head, TB_PROBE };
+		message->msg_name = l->targets[r].name;
+		message->msg_namelen = sizeof(l->targets->name);
+		message->msg_control = 0;
+		message->msg_controllen = 0;
+		l->bursts[n++].flow = r;
+	}
+	s->port = 0;
+	s->count = n;
+	return l->probing = 1;
+}
+
+/* After TB_SEND_PROBE, just before the call: the time travels in the packet. */
+TB_EXPORT void tb_time_probes(struct tb_line *l, __s64 now)
+{
+	const struct tb_peer_state *states = (const void *)l->s->states;
+	struct tb_header *head;
+	__u32 i;
+
+	l->probed = now;
+	for (i = 0; i < l->s->count; i++) {
+		head = (void *)l->probes[i];
+		*(__be64 *)(head + 1) = tb_be64(now);
+		tb_prove_word(head, (const void *)l->s->key);
+		l->paths[head->owner].before = TB_READ_ONCE(states[head->owner].rtt_ns);
+	}
+}
+
+/* A probe is on the way. The echo after one that is given up tells the marks of its packets, too. */
+static void tb_probe_left(struct tb_line *l, __u32 rank)
+{
+	struct tb_path *p = &l->paths[rank];
+	struct tb_sending *s = l->s;
+
+	l->due[rank >> 6] &= ~(1ULL << (rank & 63));
+	s->due--;
+	s->probes++;
+	if (p->awaited) {
+		p->missed++;
+		s->news[rank >> 6] |= 1ULL << (rank & 63);
+	}
+	p->count = p->packets + (p->awaited ? p->count + 1 : 0);
+	p->between = p->bytes;
+	p->bytes = p->packets = 0;
+	p->queued = tb_most(0, l->link->leaves - l->probed);
+	p->sent = l->probed;
+	p->awaited = 1;
+}
+
+static int tb_took_probes(struct tb_line *l, __u32 taken, __u32 error)
+{
+	struct tb_sending *s = l->s;
+	__u32 i, r = l->bursts[0].flow;
+
+	if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) {
+		l->targets[r].waits++;
+		tb_list(l, r);
+		tb_full(l, 0, error);
+		s->blocked |= 1;
+	} else if (error) {
+		s->item = 0;
+		s->error = error;
+		s->to = r;
+		s->packets = 1;
+		s->next = s->probes;
+		return TB_SEND_REFUSED;
+	}
+	for (i = 0; i < taken; i++) {
+		r = l->bursts[i].flow;
+		l->targets[r].packets++;
+		l->targets[r].bytes += TB_PROBE;
+		l->targets[r].bursts++;
+		tb_list(l, r);
+		tb_probe_left(l, r);
+	}
+	l->probing = 0;
+	return TB_SEND_DONE;
+}
+
+/* Echoes since the last look. */
+static void tb_collect(struct tb_line *l)
+{
+	const struct tb_peer_state *states = (const void *)l->s->states;
+	struct tb_sending *s = l->s;
+	__u32 r, w, told, marks;
+	__u64 bits;
+	__s64 rtt;
+
+	if (!states)
+		return;
+	TB_EACH_RANK(r, s->peers)
+	{
+		struct tb_path *p = &l->paths[r];
+
+		rtt = TB_READ_ONCE(states[r].rtt_ns);
+		/* a longer one is that of a probe given up before */
+		if (!p->awaited || rtt == p->before || !rtt || rtt > s->now - p->sent)
+			continue;
+		p->awaited = p->missed = 0;
+		p->whole = rtt;
+		p->rtt = tb_most(1, rtt - s->ways * p->queued);
+		told = states[r].told;
+		marks = p->told ? told - p->marks : 0;
+		if (marks >> 31) /* a count that has fallen was begun anew */
+			marks = 0;
+		p->told = 1;
+		p->marks = told;
+		p->share = marks < p->count + 1 ? marks / (p->count + 1.0) : 1;
+		s->marked += marks;
+		s->echoes++;
+		s->news[r >> 6] |= 1ULL << (r & 63);
+	}
+}
+
+/* After TB_SEND_REFUSED: the first message is given up. */
+TB_EXPORT void tb_give_up(struct tb_line *l)
+{
+	struct tb_item *item;
+
+	if (l->probing) {
+		l->targets[l->s->to].lost++;
+		tb_list(l, l->s->to);
+		tb_probe_left(l, l->s->to);
+		return;
+	}
+	item = l->order[l->at];
+	tb_drop_flow(l, item, &item->flows[l->bursts[0].flow], l->bursts[0].packets);
+}
+
+/* A submission at the head of its queue of which nothing is left, or 0; and how many packets of it have left. */
+TB_EXPORT __u64 tb_finished(struct tb_line *l, __u64 *packets)
+{
+	struct tb_item *item;
+	__u64 id;
+	int i;
+
+	for (i = 0; i < TB_QUEUES; i++) {
+		item = l->head[i];
+		if (!item || item->left)
+			continue;
+		l->head[i] = item->after;
+		if (!item->after)
+			l->tail[i] = &l->head[i];
+		id = item->id;
+		*packets = item->packets;
+		free(item);
+		return id;
+	}
+	return 0;
+}
+
+/* -- a pump ----------------------------------------------------------------------------------------------------- */
+
 static int tb_append(struct tb_line *l, struct tb_item *item)
 {
 	struct tb_item **order;
@@ -444,6 +616,7 @@ TB_EXPORT void tb_begin(struct tb_line *l)
 	l->asked = 0;
 	l->budget = TB_BUDGET;
 	memset(l->behind, 0, sizeof(l->behind));
+	tb_collect(l);
 	l->s->again = 0;
 	l->s->full = l->s->blocked = 0;
 	for (item = l->head[TB_AGAIN]; item; item = item->after)
@@ -570,6 +743,9 @@ TB_EXPORT int tb_next(struct tb_line *l)
 	struct tb_flow *f;
 	int i;
 
+	l->probing = 0;
+	if (tb_fill_probes(l))
+		return TB_SEND_PROBE;
 	for (; l->at < l->ordered; l->at++, l->opened = 0) {
 		item = l->order[l->at];
 		if (!l->opened) {
@@ -606,13 +782,18 @@ TB_EXPORT int tb_next(struct tb_line *l)
 /* The first so many messages have left; error: why the first was refused where none has. */
 TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 {
-	struct tb_item *item = l->order[l->at];
 	struct tb_sending *s = l->s;
-	struct tb_flow *f = &item->flows[l->bursts[0].flow];
-	int cost = tb_cost(l, item), look = 0;
+	struct tb_item *item;
+	struct tb_flow *f;
 	__u64 copies = 0, bits;
 	__u32 i, r, w;
+	int cost;
 
+	if (l->probing)
+		return tb_took_probes(l, taken, error);
+	item = l->order[l->at];
+	f = &item->flows[l->bursts[0].flow];
+	cost = tb_cost(l, item);
 	l->moved = 1;
 	l->budget -= cost * (taken ? taken : 1);
 	if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) {
@@ -642,12 +823,14 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 		t->bytes += size;
 		t->bursts++;
 		tb_list(l, f->to);
-		look |= t->bytes >= t->look;
 		TB_EACH_RANK(r, t->ranks)
 		{
 			struct tb_path *path = &l->paths[r];
 
 			item->packets += packets;
+			path->packets += packets;
+			path->bytes += size;
+			tb_want_probe(l, r);
 			if (path->limited)
 				tb_bucket_spend(&path->spent, &path->held, l->link->quantum,
 						l->link->quantum, path->rate, size, s->now);
@@ -657,7 +840,7 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 		s->bytes += copies * item->stride;
 		tb_link_left(l->link, taken, copies, item->stride, s->now);
 	}
-	return look ? TB_SEND_LOOK : TB_SEND_DONE;
+	return TB_SEND_DONE;
 }
 
 TB_EXPORT int tb_pump(struct tb_line *l)
@@ -667,7 +850,9 @@ TB_EXPORT int tb_pump(struct tb_line *l)
 
 	for (;;) {
 		what = tb_next(l);
-		if (what != TB_SEND_CALL)
+		if (what == TB_SEND_PROBE)
+			tb_time_probes(l, tb_clock());
+		else if (what != TB_SEND_CALL)
 			return what;
 		taken = sendmmsg(s->fds[s->port], l->messages, s->count, MSG_DONTWAIT);
 		what = tb_took(l, taken < 0 ? 0 : taken, taken < 0 ? errno : 0);

@@ -31,6 +31,17 @@ static void tb_prove(struct tb_header *head, const __u64 *state, const __u64 *ke
 	head->check = tb_be64(tb_check_mix(a2, a3, b2, b3));
 }
 
+void tb_prove_word(struct tb_header *head, const __u64 *key)
+{
+	__u64 word = tb_word(head + 1, 0), check[4] = { word, word };
+	__u64 tag[4] = { 0, TB_ROW_STEP };
+
+	if (key)
+		tag[0] = tb_tag_word(word, key[TB_KEY_WORDS]) +
+			 tb_tag_word(0, key[TB_KEY_WORDS + 1]);
+	tb_prove(head, key ? tag : check, key);
+}
+
 /* A column of s; one that is not there is NULL. */
 #define TB_COLUMN(type, name) const type *name = (const void *)s->name
 

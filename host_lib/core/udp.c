@@ -9,7 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #ifndef SOL_UDP
@@ -31,14 +30,6 @@ struct tb_buffers {
 	_Alignas(8) char controls[TB_BATCH][TB_CMSG_BYTES];
 	_Alignas(64) __u8 data[TB_BATCH][TB_BUFFER_BYTES];
 };
-
-static __u64 tb_now(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ULL + now.tv_nsec;
-}
 
 static void tb_prepare(struct tb_buffers *b)
 {
@@ -98,8 +89,8 @@ static void tb_buffer_in(struct tb_tables *t, int fd, struct tb_buffers *b, int 
 
 	tb_options(t->state, message, &segment, &marked);
 	tb_source(&b->names[i], source);
-	count = tb_take_in(t, b->data[i], b->messages[i].msg_len, segment, source, tb_now(), marked,
-			   echoes, TB_ECHOES);
+	count = tb_take_in(t, b->data[i], b->messages[i].msg_len, segment, source, tb_clock(),
+			   marked, echoes, TB_ECHOES);
 	for (k = 0; k < count; k++)
 		sendto(fd, b->data[i] + echoes[k].offset, echoes[k].length, MSG_DONTWAIT,
 		       message->msg_name, message->msg_namelen);

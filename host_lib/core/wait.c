@@ -6,18 +6,9 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #define TB_SECOND 1000000000LL
 #define TB_NAME_BYTES 32
-
-static __s64 tb_clock(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * TB_SECOND + now.tv_nsec;
-}
 
 TB_EXPORT int tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken)
 {

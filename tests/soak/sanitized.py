@@ -37,7 +37,7 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Shared
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import header
+from tailbound.wire.packets import DTYPES, header
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, Found, PacketType, Phase
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
@@ -120,8 +120,12 @@ def _sends(rng: random.Random, count: int) -> None:
     """Submissions to ranks and to all at once, over sockets that are full, refuse, and take a part."""
     with UdpSocket() as one, UdpSocket() as other:
         channel = Shared("fanout", (other,), (ADDRESS, 7), (2, 3, 1))
-        line = Line([one], Pacer((1, 2, 3), gap=rng.choice((0, 1000)), most=rng.choice((0.0, 1e6))), channel)
+        pacer = Pacer((1, 2, 3), gap=rng.choice((0, 1000)), most=rng.choice((0.0, 1e6)))
+        states = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"])
+        probing = queue.Probing(header().view(np.uint8), states, rng.choice(("kernel", "thread")))
+        line = Line([one], pacer, channel, probing=probing)
         for now in range(count):
+            states["rtt_ns"], states["told"] = rng.randrange(2000), rng.getrandbits(32)
             line.kernel.script = [rng.choice((-1, -9, errno.EAGAIN, errno.EPERM, errno.EIO)) for _ in range(3)]
             if rng.random() < 0.1:
                 line.queue.pacer.hold_to(rng.randrange(1, 4), rng.choice((1e5, 1e9)))

@@ -6,19 +6,19 @@ import errno
 import time
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import ANY
 
 import numpy as np
 import pytest
 
 from queue_world import ADDRESS, MS, STRIDE, Line
 from tailbound.collective.flow_control import FlowControl
+from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import PaceConfig, Pacer, Path
-from tailbound.transport.probe import EVERY, LOST, Echo, Prober
+from tailbound.transport.queue import Probing
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import PacketType
+from tailbound.wire.packets import DTYPES, header, parse
+from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, PacketType
 
 C = PacketType.CONTRIBUTION
 SECOND = 1_000_000_000
@@ -310,57 +310,126 @@ def test_a_link_that_is_never_free_is_measured_too(bound: UdpSocket) -> None:
     assert line.queue.drained == pytest.approx(4 * 64 * STRIDE * 1e3, rel=0.2)
 
 
-def make(by: Any = "kernel") -> tuple[Prober, np.ndarray]:
-    states = np.zeros(256, DTYPES["tb_peer_state"])
-    return Prober(77, 2, [3, 0], states, by), states
+#: Bytes for a rank between two probes, packets of that, and ns after which a probe counts as lost.
+EVERY, WHOLE, LOST = 192 << 10, (192 << 10) // STRIDE, 100 * MS
 
 
-@pytest.mark.parametrize(("by", "left", "waits"), [("kernel", 21 * MS, 9 * MS), ("thread", 12 * MS, 18 * MS)])
-def test_the_wait_in_own_queues_is_no_part_of_a_round_trip_and_no_loss(by: Any, left: int, waits: int) -> None:
+class Probed:
+    """A line over a link without end, and what the peers of its probes tell its rank."""
+
+    def __init__(self, sock: UdpSocket, by: Any = "kernel", keys: KeyRing | None = None) -> None:
+        self.states, self.now = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"]), 0
+        head = header(type=PacketType.PROBE, cookie=77, sender=2).view(np.uint8)
+        probing = Probing(head, self.states, by, keys)
+        pacer = Pacer((1, 2, 3), speed=1e15)
+        self.line = Line([sock], pacer, clock=lambda: self.now + 1, probing=probing)
+        self.path, self.link, self.probes = pacer.rates[1], pacer.link, self.line.kernel.probes
+
+    def burst(self, now: int, packets: int) -> bool:
+        """So many leave for rank 1; whether a probe does."""
+        self.now, before = now, len(self.probes)
+        self.line.submit(7, C, (1, packets), now=now)
+        return len(self.probes) > before
+
+    def tell(self, now: int, rtt: int, marks: int = 0) -> tuple[int, int, int, float] | None:
+        """An echo of rank 1, and the figures that it brings; None: it is none."""
+        self.states["rtt_ns"][1], self.states["told"][1] = rtt, marks
+        self.line.queue.pump(now)
+        path = self.path
+        return None if path.awaited else (path.rtt, path.whole, path.between, path.share)
+
+
+@pytest.fixture
+def probed(bound: UdpSocket) -> Probed:
+    return Probed(bound)
+
+
+@pytest.mark.parametrize(("by", "ways"), [("kernel", 1), ("thread", 2)])
+def test_the_wait_in_own_queues_is_no_part_of_a_round_trip_and_no_loss(bound: UdpSocket, by: Any, ways: int) -> None:
     """A thread's echo waits behind its own rank's rows, as the probe did here: twice."""
-    prober, states = make(by)
-    for rtt, found in ((30 * MS, left), (5 * MS, 1)):
-        prober.packet(3, 0, held=9 * MS)
-        states["rtt_ns"][3] = rtt
-        assert prober.collect(40 * MS) == [Echo(3, found, rtt, ANY, 0.0)]
-    prober.packet(3, 0, held=9 * MS)
-    assert not prober.left(3, EVERY, 130, LOST + waits - 1, False)
-    assert prober.left(3, 0, 0, LOST + waits, False)
+    probed = Probed(bound, by)
+    for start, rtt, found in ((0, 30 * MS, 30 * MS - ways * 9 * MS), (100 * MS, 5 * MS, 1)):
+        probed.link.leaves = start + 9 * MS + 1
+        assert probed.burst(start, WHOLE)
+        assert probed.tell(start + 40 * MS, rtt) == (found, rtt, EVERY, 0.0)
+    probed.link.leaves = 200 * MS + 9 * MS + 1
+    assert probed.burst(200 * MS, WHOLE)
+    assert not probed.burst(300 * MS + ways * 9 * MS, WHOLE)
+    assert probed.burst(300 * MS + ways * 9 * MS + 1, 1)
 
 
-def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next() -> None:
+def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next(probed: Probed) -> None:
     """The next echo tells the marks of both intervals."""
-    prober, states = make()
-    prober.packet(3, 0)
-    states["rtt_ns"][3] = MS
-    assert prober.by == "nobody"
-    assert prober.collect(MS) == [Echo(3, MS, MS, EVERY, 0.0)]
-    assert prober.by == "kernel"
-    assert not prober.left(3, EVERY - 1, 99, 0, False)
-    assert prober.left(3, 0, 0, 0, True), "it is limited"
-    assert prober.left(3, 1, 0, 0, False)
-    prober.packet(3, 0)
-    assert not prober.left(3, EVERY, 99, LOST - 1, False)
-    assert prober.left(3, 0, 0, LOST, False)
-    assert prober.missed[3] == 1
-    prober.packet(3, LOST)
-    states["rtt_ns"][3] = LOST + MS  # of the first
-    assert prober.collect(LOST + MS) == []
-    states["rtt_ns"][3], states["told"][3] = 2 * MS, 100
-    assert prober.collect(LOST + 2 * MS) == [Echo(3, 2 * MS, 2 * MS, EVERY, 0.5)]
-    assert prober.missed == {3: 0, 0: 0}
+    assert probed.burst(0, 10)
+    assert probed.line.queue.probed_by == "nobody"
+    assert probed.tell(MS + 1, MS) == (MS, MS, 10 * STRIDE, 0.0)
+    assert probed.line.queue.probed_by == "kernel"
+    assert not probed.burst(2 * MS, WHOLE - 1)
+    assert probed.burst(2 * MS, 1)
+    assert not probed.burst(LOST + 2 * MS, WHOLE)
+    assert probed.burst(LOST + 2 * MS + 1, 1)
+    assert probed.path.missed == 1
+    start = LOST + 2 * MS + 2
+    assert probed.tell(start + LOST, LOST + 1) is None  # it is of the one before
+    marks, packets = 100, WHOLE + 1 + WHOLE + 1
+    assert probed.tell(start + LOST, 2 * MS, marks) == (2 * MS, 2 * MS, EVERY + STRIDE, marks / (packets + 1))
+    assert (probed.path.missed, probed.line.queue.probes, probed.line.queue.echoes) == (0, 3, 2)
+    probed.line.queue.pacer.hold_to(1, 1e15)
+    assert probed.burst(start + LOST, 1), "it is limited"
 
 
-def test_an_echo_says_how_many_packets_were_marked() -> None:
+def test_an_echo_says_how_many_packets_were_marked(probed: Probed) -> None:
     """The first says where its count begins. A peer that comes back counts from 0."""
-    prober, states = make()
     shares = []
-    for told, count in ((0xFFFFFFF0, 99), (0xFFFFFFF0, 99), (4, 99), (1000, 99), (1000, 0), (0, 99), (30, 99)):
-        now = (1 + len(shares)) * 10 * MS
-        assert prober.left(3, EVERY, count, now, False)
-        prober.packet(3, now)
-        states["told"][3], states["rtt_ns"][3] = told, MS + len(shares)
-        (echo,) = prober.collect(now + 2 * MS)
-        shares.append(echo.marked)
-    assert shares == [0.0, 0.0, 0.2, 1.0, 0.0, 0.0, 0.3]
-    assert prober.marked == 20 + 996 + 30
+    for i, told in enumerate((0xFFFFFFF0, 0xFFFFFFF0, 300, 9000, 9000, 0, 461)):
+        now = 10 * MS * i
+        assert probed.burst(now, WHOLE)
+        echo = probed.tell(now + 2 * MS, MS + i, told)
+        assert echo is not None
+        shares.append(round(echo[3] * (WHOLE + 1)))
+    assert shares == [0, 0, 316, WHOLE + 1, 0, 0, 461]
+    assert probed.line.queue.marked == 316 + 8700 + 461
+
+
+def test_a_probe_carries_its_time_and_proof(bound: UdpSocket) -> None:
+    """Its time is that at which it is handed over."""
+    for keys in (None, KeyRing(bytes(32), 77, STRIDE - HEADER_BYTES)):
+        probed = Probed(bound, keys=keys)
+        assert probed.burst(40, 1)
+        ((rank, packet),) = probed.probes
+        parsed = parse(packet, keys.both if keys else ())
+        assert parsed is not None
+        head, body = parsed
+        fields = ("type", "cookie", "sender", "owner")
+        assert (rank, [int(head[name][0]) for name in fields]) == (1, [PacketType.PROBE, 77, 2, 1])
+        assert int.from_bytes(body[:8], "big") == 41
+
+
+def test_a_probe_waits_for_room_and_is_lost_where_it_is_refused(probed: Probed) -> None:
+    queue, kernel, counts = probed.line.queue, probed.line.kernel, probed.line.sender.counts[1]
+    kernel.script = [0, errno.EAGAIN]
+    assert not probed.burst(0, 1)
+    assert (queue.empty, queue.full, probed.line.done, counts.waits) == (False, {0}, [1], 1)
+    probed.now = MS
+    queue.pump(MS)
+    assert (queue.empty, queue.full, queue.again, probed.path.sent) == (True, set(), 0, MS + 1)
+    for script, sent, lost in (
+        ([errno.ECONNREFUSED], 2, 0),  # that is the answer to the burst
+        ([errno.ECONNREFUSED] * 2, 2, 1),
+        ([errno.EPERM], 2, 2),
+    ):
+        kernel.script = [0, *script]
+        probed.burst(probed.now + 2 * LOST, WHOLE)
+        assert (len(probed.probes), counts.lost, probed.path.sent) == (sent, lost, probed.now + 1)
+    assert counts.errors == {"ECONNREFUSED": 3, "EPERM": 1}
+
+
+def test_a_rate_whose_probes_are_lost_rises(probed: Probed) -> None:
+    probed.line.queue.pacer.hold_to(1, 1e9)
+    probed.line.queue.pacer.paths[1].free = False
+    rates = []
+    for i in range(11):
+        assert probed.burst(i * 2 * LOST, 1)
+        rates.append(probed.path.rate)
+    assert rates[:9] == [1e9] * 9
+    assert rates[9] > 1e9

@@ -11,21 +11,22 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queue_world import ADDRESS, MS, STRIDE, Line, memory
+from queue_world import ADDRESS, MS, PROBE, STRIDE, Line, memory
 from tailbound.errors import ConfigError
 from tailbound.transport.batch import MAX_BYTES, burst_packets
 from tailbound.transport.config import Config
 from tailbound.transport.pace import PaceConfig, Pacer
+from tailbound.transport.queue import Probing
 from tailbound.transport.sender import FULL, PeerCounts, Sender, Shared
 from tailbound.transport.sockets import UdpSocket, ports_of
-from tailbound.wire.schema import MAX_RANKS, PacketType
+from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, PacketType
 
 C, R, AGAIN = PacketType.CONTRIBUTION, PacketType.RESULT, "rows that were asked for again"
 ALL = MAX_RANKS
@@ -309,14 +310,16 @@ def test_what_is_refused_or_stale_is_lost_for_everybody(fanned: Line, shared: Sh
 
 
 def test_probes_follow_for_every_rank_and_know_what_they_wait_behind(bound: UdpSocket, shared: Shared) -> None:
-    line = Line([bound], shared=shared, clock=lambda: 5)
-    prober = line.queue.prober = Mock(waits=False, missed=dict.fromkeys((1, 2, 3), 0))
-    prober.left.return_value, prober.due_in.return_value, prober.packet.return_value = True, 0, np.zeros(80, np.uint8)
+    states, head = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"]), np.zeros(HEADER_BYTES, np.uint8)
+    line = Line([bound], shared=shared, clock=lambda: 5, probing=Probing(head, states, "kernel"))
     line.submit(7, R, (ALL, 64))
-    assert [call.args[:3] for call in prober.left.mock_calls] == [(rank, 64 * STRIDE, 64) for rank in (2, 3, 1)]
-    assert {call.args[2] for call in prober.packet.mock_calls} == {line.queue.pacer.waits(5)}
-    assert line.queue.pacer.waits(5) > 0
-    assert len(line.kernel.single) == 3
+    assert [rank for rank, _ in line.kernel.probes] == [1, 2, 3]
+    pacer = line.queue.pacer
+    for rank in (1, 2, 3):
+        assert line.sender.counts[rank] == PeerCounts(packets=65, bytes=64 * STRIDE + PROBE, bursts=1)
+        path = pacer.rates[rank]
+        assert (path.sent, path.between, path.count, path.queued) == (5, 64 * STRIDE, 64, pacer.waits(5))
+    assert pacer.waits(5) > 0
 
 
 # -- single packets ----------------------------------------------------------------------------------------------------

@@ -15,11 +15,13 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import Socket
-from tailbound.wire.schema import PacketType
+from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, PacketType
 from tailbound_lab.simulate.messages import read
 
 ADDRESS, STRIDE = "127.0.0.1", 128
 MS = 1_000_000
+#: Bytes of a probe.
+PROBE = HEADER_BYTES + ROW_STEP
 #: A time that never comes.
 LATER = 1 << 62
 
@@ -33,6 +35,7 @@ class Kernel:
         taken: bursts.
         data: what was in them, by rank.
         single: (target, packet) of packets that left by themselves.
+        probes: (rank, packet) of probes.
         calls: (socket, bursts that it took) of each call.
         stuck: sockets that are full.
     """
@@ -43,6 +46,7 @@ class Kernel:
         self.taken: list[tuple[int, int]] = []
         self.data: defaultdict[int, bytearray] = defaultdict(bytearray)
         self.single: list[tuple[tuple[str, int], bytes]] = []
+        self.probes: list[tuple[int, bytes]] = []
         self.calls: list[tuple[int, int]] = []
         self.stuck: set[int] = set()
         self._ranks = {target: rank for rank, target in sender.peers.items()}
@@ -63,8 +67,12 @@ class Kernel:
         if step > 0 or port in self.stuck:
             return 0, step or errno.EAGAIN
         taken = min(count, -step) if step else count
+        sent = read(messages, taken)
+        if count and len(sent[0].data) == PROBE:
+            self.probes += [(self._ranks[message.target], message.data) for message in sent]
+            return taken, 0
         self.calls.append((port, taken))
-        for message in read(messages, taken):
+        for message in sent:
             rank = self._ranks[message.target]
             self.taken.append((rank, len(message.packets)))
             self.data[rank] += message.data

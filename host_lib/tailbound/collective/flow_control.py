@@ -15,8 +15,8 @@ from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.transport.incast import Incast, granted
 from tailbound.transport.pace import Pacer
-from tailbound.transport.probe import Prober
-from tailbound.transport.queue import SendQueue
+from tailbound.transport.queue import Probing, SendQueue
+from tailbound.wire import packets
 from tailbound.wire.schema import PacketType, Phase, serial_distance
 
 log = logging.getLogger("tailbound")
@@ -48,11 +48,12 @@ class FlowControl:
         self._takes = self._states["incast"]  # a column: a field of a record takes five times as long to read
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
-        prober = Prober(job.cookie, job.rank, peers, self._states, by, job.keys) if peers else None
+        head = packets.header(type=PacketType.PROBE, cookie=job.cookie, sender=job.rank).view(np.uint8)
+        probing = Probing(head, self._states, by, job.keys) if peers else None
         # a driver may be wrong, and a link that it is right about sees to its speed itself
         most = link if given else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=job.sender.room)
-        self.queue = SendQueue(job.sender, pacer, prober, job.now)
+        self.queue = SendQueue(job.sender, pacer, probing, job.now)
         self.incast = Incast(len(peers))
         self._again = 0
 
@@ -166,7 +167,7 @@ class FlowControl:
 
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""
-        queue, prober, incast = self.queue, self.queue.prober, self.incast
+        queue, incast = self.queue, self.incast
         return {
             "queued": queue.packets,
             "stale": queue.stale,
@@ -176,11 +177,11 @@ class FlowControl:
             "rates": {str(rank): int(queue.pacer.limit(rank)) for rank in queue.pacer.paths},
             "grants": {str(rank): path.granted for rank, path in queue.pacer.paths.items()},
             "rtt_us": {str(rank): path.rtt / 1000 for rank, path in queue.pacer.paths.items()},
-            "rtt_by": prober.by if prober else "none",
-            "probes": prober.sent if prober else 0,
-            "echoes": prober.echoes if prober else 0,
+            "rtt_by": queue.probed_by,
+            "probes": queue.probes,
+            "echoes": queue.echoes,
             "marked": self.marked,
-            "marked_there": prober.marked if prober else 0,
+            "marked_there": queue.marked,
             "slowed": sum(path.slowed for path in queue.pacer.paths.values()),
             "incast": incast.advertised,
             "incast_floor": incast.floor,

@@ -50,6 +50,7 @@ _FUNCTIONS = {
     "tb_next": (_INT, _P),
     "tb_took": (_INT, _P, _U32, _U32),
     "tb_pump": (_INT, _P),
+    "tb_time_probes": (None, _P, _S64),
     "tb_unwanted": (None, _P, _U32),
     "tb_give_up": (None, _P),
     "tb_add_flags": (None, _P, _U32, _U32, _P, _U32, _P),

@@ -2,7 +2,7 @@
 
 The transport thread submits runs of packets and pumps once a turn. The library keeps them and decides what leaves when
 (``host_lib/core/send.c``): a pump is one call of it, without the GIL. Here is what only Python can say: who still wants
-a submission, what follows when one is over, probes, and what becomes of packets that were refused.
+a submission, what follows when one is over, what echoes make of rates, and what becomes of packets that were refused.
 
 As a rule everything leaves within ``submit``: the queue holds what a full socket or a rate (``pace``) keeps back. Per
 destination the order of submission is kept within results and within contributions, since the last packet of a run says
@@ -25,13 +25,14 @@ import errno
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.kernel.core import address, core
+from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
-from tailbound.transport.probe import Prober
 from tailbound.transport.sender import NO_GSO, Sender
 from tailbound.transport.sockets import sockaddr
 from tailbound.wire.packets import record_of
@@ -41,10 +42,28 @@ from tailbound.wire.schema import DESTINATIONS, SENDING, TARGET, PacketType, Sen
 Run = tuple[int, NDArray[np.uint8]]
 
 _Sending, _Target = record_of(SENDING), record_of(TARGET)
-#: More bytes than leave in a pump.
-_NEVER = 1 << 62
 #: So many bytes must have left while sockets were full to say how fast the link is; and after so long (ns) they do.
 _MEASURED_BYTES, _MEASURED = 256 << 10, 20_000_000
+
+
+class Probing(NamedTuple):
+    """What probes are made of, and what their echoes are found by.
+
+    The time of sending travels in a small packet behind bursts, which the peer turns round. Who receives the echo
+    stores the difference (``tb_peer_state.rtt_ns``), so that with ``xdp`` no process needs to be awake at either end.
+
+    Attributes:
+        head: u8[64], a header with all that probes have in common.
+        states: ``peer_states`` of the datapath.
+        by: the ``kernel`` turns probes round and measures; or a ``thread``, whose echo waits behind its own rank's
+            rows, about as long as the probe did behind ours.
+        keys: of the job, where it has a key.
+    """
+
+    head: NDArray[np.uint8]
+    states: NDArray[Any]
+    by: Literal["kernel", "thread"]
+    keys: KeyRing | None = None
 
 
 class _Item:
@@ -64,7 +83,7 @@ class SendQueue:
     Args:
         sender: sockets, addresses and counters.
         pacer: rates by rank.
-        prober: sends probes behind bursts and feeds ``pacer``; None: no round trips, no limits.
+        probing: of the probes that feed ``pacer``; None: no round trips, no limits.
         clock: CLOCK_MONOTONIC in ns, for ``drained``.
 
     Attributes:
@@ -81,7 +100,7 @@ class SendQueue:
         self,
         sender: Sender,
         pacer: Pacer | None = None,
-        prober: Prober | None = None,
+        probing: Probing | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._sender = sender
@@ -93,7 +112,12 @@ class SendQueue:
         # not at exit, when the transport's thread may still be at work
         weakref.finalize(self, self._core.fast.tb_line_close, self._line).atexit = False
         self.pacer = pacer or Pacer(sender.peers)
-        self.prober = prober
+        self._probing = probing
+        self._epoch = -1
+        if probing is not None:
+            said = self._said
+            said.states, said.head = address(probing.states), address(probing.head)
+            said.ways = 2 if probing.by == "thread" else 1
         self.drained = 0.0
         self._clock = clock
         self._crowded: tuple[int, int] | None = None  # since when sockets are full, and bytes that had left by then
@@ -141,7 +165,27 @@ class SendQueue:
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._items or self._sender.deferred)
+        return not (self._items or self._sender.deferred or self._said.due)
+
+    @property
+    def probes(self) -> int:
+        """That have left."""
+        return int(self._said.probes)
+
+    @property
+    def echoes(self) -> int:
+        """That have come."""
+        return int(self._said.echoes)
+
+    @property
+    def marked(self) -> int:
+        """Own packets that came to peers with CE, as echoes said."""
+        return int(self._said.marked)
+
+    @property
+    def probed_by(self) -> str:
+        """Who measures round trips; ``nobody`` as long as no probe has come back, ``none`` without probes."""
+        return "none" if self._probing is None else self._probing.by if self.echoes else "nobody"
 
     @property
     def packets(self) -> int:
@@ -174,6 +218,8 @@ class SendQueue:
             again: the rank has asked for them, which have left once: they wait for nothing else.
         """
         self._tell()
+        if (probing := self._probing) is not None and probing.keys is not None:
+            self._follow(probing.keys)
         runs = [run for run in runs if len(run[1])]
         stride = runs[0][1].shape[1] if runs else 0
         words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
@@ -191,18 +237,13 @@ class SendQueue:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
         dropped = int(self._core.fast.tb_cancel(self._line, label)) if self._items else 0
         if dropped:
-            self._count(0)
+            self._count()
             self._finish()
         return dropped
 
     def pump(self, now: int, fresh: int = 0) -> None:
         """Sends what may leave now. ``fresh``: the submission that has just come."""
         said, line, fast = self._said, self._line, self._core.fast
-        if self.prober is not None and self.prober.waits:
-            for echo in self.prober.collect(now):
-                self._pacer.echoed(echo.peer, echo.rtt, echo.sent, echo.marked, now, echo.whole)
-                for to in (echo.peer, *self._sender.shared):
-                    self._look_after(to)
         if self._pumping:  # a callback of ours has submitted more
             said.again = min(said.again, now) if said.again else now
             return
@@ -212,11 +253,13 @@ class SendQueue:
         self._pumping = True
         try:
             fast.tb_begin(line)
+            if any(said.news):
+                self._hear(now)
             if not self._sender.flush():
                 fast.tb_full(line, 0, errno.EAGAIN)
             while what := self._send():
-                self._answer(what, now)
-            self._count(now)
+                self._answer(what)
+            self._count()
             self._finish()
             self._measure()
         finally:
@@ -231,17 +274,17 @@ class SendQueue:
         if self._direct:
             return int(self._core.waits.tb_pump(self._line))
         said, fast = self._said, self._core.fast
-        while (what := int(fast.tb_next(self._line))) == Sent.CALL:
+        while (what := int(fast.tb_next(self._line))) in (Sent.CALL, Sent.PROBE):
+            if what == Sent.PROBE:
+                fast.tb_time_probes(self._line, self._clock())
             taken, number = self._sender.sockets[said.port].send_many(said.messages, said.count)
             if what := int(fast.tb_took(self._line, taken, number)):
                 return what
         return what
 
-    def _answer(self, what: int, now: int) -> None:
+    def _answer(self, what: int) -> None:
         said, sender, fast = self._said, self._sender, self._core.fast
-        if what == Sent.LOOK:
-            self._count(now)
-        elif what == Sent.ASK:
+        if what == Sent.ASK:
             item = self._items[said.item]
             for to, _ in item.runs:
                 if item.over is not None and all(item.over(rank) for rank in sender.ranks_of(to)):
@@ -259,8 +302,8 @@ class SendQueue:
                 if to in sender.shared:
                     sender.shared[to].broken = True
 
-    def _count(self, now: int) -> None:
-        """Counts what has left and what was given up since the last call, and sends the probes that are due."""
+    def _count(self) -> None:
+        """Counts what has become of packets since the last call."""
         said, sender = self._said, self._sender
         moved, said.moves = said.moved[: said.moves], 0
         for to in moved:
@@ -272,24 +315,24 @@ class SendQueue:
             sender.calls_of(to).waits += waits
             if packets:
                 sender.took(to, packets, size, bursts)
-                for rank in sender.ranks_of(to):
-                    self._probe(rank, packets, size, now)
-                self._look_after(to)
 
-    def _probe(self, rank: int, packets: int, size: int, now: int) -> None:
-        prober, pacer = self.prober, self._pacer
-        if prober is None or not prober.left(rank, size, packets, now, rank in pacer.limited):
-            return
-        if prober.missed[rank]:
-            pacer.unheard(rank, prober.missed[rank], now)
-        sent = self._clock()  # and not when the pump began: to send many bursts takes ten milliseconds
-        self._sender.send(rank, prober.packet(rank, sent, pacer.waits(sent)).tobytes())
+    def _hear(self, now: int) -> None:
+        """Makes rates of echoes, and of probes that have none."""
+        pacer, said = self._pacer, self._said
+        heard = [rank for rank in pacer.paths if said.news[rank >> 6] >> (rank & 63) & 1]
+        said.news[:] = [0] * len(said.news)
+        for rank in heard:
+            path = pacer.rates[rank]
+            if path.missed:
+                pacer.unheard(rank, path.missed, now)
+            else:
+                pacer.echoed(rank, path.rtt, path.between, path.share, now, path.whole)
 
-    def _look_after(self, to: int) -> None:
-        """Tells the library after how many bytes for ``to`` a probe is due."""
-        prober, limited = self.prober, self._pacer.limited
-        ranks = self._sender.ranks_of(to) if prober is not None else ()
-        self._targets[to].look = min([prober.due_in(rank, rank in limited) for rank in ranks if prober], default=_NEVER)
+    def _follow(self, keys: KeyRing) -> None:
+        """Probes carry tags of the present epoch, as far as rows do."""
+        if keys.epoch != self._epoch:
+            self._epoch = keys.epoch
+            self._said.key = address(keys.now)
 
     def _measure(self) -> None:
         """Follows how much leaves from when sockets are full until they are not, or for long enough."""

@@ -673,10 +673,24 @@ RUN = Struct(
 
 PATH = Struct(
     "tb_path",
-    "How fast a rank may be sent to (``transport.pace``).",
+    "How fast a rank may be sent to (``transport.pace``), and round trips to it; times in ns.",
     (
         Field("rate", "f64", "bytes per second"),
-        Field("spent", "s64", "when what has left is paid for, ns"),
+        Field("share", "f64", "of the packets up to the last echo's probe, itself included, that came with CE"),
+        Field("spent", "s64", "when what has left is paid for"),
+        Field("sent", "s64", "when the last probe left; 0: none has"),
+        Field("queued", "s64", "that it waits in own queues"),
+        Field("before", "s64", "tb_peer_state.rtt_ns before it"),
+        Field("bytes", "u64", "that have left since"),
+        Field("packets", "u64", "that have left since"),
+        Field("between", "u64", "bytes that left between it and the one before"),
+        Field("count", "u64", "packets that left between it and the one whose echo came last"),
+        Field("rtt", "s64", "of the last echo, without what its probe waited in own queues"),
+        Field("whole", "s64", "the same with that"),
+        Field("marks", "u32", "own packets that came there with CE, by the last echo"),
+        Field("told", "u32", "1: an echo has come"),
+        Field("awaited", "u32", "1: the echo of the last probe may still come"),
+        Field("missed", "u32", "probes lost running"),
         Field("limited", "u32", "1: the rate is a limit"),
         Field("held", "u32", "1: something had to wait, and has not made up for it"),
     ),
@@ -714,7 +728,6 @@ TARGET = Struct(
         Field("cost", "u32", "bursts that this host is busy with for one"),
         Field("plain", "u32", "1: GSO does not work, packets leave one by one"),
         Field("listed", "u32", "1: among tb_sending.moved"),
-        Field("look", "u64", "bytes after which Python looks, since a probe is due"),
         Field("packets", "u64", "that have left"),
         Field("bytes", "u64", "that have left"),
         Field("bursts", "u64", "that have left"),
@@ -731,6 +744,13 @@ SENDING = Struct(
         Field("fresh", "u64", "the submission that has just come; 0: none"),
         Field("again", "s64", "when to pump again; 0: nothing waits, or for a writable socket"),
         Field("peers", "u64", "bitmap of all ranks that are sent to", MAX_RANKS // 64),
+        Field("news", "u64", "bitmap of ranks of which an echo has come, or whose probe was lost", MAX_RANKS // 64),
+        Field("states", "u64", "struct tb_peer_state[], by rank; 0: no rank is probed"),
+        Field("head", "u64", "a header with all that probes have in common"),
+        Field("key", "u64", "of the present epoch; 0: packets carry the check"),
+        Field("probes", "u64", "that have left"),
+        Field("echoes", "u64", "that have come"),
+        Field("marked", "u64", "own packets that came with CE, by all echoes"),
         Field("left", "u64", "packets that wait"),
         Field("bytes", "u64", "that have left, copies included"),
         Field("full", "u64", "bitmap of sockets that had no room"),
@@ -738,7 +758,7 @@ SENDING = Struct(
         Field("waits", "u64", "times a socket or a device queue was full"),
         Field("held", "u64", "times a rate kept something back"),
         Field("stale", "u64", "rows dropped because their time was up"),
-        Field("item", "u64", "the submission that is asked about, or whose packets were refused"),
+        Field("item", "u64", "the submission that is asked about, or whose packets were refused; 0: a probe was"),
         Field("messages", "u64", "struct mmsghdr[count], to be handed over"),
         Field("count", "u32", "messages"),
         Field("port", "u32", "socket that they leave over"),
@@ -755,6 +775,8 @@ SENDING = Struct(
         Field("turn", "u32", "whose turn it is", CHANNELS_MOST),
         Field("moved", "u32", "targets of which something has left, or was lost", DESTINATIONS),
         Field("moves", "u32", "how many"),
+        Field("due", "u32", "probes that wait for room"),
+        Field("ways", "u32", "how often a round trip waits in own queues"),
         Field("pad", "u32", "0"),
     ),
 )
@@ -1026,7 +1048,7 @@ class Sent(enum.IntEnum):
 
     DONE = 0  #: Nothing: the pump is over.
     CALL = 1  #: Hand over messages, and say what became of them.
-    LOOK = 2  #: A probe may be due.
+    PROBE = 2  #: The same, once they have their time: they are probes.
     ASK = 3  #: Say whether ranks still want a submission that had to wait.
     REFUSED = 4  #: Say what to do with a message that was refused.
 
