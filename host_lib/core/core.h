@@ -111,8 +111,8 @@ void tb_prove_word(struct tb_header *head, const __u64 *key);
 struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets);
 void tb_line_pace(struct tb_line *l, struct tb_path *paths, struct tb_link *link);
 void tb_line_close(struct tb_line *l);
-int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, __s64 until, __u32 asks,
-	      __u32 stride, __u32 largest, const __u64 *runs, __u32 count);
+int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, __s64 until, __u32 stride,
+	      __u32 largest, const __u64 *runs, __u32 count);
 __u64 tb_cancel(struct tb_line *l, __u32 label);
 __u64 tb_finished(struct tb_line *l, __u64 *packets);
 void tb_begin(struct tb_line *l);
@@ -121,7 +121,6 @@ int tb_next(struct tb_line *l);
 int tb_took(struct tb_line *l, __u32 taken, __u32 error);
 int tb_pump(struct tb_line *l);
 void tb_time_probes(struct tb_line *l, __s64 now);
-void tb_unwanted(struct tb_line *l, __u32 to);
 void tb_give_up(struct tb_line *l);
 
 /* Ops in flight and their halves (halves.c). */

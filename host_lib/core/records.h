@@ -11,8 +11,7 @@
 #define TB_SEND_DONE 0
 #define TB_SEND_CALL 1
 #define TB_SEND_PROBE 2
-#define TB_SEND_ASK 3
-#define TB_SEND_REFUSED 4
+#define TB_SEND_REFUSED 3
 
 #define TB_SENDING_FORESEEN 0
 #define TB_SENDING_LAUNCHED 1
@@ -132,7 +131,7 @@ struct tb_sending {
 	__s64 again; /* when to pump again; 0: nothing waits, or for a writable socket */
 	__u64 peers[4]; /* bitmap of all ranks that are sent to */
 	__u64 news[4]; /* bitmap of ranks of which an echo has come, or whose probe was lost */
-	__u64 states; /* struct tb_peer_state[], by rank; 0: no rank is probed */
+	__u64 terms; /* struct tb_terms; 0: nothing is known of ranks, and none is probed */
 	__u64 head; /* a header with all that probes have in common */
 	__u64 key; /* of the present epoch; 0: packets carry the check */
 	__u64 probes; /* that have left */
@@ -145,7 +144,7 @@ struct tb_sending {
 	__u64 waits; /* times a socket or a device queue was full */
 	__u64 held; /* times a rate kept something back */
 	__u64 stale; /* rows dropped because their time was up */
-	__u64 item; /* the submission that is asked about, or whose packets were refused; 0: a probe was */
+	__u64 item; /* the submission whose packets were refused; 0: a probe was */
 	__u64 messages; /* struct mmsghdr[count], to be handed over */
 	__u32 count; /* messages */
 	__u32 port; /* socket that they leave over */

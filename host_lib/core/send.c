@@ -53,7 +53,7 @@ struct tb_item {
 	struct tb_item *after;
 	__u64 id, left, packets; /* packets that have left; copies count */
 	__s64 until;
-	__u32 label, asks, stride, largest, count, channels;
+	__u32 label, queue, stride, largest, count, channels;
 	__u8 channel[TB_CHANNELS_MOST]; /* in the order of flows */
 	struct tb_flow flows[];
 };
@@ -68,7 +68,6 @@ struct tb_line {
 	struct tb_item **order;
 	__u32 ordered, most, at, channel;
 	int opened, moved, budget;
-	const struct tb_item *asked;
 	__u64 behind[TB_WORDS]; /* ranks for which something older waits */
 	__u64 due[TB_WORDS]; /* ranks that a probe waits for */
 	int probing; /* the messages are probes */
@@ -271,7 +270,7 @@ static void tb_link_left(struct tb_link *link, __u32 bursts, __u64 packets, __u3
 
 /* runs: destination, address and packets of each. Returns 0, or ENOMEM. */
 TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, __s64 until,
-			__u32 asks, __u32 stride, __u32 largest, const __u64 *runs, __u32 count)
+			__u32 stride, __u32 largest, const __u64 *runs, __u32 count)
 {
 	struct tb_item *item = calloc(1, sizeof(*item) + count * sizeof(*item->flows));
 	__u32 i, k, channel;
@@ -281,7 +280,7 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, _
 	item->id = id;
 	item->label = label;
 	item->until = until;
-	item->asks = asks;
+	item->queue = queue;
 	item->stride = stride;
 	item->largest = largest;
 	item->count = count;
@@ -332,6 +331,37 @@ static __u64 tb_drop_item(struct tb_line *l, struct tb_item *item)
 	return dropped;
 }
 
+/* An owner that has published an op takes no rows for it any more, and a rank that has left takes no results. */
+static int tb_takes(const struct tb_line *l, const struct tb_item *item, __u32 rank)
+{
+	const struct tb_terms *t = (const void *)l->s->terms;
+	const struct tb_peer_state *state;
+
+	if (!t || rank >= t->ranks || item->queue == TB_AGAIN)
+		return 1;
+	if (item->queue == TB_RESULTS)
+		return !tb_in(t->gone, rank);
+	state = (const struct tb_peer_state *)t->states + rank;
+	return state->cookie != t->cookie ||
+	       tb_distance(TB_READ_ONCE(state->published), item->label) < 0;
+}
+
+static __u64 tb_drop_unwanted(struct tb_line *l, struct tb_item *item)
+{
+	struct tb_flow *f;
+	__u64 dropped = 0, bits;
+	__u32 r, w, takers;
+
+	for (f = item->flows; f < item->flows + item->count; f++) {
+		takers = 0;
+		TB_EACH_RANK(r, l->targets[f->to].ranks)
+		takers += tb_takes(l, item, r);
+		if (!takers)
+			dropped += tb_drop_flow(l, item, f, f->total - f->next);
+	}
+	return dropped;
+}
+
 TB_EXPORT __u64 tb_cancel(struct tb_line *l, __u32 label)
 {
 	struct tb_item *item;
@@ -343,17 +373,6 @@ TB_EXPORT __u64 tb_cancel(struct tb_line *l, __u32 label)
 			if (item->label == label)
 				dropped += tb_drop_item(l, item);
 	return dropped;
-}
-
-/* After TB_SEND_ASK: its ranks do not want what is for this destination. */
-TB_EXPORT void tb_unwanted(struct tb_line *l, __u32 to)
-{
-	struct tb_item *item = l->order[l->at];
-	struct tb_flow *f;
-
-	for (f = item->flows; f < item->flows + item->count; f++)
-		if (f->to == to)
-			l->s->stale += tb_drop_flow(l, item, f, f->total - f->next);
 }
 
 /* port had no room, or the device behind it. */
@@ -396,6 +415,13 @@ TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
 
 /* -- probes ----------------------------------------------------------------------------------------------------- */
 
+static const struct tb_peer_state *tb_states(const struct tb_line *l)
+{
+	const struct tb_terms *t = (const void *)l->s->terms;
+
+	return t ? (const void *)t->states : 0;
+}
+
 /*
  * One probe per rank is on the way at a time: it measures the queue behind the rates so far. Who turns it round stores how
  * long it took, and what share of our packets came there with CE.
@@ -405,7 +431,7 @@ static void tb_want_probe(struct tb_line *l, __u32 rank)
 	const struct tb_path *p = &l->paths[rank];
 	struct tb_sending *s = l->s;
 
-	if (!s->states || tb_in(l->due, rank))
+	if (!s->terms || tb_in(l->due, rank))
 		return;
 	if (p->sent && p->bytes < TB_EVERY && !p->limited)
 		return;
@@ -451,7 +477,7 @@ static int tb_fill_probes(struct tb_line *l)
 /* After TB_SEND_PROBE, just before the call: the time travels in the packet. */
 TB_EXPORT void tb_time_probes(struct tb_line *l, __s64 now)
 {
-	const struct tb_peer_state *states = (const void *)l->s->states;
+	const struct tb_peer_state *states = tb_states(l);
 	struct tb_header *head;
 	__u32 i;
 
@@ -518,13 +544,13 @@ static int tb_took_probes(struct tb_line *l, __u32 taken, __u32 error)
 /* Echoes since the last look. */
 static void tb_collect(struct tb_line *l)
 {
-	const struct tb_peer_state *states = (const void *)l->s->states;
+	const struct tb_peer_state *states = tb_states(l);
 	struct tb_sending *s = l->s;
 	__u32 r, w, told, marks;
 	__u64 bits;
 	__s64 rtt;
 
-	if (!states)
+	if (!s->terms)
 		return;
 	TB_EACH_RANK(r, s->peers)
 	{
@@ -613,7 +639,6 @@ TB_EXPORT void tb_begin(struct tb_line *l)
 	/* Results go before contributions of later ops, and behind those of their own. */
 	l->ordered = l->at = 0;
 	l->opened = 0;
-	l->asked = 0;
 	l->budget = TB_BUDGET;
 	memset(l->behind, 0, sizeof(l->behind));
 	tb_collect(l);
@@ -749,13 +774,9 @@ TB_EXPORT int tb_next(struct tb_line *l)
 	for (; l->at < l->ordered; l->at++, l->opened = 0) {
 		item = l->order[l->at];
 		if (!l->opened) {
-			if (item->id != s->fresh && s->now > item->until) {
-				s->stale += tb_drop_item(l, item);
-			} else if (item->id != s->fresh && item->asks && l->asked != item) {
-				l->asked = item;
-				s->item = item->id;
-				return TB_SEND_ASK;
-			}
+			if (item->id != s->fresh)
+				s->stale += s->now > item->until ? tb_drop_item(l, item)
+								 : tb_drop_unwanted(l, item);
 			l->opened = l->moved = 1;
 			l->channel = item->channels;
 		}

@@ -23,7 +23,7 @@ import op_world
 from hostile import damaged, hostile, plain
 from kernel_world import HEADERS
 from op_world import COOKIE, OpWorld, launched
-from queue_world import ADDRESS, Line
+from queue_world import ADDRESS, Line, Told
 from reference_worker import ReferenceTables
 from soak.part import Tell
 from tailbound.codec.owners import OwnerMap
@@ -37,7 +37,7 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Shared
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import DTYPES, header
+from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, Found, PacketType, Phase
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
@@ -121,17 +121,18 @@ def _sends(rng: random.Random, count: int) -> None:
     with UdpSocket() as one, UdpSocket() as other:
         channel = Shared("fanout", (other,), (ADDRESS, 7), (2, 3, 1))
         pacer = Pacer((1, 2, 3), gap=rng.choice((0, 1000)), most=rng.choice((0.0, 1e6)))
-        states = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"])
-        probing = queue.Probing(header().view(np.uint8), states, rng.choice(("kernel", "thread")))
-        line = Line([one], pacer, channel, probing=probing)
+        told = Told(rng.choice(("kernel", "thread")))
+        line = Line([one], pacer, channel, peers=told.peers)
         for now in range(count):
-            states["rtt_ns"], states["told"] = rng.randrange(2000), rng.getrandbits(32)
+            told.states["rtt_ns"], told.states["told"] = rng.randrange(2000), rng.getrandbits(32)
+            told.published(now, rng.randrange(4))
+            told.gone(*rng.sample((1, 2, 3), rng.randrange(4)))
             line.kernel.script = [rng.choice((-1, -9, errno.EAGAIN, errno.EPERM, errno.EIO)) for _ in range(3)]
             if rng.random() < 0.1:
                 line.queue.pacer.hold_to(rng.randrange(1, 4), rng.choice((1e5, 1e9)))
             runs = [(to, rng.randrange(200)) for to in rng.sample((1, 2, 3, MAX_RANKS), rng.randrange(5))]
-            kind, over = rng.choice((PacketType.CONTRIBUTION, PacketType.RESULT)), rng.choice((None, lambda _: True))
-            line.submit(now, kind, *runs, now=1000 * now, until=1000 * now + 9999, over=over, again=rng.random() < 0.1)
+            kind = rng.choice((PacketType.CONTRIBUTION, PacketType.RESULT))
+            line.submit(now, kind, *runs, now=1000 * now, until=1000 * now + 9999, again=rng.random() < 0.1)
             if rng.random() < 0.1:
                 line.queue.cancel(now)
         line.rest(1 << 50)

@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from queue_world import ADDRESS, MS, STRIDE, Line
+from queue_world import ADDRESS, COOKIE, MS, STRIDE, Line, Told
 from tailbound.collective.flow_control import FlowControl
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import PaceConfig, Pacer, Path
-from tailbound.transport.queue import Probing
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import DTYPES, header, parse
-from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, PacketType
+from tailbound.wire.packets import DTYPES, parse
+from tailbound.wire.schema import HEADER_BYTES, PacketType
 
 C = PacketType.CONTRIBUTION
 SECOND = 1_000_000_000
@@ -236,7 +235,7 @@ def traffic(bound: UdpSocket, link: float, **more: Any) -> FlowControl:
     datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
     job: Any = SimpleNamespace(
         sender=Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), cookie=1, rank=0, now=time.monotonic_ns,
-        keys=None, switch=None, membership=SimpleNamespace(live=[1, 2]),
+        keys=None, switch=None, membership=SimpleNamespace(live=[1, 2]), terms=Told().terms,
     )  # fmt: skip
     return FlowControl(job, datapath, link, **more)
 
@@ -318,11 +317,9 @@ class Probed:
     """A line over a link without end, and what the peers of its probes tell its rank."""
 
     def __init__(self, sock: UdpSocket, by: Any = "kernel", keys: KeyRing | None = None) -> None:
-        self.states, self.now = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"]), 0
-        head = header(type=PacketType.PROBE, cookie=77, sender=2).view(np.uint8)
-        probing = Probing(head, self.states, by, keys)
-        pacer = Pacer((1, 2, 3), speed=1e15)
-        self.line = Line([sock], pacer, clock=lambda: self.now + 1, probing=probing)
+        self.now, told, pacer = 0, Told(by, keys), Pacer((1, 2, 3), speed=1e15)
+        self.states = told.states
+        self.line = Line([sock], pacer, clock=lambda: self.now + 1, peers=told.peers)
         self.path, self.link, self.probes = pacer.rates[1], pacer.link, self.line.kernel.probes
 
     def burst(self, now: int, packets: int) -> bool:
@@ -393,7 +390,7 @@ def test_an_echo_says_how_many_packets_were_marked(probed: Probed) -> None:
 
 def test_a_probe_carries_its_time_and_proof(bound: UdpSocket) -> None:
     """Its time is that at which it is handed over."""
-    for keys in (None, KeyRing(bytes(32), 77, STRIDE - HEADER_BYTES)):
+    for keys in (None, KeyRing(bytes(32), COOKIE, STRIDE - HEADER_BYTES)):
         probed = Probed(bound, keys=keys)
         assert probed.burst(40, 1)
         ((rank, packet),) = probed.probes
@@ -401,7 +398,7 @@ def test_a_probe_carries_its_time_and_proof(bound: UdpSocket) -> None:
         assert parsed is not None
         head, body = parsed
         fields = ("type", "cookie", "sender", "owner")
-        assert (rank, [int(head[name][0]) for name in fields]) == (1, [PacketType.PROBE, 77, 2, 1])
+        assert (rank, [int(head[name][0]) for name in fields]) == (1, [PacketType.PROBE, COOKIE, 0, 1])
         assert int.from_bytes(body[:8], "big") == 41
 
 

@@ -12,21 +12,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queue_world import ADDRESS, MS, PROBE, STRIDE, Line, memory
+from queue_world import ADDRESS, MS, PROBE, STRIDE, Line, Told, memory
 from tailbound.errors import ConfigError
 from tailbound.transport.batch import MAX_BYTES, burst_packets
 from tailbound.transport.config import Config
 from tailbound.transport.pace import PaceConfig, Pacer
-from tailbound.transport.queue import Probing
 from tailbound.transport.sender import FULL, PeerCounts, Sender, Shared
 from tailbound.transport.sockets import UdpSocket, ports_of
-from tailbound.wire.packets import DTYPES
-from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, PacketType
+from tailbound.wire.schema import MAX_RANKS, PacketType
 
 C, R, AGAIN = PacketType.CONTRIBUTION, PacketType.RESULT, "rows that were asked for again"
 ALL = MAX_RANKS
@@ -101,15 +98,35 @@ def test_who_goes_first(line: Line, given: list[Any], order: list[tuple[int, int
     assert (line.taken, line.done, line.queue.empty) == (order, done, True)
 
 
-def test_stale_rows_are_dropped_and_counted(line: Line) -> None:
-    """Rule: clock-17. Fresh ones are not asked about."""
-    line.submit(6, C, (1, 3), until=100, over=lambda rank: True)
+def test_stale_rows_are_dropped_and_counted(bound: UdpSocket) -> None:
+    """Rule: clock-17. Fresh ones leave in any case."""
+    told = Told()
+    line = Line([bound], peers=told.peers)
+    told.published(8, 1, 2)
+    told.gone(3)
+    line.submit(6, C, (1, 3), until=100)
     line.kernel.always = errno.EAGAIN
-    line.submit(7, C, (1, 3), (2, 4), until=100)
-    line.submit(8, C, (1, 5), (2, 6), over=lambda rank: rank == 2)
+    line.submit(7, C, (3, 4), until=100)
+    line.submit(8, C, (1, 5), (2, 6), (3, 7))
+    line.submit(9, C, (2, 8))
+    line.submit(8, R, (1, 9), (3, 10))
+    line.submit(8, R, (3, 11), again=True)
     line.go(101)
-    assert line.taken == [(1, 3), (1, 5)]
-    assert (line.queue.stale, line.done, line.sender.counts[2].lost) == (3 + 4 + 6, [3, 0, 5], 10)
+    assert line.taken == [(1, 3), (3, 11), (3, 7), (1, 9), (2, 8)]
+    assert (line.queue.stale, line.done) == (4 + 5 + 6 + 10, [3, 9, 0, 7, 8, 11])
+    assert [line.sender.counts[rank].lost for rank in (1, 2, 3)] == [5, 6, 14]
+
+
+def test_marks_of_another_job_or_a_switch_make_no_row_stale(bound: UdpSocket) -> None:
+    """A switch publishes row by row."""
+    told = Told(ranks=3)
+    told.published(9, 1, 3)
+    told.states["cookie"][1] -= 1
+    line = Line([bound], peers=told.peers)
+    line.kernel.always = errno.EAGAIN
+    line.submit(8, C, (1, 5), (2, 6), (3, 7))
+    line.go()
+    assert (line.taken, line.queue.stale) == ([(1, 5), (2, 6), (3, 7)], 0)
 
 
 def test_cancelled_memory_is_never_read_again(line: Line) -> None:
@@ -295,12 +312,18 @@ def test_clones_take_their_part_of_the_link(bound: UdpSocket, shared: Shared, lo
     assert took == pytest.approx(100 * times * (STRIDE + 42) * 1000, abs=3 * MS)
 
 
-def test_what_is_refused_or_stale_is_lost_for_everybody(fanned: Line, shared: Shared) -> None:
+def test_what_is_refused_or_stale_is_lost_for_everybody(bound: UdpSocket, shared: Shared) -> None:
+    told = Told()
+    fanned = Line([bound], shared=shared, peers=told.peers)
     fanned.kernel.always = errno.EAGAIN
     fanned.submit(7, R, (ALL, 3), until=100)
-    fanned.submit(8, R, (ALL, 4), over=lambda rank: rank != 2)  # one rank still wants it
-    fanned.submit(9, R, (ALL, 5), over=lambda rank: True)
+    fanned.submit(8, R, (ALL, 4))
+    told.gone(1, 3)  # one rank still wants it
     fanned.go(101)
+    fanned.kernel.always = errno.EAGAIN
+    fanned.submit(9, R, (ALL, 5))
+    told.gone(1, 2, 3)
+    fanned.go(102)
     assert fanned.taken == [(ALL, 4)]
     assert not shared.broken
     fanned.kernel.always = errno.ENETUNREACH
@@ -310,8 +333,7 @@ def test_what_is_refused_or_stale_is_lost_for_everybody(fanned: Line, shared: Sh
 
 
 def test_probes_follow_for_every_rank_and_know_what_they_wait_behind(bound: UdpSocket, shared: Shared) -> None:
-    states, head = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"]), np.zeros(HEADER_BYTES, np.uint8)
-    line = Line([bound], shared=shared, clock=lambda: 5, probing=Probing(head, states, "kernel"))
+    line = Line([bound], shared=shared, clock=lambda: 5, peers=Told().peers)
     line.submit(7, R, (ALL, 64))
     assert [rank for rank, _ in line.kernel.probes] == [1, 2, 3]
     pacer = line.queue.pacer

@@ -11,19 +11,48 @@ from typing import Any
 
 import numpy as np
 
+from tailbound.kernel.core import address
+from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
-from tailbound.transport.queue import SendQueue
+from tailbound.transport.queue import Peers, SendQueue
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import Socket
-from tailbound.wire.schema import HEADER_BYTES, ROW_STEP, PacketType
+from tailbound.wire.packets import DTYPES, header, record_of
+from tailbound.wire.ranks import bitmap
+from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, ROW_STEP, TERMS, PacketType
 from tailbound_lab.simulate.messages import read
 
-ADDRESS, STRIDE = "127.0.0.1", 128
+ADDRESS, STRIDE, COOKIE = "127.0.0.1", 128, 77
 MS = 1_000_000
 #: Bytes of a probe.
 PROBE = HEADER_BYTES + ROW_STEP
 #: A time that never comes.
 LATER = 1 << 62
+
+
+class Told:
+    """What rank 0 of four ranks, the last of them a switch if ``ranks`` is 3, has been told by the others.
+
+    Attributes:
+        states: marks and echoes, by rank.
+        terms: with what is decided from them.
+        peers: for a ``SendQueue``.
+    """
+
+    def __init__(self, by: Any = "kernel", keys: KeyRing | None = None, ranks: int = 4) -> None:
+        self.states = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"])
+        self.terms = record_of(TERMS)(states=address(self.states), cookie=COOKIE, ranks=ranks, world=4)
+        head = header(type=PacketType.PROBE, cookie=COOKIE, sender=0).view(np.uint8)
+        self.peers = Peers(head, self.terms, by, keys)
+
+    def published(self, op: int, *ranks: int) -> None:
+        """``ranks`` have said so of ``op``."""
+        for rank in ranks:
+            self.states["published"][rank], self.states["cookie"][rank] = op, COOKIE
+
+    def gone(self, *ranks: int) -> None:
+        """These have left."""
+        self.terms.gone[:] = bitmap(ranks)
 
 
 class Kernel:

@@ -15,7 +15,7 @@ from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.transport.incast import Incast, granted
 from tailbound.transport.pace import Pacer
-from tailbound.transport.queue import Probing, SendQueue
+from tailbound.transport.queue import Peers, SendQueue
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType, Phase, serial_distance
 
@@ -49,11 +49,11 @@ class FlowControl:
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         head = packets.header(type=PacketType.PROBE, cookie=job.cookie, sender=job.rank).view(np.uint8)
-        probing = Probing(head, self._states, by, job.keys) if peers else None
+        known = Peers(head, job.terms, by, job.keys) if peers else None
         # a driver may be wrong, and a link that it is right about sees to its speed itself
         most = link if given else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=job.sender.room)
-        self.queue = SendQueue(job.sender, pacer, probing, job.now)
+        self.queue = SendQueue(job.sender, pacer, known, job.now)
         self.incast = Incast(len(peers))
         self._again = 0
 
@@ -108,10 +108,8 @@ class FlowControl:
                 announce(job, op, job.peers)
 
         until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
-        published = job.records.published  # an owner that has published an op takes no more rows for it
-        over = None if op.switched else lambda rank: published(rank, op.label)
         op.spans.queued = now = job.now()
-        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, now, over)
+        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, now)
 
     def results(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
         """Queues the results of ``op``, which counts as published once they have left."""
@@ -122,10 +120,10 @@ class FlowControl:
             op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
 
         op.handed_out = True
-        now, gone = job.now(), job.membership.gone
+        now = job.now()
         # as long as receivers may wait for them past their deadlines, as far as can be told from here
         until = now + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)
-        self.queue.submit(op.label, PacketType.RESULT, runs, until, done, now, lambda rank: rank in gone)
+        self.queue.submit(op.label, PacketType.RESULT, runs, until, done, now)
 
     def published_by(self, op: Op) -> int:
         """The mark for the last packet of the results of ``op``, which are queued next: all before them left before."""

@@ -1,8 +1,8 @@
 """What waits to be sent: op by op, nothing that is stale, never a sleep (clock-17).
 
 The transport thread submits runs of packets and pumps once a turn. The library keeps them and decides what leaves when
-(``host_lib/core/send.c``): a pump is one call of it, without the GIL. Here is what only Python can say: who still wants
-a submission, what follows when one is over, what echoes make of rates, and what becomes of packets that were refused.
+(``host_lib/core/send.c``): a pump is one call of it, without the GIL. Here is what only Python can say: what
+follows when a submission is over, what echoes make of rates, and what becomes of packets that were refused.
 
 As a rule everything leaves within ``submit``: the queue holds what a full socket or a rate (``pace``) keeps back. Per
 destination the order of submission is kept within results and within contributions, since the last packet of a run says
@@ -15,7 +15,8 @@ first: they are few, a rank waits for them who does so for a few milliseconds on
 Rows for everybody may leave once, over a shared channel (``sender.Shared``): they wait for what is older for any of its
 ranks, leave at the rate of the slowest, and are paid for and counted by rank.
 
-A row is stale when its time is up (``until``) or when no rank takes it any more (``over``); it is dropped and counted.
+A row that had to wait is stale when its time is up (``until``), or when no rank takes it any more: an owner that has
+published an op takes no contributions to it, and a rank that has left takes no results. It is dropped and counted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import errno
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,35 +47,24 @@ _Sending, _Target = record_of(SENDING), record_of(TARGET)
 _MEASURED_BYTES, _MEASURED = 256 << 10, 20_000_000
 
 
-class Probing(NamedTuple):
-    """What probes are made of, and what their echoes are found by.
+class Peers(NamedTuple):
+    """Where the library finds how far peers are, and what probes of the paths to them are made of.
 
     The time of sending travels in a small packet behind bursts, which the peer turns round. Who receives the echo
     stores the difference (``tb_peer_state.rtt_ns``), so that with ``xdp`` no process needs to be awake at either end.
 
     Attributes:
         head: u8[64], a header with all that probes have in common.
-        states: ``peer_states`` of the datapath.
+        terms: ``tb_terms`` of the rank, with the peers' states.
         by: the ``kernel`` turns probes round and measures; or a ``thread``, whose echo waits behind its own rank's
             rows, about as long as the probe did behind ours.
         keys: of the job, where it has a key.
     """
 
     head: NDArray[np.uint8]
-    states: NDArray[Any]
+    terms: ctypes.Structure
     by: Literal["kernel", "thread"]
     keys: KeyRing | None = None
-
-
-class _Item:
-    """What Python keeps of one submission; ``runs`` keeps the memory alive."""
-
-    __slots__ = ("done", "over", "runs")
-
-    def __init__(
-        self, runs: Sequence[Run], done: Callable[[int], None] | None, over: Callable[[int], bool] | None
-    ) -> None:
-        self.runs, self.done, self.over = runs, done, over
 
 
 class SendQueue:
@@ -83,7 +73,7 @@ class SendQueue:
     Args:
         sender: sockets, addresses and counters.
         pacer: rates by rank.
-        probing: of the probes that feed ``pacer``; None: no round trips, no limits.
+        peers: None: nothing is known of them; no round trips, no limits.
         clock: CLOCK_MONOTONIC in ns, for ``drained``.
 
     Attributes:
@@ -100,7 +90,7 @@ class SendQueue:
         self,
         sender: Sender,
         pacer: Pacer | None = None,
-        probing: Probing | None = None,
+        peers: Peers | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._sender = sender
@@ -112,17 +102,18 @@ class SendQueue:
         # not at exit, when the transport's thread may still be at work
         weakref.finalize(self, self._core.fast.tb_line_close, self._line).atexit = False
         self.pacer = pacer or Pacer(sender.peers)
-        self._probing = probing
+        self._peers = peers
         self._epoch = -1
-        if probing is not None:
+        if peers is not None:
             said = self._said
-            said.states, said.head = address(probing.states), address(probing.head)
-            said.ways = 2 if probing.by == "thread" else 1
+            said.terms, said.head = ctypes.addressof(peers.terms), address(peers.head)
+            said.ways = 2 if peers.by == "thread" else 1
         self.drained = 0.0
         self._clock = clock
         self._crowded: tuple[int, int] | None = None  # since when sockets are full, and bytes that had left by then
         self.full: set[int] = set()
-        self._items: dict[int, _Item] = {}
+        #: of each submission that is not over: its packets, whose memory has to stay, and what follows
+        self._items: dict[int, tuple[Sequence[Run], Callable[[int], None] | None]] = {}
         self._submitted = 0
         self._packets = ctypes.c_uint64()
         self._refused: tuple[int, int, int] | None = None
@@ -185,7 +176,7 @@ class SendQueue:
     @property
     def probed_by(self) -> str:
         """Who measures round trips; ``nobody`` as long as no probe has come back, ``none`` without probes."""
-        return "none" if self._probing is None else self._probing.by if self.echoes else "nobody"
+        return "none" if self._peers is None else self._peers.by if self.echoes else "nobody"
 
     @property
     def packets(self) -> int:
@@ -200,7 +191,6 @@ class SendQueue:
         until: int,
         done: Callable[[int], None] | None,
         now: int,
-        over: Callable[[int], bool] | None = None,
         *,
         again: bool = False,
     ) -> None:
@@ -214,23 +204,22 @@ class SendQueue:
             done: called once, in the order of submission of its kind, with the number of packets that left (those over
                 a shared channel once for every rank).
             now: CLOCK_MONOTONIC in ns.
-            over: asked about a rank before rows that had to wait are sent: whether that rank has no use for them now.
             again: the rank has asked for them, which have left once: they wait for nothing else.
         """
         self._tell()
-        if (probing := self._probing) is not None and probing.keys is not None:
-            self._follow(probing.keys)
+        if (peers := self._peers) is not None and peers.keys is not None:
+            self._follow(peers.keys)
         runs = [run for run in runs if len(run[1])]
         stride = runs[0][1].shape[1] if runs else 0
         words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
         self._submitted = number = self._submitted + 1
         error = self._core.fast.tb_submit(
-            self._line, number, 2 if again else kind == PacketType.CONTRIBUTION, label, until, over is not None,
+            self._line, number, 2 if again else kind == PacketType.CONTRIBUTION, label, until,
             stride, self._pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
         )  # fmt: skip
         if error:
             raise MemoryError("no memory for a submission")
-        self._items[number] = _Item(runs, done, over)
+        self._items[number] = runs, done
         self.pump(now, number)
 
     def cancel(self, label: int) -> int:
@@ -257,8 +246,8 @@ class SendQueue:
                 self._hear(now)
             if not self._sender.flush():
                 fast.tb_full(line, 0, errno.EAGAIN)
-            while what := self._send():
-                self._answer(what)
+            while self._send():
+                self._refuse()
             self._count()
             self._finish()
             self._measure()
@@ -270,7 +259,7 @@ class SendQueue:
             self.full.clear()  # another socket of the channel has taken what these had no room for
 
     def _send(self) -> int:
-        """Sends until Python is asked for something (``Sent``)."""
+        """Sends until all is sent that may be, or a message is refused (``Sent``)."""
         if self._direct:
             return int(self._core.waits.tb_pump(self._line))
         said, fast = self._said, self._core.fast
@@ -282,25 +271,20 @@ class SendQueue:
                 return what
         return what
 
-    def _answer(self, what: int) -> None:
-        said, sender, fast = self._said, self._sender, self._core.fast
-        if what == Sent.ASK:
-            item = self._items[said.item]
-            for to, _ in item.runs:
-                if item.over is not None and all(item.over(rank) for rank in sender.ranks_of(to)):
-                    fast.tb_unwanted(self._line, to)
+    def _refuse(self) -> None:
+        """Decides on the first message, which a socket refused."""
+        said, sender = self._said, self._sender
+        to, number, at = said.to, said.error, (said.item, said.to, said.next)
+        sender.refuse(to, number)
+        if number in NO_GSO and said.packets > 1:
+            sender.plain.add(to)
+            self._tell()
+        elif number == errno.ECONNREFUSED and self._refused != at:
+            self._refused = at  # the error belongs to an earlier datagram, this one was not tried
         else:
-            to, number, at = said.to, said.error, (said.item, said.to, said.next)
-            sender.refuse(to, number)
-            if number in NO_GSO and said.packets > 1:
-                sender.plain.add(to)
-                self._tell()
-            elif number == errno.ECONNREFUSED and self._refused != at:
-                self._refused = at  # the error belongs to an earlier datagram, this one was not tried
-            else:
-                fast.tb_give_up(self._line)
-                if to in sender.shared:
-                    sender.shared[to].broken = True
+            self._core.fast.tb_give_up(self._line)
+            if to in sender.shared:
+                sender.shared[to].broken = True
 
     def _count(self) -> None:
         """Counts what has become of packets since the last call."""
@@ -352,9 +336,9 @@ class SendQueue:
     def _finish(self) -> None:
         """Says of every submission at the head of its queue that it is over, if it is."""
         while number := self._core.fast.tb_finished(self._line, ctypes.byref(self._packets)):
-            item = self._items.pop(number)
-            if item.done is not None:
-                item.done(self._packets.value)
+            _, done = self._items.pop(number)
+            if done is not None:
+                done(self._packets.value)
 
     def _tell(self) -> None:
         """Tells the library what has changed of sockets, shared channels, and whom GSO does not reach."""

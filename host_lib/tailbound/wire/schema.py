@@ -745,7 +745,7 @@ SENDING = Struct(
         Field("again", "s64", "when to pump again; 0: nothing waits, or for a writable socket"),
         Field("peers", "u64", "bitmap of all ranks that are sent to", MAX_RANKS // 64),
         Field("news", "u64", "bitmap of ranks of which an echo has come, or whose probe was lost", MAX_RANKS // 64),
-        Field("states", "u64", "struct tb_peer_state[], by rank; 0: no rank is probed"),
+        Field("terms", "u64", "struct tb_terms; 0: nothing is known of ranks, and none is probed"),
         Field("head", "u64", "a header with all that probes have in common"),
         Field("key", "u64", "of the present epoch; 0: packets carry the check"),
         Field("probes", "u64", "that have left"),
@@ -758,7 +758,7 @@ SENDING = Struct(
         Field("waits", "u64", "times a socket or a device queue was full"),
         Field("held", "u64", "times a rate kept something back"),
         Field("stale", "u64", "rows dropped because their time was up"),
-        Field("item", "u64", "the submission that is asked about, or whose packets were refused; 0: a probe was"),
+        Field("item", "u64", "the submission whose packets were refused; 0: a probe was"),
         Field("messages", "u64", "struct mmsghdr[count], to be handed over"),
         Field("count", "u32", "messages"),
         Field("port", "u32", "socket that they leave over"),
@@ -1049,8 +1049,7 @@ class Sent(enum.IntEnum):
     DONE = 0  #: Nothing: the pump is over.
     CALL = 1  #: Hand over messages, and say what became of them.
     PROBE = 2  #: The same, once they have their time: they are probes.
-    ASK = 3  #: Say whether ranks still want a submission that had to wait.
-    REFUSED = 4  #: Say what to do with a message that was refused.
+    REFUSED = 3  #: Say what to do with a message that was refused.
 
 
 #: Of the library (``host_lib/core``) and its callers.
