@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from sim.team import SimTeam, sim_team
-from support import gradients, launch, patient, whole
-from tailbound.codec.shape import shape_for
+from support import Trouble, gradients, launch, patient, whole
+from tailbound.codec.owners import Placement
+from tailbound.codec.shape import Shape, shape_for
+from tailbound.collective import buffers
 from tailbound.collective.communicator import cut
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
@@ -232,3 +234,37 @@ def test_results_that_left_before_those_of_the_op_before_are_told_as_published()
         assert not any(outcome.missed for outcome in first + second)
         assert second[0].nanoseconds < first[0].nanoseconds < second[2].nanoseconds
         assert second[2].nanoseconds < first[0].nanoseconds + SILENCE
+
+
+def test_an_op_whose_results_are_still_leaving_lends_its_other_memory_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank had packets of two steps where its own results left more slowly than the others' came. Rule: clock-23.
+
+    Rank 0 has done with its results of an op only in the middle of the next one; lost ones are sent again all the same.
+    """
+    made: list[int] = []
+
+    class Counted(buffers.Buffers):
+        def __init__(self, shape: Shape, placement: Placement, rank: int, ranks: int) -> None:
+            made.append(rank)
+            super().__init__(shape, placement, rank, ranks)
+
+    monkeypatch.setattr(buffers, "Buffers", Counted)
+    with sim_team(RANKS, patient(width=64, share_rows=False, quiet=MS)) as job:
+        queue = job[0].job.flow.queue
+        submit = queue.submit
+
+        def slow(label: int, kind: PacketType, runs: Any, until: int, done: Any, *more: Any, **named: Any) -> None:
+            def late(sent: int) -> None:
+                job.at(5 * MS, lambda: done(sent))
+
+            first = kind == PacketType.RESULT and not named
+            submit(label, kind, runs, until, late if first else done, *more, **named)
+
+        monkeypatch.setattr(queue, "submit", slow)
+        job[0].trouble(Trouble(7, loss=0.05, types=frozenset({PacketType.RESULT})))
+        for seed in range(8):
+            job.right(64 * 64, seed, late={0: 3 * MS, 1: 3 * MS, 2: 3 * MS})
+        assert job[0].stats()["counters"]["repair_rows_sent"]
+        assert sorted(made) == [0, 1, 2]

@@ -24,7 +24,7 @@ from tailbound.transport.steps import step_distance
 from tailbound.wire.schema import HEADER_BYTES
 
 #: Steps whose results are kept.
-_STEPS_KEPT = 2
+STEPS_KEPT = 2
 #: Buffers of a shape that so many steps did without are let go of: DDP's first steps are one bucket with everything.
 _STEPS_FREE = 4
 
@@ -110,7 +110,7 @@ class BufferPool:
         while self._kept:
             oldest = self._kept[0].place
             back = (end - oldest.result_seq) & 0xFFFFFFFF
-            if back <= self._ring and step_distance(place.step, oldest.step) < _STEPS_KEPT:
+            if back <= self._ring and step_distance(place.step, oldest.step) < STEPS_KEPT:
                 break
             old = self._kept.popleft().results
             self._free_results[old.packets.shape].append(old)

@@ -181,6 +181,8 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     partial = 0
     #: the results of the own rows were handed to the send queue
     handed_out = False
+    #: the memory of the own rows was given back
+    returned = False
 
     def __init__(self, place: Place, buffers: Buffers, rank: int, ranks: int, *, switched: bool = False) -> None:
         placement, shape = place.placement, place.layout.shape
@@ -240,6 +242,11 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     def finished(self) -> bool:
         """Whether the result has been decoded."""
         return bool(self.second.phase)
+
+    @property
+    def spent(self) -> bool:
+        """Whether the own rows have left, and all owners have published, so that no rank asks for them."""
+        return bool(self.finished and self.handed_out and self.spans.sent and not self.outcome.missed)
 
     @property
     def delivered(self) -> bool:

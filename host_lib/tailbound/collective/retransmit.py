@@ -84,7 +84,7 @@ def find(
     """
     op, asker, first = window.ops.get(request.label), request.asker, 0
     if request.first_half:
-        if op is None or not op.encoded or op.abstains or op.outcome.late:
+        if op is None or not op.encoded or op.abstains or op.outcome.late or op.returned:
             return None
         placement, b = op.place.placement, op.buffers
         own, (memory, _, partials) = placement.positions_of(asker), b.contributions
@@ -92,7 +92,7 @@ def find(
         exists: NDArray[np.bool_] = np.ones(len(rows), bool)
         first = b.first[asker]
     else:
-        if op is not None and op.publishing:
+        if op is not None and op.publishing and not op.returned:
             kept: Kept | None = Kept(op.place, op.buffers.results)
         else:
             kept = window.pool.kept(request.label)

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 
 from tailbound.collective.announce import acknowledge
-from tailbound.collective.buffers import BufferPool
+from tailbound.collective.buffers import STEPS_KEPT, BufferPool
 from tailbound.collective.op import Launch, Op
 from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import core
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sequence import Place, Position
-from tailbound.transport.steps import STEP_MASK, index_of, step_of
+from tailbound.transport.steps import STEP_MASK, index_of, step_distance, step_of
 from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, Phase, Sending, op_label, serial_distance
 
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
@@ -145,7 +145,8 @@ class Window:
 
     def _leave_behind(self, op: Op) -> None:
         self._queue.cancel(op.label)
-        self.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
+        if not op.returned:
+            self.pool.give(op.place.layout.shape, op.place.placement, op.buffers)
         self._end(op)
 
     def _end(self, op: Op) -> None:
@@ -184,7 +185,8 @@ class Window:
             moved = op.place
             self.recent.append((label, op.start))
             self._queue.cancel(label)
-            self.pool.keep(op.place, op.buffers)
+            self._keep(op)
+        self._keep_early()
         if moved is None:
             return False
         self._job.turn_keys(moved.step, moved.placement.owner_map.turns)
@@ -198,6 +200,20 @@ class Window:
         control["result_base"], control["sum_base"] = result_base & 0xFFFFFFFF, self.sum_base
         if serial_distance(released, int(control["first_op"][0])) > 2 * _FIRST_OP_LAG:
             control["first_op"] = (released - _FIRST_OP_LAG) & 0xFFFFFFFF
+
+    def _keep(self, op: Op) -> None:
+        if not op.returned:
+            op.returned = True
+            self.pool.keep(op.place, op.buffers)
+
+    def _keep_early(self) -> None:
+        """Ops whose results are still leaving need none of their other memory, which the next step uses."""
+        first = next(iter(self.ops.values()), None)
+        for op in self.ops.values():
+            assert first is not None
+            if not op.spent or step_distance(op.place.step, first.place.step) >= STEPS_KEPT:
+                break
+            self._keep(op)
 
     def jump(self, to: Position) -> None:
         """Leaves everything before ``to`` behind (clock-20); nothing is launched."""
