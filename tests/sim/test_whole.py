@@ -15,7 +15,7 @@ from support import Trouble, gradients, launch, patient, whole
 from tailbound.codec.owners import Placement
 from tailbound.codec.shape import Shape, shape_for
 from tailbound.collective import buffers
-from tailbound.collective.communicator import cut
+from tailbound.collective.communicator import _chunks
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError
 from tailbound.transport.sequence import Position
@@ -60,12 +60,12 @@ def test_cut_covers_a_bucket_and_never_exceeds_the_rows() -> None:
     """Rule: clock-18."""
     for width, rows in itertools.product([64, 256, 1408], [16, 32, 64, 100, 128, 4096]):
         for numel in [1, 15, 64, width, width * rows - 1, width * rows, width * rows + 1, 7 * width * rows + 13]:
-            pieces = cut(numel, width, rows)
+            pieces = [(lo, hi) for lo, hi, _ in _chunks(numel, (), width, rows, rows)]
             assert (pieces[0][0], pieces[-1][1]) == (0, numel)
             assert all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
             assert max(shape_for(hi - lo, width).rows for lo, hi in pieces) <= rows
     with pytest.raises(ConfigError, match="larger ring"):
-        cut(64 * 16 * 1025, 64, 16)
+        _chunks(64 * 16 * 1025, (), 64, 16, 16)
 
 
 def test_steps_in_flight_beyond_the_records_of_ops() -> None:
