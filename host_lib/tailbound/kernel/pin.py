@@ -279,13 +279,12 @@ def tailbound() -> str:
 
 
 def pin(found: Settings, fds: Mapping[str, int], link: int, group: int) -> None:
-    """Pins maps and link, readable by ``group``, in the place of whatever was pinned there.
+    """Pins maps and link, readable by ``group``, in the place of whatever was pinned there; after ``mount``.
 
     Raises:
         AttachError: see ``refuse_elsewhere``.
         CapabilityError: no privilege to.
     """
-    mount()
     with alone():
         _pin(found, fds, link, group)
 
