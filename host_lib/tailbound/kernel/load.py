@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import logging
 import os
 import struct
@@ -52,39 +51,28 @@ def load(
             lines.
         ConfigError: no such loader.
     """
-
-    def loaded(by: str) -> int:
-        if by != "object":
-            code = compile_program(source, function, defines, maps, by, kind)
-        elif (found := built.find(source, kind, defines, maps)) is not None:
-            code = found
-        else:
-            raise built.missing(source, defines)
-        return _into_kernel(objects.link(code, maps, fds, defines), function, kind)
-
-    *names, last = _sources(source, defines, maps, loader, kind)
-    for name, following in itertools.pairwise((*names, last)):
-        try:
-            return loaded(name)
-        except _Powerless:
-            raise
-        except CapabilityError as error:
-            log.warning("%s by %s cannot be had, trying %s: %s", function, name, following, str(error).splitlines()[0])
-    return loaded(last)
-
-
-def _sources(source: str, defines: Mapping[str, int], maps: tuple[str, ...], loader: str, kind: str) -> list[str]:
-    """Where the program may come from, in order."""
     if loader not in ("auto", *LOADERS):
         raise ConfigError(f"loader {loader!r}: choose auto, {', '.join(LOADERS[:-1])} or {LOADERS[-1]}")
-    if loader != "auto":
-        return [loader]
-    if built.find(source, kind, defines, maps) is None:
-        return candidates()
-    try:
-        return ["object", *candidates()]
-    except CapabilityError:
-        return ["object"]
+    ahead = None if loader in COMPILERS else built.find(source, kind, defines, maps)
+    if loader == "object" and ahead is None:
+        raise built.missing(source, defines)
+    sources = [loader] if ahead is None else ["object"]
+    if loader == "auto":
+        try:
+            sources = sources[: ahead is not None] + candidates()
+        except CapabilityError:
+            if ahead is None:
+                raise
+    while True:
+        by = sources.pop(0)
+        try:
+            code = ahead or compile_program(source, function, defines, maps, by, kind)
+            return _into_kernel(objects.link(code, maps, fds, defines), function, kind)
+        except CapabilityError as error:
+            if not sources or isinstance(error, _Powerless):
+                raise
+            ahead, why = None, str(error).splitlines()[0]
+            log.warning("%s by %s cannot be had, trying %s: %s", function, by, sources[0], why)
 
 
 class _Powerless(CapabilityError):
