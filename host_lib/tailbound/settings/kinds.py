@@ -11,9 +11,9 @@ from typing import Any
 from tailbound.errors import ConfigError
 from tailbound.transport.config import check_group
 from tailbound.transport.safeguard import Limits
-from tailbound.wire.bits import BITS, Bits, bits_text
+from tailbound.wire.bits import BITS, bits_text
 
-_YES, _NO = ("1", "on", "true", "yes"), ("0", "off", "false", "no")
+_SWITCH = dict.fromkeys(("1", "on", "true", "yes"), True) | dict.fromkeys(("0", "off", "false", "no"), False)
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Kind:
 
     Attributes:
         give: what may be given, after the word "give".
-        parse: text to value; raises ValueError.
+        parse: text to value; raises ValueError, or KeyError where it looks the text up.
     """
 
     give: str
@@ -42,25 +42,7 @@ class Kind:
 def choice(*values: str | int) -> Kind:
     """One of some words in lower case, or of some numbers."""
     named = {str(value): value for value in values}
-
-    def parse(text: str) -> str | int:
-        if text.lower() not in named:
-            raise ValueError(text)
-        return named[text.lower()]
-
-    return Kind(f"one of {', '.join(named)}", parse)
-
-
-def on_off() -> Kind:
-    """A switch."""
-
-    def parse(text: str) -> bool:
-        word = text.lower()
-        if word not in (*_YES, *_NO):
-            raise ValueError(text)
-        return word in _YES
-
-    return Kind("one of on, off", parse)
+    return Kind(f"one of {', '.join(named)}", lambda text: named[text.lower()])
 
 
 def words(what: str) -> Kind:
@@ -121,14 +103,7 @@ def _group(text: str) -> str:
     return text
 
 
-def _bits(text: str) -> Bits:
-    named = {bits_text(bits): bits for bits in BITS}
-    word = text.replace(" ", "").strip("()")
-    if word not in named:
-        raise ValueError(text)
-    return named[word]
-
-
+_BITS = {bits_text(bits): bits for bits in BITS}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?", re.IGNORECASE)
 _RATE_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
@@ -161,7 +136,8 @@ class _Rate(Kind):
 
 
 GROUP = Kind("an IPv4 address of 224.0.1.0..239.255.255.255", _group)
-BITS_KIND = Kind("one of " + " or ".join(map(bits_text, BITS)), _bits)
+BITS_KIND = Kind("one of " + " or ".join(_BITS), lambda text: _BITS[text.replace(" ", "").strip("()")])
+ON_OFF = Kind("one of on, off", lambda text: _SWITCH[text.lower()])
 DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)
 PATIENCE = Kind("rack, cloud, wan, or seconds above 0", _patience)
 RATE = _Rate("a rate as in 25gbit or 500mbit", _rate)

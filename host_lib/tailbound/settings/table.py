@@ -23,13 +23,13 @@ from tailbound.settings.kinds import (
     DEADLINES,
     GROUP,
     LIMITS,
+    ON_OFF,
     PATIENCE,
     RATE,
     Kind,
     choice,
     integer,
     number,
-    on_off,
     words,
 )
 from tailbound.transport import switch as switch_
@@ -92,7 +92,7 @@ class Setting:
         """
         try:
             return self.kind.parse(text.strip())
-        except ValueError as error:
+        except (ValueError, KeyError) as error:
             why = error if isinstance(error, ConfigError) else f"give {self.kind.give}"
             raise ConfigError(f"{name} is {given or repr(text)}: {why}") from None
 
@@ -118,7 +118,7 @@ class Advanced(TypedDict, total=False):
         otherwise="a twenty-sixth of `patience`",
     )]
     share_rows: Annotated[bool, _option(
-        on_off(), True, "stragglers own no rows, by agreement",
+        ON_OFF, True, "stragglers own no rows, by agreement",
     )]
     resync_period: Annotated[int, _option(integer(0), 200, "steps between two comparisons of digests; 0: none")]
     resync_share: Annotated[float, _option(
@@ -194,7 +194,7 @@ class Options(TypedDict, total=False):
         BITS_KIND, 8, "bits of a code on the wire; 4,8: of contributions and of results ([options](torch/options.md))",
     )]
     error_feedback: Annotated[bool | None, _option(
-        on_off(), None, "what rounding and clipping kept back comes with the next gradient",
+        ON_OFF, None, "what rounding and clipping kept back comes with the next gradient",
         otherwise="with contributions of 4 bits",
     )]
     authenticate: Annotated[Authenticate, _option(
