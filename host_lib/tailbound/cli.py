@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
@@ -116,9 +117,11 @@ def doctor(interface: str | None, warm: bool) -> None:
     if warm:
         from tailbound.prepare import Preparation
 
-        click.echo("compiling the codec and the transport for this machine, up to a minute")
+        click.echo("compiling for this machine, up to a minute: the C library; by numba codec and transport")
+        begun = time.monotonic()
         with Preparation() as preparation:
             preparation.wait()
+        click.echo(f"compiled, or found compiled, in {time.monotonic() - begun:.0f} s")
         return
     from tailbound.doctor.report import examine, show
 
