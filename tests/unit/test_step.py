@@ -12,6 +12,7 @@ import pytest
 
 from op_world import OpWorld, begin, launched
 from tailbound.codec.owners import OwnerMap
+from tailbound.collective.known import SELF_LATE_AFTER
 from tailbound.collective.op import AGREEING, Op
 from tailbound.collective.step import Do, step
 from tailbound.collective.window import Window
@@ -123,7 +124,7 @@ def test_a_device_is_polled_before_own_rows_are_coded_and_before_codes_are_sent(
 def test_what_is_told_again_keeps_no_half_from_ending(op: Op) -> None:
     op.sending, op.cold_since = Sending.AGREEING, 2 * MS
     told = Told(op, scales=False)
-    told.known.self_misses = told.known.config.self_late_after
+    told.known.self_misses = SELF_LATE_AFTER
     told.told = record(op, rows_complete=op.own)
     assert told.take(4 * MS).actions == (Do.TELL, seal("complete"))
 
@@ -429,7 +430,7 @@ def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(ra
     assert known.follow()
     bitmaps = rank.terms.owners, rank.terms.gone, rank.terms.voters
     assert [ranks_of(words) for words in bitmaps] == [{1}, {2}, {0, 1}]
-    known.self_misses = known.config.self_late_after
+    known.self_misses = SELF_LATE_AFTER
     assert known.follow()
     known.deadlines.quiet += 1
     assert known.follow()

@@ -28,6 +28,8 @@ from tailbound.transport.steps import step_distance
 from tailbound.wire import schema
 from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_slot
 
+#: Seals missed by the own row before it is no longer waited for (clock-8).
+SELF_LATE_AFTER = 3
 #: Peers that have not been heard for more steps do not count for the median (clock-6).
 _HEARD_WITHIN = 2
 #: Of what a header says of D1, ns.
@@ -209,7 +211,7 @@ class Known:
     @property
     def self_late(self) -> bool:
         """Whether the own row is no longer waited for (clock-8)."""
-        return self.self_misses >= self.config.self_late_after
+        return self.self_misses >= SELF_LATE_AFTER
 
     def hear(self, rank: int, now: int) -> None:
         """A word of ``rank`` has come."""

@@ -97,7 +97,7 @@ class Config:
 
     A field that is named like an option of ``settings.table`` is that option; ``group`` is ``multicast_group``, the
     deadlines are ``deadline_ms``, and ``patience`` makes ``start_max``, ``stage_max``, ``floor`` and ``insist``.
-    Simulations and tests alone change ``quiet``, ``self_late_after``, ``suspect_after``, ``repair``, ``rotate``,
+    Simulations and tests alone change ``quiet``, ``suspect_after``, ``repair``, ``rotate``,
     ``source_ports``, ``codec_threads`` and ``first_step``.
 
     Attributes:
@@ -110,7 +110,6 @@ class Config:
         stage_max: clock-4; no stage lasts longer, whatever arrives.
         floor: clock-36.
         quiet: q of clock-10; 0: learned.
-        self_late_after: seals missed by the own row before it is no longer waited for (clock-8).
         suspect_after: stages missed by a rank before it is suspected (clock-14).
         insist, hold_max: clock-35 and clock-16.
         repair: ask for results that are missing once their owner has finished (clock-23).
@@ -135,7 +134,6 @@ class Config:
     floor: int = FLOOR
     insist: int = 0
     quiet: int = 0
-    self_late_after: int = 3
     suspect_after: int = 3
     hold_max: int = 60_000 * MS
     rotate: bool = True
