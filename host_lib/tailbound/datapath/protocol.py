@@ -8,7 +8,7 @@ arrays follow from it, the payload width and the number of workers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -22,14 +22,9 @@ from tailbound.wire.address import words_of
 from tailbound.wire.packets import HEADER_DTYPE, layout
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, key_bytes
 
-#: Arrays of a ``Store``; the maps of locks are not among them.
-STORE_NAMES = tuple(m.name for m in WORKER_MAPS if m.mmap)
 #: Rows in each ring at least: one GSO burst per direction.
 MIN_ROWS = 64
 _SENDER = HEADER_DTYPE.fields["sender"][1]  # type: ignore[index]
-
-#: ``make(name, dtype, shape)``: zeroed memory for one array.
-Make = Callable[[str, np.dtype[Any], tuple[int, ...]], NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -197,19 +192,14 @@ def layouts(width: int, sum_rows: int, result_rows: int, cpus: int) -> dict[str,
     return {m.name: layout(m, **sizes, key_bytes=key_bytes(width)) for m in WORKER_MAPS}
 
 
-def allocate(
-    width: int,
-    sum_rows: int,
-    result_rows: int,
-    cpus: int = 1,
-    make: Make = lambda name, dtype, shape: np.zeros(shape, dtype),
-) -> dict[str, NDArray[Any]]:
-    """One array per worker map; ``make`` provides memory of another kind than the heap.
+def allocate(width: int, sum_rows: int, result_rows: int) -> dict[str, NDArray[Any]]:
+    """Zeroed memory for every worker map, by name, where one thread counts for all processors.
 
     Raises:
         ConfigError: see ``layouts``.
     """
-    return {name: make(name, *shape) for name, shape in layouts(width, sum_rows, result_rows, cpus).items()}
+    sizes = layouts(width, sum_rows, result_rows, cpus=1)
+    return {name: np.zeros(dims, dtype) for name, (dtype, dims) in sizes.items()}
 
 
 def is_from_peer(peers: NDArray[Any], data: bytes, host: str) -> bool:
@@ -223,7 +213,7 @@ def is_from_peer(peers: NDArray[Any], data: bytes, host: str) -> bool:
 def store_of(arrays: Mapping[str, NDArray[Any]]) -> Store:
     """The ``Store`` over arrays named like the maps (as ``allocate`` makes them)."""
     result_rows, width = arrays["results"].shape
-    named = {name: arrays[name] for name in STORE_NAMES}
+    named = {m.name: arrays[m.name] for m in WORKER_MAPS if m.mmap}  # but for the maps of locks
     return Store(width=width, sum_rows=arrays["sums"].shape[0], result_rows=result_rows, **named)
 
 
