@@ -436,12 +436,12 @@ def _in_use(interface: str) -> str:
     """Where a job receives by what is pinned for ``interface``; empty: there is none, as far as can be told."""
     try:
         found = pin.settings(interface)
-        maps = Maps(pin.open_pins(interface, ("control",)) if found is not None else {})
+        if found is None:
+            return ""
+        maps = Maps(pin.open_pins(interface, ("control",)))
     except (AttachError, ConfigError):
         return ""
     with contextlib.closing(maps):
-        if found is None:
-            return ""
         maps.map_array(WORKER_MAPS[0], shapes(found.width, found.sum_rows, found.result_rows)["control"])
         control = maps.arrays["control"][0]
         first, second, third = control["prefix"].tolist()

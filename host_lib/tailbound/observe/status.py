@@ -181,8 +181,6 @@ def _dead(status: dict[str, Any]) -> bool:
         return False
     try:
         os.kill(status["pid"], 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
