@@ -454,10 +454,7 @@ class Communicator:
         """
         if not self.lost:
             return 0
-        return self._skip(comeback.jump(self._engine, self.reliable.pull))
-
-    def _skip(self, steps: int) -> int:
-        """So many steps are left behind."""
+        steps = comeback.jump(self._engine, self.reliable.pull)
         self._step = self._step + steps & STEP_MASK
         return steps
 
