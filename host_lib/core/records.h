@@ -108,14 +108,14 @@ struct tb_link {
 };
 _Static_assert(sizeof(struct tb_link) == 88, "tb_link");
 
-/* A rank, or a shared channel; what has become of packets for it counts from when Python last looked. */
+/* A rank, or a shared channel, and what has become of packets for it. */
 struct tb_target {
 	__u64 name[4]; /* struct sockaddr_in or sockaddr_in6 */
 	__u64 ranks[4]; /* bitmap of who gets what is sent to it */
 	__u32 channel; /* that its bursts leave over */
 	__u32 cost; /* bursts that this host is busy with for one */
 	__u32 plain; /* 1: GSO does not work, packets leave one by one */
-	__u32 listed; /* 1: among tb_sending.moved */
+	__u32 pad; /* 0 */
 	__u64 packets; /* that have left */
 	__u64 bytes; /* that have left */
 	__u64 bursts; /* that have left */
@@ -159,13 +159,10 @@ struct tb_sending {
 	__u32 first[32]; /* first socket of a channel */
 	__u32 ports[32]; /* sockets of a channel, which take turns */
 	__u32 turn[32]; /* whose turn it is */
-	__u32 moved[258]; /* targets of which something has left, or was lost */
-	__u32 moves; /* how many */
 	__u32 due; /* probes that wait for room */
 	__u32 ways; /* how often a round trip waits in own queues */
-	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_sending) == 2440, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
 
 /* What requests to a peer have taught (`transport.recovery`); times in ns. */
 struct tb_answers {

@@ -300,24 +300,20 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, _
 	return 0;
 }
 
-static void tb_list(struct tb_line *l, __u32 to)
-{
-	if (l->targets[to].listed)
-		return;
-	l->targets[to].listed = 1;
-	l->s->moved[l->s->moves++] = to;
-}
-
 /* The rest of a flow is not sent; returns the packets. */
 static __u32 tb_drop_flow(struct tb_line *l, struct tb_item *item, struct tb_flow *f, __u32 count)
 {
-	if (!count)
-		return 0;
+	const struct tb_target *t = &l->targets[f->to];
+	__u64 bits;
+	__u32 r, w;
+
 	f->next += count;
 	item->left -= count;
 	l->s->left -= count;
-	l->targets[f->to].lost += count;
-	tb_list(l, f->to);
+	if (f->to >= TB_MAX_RANKS)
+		l->targets[f->to].lost += count;
+	TB_EACH_RANK(r, t->ranks)
+	l->targets[r].lost += count;
 	return count;
 }
 
@@ -518,7 +514,6 @@ static int tb_took_probes(struct tb_line *l, __u32 taken, __u32 error)
 
 	if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) {
 		l->targets[r].waits++;
-		tb_list(l, r);
 		tb_full(l, 0, error);
 		s->blocked |= 1;
 	} else if (error) {
@@ -534,7 +529,6 @@ static int tb_took_probes(struct tb_line *l, __u32 taken, __u32 error)
 		l->targets[r].packets++;
 		l->targets[r].bytes += TB_PROBE;
 		l->targets[r].bursts++;
-		tb_list(l, r);
 		tb_probe_left(l, r);
 	}
 	l->probing = 0;
@@ -583,7 +577,6 @@ TB_EXPORT void tb_give_up(struct tb_line *l)
 
 	if (l->probing) {
 		l->targets[l->s->to].lost++;
-		tb_list(l, l->s->to);
 		tb_probe_left(l, l->s->to);
 		return;
 	}
@@ -819,7 +812,6 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 	l->budget -= cost * (taken ? taken : 1);
 	if (error == EAGAIN || error == ENOBUFS || error == ENOMEM) {
 		l->targets[f->to].waits++;
-		tb_list(l, f->to);
 		tb_full(l, s->port, error);
 	} else if (error) {
 		s->item = item->id;
@@ -840,14 +832,17 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 		item->left -= packets;
 		s->left -= packets;
 		copies += (__u64)packets * (t->cost ? t->cost : 1);
-		t->packets += packets;
-		t->bytes += size;
 		t->bursts++;
-		tb_list(l, f->to);
+		if (f->to >= TB_MAX_RANKS) {
+			t->packets += packets;
+			t->bytes += size;
+		}
 		TB_EACH_RANK(r, t->ranks)
 		{
 			struct tb_path *path = &l->paths[r];
 
+			l->targets[r].packets += packets;
+			l->targets[r].bytes += size;
 			item->packets += packets;
 			path->packets += packets;
 			path->bytes += size;

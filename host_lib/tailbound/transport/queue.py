@@ -37,12 +37,12 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import NO_GSO, Sender
 from tailbound.transport.sockets import sockaddr
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import DESTINATIONS, SENDING, TARGET, PacketType, Sent
+from tailbound.wire.schema import SENDING, PacketType, Sent
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
 
-_Sending, _Target = record_of(SENDING), record_of(TARGET)
+_Sending = record_of(SENDING)
 #: So many bytes must have left while sockets were full to say how fast the link is; and after so long (ns) they do.
 _MEASURED_BYTES, _MEASURED = 256 << 10, 20_000_000
 
@@ -95,7 +95,7 @@ class SendQueue:
     ) -> None:
         self._sender = sender
         self._core = core()
-        self._said, self._targets = _Sending(), (_Target * DESTINATIONS)()
+        self._said, self._targets = _Sending(), sender.targets
         self._line = self._core.fast.tb_line_open(ctypes.byref(self._said), self._targets)
         if not self._line:
             raise MemoryError("no memory for a send queue")
@@ -226,7 +226,6 @@ class SendQueue:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
         dropped = int(self._core.fast.tb_cancel(self._line, label)) if self._items else 0
         if dropped:
-            self._count()
             self._finish()
         return dropped
 
@@ -248,7 +247,6 @@ class SendQueue:
                 fast.tb_full(line, 0, errno.EAGAIN)
             while self._send():
                 self._refuse()
-            self._count()
             self._finish()
             self._measure()
         finally:
@@ -285,20 +283,6 @@ class SendQueue:
             self._core.fast.tb_give_up(self._line)
             if to in sender.shared:
                 sender.shared[to].broken = True
-
-    def _count(self) -> None:
-        """Counts what has become of packets since the last call."""
-        said, sender = self._said, self._sender
-        moved, said.moves = said.moved[: said.moves], 0
-        for to in moved:
-            target = self._targets[to]
-            packets, size, bursts, lost, waits = target.packets, target.bytes, target.bursts, target.lost, target.waits
-            target.packets = target.bytes = target.bursts = target.lost = target.waits = target.listed = 0
-            if lost:
-                sender.lose(to, lost)
-            sender.calls_of(to).waits += waits
-            if packets:
-                sender.took(to, packets, size, bursts)
 
     def _hear(self, now: int) -> None:
         """Makes rates of echoes, and of probes that have none."""

@@ -17,19 +17,18 @@ from typing import Any
 
 from tailbound.errors import ConfigError
 from tailbound.transport.sockets import Socket, UdpSocket
-from tailbound.wire.schema import DESTINATIONS, MAX_RANKS
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import DESTINATIONS, MAX_RANKS, TARGET
 
 
-@dataclass
-class PeerCounts:
-    """What happened to the packets for one peer."""
+class Target(record_of(TARGET)):  # type: ignore[misc]
+    """``tb_target``: a rank or a shared channel, and what has become of packets for it; the send queue counts, too.
 
-    packets: int = 0  #: handed to the kernel
-    bytes: int = 0  #: UDP payload handed to the kernel
-    bursts: int = 0  #: system calls that took packets
-    waits: int = 0  #: times the socket was full and the sender waited
-    lost: int = 0  #: packets given up
-    errors: dict[str, int] = field(default_factory=dict)  #: refused calls by errno name
+    Attributes:
+        errors: refused calls by errno name.
+    """
+
+    errors: dict[str, int]
 
     def snapshot(self) -> dict[str, Any]:
         """What left and what did not, in plain types."""
@@ -60,28 +59,13 @@ class Shared:
     target: tuple[str, int] = ("", 0)
     ranks: tuple[int, ...] = ()
     local: bool = True
-    counts: PeerCounts = field(default_factory=PeerCounts)
+    counts: Target = field(init=False)
     broken: bool = False
 
     @property
     def cost(self) -> int:
         """Bursts that this host's kernel is busy with for one that is handed to it."""
         return max(1, len(self.ranks)) if self.local else 1
-
-    def took(self, by_rank: dict[int, PeerCounts], packets: int, size: int, bursts: int) -> None:
-        """Counts ``packets`` of ``size`` bytes together, in ``bursts``, for everybody who gets a copy."""
-        self.counts.packets += packets
-        self.counts.bytes += size
-        self.counts.bursts += bursts
-        for rank in self.ranks:
-            by_rank[rank].packets += packets
-            by_rank[rank].bytes += size
-
-    def lose(self, by_rank: dict[int, PeerCounts], packets: int) -> None:
-        """Counts ``packets`` that were given up."""
-        self.counts.lost += packets
-        for rank in self.ranks:
-            by_rank[rank].lost += packets
 
 
 #: Single packets that may wait for room.
@@ -113,7 +97,8 @@ class Sender:
         self.sockets = list(sockets)
         self.rooms = [sock.room() for sock in sockets]  #: bytes that may wait in each
         self.peers = dict(peers)
-        self.counts = {rank: PeerCounts() for rank in self.peers}
+        self.targets: Any = (Target * DESTINATIONS)()  # type: ignore[operator]
+        self.counts = {rank: self._counted(rank) for rank in self.peers}  #: and by number of a shared channel
         self.plain: set[int] = set()  #: ranks, and shared channels, to which GSO does not work
         self.refused: dict[int, set[int]] = {}  #: ranks by errno; ``Paths`` empties it
         #: single packets for which a full socket had no room; the oldest give way when there are too many
@@ -138,11 +123,17 @@ class Sender:
             raise ConfigError(f"a sender's shared channels: give {SHARED_MOST} at most")
         number = MAX_RANKS + len(self.shared)
         self.shared[number] = channel
+        channel.counts = self.counts[number] = self._counted(number)
         self.channel[number] = len(self.ports)
         self.ports.append(tuple(range(len(self.sockets), len(self.sockets) + len(channel.sockets))))
         self.sockets += channel.sockets
         self.rooms += [sock.room() for sock in channel.sockets]
         return number
+
+    def _counted(self, to: int) -> Target:
+        target: Target = self.targets[to]
+        target.errors = {}
+        return target
 
     @property
     def room(self) -> int:
@@ -153,30 +144,12 @@ class Sender:
         more = ((one.cost - 1, self.ports[self.channel[number]]) for number, one in self.shared.items())
         return sum(self.rooms) + sum(copies * self.rooms[port] for copies, ports in more for port in ports)
 
-    def ranks_of(self, rank: int) -> tuple[int, ...]:
-        """Who gets what is sent to ``rank``, which may stand for a shared channel."""
-        return self.shared[rank].ranks if rank >= MAX_RANKS else (rank,)
-
     def took(self, rank: int, packets: int, size: int, bursts: int) -> None:
-        """Counts ``packets`` of ``size`` bytes together that left for ``rank`` in ``bursts``."""
-        if rank >= MAX_RANKS:
-            self.shared[rank].took(self.counts, packets, size, bursts)
-            return
+        """Counts ``packets`` of ``size`` bytes together that left for ``rank`` in ``bursts``, past the send queue."""
         counts = self.counts[rank]
         counts.packets += packets
         counts.bytes += size
         counts.bursts += bursts
-
-    def lose(self, rank: int, packets: int) -> None:
-        """Counts ``packets`` for ``rank`` that are given up."""
-        if rank >= MAX_RANKS:
-            self.shared[rank].lose(self.counts, packets)
-        else:
-            self.counts[rank].lost += packets
-
-    def calls_of(self, rank: int) -> PeerCounts:
-        """Where system calls for ``rank`` are counted."""
-        return self.shared[rank].counts if rank >= MAX_RANKS else self.counts[rank]
 
     def flush(self) -> bool:
         """Tries deferred packets again, the oldest first; returns whether all are gone."""
@@ -194,7 +167,7 @@ class Sender:
     @property
     def packets(self) -> int:
         """Packets handed to the kernel, all peers."""
-        return sum(c.packets for c in self.counts.values())
+        return sum(self.counts[rank].packets for rank in self.peers)
 
     def send(self, rank: int, packet: bytes) -> None:
         """Sends one packet at once, or as soon as the first socket has room for it (``flush``)."""
@@ -223,6 +196,7 @@ class Sender:
 
     def refuse(self, rank: int, number: int) -> None:
         """Counts a refused call by the name of its errno."""
-        self.refused.setdefault(number, set()).update(self.ranks_of(rank))
-        errors, name = self.calls_of(rank).errors, errno.errorcode.get(number, str(number))
+        ranks = self.shared[rank].ranks if rank in self.shared else (rank,)
+        self.refused.setdefault(number, set()).update(ranks)
+        errors, name = self.counts[rank].errors, errno.errorcode.get(number, str(number))
         errors[name] = errors.get(name, 0) + 1

@@ -720,14 +720,14 @@ DESTINATIONS, SOCKETS_MOST, CHANNELS_MOST = MAX_RANKS + 2, 64, 32
 
 TARGET = Struct(
     "tb_target",
-    "A rank, or a shared channel; what has become of packets for it counts from when Python last looked.",
+    "A rank, or a shared channel, and what has become of packets for it.",
     (
         Field("name", "u64", "struct sockaddr_in or sockaddr_in6", 4),
         Field("ranks", "u64", "bitmap of who gets what is sent to it", MAX_RANKS // 64),
         Field("channel", "u32", "that its bursts leave over"),
         Field("cost", "u32", "bursts that this host is busy with for one"),
         Field("plain", "u32", "1: GSO does not work, packets leave one by one"),
-        Field("listed", "u32", "1: among tb_sending.moved"),
+        Field("pad", "u32", "0"),
         Field("packets", "u64", "that have left"),
         Field("bytes", "u64", "that have left"),
         Field("bursts", "u64", "that have left"),
@@ -773,11 +773,8 @@ SENDING = Struct(
         Field("first", "u32", "first socket of a channel", CHANNELS_MOST),
         Field("ports", "u32", "sockets of a channel, which take turns", CHANNELS_MOST),
         Field("turn", "u32", "whose turn it is", CHANNELS_MOST),
-        Field("moved", "u32", "targets of which something has left, or was lost", DESTINATIONS),
-        Field("moves", "u32", "how many"),
         Field("due", "u32", "probes that wait for room"),
         Field("ways", "u32", "how often a round trip waits in own queues"),
-        Field("pad", "u32", "0"),
     ),
 )
 
