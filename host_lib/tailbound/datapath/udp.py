@@ -62,7 +62,7 @@ class UdpDatapath:
         width: codes of a row at most, a multiple of 64.
         sum_rows: rows of the sums ring, a power of two.
         result_rows: rows of the result ring, a power of two.
-        receive_buffer: bytes of socket buffer to ask for; the system grants ``receive_buffer`` of it.
+        receive_buffer: bytes of socket buffer to ask for; the system may grant less.
 
     Raises:
         ConfigError: sizes that cannot be, or the port is taken, or the address is not this machine's.
@@ -138,16 +138,11 @@ class UdpDatapath:
         return host, port
 
     @property
-    def receive_buffer(self) -> int:
-        """Bytes of receive buffer that the system granted (it counts its own overhead in)."""
-        return buffer_of(self.socket, socket.SO_RCVBUF)
-
-    @property
     def gap(self) -> int:
         """All ranks ask for the same buffer, so the own one tells what peers have. Where it is small, and more so where
         ranks share cores, a sender that never pauses fills it before the receiver is even scheduled.
         """
-        return 0 if self.receive_buffer >= _AMPLE_BUFFER else _GAP
+        return 0 if buffer_of(self.socket, socket.SO_RCVBUF) >= _AMPLE_BUFFER else _GAP
 
     @property
     def lost_on_arrival(self) -> Mapping[str, int]:
