@@ -100,31 +100,25 @@ def _mapped(fd: int, size: int, *, writable: bool) -> memoryview:
     return view if writable else view.toreadonly()
 
 
-def _lock_btf(struct_name: str, lock: str, other: str) -> bytes:
+def _lock_btf() -> bytes:
     """The BTF of a value of 8 bytes, ``struct bpf_spin_lock lock; __u32 other;`` (Documentation/bpf/btf.rst)."""
-    strings = bytearray(b"\0")
+    strings = b"\0u32\0bpf_spin_lock\0val\0locked\0lock\0other\0"
 
-    def text(name: str) -> int:
-        offset = len(strings)
-        strings.extend(name.encode() + b"\0")
-        return offset
+    def named(name: bytes, *numbers: int) -> bytes:
+        at = strings.index(b"\0" + name + b"\0") + 1
+        return struct.pack(f"={1 + len(numbers)}I", at, *numbers)
 
-    def type_(name: str, kind: int, members: int, size: int) -> bytes:
-        return struct.pack("=III", text(name), kind << 24 | members, size)
-
-    types = type_("unsigned int", _INT, 0, 4) + struct.pack("=I", 32)
-    types += type_("bpf_spin_lock", _STRUCT, 1, 4) + struct.pack("=III", text("val"), 1, 0)
-    types += type_(struct_name, _STRUCT, 2, 8)
-    types += struct.pack("=III", text(lock), 2, 0) + struct.pack("=III", text(other), 1, 32)
+    types = named(b"u32", _INT << 24, 4, 32)
+    types += named(b"bpf_spin_lock", _STRUCT << 24 | 1, 4) + named(b"val", 1, 0)
+    types += named(b"locked", _STRUCT << 24 | 2, 8) + named(b"lock", 2, 0) + named(b"other", 1, 32)
     head = struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(strings))
-    return head + types + bytes(strings)
+    return head + types + strings
 
 
 def _create(map_: Map, shape: Shape, node: int) -> int:
     size, entries = _value_bytes(shape), shape[1][0]
     if _has_lock(map_):
-        names = [f.name for f in _STRUCTS[map_.value].fields]
-        blob = syscalls.btf_load(_lock_btf(map_.value, *names))
+        blob = syscalls.btf_load(_lock_btf())
         try:
             types = blob, _KEY_TYPE, _VALUE_TYPE  # of 8 bytes
             return syscalls.map_create(
