@@ -149,7 +149,7 @@ class Maps:
         alive = self._alive()
         ahead = [step_distance(step_of(self._newest.item(p)), self._step) for p in self._known_by_peers() if p in alive]
         notice = -(-_NOTICE // (self._alerts.step_time or _NOTICE))
-        return self._step + max(0, *ahead) + max(_LEAD_LEAST, min(_LEAD_MOST, notice))
+        return self._step + max([0, *ahead]) + max(_LEAD_LEAST, min(_LEAD_MOST, notice))
 
     def _alive(self) -> list[int]:
         """Peers that have to agree."""
