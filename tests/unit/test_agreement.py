@@ -171,14 +171,15 @@ def test_who_proposes_or_settles_what_is_old_is_told_the_newest_map() -> None:
         assert (to, told.maps[-1]) == (0, newest)
 
 
-def test_a_map_that_is_told_is_taken_from_anybody_without_an_answer() -> None:
+def test_a_map_that_is_news_is_acknowledged_whoever_tells_it() -> None:
     """Its teller may propose besides, without a right to: that is left alone."""
     newest = Agreed(9, OwnerMap(5 << 8, (0, 2)))
     for more in ((), (Agreed(OPEN, OwnerMap(6 << 8 | 2, (0,))),)):
         rank = ranks_of(3)[1]
-        rank.receive(Message(7 << 8, (newest, *more)), 2, [0, 2], 0)
-        assert rank.poll(0, lambda: 8, [0, 2], {2: 5 << 8}) == []
-        assert rank.agreed[-1] == newest
+        for answers in (1, int(not more)):
+            rank.receive(Message(7 << 8, (newest, *more)), 2, [0, 2], 0)
+            assert rank.poll(0, lambda: 8, [0, 2], {2: 5 << 8}) == [(2, Message(0))] * answers
+            assert rank.agreed[-1] == newest
 
 
 def test_an_id_that_was_acknowledged_once_is_never_used_again() -> None:

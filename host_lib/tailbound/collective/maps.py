@@ -135,11 +135,10 @@ class Maps:
                 self._wish(step, lateness, now)
             self._show(ops)
         if now >= self._again:
-            out = self.agreement.poll(now, self._next_beginning, self._alive(), self._known_by_peers())
+            for peer, message in self.agreement.poll(now, self._next_beginning, self._alive(), self._known_by_peers()):
+                self._send(peer, message)
             if self.agreement.known != job.sequence.newest_map:
                 self._change(window)
-            for peer, message in out:
-                self._send(peer, message)
             due = self.agreement.due()
             self._again = max(now + MS, due) if due else now + _IDLE
         return self._again if self.agreement.due() else 0

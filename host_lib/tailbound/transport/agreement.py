@@ -1,8 +1,7 @@
 """Agreeing on owner maps: two phases, led by the lowest live rank (clock-22). Pure, with the time passed in.
 
-There is one message: the newest maps that its sender knows, and the map that it proposes to follow them. An answer to a
-proposal has neither, and says only the highest id that its sender has proposed or acknowledged. Nothing answers a map
-that is told, since every header says what its sender knows. Each rank is in one of three states:
+There is one message: the newest maps that its sender knows, and the map that it proposes to follow them. An answer has
+neither, and says only the highest id that its sender has proposed or acknowledged. Each rank is in one of three states:
 
     state      sends a message to                               until
     quiet      no rank                                          it proposes or tells
@@ -201,17 +200,18 @@ class Agreement:
             return
         settled = [each for each in message.maps if each.since != OPEN]
         newest, proposed = settled[-1].map.id, message.maps[-1].map
-        if serial_distance(newest, self.known) > 0:  # its history counts, too: maps that are not in it are dropped
+        news = serial_distance(newest, self.known) > 0
+        if news:  # its history counts, too: maps that are not in it are dropped
             kept = [each for each in self.agreed if serial_distance(each.map.id, settled[0].map.id) < 0]
             self.adopt([*kept, *settled])
         if newest != self.known:
             self._telling[sender] = Backoff(_AGAIN, now)
             return
         leads = proposed.id & 0xFF == sender < self.rank and min(live, default=sender) >= sender
-        if leads and proposed.id != newest:
+        if news or leads or proposed.id == newest:
             self._answers.append(sender)
-            if serial_distance(proposed.id, self._highest) >= 0:
-                self._highest, self._proposed = proposed.id, None
+        if leads and serial_distance(proposed.id, self._highest) >= 0:
+            self._highest, self._proposed = proposed.id, None
 
     def poll(
         self, now: int, begins: Callable[[], int], live: Collection[int], known: Mapping[int, int]
