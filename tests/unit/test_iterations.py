@@ -24,7 +24,9 @@ import torch.distributed as dist
 
 from tailbound.torch import batches
 from tailbound.torch.finished import Layout
+from tailbound.torch.scaler import GradScaler
 from tailbound.torch.steps import Steps
+from tailbound.transport.reliable import Refusal
 
 Make = Callable[..., Rank]
 
@@ -119,6 +121,24 @@ def test_an_optimizer_makes_nothing_of_an_iteration_with_a_void_pass(
         held.append((one.weights(), kept))
     assert [a == b for a, b in itertools.pairwise(held)] == [i + 1 == void // passes for i in range(6)]
     assert all(p.grad is not None for p in one.net.parameters()), "the program has them as without"
+
+
+@pytest.mark.parametrize("updates", [False, True])
+def test_no_rank_reads_a_state_whose_step_a_scaler_has_left_out(one: Rank, updates: bool) -> None:
+    """Its scale and schedules were those after the step, beside the parameters of the step before. Rule: clock-21."""
+    scaler, optimizer = GradScaler(one.state, init_scale=8.0), adam(one)
+    one.job.void = {2: "void"}
+    for i in range(3):
+        with one.state.resync.moment.reading(i - 1, 0.0) if i else nullcontext():
+            optimizer.zero_grad()
+        scaler.scale(one.loss(data(i))).backward()
+        one.state.overflowed = i == 2
+        scaler.step(optimizer)
+        if updates or i < 2:
+            scaler.update()
+        one.state.boundary()
+    with pytest.raises(Refusal, match="is past here"), one.state.resync.moment.reading(1, 0.0):
+        pass
 
 
 def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(one: Rank) -> None:

@@ -22,17 +22,12 @@ class Moment:
         self._changed = threading.Condition(threading.Lock())
         self.step: int | None = None  #: the last one that ended here
         self._still = False
-        self._changes = 0  # contexts of ``change``
+        self.changes = 0  #: contexts of ``change``, within which the training thread is
         self._over = False
 
     @property
-    def changing(self) -> bool:
-        """Whether the training thread is within ``change``."""
-        return self._changes > 0
-
-    @property
     def _readable(self) -> bool:
-        return self._still and not self._changes
+        return self._still and not self.changes
 
     def settle(self, step: int) -> None:
         """The state is that after ``step``, and stands still."""
@@ -50,12 +45,12 @@ class Moment:
     def change(self) -> Iterator[None]:
         """No thread reads within the context, whatever settles there; at its end the state is as was said last."""
         with self._changed:
-            self._changes += 1
+            self.changes += 1
         try:
             yield
         finally:
             with self._changed:
-                self._changes -= 1
+                self.changes -= 1
                 self._changed.notify_all()
 
     def close(self) -> None:

@@ -59,6 +59,7 @@ class GradScaler(torch.amp.GradScaler):
         """As in torch; the optimizer does not step where all ranks overflowed, which left zeros for gradients."""
         if self._ours and self._state.overflowed and self._state.steps.void:
             self._check_inf_per_device(optimizer)  # ``update`` wants that to have been looked for
+            self._state.steps.over()
             return None
         return super().step(optimizer, *args, **kwargs)
 

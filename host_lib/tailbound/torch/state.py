@@ -429,7 +429,7 @@ class TailboundState:
         A model may also be called between ``backward`` and ``step``, and with parameters that are those of no step.
         """
         self.absence.joined = joined(ddp_model)
-        if self.resync is not None and self.resync.moment.changing:
+        if self.resync is not None and self.resync.moment.changes:
             return
         if self.steps.ended is not None:
             if self.steps.half_made:

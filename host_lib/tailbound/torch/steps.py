@@ -118,6 +118,8 @@ class Steps(Part):
     def over(self) -> None:
         """The iteration is over, whether its optimizers have stepped or the program has left that out."""
         self._over = True
+        if self._state.resync is not None:
+            self._state.resync.moment.disturb()  # loss scale and schedules move next
 
     def begin(self) -> None:
         """A pass begins, and as a rule an iteration."""
