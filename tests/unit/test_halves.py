@@ -137,10 +137,10 @@ def test_waiting_on_is_weighed_by_whether_rows_came_at_all() -> None:
 
 def test_what_is_cut_off_is_told_by_the_pace_of_the_slowest_flow() -> None:
     """Rule: clock-5."""
-    assert cut(100, [(50, 100), (90, 100), (0, 100), (100, 100)]) == (200, pytest.approx(0.3))
-    assert cut(100, [(80, 100)]) == (125, pytest.approx(0.2))
-    assert cut(100, [(1, 100)]) == (200, pytest.approx(0.99))
-    assert cut(100, [(0, 100)]) == cut(100, []) == (None, 0.0)
+    assert cut(100, [(50, 100), (90, 100), (0, 100), (100, 100)]) == 200
+    assert cut(100, [(80, 100)]) == 125
+    assert cut(100, [(1, 100)]) == 200
+    assert cut(100, [(0, 100)]) is cut(100, []) is None
 
 
 @pytest.mark.parametrize("launched", [1, 130 * MS])

@@ -198,8 +198,6 @@ class Known:
         if op.cold:
             return most
         length = self.deadlines.receiver(size, self.records.deadlines(self.membership.owners, op.place.step))
-        if op.launch is not None:
-            length = self.deadlines.hurried(length, size, op.start - op.admitted)
         return min(length, most)
 
     @property

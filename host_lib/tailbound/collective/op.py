@@ -120,9 +120,8 @@ class Flow(record_of(INCOMING)):  # type: ignore[misc]
 class Half(record_of(HALF)):  # type: ignore[misc]
     """One half of an op: contributions to the own rows, or results of all (``tb_half``)."""
 
-    #: what its deadline cut off (``timing.cut``): how long the slowest flow would have taken, ns, and the share of rows
+    #: how long the slowest flow that its deadline cut off would have taken, ns (``timing.cut``)
     cut: int | None = None
-    lost: float = 0.0
 
     @property
     def begun(self) -> Iterator[Flow]:
@@ -280,17 +279,13 @@ class Pending:
 
     Attributes:
         start: of its stage clock.
-        waited: from the own launch to ``start``, ns; None: it was launched later.
         sealed: when the own rows were sealed, or the switch was first asked to release rows.
         own: when the own rows were summed; 0: they did not take part.
         mended: when the last of the rows that were asked for again was in; 0: there were none, or they did not come.
         waited_for, suspects: ranks whose contributions were waited for, and those that were not since they are suspect.
         owners: ranks whose results were waited for.
         complete: when the last result was in, as far as this rank has noticed.
-        present: results that were in.
-        early: silence has closed a half.
         transfer_cut, results_cut: what deadlines cut off of the halves (``timing.cut``), ns.
-        lost: share of the rows that a deadline cut off.
         switched: a switch summed its rows.
         partial: the switch released more than a few of its rows early.
     """
@@ -299,7 +294,6 @@ class Pending:
     step: int
     flow_bytes: int
     start: int
-    waited: int | None
     sealed: int
     own: int
     mended: int
@@ -307,10 +301,7 @@ class Pending:
     suspects: tuple[int, ...]
     owners: tuple[int, ...]
     complete: int
-    present: int
-    early: bool
     transfer_cut: int | None
     results_cut: int | None
-    lost: float
     switched: bool
     partial: bool

@@ -38,7 +38,7 @@ _PARTIAL = 0.02
 # -- what is applied ---------------------------------------------------------------------------------------------
 
 
-def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> tuple[int | None, float]:
+def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> int | None:
     """What a deadline has cut off.
 
     Args:
@@ -49,21 +49,17 @@ def cut(elapsed: int, flows: Iterable[tuple[int, int]]) -> tuple[int | None, flo
     Returns:
         How long the slowest would have taken at its pace (None: nothing was cut), in place of an arrival that will
         never be seen, since senders drop what no rank takes any more, but twice what it had at most: a rank that
-        stopped in the middle has no pace; and the share of the rows that was lost by it.
+        stopped in the middle has no pace.
     """
-    begun = [(came, expected) for came, expected in flows if 0 < came < expected]
-    if not begun:
-        return None, 0.0
-    whole = sum(expected for _, expected in begun)
-    slowest = max(elapsed * expected // came for came, expected in begun)
-    return min(slowest, 2 * elapsed), 1 - sum(came for came, _ in begun) / whole
+    slowest = [elapsed * expected // came for came, expected in flows if 0 < came < expected]
+    return min(max(slowest), 2 * elapsed) if slowest else None
 
 
 def cut_off(job: Speaker, op: Op, half: Half, elapsed: int, flows: Iterable[tuple[int, int]]) -> None:
     """Counts an end at the deadline, and keeps what it cut off for the next ones; see ``cut``."""
     op.outcome.deadline_hits += 1
     job.counters["seal_deadline_hits" if half is op.first else "result_deadline_hits"] += 1
-    half.cut, half.lost = cut(elapsed, flows)
+    half.cut = cut(elapsed, flows)
 
 
 def suspect(job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], what: str, then: str) -> None:
@@ -163,9 +159,9 @@ def note(job: Speaker, op: Op, now: int) -> None:
     if job.ranks == 1 or op.launch is None:
         return
     in_step, step, floor = job.steps.in_step and not op.overtaken, op.place.step, job.config.floor
-    cut = op.first.lost > 0 or op.second.lost > 0
+    cut = op.first.cut is not None or op.second.cut is not None
     if in_step:
-        job.deadlines.step(step, op.launch.launched, now, last=op.place.layout.last, cut=cut)
+        job.deadlines.step(step, op.launch.launched, now, last=op.place.layout.last)
     if step != job.sampled[0] and op.start - job.sampled[1] >= _STEPS_APART * floor:
         job.sampled = step, op.start
     pending = job.pending
@@ -174,7 +170,7 @@ def note(job: Speaker, op: Op, now: int) -> None:
     if in_step and op.start and job.sequence.stable and not op.cold and not crowded:
         if len(pending) >= _PENDING_MOST:
             pending.popleft()
-        record, counts = job.records.of(op.label), op.place.placement.shares
+        counts = op.place.placement.shares
         waits = bool(counts[job.rank]) or op.switched  # for the first half of others
         pending.append(
             Pending(
@@ -182,7 +178,6 @@ def note(job: Speaker, op: Op, now: int) -> None:
                 step=step,
                 flow_bytes=op.flow_bytes,
                 start=op.start,
-                waited=op.start - op.admitted if op.admitted <= op.start else None,
                 # who owns nothing has sealed nothing: for it results are on their way from the start
                 sealed=op.spans.sealed or (now if op.switched else op.start),
                 own=0 if job.self_late or not op.own_present else op.own_in,
@@ -192,11 +187,8 @@ def note(job: Speaker, op: Op, now: int) -> None:
                 owners=tuple(p for p in job.membership.owners if counts[p]),
                 # what came past the deadline says nothing of the next one
                 complete=0 if op.second.over else {Why.COMPLETE: now, Why.QUIET: op.second.quiet}.get(op.second.why, 0),
-                present=int(record["results_in"]) if record is not None else 0,
-                early=op.early,
                 transfer_cut=op.first.cut,
                 results_cut=op.second.cut,
-                lost=max(op.first.lost, op.second.lost),
                 switched=op.switched,
                 partial=op.partial > _PARTIAL * op.place.layout.shape.rows,
             )
@@ -249,19 +241,7 @@ def _of_peers(job: Speaker, one: Pending, record: np.void) -> Sample:
     ends = [max(0, last - one.sealed)] if last else []
     if open_results and one.results_cut is not None:
         ends.append(one.results_cut)
-    regretted = bool(record["late"]) or bool(record["late_results"]) or int(record["results_in"]) > one.present
-    return Sample(
-        one.flow_bytes,
-        late_by,
-        max(transfers, default=None),
-        max(ends, default=None),
-        one.early,
-        one.early and regretted,
-        one.lost,
-        one.step,
-        max(ends) + one.sealed - one.start if ends else None,
-        one.waited,
-    )
+    return Sample(one.flow_bytes, late_by, max(transfers, default=None), max(ends, default=None), one.step)
 
 
 def _of_switch(job: Speaker, one: Pending, record: np.void) -> Sample:
@@ -293,10 +273,7 @@ def _of_switch(job: Speaker, one: Pending, record: np.void) -> Sample:
     # a release of everything takes as long as everything
     second = one.results_cut if one.results_cut is not None else last - one.sealed if flushed else transfer
     first = max(0, last_shown - one.start) if last_shown else None
-    whole = None if first is None or transfer is None or second is None else first + transfer + second
-    return Sample(
-        one.flow_bytes, first, transfer, second, False, False, one.lost, one.step, whole, one.waited
-    )  # fmt: skip
+    return Sample(one.flow_bytes, first, transfer, second, one.step)
 
 
 @compiled

@@ -1,4 +1,4 @@
-"""Deadlines learned from true arrival times (clock-5): S, transfer, D1, D2, q and D_start.
+"""Deadlines learned from true arrival times (clock-5): S, transfer, D1, D2 and D_start.
 
 A deadline is configured, learned and applied in three places:
 
@@ -29,21 +29,15 @@ WINDOW = 200
 _COVER = 0.95
 #: A tail that ``_MOST`` of all do not leave, and that is shorter than so many times the usual, is waited for.
 _MOST, _NEAR = 0.97, 1.5
-#: What is put on top of what was measured (clock-4, clock-11).
-_MARGIN, _MARGIN_WHOLE = 1.25, 1.15
+#: What is put on top of what was measured (clock-4).
+_MARGIN = 1.25
 #: Steps whose longest transfers make the usual one.
 _USUAL_STEPS = 7
-#: Share of the rows that deadlines may cut off before patience grows (smoothed over ``_LOST_OPS``), its growth an op,
-#: and its decline below half of that.
-_LOST_MOST, _LOST_OPS, _IMPATIENCE, _PATIENCE, _PATIENCE_MOST = 0.02, 32, 0.98, 1.1, 8.0
-#: Steps running that deadlines cut before these get longer at once, by how much a step and in all, and what part of a
-#: step one that was not cut takes back. What samples say comes two steps late, and a median four more.
-_RUN, _RUN_FACTOR, _RUN_MOST, _RUN_BACK = 1.0, 1.25, 2.0, 0.25
 #: Ops of a size before its deadlines are trusted (clock-26), and before they are better than none: in between they are
 #: so many times as long. An op whose deadline is needed there would otherwise take seconds.
 WARM_UP_OPS, _FEW_OPS, _CAUTION = 20, 5, 4
-#: q before anything is known, and its bound apart from 2 RTT and a quarter of D1 (clock-10): parts of the floor.
-_QUIET_FIRST, _QUIET_LEAST = 10, 40
+#: q at least (clock-10): a part of the floor.
+_QUIET = 10
 _STEPS_KEPT = 5
 #: Round trips of which the smallest is that of the path.
 _RTTS = 32
@@ -61,24 +55,14 @@ class Sample:
         transfer: the longest time from first to last row of a rank, or what it would have taken (``timing.cut``); None:
             no last row seen.
         results: from the own seal to the last result row, or what that would have taken; None: none.
-        early: a half ended by quiet.
-        regretted: and rows came after it.
-        lost: share of the rows that a deadline cut off.
         step: its step; None: one of its own.
-        whole: as ``results``, but from c.
-        start: from the own launch to c; None: launched later.
     """
 
     flow_bytes: int
     first: int | None = None
     transfer: int | None = None
     results: int | None = None
-    early: bool = False
-    regretted: bool = False
-    lost: float = 0.0
     step: int | None = None
-    whole: int | None = None
-    start: int | None = None
 
 
 class Window:
@@ -105,7 +89,7 @@ class Window:
 
 
 class Durations:
-    """How long something takes: the usual length of late, and what ``_COVER`` of all do not exceed."""
+    """How long something takes: the usual length, and what ``_COVER`` of all do not exceed."""
 
     def __init__(self) -> None:
         self._all = Window()
@@ -124,12 +108,12 @@ class Durations:
             self._steps.append(value)
         self._step = step
 
-    def bound(self, patience: float) -> int:
+    def bound(self) -> int:
         """A length that nearly none exceeds, if that is not much more than the usual one; else the usual one.
 
         Where nearly all come within ``_NEAR`` times the usual length (busy hosts, for the most part) it costs little to
-        wait for them. Where the tail is long (foreign bursts) it is not followed: then the bound is ``patience`` times
-        the usual length, and no more than ``_COVER`` take.
+        wait for them. Where the tail is long (foreign bursts) it is not followed; rows that come then are waited for
+        within the budget of ``overtime``.
 
         The usual one is the median over steps, of each the longest: what ops at one place of a step always take counts,
         and what hits a minority of steps does not. It never exceeds the bound, so that a change is followed at once.
@@ -138,9 +122,7 @@ class Durations:
             return 0
         usual = sorted(self._steps)[(len(self._steps) - 1) // 2]  # the lower median
         most = self._all.quantile(_MOST)
-        if most <= _NEAR * usual:
-            return max(usual, most)
-        return max(usual, min(self._all.quantile(), int(patience * usual)))
+        return max(usual, most) if most <= _NEAR * usual else usual
 
 
 class _Size:
@@ -151,8 +133,6 @@ class _Size:
         self.bytes = 0  # the largest flow
         self.per_byte = Durations()  # ns per 2**20 bytes of a flow
         self.results = Durations()
-        self.whole = Durations()
-        self.start = Durations()
 
 
 class Deadlines:
@@ -172,19 +152,15 @@ class Deadlines:
         self.largest = 0
         self._step_times, self._computes = Window(_STEPS_KEPT), Window(_STEPS_KEPT)
         self._step, self._launched, self._finished = -1, 0, 0
-        self._run, self._cut = 0.0, False  # steps running that deadlines cut, about, before this one; this one
-        self._quiet, self._regret = 0.0, 0.0  # of q: 0 until the first half has ended by it
-        self._lost, self.patience = 0.0, 1.0
         self._rtts: deque[int] = deque(maxlen=_RTTS)
         #: the own D1 that headers carry, ns: that of the largest ops of late, so that ranks compare like with like
         self.advertised = config.deadline_1 or config.stage_max
         #: the own D1, and D2, for flows of so many bytes, ns (clock-4, clock-11, clock-26); both are asked for many
-        #: times an op, and change only when something has been learned; so do those of whole ops and of their starts
+        #: times an op, and change only when something has been learned
         self.stage_one, self.stage_two = cache(self._stage_one), cache(self._stage_two)
-        self._whole, self._start = cache(self._whole_op), cache(self._usual_start)
-        self._terms = 0, 1.0  # what of them a step may change: ``skew``, ``slack``
-        #: q of clock-10, ns: learned from two round trips on
-        self.quiet = self._silence()
+        self._skew = 0  # as they took it; a step may change it
+        #: q of clock-10, ns
+        self.quiet = config.quiet or config.floor // _QUIET
         #: D_start of clock-3, ns: at least what is configured, and four times what a step computes
         self.start_max = config.start_max
 
@@ -201,94 +177,55 @@ class Deadlines:
             size.per_byte.add(sample.step, (sample.transfer << 20) // max(1, sample.flow_bytes))
         if sample.results is not None:
             size.results.add(sample.step, sample.results)
-        if sample.whole is not None:
-            size.whole.add(sample.step, sample.whole)
-        if sample.start is not None:
-            size.start.add(sample.step, sample.start)
         if len(self._recent) == WINDOW and self._recent[0] == self.largest:
             self._recent.popleft()
             self.largest = max(self._recent)
         self._recent.append(sample.flow_bytes)
         self.largest = max(self.largest, sample.flow_bytes)
-        self._learn_quiet(sample)
-        self._learn_patience(sample)
         self._learned()
 
-    def _learn_quiet(self, sample: Sample) -> None:
-        """clock-10: one regretted op in a thousand is too many, one in ten thousand too few."""
-        if not sample.early:
-            return
-        self._quiet, least = self._quiet or self._quiet_first, self._config.floor / _QUIET_LEAST
-        self._regret += (sample.regretted - self._regret) / 1000
-        if sample.regretted and self._regret >= 1e-3 * 0.999:
-            self._quiet *= 1.5
-        elif self._regret < 1e-4:
-            self._quiet *= 0.99
-        self._quiet = min(max(self._quiet, least), max(0.25 * self.advertised, least))
-
-    def _learn_patience(self, sample: Sample) -> None:
-        """Where deadlines at the usual length cut off too much, they go towards what ``_COVER`` takes (clock-4)."""
-        self._lost += (sample.lost - self._lost) / _LOST_OPS
-        if self._lost > _LOST_MOST and sample.lost:
-            self.patience = min(_PATIENCE_MOST, self.patience * _PATIENCE)
-        elif self._lost < _LOST_MOST / 2:
-            self.patience = max(1.0, self.patience * _IMPATIENCE)
-
-    def step(self, step: int, launched: int, finished: int, *, last: bool, cut: bool = False) -> None:
+    def step(self, step: int, launched: int, finished: int, *, last: bool) -> None:
         """An op of ``step`` is over: what a step takes, and how much of it is computing (clock-3, clock-4).
 
         Args:
             step: its number.
             launched, finished: when its own launch came and when it ended.
             last: whether the step ends with it.
-            cut: a deadline cut off rows that were coming.
         """
         if step != self._step:
-            self._run = self._run + 1 if self._cut else max(0.0, self._run - _RUN_BACK)
-            self._cut = False
             if self._launched and step == self._step + 1:
                 self._step_times.add(max(0, launched - self._launched))
             else:
                 self._finished = 0
             self._step, self._launched = step, launched
-        self._cut |= cut
         if last:
             if self._finished:
                 self._computes.add(max(0, launched - self._finished))
             self._finished = finished
-        if (self.skew, self.slack) != self._terms:
+        if self.skew != self._skew:
             self._learned()
         else:
             self._learn_start()
 
     def round_trip(self, rtt: int) -> None:
-        """Takes the largest of the present round trips to live peers, in ns."""
+        """Takes the largest of the present round trips to live peers, in ns.
+
+        q is two of the smallest one: a loaded one contains the sender's own bursts, and rows that the finished mark has
+        overtaken do not come behind those.
+        """
         self._rtts.append(rtt)
-        self.quiet = self._silence()
+        self.quiet = self._config.quiet or max(self._config.floor // _QUIET, 2 * min(self._rtts))
 
     def _learned(self) -> None:
         """What had been worked out from what was known until now is forgotten."""
         self.stage_one.cache_clear()
         self.stage_two.cache_clear()
-        self._whole.cache_clear()
-        self._start.cache_clear()
-        self._terms = self.skew, self.slack
-        self.quiet = self._silence()
+        self._skew = self.skew
         self._learn_start()
         self.advertised = self.stage_one(self.largest)
 
     def _learn_start(self) -> None:
         self.start_max = max(self._config.start_max, 4 * self._computes.quantile(0.5))
-
-    @property
-    def slack(self) -> float:
-        """By how much deadlines are longer now than what was learned says.
-
-        Foreign bursts hit one step and leave the next alone; steps that are cut one after the other say that the pace
-        is another now, and what is learned follows that late.
-        """
-        running = self._run + self._cut
-        return float(min(_RUN_MOST, _RUN_FACTOR ** max(0.0, running - _RUN)))
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -336,7 +273,7 @@ class Deadlines:
         size = self._near(flow_bytes)
         if size is None:
             return 0
-        return int(size.per_byte.bound(self.patience) * flow_bytes * _MARGIN * self.slack) >> 20
+        return int(size.per_byte.bound() * flow_bytes * _MARGIN) >> 20
 
     def _stage_one(self, flow_bytes: int) -> int:
         if self._config.deadline_1:
@@ -352,11 +289,8 @@ class Deadlines:
         size = self._known(flow_bytes)
         if size is None or not len(size.results):
             return self._config.stage_max
-        return self._careful(size, int(self._scaled(size, size.results, flow_bytes) * _MARGIN * self.slack))
-
-    def _scaled(self, size: _Size, lengths: Durations, flow_bytes: int) -> int:
-        """A bound learned from ``size`` for flows that may be larger."""
-        return int(lengths.bound(self.patience) * max(1.0, flow_bytes / size.bytes))
+        larger = max(1.0, flow_bytes / size.bytes)
+        return self._careful(size, int(size.results.bound() * larger * _MARGIN))
 
     def _known(self, flow_bytes: int) -> _Size | None:
         """Ops of this size, if there were a few."""
@@ -369,25 +303,6 @@ class Deadlines:
         if size.ops < WARM_UP_OPS:
             length *= _CAUTION
         return min(length, self._config.stage_max)
-
-    def hurried(self, length: int, flow_bytes: int, waited: int) -> int:
-        """R - c as ``receiver`` says, for an op whose majority came ``waited`` ns after the own launch.
-
-        Where foreign traffic delays rows it delays the packets that start the clock, too. What those were later than as
-        a rule comes out of the deadline's margin, so that an op is late once, not twice.
-        """
-        usual = self._start(flow_bytes)
-        if usual is None:
-            return length
-        late = max(0, waited - usual)
-        return max(min(length, self._config.floor), length - min(late, length - int(length / _MARGIN)))
-
-    def _usual_start(self, flow_bytes: int) -> int | None:
-        """How long after the own launch a majority is there as a rule; None: not known, or of no use."""
-        size = self._near(flow_bytes)
-        if self._config.deadline_1 or size is None or not self.warm(flow_bytes) or not len(size.start):
-            return None
-        return size.start.bound(1.0)
 
     def worth_sending(self, flow_bytes: int) -> int:
         """How long after the seal results are worth sending; later, receivers have given up (clock-11, clock-17)."""
@@ -410,43 +325,12 @@ class Deadlines:
         return self._fitted(flow_bytes, max([self.advertised, *heard]))
 
     def receiver(self, flow_bytes: int, heard: Iterable[int]) -> int:
-        """R - c of clock-11: the longest D1 of an owner, once moved on (clock-7c) as one dead rank makes it, and D2.
-
-        Each of these has a margin of its own; where the whole op is known to take less with one margin, that is enough.
-        """
+        """R - c of clock-11: the longest D1 of an owner, once moved on (clock-7c) as one dead rank makes it, and D2."""
         base = self.longest(flow_bytes, heard)
-        last_seal, second = base + max(self._config.floor, base // 10), self.stage_two(flow_bytes)
-        whole = self._whole(flow_bytes)
-        if whole is None:
-            return last_seal + second
-        return max(last_seal + self._config.floor, min(last_seal + second, whole))
-
-    def _whole_op(self, flow_bytes: int) -> int | None:
-        """How long an op takes, with a margin; None: not known."""
-        size = self._near(flow_bytes)
-        if self._config.deadline_2 or size is None or size.ops < WARM_UP_OPS or not len(size.whole):
-            return None
-        return int(self._scaled(size, size.whole, flow_bytes) * _MARGIN_WHOLE * self.slack)
+        return base + max(self._config.floor, base // 10) + self.stage_two(flow_bytes)
 
     def _fitted(self, flow_bytes: int, largest: int) -> int:
         own = self.stage_one(flow_bytes)
         if not self.warm(flow_bytes):
             return own
         return min(max(self._config.floor, largest + min(0, own - self.advertised)), self._config.stage_max)
-
-    def _silence(self) -> int:
-        """q of clock-10.
-
-        No floor of two round trips is kept: rows come in the order of sending, or nearly so, and a round trip to a host
-        whose processors are busy says more about these than about how far a mark overtakes rows.
-        """
-        return self._config.quiet or int(self._quiet or self._quiet_first)
-
-    @property
-    def _quiet_first(self) -> float:
-        """Two round trips to the farthest live peer without a queue: the smallest of the last.
-
-        A loaded one contains the sender's own bursts, and rows that the finished mark has overtaken do not come behind
-        those.
-        """
-        return max(self._config.floor / _QUIET_FIRST, 2.0 * min(self._rtts, default=0))
