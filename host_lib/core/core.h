@@ -38,6 +38,11 @@ static inline __s64 tb_most(__s64 a, __s64 b)
 	return a > b ? a : b;
 }
 
+static inline __s64 tb_earlier(__s64 a, __s64 b)
+{
+	return a && b ? tb_least(a, b) : a | b;
+}
+
 static inline int tb_in(const __u64 *ranks, __u32 rank)
 {
 	return ranks[rank >> 6] >> (rank & 63) & 1;
@@ -122,6 +127,18 @@ int tb_took(struct tb_line *l, __u32 taken, __u32 error);
 int tb_pump(struct tb_line *l);
 void tb_time_probes(struct tb_line *l, __s64 now);
 void tb_give_up(struct tb_line *l);
+
+double tb_rate(const struct tb_line *l, __u32 rank, double most);
+void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
+		      __u32 largest, __u8 *copies, __u32 count);
+
+/* Rows that others have requested (answers.c). What it is given outlives it. NULL: no memory. */
+struct tb_asked *tb_asked_open(struct tb_asking *said);
+void tb_asked_close(struct tb_asked *a);
+int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half, __u32 layout,
+		    __u32 row, __u32 rows, const __u8 *body, __u32 length);
+int tb_answer(struct tb_asked *a, const struct tb_terms *t, struct tb_line *l, __s64 now,
+	      double pace, __u32 largest);
 
 /* Ops in flight and their halves (halves.c). */
 void tb_enter(struct tb_terms *t, struct tb_own_op *o);

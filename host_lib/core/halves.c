@@ -63,11 +63,6 @@ static tb_set tb_rank(__u32 rank)
 	return one;
 }
 
-static __s64 tb_earlier(__s64 a, __s64 b)
-{
-	return a && b ? tb_least(a, b) : a | b;
-}
-
 static struct tb_half *tb_half_of(const struct tb_own_op *o, int results)
 {
 	return (struct tb_half *)o->halves[results];

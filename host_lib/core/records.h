@@ -7,6 +7,7 @@
 
 #define TB_DESTINATIONS 258
 #define TB_CHANNELS_MOST 32
+#define TB_COPIES 9223372036854775807
 
 #define TB_SEND_DONE 0
 #define TB_SEND_CALL 1
@@ -164,6 +165,33 @@ struct tb_sending {
 };
 _Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
 
+/* What the library says of rows that others have requested (`collective.retransmit`). */
+struct tb_asking {
+	__s64 again; /* when to go on, ns; 0: nothing is left */
+	__u64 places; /* s64[gone]: places of rows that do not exist, rising */
+	__u32 gone; /* how many */
+	__u32 waiting; /* requests */
+	__u32 label; /* op of the request with rows that are gone */
+	__u32 asker; /* its rank */
+	__u32 layout; /* its layout tag */
+	__u32 first_half; /* 1: it was for contributions */
+};
+_Static_assert(sizeof(struct tb_asking) == 40, "tb_asking");
+
+/* Results of own rows that have been handed out, and can be sent again. */
+struct tb_given {
+	__u64 after; /* struct tb_given: those of the op before, which is over; 0: none are kept */
+	__u64 packets; /* u8[rows, stride], headers finished */
+	__u64 states; /* u64[rows, 4]: partial checks of payloads */
+	__u64 usable; /* u8[rows]: the row exists */
+	__u64 key; /* of the op; 0: packets carry checks */
+	__u32 label; /* of the op */
+	__u32 layout; /* layout tag */
+	__u32 rows; /* how many */
+	__u32 stride; /* bytes of a packet */
+};
+_Static_assert(sizeof(struct tb_given) == 56, "tb_given");
+
 /* What requests to a peer have taught (`transport.recovery`); times in ns. */
 struct tb_answers {
 	__s64 floor; /* the shortest deadline */
@@ -281,6 +309,7 @@ struct tb_terms {
 	__u64 slots; /* struct tb_slot[] */
 	__u64 presence; /* struct tb_presence[] */
 	__u64 results; /* struct tb_result[] */
+	__u64 given; /* struct tb_given: results of the newest op that is over; 0: none are kept */
 	__u64 answers; /* struct tb_answers[], by rank */
 	__u64 overtime; /* struct tb_overtime */
 	__u64 spoke; /* s64[], by rank: when a word of it was read last; 0: never */
@@ -314,7 +343,7 @@ struct tb_terms {
 	__u32 label; /* of the op that something was found of */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_terms) == 344, "tb_terms");
+_Static_assert(sizeof(struct tb_terms) == 352, "tb_terms");
 
 /* An op of a rank from its first sign of life on (`collective.op`); times in ns. */
 struct tb_own_op {
@@ -331,6 +360,11 @@ struct tb_own_op {
 	__u64 row_scale; /* f32[rows]: of results */
 	__u64 row_exponent; /* s16[rows]: next exponents that a switch says */
 	__u64 row_count; /* u16[rows]: contributors that a switch says */
+	__u64 given; /* u8[rows, stride]: contributions by owner, headers finished; 0: none are given */
+	__u64 states; /* u64[rows, 4]: partial checks of their payloads */
+	__u64 firsts; /* s64[], by owner: the place of the packet that is first in memory */
+	__u64 tag_key; /* of the op; 0: packets carry checks */
+	__u64 results; /* struct tb_given: of the own rows, handed out; 0: not, or kept with others */
 	__s64 usual; /* what its second half takes as a rule */
 	__s64 admitted; /* when the own launch found room; the clocks count from here */
 	__s64 start; /* c of clock-3, when its clock started; 0: it has not */
@@ -348,6 +382,7 @@ struct tb_own_op {
 	__u32 layout; /* layout tag */
 	__u32 rows; /* of all owners */
 	__u32 own; /* rows that this rank owns */
+	__u32 stride; /* bytes of a packet of contributions */
 	__u32 sum_seq; /* of the first own row */
 	__u32 result_seq; /* of the first row */
 	__u32 complete_at; /* complete own rows that may end the first half */
@@ -364,8 +399,8 @@ struct tb_own_op {
 	__u8 mismatched; /* 1: ranks disagree on its layout */
 	__u8 flushing; /* of an op that a switch sums: 1: it is asked to release rows */
 	__u8 expired; /* likewise: 1: the deadline of the first half has passed */
-	__u8 pad[8]; /* 0 */
+	__u8 pad[4]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 408, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 448, "tb_own_op");
 
 #endif /* TB_RECORDS_H */

@@ -52,6 +52,7 @@ struct tb_flow {
 struct tb_item {
 	struct tb_item *after;
 	__u64 id, left, packets; /* packets that have left; copies count */
+	void *owned; /* packets that go with it */
 	__s64 until;
 	__u32 label, queue, stride, largest, count, channels;
 	__u8 channel[TB_CHANNELS_MOST]; /* in the order of flows */
@@ -115,6 +116,7 @@ TB_EXPORT void tb_line_close(struct tb_line *l)
 	for (i = 0; i < TB_QUEUES; i++)
 		for (item = l->head[i]; item; item = after) {
 			after = item->after;
+			free(item->owned);
 			free(item);
 		}
 	free(l->order);
@@ -266,6 +268,14 @@ static void tb_link_left(struct tb_link *link, __u32 bursts, __u64 packets, __u3
 				(__u64)size, now);
 }
 
+/* Bytes per second to a rank, of which at most so many can be used. */
+double tb_rate(const struct tb_line *l, __u32 rank, double most)
+{
+	const struct tb_path *p = &l->paths[rank];
+
+	return p->limited && p->rate < most ? p->rate : most;
+}
+
 /* -- submissions ------------------------------------------------------------------------------------------------ */
 
 /* runs: destination, address and packets of each. Returns 0, or ENOMEM. */
@@ -298,6 +308,18 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, _
 	*l->tail[queue] = item;
 	l->tail[queue] = &item->after;
 	return 0;
+}
+
+/* The same of copies, which leave before all others and are let go of once they have. */
+void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
+		      __u32 largest, __u8 *copies, __u32 count)
+{
+	__u64 run[] = { to, (__u64)copies, count };
+
+	if (!count || tb_submit(l, TB_COPIES, TB_AGAIN, label, until, stride, largest, run, 1))
+		free(copies);
+	else
+		((struct tb_item *)l->tail[TB_AGAIN])->owned = copies; /* after is first in it */
 }
 
 /* The rest of a flow is not sent; returns the packets. */
@@ -600,6 +622,7 @@ TB_EXPORT __u64 tb_finished(struct tb_line *l, __u64 *packets)
 			l->tail[i] = &l->head[i];
 		id = item->id;
 		*packets = item->packets;
+		free(item->owned);
 		free(item);
 		return id;
 	}

@@ -83,7 +83,10 @@ def records_header() -> str:
     """Text of ``host_lib/core/records.h``: what the library and Python tell each other."""
     enums = {"SEND": schema.Sent, "SENDING": schema.Sending, "PHASE": schema.Phase, "WHY": schema.Why}
     enums["FOUND"] = schema.Found
-    tables = (_named("DESTINATIONS", "CHANNELS_MOST"), *(_members(name, kind) for name, kind in enums.items()))
+    tables = (
+        _named("DESTINATIONS", "CHANNELS_MOST", "COPIES"),
+        *(_members(name, kind) for name, kind in enums.items()),
+    )
     structs = (_struct(s, _C) for s in schema.RECORDS)
     return _guarded("TB_RECORDS_H", "#include <linux/types.h>\n\n", *(_defines(t) + "\n" for t in tables), *structs)
 

@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from queue_world import ADDRESS, MS, PROBE, STRIDE, Line, Told, memory
 from tailbound.errors import ConfigError
 from tailbound.transport.batch import MAX_BYTES, burst_packets
-from tailbound.transport.config import Config
+from tailbound.transport.config import check_group
 from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import FULL, Sender, Shared, Target
 from tailbound.transport.sockets import UdpSocket, ports_of
 from tailbound.wire.schema import MAX_RANKS, PacketType
 
-C, R, AGAIN = PacketType.CONTRIBUTION, PacketType.RESULT, "rows that were asked for again"
+C, R = PacketType.CONTRIBUTION, PacketType.RESULT
 ALL = MAX_RANKS
 
 
@@ -88,15 +88,13 @@ def test_a_full_socket_is_left_and_gone_on_with(line: Line) -> None:
             [(1, 4), (3, 5), (1, 1), (2, 2), (3, 6), (1, 3)],
             [9, 6, 3, 3, 0],
         ),
-        # rows that were asked for again wait for nothing else
-        ([(7, C, (2, 2)), (7, R, (1, 4), (3, 5)), (7, AGAIN, (1, 1))], [(1, 1), (2, 2), (1, 4), (3, 5)], [9, 2, 1]),
     ],
 )
 def test_who_goes_first(line: Line, given: list[Any], order: list[tuple[int, int]], done: list[int]) -> None:
     """Rule: clock-17."""
     line.kernel.always = errno.EAGAIN
     for op, kind, *runs in given:
-        line.submit(op, R if kind is AGAIN else kind, *runs, again=kind is AGAIN)
+        line.submit(op, kind, *runs)
     assert line.queue.packets == sum(count for _, count in order)
     line.go()
     assert (line.taken, line.done, line.queue.empty) == (order, done, True)
@@ -114,10 +112,9 @@ def test_stale_rows_are_dropped_and_counted(bound: UdpSocket) -> None:
     line.submit(8, C, (1, 5), (2, 6), (3, 7))
     line.submit(9, C, (2, 8))
     line.submit(8, R, (1, 9), (3, 10))
-    line.submit(8, R, (3, 11), again=True)
     line.go(101)
-    assert line.taken == [(1, 3), (3, 11), (3, 7), (1, 9), (2, 8)]
-    assert (line.queue.stale, line.done) == (4 + 5 + 6 + 10, [3, 9, 0, 7, 8, 11])
+    assert line.taken == [(1, 3), (3, 7), (1, 9), (2, 8)]
+    assert (line.queue.stale, line.done) == (4 + 5 + 6 + 10, [3, 9, 0, 7, 8])
     assert [line.sender.counts[rank].lost for rank in (1, 2, 3)] == [5, 6, 14]
 
 
@@ -407,4 +404,4 @@ def test_what_cannot_be_sent_is_refused() -> None:
         Sender([], {})
     for group in ("198.18.0.1", "224.0.0.22", "255.255.255.255", "ff02::1", "group", "239.1.1"):
         with pytest.raises(ConfigError, match=r"multicast group .*224\.0\.1\.0"):
-            Config(rank=0, ranks=2, group=group)
+            check_group(group)

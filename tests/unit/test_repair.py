@@ -1,4 +1,4 @@
-"""Repair (clock-23): loss detection within a flow, questions for its mark (clock-30), requests and answers to them."""
+"""Repair (clock-23): loss detection within a flow, questions for its mark (clock-30) and requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from op_world import COOKIE, OpWorld
 from tailbound.collective.op import Half
-from tailbound.collective.repair import SHARE, Budget, Request, Requests, decode_repair, encode_repair
+from tailbound.collective.repair import decode_repair, encode_repair
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR, MS
 from tailbound.transport.recovery import Path
@@ -343,76 +343,6 @@ def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
             half = receiver.half
             assert half.patience == (max(most, insist * results) if repair else 0)
             assert (half.step, half.look) == (max(FLOOR // 10, d2 // 4), MS)
-
-
-# -- answers ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pace", [1.25e7, 1.25e9])
-def test_answers_take_their_share_of_the_pace_in_force(pace: float) -> None:
-    budget, sent = Budget(10_000), 0
-    assert budget.ready(5, pace) == 10_000
-    budget.spend(10_000)
-    for now in range(5, 10**9, 50_000):
-        ready = budget.ready(now, pace)
-        budget.spend(ready)
-        sent += ready
-    assert sent == pytest.approx(SHARE * pace, rel=0.01)
-    budget = Budget(10_000)
-    budget.spend(10_000)
-    wait = budget.enough_in(4000, pace)
-    assert wait == pytest.approx(4000 / (SHARE * pace) * 1e9, abs=2)
-    assert budget.ready(wait, pace) == 4000
-    assert budget.enough_in(1 << 40, pace) <= 10_000 / (SHARE * pace) * 1e9 + 2  # never a wait without an end
-
-
-def asked(*requests: tuple[int, int, tuple[int, ...]], most: int = 1024) -> Requests:
-    """Given as label, asker and places."""
-    made = Requests(most)
-    for label, asker, places in requests:
-        made.add(Request(label & 0xFFFFFFFF, asker, False, 7, np.array(places, np.int64)))
-    return made
-
-
-def drained(requests: Requests) -> list[tuple[int, int, list[int]]]:
-    """What is answered, in its order."""
-    found = []
-    while (request := requests.newest()) is not None:
-        found.append((request.label, request.asker, request.places.tolist()))
-        requests.done(request, len(request.places))
-    return found
-
-
-@pytest.mark.parametrize(
-    ("requests", "answered"),
-    [
-        # the newest op first, across the wrap; the oldest goes where there are more than three
-        ([(label, 1, (0,)) for label in (-3, 2, -1, 1)], [(2, 1, [0]), (1, 1, [0]), (0xFFFFFFFF, 1, [0])]),
-        ([(label, 1, (0,)) for label in (5, 1, 9, 7)], [(9, 1, [0]), (7, 1, [0]), (5, 1, [0])]),
-        # of one op's, the first
-        ([(6, asker, (0,)) for asker in (1, 2, 3, 4)], [(6, 2, [0]), (6, 3, [0]), (6, 4, [0])]),
-        # a request again adds to the first
-        ([(1, 1, (1, 5)), (1, 1, (2, 5)), (1, 2, (9,))], [(1, 1, [1, 2, 5]), (1, 2, [9])]),
-    ],
-)
-def test_what_is_answered(requests: list[Any], answered: list[tuple[int, int, list[int]]]) -> None:
-    assert drained(asked(*requests, most=3)) == answered
-
-
-def test_requests_are_answered_in_parts_and_another_layout_takes_the_place_of_the_first() -> None:
-    requests = asked((1, 1, (1, 2, 5)), (1, 2, (9,)))
-    first = requests.newest()
-    assert first is not None
-    requests.done(first, 2)
-    assert (len(requests), first.places.tolist()) == (2, [5])
-    requests.add(Request(1, 1, False, 8, np.array([3], np.int64)))
-    assert drained(requests) == [(1, 1, [3]), (1, 2, [9])]
-
-
-def test_who_has_had_its_share_does_not_hold_the_others_up() -> None:
-    requests = asked((3, 1, (0,)), (2, 2, (0,)), (1, 1, (0,)))
-    found = [requests.newest(held) for held in ((), {1}, {2}, {1, 2})]
-    assert [request and (request.label, request.asker) for request in found] == [(3, 1), (2, 2), (3, 1), None]
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
-from tailbound.collective.repair import SHARE, Budget, Repairs, Request, Requests, decode_repair
+from tailbound.collective.repair import decode_repair
 from tailbound.transport.incast import Incast
 from tailbound.transport.membership import Membership
 from tailbound.transport.sequence import Layout, Sequence
@@ -82,23 +81,6 @@ def test_a_rank_that_takes_one_sender_at_a_time_has_no_fall_left_to_try() -> Non
         for _ in range(8):
             incast.update(100, lost)
     assert (incast.advertised, incast.falls, incast.floor) == (1, 1, 0)
-
-
-def test_answers_go_on_when_a_budget_has_enough_and_the_newest_are_given_first() -> None:
-    budget, pace = Budget(1000), 1e9
-    assert budget.enough_in(1000, pace) == 0
-    budget.spend(600)
-    assert budget.enough_in(400, pace) == 0
-    assert budget.enough_in(401, pace) == int(1 / SHARE) + 1
-    assert budget.enough_in(5000, pace) == int(600 / SHARE) + 1  # it never has more than it holds
-    for newest in (2, 0x80000003):
-        waiting = Requests()
-        for label in (newest - 4, newest, newest - 3):
-            waiting.add(Request(label & 0xFFFFFFFF, 1, False, 7, np.array([0])))
-        first = waiting.newest()
-        assert first is not None
-        assert first.label == newest
-    assert Repairs(3).came.shape == (2, 3)
 
 
 @pytest.mark.parametrize(("row", "rows", "there"), [(3, 4, True), (4, 4, False), (5, 4, False)])

@@ -7,6 +7,7 @@ own share of one result ring, beside the buffers of ops in flight.
 
 from __future__ import annotations
 
+import ctypes
 from collections import defaultdict, deque
 from typing import NamedTuple
 
@@ -17,11 +18,13 @@ from tailbound.codec.owners import Placement, first_place
 from tailbound.codec.records import Packets, Results, Scales, results
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
+from tailbound.collective.terms import Terms
 from tailbound.kernel.core import address
 from tailbound.transport.headers import Contributions
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import GIVEN, HEADER_BYTES
 
 #: Steps whose results are kept.
 STEPS_KEPT = 2
@@ -35,11 +38,13 @@ class Buffers:
     def __init__(self, shape: Shape, placement: Placement, rank: int, ranks: int) -> None:
         rows, groups, own = shape.rows, shape.groups, int(placement.counts[rank])
         #: place in every owner's list of the packet that this rank sends first
-        self.first = [first_place(placement, owner, rank, ranks) for owner in range(placement.world_size)]
+        self.firsts: NDArray[np.int64] = np.array(
+            [first_place(placement, owner, rank, ranks) for owner in range(placement.world_size)], np.int64
+        )
         row_at = placement.row_at.copy()
         #: place in its owner's list, of the packet at every position
         self.place: NDArray[np.uint32] = np.empty(rows, np.uint32)
-        for first, start, count in zip(self.first, placement.starts, placement.counts, strict=True):
+        for first, start, count in zip(self.firsts.tolist(), placement.starts, placement.counts, strict=True):
             row_at[start : start + count] = np.roll(row_at[start : start + count], -first)
             self.place[start : start + count] = np.roll(np.arange(count), -first)
         position: NDArray[np.int32] = np.empty_like(placement.position)
@@ -64,7 +69,19 @@ class Buffers:
         self.row_exponent: NDArray[np.int16] = np.zeros(rows, np.int16)
         #: contributors by row, where a switch says so
         self.row_count: NDArray[np.uint16] = np.zeros(rows, np.uint16)
-        self.addresses = tuple(map(address, (self.source, self.row_scale, self.row_exponent, self.row_count)))
+        told = self.source, self.row_scale, self.row_exponent, self.row_count, partials, self.firsts
+        self.addresses = tuple(map(address, told))
+
+
+class Given(record_of(GIVEN)):  # type: ignore[misc]
+    """Results of the own rows of an op, once they were handed out (``tb_given``); ``key``: of the op."""
+
+    def __init__(self, place: Place, results: Results, key: NDArray[np.uint64]) -> None:
+        self._memory = results, key
+        super().__init__(
+            0, address(results.packets), address(results.partials), address(results.usable), address(key),
+            place.label, place.layout.tag, *results.packets.shape,
+        )  # fmt: skip
 
 
 class Kept(NamedTuple):
@@ -72,6 +89,7 @@ class Kept(NamedTuple):
 
     place: Place
     results: Results
+    given: Given
 
 
 class BufferPool:
@@ -83,11 +101,12 @@ class BufferPool:
     Args:
         rank: own rank.
         ranks: ranks that contribute.
+        terms: tell the library which results are kept.
         ring: rows of a result ring: what lies further back nobody can take any more.
     """
 
-    def __init__(self, rank: int, ranks: int, ring: int) -> None:
-        self._rank, self._ranks, self._ring = rank, ranks, ring
+    def __init__(self, rank: int, ranks: int, terms: Terms, ring: int) -> None:
+        self._rank, self._ranks, self._terms, self._ring = rank, ranks, terms, ring
         self._free: defaultdict[tuple[Shape, tuple[int, ...]], list[Buffers]] = defaultdict(list)
         self._free_results: defaultdict[tuple[int, ...], list[Results]] = defaultdict(list)
         self._used: dict[tuple[Shape, tuple[int, ...]], int] = {}  # the last step with an op of it
@@ -103,9 +122,19 @@ class BufferPool:
         """Takes ``buffers`` back."""
         self._free[shape, placement.owner_map.owners].append(buffers)
 
-    def keep(self, place: Place, buffers: Buffers) -> None:
-        """Takes the ``buffers`` of a finished op back, all but its results: these stay until they are too old."""
-        self._kept.append(Kept(place, buffers.results))
+    def keep(self, place: Place, buffers: Buffers, given: Given | None) -> None:
+        """Takes the ``buffers`` of a finished op back; results that were given stay until they are too old."""
+        self._used[place.layout.shape, place.placement.owner_map.owners] = place.step
+        if given is not None:
+            self._keep_results(place, buffers, given)
+        self.give(place.layout.shape, place.placement, buffers)
+        if place.step != self._step:
+            self._step = place.step
+            self._forget_unused()
+
+    def _keep_results(self, place: Place, buffers: Buffers, given: Given) -> None:
+        given.after, self._terms.given = self._terms.given, ctypes.addressof(given)
+        self._kept.append(Kept(place, buffers.results, given))
         end = place.result_seq + place.layout.shape.rows
         while self._kept:
             oldest = self._kept[0].place
@@ -113,15 +142,11 @@ class BufferPool:
             if back <= self._ring and step_distance(place.step, oldest.step) < STEPS_KEPT:
                 break
             old = self._kept.popleft().results
+            self._kept[0].given.after = 0  # the newest is never too old
             self._free_results[old.packets.shape].append(old)
         free = self._free_results[buffers.results.packets.shape]
         codes = place.layout.shape.results.codes
         buffers.results = free.pop() if free else results(len(buffers.results.packets), codes)
-        self.give(place.layout.shape, place.placement, buffers)
-        self._used[place.layout.shape, place.placement.owner_map.owners] = place.step
-        if place.step != self._step:
-            self._step = place.step
-            self._forget_unused()
 
     def _forget_unused(self) -> None:
         """Lets go of what is free and of a shape that the last steps did not have."""
@@ -130,7 +155,3 @@ class BufferPool:
             for key in unused:
                 del self._free[key]
             self._free_results.clear()
-
-    def kept(self, label: int) -> Kept | None:
-        """What is kept of the results of op ``label``."""
-        return next((k for k in reversed(self._kept) if k.place.label == label), None)

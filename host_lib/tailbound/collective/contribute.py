@@ -146,6 +146,8 @@ def _encode(job: Job, op: Op) -> None:
     _expect_results(job, op)
     op.sending = Sending.OVER
     of(op).send(job, op)
+    if not (op.switched or op.outcome.late):
+        op.give(coding.key)
     if op.launch.residual is not None:
         _keep_residual(job, op, op.launch.residual, coding)
 

@@ -113,6 +113,7 @@ def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
 def _publish(job: Job, op: Op, own: int, empty: int) -> None:
     """Sends the means to every peer, but for ``empty`` rows to which no rank contributed."""
     b, place, results = op.buffers, op.place, op.buffers.results
+    op.hand_out(job.key_of(place))
     if job.peers:
         flags = op.flags
         if op.abstains:

@@ -54,6 +54,7 @@ class FlowControl:
         most = link if given else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=job.sender.room)
         self.queue = SendQueue(job.sender, pacer, known, job.now)
+        self.queue.copied = lambda packets: job.counters.update(repair_rows_sent=packets)
         self.incast = Incast(len(peers))
         self._again = 0
 
@@ -119,7 +120,6 @@ class FlowControl:
             job.counters["results_sent"] += packets
             op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
 
-        op.handed_out = True
         now = job.now()
         # as long as receivers may wait for them past their deadlines, as far as can be told from here
         until = now + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)

@@ -9,8 +9,9 @@ from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
 from tailbound.collective.paths import Paths
-from tailbound.collective.repair import Request, decode_repair
+from tailbound.collective.repair import decode_repair
 from tailbound.collective.speaker import Speaker
+from tailbound.kernel.core import core
 from tailbound.transport.keys import Word
 from tailbound.wire.ranks import mark
 from tailbound.wire.schema import Flag, PacketType, serial_distance
@@ -121,10 +122,10 @@ class Inbox:
         """
         job, label, first_half = self._job, int(head["op"]), bool(int(head["flags"]) & Flag.FIRST_HALF)
         mark = job.marks.contributed if first_half else job.marks.published
-        leaving = op is not None and (op.encoded if first_half else op.publishing)
-        places = decode_repair(body, int(head["row"]), int(head["rows"]))
-        if places is None or (serial_distance(label, mark) > 0 and not leaving):
+        leaving = op is not None and (op.encoded if first_half else op.own_results is not None)
+        of = label, int(head["sender"]), first_half, int(head["layout"]), int(head["row"]), int(head["rows"])
+        early = serial_distance(label, mark) > 0 and not leaving
+        if early or not core().fast.tb_note_request(job.repairs.asked, *of, body, len(body)):
             job.counters["control_refused"] += 1
             return
         job.counters["repair_requests"] += 1
-        job.repairs.requests.add(Request(label, int(head["sender"]), first_half, int(head["layout"]), places))

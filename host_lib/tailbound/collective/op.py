@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places, first_places
 from tailbound.codec.records import Coding
-from tailbound.collective.buffers import Buffers
+from tailbound.collective.buffers import Buffers, Given
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.errors import TailboundError
 from tailbound.kernel.core import address, core
@@ -176,10 +176,10 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     coding: Coding | None = None
     #: what is sent to the switch again
     retry: Retry | None = None
+    #: the results of the own rows, once they were handed to the send queue
+    own_results: Given | None = None
     #: rows that the switch released before all that were waited for were in
     partial = 0
-    #: the results of the own rows were handed to the send queue
-    handed_out = False
     #: the memory of the own rows was given back
     returned = False
 
@@ -190,7 +190,8 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.halves[:] = ctypes.addressof(self.first), ctypes.addressof(self.second)
         self.shares, self.starts, self.row_at, self.owner = placement.addresses
         self.usable, self.own_scale = address(buffers.results.usable), address(buffers.results.scale)
-        self.source, self.row_scale, self.row_exponent, self.row_count = buffers.addresses
+        self.source, self.row_scale, self.row_exponent, self.row_count, self.states, self.firsts = buffers.addresses
+        self.stride = shape.codes + HEADER_BYTES
         self._places, self.places = first_places(placement, rank, ranks)
         self.label, self.slot, self.layout, self.rows = place.label, op_slot(place.label), place.layout.tag, shape.rows
         self.own, self.sum_seq, self.result_seq = placement.shares[rank], place.sum_seqs[rank], place.result_seq
@@ -206,6 +207,15 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.key = place.layout.key
         #: bytes of its largest flow: one rank's contributions to one owner, headers included
         self.flow_bytes = max(placement.shares) * (shape.codes + HEADER_BYTES)
+
+    def give(self, key: NDArray[np.uint64]) -> None:
+        """The own contributions can be sent again; ``key``: of the op."""
+        self.tag_key, self.given = address(key), address(self.buffers.contributions.memory)
+
+    def hand_out(self, key: NDArray[np.uint64]) -> None:
+        """The results of the own rows can be sent, and sent again."""
+        self.own_results = Given(self.place, self.buffers.results, key)
+        self.results = ctypes.addressof(self.own_results)
 
     @property
     def abstainers(self) -> set[int]:
@@ -233,11 +243,6 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         return bool(self.first.phase == _DONE)
 
     @property
-    def publishing(self) -> bool:
-        """Whether the results of the own rows are in the send queue, or have left."""
-        return self.published or self.handed_out
-
-    @property
     def finished(self) -> bool:
         """Whether the result has been decoded."""
         return bool(self.second.phase)
@@ -245,7 +250,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     @property
     def spent(self) -> bool:
         """Whether the own rows have left, and all owners have published, so that no rank asks for them."""
-        return bool(self.finished and self.handed_out and self.spans.sent and not self.outcome.missed)
+        return bool(self.finished and self.own_results and self.spans.sent and not self.outcome.missed)
 
     @property
     def delivered(self) -> bool:

@@ -465,7 +465,7 @@ class Transpose:
         due = False
         for data in self.job.datapath.control_packets():
             due |= self._inbox.receive(data, self._ops)
-        self._owed = answer(self.job, self._window, now)
+        self._owed = answer(self.job, now)
         return due
 
     def _send(self, now: int) -> None:

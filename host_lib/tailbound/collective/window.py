@@ -37,7 +37,7 @@ class Window:
 
     def __init__(self, job: Speaker, queue: SendQueue, placed: Callable[[Op], None]) -> None:
         self._job, self._queue, self._placed = job, queue, placed
-        self.pool = BufferPool(job.rank, job.ranks, job.store.result_rows)
+        self.pool = BufferPool(job.rank, job.ranks, job.terms, job.store.result_rows)
         self.ops: dict[int, Op] = {}
         self.waiting: deque[Launch] = deque()
         self.recent: deque[tuple[int, int]] = deque(maxlen=4)
@@ -204,7 +204,8 @@ class Window:
     def _keep(self, op: Op) -> None:
         if not op.returned:
             op.returned = True
-            self.pool.keep(op.place, op.buffers)
+            op.given = op.results = 0  # those are found among the kept ones
+            self.pool.keep(op.place, op.buffers, op.own_results)
 
     def _keep_early(self) -> None:
         """Ops whose results are still leaving need none of their other memory, which the next step uses."""

@@ -37,7 +37,7 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import NO_GSO, Sender
 from tailbound.transport.sockets import sockaddr
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import SENDING, PacketType, Sent
+from tailbound.wire.schema import COPIES, SENDING, PacketType, Sent
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
@@ -114,6 +114,8 @@ class SendQueue:
         self.full: set[int] = set()
         #: of each submission that is not over: its packets, whose memory has to stay, and what follows
         self._items: dict[int, tuple[Sequence[Run], Callable[[int], None] | None]] = {}
+        #: told of copies that have left (``answer``)
+        self.copied: Callable[[int], None] = lambda packets: None
         self._submitted = 0
         self._packets = ctypes.c_uint64()
         self._refused: tuple[int, int, int] | None = None
@@ -156,7 +158,7 @@ class SendQueue:
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._items or self._sender.deferred or self._said.due)
+        return not (self._items or self._said.left or self._sender.deferred or self._said.due)
 
     @property
     def probes(self) -> int:
@@ -191,8 +193,6 @@ class SendQueue:
         until: int,
         done: Callable[[int], None] | None,
         now: int,
-        *,
-        again: bool = False,
     ) -> None:
         """Takes over packets, which must not change until ``done`` or ``cancel``, and sends what can be sent now.
 
@@ -204,7 +204,6 @@ class SendQueue:
             done: called once, in the order of submission of its kind, with the number of packets that left (those over
                 a shared channel once for every rank).
             now: CLOCK_MONOTONIC in ns.
-            again: the rank has asked for them, which have left once: they wait for nothing else.
         """
         self._tell()
         if (peers := self._peers) is not None and peers.keys is not None:
@@ -214,7 +213,7 @@ class SendQueue:
         words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
         self._submitted = number = self._submitted + 1
         error = self._core.fast.tb_submit(
-            self._line, number, 2 if again else kind == PacketType.CONTRIBUTION, label, until,
+            self._line, number, kind == PacketType.CONTRIBUTION, label, until,
             stride, self._pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
         )  # fmt: skip
         if error:
@@ -222,9 +221,26 @@ class SendQueue:
         self._items[number] = runs, done
         self.pump(now, number)
 
+    def answer(self, asked: int, terms: int, now: int, pace: float, stride: int) -> bool:
+        """Queues copies of rows that others have requested, before everything else; the next pump sends them.
+
+        Args:
+            asked: of ``collective.repair.Repairs``.
+            terms: of the rank.
+            now: CLOCK_MONOTONIC in ns.
+            pace: bytes per second to a rank of which answers take their share.
+            stride: bytes of the largest packets.
+
+        Returns:
+            Whether rows of a request are gone; then it is to be called again.
+        """
+        self._tell()
+        most = self._pacer.largest(stride)
+        return bool(self._core.fast.tb_answer(asked, terms, self._line, now, pace, most))
+
     def cancel(self, label: int) -> int:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
-        dropped = int(self._core.fast.tb_cancel(self._line, label)) if self._items else 0
+        dropped = int(self._core.fast.tb_cancel(self._line, label)) if self._said.left else 0
         if dropped:
             self._finish()
         return dropped
@@ -320,6 +336,9 @@ class SendQueue:
     def _finish(self) -> None:
         """Says of every submission at the head of its queue that it is over, if it is."""
         while number := self._core.fast.tb_finished(self._line, ctypes.byref(self._packets)):
+            if number == COPIES:
+                self.copied(self._packets.value)
+                continue
             _, done = self._items.pop(number)
             if done is not None:
                 done(self._packets.value)

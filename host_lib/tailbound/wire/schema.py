@@ -779,6 +779,40 @@ SENDING = Struct(
 )
 
 
+#: The number of a submission of copies (``tb_submit_copies``), which Python knows nothing of.
+COPIES = (1 << 63) - 1
+
+ASKING = Struct(
+    "tb_asking",
+    "What the library says of rows that others have requested (`collective.retransmit`).",
+    (
+        Field("again", "s64", "when to go on, ns; 0: nothing is left"),
+        Field("places", "u64", "s64[gone]: places of rows that do not exist, rising"),
+        Field("gone", "u32", "how many"),
+        Field("waiting", "u32", "requests"),
+        Field("label", "u32", "op of the request with rows that are gone"),
+        Field("asker", "u32", "its rank"),
+        Field("layout", "u32", "its layout tag"),
+        Field("first_half", "u32", "1: it was for contributions"),
+    ),
+)
+
+GIVEN = Struct(
+    "tb_given",
+    "Results of own rows that have been handed out, and can be sent again.",
+    (
+        Field("after", "u64", "struct tb_given: those of the op before, which is over; 0: none are kept"),
+        Field("packets", "u64", "u8[rows, stride], headers finished"),
+        Field("states", "u64", "u64[rows, 4]: partial checks of payloads"),
+        Field("usable", "u64", "u8[rows]: the row exists"),
+        Field("key", "u64", "of the op; 0: packets carry checks"),
+        Field("label", "u32", "of the op"),
+        Field("layout", "u32", "layout tag"),
+        Field("rows", "u32", "how many"),
+        Field("stride", "u32", "bytes of a packet"),
+    ),
+)
+
 ANSWERS = Struct(
     "tb_answers",
     "What requests to a peer have taught (`transport.recovery`); times in ns.",
@@ -908,6 +942,7 @@ TERMS = Struct(
         Field("slots", "u64", "struct tb_slot[]"),
         Field("presence", "u64", "struct tb_presence[]"),
         Field("results", "u64", "struct tb_result[]"),
+        Field("given", "u64", "struct tb_given: results of the newest op that is over; 0: none are kept"),
         Field("answers", "u64", "struct tb_answers[], by rank"),
         Field("overtime", "u64", "struct tb_overtime"),
         Field("spoke", "u64", "s64[], by rank: when a word of it was read last; 0: never"),
@@ -960,6 +995,15 @@ OWN_OP = Struct(
         Field("row_scale", "u64", "f32[rows]: of results"),
         Field("row_exponent", "u64", "s16[rows]: next exponents that a switch says"),
         Field("row_count", "u64", "u16[rows]: contributors that a switch says"),
+        Field("given", "u64", "u8[rows, stride]: contributions by owner, headers finished; 0: none are given"),
+        Field("states", "u64", "u64[rows, 4]: partial checks of their payloads"),
+        Field("firsts", "u64", "s64[], by owner: the place of the packet that is first in memory"),
+        Field("tag_key", "u64", "of the op; 0: packets carry checks"),
+        Field(
+            "results",
+            "u64",
+            "struct tb_given: of the own rows, handed out; 0: not, or kept with others",
+        ),
         Field("usual", "s64", "what its second half takes as a rule"),
         Field("admitted", "s64", "when the own launch found room; the clocks count from here"),
         Field("start", "s64", "c of clock-3, when its clock started; 0: it has not"),
@@ -977,6 +1021,7 @@ OWN_OP = Struct(
         Field("layout", "u32", "layout tag"),
         Field("rows", "u32", "of all owners"),
         Field("own", "u32", "rows that this rank owns"),
+        Field("stride", "u32", "bytes of a packet of contributions"),
         Field("sum_seq", "u32", "of the first own row"),
         Field("result_seq", "u32", "of the first row"),
         Field("complete_at", "u32", "complete own rows that may end the first half"),
@@ -993,7 +1038,7 @@ OWN_OP = Struct(
         Field("mismatched", "u8", "1: ranks disagree on its layout"),
         Field("flushing", "u8", "of an op that a switch sums: 1: it is asked to release rows"),
         Field("expired", "u8", "likewise: 1: the deadline of the first half has passed"),
-        Field("pad", "u8", "0", 8),
+        Field("pad", "u8", "0", 4),
     ),
 )
 
@@ -1050,7 +1095,9 @@ class Sent(enum.IntEnum):
 
 
 #: Of the library (``host_lib/core``) and its callers.
-RECORDS = (STAMP, RUN, PATH, LINK, TARGET, SENDING, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, OWN_OP)
+RECORDS = (
+    STAMP, RUN, PATH, LINK, TARGET, SENDING, ASKING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, OWN_OP,
+)  # fmt: skip
 
 #: Maps of the worker program, in order of creation.
 WORKER_MAPS: tuple[Map, ...] = (

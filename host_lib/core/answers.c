@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Rows that others have requested (clock-23): those of the newest op leave first, each once per request, as copies that are
+ * marked as repeated, within a share of what the path to the asker takes.
+ */
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Part of the pace to a rank that answers to it may take; lost results are insisted on, and have more. */
+#define TB_SHARE 0.1
+#define TB_RESULTS_MORE 5
+#define TB_DEPTH (256 << 10) /* bytes of answers to a rank that are saved up at most */
+/* Requests that are kept; beyond them the oldest op's are forgotten: they come again, or were in vain. */
+#define TB_REQUESTS 1024
+#define TB_PLACES (1 << 16) /* of a list at most */
+
+struct tb_request {
+	struct tb_request *after;
+	__u32 label, asker, layout, rows, left;
+	int first_half;
+	__u64 bits[]; /* places to be sent */
+};
+
+struct tb_asked {
+	struct tb_asking *said;
+	struct tb_request *head;
+	struct {
+		double tokens;
+		__s64 at;
+	} budgets[TB_MAX_RANKS];
+	__s64 gone[TB_PLACES];
+};
+
+/* A list of rows that this rank can send again. */
+struct tb_rows {
+	const __u8 *packets, *usable;
+	const __u64 *states, *key;
+	__u32 rows, stride, first; /* first: the place of the packet that is first in memory */
+};
+
+TB_EXPORT struct tb_asked *tb_asked_open(struct tb_asking *said)
+{
+	struct tb_asked *a = calloc(1, sizeof(*a));
+	int rank;
+
+	for (rank = 0; a && rank < TB_MAX_RANKS; rank++)
+		a->budgets[rank].tokens = TB_DEPTH;
+	if (a) {
+		a->said = said;
+		said->places = (__u64)a->gone;
+	}
+	return a;
+}
+
+static void tb_forget(struct tb_asked *a, const struct tb_request *q)
+{
+	struct tb_request **at = &a->head;
+
+	while (*at != q)
+		at = &(*at)->after;
+	*at = q->after;
+	a->said->waiting--;
+	free((void *)q);
+}
+
+TB_EXPORT void tb_asked_close(struct tb_asked *a)
+{
+	while (a->head)
+		tb_forget(a, a->head);
+	free(a);
+}
+
+/* The request of the newest op (sign 1) or the oldest (-1) whose asker is not held; of several the first. */
+static struct tb_request *tb_first_of(const struct tb_asked *a, int sign, const __u64 *held)
+{
+	struct tb_request *q, *best = 0;
+
+	for (q = a->head; q; q = q->after)
+		if (!(held && tb_in(held, q->asker)) &&
+		    (!best || sign * tb_distance(q->label, best->label) > 0))
+			best = q;
+	return best;
+}
+
+/*
+ * Takes a request: the body is a bitmap of places from row on, most significant bit first. Rows of one list for one rank
+ * are put together. Returns 0 where it asks for nothing, or beyond the list, or there is no memory.
+ */
+TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half,
+			      __u32 layout, __u32 row, __u32 rows, const __u8 *body, __u32 length)
+{
+	struct tb_request *q, **at = &a->head;
+	__u32 i, place, bits = 8 * length;
+
+	while (bits && !(body[(bits - 1) >> 3] << ((bits - 1) & 7) & 0x80))
+		bits--;
+	if (!bits || row + bits > rows || asker >= TB_MAX_RANKS)
+		return 0;
+	for (q = a->head; q; q = q->after)
+		if (q->label == label && q->asker == asker && q->first_half == first_half)
+			break;
+	if (q && (q->layout != layout || q->rows != rows)) {
+		tb_forget(a, q);
+		q = 0;
+	}
+	if (!q) {
+		q = calloc(1, sizeof(*q) + (rows + 63) / 64 * sizeof(*q->bits));
+		if (!q)
+			return 0;
+		*q = (struct tb_request){ .label = label,
+					  .asker = asker,
+					  .layout = layout,
+					  .rows = rows,
+					  .first_half = first_half };
+		while (*at)
+			at = &(*at)->after;
+		*at = q;
+		a->said->waiting++;
+	}
+	for (i = 0; i < bits; i++) {
+		place = row + i;
+		if (!(body[i >> 3] << (i & 7) & 0x80) || q->bits[place >> 6] >> (place & 63) & 1)
+			continue;
+		q->bits[place >> 6] |= 1ULL << (place & 63);
+		q->left++;
+	}
+	if (a->said->waiting > TB_REQUESTS)
+		tb_forget(a, tb_first_of(a, -1, 0));
+	return 1;
+}
+
+/* The list that is asked for; 0: it is not kept, or is another one. */
+static int tb_find_rows(const struct tb_terms *t, const struct tb_request *q, struct tb_rows *l)
+{
+	const struct tb_own_op *o = (const struct tb_own_op *)t->first;
+	const struct tb_given *g = (const struct tb_given *)t->given;
+	__s64 start;
+
+	while (o && o->label != q->label)
+		o = (const struct tb_own_op *)o->after;
+	if (q->first_half) {
+		if (!o || !o->given || o->layout != q->layout)
+			return 0;
+		start = ((const __s64 *)o->starts)[q->asker];
+		*l = (struct tb_rows){ .packets = (const __u8 *)o->given + start * o->stride,
+				       .states = (const __u64 *)o->states + 4 * start,
+				       .key = (const __u64 *)o->tag_key,
+				       .rows = ((const __s64 *)o->shares)[q->asker],
+				       .stride = o->stride,
+				       .first = ((const __s64 *)o->firsts)[q->asker] };
+		return l->rows == q->rows;
+	}
+	if (o && o->results)
+		g = (const struct tb_given *)o->results;
+	while (g && g->label != q->label)
+		g = (const struct tb_given *)g->after;
+	if (!g || g->layout != q->layout)
+		return 0;
+	*l = (struct tb_rows){ .packets = (const __u8 *)g->packets,
+			       .usable = (const __u8 *)g->usable,
+			       .states = (const __u64 *)g->states,
+			       .key = (const __u64 *)g->key,
+			       .rows = g->rows,
+			       .stride = g->stride };
+	return l->rows == q->rows;
+}
+
+/* Takes the first so many places out of a request: copies of rows that exist; the others are gone. How many exist. */
+static __u32 tb_copy(struct tb_asked *a, struct tb_request *q, const struct tb_rows *l, __u32 count,
+		     __u8 *copies)
+{
+	__u32 place, at, n = 0;
+
+	q->left -= count;
+	for (place = 0; count; place++) {
+		if (!(q->bits[place >> 6] >> (place & 63) & 1))
+			continue;
+		q->bits[place >> 6] &= ~(1ULL << (place & 63));
+		count--;
+		at = l ? (place + l->rows - l->first) % l->rows : 0;
+		if (!l || (l->usable && !l->usable[at])) {
+			a->gone[a->said->gone++] = place;
+			continue;
+		}
+		memcpy(copies, l->packets + (__u64)at * l->stride, l->stride);
+		tb_add_flags(copies, l->stride, 1, l->states + 4 * (__u64)at, TB_FLAG_REPEAT,
+			     l->key);
+		copies += l->stride;
+		n++;
+	}
+	return n;
+}
+
+/* Bytes that may be sent to a rank now, of so many bytes per second. */
+static double tb_budget(struct tb_asked *a, __u32 rank, double pace, __s64 now)
+{
+	double *tokens = &a->budgets[rank].tokens;
+
+	if (now > a->budgets[rank].at) {
+		*tokens += (now - a->budgets[rank].at) * 1e-9 * pace;
+		*tokens = *tokens < TB_DEPTH ? *tokens : TB_DEPTH;
+		a->budgets[rank].at = now;
+	}
+	return *tokens;
+}
+
+/*
+ * Hands answers to the send queue, as far as budgets go: pace is bytes per second to a rank, largest packets of a burst.
+ * said->again: when to go on, 0: nothing is left. Returns 1 after a request some of whose rows are gone, which its asker is
+ * to be told: said has it; another call goes on.
+ */
+TB_EXPORT int tb_answer(struct tb_asked *a, const struct tb_terms *t, struct tb_line *l, __s64 now,
+			double pace, __u32 largest)
+{
+	struct tb_asking *s = a->said;
+	__u64 held[TB_WORDS] = {};
+	struct tb_request *q;
+	struct tb_rows rows;
+	double share, lacking;
+	__u32 count, burst, n;
+	__u8 *copies;
+
+	s->again = 0;
+	s->gone = 0;
+	while ((q = tb_first_of(a, 1, held))) {
+		s->label = q->label;
+		s->asker = q->asker;
+		s->layout = q->layout;
+		s->first_half = q->first_half;
+		if (!tb_find_rows(t, q, &rows)) {
+			tb_copy(a, q, 0, q->left, 0);
+			tb_forget(a, q);
+			return 1;
+		}
+		share = TB_SHARE * (q->first_half ? 1 : TB_RESULTS_MORE) *
+			tb_rate(l, q->asker, pace);
+		count = tb_budget(a, q->asker, share, now) / rows.stride;
+		count = count < q->left ? count : q->left;
+		copies = count ? malloc((__u64)count * rows.stride) : 0;
+		if (!copies) {
+			burst = q->left < largest ? q->left : largest;
+			lacking = burst * rows.stride - a->budgets[q->asker].tokens;
+			s->again = tb_earlier(s->again, now + (__s64)(lacking / share * 1e9) + 1);
+			held[q->asker >> 6] |= 1ULL << (q->asker & 63);
+			continue;
+		}
+		a->budgets[q->asker].tokens -= (double)count * rows.stride;
+		n = tb_copy(a, q, &rows, count, copies);
+		tb_submit_copies(l, q->label, q->asker, now + t->stage_max, rows.stride, largest,
+				 copies, n);
+		if (!q->left)
+			tb_forget(a, q);
+		if (s->gone)
+			return 1;
+	}
+	return 0;
+}

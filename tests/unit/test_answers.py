@@ -1,0 +1,247 @@
+"""Rows that other ranks request, and what they are sent (clock-23; ``host_lib/core/answers.c``)."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+from collections import defaultdict
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from op_world import COOKIE, OpWorld, launched
+from queue_world import STRIDE, Line
+from tailbound.codec.records import results
+from tailbound.collective.buffers import Given
+from tailbound.collective.op import Op
+from tailbound.collective.repair import encode_repair
+from tailbound.kernel.core import core
+from tailbound.transport.config import MS
+from tailbound.transport.sequence import OwnerMap, Sequence
+from tailbound.transport.sockets import UdpSocket
+from tailbound.wire.packets import HEADER_DTYPE, parse
+from tailbound.wire.schema import HEADER_BYTES, VERSION, Flag, PacketType, op_label
+from tailbound.wire.tag import NO_KEY
+
+RANKS, TAG = 4, 7
+#: Bytes that are saved up for a rank; parts of the pace for contributions and results; requests that are kept.
+DEPTH, CONTRIBUTIONS, RESULTS, MOST = 256 << 10, 0.1, 0.5, 1024
+#: Bytes per second.
+PACE = 1e8
+
+
+class Answers(OpWorld):
+    """Rank 0, which has handed out results of ops that are over, and gives contributions of one in flight."""
+
+    def __init__(self, sock: UdpSocket) -> None:
+        super().__init__(RANKS)
+        self.line = Line([sock])
+        self.repairs, self.asking = self.known.repairs, self.known.repairs.asking
+        self._kept: list[Given] = []
+        self._seen: defaultdict[int, int] = defaultdict(int)
+
+    def keep(self, label: int, rows: int, lacking: tuple[int, ...] = ()) -> None:
+        """``rows`` results of an op, but for those that nobody contributed to."""
+        made = results(rows, STRIDE - HEADER_BYTES)
+        made.usable[:] = 1
+        made.usable[list(lacking)] = 0
+        named(made.packets, label, np.arange(rows))
+        place: Any = SimpleNamespace(label=label, layout=SimpleNamespace(tag=TAG))
+        kept = Given(place, made, NO_KEY)
+        kept.after, self.terms.given = self.terms.given, ctypes.addressof(kept)
+        self._kept.append(kept)
+
+    def enter(self, *, gives: bool = True) -> Op:
+        """An op in flight, whose contributions have been sent."""
+        op = launched(Sequence(RANKS, OwnerMap(0, tuple(range(RANKS)))), RANKS, entries=64 * 256)
+        named(op.buffers.contributions.memory, op.label, op.buffers.place)
+        if gives:
+            op.give(NO_KEY)
+        self.fast.tb_enter(self.terms.pointer, ctypes.addressof(op))
+        return op
+
+    def ask(self, label: int, asker: int, places: Any, rows: int, *, half: bool = False, tag: int = TAG) -> bool:
+        """A request; whether it is taken. ``half``: for contributions."""
+        label &= 0xFFFFFFFF
+        return all(
+            self.fast.tb_note_request(self.repairs.asked, label, asker, half, tag, row, rows, body, len(body))
+            for row, body in encode_repair(np.array(places, np.int64), 1408)
+        )
+
+    def answer(self, now: int = 0) -> Iterator[tuple[int, int, list[int]]]:
+        """What is gone: op, asker and places. The rest is sent."""
+        while self.line.queue.answer(self.repairs.asked, self.terms.pointer, now, PACE, STRIDE):
+            a = self.asking
+            yield a.label, a.asker, list((ctypes.c_int64 * a.gone).from_address(a.places))
+        self.line.queue.pump(now)
+
+    def sent(self) -> list[tuple[int, int, list[int]]]:
+        """What has left since the last call, burst by burst: op, rank and places."""
+        found = []
+        for rank, count in self.line.taken:
+            data = bytes(self.line.kernel.data[rank])
+            at, self._seen[rank] = self._seen[rank], self._seen[rank] + count
+            heads = [parse(data[i * STRIDE :][:STRIDE]) for i in range(at, at + count)]
+            assert all(head and head[0]["flags"][0] & Flag.REPEAT for head in heads), "a repeated row has a right check"
+            found.append((int(heads[0][0]["op"][0]), rank, [int(head[0]["row"][0]) for head in heads]))
+        self.line.taken.clear()
+        return found
+
+
+def named(packets: NDArray[np.uint8], label: int, rows: NDArray[Any]) -> None:
+    """Headers that say the op and the place."""
+    heads = np.zeros(len(packets), HEADER_DTYPE)
+    heads["version"], heads["type"], heads["cookie"] = VERSION, PacketType.RESULT, COOKIE
+    heads["op"], heads["row"] = label, rows
+    packets[:, :HEADER_BYTES] = heads.view(np.uint8).reshape(len(packets), HEADER_BYTES)
+
+
+@pytest.fixture
+def rank(bound: UdpSocket) -> Answers:
+    return Answers(bound)
+
+
+@pytest.mark.parametrize(
+    ("requests", "answered"),
+    [
+        # the newest op first, across the wrap
+        ([(label, 1, (0,)) for label in (-3, 2, -1)], [(2, 1, [0]), (0xFFFFFFFF, 1, [0]), (0xFFFFFFFD, 1, [0])]),
+        # of one op's, the first
+        ([(6, asker, (0,)) for asker in (2, 1, 3)], [(6, 2, [0]), (6, 1, [0]), (6, 3, [0])]),
+        # a request again adds to the first
+        ([(1, 1, (1, 5)), (1, 1, (2, 5)), (1, 2, (9,))], [(1, 1, [1, 2, 5]), (1, 2, [9])]),
+    ],
+)
+def test_what_is_answered(rank: Answers, requests: list[Any], answered: list[tuple[int, int, list[int]]]) -> None:
+    for label in {label for label, _, _ in requests}:
+        rank.keep(label & 0xFFFFFFFF, 10)
+    assert all(rank.ask(*request, 10) for request in requests)
+    assert list(rank.answer()) == []
+    assert rank.sent() == answered
+    assert (rank.asking.waiting, rank.asking.again, rank.line.queue.empty) == (0, 0, True)
+
+
+def test_answers_leave_before_all_that_waits(rank: Answers) -> None:
+    """Rule: clock-17."""
+    rank.keep(1, 10)
+    rank.line.kernel.always = errno.EAGAIN
+    rank.line.submit(7, PacketType.RESULT, (1, 4), (3, 5))
+    assert rank.ask(1, 2, (3, 4), 10)
+    assert list(rank.answer()) == []
+    assert rank.line.taken == []
+    rank.line.go()
+    assert rank.line.taken == [(2, 2), (1, 4), (3, 5)]
+
+
+def test_of_too_many_requests_those_of_the_oldest_op_are_forgotten(rank: Answers) -> None:
+    for label in range(5, MOST + 5):
+        assert rank.ask(label, 1, (0,), 10)
+    assert rank.ask(1, 1, (0,), 10)
+    assert rank.ask(MOST + 5, 1, (0,), 10)
+    assert rank.asking.waiting == MOST
+    assert [label for label, _, _ in rank.answer()] == list(range(MOST + 5, 5, -1))
+
+
+def test_contributions_are_found_by_their_place_and_results_once_they_were_handed_out(rank: Answers) -> None:
+    """Senders begin in the middle of a list."""
+    op = rank.enter()
+    shares, tag = op.place.placement.shares, op.place.layout.tag
+    assert op.buffers.firsts[2] != 0
+    assert rank.ask(op.label, 2, (0, 1, shares[2] - 1), shares[2], half=True, tag=tag)
+    assert list(rank.answer()) == []
+    assert rank.sent() == [(op.label, 2, [0, 1, shares[2] - 1])]
+    for handed_out in (False, True):
+        if handed_out:
+            op.buffers.results.usable[:] = 1
+            named(op.buffers.results.packets, op.label, np.arange(shares[0]))
+            op.hand_out(NO_KEY)
+        assert rank.ask(op.label, 2, (3, 4), shares[0], tag=tag)
+        assert list(rank.answer()) == ([] if handed_out else [(op.label, 2, [3, 4])])
+    assert rank.sent() == [(op.label, 2, [3, 4])]
+    core().fast.tb_leave(rank.terms.pointer, ctypes.addressof(op))
+
+
+@pytest.mark.parametrize(
+    ("about", "gone"),
+    [
+        ({}, [2]),
+        ({"label": 11}, [1, 2, 3]),  # of another op
+        ({"tag": TAG + 1}, [1, 2, 3]),
+        ({"rows": 9}, [1, 2, 3]),  # another list
+        ({"half": True}, [1, 2, 3]),  # contributions of an op that is over
+    ],
+)
+def test_rows_that_are_gone_are_told(rank: Answers, about: dict[str, Any], gone: list[int]) -> None:
+    rank.keep(10, 10, lacking=(2,))
+    assert rank.ask(**{"label": 10, "asker": 3, "places": (1, 2, 3), "rows": 10} | about)
+    assert list(rank.answer()) == [(about.get("label", 10), 3, gone)]
+    assert rank.sent() == ([(10, 3, [1, 3])] if gone == [2] else [])
+    assert rank.asking.waiting == 0
+
+
+def test_contributions_that_are_late_or_none_are_gone(rank: Answers) -> None:
+    op = rank.enter(gives=False)
+    shares, tag = op.place.placement.shares, op.place.layout.tag
+    assert rank.ask(op.label, 1, (0,), shares[1], half=True, tag=tag)
+    assert list(rank.answer()) == [(op.label, 1, [0])]
+    core().fast.tb_leave(rank.terms.pointer, ctypes.addressof(op))
+
+
+@pytest.mark.parametrize("half", [True, False])
+def test_answers_take_their_share_of_the_pace_and_hold_up_no_other_rank(rank: Answers, half: bool) -> None:
+    rows, saved, share = 4000, DEPTH // STRIDE, (CONTRIBUTIONS if half else RESULTS) * PACE
+    op = rank.enter()
+    op.shares = (shares := np.full(RANKS, rows, np.int64)).ctypes.data
+    op.starts = (starts := np.zeros(RANKS, np.int64)).ctypes.data
+    op.firsts = (firsts := np.zeros(RANKS, np.int64)).ctypes.data
+    memory = np.zeros((rows, STRIDE), np.uint8)
+    named(memory, op.label, np.arange(rows))
+    op.given, op.states = memory.ctypes.data, (states := np.zeros((rows, 4), np.uint64)).ctypes.data
+    rank.keep(label := op_label(1, 0) + 9, rows)
+    about = {"half": True, "tag": op.place.layout.tag} if half else {}
+    assert rank.ask(op.label if half else label, 1, range(rows), rows, **about)
+    assert list(rank.answer(5)) == []
+    assert sum(len(places) for _, _, places in rank.sent()) == saved
+    burst = rank.line.queue.pacer.largest(STRIDE)
+    assert rank.asking.again == pytest.approx(5 + burst * STRIDE / share * 1e9, abs=2)
+    rank.keep(1, 10)
+    assert rank.ask(1, 2, (4,), 10)  # of an older op
+    assert list(rank.answer(6)) == []
+    assert rank.sent() == [(1, 2, [4])]
+    assert list(rank.answer(rank.asking.again)) == []
+    assert [len(places) for _, _, places in rank.sent()] == [burst]
+    left, now = rows - saved - burst, rank.asking.again
+    while rank.asking.waiting:
+        now = max(now + MS, rank.asking.again)
+        assert list(rank.answer(now)) == []
+    assert now - rank.asking.again - 5 == pytest.approx((left + burst) * STRIDE / share * 1e9, rel=0.1, abs=2 * MS)
+    assert sorted(place for _, _, places in rank.sent() for place in places) == list(range(saved + burst, rows))
+    assert len(shares) == len(starts) == len(firsts) == RANKS
+    assert states.shape == (rows, 4)
+    core().fast.tb_leave(rank.terms.pointer, ctypes.addressof(op))
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=1408), st.integers(0, 65535), st.integers(0, 65535))
+def test_any_body_is_refused_or_within_the_list(body: bytes, row: int, rows: int) -> None:
+    with UdpSocket() as sock:
+        rank = Answers(sock)
+        taken = rank.fast.tb_note_request(rank.repairs.asked, 1, 1, 0, TAG, row, rows, body, len(body))
+        asked = [row + i for i in range(8 * len(body)) if body[i >> 3] << (i & 7) & 128]
+        assert taken == bool(asked and asked[-1] < rows)
+        assert list(rank.answer()) == ([(1, 1, asked)] if taken else [])
+
+
+def test_another_layout_takes_the_place_of_the_first(rank: Answers) -> None:
+    rank.keep(1, 10)
+    assert rank.ask(1, 1, (1, 2), 10, tag=TAG + 1)
+    assert rank.ask(1, 1, (3,), 10)
+    assert list(rank.answer()) == []
+    assert rank.sent() == [(1, 1, [3])]
+    assert not rank.ask(1, 256, (3,), 10), "no rank"
