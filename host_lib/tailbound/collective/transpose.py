@@ -120,8 +120,8 @@ class Transpose:
         self._commands: deque[tuple[Future[Any], Callable[[], None]]] = deque()
         self._holding = Holding(job)
         self._newest = job.marks.contributed  # op that was launched here
-        self._standing = False  # somebody held in the last turn
-        self._unsettled = False  # what concerns all ops changed while they were looked at
+        self._standing = False  # a rank held in the last turn.
+        self._unsettled = False  # news for all ops came while they were looked at.
         self._silence = 0  # when to look next whether marks are missing
         self._owed = 0  # when to go on with answers, ns; 0: none is left
         self._served = 0  # when others were last served between pieces of an op
