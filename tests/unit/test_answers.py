@@ -47,7 +47,7 @@ class Answers(OpWorld):
         self._seen: defaultdict[int, int] = defaultdict(int)
 
     def keep(self, label: int, rows: int, lacking: tuple[int, ...] = ()) -> None:
-        """``rows`` results of an op, but for those that nobody contributed to."""
+        """``rows`` results of an op, but for some without a contributor."""
         made = results(rows, STRIDE - HEADER_BYTES)
         made.usable[:] = 1
         made.usable[list(lacking)] = 0
@@ -75,14 +75,14 @@ class Answers(OpWorld):
         )
 
     def answer(self, now: int = 0) -> Iterator[tuple[int, int, list[int]]]:
-        """What is gone: op, asker and places. The rest is sent."""
+        """Rows that are gone: op, asker and places. The rest is sent."""
         while self.line.queue.answer(self.repairs.asked, self.terms.pointer, now, PACE, STRIDE):
             a = self.asking
             yield a.label, a.asker, list((ctypes.c_int64 * a.gone).from_address(a.places))
         self.line.queue.pump(now)
 
     def sent(self) -> list[tuple[int, int, list[int]]]:
-        """What has left since the last call, burst by burst: op, rank and places."""
+        """Rows that have left since the last call, burst by burst: op, rank and places."""
         found = []
         for rank, count in self.line.taken:
             data = bytes(self.line.kernel.data[rank])
