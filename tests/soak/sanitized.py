@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 import op_world
+from answer_world import TAG, Answers
 from hostile import damaged, hostile, plain
 from kernel_world import HEADERS
 from op_world import COOKIE, OpWorld, launched
@@ -27,7 +28,7 @@ from queue_world import ADDRESS, Line, Told
 from reference_worker import ReferenceTables
 from soak.part import Tell
 from tailbound.codec.owners import OwnerMap
-from tailbound.collective import op
+from tailbound.collective import op, repair
 from tailbound.collective.op import Op
 from tailbound.datapath.tables import Tables
 from tailbound.kernel import core
@@ -116,6 +117,24 @@ def _headers(rng: random.Random, count: int) -> None:
         headers.add_flags(memory, states, 1, key)
 
 
+def _answers(rng: random.Random, count: int) -> None:
+    """Requests with any body: of lists that are there, gone, or of another size."""
+    with UdpSocket() as sock:
+        rank = Answers(sock)
+        op = rank.enter()
+        tags = TAG, op.place.layout.tag
+        for label in range(10):
+            rank.keep(label, rng.randrange(1, 1000), lacking=(0,))
+        for now in range(count):
+            about = rng.choice((op.label, *range(12))), rng.choice((1, 2, 3, 256)), rng.randrange(2), rng.choice(tags)
+            body, rows = rng.randbytes(rng.randrange(100)), rng.choice((64, rng.randrange(1 << 16)))
+            rank.fast.tb_note_request(rank.repairs.asked, *about, rng.randrange(rows + 1), rows, body, len(body))
+            rank.line.kernel.script = [rng.choice((-1, -9, errno.EAGAIN, errno.EIO))]
+            if rng.random() < 0.3:
+                list(rank.answer(1000 * now))
+        rank.fast.tb_leave(rank.terms.pointer, ctypes.addressof(op))
+
+
 def _sends(rng: random.Random, count: int) -> None:
     """Submissions to ranks and to all at once, over sockets that are full, refuse, and take a part."""
     with UdpSocket() as one, UdpSocket() as other:
@@ -132,7 +151,7 @@ def _sends(rng: random.Random, count: int) -> None:
                 line.queue.pacer.hold_to(rng.randrange(1, 4), rng.choice((1e5, 1e9)))
             runs = [(to, rng.randrange(200)) for to in rng.sample((1, 2, 3, MAX_RANKS), rng.randrange(5))]
             kind = rng.choice((PacketType.CONTRIBUTION, PacketType.RESULT))
-            line.submit(now, kind, *runs, now=1000 * now, until=1000 * now + 9999, again=rng.random() < 0.1)
+            line.submit(now, kind, *runs, now=1000 * now, until=1000 * now + 9999)
             if rng.random() < 0.1:
                 line.queue.cancel(now)
         line.rest(1 << 50)
@@ -178,10 +197,11 @@ def main() -> None:
     path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     library, rng = core.load(path), random.Random(seed)
     make = partial(Tables, library=library)
-    for module in (headers, queue, op, op_world, overtime, recovery):
+    for module in (headers, queue, op, op_world, overtime, recovery, repair):
         module.core = lambda: library  # type: ignore[attr-defined]
     _ops(rng, count)
     _headers(rng, count)
+    _answers(rng, count)
     _sends(rng, count)
     Twins(World(make=make), World(make=ReferenceTables)).live(rng, count)
     attack = Attack(World(make=make), World(make=ReferenceTables))

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.collective import contribute
-from tailbound.collective.buffers import BufferPool
+from tailbound.collective.buffers import BufferPool, Given
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
@@ -35,6 +36,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.wire.address import words_of
 from tailbound.wire.schema import Verdict
+from tailbound.wire.tag import NO_KEY
 
 NUMEL = 8 * 64 * 256
 
@@ -47,13 +49,14 @@ def pair() -> Iterator[Team]:
 
 def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:
     """DDP's first step is one bucket with everything; from the second on there are the smaller ones."""
-    pool, sequence = BufferPool(rank=0, ranks=2, ring=256), Sequence(2, OwnerMap(0, (0, 1)))
+    terms: Any = SimpleNamespace(given=0)
+    pool, sequence = BufferPool(rank=0, ranks=2, terms=terms, ring=256), Sequence(2, OwnerMap(0, (0, 1)))
 
     def held(numel: int) -> weakref.ref[object]:
         layout = Layout((0, numel, 0, 1), shape_for(numel, 64, 8), numel, True)
         place, _ = sequence.assign(layout)
         buffers = pool.acquire(layout.shape, place.placement)
-        pool.keep(place, buffers)
+        pool.keep(place, buffers, Given(place, buffers.results, NO_KEY))
         return weakref.ref(buffers)
 
     first = held(64 * 256)

@@ -471,7 +471,13 @@ def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:
     sequence = SimpleNamespace(next_label=6, jump=lambda to: None, map=OwnerMap(0, (0, 1)), sum_seqs=[50, 60])
     store = SimpleNamespace(control=Control(first_op=[0]), result_rows=64)
     job: Any = SimpleNamespace(
-        rank=0, ranks=2, sequence=sequence, store=store, marks=SimpleNamespace(), turn_keys=lambda step, turns: None
+        rank=0,
+        ranks=2,
+        sequence=sequence,
+        store=store,
+        marks=SimpleNamespace(),
+        turn_keys=lambda step, turns: None,
+        terms=None,
     )
     Window(job, SimpleNamespace(), lambda op: None).jump(  # type: ignore[arg-type]
         SimpleNamespace(step=3, result_seq=100)  # type: ignore[arg-type]
