@@ -60,6 +60,8 @@ def seal(job: Job, op: Op) -> None:
     job.accounts.judge(op, summed, through)
     # a rank that has named such a step went on without the own results; the ops of a pass may be of two steps (FSDP)
     op.outcome.doubtful = own > 0 and step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 1
+    if job.ranks > 1:
+        _suspect(job, op, own, summed)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
         job.self_misses = job.self_misses + 1 if missed else 0
@@ -80,23 +82,27 @@ def _count(job: Job, op: Op) -> list[int]:
     return summed_by(job, op)
 
 
-def _account(job: Job, op: Op, own: int, summed: list[int], through: set[int]) -> None:
-    """Who was in: the ledger of this op, and the suspicion of those of whom nothing came (clock-14)."""
-    if op.first.why == Why.DEADLINE:
-        late = set(job.membership.live) - through - op.abstainers
-        cut_off(job, op, op.first, op.spans.sealed - op.start, [(summed[p], own) for p in late])
-    settle(job, op.first, Stage.CONTRIBUTIONS)
+def _suspect(job: Job, op: Op, own: int, summed: list[int]) -> None:
+    """Suspects ranks of which nothing came (clock-14), before results leave: these go to others first."""
     abstainers = op.abstainers
     due = [p for p in job.membership.here if p not in abstainers]
     op.outcome.expected += own * len(due)
     op.outcome.delivered += sum([summed[p] for p in due])
-    job.accounts.sealed(op, summed, through)
     absent = {p for p in due if summed[p] == 0}
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
     suspect(job, op, absent, ("contributions",), "sent no contribution for", "no longer waiting for it")
-    job.flow.count_sealed(op, summed)
     job.publish_live()
+
+
+def _account(job: Job, op: Op, own: int, summed: list[int], through: set[int]) -> None:
+    """Enters the first half of an op in what is counted and learned."""
+    if op.first.why == Why.DEADLINE:
+        late = set(job.membership.live) - through - op.abstainers
+        cut_off(job, op, op.first, op.spans.sealed - op.start, [(summed[p], own) for p in late])
+    settle(job, op.first, Stage.CONTRIBUTIONS)
+    job.accounts.sealed(op, summed, through)
+    job.flow.count_sealed(op, summed)
 
 
 def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
