@@ -44,6 +44,7 @@ _QUICK = click.option("--quick", is_flag=True, help="Fewer repetitions.")
 _VS = click.option(
     "--vs", type=click.Choice([GLOO, QUANTISED, "none"]), multiple=True, default=(GLOO,),
     help="Who takes turns with Tailbound, one or more; quantised: our codes over TCP.",
+    callback=lambda context, option, names: [name for name in names if name != "none"],
 )  # fmt: skip
 _IN_LAB = "auto", "xdp", "udp"
 
@@ -93,12 +94,12 @@ def codec(quick: bool, json_file: Path | None) -> None:
 @_datapath("switch")
 @_JSON
 @_VS
-def allreduce(vs: tuple[str, ...], **options: Any) -> None:
+def allreduce(vs: list[str], **options: Any) -> None:
     """All-reduces of worker processes in a lab, in turn with Gloo's or with our codes over TCP."""
     from tailbound_lab.bench.allreduce import run
 
     spec = spec_from_options(options)
-    run(spec, vs=[name for name in vs if name != "none"], **options)
+    run(spec, vs=vs, **options)
 
 
 @bench.command()
