@@ -242,7 +242,8 @@ TB_EXPORT int tb_answer(struct tb_asked *a, const struct tb_terms *t, struct tb_
 		if (!copies) {
 			burst = q->left < largest ? q->left : largest;
 			lacking = burst * rows.stride - a->budgets[q->asker].tokens;
-			s->again = tb_earlier(s->again, now + (__s64)(lacking / share * 1e9) + 1);
+			s->again = tb_earlier(s->again,
+					      now + tb_most(0, (__s64)(lacking / share * 1e9)) + 1);
 			held[q->asker >> 6] |= 1ULL << (q->asker & 63);
 			continue;
 		}

@@ -103,7 +103,7 @@ class SendQueue:
         weakref.finalize(self, self._core.fast.tb_line_close, self._line).atexit = False
         self.pacer = pacer or Pacer(sender.peers)
         self._peers = peers
-        self._epoch = -1
+        self._key: NDArray[np.uint64] | None = None  # that the library makes tags of probes with
         if peers is not None:
             said = self._said
             said.terms, said.head = ctypes.addressof(peers.terms), address(peers.head)
@@ -314,9 +314,9 @@ class SendQueue:
 
     def _follow(self, keys: KeyRing) -> None:
         """Probes carry tags of the present epoch, as far as rows do."""
-        if keys.epoch != self._epoch:
-            self._epoch = keys.epoch
-            self._said.key = address(keys.now)
+        if keys.now is not self._key:
+            self._key = keys.now  # the library reads it, when the ring may have let go of it
+            self._said.key = address(self._key)
 
     def _measure(self) -> None:
         """Follows how much leaves from when sockets are full until they are not, or for long enough."""
