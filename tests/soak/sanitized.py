@@ -113,7 +113,8 @@ def _headers(rng: random.Random, count: int) -> None:
         memory, states = np.zeros((rows, HEADER_BYTES + codes), np.uint8), np.zeros((rows, 4), np.uint64)
         values, places = np.zeros(rows, np.int16), np.arange(rows, dtype=np.uint32)
         head, key = header(type=rng.choice((1, 2))), rng.choice((NO_KEY, np.zeros(KEY_WORDS, np.uint64)))
-        headers.finalise(memory, head, states, headers.Fields(values, values), 0, places, 1, key)
+        stamp = headers.Stamp(memory, states, places, exponents=values, needs=values)
+        stamp.write(head, [(0, rows, rows - 1, 0, 0, rows)], 1, key)
         headers.add_flags(memory, states, 1, key)
 
 

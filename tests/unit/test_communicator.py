@@ -24,7 +24,7 @@ from support import MS, PATIENCE, MemoryStore, Team, assembled, gradients, hasty
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
 from tailbound.collective import contribute
-from tailbound.collective.buffers import BufferPool, Given
+from tailbound.collective.buffers import BufferPool
 from tailbound.collective.communicator import Communicator
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
@@ -56,7 +56,8 @@ def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:
         layout = Layout((0, numel, 0, 1), shape_for(numel, 64, 8), numel, True)
         place, _ = sequence.assign(layout)
         buffers = pool.acquire(layout.shape, place.placement)
-        pool.keep(place, buffers, Given(place, buffers.results, NO_KEY))
+        buffers.given.hand_out(place, NO_KEY)
+        pool.keep(place, buffers, buffers.given)
         return weakref.ref(buffers)
 
     first = held(64 * 256)

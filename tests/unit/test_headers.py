@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from partials import partials
-from tailbound.transport.headers import Contributions, finalise_contributions
+from tailbound.transport.headers import Stamp
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE, header
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
-from tailbound.wire.tag import NO_KEY
 
 TOTAL = 12
 FIXED = {
@@ -27,9 +26,9 @@ def test_contributions_to_several_owners() -> None:
     places = rng.permutation(1000)[:TOTAL].astype(np.uint32)
     groups = np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 1, 2], np.int32)
     head = header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED)
-    runs = [(1, 4, 7, 0xFFFFFFFE), (5, 6, 255, 12), (11, 1, 0, 3), (0, 0, 9, 9)]
-    stamped = Contributions(memory, partials(memory), places, groups)
-    finalise_contributions(stamped, head.view(np.uint8), runs, exponents, weights, 77, NO_KEY)
+    runs = [(1, 4, 7, 0xFFFFFFFE), (5, 6, 255, 12), (11, 1, 0, 3)]
+    stamp = Stamp(memory, partials(memory), places, groups, exponents=exponents, weights=weights)
+    stamp.write(head, [(first, count, count - 1, seq, owner, count) for first, count, owner, seq in runs], 77)
     for first, count, owner, seq in runs:
         for row, p in enumerate(range(first, first + count)):
             parsed = packets.parse(memory[p].tobytes())

@@ -27,7 +27,7 @@ from tailbound.datapath.tables import STOP, Tables
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError
 from tailbound.kernel.core import core
-from tailbound.transport.headers import Fields, finalise
+from tailbound.transport.headers import Stamp
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket, room_of
@@ -83,7 +83,8 @@ def contributions(sender: int, op: int) -> np.ndarray:
     fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": SUM_ROWS, "weight": 1}
     head = header(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=0, contributed=op - 1, **fields)
     places = np.arange(SUM_ROWS, dtype=np.uint32)
-    finalise(packets, head, partials(packets), Fields(np.zeros(SUM_ROWS, np.int16)), SUM_BASE, places, op)
+    stamp = Stamp(packets, partials(packets), places, exponents=np.zeros(SUM_ROWS, np.int16))
+    stamp.write(head, [(0, SUM_ROWS, SUM_ROWS - 1, SUM_BASE, 0, SUM_ROWS)], op)
     return packets
 
 

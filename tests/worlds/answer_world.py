@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from op_world import COOKIE, OpWorld, launched
 from queue_world import STRIDE, Line
-from tailbound.codec.records import results
 from tailbound.collective.buffers import Given
 from tailbound.collective.op import Op
 from tailbound.collective.repair import encode_repair
@@ -40,12 +39,12 @@ class Answers(OpWorld):
 
     def keep(self, label: int, rows: int, lacking: tuple[int, ...] = ()) -> None:
         """``rows`` results of an op, but for some without a contributor."""
-        made = results(rows, STRIDE - HEADER_BYTES)
-        made.usable[:] = 1
-        made.usable[list(lacking)] = 0
-        named(made.packets, label, np.arange(rows))
+        kept = Given(rows, STRIDE - HEADER_BYTES)
+        kept.made.usable[:] = 1
+        kept.made.usable[list(lacking)] = 0
+        named(kept.made.packets, label, np.arange(rows))
         place: Any = SimpleNamespace(label=label, layout=SimpleNamespace(tag=TAG))
-        kept = Given(place, made, NO_KEY)
+        kept.hand_out(place, NO_KEY)
         kept.after, self.terms.given = self.terms.given, ctypes.addressof(kept)
         self._kept.append(kept)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict, deque
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.collective.terms import Terms
 from tailbound.kernel.core import address
-from tailbound.transport.headers import Contributions
+from tailbound.transport.headers import Stamp
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
 from tailbound.wire.packets import record_of
@@ -57,12 +56,13 @@ class Buffers:
         #: group of the row at every packet position
         self.group: NDArray[np.int32] = shape.layout.of[row_at]
         memory, _, partials = self.contributions
-        self.stamped = Contributions(memory, partials, self.place, self.group)
+        exponents, _, weights = self.scales
+        self.stamp = Stamp(memory, partials, self.place, self.group, exponents=exponents, weights=weights)
         #: the same by owner, and what the own mean is made of
         self.rows_for = [memory[placement.positions_of(owner)] for owner in range(placement.world_size)]
         #: results of the own rows; ``own_rows`` says which rows of the op they are
         self.own_rows: NDArray[np.uint32] = placement.rows_of(rank).astype(np.uint32)
-        self.results = results(own, shape.results.codes)
+        self.take(Given(own, shape.results.codes))
         #: where every row of the op is read from at the end
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)
         self.row_scale: NDArray[np.float32] = np.zeros(rows, np.float32)
@@ -72,24 +72,44 @@ class Buffers:
         told = self.source, self.row_scale, self.row_exponent, self.row_count, partials, self.firsts
         self.addresses = tuple(map(address, told))
 
+    @property
+    def results(self) -> Results:
+        """Of the own rows."""
+        return self.given.made
+
+    def take(self, given: Given) -> None:
+        """Results go there from now on."""
+        self.given = given
+        given.stamp.places = address(self.own_rows)
+
 
 class Given(record_of(GIVEN)):  # type: ignore[misc]
-    """Results of the own rows of an op, once they were handed out (``tb_given``); ``key``: of the op."""
+    """Results of the own rows of an op, which can be sent again once they were handed out (``tb_given``).
 
-    def __init__(self, place: Place, results: Results, key: NDArray[np.uint64]) -> None:
-        self._memory = results, key
-        super().__init__(
-            0, address(results.packets), address(results.partials), address(results.usable), address(key),
-            place.label, place.layout.tag, *results.packets.shape,
-        )  # fmt: skip
+    Args:
+        rows: how many.
+        codes: bytes of each.
 
-
-class Kept(NamedTuple):
-    """Results of an op that is over."""
+    Attributes:
+        made: the results.
+        stamp: of their headers.
+        place: of the op, once they were handed out.
+    """
 
     place: Place
-    results: Results
-    given: Given
+
+    def __init__(self, rows: int, codes: int) -> None:
+        self.made = made = results(rows, codes)
+        self.stamp = Stamp(made.packets, made.partials, scales=made.scale, counts=made.contributors)
+        super().__init__(
+            packets=self.stamp.packets, states=self.stamp.states, usable=address(made.usable), rows=rows,
+            stride=self.stamp.stride,
+        )  # fmt: skip
+
+    def hand_out(self, place: Place, key: NDArray[np.uint64]) -> None:
+        """They are results of the op at ``place``, whose packets have ``key``."""
+        self._key = key
+        self.place, self.key, self.label, self.layout = place, address(key), place.label, place.layout.tag
 
 
 class BufferPool:
@@ -108,10 +128,10 @@ class BufferPool:
     def __init__(self, rank: int, ranks: int, terms: Terms, ring: int) -> None:
         self._rank, self._ranks, self._terms, self._ring = rank, ranks, terms, ring
         self._free: defaultdict[tuple[Shape, tuple[int, ...]], list[Buffers]] = defaultdict(list)
-        self._free_results: defaultdict[tuple[int, ...], list[Results]] = defaultdict(list)
+        self._free_results: defaultdict[tuple[int, ...], list[Given]] = defaultdict(list)
         self._used: dict[tuple[Shape, tuple[int, ...]], int] = {}  # the last step with an op of it
         self._step = 0
-        self._kept: deque[Kept] = deque()
+        self._kept: deque[Given] = deque()  # results of ops that are over, the oldest first
 
     def acquire(self, shape: Shape, placement: Placement) -> Buffers:
         """A free one, or a new one when all of this shape are in use."""
@@ -134,19 +154,18 @@ class BufferPool:
 
     def _keep_results(self, place: Place, buffers: Buffers, given: Given) -> None:
         given.after, self._terms.given = self._terms.given, ctypes.addressof(given)
-        self._kept.append(Kept(place, buffers.results, given))
+        self._kept.append(given)
         end = place.result_seq + place.layout.shape.rows
         while self._kept:
             oldest = self._kept[0].place
             back = (end - oldest.result_seq) & 0xFFFFFFFF
             if back <= self._ring and step_distance(place.step, oldest.step) < STEPS_KEPT:
                 break
-            old = self._kept.popleft().results
-            self._kept[0].given.after = 0  # the newest is never too old
-            self._free_results[old.packets.shape].append(old)
-        free = self._free_results[buffers.results.packets.shape]
-        codes = place.layout.shape.results.codes
-        buffers.results = free.pop() if free else results(len(buffers.results.packets), codes)
+            old = self._kept.popleft()
+            self._kept[0].after = 0  # the newest is never too old
+            self._free_results[old.rows, old.stride].append(old)
+        free = self._free_results[given.rows, given.stride]
+        buffers.take(free.pop() if free else Given(given.rows, place.layout.shape.results.codes))
 
     def _forget_unused(self) -> None:
         """Lets go of what is free and of a shape that the last steps did not have."""

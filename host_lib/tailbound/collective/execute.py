@@ -17,7 +17,6 @@ from tailbound.collective.retransmit import settle
 from tailbound.collective.tally import counts, point_own, summed_by
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
-from tailbound.transport.headers import Fields, finalise
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Stage, Verdict, Why
 
@@ -128,14 +127,13 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
             flags |= Flag.OVERFLOW  # every owner hands it on, so that all ranks hear it in the same op
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
         head["map_id"] = place.placement.owner_map.id
-        fields = Fields(scale=results.scale, counted=results.contributors)
-        here = np.flatnonzero(results.usable)
-        if len(here):
-            finalise(
-                results.packets, head, results.partials, fields, place.result_seq, b.own_rows,
-                job.flow.published_by(op), job.key_of(place), int(here[-1]),
-            )  # fmt: skip
-        rows = results.packets if not empty else results.packets[here]
+        rows, last = results.packets, own - 1
+        if empty:
+            here = np.flatnonzero(results.usable)
+            rows, last = rows[here], int(here[-1]) if len(here) else -1
+        if len(rows):
+            run = 0, own, last, place.result_seq, job.rank, own
+            b.given.stamp.write(head, [run], job.flow.published_by(op), job.key_of(place))
         job.flow.results(op, job.channels.runs(rows))
     else:
         op.first.phase = Phase.DONE

@@ -189,7 +189,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         # one by one: keywords take three times as long
         self.halves[:] = ctypes.addressof(self.first), ctypes.addressof(self.second)
         self.shares, self.starts, self.row_at, self.owner = placement.addresses
-        self.usable, self.own_scale = address(buffers.results.usable), address(buffers.results.scale)
+        self.usable, self.own_scale = buffers.given.usable, buffers.given.stamp.scales
         self.source, self.row_scale, self.row_exponent, self.row_count, self.states, self.firsts = buffers.addresses
         self.stride = shape.codes + HEADER_BYTES
         self._places, self.places = first_places(placement, rank, ranks)
@@ -210,12 +210,13 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
 
     def give(self, key: NDArray[np.uint64]) -> None:
         """The own contributions can be sent again; ``key``: of the op."""
-        self.tag_key, self.given = address(key), address(self.buffers.contributions.memory)
+        self.tag_key, self.given = address(key), self.buffers.stamp.packets
 
     def hand_out(self, key: NDArray[np.uint64]) -> None:
         """The results of the own rows can be sent, and sent again."""
-        self.own_results = Given(self.place, self.buffers.results, key)
-        self.results = ctypes.addressof(self.own_results)
+        self.own_results = given = self.buffers.given
+        given.hand_out(self.place, key)
+        self.results = ctypes.addressof(given)
 
     @property
     def abstainers(self) -> set[int]:

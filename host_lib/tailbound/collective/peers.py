@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import ctypes
 
-import numpy as np
-
 from tailbound.codec.scale import Weights
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
@@ -21,7 +19,6 @@ from tailbound.collective.retransmit import settle
 from tailbound.collective.tally import Counts, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.kernel.core import core
-from tailbound.transport.headers import finalise_contributions
 from tailbound.wire.schema import PacketType, Stage, Why
 
 
@@ -40,17 +37,17 @@ class PeerOwned:
     def send(self, job: Job, op: Op) -> None:
         """Bursts in turn to all peers that take rows, beginning with rank + 1 (clock-17)."""
         b, place = op.buffers, op.place
-        placement, scales, label = place.placement, b.scales, op.label
+        placement, label = place.placement, op.label
         here = job.membership.here
         through = {*job.records.all_published(here, label)}
         takers = [p for p in here if placement.shares[p] and p not in through]
         shape = place.layout.shape
         head = job.header(
             PacketType.CONTRIBUTION, label, place.layout.tag, flags=shape.code.flags, map_id=placement.owner_map.id
-        ).view(np.uint8)
-        starts = placement.starts
-        to = [(starts[p], placement.shares[p], p, place.sum_seqs[p]) for p in takers]
-        finalise_contributions(b.stamped, head, to, scales.exponents, scales.weights, label, job.key_of(place))
+        )
+        starts, shares = placement.starts, placement.shares
+        to = [(starts[p], n := shares[p], n - 1, place.sum_seqs[p], p, n) for p in takers]
+        b.stamp.write(head, to, label, job.key_of(place))
         runs = [(peer, b.rows_for[peer]) for peer in takers]
         job.flow.contributions(op, runs)
         others = [p for p in here if p not in takers]

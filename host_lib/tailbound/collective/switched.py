@@ -21,7 +21,7 @@ from tailbound.collective.tally import Counts, counts, flags_by, gather, read_re
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.flush import PATIENCE, Retry
-from tailbound.transport.headers import Fields, add_flags, finalise
+from tailbound.transport.headers import Stamp, add_flags
 from tailbound.wire.schema import Flag, PacketType, Stage, Why
 from tailbound.wire.tag import NO_KEY
 
@@ -45,24 +45,19 @@ class SwitchOwned:
     def send(self, job: Job, op: Op) -> None:
         """Behind a READY to every peer; rows of a late launch only on demand."""
         b, place, label = op.buffers, op.place, op.label
-        memory, _, partials = b.contributions
+        (memory, _, partials), rows = b.contributions, place.layout.shape.rows
         assert job.switch is not None
-        head = job.header(
-            PacketType.CONTRIBUTION,
-            label,
-            place.layout.tag,
-            owner=job.switch,
-            rows=place.layout.shape.rows,
-            count=_awaited(job, op),
-        )
-        head["map_id"], head["weight"] = place.placement.owner_map.id, 1
+        owners, count = place.placement.owner_map.id, _awaited(job, op)
+        head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, map_id=owners, weight=1, count=count)
         # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
-        exponents = b.scales.exponents[b.group]
-        fields = Fields(exponents, b.scales.need[b.group], scale=scales_of(exponents))
-        finalise(memory, head, partials, fields, place.result_seq, place.placement.row_at, label)
+        exponents, needs, _ = b.scales
+        stamp = Stamp(
+            memory, partials, place.placement.row_at, b.group, exponents=exponents, needs=needs,
+            scales=scales_of(exponents),
+        )  # fmt: skip
+        stamp.write(head, [(0, rows, rows - 1, place.result_seq, job.switch, rows)], label)
         announce(job, op, job.peers)
-        rows = memory[:0] if op.outcome.late else memory
-        job.flow.contributions(op, [(job.switch, rows)])
+        job.flow.contributions(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
 
     def read(self, job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
         assert job.switch is not None

@@ -8,114 +8,65 @@ fields that differ from packet to packet are replaced: one call a run, without t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import ctypes
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.kernel.core import address, core
-from tailbound.wire.packets import packer_of
+from tailbound.wire.packets import packer_of, record_of
 from tailbound.wire.schema import RUN, STAMP
 from tailbound.wire.tag import NO_KEY
 
-_STAMP, _RUN = packer_of(STAMP), packer_of(RUN)
+_RUN = packer_of(RUN)
 
 
-class Fields(NamedTuple):
-    """Fields that differ from packet to packet; one without packets is as in the template.
-
-    Attributes:
-        exponent: i16[T].
-        need: i16[T].
-        scale: f32[T].
-        counted: u16[T].
-    """
-
-    exponent: NDArray[np.int16] = np.zeros(0, np.int16)
-    need: NDArray[np.int16] = np.zeros(0, np.int16)
-    scale: NDArray[np.float32] = np.zeros(0, np.float32)
-    counted: NDArray[np.uint16] = np.zeros(0, np.uint16)
-
-
-def finalise(
-    packets: NDArray[np.uint8],
-    head: NDArray[Any],
-    states: NDArray[np.uint64],
-    fields: Fields,
-    seq: int,
-    places: NDArray[np.uint32] | NDArray[np.int32],
-    mark: int,
-    key: NDArray[np.uint64] = NO_KEY,
-    last: int = -1,
-) -> None:
-    """Writes the headers of a run of contributions to a switch, or of results: all ``packets``, in sending order.
-
-    ``row`` is the place in the run. The same results go to every peer: ``owner`` in the template is the sending owner's
-    rank.
+class Stamp(record_of(STAMP)):  # type: ignore[misc]
+    """What headers of packets are made of whose payloads are in place (``tb_stamp``); made once and used again.
 
     Args:
-        packets: u8[T, stride], stride a multiple of 16; codes at [:, 64:] are in place.
-        head: the template (``wire.packets.header``); its own mark (``contributed`` of contributions, ``published`` of
-            results) holds for all packets but the last.
+        packets: u8[T, stride], stride a multiple of 16; codes at [:, 64:]. Headers are written.
         states: u64[T, 4], partial checks of the payloads (kept, so that a header can be finalised again).
-        fields: what else differs from packet to packet.
-        seq: u32 row sequence of the first place.
-        places: u32 or i32[T]; ``seq`` of packet p is ``seq + places[p]``.
-        mark: u32, of the last packet: this op where it ends the run, else as in the template.
-        key: of the op, which ``states`` were made with; empty: packets carry the check.
-        last: which packet leaves last, where not all do; below 0: the last one.
-    """
-    count, stride = packets.shape
-    run = _RUN.pack(0, count, last % count if count else 0, seq, int(head["owner"][0]), int(head["rows"][0]))
-    stamp = _STAMP.pack(
-        *map(address, (packets, states, head, key, places)), 0, *map(address, fields), 0, stride, mark
-    )  # fmt: skip
-    core().waits.tb_stamp(stamp, run, 1)
-
-
-class Contributions(NamedTuple):
-    """The packets of one rank's contributions to an op, owner by owner, payloads in place; made once and used again.
-
-    Attributes:
-        packets: u8[T, stride], stride a multiple of 16.
-        states: u64[T, 4], partial checks of the payloads.
-        places: u32[T], place of a packet's row in its owner's list.
-        groups: i32[T], group of its row.
+        place: u32 or i32[T]; ``seq`` of packet p is that of its run plus ``place[p]``. None: ``places`` is set later.
+        groups: i32[T], where a packet's values are in ``columns``; none: at its own number.
+        columns: what else differs: ``exponents`` and ``needs`` i16, ``scales`` f32, ``counts`` u16, ``weights`` u8.
     """
 
-    packets: NDArray[np.uint8]
-    states: NDArray[np.uint64]
-    places: NDArray[np.uint32]
-    groups: NDArray[np.int32]
+    def __init__(
+        self,
+        packets: NDArray[np.uint8],
+        states: NDArray[np.uint64],
+        place: NDArray[np.uint32] | NDArray[np.int32] | None = None,
+        groups: NDArray[np.int32] | None = None,
+        **columns: NDArray[Any],
+    ) -> None:
+        columns |= {name: array for name, array in (("places", place), ("groups", groups)) if array is not None}
+        self._memory = packets, states, columns
+        found = {name: address(column) for name, column in columns.items()}
+        super().__init__(address(packets), address(states), stride=packets.shape[1], **found)
 
+    def write(
+        self,
+        head: NDArray[Any],
+        runs: Iterable[tuple[int, int, int, int, int, int]],
+        mark: int,
+        key: NDArray[np.uint64] = NO_KEY,
+    ) -> None:
+        """Writes the headers of runs of packets, in sending order; ``row`` is the place in the run.
 
-def finalise_contributions(
-    out: Contributions,
-    head: NDArray[np.uint8],
-    runs: Sequence[tuple[int, int, int, int]],
-    exponents: NDArray[np.int16],
-    weights: NDArray[np.uint8],
-    mark: int,
-    key: NDArray[np.uint64],
-) -> None:
-    """Writes the headers of the contributions to ranks that own rows: a run for each, in sending order.
-
-    Args:
-        out: its packets are written.
-        head: u8[64], the template (``wire.packets.header``); ``owner`` and ``rows`` are those of the run.
-        runs: first packet, packets, owner, and u32 row sequence of the owner's first place.
-        exponents, weights: i16[G] and u8[G], of every group.
-        mark: u32, of the last packet of each run: this op.
-        key: of the op, which ``out.states`` were made with; empty: packets carry the check.
-    """
-    packets, states, places, groups = out
-    stamp = _STAMP.pack(
-        *map(address, (packets, states, head, key, places, groups, exponents)), 0, 0, 0, address(weights),
-        packets.shape[1], mark,
-    )  # fmt: skip
-    packed = b"".join([_RUN.pack(first, n, n - 1 if n else 0, seq, owner, n) for first, n, owner, seq in runs])
-    core().waits.tb_stamp(stamp, packed, len(runs))
+        Args:
+            head: the template (``wire.packets.header``); its own mark (``contributed`` of contributions, ``published``
+                of results) holds for all packets but the one of each run that leaves last.
+            runs: as ``tb_run``: first packet, packets, which of them leaves last, u32 row sequence of place 0, and
+                ``owner`` and ``rows`` of the headers.
+            mark: u32, of the packet that leaves last: this op where it ends the run, else as in the template.
+            key: of the op, which the states were made with; empty: packets carry the check.
+        """
+        self.head, self.key, self.mark = address(head), address(key), mark
+        packed = [_RUN.pack(*run) for run in runs]
+        core().waits.tb_stamp(ctypes.addressof(self), b"".join(packed), len(packed))
 
 
 def add_flags(packets: NDArray[np.uint8], states: NDArray[np.uint64], flags: int, key: NDArray[np.uint64]) -> None:
