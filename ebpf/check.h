@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The 64-bit check over payload and header (kernel-9): a Fletcher sum of 64-bit words in two lanes, mixed at the end.
- * Defined by host_lib/tailbound/wire/check.py, whose reference it is tested against.
+ * Its reference is tests/worlds/reference_proof.py.
  */
 #ifndef TB_CHECK_H
 #define TB_CHECK_H

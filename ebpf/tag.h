@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
  * The 64-bit tag over payload and header (auth-1): the sum of x * (x >> 32) over all words, x being a word plus its word
- * of the key, closed by SipHash-2-4 over the row's place and that. Defined by host_lib/tailbound/wire/tag.py, whose
- * reference it is tested against.
+ * of the key, closed by SipHash-2-4 over the row's place and that. Its reference is tests/worlds/reference_proof.py.
  *
  * A key is that of an epoch: SipHash's two words, one that only the host uses, one for each word of the header and, from
  * TB_KEY_WORDS on, one for each of the row. A sum has no order, so what is behind the whole rounds of a row can go first.

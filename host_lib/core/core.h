@@ -109,8 +109,14 @@ void tb_stamp(const struct tb_stamp *s, const struct tb_run *runs, __u32 count);
 void tb_add_flags(__u8 *packets, __u32 stride, __u32 count, const __u64 *states, __u32 flags,
 		  const __u64 *key);
 
-/* Makes the check or tag of a packet whose payload is the one word behind its header, and zeros. */
-void tb_prove_word(struct tb_header *head, const __u64 *key);
+/*
+ * Makes the check or tag of a packet, for a key (0: none) also the flag of its epoch; and whether a packet of length bytes
+ * is well formed and its check or tag right, by the keys of even and odd epochs, for payloads of most bytes. length: of
+ * the payload, a multiple of 16.
+ */
+void tb_prove_packet(struct tb_header *head, const void *payload, __u32 length, const __u64 *key);
+int tb_proven(const struct tb_header *packet, __u32 length, const __u64 *even, const __u64 *odd,
+	      __u32 most);
 
 /* A send queue (send.c). What it is given outlives it. NULL: no memory. */
 struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets);

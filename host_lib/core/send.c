@@ -503,7 +503,7 @@ TB_EXPORT void tb_time_probes(struct tb_line *l, __s64 now)
 	for (i = 0; i < l->s->count; i++) {
 		head = (void *)l->probes[i];
 		*(__be64 *)(head + 1) = tb_be64(now);
-		tb_prove_word(head, (const void *)l->s->key);
+		tb_prove_packet(head, head + 1, TB_ROW_STEP, (const void *)l->s->key);
 		l->paths[head->owner].before = TB_READ_ONCE(states[head->owner].rtt_ns);
 	}
 }

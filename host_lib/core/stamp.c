@@ -31,15 +31,35 @@ static void tb_prove(struct tb_header *head, const __u64 *state, const __u64 *ke
 	head->check = tb_be64(tb_check_mix(a2, a3, b2, b3));
 }
 
-void tb_prove_word(struct tb_header *head, const __u64 *key)
+TB_EXPORT void tb_prove_packet(struct tb_header *head, const void *payload, __u32 length,
+			       const __u64 *key)
 {
-	__u64 word = tb_word(head + 1, 0), check[4] = { word, word };
-	__u64 tag[4] = { 0, TB_ROW_STEP };
+	__u64 a2 = 0, b2 = 0, a3 = 0, b3 = 0, pairs = 0, hash = 0;
+	__u32 i, words = length / 8;
 
-	if (key)
-		tag[0] = tb_tag_word(word, key[TB_KEY_WORDS]) +
-			 tb_tag_word(0, key[TB_KEY_WORDS + 1]);
-	tb_prove(head, key ? tag : check, key);
+	for (i = 0; key && i < words; i++)
+		hash += tb_tag_word(tb_word(payload, i), key[TB_KEY_WORDS + i]);
+	for (i = 0; !key && i < words; i += 2)
+		TB_CHECK_PAIR(payload, i);
+	(void)pairs;
+	tb_prove(head, key ? (__u64[]){ hash, length } : (__u64[]){ a2, b2, a3, b3 }, key);
+}
+
+TB_EXPORT int tb_proven(const struct tb_header *packet, __u32 length, const __u64 *even,
+			const __u64 *odd, __u32 most)
+{
+	struct tb_header head;
+	const __u64 *key;
+
+	if (length < sizeof(head) || length % TB_ROW_STEP || packet->version != TB_VERSION)
+		return 0;
+	head = *packet;
+	key = head.flags & tb_be16(TB_FLAG_EPOCH) ? odd : even;
+	length -= sizeof(head);
+	if (key && length > most)
+		return 0;
+	tb_prove_packet(&head, packet + 1, length, key);
+	return head.check == packet->check;
 }
 
 /* A column of s; one that is not there is NULL. */

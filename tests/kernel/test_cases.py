@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import cases
+import packed
 from case_worlds import udp_before
 from datapath_world import same_memory
 from hostile import damaged, noise
@@ -57,7 +58,7 @@ def test_cases_of_other_jobs(make, keyed: bool, ipv6: bool, every: int) -> None:
 def test_not_linear(make) -> None:
     """A frame that does not lie in one piece is none of ours to sum: counted under its own reason (kernel-2)."""
     world = make(width=WIDTH_MOST)
-    data = packets.packet(packets.header(type=PacketType.CONTRIBUTION, cookie=cases.COOKIE), bytes(4096))
+    data = packed.packet(packets.header(type=PacketType.CONTRIBUTION, cookie=cases.COOKIE), bytes(4096))
     assert world.take(data, 1) == (Verdict.NOT_LINEAR, 256)
     assert not world.store.sums.any()
 

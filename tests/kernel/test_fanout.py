@@ -13,6 +13,7 @@ import pytest
 from pyroute2 import IPRoute
 
 import cases
+import packed
 import veths
 from bpf_calls import run_tc
 from tailbound.errors import AttachError, CapabilityError, ConfigError
@@ -74,7 +75,7 @@ def frame(rank: int, payload: bytes, address: str = "", sport: int = SOURCE, dpo
 
 def sole(rank: int) -> bytes:
     """What a rank gets alone."""
-    return bytes(packets.packet(packets.header(type=PacketType.PROBE, sender=0, owner=rank), b""))
+    return bytes(packed.packet(packets.header(type=PacketType.PROBE, sender=0, owner=rank), b""))
 
 
 def show(fanout: Fanout, ranks: Iterable[int] = tuple(PLACES)) -> None:

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 import cases
+import packed
 import switch_cases
 from kernel_world import DROP, HEADERS, HEADERS_IPV6, PASS, TX, KernelWorld
 from loaders import both_loaders
 from switch_cases import Step
 from switch_world import SwitchWorld
-from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.bench.frames import frame
 from tailbound_lab.bench.program_run import RunResult, run_xdp
@@ -292,7 +292,7 @@ def test_probes_are_turned_round_into_the_vlan(make: Make) -> None:
         assert (echo.src, echo.dst) == (OWN, SOURCE)
         assert (echo[scapy.Dot1Q].vlan, echo[scapy.Dot1Q].prio) == (VLAN, 3 if tags else 0)
         assert (echo[scapy.IP].src, echo[scapy.IP].dst) == (cases.ip_of(0), cases.ip_of(1))
-        found = packets.parse(bytes(echo[scapy.UDP].payload))
+        found = packed.parse(bytes(echo[scapy.UDP].payload))
         assert found is not None
         assert found[0]["type"] == PacketType.ECHO
 
@@ -307,7 +307,7 @@ def test_a_priority_without_a_vlan_is_no_tag(make: Make) -> None:
     assert world.judge(on_vlan(cases.ready(), 0, priority=5)) == (Verdict.CONTROL_PASSED, 1)
     assert (world.action, world.back) == (PASS, on_vlan(cases.ready()))
     assert world.judge(on_vlan(cases.control_packet(PacketType.PROBE, bytes(32)), 0))[0] == Verdict.REFLECTED
-    assert packets.parse(world.back[HEADERS:]) is not None
+    assert packed.parse(world.back[HEADERS:]) is not None
 
 
 def test_a_job_with_a_key_on_a_vlan(make: Make) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import cases as worker
+import packed
 import switch_cases
 from hostile import damaged, noise
 from kernel_world import HEADERS_IPV6, KernelWorld
@@ -21,7 +22,6 @@ from switch_cases import CASES, JOB, Case, Job, Step, contribution, expected, in
 from switch_world import DROP, HEADERS, PASS, REDIRECT, SwitchWorld, entry_of
 from tailbound.errors import ConfigError
 from tailbound.switch.job import RankSpec, mac_bytes, parse_rank
-from tailbound.wire import packets
 from tailbound.wire.schema import HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Verdict
 from tailbound_lab.bench.frames import frame, internet_checksum
 
@@ -117,7 +117,7 @@ def all_means(world: SwitchWorld, count: int, codes: int) -> None:
     record, job = world.slots()[:1], Job(ranks=255)
     lanes = world.switch.maps.arrays["switch_sums"][0].view(np.uint16).reshape(-1, 2, 4)
     step = Step(contribution(0, codes, job=job, seq=16, flags=Flag.FLUSH), Verdict.FLUSHED, 0, job=job)
-    data, head = world.frame_of(step), packets.parse(step.packet)
+    data, head = world.frame_of(step), packed.parse(step.packet)
     assert head is not None
     for name in ("cookie", "seq", "op", "layout", "row", "rows"):
         record[name] = head[0][name]
@@ -163,7 +163,7 @@ def test_a_probe_comes_back_as_an_echo(make_switch: Make, ipv6: bool) -> None:
         probe = Step(contribution(1, 16, type=PacketType.PROBE), Verdict.REFLECTED, 1)
         assert world.feed(probe) == {(0, 1, Verdict.REFLECTED): 1}
     assert world.action == REDIRECT
-    head, _ = packets.parse(world.back[headers:])  # type: ignore[misc]
+    head, _ = packed.parse(world.back[headers:])  # type: ignore[misc]
     assert (head["type"][0], head["sender"][0], head["owner"][0]) == (PacketType.ECHO, JOB.ranks, 1)
     if ipv6:
         assert summed(world.back) == 0

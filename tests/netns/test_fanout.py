@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pyroute2 import IPRoute
 
+import packed
 from tailbound.kernel import ethtool
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.sockets import reserve
@@ -92,7 +93,7 @@ def team(
         fanout.set_peers(OWN, {rank: lab.workers[rank].address for rank in peers})
         fanout.live(peers)
         for rank, peer in peers.items():  # alone, which shows the program the way
-            plain.sendto(packets.packet(packets.header(type=PacketType.PROBE, owner=rank), b""), made.place(rank))
+            plain.sendto(packed.packet(packets.header(type=PacketType.PROBE, owner=rank), b""), made.place(rank))
             peer.recv(1 << 16)
         yield made
 

@@ -9,6 +9,7 @@ import pytest
 
 import cases
 import p4_world
+import packed
 import switch_cases
 from golden import golden_packets
 from kernel_world import KernelWorld
@@ -18,7 +19,6 @@ from support import patient, whole
 from switch_cases import JOB, Step, contribution, ip_of, mac_of
 from tailbound.switch import report
 from tailbound.switch.job import mac_bytes
-from tailbound.wire import packets
 from tailbound.wire.address import words_of
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Verdict
 from tailbound_lab.bench.frames import internet_checksum
@@ -105,7 +105,7 @@ def test_the_class_of_service_stays_and_a_mark_does_not(world: p4_world.World, c
     ((echo,),) = out.values()
     assert (list(out), echo[:6], echo[15]) == ([1], mac_bytes(mac_of(1)), leaves)
     assert internet_checksum(echo[14:24] + bytes(2) + echo[26:34]) == int.from_bytes(echo[24:26], "big")
-    head, body = packets.parse(echo[p4_world.HEADERS :])
+    head, body = packed.parse(echo[p4_world.HEADERS :])
     assert (head["type"][0], head["sender"][0], head["owner"][0]) == (PacketType.ECHO, JOB.ranks, 1)
     assert body == probe[HEADER_BYTES:]
 
@@ -215,7 +215,7 @@ def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
         kernel.store.peers[JOB.ranks] = (words_of(switch_cases.ADDRESS)[0], 1, 0, 0)
         assert kernel.judge(data) == (Verdict.RESULT_TAKEN, JOB.ranks)
         assert kernel.judge(data) == (Verdict.DUPLICATE_RESULT, JOB.ranks)
-        head, body = packets.parse(data[p4_world.HEADERS :])
+        head, body = packed.parse(data[p4_world.HEADERS :])
         slot = cases.RESULT_SEQ % cases.RESULT_ROWS
         record = kernel.store.result_records[slot]
         assert kernel.store.results[slot, : 2 * codes].tobytes() == body

@@ -22,6 +22,7 @@ from tailbound.collective.alerts import Unheard
 from tailbound.collective.comeback import WELCOME, ask_all
 from tailbound.collective.transpose import Transpose
 from tailbound.errors import LayoutError, TransportError
+from tailbound.transport.control import Header
 from tailbound.wire.schema import OP_INDEX_BITS, Flag, PacketType
 from tailbound_lab.simulate.fabric import MS
 
@@ -141,10 +142,10 @@ def test_a_rank_with_a_gradient_that_is_not_finite_abstains(
         for member in job.communicators:
 
             def lossy(
-                rank: int, head: np.ndarray, body: bytes = b"", here: Member = member, tell: Any = member.job.tell
+                rank: int, head: Header, body: bytes = b"", here: Member = member, tell: Any = member.job.tell
             ) -> None:
-                word = here.config.rank, rank, int(head["op"][0])
-                if head["type"] == PacketType.READY and int(head["flags"][0]) & Flag.ABSTAIN and word not in lost:
+                word = here.config.rank, rank, head.op
+                if head.type == PacketType.READY and head.flags & Flag.ABSTAIN and word not in lost:
                     lost.add(word)
                 else:
                     tell(rank, head, body)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import packed
 from sim.team import SimTeam, sim_team
 from support import Trouble, gradients, launch, patient, whole
 from tailbound.codec.owners import Placement
@@ -153,7 +154,7 @@ def test_requests_are_answered_with_rows_or_gone_or_refused() -> None:
                 type=PacketType.REPAIR, cookie=job[0].job.cookie, sender=1, owner=0, op=op & 0xFFFFFFFF, row=row,
                 layout=layout, rows=rows,
             )  # fmt: skip
-            data = packets.packet(head, bits)
+            data = packed.packet(head, bits)
             job.world.fabric.send(Burst(1, 0, data, len(data)))
             job.go(20 * MS)
             return said.copy()

@@ -34,11 +34,11 @@ from tailbound.datapath.tables import Tables
 from tailbound.kernel import core
 from tailbound.transport import headers, overtime, queue, recovery
 from tailbound.transport.config import MS
+from tailbound.transport.control import Header
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Shared
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, Found, PacketType, Phase
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
@@ -112,7 +112,7 @@ def _headers(rng: random.Random, count: int) -> None:
         rows, codes = rng.randrange(1, 20), 16 * rng.randrange(0, 20)
         memory, states = np.zeros((rows, HEADER_BYTES + codes), np.uint8), np.zeros((rows, 4), np.uint64)
         values, places = np.zeros(rows, np.int16), np.arange(rows, dtype=np.uint32)
-        head, key = header(type=rng.choice((1, 2))), rng.choice((NO_KEY, np.zeros(KEY_WORDS, np.uint64)))
+        head, key = Header(type=rng.choice((1, 2))), rng.choice((NO_KEY, np.zeros(KEY_WORDS, np.uint64)))
         stamp = headers.Stamp(memory, states, places, exponents=values, needs=values)
         stamp.write(head, [(0, rows, rows - 1, 0, 0, rows)], 1, key)
         headers.add_flags(memory, states, 1, key)

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import packed
+from packed import proof_of
 from reference_proof import check_packet
 from tailbound.codec.scale import weights_of
 from tailbound.wire import packets, schema
-from tailbound.wire.proof import proof_of
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, UNKNOWN_SENDER, Flag, PacketType, Verdict, op_label
 from tailbound.wire.tag import key_of
 
@@ -91,7 +92,7 @@ def codes(seed: int, count: int = CODES) -> bytes:
 def build(kind: PacketType, body: bytes, **fields: Any) -> bytes:
     """A packet of ``kind`` from rank 1 with its check right; ``fields`` override."""
     values = {"type": kind, "cookie": COOKIE, "op": OP, "layout": LAYOUT, "sender": 1, "map_id": MAP_ID} | fields
-    return packets.packet(packets.header(**values), body)
+    return packed.packet(packets.header(**values), body)
 
 
 def contribution(sender: int = 1, length: int = CODES, **fields: Any) -> bytes:
@@ -135,7 +136,7 @@ def tagged(data: bytes, epoch: int = 0) -> bytes:
 def checked(data: bytes) -> bytes:
     """``data`` with its check right."""
     parsed = np.frombuffer(data[:HEADER_BYTES], packets.HEADER_DTYPE)
-    return packets.packet(parsed.copy(), data[HEADER_BYTES:])
+    return packed.packet(parsed.copy(), data[HEADER_BYTES:])
 
 
 def flipped(data: bytes, bit: int) -> bytes:

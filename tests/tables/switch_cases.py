@@ -19,6 +19,7 @@ from typing import Any, Literal
 import numpy as np
 
 import cases as worker
+import packed
 from tailbound.wire import packets
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES, UNKNOWN_SENDER, Flag, PacketType, Verdict
 
@@ -144,7 +145,7 @@ def contribution(sender: int, codes: int = CODES, *, job: Job = JOB, **fields: A
         "lateness": 2,
     } | fields
     values.setdefault("scale", scale_of(values["exponent"]))
-    return packets.packet(packets.header(**values), worker.codes(7 + sender + 16 * values["row"], codes))
+    return packed.packet(packets.header(**values), worker.codes(7 + sender + 16 * values["row"], codes))
 
 
 def sums(contributions: Sequence[bytes]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -162,7 +163,7 @@ def mean(total: np.ndarray[Any, np.dtype[np.int64]], count: int) -> bytes:
 
 def result(cause: bytes, contributions: Sequence[bytes], form: Form, job: Job = JOB) -> bytes:
     """The result that ``cause`` releases, or is answered with, from the contributions summed."""
-    heads = [packets.parse(c)[0] for c in contributions]  # type: ignore[index]
+    heads = [packed.parse(c)[0] for c in contributions]  # type: ignore[index]
     caused = np.frombuffer(cause[:HEADER_BYTES], packets.HEADER_DTYPE)
     need = max(int(h["need"][0]) for h in heads)
     exponent = int(heads[0]["exponent"][0]) if need == EXPONENT_NONE else need + job.headroom
@@ -182,7 +183,7 @@ def result(cause: bytes, contributions: Sequence[bytes], form: Form, job: Job = 
     )
     total = sums(contributions)
     body = mean(total, len(contributions)) if form == "mean" else total.astype(">u2").tobytes()
-    return packets.packet(head, body)
+    return packed.packet(head, body)
 
 
 def expected(step: Step, form: Form) -> bytes | None:
@@ -215,7 +216,7 @@ def _again(packet: bytes, flags: int) -> bytes:
     """The same contribution with other flags."""
     head = np.frombuffer(packet[:HEADER_BYTES], packets.HEADER_DTYPE).copy()
     head["flags"] = flags
-    return packets.packet(head, packet[HEADER_BYTES:])
+    return packed.packet(head, packet[HEADER_BYTES:])
 
 
 def cases(codes: int = CODES) -> tuple[Case, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import packed
 from sim.team import SimTeam, sim_team
 from support import await_that, gradients, patient, team
 from tailbound.collective.alerts import Alerts
@@ -53,7 +54,7 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(job: SimTeam) ->
     word = hold(job[0].job, over=True)[0]
     job.go(1 * MS)
     taken, replayed, refused = counts()
-    bare = packets.packet(packets.header(type=PacketType.HOLD, cookie=job[1].job.cookie, sender=0, owner=1), b"")
+    bare = packed.packet(packets.header(type=PacketType.HOLD, cookie=job[1].job.cookie, sender=0, owner=1), b"")
     inbox = Inbox(job[1].job, *[None] * 3)
     for data in (word, word, bare):  # as a datapath does that does not look at tags of control packets
         inbox.receive(data, {})

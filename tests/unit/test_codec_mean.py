@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 import reference
-from reference_proof import check_packet
 from tailbound.codec.mean import Means, mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Scales, Sums, results
 from tailbound.codec.scale import Weights, weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
+from tailbound.transport.control import Header, parse
+from tailbound.transport.headers import Stamp
 from tailbound.wire.bits import Bits
-from tailbound.wire.check import final
 from tailbound.wire.packets import DTYPES
+from tailbound.wire.schema import VERSION
 
 SCRATCH, SEED = Scratch(1408), 12345
 
@@ -87,8 +88,10 @@ class Owner:
         assert np.array_equal(self.out[row, 64:], expected.payload)
         assert self.scale[row] == expected.scale
         assert self.count[row] == total.count
-        packet = np.concatenate((np.zeros(64, np.uint8), expected.payload))
-        assert final(np.zeros(8, np.uint64), self.partials[row].copy()) == check_packet(packet)
+        packet = np.concatenate((np.zeros(64, np.uint8), expected.payload))[None]
+        stamp = Stamp(packet, self.partials[row : row + 1], np.zeros(1, np.uint32))
+        stamp.write(Header(version=VERSION), [(0, 1, 0, 0, 0, 1)], 0)
+        assert parse(packet.tobytes())
 
 
 @pytest.mark.parametrize("bits", [16, 8, (4, 8)])

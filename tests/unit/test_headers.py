@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+import packed
 from partials import partials
+from tailbound.transport.control import Header
 from tailbound.transport.headers import Stamp
-from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE, header
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
 
@@ -28,10 +29,14 @@ def test_contributions_to_several_owners() -> None:
     head = header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED)
     runs = [(1, 4, 7, 0xFFFFFFFE), (5, 6, 255, 12), (11, 1, 0, 3)]
     stamp = Stamp(memory, partials(memory), places, groups, exponents=exponents, weights=weights)
-    stamp.write(head, [(first, count, count - 1, seq, owner, count) for first, count, owner, seq in runs], 77)
+    stamp.write(
+        Header.from_buffer_copy(head),
+        [(first, count, count - 1, seq, owner, count) for first, count, owner, seq in runs],
+        77,
+    )
     for first, count, owner, seq in runs:
         for row, p in enumerate(range(first, first + count)):
-            parsed = packets.parse(memory[p].tobytes())
+            parsed = packed.parse(memory[p].tobytes())
             assert parsed is not None, f"packet {p} does not parse"
             read = {name: parsed[0][name][0].item() for name in HEADER_DTYPE.names if name not in ("check", "version")}
             assert read == FIXED | {

@@ -21,7 +21,7 @@ from tailbound.collective.hello import lacks
 from tailbound.collective.paths import ANSWERS, BURST, SMALL, TRIES, WIDE, Paths
 from tailbound.errors import TransportError
 from tailbound.transport.config import MS, Config
-from tailbound.wire.packets import header
+from tailbound.transport.control import Header
 from tailbound.wire.schema import Flag, PacketType, Verdict
 
 
@@ -102,7 +102,7 @@ def says(paths: Paths, peer: int, told: int, *, answer: bool = True) -> None:
     """A packet of ``peer`` that tells what has come of the newest trial of its path."""
     flags = 0 if answer else int(Flag.REPEAT)
     trial = paths.by_peer[peer].trial
-    paths.receive(header(type=PacketType.HELLO, sender=peer, flags=flags, row=9, count=trial, seq=told)[0], b"")
+    paths.receive(Header(type=PacketType.HELLO, sender=peer, flags=flags, row=9, count=trial, seq=told), b"")
 
 
 def test_who_has_said_enough_is_tried_no_more_and_others_less_and_less(paths: Paths) -> None:
@@ -127,7 +127,7 @@ def test_who_has_said_enough_is_tried_no_more_and_others_less_and_less(paths: Pa
 def test_half_of_a_burst_has_to_arrive_and_a_trial_begins_with_nothing(paths: Paths) -> None:
     def heard(trial: int, places: Iterable[int]) -> int:
         for place in places:
-            head = header(type=PacketType.HELLO, sender=1, flags=int(Flag.REPEAT), row=trial, rows=place)[0]
+            head = Header(type=PacketType.HELLO, sender=1, flags=Flag.REPEAT, row=trial, rows=place)
             paths.receive(head, bytes(1408))
         return paths.by_peer[1].heard
 

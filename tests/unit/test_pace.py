@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from packed import parse
 from queue_world import ADDRESS, COOKIE, MS, STRIDE, Line, Told
 from tailbound.collective.flow_control import FlowControl
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import PaceConfig, Pacer, Path
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import DTYPES, parse
+from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES, PacketType
 
 C = PacketType.CONTRIBUTION

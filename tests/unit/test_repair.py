@@ -12,13 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from op_world import COOKIE, OpWorld
+from packed import packet, parse
 from tailbound.collective.op import Half
 from tailbound.collective.repair import decode_repair, encode_repair
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR, MS
 from tailbound.transport.recovery import Path
 from tailbound.wire.packets import header as make_header
-from tailbound.wire.packets import packet, parse, record_of
+from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import OWN_OP, PacketType, Phase, Sending, op_slot
 

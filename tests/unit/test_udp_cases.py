@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cases
+import packed
 import rule_cases
 from case_worlds import udp_before
 from cases import OP, SUM_BASE
 from reference_worker import ReferenceTables
 from tailbound.datapath.tables import CONTROLS_LOST, EVENTS_LOST, Tables
-from tailbound.wire import packets
 from tailbound.wire.schema import PacketType, Verdict
 from twins import Attack, Twins
 from udp_world import World
@@ -126,7 +126,7 @@ def test_marks_are_counted_by_sender_and_told_by_echoes(world: World) -> None:
     world.feed(cases.control_packet(PacketType.ECHO, bytes(16)), 1, marked=True)
     world.feed(b"\0" + row[1:], 1, marked=True)  # of another version: nobody's
     assert world.store.peer_states["marked"].tolist()[:3] == [0, 2, 0]
-    head, _ = packets.parse(world.feed(cases.control_packet(PacketType.PROBE, bytes(16)), 1).tobytes())
+    head, _ = packed.parse(world.feed(cases.control_packet(PacketType.PROBE, bytes(16)), 1).tobytes())
     assert (head["type"][0], head["seq"][0]) == (PacketType.ECHO, 2)
 
 
@@ -166,7 +166,7 @@ def test_segments_of_an_odd_size_leave_the_last_one_unaligned(world: World) -> N
         assert counted[256, Verdict.BAD_LENGTH] == 3
         assert counted[1, Verdict.REFLECTED] == 1
         assert world.echoes[0].tolist() == [3 * odd, len(probe)]
-        assert packets.parse(buffer[3 * odd : 3 * odd + len(probe)].tobytes())[0]["type"][0] == PacketType.ECHO
+        assert packed.parse(buffer[3 * odd : 3 * odd + len(probe)].tobytes())[0]["type"][0] == PacketType.ECHO
     probe = cases.control_packet(PacketType.PROBE, b"")
     world.feed(probe * 100, 1, segment=len(probe))
     assert world.reflected == 64  # more than can be answered at once

@@ -27,6 +27,7 @@ from tailbound.datapath.tables import STOP, Tables
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import ConfigError
 from tailbound.kernel.core import core
+from tailbound.transport.control import Header
 from tailbound.transport.headers import Stamp
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
@@ -84,7 +85,7 @@ def contributions(sender: int, op: int) -> np.ndarray:
     head = header(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=0, contributed=op - 1, **fields)
     places = np.arange(SUM_ROWS, dtype=np.uint32)
     stamp = Stamp(packets, partials(packets), places, exponents=np.zeros(SUM_ROWS, np.int16))
-    stamp.write(head, [(0, SUM_ROWS, SUM_ROWS - 1, SUM_BASE, 0, SUM_ROWS)], op)
+    stamp.write(Header.from_buffer_copy(head), [(0, SUM_ROWS, SUM_ROWS - 1, SUM_BASE, 0, SUM_ROWS)], op)
     return packets
 
 

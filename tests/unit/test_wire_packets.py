@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cases
+import packed
 from golden import Golden, golden_packets
+from packed import proof_of
 from reference_proof import check_packet, check_reference, siphash_reference, tag_reference
 from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.proof import proof_of
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Flag, PacketType
 from tailbound.wire.tag import key_of
 
@@ -32,11 +33,11 @@ def test_golden_packets_cover_every_type() -> None:
 
 @pytest.mark.parametrize("golden", GOLDEN, ids=lambda g: g.name)
 def test_golden_packets_are_read_written_and_checked(golden: Golden) -> None:
-    head, body = packets.parse(golden.data)
+    head, body = packed.parse(golden.data)
     assert {n: head[n][0].item() for n in HEADER_DTYPE.names} == golden.fields
     assert body == golden.payload
     fields = {n: v for n, v in golden.fields.items() if n != "check"}
-    assert packets.packet(packets.header(**fields), golden.payload) == golden.data
+    assert packed.packet(packets.header(**fields), golden.payload) == golden.data
     assert check_reference(golden.header, golden.payload) == golden.check == int(check_packet(array(golden.data)))
 
 
@@ -53,11 +54,11 @@ def test_compiled_check_is_the_reference(head: bytes, steps: int, random: object
 def test_exchanged_words_and_cut_and_padded_packets_are_seen(i: int, j: int, steps: int) -> None:
     data = array(GOLDEN[3].data)
     words = data[HEADER_BYTES:].view(np.uint64)
-    assert packets.parse(data[: len(data) - 16 * steps].tobytes()) is None
-    assert packets.parse(data.tobytes() + bytes(16 * steps)) is None
+    assert packed.parse(data[: len(data) - 16 * steps].tobytes()) is None
+    assert packed.parse(data.tobytes() + bytes(16 * steps)) is None
     if words[i] != words[j]:
         words[[i, j]] = words[[j, i]]
-        assert packets.parse(data.tobytes()) is None
+        assert packed.parse(data.tobytes()) is None
 
 
 #: Of the 64 that were published with SipHash: the key is 00 to 0f, the message 00, 01, 02, ...
@@ -79,7 +80,7 @@ def test_a_tag_written_down() -> None:
     """Version 1 of the tag: never made anew."""
     head = packets.header(type=1, cookie=0x7A11B0DE, op=3073, seq=1005, row=5, rows=20, sender=1)
     words = np.arange(1, 8 * (KEY_WORDS - 1) + 33, dtype=np.uint8)
-    data = packets.packet(head, bytes(range(32)), key_of(words.tobytes(), 1))
+    data = packed.packet(head, bytes(range(32)), key_of(words.tobytes(), 1))
     assert int.from_bytes(data[2:4], "big") == Flag.EPOCH
     assert data[56:64].hex() == "cf605e9e0606d6bf"
 
@@ -94,28 +95,28 @@ def test_compiled_tag_is_the_reference(head: bytes, steps: int, epoch: int, chan
 
 @pytest.mark.parametrize(("data", "keys"), [(GOLDEN[0].data, None), (cases.tagged(cases.contribution()), cases.KEYS)])
 def test_every_bit_and_every_length_is_under_the_check_or_tag(data: bytes, keys: Any) -> None:
-    assert packets.parse(data, keys) is not None
+    assert packed.parse(data, keys) is not None
     for bit in range(8 * len(data)):
-        assert packets.parse(cases.flipped(data, bit), keys) is None, bit
+        assert packed.parse(cases.flipped(data, bit), keys) is None, bit
     for other in (data[:-16], data + bytes(16), data[:64]):
-        assert packets.parse(other, keys) is None
+        assert packed.parse(other, keys) is None
 
 
 def test_a_tag_is_worth_nothing_in_another_place_or_epoch() -> None:
     one, other = cases.tagged(cases.contribution(1)), cases.tagged(cases.contribution(2))
-    assert packets.parse(one[:64] + other[64:], cases.KEYS) is None
-    assert packets.parse(one[:56] + other[56:64] + one[64:], cases.KEYS) is None
+    assert packed.parse(one[:64] + other[64:], cases.KEYS) is None
+    assert packed.parse(one[:56] + other[56:64] + one[64:], cases.KEYS) is None
     odd = bytearray(one)
     odd[2] |= Flag.EPOCH >> 8
-    assert packets.parse(bytes(odd), cases.KEYS) is None
-    assert packets.parse(one, cases.KEYS[::-1]) is None
-    assert packets.parse(one) is None  # nor as a check
-    assert packets.parse(cases.contribution(1), cases.KEYS) is None  # nor a check as a tag
+    assert packed.parse(bytes(odd), cases.KEYS) is None
+    assert packed.parse(one, cases.KEYS[::-1]) is None
+    assert packed.parse(one) is None  # nor as a check
+    assert packed.parse(cases.contribution(1), cases.KEYS) is None  # nor a check as a tag
 
 
 def test_what_is_longer_than_the_key_is_refused() -> None:
-    data = packets.packet(packets.header(type=3), bytes(512))
-    assert packets.parse(data, cases.KEYS) is None
+    data = packed.packet(packets.header(type=3), bytes(512))
+    assert packed.parse(data, cases.KEYS) is None
     with pytest.raises(ValueError, match="fit"):
         tag_reference(data[:HEADER_BYTES], data[HEADER_BYTES:], cases.KEYS[0])
     with pytest.raises(ValueError, match="multiple of 8"):

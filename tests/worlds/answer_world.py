@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from op_world import COOKIE, OpWorld, launched
+from packed import parse
 from queue_world import STRIDE, Line
 from tailbound.collective.buffers import Given
 from tailbound.collective.op import Op
 from tailbound.collective.repair import encode_repair
 from tailbound.transport.sequence import OwnerMap, Sequence
 from tailbound.transport.sockets import UdpSocket
-from tailbound.wire.packets import HEADER_DTYPE, parse
+from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES, VERSION, Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 
 from tailbound.kernel.core import address
+from tailbound.transport.control import Header
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import Peers, SendQueue
 from tailbound.transport.sender import Sender, Shared
 from tailbound.transport.sockets import Socket
-from tailbound.wire.packets import DTYPES, header, record_of
+from tailbound.wire.packets import DTYPES, record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, ROW_STEP, TERMS, PacketType
+from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, ROW_STEP, TERMS, VERSION, PacketType
 from tailbound_lab.simulate.messages import read
 
 ADDRESS, STRIDE, COOKIE = "127.0.0.1", 128, 77
@@ -42,7 +43,7 @@ class Told:
     def __init__(self, by: Any = "kernel", keys: KeyRing | None = None, ranks: int = 4) -> None:
         self.states = np.zeros(MAX_RANKS, DTYPES["tb_peer_state"])
         self.terms = record_of(TERMS)(states=address(self.states), cookie=COOKIE, ranks=ranks, world=4)
-        head = header(type=PacketType.PROBE, cookie=COOKIE, sender=0).view(np.uint8)
+        head = Header(version=VERSION, type=PacketType.PROBE, cookie=COOKIE, sender=0)
         self.peers = Peers(head, self.terms, by, keys)
 
     def published(self, op: int, *ranks: int) -> None:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from packed import proof_of
 from tailbound.wire.check import K1, K2, K3, K4
-from tailbound.wire.proof import proof_of
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS
-from tailbound.wire.tag import HEAD_AT, NO_KEY
+from tailbound.wire.tag import HEAD_AT
 
 _MASK = (1 << 64) - 1
 
 
 def check_packet(packet: NDArray[np.uint8]) -> int:
     """The check that ``packet`` (u8[64 + payload]) ought to carry, as the product makes it."""
-    return int(proof_of(packet.copy(), NO_KEY))  # which says the epoch in the header
+    return proof_of(packet.copy())  # which says the epoch in the header
 
 
 def check_reference(header: bytes, payload: bytes) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import packed
 from reference_proof import check_packet
 from tailbound.wire import packets
 from tailbound.wire.schema import (
@@ -87,7 +88,7 @@ class Rules:
         echo = raw[:HEADER_BYTES].view(packets.HEADER_DTYPE).copy()
         echo["type"], echo["owner"], echo["sender"] = PacketType.ECHO, sender, self.ranks
         echo["seq"] = 0  # a switch counts no marks
-        return Verdict.REFLECTED, packets.packet(echo, body.tobytes()), False
+        return Verdict.REFLECTED, packed.packet(echo, body.tobytes()), False
 
     def _add(self, head: dict[str, Any], codes: NDArray[np.uint8], sender: int) -> tuple[Verdict, bytes, bool]:
         at, flush = head["seq"] % self.rows, bool(head["flags"] & Flag.FLUSH)
@@ -139,7 +140,7 @@ class Rules:
             body = slot.sums.astype(">u2").tobytes()
         else:
             body = ((slot.sums.astype(np.int64) + count // 2) // count).astype(np.uint8).tobytes()
-        return packets.packet(out, body)
+        return packed.packet(out, body)
 
 
 def shuffled(seed: int, loss: float = 0.0, twice: float = 0.0, *, results: bool = True, rows: bool = True) -> Any:

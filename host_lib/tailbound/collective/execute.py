@@ -125,8 +125,8 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
             flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
         if op.outcome.overflowed:
             flags |= Flag.OVERFLOW  # every owner hands it on, so that all ranks hear it in the same op
-        head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, rows=own, flags=flags)
-        head["map_id"] = place.placement.owner_map.id
+        map_id = place.placement.owner_map.id
+        head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, flags=flags, map_id=map_id)
         rows, last = results.packets, own - 1
         if empty:
             here = np.flatnonzero(results.usable)

@@ -13,11 +13,11 @@ from tailbound.collective.announce import announce
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
+from tailbound.transport.control import Header
 from tailbound.transport.incast import Incast, granted
 from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import Peers, SendQueue
-from tailbound.wire import packets
-from tailbound.wire.schema import PacketType, Phase, serial_distance
+from tailbound.wire.schema import VERSION, PacketType, Phase, serial_distance
 
 log = logging.getLogger("tailbound")
 
@@ -48,7 +48,7 @@ class FlowControl:
         self._takes = self._states["incast"]  # a column: a field of a record takes five times as long to read
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
-        head = packets.header(type=PacketType.PROBE, cookie=job.cookie, sender=job.rank).view(np.uint8)
+        head = Header(version=VERSION, type=PacketType.PROBE, cookie=job.cookie, sender=job.rank)
         known = Peers(head, job.terms, by, job.keys) if peers else None
         # a driver may be wrong, and a link that it is right about sees to its speed itself
         most = link if given else 0.0

@@ -55,11 +55,11 @@ def prove(job: Job, store: Store, prefix: str, greetings: Sequence[Greeting], ti
             parsed = job.unpack(data)
             if parsed is None:
                 continue
-            head = parsed[0][0]
-            if head["type"] != PacketType.HELLO:
+            head, body = parsed
+            if head.type != PacketType.HELLO:
                 others.append(data)
-            elif (head["cookie"], head["owner"]) == (job.cookie, job.rank) and int(head["sender"]) in paths.by_peer:
-                paths.receive(head, parsed[1])
+            elif (head.cookie, head.owner) == (job.cookie, job.rank) and head.sender in paths.by_peer:
+                paths.receive(head, body)
 
     def talk() -> None:
         for peer in paths.due(job.now()):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tailbound.collective.announce import acknowledge, announce, decode_ready
 from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
@@ -12,6 +10,7 @@ from tailbound.collective.paths import Paths
 from tailbound.collective.repair import decode_repair
 from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import core
+from tailbound.transport.control import Header
 from tailbound.transport.keys import Word
 from tailbound.wire.ranks import mark
 from tailbound.wire.schema import Flag, PacketType, serial_distance
@@ -35,9 +34,9 @@ class Inbox:
         if parsed is None:
             job.counters["control_refused"] += 1
             return False
-        head, body = parsed[0][0], parsed[1]
-        sender, label = int(head["sender"]), int(head["op"])
-        if int(head["cookie"]) != job.cookie or sender not in job.sender.peers or int(head["owner"]) != job.rank:
+        head, body = parsed
+        sender, label = head.sender, head.op
+        if head.cookie != job.cookie or sender not in job.sender.peers or head.owner != job.rank:
             job.counters["control_refused"] += 1
             return False
         word = job.fresh(head)
@@ -46,43 +45,43 @@ class Inbox:
             return False
         job.counters["control_taken"] += 1
         job.hear(sender, job.now())
-        flags = int(head["flags"])
-        if head["type"] == PacketType.REPAIR:
-            if int(head["rows"]):
+        flags = head.flags
+        if head.type == PacketType.REPAIR:
+            if head.rows:
                 self._request(head, body, ops.get(label))
             elif (op := ops.get(label)) is not None and op.launch and op.encoded and not op.published:
                 announce(job, op, [sender])
             else:
-                acknowledge(job, label, int(head["layout"]), [sender])  # if it is not further, it lives
+                acknowledge(job, label, head.layout, [sender])  # if it is not further, it lives
             return False
         if label in ops:
             ops[label].stirred = True
-        if head["type"] == PacketType.BYE:
+        if head.type == PacketType.BYE:
             job.membership.bye(sender, label)
             job.publish_live()
-        elif head["type"] == PacketType.MAP:
+        elif head.type == PacketType.MAP:
             self._maps.receive(sender, body)
-        elif head["type"] == PacketType.HOLD:
+        elif head.type == PacketType.HOLD:
             if flags & Flag.FLUSH:
                 job.membership.unhold(sender)
             else:
                 job.membership.hold(sender, job.now(), again=word == Word.AGAIN)
-        elif head["type"] == PacketType.HELLO:
+        elif head.type == PacketType.HELLO:
             if not (flags & Flag.COMPLAINT and self._channels.complained(sender)):
                 self._paths.receive(head, body)
-        elif head["type"] == PacketType.READY:
+        elif head.type == PacketType.READY:
             if (op := ops.get(label)) is not None:
-                if int(head["layout"]) == op.place.layout.tag:
+                if head.layout == op.place.layout.tag:
                     self._ready(op, sender, flags, body)
             elif serial_distance(label, job.sequence.next_label) >= 0 and len(self._early) < 4096:
-                self._early.setdefault(label, {})[sender] = (int(head["layout"]), flags, body)
-        elif head["type"] == PacketType.GONE and label in ops:
+                self._early.setdefault(label, {})[sender] = (head.layout, flags, body)
+        elif head.type == PacketType.GONE and label in ops:
             op = ops[label]
             if flags & Flag.ABSTAIN:
                 mark(op.abstained, sender)
             op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
             half = op.first if flags & Flag.FIRST_HALF else op.second
-            gone = decode_repair(body, int(head["row"]), op.place.layout.shape.rows)
+            gone = decode_repair(body, head.row, op.place.layout.shape.rows)
             if gone is not None:
                 half.gone(sender, gone)
         return True
@@ -114,16 +113,16 @@ class Inbox:
         elif op.cold and self._job.rank in op.needs and not self._job.records.contributed(sender, op.label):
             announce(self._job, op, [sender])
 
-    def _request(self, head: np.void, body: bytes, op: Op | None) -> None:
+    def _request(self, head: Header, body: bytes, op: Op | None) -> None:
         """Notes the rows that a rank asks for; ``retransmit`` sends them.
 
         A rank asks for rows that later rows have passed, or whose flow has ended. Whoever is sent to fast asks before
         the own marks rise, which wait for the slowest.
         """
-        job, label, first_half = self._job, int(head["op"]), bool(int(head["flags"]) & Flag.FIRST_HALF)
+        job, label, first_half = self._job, head.op, bool(head.flags & Flag.FIRST_HALF)
         mark = job.marks.contributed if first_half else job.marks.published
         leaving = op is not None and (op.encoded if first_half else op.own_results is not None)
-        of = label, int(head["sender"]), first_half, int(head["layout"]), int(head["row"]), int(head["rows"])
+        of = label, head.sender, first_half, head.layout, head.row, head.rows
         early = serial_distance(label, mark) > 0 and not leaving
         if early or not core().fast.tb_note_request(job.repairs.asked, *of, body, len(body)):
             job.counters["control_refused"] += 1

@@ -22,13 +22,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.batch import burst_packets, send_burst
 from tailbound.transport.config import MS
+from tailbound.transport.control import Header
 from tailbound.transport.sender import FULL, NO_GSO
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, Flag, PacketType
 
@@ -179,18 +178,18 @@ class Paths:
 
     # -- what comes ---------------------------------------------------------------------------------------------------
 
-    def receive(self, head: np.void, body: bytes) -> None:
+    def receive(self, head: Header, body: bytes) -> None:
         """Takes a HELLO packet of a peer."""
-        peer, flags, now = int(head["sender"]), int(head["flags"]), self._job.now()
+        peer, flags, now = head.sender, head.flags, self._job.now()
         if flags & Flag.STOP:
-            self._end(int(head["count"]), f"rank {peer} says that ")
+            self._end(head.count, f"rank {peer} says that ")
         elif flags & Flag.COMPLAINT:
             self.begin(peer, now)
         elif (path := self.by_peer.get(peer)) is not None:
             if flags & Flag.REPEAT:
                 self._answer(peer, path, head, body)
-            if peer in self._tried and int(head["count"]) == path.trial:
-                path.told |= int(head["seq"])
+            if peer in self._tried and head.count == path.trial:
+                path.told |= head.seq
                 path.answers += not flags & Flag.REPEAT
                 if path.told & BURST:
                     del self._tried[peer]
@@ -198,11 +197,11 @@ class Paths:
                     del self._tried[peer]
                     self._job.sender.plain.add(peer)
 
-    def _answer(self, peer: int, path: Path, head: np.void, body: bytes) -> None:
+    def _answer(self, peer: int, path: Path, head: Header, body: bytes) -> None:
         """Notes a packet of a peer's trial, and answers it where there is something to tell."""
-        if int(head["row"]) != path.peers_trial:
-            path.peers_trial, path.heard, path.places = int(head["row"]), 0, 0
-        before, place = path.heard, int(head["rows"])
+        if head.row != path.peers_trial:
+            path.peers_trial, path.heard, path.places = head.row, 0, 0
+        before, place = path.heard, head.rows
         path.heard |= WIDE if len(body) >= self._job.store.width else SMALL
         if place:
             path.places |= 1 << place - 1

@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,23 +16,19 @@ from tailbound.collective.known import Known
 from tailbound.datapath.protocol import Store
 from tailbound.observe.events import Events
 from tailbound.transport.config import Config
+from tailbound.transport.control import Header, packet, parse
 from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Place, Sequence
 from tailbound.transport.steps import Steps
-from tailbound.wire import packets, schema
+from tailbound.wire import schema
 from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 
-_KIND, _OP_AT, _MARKS_AT = packets.offset_of("type"), packets.offset_of("op"), packets.offset_of("contributed")
-#: Neighbours in a header: op and layout, and both marks.
-_OP, _MARKS = struct.Struct(">IH"), struct.Struct(">II")
-assert packets.offset_of("layout") == _OP_AT + 4
-assert packets.offset_of("published") == _MARKS_AT + 4
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
-_STAMP_AT = packets.offset_of("exponent")
-assert packets.offset_of("count") == _STAMP_AT + 8
+_STAMP, _STAMP_AT = struct.Struct(">Q"), Header.exponent.offset
+assert Header.count.offset == _STAMP_AT + _STAMP.size
 #: Of so many ops a rank remembers what it said of its gradient.
 _SAID = 256
 
@@ -89,9 +84,7 @@ class Speaker(Known):
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank, now)
         first = self.sequence.map.id
-        head = packets.header(cookie=cookie, sender=self.rank, map_id=first, map_known=first)
-        self._template = bytearray(head.tobytes())
-        self._head = np.frombuffer(self._template, packets.HEADER_DTYPE)  # the same memory
+        self._head = Header(version=schema.VERSION, cookie=cookie, sender=self.rank, map_id=first, map_known=first)
         self.advertise_deadline(self.deadlines.advertised)
         self._live: tuple[list[int], int] | None = None
 
@@ -108,15 +101,14 @@ class Speaker(Known):
         its = int(self.records.peer_states[rank]["newest"])
         return Steps(its, self.sequence.upcoming, self.sequence.op_rows, self.store.result_rows).lost
 
-    def header(self, kind: PacketType, label: int, layout: int, **fields: int) -> NDArray[Any]:
+    def header(self, kind: PacketType, label: int, layout: int, **fields: int) -> Header:
         """A header of this rank with its marks and advertisements."""
-        data = bytearray(self._template)  # numpy takes twenty times as long to copy a record
-        data[_KIND] = kind
-        _OP.pack_into(data, _OP_AT, label, layout)
-        _MARKS.pack_into(data, _MARKS_AT, self.marks.contributed, self.marks.published)
-        head: NDArray[Any] = np.frombuffer(data, packets.HEADER_DTYPE)
+        marks = self.marks
+        head: Header = Header.from_buffer_copy(self._head)
+        head.type, head.op, head.layout = kind, label, layout
+        head.contributed, head.published = marks.contributed, marks.published
         for name, value in fields.items():
-            head[name] = value
+            setattr(head, name, value)
         return head
 
     def remember(self, label: int, flags: Flag) -> None:
@@ -125,37 +117,31 @@ class Speaker(Known):
         if len(self.said) > _SAID:
             del self.said[next(iter(self.said))]
 
-    def tell(self, rank: int, head: NDArray[Any], body: bytes = b"") -> bytes:
+    def tell(self, rank: int, head: Header, body: bytes = b"") -> bytes:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""
         data = self.word(rank, head, body)
         self.sender.send(rank, data)
         return data
 
-    def word(self, rank: int, head: NDArray[Any], body: bytes = b"") -> bytes:
+    def word(self, rank: int, head: Header, body: bytes = b"") -> bytes:
         """One control packet for ``rank``, to be sent once."""
-        head["owner"] = rank
+        head.owner = rank
         if self.keys is not None:
-            head.view(np.uint8)[_STAMP_AT : _STAMP_AT + 8] = np.frombuffer(
-                self.keys.stamp().to_bytes(8, "big"), np.uint8
-            )
-        return self.pack(head, body)
+            _STAMP.pack_into(head, _STAMP_AT, self.keys.stamp())
+        return packet(head, body, None if self.keys is None else self.keys.now)
 
-    def pack(self, head: NDArray[Any], body: bytes) -> bytes:
-        """Header and body with the check, or in a job with a key the tag."""
-        return packets.packet(head, body, None if self.keys is None else self.keys.now)
+    def unpack(self, data: bytes) -> tuple[Header, bytes] | None:
+        """Header and body of a packet whose check or tag is right, else None."""
+        return parse(data, () if self.keys is None else self.keys.both)
 
-    def unpack(self, data: bytes) -> tuple[NDArray[Any], bytes] | None:
-        """Header (shape ``[1]``) and body of a packet whose check or tag is right, else None."""
-        return packets.parse(data, () if self.keys is None else self.keys.both)
-
-    def fresh(self, head: np.void) -> Word:
+    def fresh(self, head: Header) -> Word:
         """Whether a control packet, which is authentic, is none that was recorded and sent again (auth-5)."""
         if self.keys is None:
             return Word.NEW
-        stamp = int.from_bytes(head.tobytes()[_STAMP_AT : _STAMP_AT + 8], "big")
-        last = head["type"] in (PacketType.HOLD, PacketType.BYE)
-        repeated = head["type"] == PacketType.HOLD and not int(head["flags"]) & Flag.FLUSH
-        return self._stamps.accept(int(head["sender"]), stamp, last=last, again=repeated)
+        (stamp,) = _STAMP.unpack_from(head, _STAMP_AT)
+        last = head.type in (PacketType.HOLD, PacketType.BYE)
+        repeated = head.type == PacketType.HOLD and not head.flags & Flag.FLUSH
+        return self._stamps.accept(head.sender, stamp, last=last, again=repeated)
 
     def present(self, rank: int, stamp: int) -> None:
         """``rank``, which made ``stamp`` just now, is there: what it said before, or its process before, is void."""
@@ -175,11 +161,11 @@ class Speaker(Known):
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""
         for name, value in fields.items():
-            self._head[name] = value
+            setattr(self._head, name, value)
 
     def advertise_deadline(self, deadline: int) -> None:
         """Writes D1 (ns) into every header from now on (clock-6)."""
-        self._head["deadline"] = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
+        self._head.deadline = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 

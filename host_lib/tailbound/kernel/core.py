@@ -39,6 +39,8 @@ _FUNCTIONS = {
     "tb_take_controls": (_INT, _P, _P, _P, _INT),
     "tb_udp": (_INT, _P, _INT, _INT, _INT, _INT),
     "tb_stamp": (None, _P, _P, _U32),
+    "tb_prove_packet": (None, _P, _P, _U32, _P),
+    "tb_proven": (_INT, _P, _U32, _P, _P, _U32),
     "tb_line_open": (_P, _P, _P),
     "tb_line_pace": (None, _P, _P, _P),
     "tb_line_close": (None, _P),

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.kernel.core import address, core
+from tailbound.transport.control import Header
 from tailbound.wire.packets import packer_of, record_of
 from tailbound.wire.schema import RUN, STAMP
 from tailbound.wire.tag import NO_KEY
@@ -49,7 +50,7 @@ class Stamp(record_of(STAMP)):  # type: ignore[misc]
 
     def write(
         self,
-        head: NDArray[Any],
+        head: Header,
         runs: Iterable[tuple[int, int, int, int, int, int]],
         mark: int,
         key: NDArray[np.uint64] = NO_KEY,
@@ -57,14 +58,14 @@ class Stamp(record_of(STAMP)):  # type: ignore[misc]
         """Writes the headers of runs of packets, in sending order; ``row`` is the place in the run.
 
         Args:
-            head: the template (``wire.packets.header``); its own mark (``contributed`` of contributions, ``published``
+            head: the template; its own mark (``contributed`` of contributions, ``published``
                 of results) holds for all packets but the one of each run that leaves last.
             runs: as ``tb_run``: first packet, packets, which of them leaves last, u32 row sequence of place 0, and
                 ``owner`` and ``rows`` of the headers.
             mark: u32, of the packet that leaves last: this op where it ends the run, else as in the template.
             key: of the op, which the states were made with; empty: packets carry the check.
         """
-        self.head, self.key, self.mark = address(head), address(key), mark
+        self.head, self.key, self.mark = ctypes.addressof(head), address(key), mark
         packed = [_RUN.pack(*run) for run in runs]
         core().waits.tb_stamp(ctypes.addressof(self), b"".join(packed), len(packed))
 

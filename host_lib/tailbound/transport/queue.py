@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.kernel.core import address, core
+from tailbound.transport.control import Header
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import NO_GSO, Sender
@@ -54,14 +55,14 @@ class Peers(NamedTuple):
     stores the difference (``tb_peer_state.rtt_ns``), so that with ``xdp`` no process needs to be awake at either end.
 
     Attributes:
-        head: u8[64], a header with all that probes have in common.
+        head: with all that probes have in common.
         terms: ``tb_terms`` of the rank, with the peers' states.
         by: the ``kernel`` turns probes round and measures; or a ``thread``, whose echo waits behind its own rank's
             rows, about as long as the probe did behind ours.
         keys: of the job, where it has a key.
     """
 
-    head: NDArray[np.uint8]
+    head: Header
     terms: ctypes.Structure
     by: Literal["kernel", "thread"]
     keys: KeyRing | None = None
@@ -106,7 +107,7 @@ class SendQueue:
         self._key: NDArray[np.uint64] | None = None  # that the library makes tags of probes with
         if peers is not None:
             said = self._said
-            said.terms, said.head = ctypes.addressof(peers.terms), address(peers.head)
+            said.terms, said.head = ctypes.addressof(peers.terms), ctypes.addressof(peers.head)
             said.ways = 2 if peers.by == "thread" else 1
         self.drained = 0.0
         self._clock = clock

@@ -25,9 +25,6 @@ K3 = 0x2E8A5C3D4B7F9D62
 K4 = 0x58F1A6B5D3C4E792
 
 
-_K1, _K2, _K3, _K4 = np.uint64(K1), np.uint64(K2), np.uint64(K3), np.uint64(K4)
-
-
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def partial(words: NDArray[np.uint64], state: NDArray[np.uint64]) -> None:
     """Adds ``words`` (u64[2m], little endian) to ``state`` (u64[4]: a0, b0, a1, b1)."""
@@ -41,19 +38,3 @@ def partial(words: NDArray[np.uint64], state: NDArray[np.uint64]) -> None:
     state[1] = b0
     state[2] = a1
     state[3] = b1
-
-
-@njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def final(header_words: NDArray[np.uint64], state: NDArray[np.uint64]) -> np.uint64:
-    """The check of a packet whose payload left ``state``; ``header_words`` is u64[8], its last word taken as zero."""
-    a0, b0, a1, b1 = state[0], state[1], state[2], state[3]
-    for i in range(0, 6, 2):
-        a0 += header_words[i]
-        b0 += a0
-        a1 += header_words[i + 1]
-        b1 += a1
-    a0 += header_words[6]
-    b0 += a0
-    b1 += a1
-    c = a0 * _K1 + a1 * _K2 + b0 * _K3 + b1 * _K4
-    return np.uint64(c ^ (c >> np.uint64(32)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,10 @@ KINDS: dict[str, tuple[int, str, str]] = {
 }
 
 
-_CTYPES = {"u8": "uint8", "u32": "uint32", "u64": "uint64", "s32": "int32", "s64": "int64", "f64": "double"}
+_CTYPES = {
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64", "s16": "int16", "s32": "int32", "s64": "int64",
+    "f32": "float", "f64": "double",
+}  # fmt: skip
 
 
 def dtype_of(of: Struct, order: str = "=") -> np.dtype[Any]:
@@ -56,11 +58,11 @@ def packer_of(of: Struct) -> struct.Struct:
     return struct.Struct("=" + "".join(KINDS[field.kind][2] * field.count for field in of.fields))
 
 
-def record_of(of: Struct) -> Any:
+def record_of(of: Struct, base: type[ctypes.Structure] = ctypes.Structure) -> Any:
     """A ctypes structure of ``of``: its fields are read and written ten times as fast as those of a numpy record."""
     kinds = {code: getattr(ctypes, f"c_{name}") for code, name in _CTYPES.items()}
     fields = [(f.name, kinds[f.kind] * f.count if f.count > 1 else kinds[f.kind]) for f in of.fields]
-    return type(of.name, (ctypes.Structure,), {"_fields_": fields})
+    return type(of.name, (base,), {"_fields_": fields})
 
 
 def layout(map_: Map, **sizes: int) -> tuple[np.dtype[Any], tuple[int, ...]]:
@@ -91,9 +93,6 @@ def offset_of(name: str) -> int:
     return int(HEADER_DTYPE.fields[name][1])  # type: ignore[index]
 
 
-_CHECK, _CHECK_AT = struct.Struct(">Q"), offset_of("check")
-
-
 def header(**values: Any) -> NDArray[Any]:
     """One header, version filled in, everything else zero unless given.
 
@@ -110,38 +109,3 @@ def header(**values: Any) -> NDArray[Any]:
             raise ValueError(f"no header field {name!r}")
         out[name] = value
     return out
-
-
-def packet(head: NDArray[Any], payload: bytes, key: NDArray[np.uint64] | None = None) -> bytes:
-    """Header and payload with the check filled in, or with a ``key`` (``wire.tag``) the tag and the flag of its epoch.
-
-    The payload is padded with zeros to a multiple of 16 bytes.
-    """
-    # here, so that commands that only need the layout of a header or a map do not load numba
-    from tailbound.wire.proof import proof_of
-    from tailbound.wire.tag import NO_KEY
-
-    body = payload + bytes(-len(payload) % schema.ROW_STEP)
-    data = bytearray(head.tobytes() + body)
-    _CHECK.pack_into(data, _CHECK_AT, int(proof_of(np.frombuffer(data, np.uint8), NO_KEY if key is None else key)))
-    return bytes(data)
-
-
-def parse(data: bytes, keys: Sequence[NDArray[np.uint64]] = ()) -> tuple[NDArray[Any], bytes] | None:
-    """Header (shape ``[1]``) and payload of a packet that is well formed and whose check is right, else None.
-
-    With ``keys``, those of the even and the odd epoch in force, its tag is to be right.
-    """
-    from tailbound.wire.proof import proof_of
-    from tailbound.wire.tag import NO_KEY
-
-    if len(data) < HEADER_BYTES or len(data) % schema.ROW_STEP:
-        return None
-    raw = np.frombuffer(bytearray(data), np.uint8)
-    head = raw[:HEADER_BYTES].view(HEADER_DTYPE)
-    key = keys[bool(int(head["flags"][0]) & schema.Flag.EPOCH)] if keys else NO_KEY
-    if len(key) and len(data) > HEADER_BYTES + 8 * (len(key) - schema.KEY_WORDS):
-        return None
-    if head["version"][0] != schema.VERSION or int(head["check"][0]) != int(proof_of(raw, key)):
-        return None
-    return head, data[HEADER_BYTES:]

@@ -41,45 +41,6 @@ def key_of(secret: bytes, epoch: int) -> NDArray[np.uint64]:
 
 
 @njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _swapped(x: np.uint64) -> np.uint64:
-    """The lower four bytes in the other order."""
-    x = ((x & np.uint64(0x00FF00FF)) << np.uint64(8)) | ((x >> np.uint64(8)) & np.uint64(0x00FF00FF))
-    return ((x & np.uint64(0xFFFF)) << np.uint64(16)) | ((x >> np.uint64(16)) & np.uint64(0xFFFF))
-
-
-@njit(nogil=True, cache=True, boundscheck=False, inline="always")
-def _round(a: np.uint64, b: np.uint64, c: np.uint64, d: np.uint64):  # type: ignore[no-untyped-def]
-    """One round of SipHash."""
-    a += b
-    b = ((b << np.uint64(13)) | (b >> np.uint64(51))) ^ a
-    a = (a << np.uint64(32)) | (a >> np.uint64(32))
-    c += d
-    d = ((d << np.uint64(16)) | (d >> np.uint64(48))) ^ c
-    a += d
-    d = ((d << np.uint64(21)) | (d >> np.uint64(43))) ^ a
-    c += b
-    b = ((b << np.uint64(17)) | (b >> np.uint64(47))) ^ c
-    c = (c << np.uint64(32)) | (c >> np.uint64(32))
-    return a, b, c, d
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def closed(total: np.uint64, place: np.uint64, key: NDArray[np.uint64]) -> np.uint64:
-    """SipHash-2-4 of op and seq, ``op << 32 | seq``, and of the hash: it comes last, since it is known last."""
-    a, b = key[0] ^ np.uint64(0x736F6D6570736575), key[1] ^ np.uint64(0x646F72616E646F6D)
-    c, d = key[0] ^ np.uint64(0x6C7967656E657261), key[1] ^ np.uint64(0x7465646279746573)
-    for word in (place, total, np.uint64(16 << 56)):
-        d ^= word
-        for _ in range(2):
-            a, b, c, d = _round(a, b, c, d)
-        a ^= word
-    c ^= np.uint64(255)
-    for _ in range(4):
-        a, b, c, d = _round(a, b, c, d)
-    return np.uint64(a ^ b ^ c ^ d)
-
-
-@njit(nogil=True, cache=True, boundscheck=False, inline="always")
 def hashed(words: NDArray[np.uint64], key: NDArray[np.uint64], at: np.uint64) -> np.uint64:
     """The hash of ``words`` (u64[n], little endian) under the words of ``key`` from ``at`` on.
 
@@ -90,13 +51,3 @@ def hashed(words: NDArray[np.uint64], key: NDArray[np.uint64], at: np.uint64) ->
         x = words[i] + key[np.uint64(at) + np.uint64(i)]
         total += x * (x >> np.uint64(32))
     return total
-
-
-@njit(nogil=True, cache=True, boundscheck=False)
-def tag_of(header: NDArray[np.uint64], total: np.uint64, size: np.uint64, key: NDArray[np.uint64]) -> np.uint64:
-    """The tag of a packet whose payload of ``size`` bytes has the hash ``total``; ``header`` is u64[8]."""
-    total += hashed(header[:7], key, np.uint64(HEAD_AT))
-    x = size + key[HEAD_AT + 7]
-    total += x * (x >> np.uint64(32))
-    place = (_swapped(header[1] & np.uint64(0xFFFFFFFF)) << np.uint64(32)) | _swapped(header[2] & np.uint64(0xFFFFFFFF))
-    return closed(total, place, key)

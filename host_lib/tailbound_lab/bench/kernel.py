@@ -20,9 +20,10 @@ from tailbound.datapath.xdp import shapes
 from tailbound.errors import TailboundError
 from tailbound.kernel import load, maps
 from tailbound.kernel.maps import put_key
+from tailbound.transport.control import packet
 from tailbound.wire import schema
 from tailbound.wire.address import words_of
-from tailbound.wire.packets import header, packet
+from tailbound.wire.packets import header
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
 from tailbound.wire.tag import key_of
 from tailbound_lab.bench.frames import frame

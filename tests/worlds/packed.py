@@ -1,0 +1,30 @@
+"""Packets as tests make and read them: headers are numpy records, checks and tags the library's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tailbound.transport import control
+from tailbound.transport.control import packet
+from tailbound.wire.packets import HEADER_DTYPE
+from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.tag import NO_KEY
+
+__all__ = ["packet", "parse", "proof_of"]
+
+
+def parse(data: bytes, keys: Sequence[NDArray[np.uint64]] | None = ()) -> tuple[NDArray[Any], bytes] | None:
+    """As ``control.parse``; the header has shape ``[1]``."""
+    found = control.parse(data, keys or ())
+    return None if found is None else (np.frombuffer(bytearray(data[:HEADER_BYTES]), HEADER_DTYPE), found[1])
+
+
+def proof_of(data: NDArray[np.uint8], key: NDArray[np.uint64] = NO_KEY) -> int:
+    """The check or tag that ``data`` (u8[64 + payload]) ought to carry; the epoch's flag is set in it."""
+    made = packet(data[:HEADER_BYTES].tobytes(), data[HEADER_BYTES:].tobytes(), key)
+    data[2:4] = np.frombuffer(made[2:4], np.uint8)
+    return int.from_bytes(made[56:64], "big")
