@@ -10,6 +10,7 @@ import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -145,9 +146,11 @@ def test_the_store_tells_whether_a_job_is_under_way() -> None:
 
 def test_the_end_of_a_process_before_says_nothing_of_the_one_that_has_come_back() -> None:
     said: queue.Queue[int] = queue.Queue()
-    here, ends = Lifelines(said.put), [socket.socketpair() for _ in range(3)]
+    here = Lifelines(0, said.put, Mock())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        ends = [(socket.create_connection(listener.getsockname()), listener.accept()[0]) for _ in range(3)]
     for rank, (end, _) in zip((3, 3, 5), ends, strict=True):
-        here.hold(rank, end)
+        here.hold(rank, end, b".", b".")
     ends[0][1].close()  # before the next, so that it is looked at before
     ends[2][1].close()
     assert said.get(timeout=30) == 5

@@ -9,11 +9,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from support import await_that, gradients, patient, team
 from tailbound.collective import comeback
+from tailbound.errors import TransportError
+from tailbound.transport.backoff import Policy
 from tailbound.transport.reliable import Reliable
 
 RANKS, PATIENCE = 3, 20.0
@@ -69,7 +72,7 @@ def reset(line: socket.socket) -> None:
 
 def test_who_refuses_connections_and_answers_over_udp_lives(paths: list[Reliable], monkeypatch: Any) -> None:
     """A firewall refuses TCP. When nothing answers any more the process has ended."""
-    monkeypatch.setattr("tailbound.transport.reliable._AGAIN_AFTER", (0.0, 0.0))
+    monkeypatch.setattr("tailbound.transport.lifeline._AGAIN", Policy(0, 0))
     engines = watched(paths)
     comeback.connect(paths[0], 0, [1], PATIENCE)
     engines[0].answers = 5
@@ -80,13 +83,13 @@ def test_who_refuses_connections_and_answers_over_udp_lives(paths: list[Reliable
 
 def test_a_process_that_is_stopped_is_not_dead(paths: list[Reliable], monkeypatch: Any) -> None:
     """Its kernel takes the connection, and nothing answers, over UDP neither, until it goes on."""
-    monkeypatch.setattr("tailbound.transport.reliable._DIALS", 0.05)
+    monkeypatch.setattr("tailbound.transport.reliable._RENEWAL", 0.05)
     engines = watched(paths)
     comeback.connect(paths[0], 0, [1], PATIENCE)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
         peers, paths[0]._peers = paths[0]._peers, [("127.0.0.1", stopped.getsockname()[1])] * RANKS
         line = lines_of(paths[0])[1]
-        monkeypatch.setattr(paths[1]._lifelines, "_lost", lambda rank: None)  # it does nothing
+        monkeypatch.setattr(paths[1]._lifelines, "_connect", Mock(side_effect=TransportError("it does nothing")))
         reset(line)
         waits, _ = stopped.accept()
         time.sleep(0.2)  # longer than it may take to get the connection

@@ -158,9 +158,9 @@ def test_a_connection_is_watched_at_both_ends_when_it_has_been_made(
     pair: tuple[Reliable, Reliable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where nobody watches, who connects is told so: it would wait for a death that nobody tells."""
-    monkeypatch.setattr("tailbound.transport.reliable._LOOK_EVERY", 0.0)
+    monkeypatch.setattr("tailbound.transport.lifeline._LOOK_EVERY", 0.0)
     pair[0].watch(lambda _: True)
-    with pytest.raises(Refusal, match="rank 0: connecting to rank 1: nobody serves 'lifeline' here"):
+    with pytest.raises(Refusal, match=r"rank 0: asking rank 1 for 'lifeline': .*nobody serves 'lifeline' here"):
         pair[0].keep(1, 20)
     with pytest.raises(TransportError, match="call watch first"):
         pair[1].keep(0, 20)
@@ -199,8 +199,7 @@ def test_a_request_without_a_thread_is_turned_away_and_the_next_one_is_answered(
         assert not isinstance(error.value, Refusal)
     assert pair[1].pull(0, "state", b"", 20) == b"well"
     with pair[0]._answered:
-        assert pair[0]._answered.wait_for(lambda: pair[0]._answering == 0, 20)
-    assert not pair[0]._places._proven
+        assert pair[0]._answered.wait_for(lambda: not pair[0]._answering, 20)
     assert caplog.text.count("no thread can be started to answer another rank") == 1
 
 

@@ -20,7 +20,6 @@ import pytest
 from reliable_pair import COOKIE, KEY, pair, slow
 from support import await_that, is_renewed
 from tailbound.errors import TransportError
-from tailbound.transport.places import Places
 from tailbound.transport.reliable import _MAGIC, _NONCE, _REQUEST, _TAG, Refusal, Reliable, _Tags
 
 
@@ -51,25 +50,11 @@ def line_of(one: Reliable) -> socket.socket:
     return found
 
 
-@pytest.fixture(params=[True, False], ids=["threads", "no more threads"])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes that no thread can be started that looks after a connection: else the end of none would be noticed."""
-    start = threading.Thread.start
-
-    def no_more(thread: threading.Thread) -> None:
-        if thread.name == "tailbound-look":
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    return lambda: None if request.param else monkeypatch.setattr(threading.Thread, "start", no_more)
-
-
 @pytest.mark.parametrize("how", ["an end", "a byte"])
-def test_a_connection_that_ends_is_no_death_where_the_rank_answers(how: str, threads: Callable[[], None]) -> None:
+def test_a_connection_that_ends_is_no_death_where_the_rank_answers(how: str) -> None:
     """Rule: auth-6."""
     with pair(KEY, KEY) as both:
         said = connected(*both)
-        threads()
         before = line_of(both[0])
         if how == "a byte":
             line_of(both[1]).send(b".")
@@ -81,7 +66,7 @@ def test_a_connection_that_ends_is_no_death_where_the_rank_answers(how: str, thr
         assert said.empty()
 
 
-def test_a_death_is_told_and_a_farewell_is_none(threads: Callable[[], None]) -> None:
+def test_a_death_is_told_and_a_farewell_is_none() -> None:
     """Rule: auth-6."""
     with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
@@ -89,27 +74,29 @@ def test_a_death_is_told_and_a_farewell_is_none(threads: Callable[[], None]) -> 
         line = line_of(one)
         await_that(lambda: line.fileno() < 0, "the farewell has come")
         assert said.empty()
-        assert one.revived == 0
+        assert one.counts()["lifelines_renewed"] == 0
     with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
-        threads()
         other.close(farewell=False)  # as if its process were killed: nobody listens, no farewell
         assert said.get(timeout=30) == 1
 
 
-def test_who_ends_connections_makes_one_look_a_second_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_ends_connections_makes_one_look_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule: auth-6."""
-    monkeypatch.setattr("tailbound.transport.reliable._LOOK_EVERY", 1000.0)
+    monkeypatch.setattr("tailbound.transport.lifeline._LOOK_EVERY", 1000.0)
     with pair(KEY, KEY) as (one, other):
         said = connected(one, other)
 
-        def waits() -> bool:
-            return (one.revived >= 3 and 1 in one._looking) or (is_renewed(one, 4) and False)
+        lines = one._lifelines
+        assert lines is not None
 
-        await_that(waits, "three looks at once, and one that waits")
+        def waits() -> bool:
+            return (lines.renewed >= 1 and 1 in lines._due) or (is_renewed(one, 2) and False)
+
+        await_that(waits, "one look at once, and one that waits")
         time.sleep(0.1)
-        assert one.revived == 3
-        assert 1 in one._looking
+        assert lines.renewed == 1
+        assert 1 in lines._due
         assert said.empty()
 
 
@@ -127,26 +114,31 @@ def test_strangers_give_way_and_who_has_shown_the_key_does_not(monkeypatch: pyte
             assert len(stranger.recv(16)) == 16, "there is a place for everybody, for a while"
             if turn % 10 == 9:
                 assert other.pull(0, "state", b"", 20) == b"well"
-        assert one._places.evicted >= 40 - (8 + 2 * 2)
+        assert one.counts()["strangers_evicted"] >= 40 - (8 + 2 * 2)
         go_on.set()
         assert found.result(20) == b"slow"
 
 
-def test_places() -> None:
-    """An address cannot take those of another, and nobody those of whom has shown the key."""
-    places = Places(["a", "a", "b"])
-    proven, of_b, of_a = [Mock() for _ in range(3)], Mock(), [Mock() for _ in range(20)]
-    assert all(places.enter(sock, "b", keyed=True) for sock in proven)
-    assert all(map(places.prove, proven))
-    assert not places.enter(Mock(), "elsewhere", keyed=True)
-    assert places.enter(of_b, "b", keyed=True)
-    assert all(places.enter(sock, "a", keyed=True) for sock in of_a)
-    assert places.prove(of_b)
-    assert [places.prove(sock) for sock in of_a] == [False] * 8 + [True] * 10 + [False] * 2, "14 have room in all"
-    assert [sock.shutdown.called for sock in of_a] == [True] * 8 + [False] * 12
-    for sock in proven:
-        places.leave(sock)
-    assert [places.enter(Mock(), address, keyed=False) for address in ("a", "elsewhere")] == [True, False]
+@pytest.mark.parametrize("key", [b"", KEY])
+def test_places(key: bytes) -> None:
+    """An address cannot take those of another, and nobody those of whom has shown the key. 14 have room in all."""
+    with contextlib.closing(Reliable("127.0.0.1")) as one:
+        one._peers, one._key = [("a", 0), ("a", 0), ("b", 0)], key
+        proven, of_b, of_a = [Mock() for _ in range(3)], Mock(), [Mock() for _ in range(20)]
+        assert all(one._enter(sock, "b") and one._prove(sock) for sock in proven)
+        assert not one._enter(Mock(), "elsewhere")
+        assert one._enter(of_b, "b")
+        entered = [one._enter(sock, "a") for sock in of_a]
+        gone = 10 if key else 0
+        assert entered == [True] * 20 if key else [True] * 10 + [False] * 10
+        assert one._prove(of_b)
+        assert [one._prove(sock) for sock in of_a] == [False] * gone + [True] * 10 + [False] * (10 - gone)
+        assert [sock.shutdown.called for sock in of_a] == [True] * gone + [False] * (20 - gone)
+        assert not one._enter(Mock(), "b")
+        for sock in (*proven, of_b, *of_a):
+            one._leave(sock)
+        assert one._enter(Mock(), "b")
+        one._answering.clear()
 
 
 def test_who_has_not_shown_the_key_holds_a_place_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:

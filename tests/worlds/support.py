@@ -218,10 +218,11 @@ def is_renewed(one: Reliable, times: int) -> bool:
 
     The other end makes one, too, which may become the newest at any time.
     """
-    if one.revived >= times and not one._looking:
+    lines = one._lifelines
+    assert lines is not None
+    if lines.renewed >= times and not lines._due:
         return True
-    assert one._lifelines is not None
-    for line in list(one._lifelines._newest.values()):
+    for line in list(lines._newest.values()):
         with contextlib.suppress(OSError):
             line.shutdown(socket.SHUT_RD)
     return False

@@ -3,7 +3,7 @@
 Without it a rank that was killed is suspected when it has missed three ops, and each may wait for it until its
 deadline. A word of farewell before a connection is closed tells that no rank died; in a job with a key it is a tag, one
 for each side (auth-6). What else ends a connection is a death, or a middlebox, or a rank who would like it to look
-like a death: ``reliable`` makes it anew, and a rank has died only where that is refused.
+like a death. So it is made anew, and who takes it lives. A rank has died only where that is refused.
 
 A rank that comes back connects anew. The connection to the process before it may end after that (its host had lost
 power, say), and says nothing of the new one: only the end of the newest connection to a rank counts.
@@ -12,42 +12,56 @@ power, say), and says nothing of the new one: only the end of the newest connect
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import os
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
-from typing import NamedTuple
 
+from tailbound.errors import TransportError
+from tailbound.transport.backoff import Policy
+from tailbound.transport.config import MS
 
-class Farewell(NamedTuple):
-    """What the own side says before it closes a connection, and what the other one says."""
+log = logging.getLogger("tailbound")
 
-    own: bytes = b"."
-    theirs: bytes = b"."
-
-
-#: Without a key.
-PLAIN = Farewell()
 #: Connections to one rank that are kept: both sides may make one, and who only seems to be gone leaves another.
 _KEPT = 4
+#: A rank is looked at once in so many seconds: who ends connections makes no more work than that.
+_LOOK_EVERY = 1.0
+#: How a connection is tried again that could not be made, and after how many trials the log says so.
+_AGAIN, _WARNED = Policy(20 * MS, 5_000 * MS), 4
+#: Seconds without a word until the kernel asks for one, from one question to the next, and questions without an answer
+#: that end a connection. Nothing between the hosts forgets it, and no host that has gone is kept.
+_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
 
 
 class Lifelines:
     """The connections of one rank, and a thread that watches them.
 
     Args:
-        lost: called with the rank whose newest connection has ended without a farewell, in that thread.
+        rank: own rank.
+        connect: makes a connection to a rank anew and gives it to ``hold``, or raises a TransportError.
+        lost: called where a rank refuses that; may wait. If it returns true the process has ended, else there are more
+            attempts.
+
+    Attributes:
+        renewed: connections that ended without a farewell and were made anew.
     """
 
-    def __init__(self, lost: Callable[[int], None]) -> None:
-        self._lost = lost
+    def __init__(self, rank: int, connect: Callable[[int], None], lost: Callable[[int], bool]) -> None:
+        self._rank, self._connect, self._lost = rank, connect, lost
+        self.renewed = 0
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ, -1)
         self._lock = threading.Lock()
-        self._lines: dict[socket.socket, tuple[int, Farewell]] = {}  # the oldest first
+        self._lines: dict[socket.socket, tuple[int, bytes, bytes]] = {}  # the oldest first, with both farewells
         self._newest: dict[int, socket.socket] = {}
+        self._due: dict[int, tuple[float, int]] = {}  # by rank: when to look at it (monotonic seconds), and trials
+        self._looked: dict[int, float] = {}
         self._over = False
         self._thread = threading.Thread(target=self._run, name="tailbound-lifeline", daemon=True)
         self._thread.start()
@@ -56,26 +70,30 @@ class Lifelines:
         """See ``forks.Owner``: a child that kept a connection would keep its parent's death from the others."""
         return [line.fileno() for line in list(self._lines) if line.fileno() >= 0]
 
-    def hold(self, rank: int, line: socket.socket, farewell: Farewell = PLAIN) -> None:
-        """Watches a connection to ``rank``, which is this object's from now on."""
+    def hold(self, rank: int, sock: socket.socket, own: bytes, theirs: bytes) -> socket.socket:
+        """Watches a connection to ``rank``, which is taken from ``sock``.
+
+        Args:
+            own, theirs: what either side says before it closes the connection.
+        """
+        line = socket.socket(fileno=sock.detach())
+        line.settimeout(0)
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            line.setsockopt(socket.IPPROTO_TCP, option, value)
         with self._lock:
             if self._over:
                 line.close()
-                return
-            line.settimeout(0)
-            held = [each for each, (whose, _) in self._lines.items() if whose == rank]
+                return line
+            held = [each for each, (whose, *_) in self._lines.items() if whose == rank]
             for old in held[: len(held) + 1 - _KEPT]:
                 self._selector.unregister(old)
                 del self._lines[old]
                 old.close()
-            self._lines[line] = rank, farewell
+            self._lines[line] = rank, own, theirs
             self._newest[rank] = line
             self._selector.register(line, selectors.EVENT_READ, rank)
-
-    def has(self, rank: int) -> bool:
-        """Whether the newest connection to ``rank`` has not ended."""
-        with self._lock:
-            return self._newest.get(rank) in self._lines
+        return line
 
     def close(self, *, farewell: bool = True) -> None:
         """Says farewell, or nothing, as a process that dies; and ends the thread."""
@@ -84,17 +102,22 @@ class Lifelines:
                 return
             os.eventfd_write(self._wake, 1)  # the thread closes it as soon as it is over
             self._over = True
-            for line, (_, words) in self._lines.items() if farewell else ():
+            for line, (_, own, _) in self._lines.items() if farewell else ():
                 with contextlib.suppress(OSError):
-                    line.send(words.own)
+                    line.send(own)
         if self._thread is not threading.current_thread():
             self._thread.join(5)
 
     def _run(self) -> None:
         while not self._over:
-            for key, _ in self._selector.select():
+            soonest = min((at for at, _ in self._due.values()), default=math.inf)
+            pause = max(0.0, soonest - time.monotonic())
+            for key, _ in self._selector.select(pause if self._due else None):
                 if key.data >= 0:
                     self._check(key.data, key.fileobj)  # type: ignore[arg-type]
+            for rank, (at, tries) in list(self._due.items()):
+                if at <= time.monotonic():
+                    self._look(rank, tries)
         with self._lock:  # farewells have been said
             for line in self._lines:
                 line.close()
@@ -102,6 +125,7 @@ class Lifelines:
         os.close(self._wake)
 
     def _check(self, rank: int, line: socket.socket) -> None:
+        """Something has come from ``rank``: the end of a connection."""
         with self._lock:
             if line not in self._lines:
                 return  # it gave way since
@@ -112,8 +136,28 @@ class Lifelines:
             except OSError:
                 said = b""
             self._selector.unregister(line)
-            well = said == self._lines.pop(line)[1].theirs
-            newest = self._newest.get(rank) is line
+            *_, theirs = self._lines.pop(line)
             line.close()
-        if newest and not well and not self._over:
-            self._lost(rank)
+        if self._newest[rank] is line and said != theirs and rank not in self._due:
+            at = self._looked[rank] = max(time.monotonic(), self._looked.get(rank, 0.0) + _LOOK_EVERY)
+            self._due[rank] = at, 0
+
+    def _look(self, rank: int, tries: int) -> None:
+        """Makes a connection anew that has ended; where that is refused the process may have, too."""
+        del self._due[rank]
+        try:
+            if self._newest[rank] not in self._lines:  # the other side has made none
+                self._connect(rank)
+            self.renewed += 1
+        except TransportError as error:
+            if self._over or (isinstance(error.__cause__, ConnectionRefusedError) and self._lost(rank)):
+                return
+            if tries == _WARNED:
+                log.warning(
+                    "rank %d: its TCP connection to rank %d has ended and cannot be made anew, so that the end of "
+                    "that process would be waited for in three ops: let TCP pass between all hosts (%s)",
+                    self._rank,
+                    rank,
+                    error,
+                )
+            self._due[rank] = time.monotonic() + _AGAIN.wait(tries + 1) / 1e9, tries + 1

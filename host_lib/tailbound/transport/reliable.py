@@ -12,33 +12,34 @@ In a job with a key (auth-6) the side that is asked begins, with 16 bytes that i
 16 such bytes of the asker's in front and a tag of 16 bytes behind. The head of the answer and every piece of its body,
 of 1 MiB at most, have a tag behind, too. Tags are keyed BLAKE2b, by the job's key, what both have said, who asks, and
 the number of the piece. What has no right tag is not looked at. The tags of two more pieces, which are empty, are the
-farewells of a connection that stays open, the asker's and the other one's.
+farewells of a connection that stays open, the asker's and the other one's. Without a key all of this is empty, and a
+farewell is a byte.
+
+Before its request has come with its tag a connection may be anybody's, also another user's on the host of a rank. Where
+all places are taken, the oldest of those from the address that has most gives way to a new one. Who opens that many
+from a rank's own address may push out that rank's next one, which then tries again; other addresses do not notice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import hmac
-import itertools
 import logging
 import math
-import os
 import secrets
-import selectors
 import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from tailbound.errors import TransportError
 from tailbound.forks import keep_from_children
-from tailbound.transport.lifeline import PLAIN, Farewell, Lifelines
-from tailbound.transport.places import Places
+from tailbound.transport.lifeline import Lifelines
 from tailbound.wire.address import endpoint, family_of
 
 if TYPE_CHECKING:
@@ -57,26 +58,16 @@ _PROOF = 1.0
 _CHUNK = 1 << 20
 #: Who closes waits for so many seconds at most until the answers under way have been sent.
 _LINGER = 1.0
-
 #: Seconds until a connection is taken again, after one that could not be taken or answered.
 _REST = 0.05
-
+#: Connections that may be open beside two for each rank.
+_BESIDE = 8
 #: Bytes of a number that is said once, and of a tag.
 _NONCE, _TAG = 16, 16
-
 #: Seconds after which a handshake is begun again, twice as many each time; from so many on the kernel does it.
 _DIAL, _DIAL_MOST = 0.05, 0.8
-
-#: A connection that has ended is made anew after these pauses in seconds, and then after the last one again and again.
-_AGAIN_AFTER = (0.0, 0.02, 0.06, 1.0)
-#: Seconds for a handshake then; and for the answer of a process that has the connection, since it may be stopped.
-_DIALS, _ANSWERS = 0.5, 60.0
-#: So many such looks for a rank at once, and one in so many seconds: who ends connections makes no more work than that.
-_LOOKS, _LOOK_EVERY = 3, 1.0
-#: Of a connection that is kept: seconds without a word until the kernel asks for one, from one question to the next,
-#: and questions without an answer that end it. Nothing between the hosts forgets it, and no host that has gone is kept.
-_KEEPALIVE = {socket.TCP_KEEPIDLE: 10, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 3}
-
+#: Seconds for a connection that is made anew, and for its answer: the process that has it may be stopped.
+_RENEWAL = 0.5
 #: Name of the request that keeps its connection.
 _LIFELINE = "lifeline"
 
@@ -113,24 +104,18 @@ class Reliable:
     def __init__(self, address: str, port: int = 0) -> None:
         self._address = address
         self._handlers: dict[str, Handler] = {}
-        self._cookie, self._rank = 0, -1
+        self._cookie, self._rank, self._key, self._nonce = 0, -1, b"", 0
         self._peers: list[tuple[str, int]] = []
         self._over = threading.Event()
         self._lock = threading.Lock()
         self._asking: set[socket.socket] = set()
-        self._places = Places(())
-        self._looked: dict[int, float] = {}  # by rank: when its looks would be over, one a time (monotonic seconds)
-        self._looking: set[int] = set()
-        self._answering = 0
+        self._answering: dict[socket.socket, str] = {}  # the oldest first: address, "" where it is of a rank
         self._answered = threading.Condition(self._lock)
         self._before_close: list[Callable[[], None]] = []
         self._helpers: list[threading.Thread] = []
         self._lifelines: Lifelines | None = None
-        self._key = b""
-        #: requests whose tag was wrong
-        self.forged = 0
-        #: connections to ranks that ended and were made anew
-        self.revived = 0
+        #: requests whose tag was wrong, and connections that had to give way before they showed the key
+        self.forged, self.evicted = 0, 0
         try:
             self._listener = socket.create_server((address, port), family=family_of(address), backlog=128)
         except OSError as error:
@@ -141,7 +126,6 @@ class Reliable:
         #: TCP port, for the greeting
         self.port: int = self._listener.getsockname()[1]
         keep_from_children(self)
-        self._thread = threading.Thread(target=self._accept, name="tailbound-reliable", daemon=True)
 
     def descriptors(self) -> list[int]:
         """See ``forks.Owner``."""
@@ -151,8 +135,8 @@ class Reliable:
     def start(self, cookie: int, rank: int, peers: Sequence[tuple[str, int]], key: bytes = b"") -> None:
         """Lets requests in; ``peers`` are (address, port) by rank, the own one included; ``key`` is the job's."""
         self._cookie, self._rank, self._peers, self._key = cookie, rank, list(peers), key
-        self._places = Places(address for address, _ in peers)
-        self._thread.start()
+        self._nonce = _NONCE if key else 0
+        self.runs(self._accept, "tailbound-reliable")
 
     def serve(self, name: str, handler: Handler) -> None:
         """Answers requests called ``name`` with the buffers that ``handler(request)`` gives, in a thread of their own.
@@ -162,76 +146,24 @@ class Reliable:
         self._handlers[name] = handler
 
     def watch(self, lost: Callable[[int], bool]) -> None:
-        """From now on ends of connections to peers are looked after that were made by ``keep``, here or there.
+        """From now on connections to peers are watched that were made by ``keep``, here or there (``Lifelines``).
 
-        What has not ended by a farewell is made anew, since anybody may have ended it. Who takes the new one lives,
-        however long its process leaves it without an answer. Where no rank listens, ``lost(rank)`` is called, which may
-        wait: if it returns true the process has ended, else there are more attempts.
+        ``lost(rank)`` is called where one has ended without a farewell and no rank listens.
         """
-
-        def ended(rank: int) -> None:
-            with self._lock:
-                if rank in self._looking:
-                    return
-                self._looking.add(rank)
-                now = time.monotonic()
-                over = self._looked.get(rank, now)
-                at = max(now, over - (_LOOKS - 1) * _LOOK_EVERY)
-                self._looked[rank] = max(now, over) + _LOOK_EVERY
-            try:
-                threading.Thread(target=look, args=(rank, at - now), name="tailbound-look", daemon=True).start()
-            except RuntimeError:  # no more threads may run: others that end meanwhile wait, for seconds
-                look(rank, at - now, patient=False)
-
-        def look(rank: int, pause: float, patient: bool = True) -> None:
-            found = not self._over.wait(pause) and self._renewed(rank, lost, patient)
-            with self._lock:
-                self._looking.discard(rank)
-            if found and not lines.has(rank):  # it has ended since
-                ended(rank)
-
-        self._lifelines = lines = Lifelines(ended)
-
-    def _renewed(self, rank: int, lost: Callable[[int], bool], patient: bool) -> bool:
-        """Makes a connection anew that has ended; whether there is one, whoever made it."""
-        assert self._lifelines is not None
-        again = itertools.repeat(_AGAIN_AFTER[-1]) if patient else ()
-        for tries, pause in enumerate(itertools.chain(_AGAIN_AFTER, again)):
-            if self._over.wait(pause):
-                return False
-            try:
-                if not self._lifelines.has(rank):
-                    self.keep(rank, _DIALS, _ANSWERS if patient else _DIALS)
-            except TransportError as error:
-                if isinstance(error.__cause__, ConnectionRefusedError) and lost(rank):
-                    return False
-                if tries == len(_AGAIN_AFTER) - 1 and not self._over.is_set():
-                    log.warning(
-                        "rank %d: its TCP connection to rank %d has ended and cannot be made anew, so that the end of "
-                        "that process would be waited for in three ops: let TCP pass between all hosts (%s)",
-                        self._rank,
-                        rank,
-                        error,
-                    )
-            else:
-                with self._lock:
-                    self.revived += 1
-                return True
-        return False
+        self._lifelines = Lifelines(self._rank, lambda rank: self.keep(rank, _RENEWAL), lost)
 
     def counts(self) -> dict[str, int]:
         """What strangers have tried: requests with a wrong tag, connections that had to give way before they showed the
         key, and ends of connections to ranks that then had another one."""
-        evicted = self._places.evicted
-        return {"requests_forged": self.forged, "strangers_evicted": evicted, "lifelines_renewed": self.revived}
+        renewed = self._lifelines.renewed if self._lifelines is not None else 0
+        return {"requests_forged": self.forged, "strangers_evicted": self.evicted, "lifelines_renewed": renewed}
 
-    def keep(self, rank: int, timeout: float, patience: float | None = None) -> None:
+    def keep(self, rank: int, timeout: float) -> None:
         """Connects to ``rank`` and keeps the connection, for both to ``watch``; both do when this returns.
 
         Args:
             rank: who.
             timeout: seconds for the connection, and for the answer.
-            patience: seconds for the answer, if other ones.
 
         Raises:
             Refusal: connections are not watched there.
@@ -239,23 +171,9 @@ class Reliable:
         """
         if self._lifelines is None:
             raise TransportError(f"rank {self._rank}: connections are not watched here: call watch first")
-        what = f"rank {self._rank}: connecting to rank {rank}"
-        until = time.monotonic() + timeout
-        try:
-            with self._connect(rank, timeout) as sock:
-                if patience is not None:
-                    until = time.monotonic() + patience
-                _, tags = self._exchange(sock, what, rank, _LIFELINE, b"", until, 0)
-                self._hold(rank, sock.dup(), PLAIN if tags is None else Farewell(*tags.farewells()))
-        except (OSError, EOFError) as error:
-            raise _no_answer(what, error) from error
-
-    def _hold(self, rank: int, line: socket.socket, farewell: Farewell) -> None:
-        assert self._lifelines is not None
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
-            line.setsockopt(socket.IPPROTO_TCP, option, value)
-        self._lifelines.hold(rank, line, farewell)
+        with self._ask(rank, _LIFELINE, b"", timeout, 0) as (sock, tags, _):
+            own, theirs = tags.farewells()
+            self._lifelines.hold(rank, sock, own, theirs)
 
     def pull(
         self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34, rate: float = 0.0
@@ -274,72 +192,44 @@ class Reliable:
             Unreachable: no connection to it can be made.
             TransportError: it does not answer in time, or answers nonsense.
         """
+        with self._ask(rank, name, request, timeout, most, rate) as (_, _, body):
+            return body
+
+    @contextmanager
+    def _ask(
+        self, rank: int, name: str, request: bytes, timeout: float, most: int, rate: float = 0.0
+    ) -> Iterator[tuple[socket.socket, _Tags, bytearray]]:
+        """The connection on which ``rank`` has answered, the tags from there on, and the answer."""
         until = time.monotonic() + timeout
         what = f"rank {self._rank}: asking rank {rank} for {name!r}"
         if self._over.is_set() or not 0 <= rank < len(self._peers) or rank == self._rank:
             raise TransportError(f"{what}: there is no such peer, or this rank has closed; ask while the job runs")
         kind: type[TransportError] = Unreachable
         try:
-            with self._connect(rank, timeout) as sock:
+            with _dial(self._peers[rank], timeout, self._address) as sock:
                 kind = TransportError
-                return self._exchange(sock, what, rank, name, request, until, most, rate)[0]
+                with self._lock:
+                    self._asking.add(sock)
+                try:
+                    if self._over.is_set():
+                        raise EOFError("the reliable path was closed")
+                    tags = self._request(sock, rank, name, request, until)
+                    yield sock, tags, _answer_to(what, sock, tags, until, most, rate)
+                finally:
+                    with self._lock:
+                        self._asking.discard(sock)
         except (OSError, EOFError) as error:
-            raise _no_answer(what, error, kind) from error
+            raise kind(f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?") from error
 
-    def _exchange(
-        self,
-        sock: socket.socket,
-        what: str,
-        rank: int,
-        name: str,
-        request: bytes,
-        until: float,
-        most: int,
-        rate: float = 0.0,
-    ) -> tuple[bytearray, _Tags | None]:
+    def _request(self, sock: socket.socket, rank: int, name: str, request: bytes, until: float) -> _Tags:
+        """Sends a request; the tags of its answer."""
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         title = name.encode()
         head = _REQUEST.pack(_MAGIC, self._cookie, self._rank, len(title), len(request))
-        tags = None
-        if self._key:
-            theirs, own = bytes(_receive(sock, _NONCE, until)), secrets.token_bytes(_NONCE)
-            tags = _Tags(self._key, theirs, own, self._rank, rank)
-            sock.sendall(own + head + title + request + tags.next(head, title, request))
-        else:
-            sock.sendall(head + title + request)
-        answer = _receive(sock, _ANSWER.size, until)
-        if tags is not None and not tags.fits(_receive(sock, _TAG, until), answer):
-            raise TransportError(
-                f"{what}: the answer was not made with the job's key; look which program has its TCP port"
-            )
-        magic, status, length = _ANSWER.unpack(answer)
-        if magic != _MAGIC or length > (_TEXT_MOST if status else most):
-            raise TransportError(f"{what}: the answer is not one ({length} bytes); look which program has its TCP port")
-        pause = math.inf
-        if rate:
-            until, pause = max(until, time.monotonic() + length / rate), _SILENCE
-        body = bytearray()
-        while len(body) < length:  # room for all of it at once takes longer to make than the giver waits
-            piece = _receive(sock, min(_CHUNK, length - len(body)), until, pause)
-            if tags is not None and not tags.fits(_receive(sock, _TAG, until, pause), piece):
-                raise TransportError(f"{what}: the answer was changed on the way: check who else is on this network")
-            body += piece
-        if status:
-            raise Refusal(f"{what}: {body.decode(errors='replace')}")
-        return body, tags
-
-    @contextmanager
-    def _connect(self, rank: int, timeout: float) -> Iterator[socket.socket]:
-        with _dial(self._peers[rank], timeout, self._address) as sock:
-            with self._lock:
-                self._asking.add(sock)
-            try:
-                if self._over.is_set():
-                    raise EOFError("the reliable path was closed")
-                yield sock
-            finally:
-                with self._lock:
-                    self._asking.discard(sock)
+        theirs, own = bytes(_receive(sock, self._nonce, until)), secrets.token_bytes(self._nonce)
+        tags = _Tags(self._key, theirs, own, self._rank, rank)
+        sock.sendall(own + head + title + request + tags.next(head, title, request))
+        return tags
 
     def before_close(self, action: Callable[[], None]) -> None:
         """``action()`` is called once when the path is about to close, while it still answers; it may wait a little."""
@@ -370,12 +260,11 @@ class Reliable:
         self._listener.close()
         if self._lifelines is not None:  # who connects anew is refused by now
             self._lifelines.close(farewell=farewell)
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join(5)
         for helper in self._helpers:
-            helper.join(5)
+            if helper is not threading.current_thread():
+                helper.join(5)
         with self._answered:  # a process that ends now would cut them off
-            self._answered.wait_for(lambda: self._answering == 0, _LINGER)
+            self._answered.wait_for(lambda: not self._answering, _LINGER)
 
     def _accept(self) -> None:
         full = False  # whether the last request found no thread
@@ -385,11 +274,9 @@ class Reliable:
             except OSError:
                 self._over.wait(_REST)  # out of descriptors, say: not a reason to spin
                 continue
-            if not self._places.enter(sock, address, keyed=bool(self._key)):
+            if not self._enter(sock, address):
                 sock.close()
                 continue
-            with self._lock:
-                self._answering += 1
             try:
                 threading.Thread(target=self._answer, args=(sock,), name="tailbound-answer", daemon=True).start()
                 full = False
@@ -406,24 +293,56 @@ class Reliable:
                 self._leave(sock)
                 self._over.wait(_REST)
 
+    def _enter(self, sock: socket.socket, address: str) -> bool:
+        """Whether there is a place for ``sock``; a stranger's gives way to it."""
+        if all(address != known for known, _ in self._peers):
+            return False
+        with self._lock:
+            if len(self._answering) >= _BESIDE + 2 * len(self._peers):
+                strangers = [where for where in self._answering.values() if where]
+                if not strangers:
+                    return False
+                greedy = Counter(strangers).most_common(1)[0][0]
+                oldest = next(sock for sock, where in self._answering.items() if where == greedy)
+                del self._answering[oldest]
+                self.evicted += 1
+                with contextlib.suppress(OSError):  # its thread ends by that
+                    oldest.shutdown(socket.SHUT_RDWR)
+            self._answering[sock] = address if self._key else ""
+            return True
+
+    def _prove(self, sock: socket.socket) -> bool:
+        """``sock`` has shown the key; whether it is still there."""
+        with self._lock:
+            if there := sock in self._answering:
+                self._answering[sock] = ""
+            return there
+
     def _leave(self, sock: socket.socket) -> None:
         """A request is over."""
-        self._places.leave(sock)
         with self._answered:
-            self._answering -= 1
+            self._answering.pop(sock, None)
             self._answered.notify_all()
 
     def _answer(self, sock: socket.socket) -> None:
         try:
             with sock, contextlib.ExitStack() as ends:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                found = self._receive(sock)
+                found = self._take(sock)
                 if found is None:
+                    return
+                sender, name, request, tags = found
+                if name == _LIFELINE and self._lifelines is not None:
+                    head = _ANSWER.pack(_MAGIC, 0, 0)
+                    tag = tags.next(head)
+                    theirs, own = tags.farewells()
+                    self._lifelines.hold(sender, sock, own, theirs).send(head + tag)  # which waits for no room
                     return
                 status, parts = 0, []
                 try:
-                    handler, request, tags = found
-                    answer = handler(request)
+                    if name not in self._handlers:
+                        raise Refusal(f"nobody serves {name!r} here")
+                    answer = self._handlers[name](request)
                     if isinstance(answer, Ended):
                         ends.callback(answer.over)
                     parts = [memoryview(part).cast("B") for part in answer]
@@ -434,66 +353,41 @@ class Reliable:
                     status, parts = 1, [memoryview(f"{type(error).__name__}: {error}".encode())]
                 sock.settimeout(_SILENCE)
                 head = _ANSWER.pack(_MAGIC, status, sum(part.nbytes for part in parts))
-                sock.sendall(head + (tags.next(head) if tags else b""))
+                sock.sendall(head + tags.next(head))
                 for pieces in _cut(parts, _CHUNK):
                     for piece in pieces:  # the timeout is that of a call
                         sock.sendall(piece)
-                    if tags is not None:
-                        sock.sendall(tags.next(*pieces))
+                    sock.sendall(tags.next(*pieces))
         except (OSError, EOFError) as error:
             log.debug("rank %d: an answer over the reliable path did not get through: %s", self._rank, error)
         finally:
             self._leave(sock)
 
-    def _receive(self, sock: socket.socket) -> tuple[Handler, bytes, _Tags | None] | None:
-        """The handler, the request and the answer's tags; None for what is not of this job, which gets no answer."""
+    def _take(self, sock: socket.socket) -> tuple[int, str, bytes, _Tags] | None:
+        """Who asks for what, and the answer's tags; None for what is not of this job, which gets no answer."""
         patience = _PROOF if self._key else _SILENCE
         until = time.monotonic() + patience
-        own = theirs = b""
-        if self._key:
-            own = secrets.token_bytes(_NONCE)
-            sock.settimeout(patience)
-            sock.sendall(own)
-            theirs = bytes(_receive(sock, _NONCE, until))
+        sock.settimeout(patience)
+        own = secrets.token_bytes(self._nonce)
+        sock.sendall(own)
+        theirs = bytes(_receive(sock, self._nonce, until))
         head = _receive(sock, _REQUEST.size, until)
         magic, cookie, sender, title, length = _REQUEST.unpack(head)
         if (magic, cookie) != (_MAGIC, self._cookie) or sender >= len(self._peers) or sender == self._rank:
             return None
         if title > _NAME_MOST or length > _REQUEST_MOST:
             return None
-        called = _receive(sock, title, until)
-        request = bytes(_receive(sock, length, until))
-        tags = None
-        if self._key:
-            tags = _Tags(self._key, own, theirs, sender, self._rank)
-            if not tags.fits(_receive(sock, _TAG, until), head, called, request):
-                with self._lock:
-                    self.forged += 1
-                return None
-            if not self._places.prove(sock):
-                return None
-        name = called.decode(errors="replace")
-        if name == _LIFELINE and self._lifelines is not None:
-            line = socket.socket(fileno=sock.detach())
-            answer, farewell = _ANSWER.pack(_MAGIC, 0, 0), PLAIN
-            if tags is not None:
-                answer += tags.next(answer)
-                theirs, own = tags.farewells()
-                farewell = Farewell(own, theirs)
-            self._hold(sender, line, farewell)
-            line.send(answer)  # the first bytes do not wait for room
+        name, request = _receive(sock, title, until), bytes(_receive(sock, length, until))
+        tags = _Tags(self._key, own, theirs, sender, self._rank)
+        if not tags.fits(_receive(sock, tags.size, until), head, name, request):
+            with self._lock:
+                self.forged += 1
             return None
-        handler = self._handlers.get(name)
-        if handler is None:
-
-            def handler(_: bytes) -> Iterable[Buffer]:
-                raise Refusal(f"nobody serves {name!r} here")
-
-        return handler, request, tags
+        return (sender, name.decode(errors="replace"), request, tags) if self._prove(sock) else None
 
 
 class _Tags:
-    """Of the pieces of one exchange, in their order.
+    """Of the pieces of one exchange, in their order; empty in a job without a key.
 
     Args:
         key: of the job's reliable path.
@@ -505,9 +399,12 @@ class _Tags:
         said = asked + asker + struct.pack("!HH", asks, answers)
         self._key = hashlib.blake2b(said, key=key, digest_size=32).digest()
         self._pieces = 0
+        self.size = _TAG if key else 0
 
     def next(self, *parts: Buffer) -> bytes:
         """The tag of the next piece, which consists of ``parts``."""
+        if not self.size:
+            return b""
         tag = hashlib.blake2b(self._pieces.to_bytes(8, "big"), key=self._key, digest_size=_TAG)
         for part in parts:
             tag.update(part)
@@ -516,11 +413,33 @@ class _Tags:
 
     def farewells(self) -> tuple[bytes, bytes]:
         """What the side that asked says before it closes a connection that was kept, and what the other one says."""
-        return self.next(), self.next()
+        return self.next() or b".", self.next() or b"."
 
     def fits(self, tag: Buffer, *parts: Buffer) -> bool:
         """Whether ``tag`` is that of the next piece."""
         return hmac.compare_digest(self.next(*parts), bytes(tag))
+
+
+def _answer_to(what: str, sock: socket.socket, tags: _Tags, until: float, most: int, rate: float) -> bytearray:
+    """The answer to a request."""
+    head = _receive(sock, _ANSWER.size, until)
+    if not tags.fits(_receive(sock, tags.size, until), head):
+        raise TransportError(f"{what}: the answer was not made with the job's key; look which program has its TCP port")
+    magic, status, length = _ANSWER.unpack(head)
+    if magic != _MAGIC or length > (_TEXT_MOST if status else most):
+        raise TransportError(f"{what}: the answer is not one ({length} bytes); look which program has its TCP port")
+    pause = math.inf
+    if rate:
+        until, pause = max(until, time.monotonic() + length / rate), _SILENCE
+    body = bytearray()
+    while len(body) < length:  # room for all of it at once takes longer to make than the giver waits
+        piece = _receive(sock, min(_CHUNK, length - len(body)), until, pause)
+        if not tags.fits(_receive(sock, tags.size, until, pause), piece):
+            raise TransportError(f"{what}: the answer was changed on the way: check who else is on this network")
+        body += piece
+    if status:
+        raise Refusal(f"{what}: {body.decode(errors='replace')}")
+    return body
 
 
 def _cut(parts: Iterable[memoryview], size: int) -> Iterator[list[memoryview]]:
@@ -541,41 +460,25 @@ def _cut(parts: Iterable[memoryview], size: int) -> Iterator[list[memoryview]]:
 def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:
     """A connection to ``peer``, from the address ``own``; the socket has ``timeout``, too.
 
-    The kernel repeats the first packet of a handshake after a second, and others wait for what is asked for. So more
-    connections are begun, and the first one that is there is taken.
+    The kernel repeats the first packet of a handshake after a second, and others wait for what is asked for. So one
+    that is not over soon is begun anew.
 
     Raises:
         OSError: refused, or not there after ``timeout`` seconds.
     """
-    until, pause, opened = time.monotonic() + timeout, _DIAL, list[socket.socket]()
-    with selectors.DefaultSelector() as waiting:
+    until, pause = time.monotonic() + timeout, _DIAL
+    while True:
+        left = until - time.monotonic()
+        last = left <= pause or pause > _DIAL_MOST
         try:
-            while (left := until - time.monotonic()) > 0:
-                if pause <= _DIAL_MOST:
-                    sock = socket.socket(family_of(own))
-                    opened.append(sock)
-                    sock.setblocking(False)
-                    sock.bind((own, 0))
-                    error = sock.connect_ex(peer)
-                    if error not in (0, errno.EINPROGRESS):
-                        raise OSError(error, os.strerror(error))
-                    waiting.register(sock, selectors.EVENT_WRITE)
-                for key, _ in waiting.select(min(pause, left)):
-                    found = next(sock for sock in opened if sock is key.fileobj)
-                    if error := found.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                        raise OSError(error, os.strerror(error))
-                    opened.remove(found)
-                    found.settimeout(timeout)
-                    return found
-                pause *= 2
-            raise TimeoutError("no connection in time")
-        finally:
-            for sock in opened:
-                sock.close()
-
-
-def _no_answer(what: str, error: OSError | EOFError, kind: type[TransportError] = TransportError) -> TransportError:
-    return kind(f"{what}: {error or type(error).__name__}; is it running, and may TCP pass?")
+            sock = socket.create_connection(peer, max(left if last else pause, 1e-3), (own, 0))
+        except TimeoutError:
+            if last:
+                raise TimeoutError("no connection in time") from None
+            pause *= 2
+        else:
+            sock.settimeout(timeout)
+            return sock
 
 
 def _receive(sock: socket.socket, length: int, until: float, pause: float = math.inf) -> bytearray:
