@@ -175,7 +175,6 @@ def pair(dtype: torch.dtype = torch.float32, **options: Any) -> Iterator[tuple[D
 DIFFERING: dict[str, tuple[Any, Any]] = {
     "bits": (8, (4, 8)),
     "error_feedback": (False, True),
-    "multicast_group": ("239.1.2.3", "239.1.2.4"),
     "result": ("peers", "multicast"),
     "resync_period": (200, 100),
     "safeguard": ("skip=0.5", "skip=0.25"),
@@ -269,9 +268,8 @@ def refusals(rank: int) -> None:
     refusal = refused("optimizer that has loaded 8 states", lambda: register(net, optimizer, **PATIENT), LayoutError)
     assert "load a checkpoint on every rank before register" in refusal
     for name, values in DIFFERING.items():
-        words, beside = f"rank {rank} has {name}=", {"result": "multicast"} if name == "multicast_group" else {}
-        given = patient(**beside, **{name: values[rank > 0]})
-        refused(words, lambda given=given: TailboundState(**given), LayoutError)
+        given = patient(**{name: values[rank > 0]})
+        refused(f"rank {rank} has {name}=", lambda given=given: TailboundState(**given), LayoutError)
     with TailboundState(**patient(insist=0.2 + rank, patience=26.0 + rank)) as state:  # not compared
         state.average(0, torch.ones(3), True).wait()
     with TailboundState(**PATIENT) as state:

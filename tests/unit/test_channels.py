@@ -6,6 +6,7 @@ import contextlib
 import socket
 from collections import Counter
 from functools import partial
+from ipaddress import IPv4Network
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -66,7 +67,7 @@ def test_without_a_channel_that_helps_every_peer_gets_its_own(
     monkeypatch.setattr(Fanout, "attach", refuse)
     monkeypatch.setattr(Fanout, "open", refuse)
     job.sender.shared.clear()
-    vars(job).update(changed, config=SimpleNamespace(result=wanted, source_ports=1))
+    vars(job).update(changed, config=SimpleNamespace(result=wanted))
     channels = Channels(job, job.queue, SimpleNamespace(name="xdp", interface="lo", endpoint=(ADDRESS, 9)))
     job.sender.peers[3] = ADDRESS, last
     channels.open(alone=alone)
@@ -146,14 +147,14 @@ def test_a_group_that_is_not_delivered_leaves_fan_out(job: Any) -> None:
     assert job.counters["result_fallbacks"] == 1
 
 
-def test_a_member_of_the_jobs_group_sends_to_others_alone(job: Any) -> None:
-    job.cookie, job.store.control, job.config.source_ports, job.config.group = 9, {}, 1, ""
+def test_a_member_of_the_jobs_group_sends_to_others_alone(job: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    job.cookie, job.store.control = 9, {}
     channels = Channels(job, job.queue, SimpleNamespace(name="xdp", endpoint=(ADDRESS, 9)))
     with contextlib.ExitStack() as opened:
         made = channels._open_multicast(opened)
         assert made.target == ("239.192.0.9", 9)
         assert made.sockets[0].getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 0
-        job.config.group = "198.18.0.1"  # no group
+        monkeypatch.setattr("tailbound.collective.channels._GROUPS", IPv4Network("198.18.0.0/24"))  # no groups
         with pytest.raises(CapabilityError, match="cannot be joined"):
             channels._open_multicast(opened)
 

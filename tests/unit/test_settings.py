@@ -57,9 +57,8 @@ def test_patience_is_the_longest_time_of_an_op(patience: Any, more: Any, times: 
 
 
 def test_options_come_to_the_config_in_its_units() -> None:
-    group = "239.1.2.3"
-    found = config_fields(filled({"hold_max": 1.5, "advanced": {"rate": 8000, "multicast_group": group}}))
-    assert [found[name] for name in ("hold_max", "rate", "group")] == [1_500_000_000, 1000.0, group]
+    found = config_fields(filled({"hold_max": 1.5, "advanced": {"rate": 8000}}))
+    assert [found[name] for name in ("hold_max", "rate")] == [1_500_000_000, 1000.0]
 
 
 def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path) -> None:
@@ -97,7 +96,6 @@ def options(**given: Any) -> Any:
         ("patience", "Rack", 1.3),
         ("safeguard", "skip=never, stop=0.5", Limits(skip=None, stop=0.5)),
         ("resync_period", "0", 0),
-        ("multicast_group", "239.1.2.3", "239.1.2.3"),
         ("interface", " eth0 ", "eth0"),
         ("bits", "4, 8", (4, 8)),
         ("bits", "(4, 8)", (4, 8)),
@@ -123,7 +121,6 @@ def test_what_may_be_given_as_a_variable_and_as_an_argument(name: str, text: str
         *(("safeguard", text, "NAME=VALUE,... of skip, stop") for text in ("warn=0.5", "skip", "skip=much")),
         ("safeguard", "skip=1.5", "give a fraction of 0..1"),
         ("resync_period", "-1", "a whole number of at least 0"),
-        ("multicast_group", "10.0.0.1", "give an IPv4 address of 224"),
         ("rate", "fast", "not a rate: write"),
     ],
 )

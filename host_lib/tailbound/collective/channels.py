@@ -107,7 +107,7 @@ class Channels:
     def _open_fanout(self, opened: contextlib.ExitStack) -> Shared:
         job, interface, (address, own_port) = self._job, self._datapath.interface, self._datapath.endpoint
         peers = {rank: job.sender.peers[rank] for rank in job.peers}
-        ports = ports_of(len(peers), job.config.source_ports)
+        ports = ports_of(len(peers))
         to = {own_port, *(port for _, port in peers.values())}
         if len(to) > 1:
             raise CapabilityError(
@@ -135,8 +135,8 @@ class Channels:
             raise CapabilityError(
                 "groups are of IPv4, and this job talks over IPv6: use TAILBOUND_RESULT=fanout or peers"
             )
-        group = job.config.group or str(_GROUPS[job.cookie % _GROUPS.num_addresses])
-        ports = ports_of(len(job.peers), job.config.source_ports)
+        group = str(_GROUPS[job.cookie % _GROUPS.num_addresses])
+        ports = ports_of(len(job.peers))
         socks = tuple(opened.enter_context(sending_socket(address, _GROUP_ROOM // ports)) for _ in range(ports))
         own = socket.inet_aton(address)
         options: dict[int, int | bytes] = {  # to others alone; snooping switches (IGMP) deliver to members

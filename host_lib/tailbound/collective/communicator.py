@@ -301,7 +301,7 @@ class Communicator:
         threads = threads_for(self.config.codec_threads, cores_here(), here)
         self.config = dataclasses.replace(self.config, codec_threads=threads)
         alone = bool(endpoints) and all(g.datapath != "udp" for g in self.greetings)
-        sockets = path.sending(len(endpoints), self.config.source_ports) if endpoints else [path.socket]
+        sockets = path.sending(len(endpoints)) if endpoints else [path.socket]
         job = Job(self.config, path, Sender(sockets, endpoints), cookie, keys=self._ring)
         job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)

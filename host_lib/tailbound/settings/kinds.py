@@ -9,7 +9,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tailbound.errors import ConfigError
-from tailbound.transport.config import check_group
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.bits import BITS, bits_text
 
@@ -98,11 +97,6 @@ def _limits(text: str) -> Limits:
     return Limits(**found)
 
 
-def _group(text: str) -> str:
-    check_group(text)
-    return text
-
-
 _BITS = {bits_text(bits): bits for bits in BITS}
 _RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?", re.IGNORECASE)
 _RATE_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -135,7 +129,6 @@ class _Rate(Kind):
         return f"{value}bit"
 
 
-GROUP = Kind("an IPv4 address of 224.0.1.0..239.255.255.255", _group)
 BITS_KIND = Kind("one of " + " or ".join(_BITS), lambda text: _BITS[text.replace(" ", "").strip("()")])
 ON_OFF = Kind("one of on, off", lambda text: _SWITCH[text.lower()])
 DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)

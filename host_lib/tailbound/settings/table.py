@@ -21,7 +21,6 @@ from tailbound.observe import status, trace
 from tailbound.settings.kinds import (
     BITS_KIND,
     DEADLINES,
-    GROUP,
     LIMITS,
     ON_OFF,
     PATIENCE,
@@ -61,8 +60,7 @@ class Setting:
         option: the argument of ``TailboundState``, or the entry of ``advanced=``; empty: there is none.
         otherwise: the default in words, where the value does not tell.
         later: read further down, where it is known whether it is needed; never filled in as an argument.
-        field: the field of ``Config``, where it has another name than the option.
-        convert: the value of that field.
+        convert: the value of the field of ``Config`` that has its name.
     """
 
     variable: str
@@ -72,7 +70,6 @@ class Setting:
     option: str = ""
     otherwise: str = ""
     later: bool = False
-    field: str = ""
     convert: Callable[[Any], Any] = lambda value: value
 
     def read(self, environment: Mapping[str, str] = os.environ) -> Any:
@@ -128,10 +125,6 @@ class Advanced(TypedDict, total=False):
     result: Annotated[AskedResult, _option(
         choice(*RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",
     )]
-    multicast_group: Annotated[str, _option(
-        GROUP, "", "IPv4 group of the job, the same on all ranks", otherwise="follows from the job's cookie",
-        field="group",
-    )]
     rate: Annotated[int, _option(
         RATE, 0,
         "speed of this rank's link, or its part of one that several ranks share: nothing is sent faster than that "
@@ -169,7 +162,7 @@ class Options(TypedDict, total=False):
     mtu: Annotated[int, _option(
         integer(0, 65535), 0,
         "largest IP packet in bytes on the way between any two ranks, where a tunnel or another interface takes less",
-        otherwise="that of the interface", convert=lambda mtu: mtu or 0,
+        otherwise="that of the interface",
     )]
     ring_mib: Annotated[float | None, _option(
         number(above=0), None,
@@ -305,7 +298,7 @@ def filled(options: Options) -> dict[str, Any]:
 def config_fields(options: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of ``Config`` that ``filled`` options stand for, but for the ones that are made of several."""
     names = {field.name for field in fields(Config)} - {"switch", "insist"}
-    found = {s.field or name: s.convert(options[name]) for name, s in _OF_A_JOB.items() if (s.field or name) in names}
+    found = {name: setting.convert(options[name]) for name, setting in _OF_A_JOB.items() if name in names}
     patience, insist = options["patience"], options["insist"]
     part = _nanoseconds(patience) // 26
     times = {"start_max": 5 * part, "stage_max": 10 * part, "floor": part // 20}

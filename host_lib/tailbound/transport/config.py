@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 from tailbound.errors import ConfigError
 from tailbound.transport.safeguard import Limits
@@ -38,20 +37,6 @@ WIDTH_LOOPBACK = 1408
 PORTS = 64
 #: Longest D1 in ns that a header can say; a longer one counts as this one.
 DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
-
-
-def check_group(given: str) -> None:
-    """Refuses what is no multicast group.
-
-    Raises:
-        ConfigError: not an IPv4 multicast address, or one of the link's own (224.0.0.0/24).
-    """
-    try:
-        address = ipaddress.IPv4Address(given)
-    except ValueError:
-        address = ipaddress.IPv4Address(0)
-    if not address.is_multicast or address in ipaddress.IPv4Network("224.0.0.0/24"):
-        raise ConfigError(f"multicast group {given!r}: give an IPv4 address of 224.0.1.0..239.255.255.255")
 
 
 def width_for_mtu(mtu: int, ip: int = IPV4_BYTES) -> int:
@@ -95,10 +80,9 @@ AUTHENTICATE = get_args(Authenticate)
 class Config:
     """What one rank needs to know; every time in nanoseconds.
 
-    A field that is named like an option of ``settings.table`` is that option; ``group`` is ``multicast_group``, the
-    deadlines are ``deadline_ms``, and ``patience`` makes ``start_max``, ``stage_max``, ``floor`` and ``insist``.
-    Simulations and tests alone change ``quiet``, ``suspect_after``, ``repair``, ``rotate``,
-    ``source_ports``, ``codec_threads`` and ``first_step``.
+    A field that is named like an option of ``settings.table`` is that option; the deadlines are ``deadline_ms``, and
+    ``patience`` makes ``start_max``, ``stage_max``, ``floor`` and ``insist``. Simulations and tests alone change
+    ``quiet``, ``repair``, ``rotate``, ``codec_threads`` and ``first_step``.
 
     Attributes:
         rank, ranks: this rank and the world size.
@@ -134,15 +118,13 @@ class Config:
     floor: int = FLOOR
     insist: int = 0
     quiet: int = 0
-    suspect_after: int = 3
+    suspect_after: ClassVar[int] = 3
     hold_max: int = 60_000 * MS
     rotate: bool = True
     repair: bool = True
     safeguard: Limits = field(default_factory=Limits)
     share_rows: bool = True
     result: AskedResult = "auto"
-    group: str = ""
-    source_ports: int = 0
     rate: float = 0.0
     dscp: int = 0
     switch: Switch | None = None
@@ -207,7 +189,6 @@ class Config:
             "authenticate": self.authenticated,
             "bits": bits_text(self.bits),
             "result": "multicast" if self.result == "multicast" else "any but multicast",
-            "multicast_group": (self.group or "by cookie") if self.result == "multicast" else "not needed",
             "safeguard": self.safeguard.text(),
             "share_rows": "on" if self.share_rows else "off",
         }
