@@ -12,9 +12,9 @@ import cases
 from support import await_that, greeting
 from tailbound.datapath.udp import UdpDatapath
 from tailbound.errors import LayoutError
-from tailbound.transport.rendezvous import check, describe
+from tailbound.transport.rendezvous import check
 from tailbound.transport.sockets import sending_socket
-from tailbound.wire.address import Words, words_of
+from tailbound.wire.address import Words, endpoint, words_of
 from tailbound.wire.schema import Verdict
 
 OWN = "::1"
@@ -33,9 +33,8 @@ def test_a_job_is_of_one_family() -> None:
         check([_two(0, address="10.0.0.1"), _two(1, address="fd00::2")])
     with pytest.raises(LayoutError, match=r"rank 1 is at ::1 and rank 0 at fd00::2: a loopback address"):
         check([_two(0, address="fd00::2"), _two(1, address="::1")])
-    both = [_two(0, address="fd00::1"), _two(1, address="fd00::2")]
-    check(both)
-    assert describe(both) == {"0": "[fd00::1]:5515 (udp)", "1": "[fd00::2]:5515 (udp)"}
+    check([_two(0, address="fd00::1"), _two(1, address="fd00::2")])
+    assert endpoint("fd00::1", 5515) == "[fd00::1]:5515"
 
 
 def test_marks_come_with_the_traffic_class() -> None:

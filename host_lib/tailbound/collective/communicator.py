@@ -281,7 +281,7 @@ class Communicator:
             reliable=self.reliable.port,
             switch=str(config.switch or ""),
         )
-        verify = rendezvous.unproven
+        verify: rendezvous.Verify | None = None
         if master is not None:
             own = dataclasses.replace(own, nonce=secrets.token_hex(16))
             own = dataclasses.replace(own, proof=keys.prove(master, dataclasses.asdict(own)))

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from tailbound.collective.job import Job
 from tailbound.observe.ledger import ROWS
-from tailbound.transport.rendezvous import Greeting, describe
+from tailbound.transport.rendezvous import Greeting
 from tailbound.transport.steps import label_text, step_of
+from tailbound.wire.address import endpoint
 from tailbound.wire.schema import FIRST_DROP, TIME_UNIT_US, UNKNOWN_SENDER, Stage, Verdict
 
 #: Events in a snapshot and in a status.
@@ -36,7 +37,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "ranks": job.ranks,
         "datapath": job.datapath.name,
         "authenticated": job.config.authenticated,
-        "peers": dict(describe(greetings)),
+        "peers": {str(g.rank): f"{endpoint(g.address, g.port)} ({g.datapath})" for g in greetings},
         "counters": _counters(job),
         "delivered": _delivered(job),
         "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED]),

@@ -39,12 +39,8 @@ _EQUAL = {
 }
 
 
-#: Gets a rank and its greeting.
+#: Gets a rank and its greeting as a mapping, and raises a LayoutError where that is not this rank's.
 Verify: TypeAlias = "Callable[[int, Mapping[str, Any]], None]"
-
-
-def unproven(rank: int, said: Mapping[str, Any]) -> None:
-    """The greeting of a job without a key: nothing shows whose it is."""
 
 
 class Store(Protocol):
@@ -108,11 +104,8 @@ def new_cookie() -> int:
     return secrets.randbelow(0xFFFFFFFF) + 1
 
 
-def exchange(store: Store, own: Greeting, prefix: str, timeout: float, verify: Verify = unproven) -> list[Greeting]:
+def exchange(store: Store, own: Greeting, prefix: str, timeout: float, verify: Verify | None = None) -> list[Greeting]:
     """Sets the own greeting and returns all of them by rank, checked.
-
-    Args:
-        verify: gets each rank's greeting as a mapping, and raises a LayoutError for one that is not that rank's.
 
     Raises:
         TransportError: a rank did not show up within ``timeout`` seconds.
@@ -121,7 +114,7 @@ def exchange(store: Store, own: Greeting, prefix: str, timeout: float, verify: V
     store.set(f"{prefix}/greeting/{own.rank}", json.dumps(asdict(own)))
     greetings = []
     for rank in range(own.ranks):
-        text = _wait(store, f"{prefix}/greeting/{rank}", rank, own, timeout, "greet")
+        text = _wait(store, f"{prefix}/greeting/{rank}", rank, timeout, "greet", own)
         greetings.append(_parse(own, rank, text, verify))
         if rank == own.rank and greetings[-1] != own:
             raise LayoutError(
@@ -153,7 +146,7 @@ def under_way(store: Store, rank: int, ranks: int, prefix: str) -> list[str] | N
     return None
 
 
-def come_back(own: Greeting, texts: list[str], verify: Verify = unproven) -> list[Greeting]:
+def come_back(own: Greeting, texts: list[str], verify: Verify | None = None) -> list[Greeting]:
     """Takes the place of the process before in a job under way, whose greetings are ``texts``.
 
     Raises:
@@ -171,35 +164,28 @@ def come_back(own: Greeting, texts: list[str], verify: Verify = unproven) -> lis
     return greetings
 
 
-def _parse(own: Greeting, rank: int, text: bytes, verify: Verify) -> Greeting:
+def _parse(own: Greeting, rank: int, text: bytes, verify: Verify | None) -> Greeting:
     """A greeting; another version may have other fields, and another rank may write anything."""
     usual = asdict(own)
-    try:
+    said: Any = None
+    with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(text)
-    except (ValueError, RecursionError):
-        said = None
-    if not isinstance(said, dict):
-        raise LayoutError(
-            f"what the store has as the greeting of rank {rank} is none: {text[:40]!r}; another program writes to "
-            "it, use another store"
-        )
-    if said.get("wire") != own.wire or set(said) != set(usual):
+    if isinstance(said, dict) and (said.get("wire") != own.wire or said.keys() != usual.keys()):
         raise LayoutError(
             f"rank {own.rank} runs tailbound {own.version} (wire format {own.wire}, codec {own.codec}), "
             f"rank {rank} runs {said.get('version')} (wire format {said.get('wire')}, codec {said.get('codec', 1)}): "
             f"{_EQUAL['wire']}"
         )
-    odd = [name for name, value in usual.items() if type(said[name]) is not type(value)]
-    odd += [] if odd else [name for name, value in said["options"].items() if not isinstance(value, str)]
-    if odd:
+    fits = isinstance(said, dict) and all(type(said[name]) is type(value) for name, value in usual.items())
+    if not fits or said["rank"] != rank or not all(isinstance(value, str) for value in said["options"].values()):
         raise LayoutError(
-            f"the greeting of rank {rank} has {odd[0]} of another type: another program uses the store, choose another"
+            f"what the store has as the greeting of rank {rank} is none: {text[:40]!r}; another program writes to "
+            "it, use another store"
         )
     found = Greeting(**said)
-    if found.rank != rank:
-        raise LayoutError(f"the greeting of rank {rank} in the store is that of rank {found.rank}: use another store")
     compare(own, found)  # at once: with another world size the next one might never come
-    verify(rank, said)
+    if verify is not None:
+        verify(rank, said)
     return found
 
 
@@ -255,23 +241,6 @@ def check(greetings: list[Greeting]) -> None:
             )
 
 
-def _await(store: Store, key: str, own: Greeting | None, timeout: float) -> None:
-    """Waits for ``key``. If it is a greeting, the log of the first rank there names the missing ones after a while."""
-    end = time.monotonic() + timeout
-    if own is not None and timeout > _NAMED:
-        while not (here := store.check([key])) and time.monotonic() < end - timeout + _NAMED:
-            time.sleep(_POLL)  # ``wait`` of a TCPStore writes lines of its own when it times out
-        prefix = key.rpartition("/")[0]
-        missing = [] if here else [r for r in range(own.ranks) if not store.check([f"{prefix}/{r}"])]
-        if missing:
-            log.log(
-                logging.WARNING if own.rank == min(set(range(own.ranks)) - set(missing)) else logging.INFO,
-                "rank %d waits for %s of %d: every rank of the group has to call register; timeout=%g seconds",
-                own.rank, spoken(missing), own.ranks, timeout,
-            )  # fmt: skip
-    store.wait([key], timedelta(seconds=max(0.001, end - time.monotonic())))  # 0 would be for ever
-
-
 def meet(store: Store, name: str, rank: int, ranks: int, prefix: str, timeout: float) -> None:
     """Waits until every rank has come to the same point (at start and at the end only).
 
@@ -281,20 +250,24 @@ def meet(store: Store, name: str, rank: int, ranks: int, prefix: str, timeout: f
     share(store, name, "1", rank, ranks, prefix, timeout)
 
 
-def share(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str, timeout: float) -> list[str]:
-    """As ``meet``, and returns what each rank has brought, by rank; this one brings ``text``."""
-    store.set(f"{prefix}/{name}/{rank}", text)
-    what = _POINTS.get(name, f"come to the meeting {name!r}")
-    return [_wait(store, f"{prefix}/{name}/{other}", other, None, timeout, what).decode() for other in range(ranks)]
-
-
 #: What ranks share before the first op, and what one has not done that is missed there.
 _POINTS = {"active": "open its sockets and maps", "heard": "say whom it hears"}
 
 
-def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: float, what: str) -> bytes:
+def share(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str, timeout: float) -> list[str]:
+    """As ``meet``, and returns what each rank has brought, by rank; this one brings ``text``."""
+    store.set(f"{prefix}/{name}/{rank}", text)
+    what = _POINTS.get(name, f"come to the meeting {name!r}")
+    return [_wait(store, f"{prefix}/{name}/{other}", other, timeout, what).decode() for other in range(ranks)]
+
+
+def _wait(store: Store, key: str, rank: int, timeout: float, what: str, own: Greeting | None = None) -> bytes:
+    """What ``rank`` sets ``key`` to; if all are to greet, ``own`` is of this rank, and who is missing is named soon."""
+    until = time.monotonic() + timeout
     try:
-        _await(store, key, own, timeout)
+        if own is not None and timeout > _NAMED:
+            _name_missing(store, key, own, timeout)
+        store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))  # 0 would be for ever
     except Exception as error:
         who = f"rank {own.rank} of {own.ranks}: " if own else ""
         raise TransportError(
@@ -303,6 +276,23 @@ def _wait(store: Store, key: str, rank: int, own: Greeting | None, timeout: floa
     text = store.get(key)
     listen(text)
     return text
+
+
+def _name_missing(store: Store, key: str, own: Greeting, timeout: float) -> None:
+    """Waits a while for ``key``, and then the log of the first rank that is there names those that are not."""
+    until = time.monotonic() + _NAMED
+    while not store.check([key]):
+        if time.monotonic() >= until:
+            prefix = key.rpartition("/")[0]
+            missing = [rank for rank in range(own.ranks) if not store.check([f"{prefix}/{rank}"])]
+            first = min(set(range(own.ranks)).difference(missing))
+            log.log(
+                logging.WARNING if own.rank == first else logging.INFO,
+                "rank %d waits for %s of %d: every rank of the group has to call register; timeout=%g seconds",
+                own.rank, spoken(missing), own.ranks, timeout,
+            )  # fmt: skip
+            return
+        time.sleep(_POLL)  # ``wait`` of a TCPStore writes lines of its own when it times out
 
 
 #: With this begins what a rank that cannot take part leaves in the place of what others wait for.
@@ -356,8 +346,3 @@ def datapaths(greetings: Sequence[Greeting]) -> str:
         f"{name} on {spoken([g.rank for g in greetings if g.datapath == name])}"
         for name in sorted({g.datapath for g in greetings}, reverse=True)
     )
-
-
-def describe(greetings: list[Greeting]) -> Mapping[str, Any]:
-    """Endpoints and datapaths by rank, for logs and statistics."""
-    return {str(g.rank): f"{endpoint(g.address, g.port)} ({g.datapath})" for g in greetings}
