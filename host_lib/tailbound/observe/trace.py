@@ -2,7 +2,7 @@
 
 A rank keeps one only where ``TRACE_VARIABLE`` names a folder. Times are CLOCK_MONOTONIC of the host, so traces of ranks
 on one host lie on one time axis and can be merged.
-Format: "Trace Event Format", Google, complete (X), instant (i) and metadata (M) events, times in us.
+Format: "Trace Event Format", Google, asynchronous (b, e), instant (i) and metadata (M) events, times in us.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,43 +67,23 @@ class Trace:
     def chrome(self, events: Iterable[LogEvent] = ()) -> dict[str, Any]:
         """The trace as the object that chrome://tracing loads; ``events`` become instants.
 
-        Overlapping spans must not share a track, so each stage has as many tracks as it needs: process = rank,
-        thread = stage and track.
+        Stages are asynchronous: they may overlap, and are told apart by category and op within the process of a rank.
         """
-        made: list[dict[str, Any]] = [_about("process_name", self._rank, 0, name=f"rank {self._rank}")]
-        for stage, (name, begins, end) in enumerate(_STAGES):
-            found = []
-            for label, spans, facts in self._ops:
+        where = {"pid": self._rank, "tid": 0}
+        made: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "args": {"name": f"rank {self._rank}"}, **where}
+        ]
+        for label, spans, facts in self._ops:
+            for name, begins, end in _STAGES:
                 begin, finish = next(filter(None, (getattr(spans, b) for b in begins)), 0), getattr(spans, end)
                 if begin and finish >= begin:
-                    found.append((begin, finish, label, facts if stage == 0 else {}))
-            tracks: list[int] = []
-            for begin, finish, label, facts in sorted(found, key=itemgetter(0, 1)):
-                track = next((i for i, free in enumerate(tracks) if free <= begin), len(tracks))
-                if track == len(tracks):
-                    tracks.append(0)
-                    thread = stage * 1000 + track
-                    called = f"{name} {track}" if track else name
-                    made.append(_about("thread_name", self._rank, thread, name=called))
-                    made.append(_about("thread_sort_index", self._rank, thread, sort_index=thread))
-                tracks[track] = finish
-                made.append(
-                    {
-                        "ph": "X",
-                        "name": f"{name} {label_text(label)}",
-                        "cat": name,
-                        "pid": self._rank,
-                        "tid": stage * 1000 + track,
-                        "ts": begin / 1000,
-                        "dur": (finish - begin) / 1000,
-                        "args": facts,
-                    }
-                )
+                    stage = {"name": f"{name} {label_text(label)}", "cat": name, "id2": {"local": hex(label)}, **where}
+                    made.append({"ph": "b", "ts": begin / 1000, "args": facts if name == "op" else {}, **stage})
+                    made.append({"ph": "e", "ts": finish / 1000, **stage})
         made += [
-            {"ph": "i", "s": "p", "name": e.name, "cat": "event", "pid": self._rank, "tid": 0, "ts": e.ns / 1000,
-             "args": e.fields}
+            {"ph": "i", "s": "p", "name": e.name, "cat": "event", "ts": e.ns / 1000, "args": e.fields, **where}
             for e in events
-        ]  # fmt: skip
+        ]
         return {"traceEvents": made, "displayTimeUnit": "ms"}
 
     def write(self, path: Path, events: Iterable[LogEvent] = ()) -> None:
@@ -115,7 +94,3 @@ class Trace:
         """
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(self.chrome(events), default=str))
-
-
-def _about(kind: str, process: int, thread: int, **facts: Any) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": process, "tid": thread, "args": facts}
