@@ -95,7 +95,7 @@ def test_a_rank_that_owns_nothing_learns_how_long_results_take() -> None:
         assert job.world.propose((0, 1))
         until(job, (0, 1), 20)
         right(job, 30)
-        took, _ = job[2].job.accounts.latency.percentiles(50, 99)
+        took = np.median(job[2].job.accounts.latency)
         second = job[2].job.deadlines.stage_two(job[2].job.deadlines.largest)
         assert took < second < 4 * took
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from operator import or_
@@ -13,7 +14,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.collective.tally import flags_by
 from tailbound.errors import TransportError
-from tailbound.observe.ledger import Ledger, Recent
+from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.safeguard import Action, Safeguard
 from tailbound.transport.steps import step_of
@@ -23,6 +24,8 @@ from tailbound.wire.schema import Flag, Stage, Verdict
 _COMPLAIN = 2
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
 _SKIP, _STOP, _OVERFLOW, _QUORUM = int(Flag.SKIP), int(Flag.STOP), int(Flag.OVERFLOW), int(Flag.QUORUM)
+#: Durations that are kept, for a median and a tail.
+_DURATIONS = 512
 #: Ops running with a majority until a stretch without one is over.
 _WHOLE = 4
 
@@ -38,7 +41,7 @@ class Accounts:
         ledger: rows by peer and what became of them.
         contributions: judges contributions to the own rows; its verdict binds all ranks.
         results: judges the results of others; its verdict is this rank's alone, so it only warns.
-        latency: from launch to the end of decode, ns.
+        latency: of the last ops, from launch to the end of decode, ns.
         flow_bytes: of one rank's contributions to this one, in the last op.
         trace: the timeline of the last ops; None without ``TAILBOUND_TRACE``.
     """
@@ -50,7 +53,7 @@ class Accounts:
         self.ledger = Ledger(job.world)
         self.contributions, self.results = Safeguard(limits), Safeguard(limits)
         self._minority = Episodes(1, _WHOLE)
-        self.latency = Recent()
+        self.latency = deque[int](maxlen=_DURATIONS)
         self.flow_bytes = 0
         self.trace = Trace(job.rank) if os.environ.get(TRACE_VARIABLE) else None
         self._in_pieces = 0  # frames that the log has told of
@@ -204,7 +207,7 @@ class Accounts:
     def delivered(self, op: Op) -> None:
         """Enters an op whose result has been given to its caller."""
         outcome, counters = op.outcome, self._job.counters
-        self.latency.add(outcome.nanoseconds)
+        self.latency.append(outcome.nanoseconds)
         self.flow_bytes = op.flow_bytes
         if self.trace is not None:
             op.spans.clock = op.start

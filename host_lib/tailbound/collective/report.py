@@ -31,18 +31,13 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     rule saw them, by place (``udp``: where socket buffers are small). ``status`` is what ``tailbound top`` shows.
     """
     verdicts = job.records.verdicts([*range(job.world), UNKNOWN_SENDER])
-    totals, extra = verdicts.sum(axis=0), range(job.ranks, job.world)
-    return {
-        "rank": job.rank,
-        "ranks": job.ranks,
-        "datapath": job.datapath.name,
+    totals, extra, now = verdicts.sum(axis=0), range(job.ranks, job.world), status(job, verdicts)
+    alike = ("rank", "ranks", "datapath", "counters", "delivered", "drops", "lost_on_arrival", "event_counts")
+    return {name: now[name] for name in alike} | {
         "authenticated": job.config.authenticated,
         "peers": {str(g.rank): f"{endpoint(g.address, g.port)} ({g.datapath})" for g in greetings},
-        "counters": _counters(job),
-        "delivered": _delivered(job),
         "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED]),
         "verdicts": {v.name: int(totals[v]) for v in Verdict if totals[v]},
-        "drops": _drops(totals),
         "drops_by_sender": {
             name: _drops(counts)
             for name, counts in zip([*map(str, range(job.world)), "unknown"], verdicts, strict=True)
@@ -55,7 +50,6 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
             }
             for stage in Stage
         },
-        "lost_on_arrival": dict(job.datapath.lost_on_arrival),
         "sent": {str(rank): job.sender.counts[rank].snapshot() for rank in (*job.peers, *extra)},
         "suspects": sorted(job.membership.suspects),
         "dead": sorted(job.membership.dead(step_of(job.sequence.upcoming))),
@@ -67,8 +61,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
         "traffic": job.flow.snapshot(),
         "choice": job.channels.snapshot(),
         "events": _events(job, _EVENTS),
-        "event_counts": dict(job.events.counts),
-        "status": status(job, verdicts),
+        "status": now,
     }
 
 
@@ -103,7 +96,8 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
     """
     counts = job.records.verdicts([*range(job.world), UNKNOWN_SENDER]) if verdicts is None else verdicts
     accounts, states, learned, overtime = job.accounts, job.store.peer_states, job.deadlines, job.overtime
-    half, tail = accounts.latency.percentiles(50, 99)
+    half, tail = np.percentile(list(accounts.latency) or [0], (50, 99)).tolist()
+    expected = job.counters["rows_expected"]
     flow, owner_map = job.flow.snapshot(), job.sequence.map
     peers = {}
     for peer in sorted(job.peers):
@@ -130,7 +124,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         **{name: job.counters[name] for name in ("ops", "ops_incomplete", "ops_late", "ops_skipped", "ops_minority")},
         "p50_ms": half / 1e6,
         "p99_ms": tail / 1e6,
-        "delivered": _delivered(job),
+        "delivered": float(job.counters["rows_delivered"] / expected) if expected else 1.0,
         # for ops like the last one
         "deadlines_ms": {
             "d1": learned.advertised / 1e6,
@@ -153,7 +147,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),
         "drops": _drops(counts.sum(axis=0)),
         "lost_on_arrival": dict(job.datapath.lost_on_arrival),
-        "counters": _counters(job),
+        "counters": {name: int(value) for name, value in sorted(job.counters.copy().items())},
         "peers": peers,
         "events": _events(job, _EVENTS_SHORT),
         "event_counts": dict(job.events.counts),
@@ -163,15 +157,6 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
 def _entry(job: Job, stage: Stage, peer: int, verdicts: NDArray[np.uint64]) -> dict[str, int]:
     came = int(job.repairs.came[stage, peer]) if peer < job.ranks else 0
     return job.accounts.ledger.entry(stage, peer, verdicts[peer], came)
-
-
-def _counters(job: Job) -> dict[str, int]:
-    return {name: int(value) for name, value in sorted(job.counters.copy().items())}
-
-
-def _delivered(job: Job) -> float:
-    expected = job.counters["rows_expected"]
-    return float(job.counters["rows_delivered"] / expected) if expected else 1.0
 
 
 def _drops(counts: NDArray[np.uint64]) -> dict[str, int]:

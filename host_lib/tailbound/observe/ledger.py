@@ -7,8 +7,6 @@ and verdict. Late is not lost (clock-24).
 
 from __future__ import annotations
 
-from collections import deque
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -96,16 +94,3 @@ _OF = {(v.fate, v.stages): [u for u in Verdict if (u.fate, u.stages) == (v.fate,
 def _sum(verdicts: NDArray[np.uint64], fate: Fate, *stages: Stage) -> int:
     """Packets of a fate that concern exactly these stages."""
     return sum(int(verdicts[v]) for v in _OF[fate, stages])
-
-
-class Recent(deque[int]):
-    """The last 512 durations, for a median and a tail."""
-
-    def __init__(self) -> None:
-        super().__init__(maxlen=512)
-
-    add = deque.append
-
-    def percentiles(self, *percent: float) -> tuple[float, ...]:
-        """Percentiles of what is in the window; zeros while it is empty."""
-        return tuple(np.percentile(list(self) or [0], percent).tolist())
