@@ -61,7 +61,7 @@ def memory(rank: int, ours: bool) -> tuple[int, int, int]:
             optimizer.step()
         rings = 0
         if state is not None and state.communicator is not None:
-            rings = state.communicator.rings((entries,)).taken
+            rings = state.communicator.rings((entries,))[2]
         return entries, resident() - before, rings
 
 

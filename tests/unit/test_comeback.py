@@ -17,7 +17,7 @@ import pytest
 from support import PATIENCE, MemoryStore, greeting
 from tailbound.collective import comeback
 from tailbound.collective.comeback import Life, Part, find_part
-from tailbound.collective.communicator import Communicator, Training
+from tailbound.collective.communicator import Communicator
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport import rendezvous
 from tailbound.transport.config import Config
@@ -70,11 +70,11 @@ def test_peers_are_asked_for_their_part_at_the_same_time() -> None:
 
 def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_into_it_that_one() -> None:
     """With the cookie of before, what kernels keep of the run before would count in this one."""
-    ranks, store, training = 3, MemoryStore(), Training(elastic=True)
+    ranks, store = 3, MemoryStore()
 
     def live(rank: int) -> Communicator:
         config = Config(rank, ranks, width=64, authenticate="on", first_step=5)
-        return Communicator(store, config, datapath="udp", timeout=PATIENCE, training=training)
+        return Communicator(store, config, datapath="udp", timeout=PATIENCE, elastic=True)
 
     with ThreadPoolExecutor(ranks) as threads:
         cookies, life = list[int](), []
@@ -82,7 +82,7 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
             for one in life:
                 one.close()
             life = list(threads.map(live, range(ranks)))
-            assert {(one.part, one._ring.at) for one in life} == {(Part.BEGINS, 5)}
+            assert {(one.part, one.job.keys.at) for one in life} == {(Part.BEGINS, 5)}
             for rank, one in enumerate(life):  # one that dies is known to be dead in this life, too
                 assert sorted(one.reliable._lifelines._newest) == [peer for peer in range(ranks) if peer != rank]
             cookies += {one.job.cookie for one in life}

@@ -11,7 +11,6 @@ import dataclasses
 import json
 import logging
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -102,31 +101,6 @@ class Handling(NamedTuple):
 _PLAIN = Handling()
 
 
-class Training(NamedTuple):
-    """What is trained and how, alike on all ranks beside ``config``: ranks that differ are refused."""
-
-    model: str = ""  #: digest of what is trained
-    options: Mapping[str, str] = MappingProxyType({})  #: settings of the caller, by name and in words
-    elastic: bool = False  #: a rank that has died may come back (``comeback``)
-
-
-_UNNAMED = Training()
-
-
-class Rings(NamedTuple):
-    """A step beside the rings.
-
-    Attributes:
-        step: its rows, about: tensors begin rows of their own, and flat ops are filled up to whole groups.
-        held: rows of the result ring.
-        taken: bytes of the result ring and the sums ring.
-    """
-
-    step: int
-    held: int
-    taken: int
-
-
 class Communicator:
     """Averages float32 arrays over all ranks in bounded time.
 
@@ -139,7 +113,9 @@ class Communicator:
             to MASTER_ADDR.
         name: tells several jobs on one store apart.
         timeout: seconds to wait for the other ranks at the start, and from the first step on for their first packet.
-        training: what is trained and how.
+        model: digest of what is trained; like ``options`` it is alike on all ranks: those that differ are refused.
+        options: settings of the caller, by name and in words, beside those of ``config``.
+        elastic: a rank that has died may come back (``comeback``).
         on_thread: called once in the transport thread.
 
     Raises:
@@ -156,7 +132,9 @@ class Communicator:
         interface: str | None = None,
         name: str = "tailbound",
         timeout: float = 180.0,
-        training: Training = _UNNAMED,
+        model: str = "",
+        options: Mapping[str, str] = MappingProxyType({}),
+        elastic: bool = False,
         on_thread: Callable[[], None] | None = None,
     ) -> None:
         if datapath == "switch":
@@ -166,15 +144,16 @@ class Communicator:
         check_bits(config.bits, switched=config.switch is not None)
         self._store, self._prefix = store, name
         #: ranks that have died may come back
-        self.elastic = training.elastic
+        self.elastic = elastic
         announce_compilation(config.rank)
         self._closed, self._farewell = False, True
         interface = interface or os.environ.get("TAILBOUND_INTERFACE")
-        before = rendezvous.under_way(store, config.rank, config.ranks, name) if training.elastic else None
+        before = rendezvous.under_way(store, config.rank, config.ranks, name) if elastic else None
         was = json.loads(before[config.rank]) if before is not None else {}
         #: in the job; a rank that is outside is to ``enter``
         self.part = Part.BEGINS if before is None else Part.UNKNOWN
         self.config = config
+        peers = [rank for rank in range(config.ranks) if rank != config.rank]
         with contextlib.ExitStack() as opened:
             if before is None:
                 opened.push(self._tell_failed)
@@ -187,34 +166,36 @@ class Communicator:
             opened.callback(self.reliable.close)
             mode = "off" if not config.keyed else "file" if config.key_file else "drawn"
             master = keys.agree(store, name, config.rank, timeout, mode, config.key_file)
-            self.greetings = self._meet(path, training, timeout, before, master)
+            own, verify = self._greeting(path, model, {**config.common(), **options}), None
+            if master is not None:
+                own, verify = keys.sign(master, own), partial(keys.verify, master)
+            if before is None:
+                self.greetings = rendezvous.exchange(store, own, name, timeout, verify)
+            else:
+                self.greetings = rendezvous.come_back(own, before, verify)
             secret = b"" if master is None else keys.session(master, self.greetings)
             first = self.greetings[0].cookie  # of the reliable path as long as the store lasts
-            cookie = first if before is None else rendezvous.new_cookie()
-            self._ring: keys.KeyRing | None = None
+            life = comeback.Life(self.part, first if before is None else rendezvous.new_cookie(), config.first_step)
+            ring: keys.KeyRing | None = None
             comeback.tell(
-                self.reliable,
-                lambda: comeback.Life(self.part, cookie, *((self._ring.at, self._ring.turns) if self._ring else ())),
+                self.reliable, lambda: comeback.Life(self.part, life.cookie, *((ring.at, ring.turns) if ring else ()))
             )
             reached = [(g.address, g.reliable) for g in self.greetings]
             self.reliable.start(first, config.rank, reached, keys.path_key(secret) if secret else b"")
-            steps, turns = config.first_step, 0
             if before is not None:
-                peers = [rank for rank in range(config.ranks) if rank != config.rank]
-                found = comeback.find_part(config.rank, cookie, peers, self.reliable.pull, timeout)
-                cookie, self.part = found.cookie, found.part
-                if self.part == Part.OUTSIDE:
-                    steps, turns = found.steps, found.turns
+                found = comeback.find_part(config.rank, life.cookie, peers, self.reliable.pull, timeout)
+                life = found if found.part == Part.OUTSIDE else life._replace(cookie=found.cookie)
+                self.part = found.part
             if secret:
-                self._ring = keys.KeyRing(secret, cookie, config.width, steps, turns=turns)
-            self.job = self._activate(path, cookie)
+                ring = keys.KeyRing(secret, life.cookie, config.width, life.steps, turns=life.turns)
+            self.job = self._activate(path, life.cookie, ring)
             opened.callback(self.job.threads.close)
             opened.callback(self.job.channels.close)
             early: list[bytes] = []
             if before is None:
                 rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
                 early = prove(self.job, store, name, self.greetings, timeout)
-                if training.elastic:
+                if elastic:
                     rendezvous.begin(store, name)
             opened.pop_all()
         if config.rank == 0 and config.ranks > 1:  # a warning: that much is seen by default
@@ -241,7 +222,7 @@ class Communicator:
         comeback.watch(self.reliable, self._engine)
         if self.part == Part.BEGINS:  # who comes back into a job connects when it is taken in
             # where all processes begin anew no rank knows who of the others had been connected to the one before
-            others = range(config.rank + 1, config.ranks) if before is None else self.job.peers
+            others = [peer for peer in peers if peer > config.rank or before is not None]
             comeback.connect(self.reliable, config.rank, others, timeout)
         self._status = StatusWriter(f"{self.job.cookie:08x}-{config.rank}", lambda: report.status(self.job))
         _open.add(self)
@@ -258,13 +239,11 @@ class Communicator:
         self._lock = threading.Lock()
         self._step, self._launched = self.config.first_step, 0  # the present one, and its ops
 
-    def _meet(
-        self, path: Datapath, training: Training, timeout: float, before: list[str] | None, master: bytes | None
-    ) -> list[Greeting]:
-        config, cookie, (address, port) = self.config, 0, path.endpoint
-        if config.rank == 0:
-            cookie = (config.switch is not None and config.switch.cookie) or rendezvous.new_cookie()
-        own = Greeting(
+    def _greeting(self, path: Datapath, model: str, options: Mapping[str, str]) -> Greeting:
+        """What this rank says of itself."""
+        config, (address, port) = self.config, path.endpoint
+        drawn = (config.switch is not None and config.switch.cookie) or rendezvous.new_cookie()
+        return Greeting(
             rank=config.rank,
             ranks=config.ranks,
             wire=VERSION,
@@ -275,38 +254,29 @@ class Communicator:
             rows=path.store.result_rows,
             sum_rows=path.store.sum_rows,
             datapath=path.name,
-            model=training.model,
-            options={**config.common(), **training.options},
-            cookie=cookie,
+            model=model,
+            options=options,
+            cookie=drawn if config.rank == 0 else 0,
             reliable=self.reliable.port,
             switch=str(config.switch or ""),
         )
-        verify: rendezvous.Verify | None = None
-        if master is not None:
-            own = dataclasses.replace(own, nonce=secrets.token_hex(16))
-            own = dataclasses.replace(own, proof=keys.prove(master, dataclasses.asdict(own)))
-            verify = partial(keys.verify, master)
-        if before is not None:
-            return rendezvous.come_back(own, before, verify)
-        return rendezvous.exchange(self._store, own, self._prefix, timeout, verify)
 
-    def _activate(self, path: Datapath, cookie: int) -> Job:
+    def _activate(self, path: Datapath, cookie: int, ring: keys.KeyRing | None) -> Job:
         """Lets packets in; the job."""
         address, _ = path.endpoint
         everybody = [(g.address, g.port) for g in self.greetings]
         if (switch := self.config.switch) is not None:
             everybody.append((switch.address, switch.port or self.config.port or DEFAULT_PORT))
         endpoints = {rank: endpoint for rank, endpoint in enumerate(everybody) if rank != self.config.rank}
-        here = sum(host == address for host, _ in everybody[: self.config.ranks])
+        here = sum(g.address == address for g in self.greetings)
         threads = threads_for(self.config.codec_threads, cores_here(), here)
         self.config = dataclasses.replace(self.config, codec_threads=threads)
-        alone = bool(endpoints) and all(g.datapath != "udp" for g in self.greetings)
         sockets = path.sending(len(endpoints)) if endpoints else [path.socket]
-        job = Job(self.config, path, Sender(sockets, endpoints), cookie, keys=self._ring)
+        job = Job(self.config, path, Sender(sockets, endpoints), cookie, keys=ring)
         job.least_rings = min(g.rows for g in self.greetings), min(g.sum_rows for g in self.greetings)
         warm_up(job)
         job.activate([words_of(host) for host, _ in everybody], words_of(address))
-        job.channels.open(alone=alone)
+        job.channels.open(alone=bool(endpoints) and all(g.datapath != "udp" for g in self.greetings))
         for sock in job.sender.sockets:
             prepare_rows(cast(socket.socket, sock), self.config.dscp)
         return job
@@ -408,13 +378,16 @@ class Communicator:
         """
         return len(self._cut(numel, self.config.bits))
 
-    def rings(self, tensors: tuple[int, ...]) -> Rings:
-        """What this rank's rings take, beside a step of ``tensors`` (entries of each)."""
+    def rings(self, tensors: tuple[int, ...]) -> tuple[int, int, int]:
+        """Rows of a step of ``tensors`` (entries of each), rows of the result ring, and bytes of both rings.
+
+        Those of the step about: tensors begin rows of their own, and flat ops are filled up to whole groups.
+        """
         store = self.job.store
         *starts, numel = accumulate(tensors, initial=0)
         chunks = self._cut(numel, self.config.bits, tuple(starts))
         rows = sum(shape_for(hi - lo, self._row_width, self.config.bits, sizes).rows for lo, hi, sizes in chunks)
-        return Rings(rows, store.result_rows, store.results.nbytes + store.sums.nbytes)
+        return rows, store.result_rows, store.results.nbytes + store.sums.nbytes
 
     def _cut(self, numel: int, bits: Bits, starts: tuple[int, ...] = ()) -> tuple[Chunk, ...]:
         limits = row_entries(self._row_width, bits), self._rows_most, self._groups_most

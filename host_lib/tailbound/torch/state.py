@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from tailbound.codec.format import FORMATS
 from tailbound.collective import report
 from tailbound.collective.comeback import Part
-from tailbound.collective.communicator import Communicator, Handling, Training
+from tailbound.collective.communicator import Communicator, Handling
 from tailbound.collective.op import Outcome
 from tailbound.errors import ConfigError, TailboundError, TransportError
 from tailbound.settings.table import Options, config_fields, described, filled
@@ -134,7 +134,9 @@ class TailboundState:
                 interface=interface,
                 name=name,
                 timeout=given["timeout"],
-                training=Training(model, agreed, elastic=is_elastic(group)),
+                model=model,
+                options=agreed,
+                elastic=is_elastic(group),
                 on_thread=lambda: torch.set_num_threads(1),
             )
             self._endings.append(partial(self.communicator.close, farewell=False))

@@ -24,6 +24,7 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,12 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
             f"rank {rank} has authenticate='on' without a key_file, and rank 0 {has}: give all ranks the same settings"
         )
     return bytes.fromhex(key)
+
+
+def sign(master: bytes, own: Greeting) -> Greeting:
+    """The own greeting with the proof that this rank has the master."""
+    own = replace(own, nonce=secrets.token_hex(16))
+    return replace(own, proof=prove(master, asdict(own)))
 
 
 def prove(master: bytes, said: Mapping[str, Any]) -> str:
