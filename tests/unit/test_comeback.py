@@ -150,7 +150,7 @@ def test_the_end_of_a_process_before_says_nothing_of_the_one_that_has_come_back(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = [(socket.create_connection(listener.getsockname()), listener.accept()[0]) for _ in range(3)]
     for rank, (end, _) in zip((3, 3, 5), ends, strict=True):
-        here.hold(rank, end, b".", b".")
+        here.hold(rank, end)
     ends[0][1].close()  # before the next, so that it is looked at before
     ends[2][1].close()
     assert said.get(timeout=30) == 5

@@ -97,6 +97,19 @@ def test_who_goes_on_after_a_goodbye_warns_once_of_who_said_it(caplog: pytest.Lo
     assert caplog.text.count("rank 2 has left the job after step 53, and this one goes on (step 54)") == 2
 
 
+def test_the_end_of_a_process_that_has_said_goodbye_is_no_death(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its connections end as those of a process that was killed. Rules: clock-14, clock-15."""
+    with team(2, patient()) as job:
+        averages(job, range(4))
+        engine, told = job[0]._engine, threading.Event()
+        died = engine.died
+        monkeypatch.setattr(engine, "died", lambda rank: (died(rank), told.set()))
+        job[1].close()
+        assert told.wait(PATIENCE)
+        assert job[0].job.membership.gone == {1}
+        assert events(job[0], "rank_died") == []
+
+
 def test_a_rank_that_raises_says_no_goodbye(caplog: pytest.LogCaptureFixture) -> None:
     """The others saw it leave as one that is through, at level INFO. Rules: clock-14, clock-15."""
     with team(3, SETTINGS | {"first_step": 50}) as job:

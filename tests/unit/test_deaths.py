@@ -76,7 +76,7 @@ def test_who_refuses_connections_and_answers_over_udp_lives(paths: list[Reliable
     engines = watched(paths)
     comeback.connect(paths[0], 0, [1], PATIENCE)
     engines[0].answers = 5
-    paths[1].close(farewell=False)
+    paths[1].close()
     assert engines[0].told.get(timeout=PATIENCE) == 1
     assert engines[0].asked == 5 + comeback._ASKED
 

@@ -501,7 +501,7 @@ class Communicator:
                 trace.write(Path(where, name), self.job.events.recent())
             except OSError as error:
                 log.warning("rank %d: no trace in %s: %s", self.config.rank, where, error)
-        self.reliable.close(farewell=farewell)
+        self.reliable.close()
 
     def _leave(self) -> None:
         """Ends the transport, which says goodbye and lingers."""

@@ -1,9 +1,9 @@
 """A connection to every other rank that says nothing: when a process dies its kernel closes it, and the others know.
 
 Without it a rank that was killed is suspected when it has missed three ops, and each may wait for it until its
-deadline. A word of farewell before a connection is closed tells that no rank died; in a job with a key it is a tag, one
-for each side (auth-6). What else ends a connection is a death, or a middlebox, or a rank who would like it to look
-like a death. So it is made anew, and who takes it lives. A rank has died only where that is refused.
+deadline. What ends a connection is a death, or a middlebox, or somebody who would like it to look like a death. So it
+is made anew, and who takes it lives (auth-6). A rank has ended only where that is refused, and has died unless it has
+said goodbye over UDP.
 
 A rank that comes back connects anew. The connection to the process before it may end after that (its host had lost
 power, say), and says nothing of the new one: only the end of the newest connection to a rank counts.
@@ -11,7 +11,6 @@ power, say), and says nothing of the new one: only the end of the newest connect
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -48,7 +47,7 @@ class Lifelines:
             attempts.
 
     Attributes:
-        renewed: connections that ended without a farewell and were made anew.
+        renewed: connections that ended and were made anew.
     """
 
     def __init__(self, rank: int, connect: Callable[[int], None], lost: Callable[[int], bool]) -> None:
@@ -58,7 +57,7 @@ class Lifelines:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._selector.register(self._wake, selectors.EVENT_READ, -1)
         self._lock = threading.Lock()
-        self._lines: dict[socket.socket, tuple[int, bytes, bytes]] = {}  # the oldest first, with both farewells
+        self._lines: dict[socket.socket, int] = {}  # to whom, the oldest first
         self._newest: dict[int, socket.socket] = {}
         self._due: dict[int, tuple[float, int]] = {}  # by rank: when to look at it (monotonic seconds), and trials
         self._looked: dict[int, float] = {}
@@ -70,12 +69,8 @@ class Lifelines:
         """See ``forks.Owner``: a child that kept a connection would keep its parent's death from the others."""
         return [line.fileno() for line in list(self._lines) if line.fileno() >= 0]
 
-    def hold(self, rank: int, sock: socket.socket, own: bytes, theirs: bytes) -> socket.socket:
-        """Watches a connection to ``rank``, which is taken from ``sock``.
-
-        Args:
-            own, theirs: what either side says before it closes the connection.
-        """
+    def hold(self, rank: int, sock: socket.socket) -> socket.socket:
+        """Watches a connection to ``rank``, which is taken from ``sock``."""
         line = socket.socket(fileno=sock.detach())
         line.settimeout(0)
         line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -85,26 +80,22 @@ class Lifelines:
             if self._over:
                 line.close()
                 return line
-            held = [each for each, (whose, *_) in self._lines.items() if whose == rank]
+            held = [each for each, whose in self._lines.items() if whose == rank]
             for old in held[: len(held) + 1 - _KEPT]:
                 self._selector.unregister(old)
                 del self._lines[old]
                 old.close()
-            self._lines[line] = rank, own, theirs
-            self._newest[rank] = line
+            self._lines[line], self._newest[rank] = rank, line
             self._selector.register(line, selectors.EVENT_READ, rank)
         return line
 
-    def close(self, *, farewell: bool = True) -> None:
-        """Says farewell, or nothing, as a process that dies; and ends the thread."""
+    def close(self) -> None:
+        """Ends all connections and the thread."""
         with self._lock:
             if self._over:
                 return
             os.eventfd_write(self._wake, 1)  # the thread closes it as soon as it is over
             self._over = True
-            for line, (_, own, _) in self._lines.items() if farewell else ():
-                with contextlib.suppress(OSError):
-                    line.send(own)
         if self._thread is not threading.current_thread():
             self._thread.join(5)
 
@@ -118,27 +109,20 @@ class Lifelines:
             for rank, (at, tries) in list(self._due.items()):
                 if at <= time.monotonic():
                     self._look(rank, tries)
-        with self._lock:  # farewells have been said
-            for line in self._lines:
-                line.close()
+        for line in self._lines:
+            line.close()
         self._selector.close()
         os.close(self._wake)
 
     def _check(self, rank: int, line: socket.socket) -> None:
-        """Something has come from ``rank``: the end of a connection."""
+        """A connection to ``rank`` has ended; a word over it, which no rank says, is no better."""
         with self._lock:
             if line not in self._lines:
                 return  # it gave way since
-            try:
-                said = line.recv(64)
-            except BlockingIOError:
-                return
-            except OSError:
-                said = b""
             self._selector.unregister(line)
-            *_, theirs = self._lines.pop(line)
+            del self._lines[line]
             line.close()
-        if self._newest[rank] is line and said != theirs and rank not in self._due:
+        if self._newest[rank] is line and rank not in self._due:
             at = self._looked[rank] = max(time.monotonic(), self._looked.get(rank, 0.0) + _LOOK_EVERY)
             self._due[rank] = at, 0
 
@@ -154,8 +138,8 @@ class Lifelines:
                 return
             if tries == _WARNED:
                 log.warning(
-                    "rank %d: its TCP connection to rank %d has ended and cannot be made anew, so that the end of "
-                    "that process would be waited for in three ops: let TCP pass between all hosts (%s)",
+                    "rank %d: its TCP connection to rank %d has ended and cannot be made anew: unless that rank has "
+                    "left, its end would be waited for in three ops; let TCP pass between all hosts (%s)",
                     self._rank,
                     rank,
                     error,

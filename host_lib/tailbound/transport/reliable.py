@@ -11,9 +11,7 @@ stays open without another word where the request is for just that (``lifeline``
 In a job with a key (auth-6) the side that is asked begins, with 16 bytes that it has never said before; the request has
 16 such bytes of the asker's in front and a tag of 16 bytes behind. The head of the answer and every piece of its body,
 of 1 MiB at most, have a tag behind, too. Tags are keyed BLAKE2b, by the job's key, what both have said, who asks, and
-the number of the piece. What has no right tag is not looked at. The tags of two more pieces, which are empty, are the
-farewells of a connection that stays open, the asker's and the other one's. Without a key all of this is empty, and a
-farewell is a byte.
+the number of the piece. What has no right tag is not looked at. Without a key all of this is empty.
 
 Before its request has come with its tag a connection may be anybody's, also another user's on the host of a rank. Where
 all places are taken, the oldest of those from the address that has most gives way to a new one. Who opens that many
@@ -148,7 +146,7 @@ class Reliable:
     def watch(self, lost: Callable[[int], bool]) -> None:
         """From now on connections to peers are watched that were made by ``keep``, here or there (``Lifelines``).
 
-        ``lost(rank)`` is called where one has ended without a farewell and no rank listens.
+        ``lost(rank)`` is called where one has ended and no rank listens.
         """
         self._lifelines = Lifelines(self._rank, lambda rank: self.keep(rank, _RENEWAL), lost)
 
@@ -171,9 +169,8 @@ class Reliable:
         """
         if self._lifelines is None:
             raise TransportError(f"rank {self._rank}: connections are not watched here: call watch first")
-        with self._ask(rank, _LIFELINE, b"", timeout, 0) as (sock, tags, _):
-            own, theirs = tags.farewells()
-            self._lifelines.hold(rank, sock, own, theirs)
+        with self._ask(rank, _LIFELINE, b"", timeout, 0) as (sock, _):
+            self._lifelines.hold(rank, sock)
 
     def pull(
         self, rank: int, name: str, request: bytes, timeout: float, most: int = 1 << 34, rate: float = 0.0
@@ -192,14 +189,14 @@ class Reliable:
             Unreachable: no connection to it can be made.
             TransportError: it does not answer in time, or answers nonsense.
         """
-        with self._ask(rank, name, request, timeout, most, rate) as (_, _, body):
+        with self._ask(rank, name, request, timeout, most, rate) as (_, body):
             return body
 
     @contextmanager
     def _ask(
         self, rank: int, name: str, request: bytes, timeout: float, most: int, rate: float = 0.0
-    ) -> Iterator[tuple[socket.socket, _Tags, bytearray]]:
-        """The connection on which ``rank`` has answered, the tags from there on, and the answer."""
+    ) -> Iterator[tuple[socket.socket, bytearray]]:
+        """The connection on which ``rank`` has answered, and the answer."""
         until = time.monotonic() + timeout
         what = f"rank {self._rank}: asking rank {rank} for {name!r}"
         if self._over.is_set() or not 0 <= rank < len(self._peers) or rank == self._rank:
@@ -214,7 +211,7 @@ class Reliable:
                     if self._over.is_set():
                         raise EOFError("the reliable path was closed")
                     tags = self._request(sock, rank, name, request, until)
-                    yield sock, tags, _answer_to(what, sock, tags, until, most, rate)
+                    yield sock, _answer_to(what, sock, tags, until, most, rate)
                 finally:
                     with self._lock:
                         self._asking.discard(sock)
@@ -241,11 +238,8 @@ class Reliable:
         self._helpers.append(helper)
         helper.start()
 
-    def close(self, *, farewell: bool = True) -> None:
-        """Ends the listener, own requests and ``runs``; answers under way end in bounded time. May be called twice.
-
-        Without ``farewell`` it looks to the peers as if this process had died.
-        """
+    def close(self) -> None:
+        """Ends the listener, own requests and ``runs``; answers under way end in bounded time. May be called twice."""
         while self._before_close:
             self._before_close.pop()()
         if self._over.is_set():
@@ -259,7 +253,7 @@ class Reliable:
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         if self._lifelines is not None:  # who connects anew is refused by now
-            self._lifelines.close(farewell=farewell)
+            self._lifelines.close()
         for helper in self._helpers:
             if helper is not threading.current_thread():
                 helper.join(5)
@@ -334,9 +328,7 @@ class Reliable:
                 sender, name, request, tags = found
                 if name == _LIFELINE and self._lifelines is not None:
                     head = _ANSWER.pack(_MAGIC, 0, 0)
-                    tag = tags.next(head)
-                    theirs, own = tags.farewells()
-                    self._lifelines.hold(sender, sock, own, theirs).send(head + tag)  # which waits for no room
+                    self._lifelines.hold(sender, sock).send(head + tags.next(head))  # which waits for no room
                     return
                 status, parts = 0, []
                 try:
@@ -410,10 +402,6 @@ class _Tags:
             tag.update(part)
         self._pieces += 1
         return tag.digest()
-
-    def farewells(self) -> tuple[bytes, bytes]:
-        """What the side that asked says before it closes a connection that was kept, and what the other one says."""
-        return self.next() or b".", self.next() or b"."
 
     def fits(self, tag: Buffer, *parts: Buffer) -> bool:
         """Whether ``tag`` is that of the next piece."""
