@@ -146,7 +146,7 @@ def test_a_process_that_has_ended_votes_again_when_it_is_back() -> None:
 
 @given(st.integers(2, 9), st.integers(1, 4), st.lists(st.sets(st.integers(0, 8)), max_size=30))
 def test_suspects_are_those_absent_from_the_last_stages(ranks: int, after: int, stages: list[set[int]]) -> None:
-    suspicion = Suspicion(ranks, 0, after, set(range(ranks)))
+    suspicion = Suspicion(ranks, 0, after, lambda: suspicion.judge(set(range(ranks))))
     running: dict[int, int] = {}  # misses
     for op, absent in enumerate(stages):
         running = {rank: running.get(rank, 0) + 1 for rank in absent if 0 < rank < ranks}

@@ -26,27 +26,22 @@ class Suspicion:
     Args:
         ranks, own: number of ranks and own rank.
         after: consecutive misses that make a suspect.
-        voters: ranks of which a majority is a quorum (``Membership.voters``).
-        changed: called when ``suspects`` has.
+        changed: called when a rank has missed enough, or no longer; it is to call ``judge``.
 
     Attributes:
-        suspects: ranks suspected now. Where the other voters would be no quorum, none of them is (clock-14). A
-            plain attribute, since it is read a hundred times an op.
+        suspects: ranks suspected now. A plain attribute, since it is read a hundred times an op.
     """
 
-    def __init__(
-        self, ranks: int, own: int, after: int, voters: Set[int], changed: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, ranks: int, own: int, after: int, changed: Callable[[], None]) -> None:
         self._misses, self._first_missed = [0] * ranks, [0] * ranks
-        self._voters, self._own, self._after, self._changed = voters, own, after, changed
+        self._own, self._after, self._changed = own, after, changed
         self.suspects: frozenset[int] = frozenset()
 
-    def judge(self) -> None:
-        """Suspects those that have missed enough, unless voters need them; voters may be others."""
+    def judge(self, voters: Set[int]) -> None:
+        """Suspects ranks that have missed enough; but no voter where the others would be no quorum (clock-14)."""
         silent = {rank for rank in range(len(self._misses)) if self.suspected(rank)}
-        needed = len(self._voters - silent) < majority(len(self._voters))
-        self.suspects = frozenset(silent - self._voters if needed else silent)
-        self._changed()
+        needed = len(voters - silent) < majority(len(voters))
+        self.suspects = frozenset(silent - voters if needed else silent)
 
     def suspected(self, rank: int) -> bool:
         """Whether ``rank`` has missed enough, though it may be needed for a quorum."""
@@ -81,7 +76,7 @@ class Suspicion:
             elif not known or serial_distance(op, self._first_missed[rank]) >= 0:
                 self.clear(rank)  # else it died after it had sent to this op
         if new:
-            self.judge()
+            self._changed()
         return new
 
     def accuse(self, rank: int, op: int, *, anew: bool = False) -> bool:
@@ -94,14 +89,14 @@ class Suspicion:
         if not known or anew:
             self._misses[rank], self._first_missed[rank] = self._after, op
         if not known:
-            self.judge()
+            self._changed()
         return not known
 
     def clear(self, rank: int) -> None:
         """A row of ``rank`` met its deadline."""
         known, self._misses[rank] = self.suspected(rank), 0
         if known:
-            self.judge()
+            self._changed()
 
 
 #: A hold lasts this long after its last packet (clock-16: silence ends it), and is repeated four times as often.
@@ -122,7 +117,7 @@ class Membership:
     Attributes: plain ones, worked out when they change.
         gone: ranks that have said goodbye.
         ended: ranks whose processes are known to have ended without one, until they are back.
-        voters: all other ranks, of which a majority is a quorum (clock-38); always the same object.
+        voters: all other ranks, of which a majority is a quorum (clock-38).
         here: peers that have not said goodbye.
         suspects: ranks suspected in one half or both.
         live: peers that are neither suspect nor gone: a seal waits for their contributions (clock-1, clock-8).
@@ -135,15 +130,13 @@ class Membership:
         self.gone: set[int] = set()
         self.ended: set[int] = set()
         self.voters = set(range(ranks))
-        self.contribution = Suspicion(ranks, rank, after, self.voters, self._sort)
-        self.result = Suspicion(ranks, rank, after, self.voters, self._sort)
+        self.contribution, self.result = (Suspicion(ranks, rank, after, self._sort) for _ in range(2))
         #: the last op of those who have gone, until that is told
         self.left: dict[int, int] = {}
         #: counts changes of who takes part
         self.changes = 0
         self._hold_max = hold_max
         self._heard_step: dict[int, int] = {}
-        self._named: dict[int, int] = {}  # the step that a rank named last
         self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
         self._holds: dict[int, tuple[int, int]] = {}  # rank: since when, and when it said so last
         self._blind_step: int | None = None
@@ -154,12 +147,9 @@ class Membership:
         self.changes += 1
         halves = self.contribution, self.result
         self.ended = {r for r in self.ended if all(half.suspected(r) for half in halves)}
-        if (voters := set(range(self.ranks)) - self.gone - self.ended) != self.voters:
-            self.voters.clear()
-            self.voters.update(voters)
-            for half in halves:
-                half.judge()  # which comes here again
-            return
+        self.voters = set(range(self.ranks)) - self.gone - self.ended
+        for half in halves:
+            half.judge(self.voters)
         first, second = self.contribution.suspects, self.result.suspects
         here = [p for p in self.peers if p not in self.gone]
         if here != self.here:
@@ -184,11 +174,8 @@ class Membership:
 
     def heard(self, rank: int, step: int) -> None:
         """The newest op that a packet of ``rank`` has named is of ``step``; to be called again and again."""
-        if self._named.get(rank) == step:
-            return
-        self._named[rank] = step
         before = self._heard_step.get(rank)
-        if before is None or step_distance(step, before) > 0:
+        if before is None or (step != before and step_distance(step, before) > 0):
             self._heard_step[rank] = step
 
     def age(self, step: int) -> None:
