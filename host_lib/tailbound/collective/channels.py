@@ -48,7 +48,7 @@ class Channels:
         datapath: which packets come over, and over which interface.
 
     Attributes:
-        wanted: what was asked for, one of ``config.RESULTS``.
+        wanted: what was asked for, one of ``config.AskedResult``.
         usable: destinations of the send queue that reach all, the preferred first; none: each peer by itself.
         live: peers that results are for.
         fanout: the program that clones bursts; None: there is none.

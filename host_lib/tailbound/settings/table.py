@@ -14,7 +14,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, TypedDict, get_type_hints
+from typing import Annotated, Any, TypedDict, get_args, get_type_hints
 
 from tailbound.errors import ConfigError
 from tailbound.observe import status, trace
@@ -32,15 +32,7 @@ from tailbound.settings.kinds import (
     words,
 )
 from tailbound.transport import switch as switch_
-from tailbound.transport.config import (
-    AUTHENTICATE,
-    DEFAULT_PORT,
-    PORTS,
-    RESULTS,
-    AskedResult,
-    Authenticate,
-    Config,
-)
+from tailbound.transport.config import DEFAULT_PORT, PORTS, AskedResult, Authenticate, Config
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.bits import Bits
 
@@ -123,7 +115,7 @@ class Advanced(TypedDict, total=False):
         "share of its time in which a rank that missed results takes another's state; 0: it takes none by itself",
     )]
     result: Annotated[AskedResult, _option(
-        choice(*RESULTS), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",
+        choice(*get_args(AskedResult)), "auto", "how averaged rows come to the other ranks ([transport](transport.md))",
     )]
     rate: Annotated[int, _option(
         RATE, 0,
@@ -191,7 +183,7 @@ class Options(TypedDict, total=False):
         otherwise="with contributions of 4 bits",
     )]
     authenticate: Annotated[Authenticate, _option(
-        choice(*AUTHENTICATE), "auto",
+        choice(*get_args(Authenticate)), "auto",
         "refuse packets and requests that were not made with the job's key ([security](security.md)); `auto`: where "
         "there is a key file",
     )]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, TypeAlias
 
 from tailbound.errors import ConfigError
 from tailbound.transport.safeguard import Limits
@@ -21,9 +21,9 @@ from tailbound.wire.schema import (
 )
 
 MS = 1_000_000
-AskedResult = Literal["auto", "peers", "fanout", "multicast"]
-#: Ways of results that may be asked for.
-RESULTS = get_args(AskedResult)
+#: What may be asked for: ways of results, and whether packets are made with a key.
+AskedResult: TypeAlias = Literal["auto", "peers", "fanout", "multicast"]
+Authenticate: TypeAlias = Literal["auto", "on", "off"]
 #: Shortest deadline: threads and interrupts are late by this much on any machine.
 FLOOR = 10 * MS
 #: MiB of a ring at most that follows a model. With two ranks the rings take twice as much, for `xdp` all of it at once
@@ -69,11 +69,6 @@ def row_width(asked: int, mtu: int | None, *, linear: int | None = None, ip: int
     if linear is not None:
         mtu = min(mtu, linear - ETHERNET_BYTES)
     return min(asked or WIDTH_MOST, width_for_mtu(mtu, ip))
-
-
-Authenticate = Literal["auto", "on", "off"]
-#: What may be asked for.
-AUTHENTICATE = get_args(Authenticate)
 
 
 @dataclass(frozen=True)

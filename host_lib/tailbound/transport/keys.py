@@ -55,13 +55,9 @@ def extract(salt: bytes, secret: bytes) -> bytes:
     return hmac.digest(salt or bytes(32), secret, "sha256")
 
 
-def expand(secret: bytes, info: bytes, length: int) -> bytes:
-    """HKDF-Expand of RFC 5869 with SHA-256, of at most 8160 bytes."""
-    out, block = b"", b""
-    while len(out) < length:
-        block = hmac.digest(secret, block + info + bytes([len(out) // 32 + 1]), "sha256")
-        out += block
-    return out[:length]
+def expand(secret: bytes, info: bytes) -> bytes:
+    """The first 32 bytes of HKDF-Expand of RFC 5869 with SHA-256."""
+    return hmac.digest(secret, info + b"\x01", "sha256")
 
 
 def read_key(path: str) -> bytes:
@@ -95,11 +91,6 @@ def read_key(path: str) -> bytes:
     return key
 
 
-def _text(raw: bytes) -> str:
-    """What the store has, whatever it is."""
-    return raw.decode(errors="replace")
-
-
 def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path: str = "") -> bytes | None:
     """The master of the job; None: it has no key.
 
@@ -117,7 +108,7 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
     """
     name, known = f"{prefix}/key", ""
     if rank == 0:
-        known = _text(store.get(name)) if store.check([name]) else ""
+        known = store.get(name).decode(errors="replace") if store.check([name]) else ""
         if mode != "drawn":
             known = mode
         elif not known.startswith(mode):
@@ -133,7 +124,7 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
         raise TransportError(f"rank {rank}: rank 0 handed over no key within {timeout:g} s: look at its log") from error
     found = store.get(name)
     listen(found)
-    said, _, key = (known or _text(found)).partition(" ")
+    said, _, key = (known or found.decode(errors="replace")).partition(" ")
     if said not in _MODES or (said == mode and not _HEX.fullmatch(key)):
         raise ConfigError(
             f"rank {rank}: {name!r} of the store does not hold a key of {MASTER} bytes; another program writes there: "
@@ -156,7 +147,7 @@ def sign(master: bytes, own: Greeting) -> Greeting:
 def prove(master: bytes, said: Mapping[str, Any]) -> str:
     """What shows that a greeting, as a mapping, is of a rank who has the master."""
     text = json.dumps({name: value for name, value in said.items() if name != "proof"}, sort_keys=True)
-    return hmac.new(expand(extract(b"", master), b"tailbound greeting", 32), text.encode(), "sha256").hexdigest()
+    return hmac.new(expand(extract(b"", master), b"tailbound greeting"), text.encode(), "sha256").hexdigest()
 
 
 def verify(master: bytes, rank: int, said: Mapping[str, Any]) -> None:
@@ -180,7 +171,7 @@ def session(master: bytes, greetings: Sequence[Greeting]) -> bytes:
 
 def path_key(of_session: bytes) -> bytes:
     """The key of the reliable path."""
-    return expand(of_session, b"tailbound reliable path", 32)
+    return expand(of_session, b"tailbound reliable path")
 
 
 class KeyRing:
@@ -198,7 +189,7 @@ class KeyRing:
     def __init__(
         self, secret: bytes, cookie: int, width: int, at: int = 0, period: int = EPOCH_STEPS, turns: int = 0
     ) -> None:
-        self._secret = expand(secret, b"tailbound rows" + cookie.to_bytes(4, "big"), 32)
+        self._secret = expand(secret, b"tailbound rows" + cookie.to_bytes(4, "big"))
         self._width, self._period = width, period
         self.at, self.turns = at, turns
         self._turned = at - period  # where the last turn was
@@ -285,7 +276,7 @@ class KeyRing:
     def _key(self, epoch: int) -> NDArray[np.uint64]:
         found = self._known.get(epoch)
         if found is None:
-            secret = expand(self._secret, b"epoch" + epoch.to_bytes(8, "big"), 32)
+            secret = expand(self._secret, b"epoch" + epoch.to_bytes(8, "big"))
             found = key_of(hashlib.shake_256(secret).digest(8 * (KEY_WORDS - 1) + self._width), epoch)
             self._known = {e: key for e, key in self._known.items() if abs(e - epoch) < 3} | {epoch: found}
         return found
