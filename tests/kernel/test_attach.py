@@ -28,6 +28,7 @@ from tailbound.datapath.xdp import XdpDatapath
 from tailbound.datapath.xdp import attach as attach_for_good
 from tailbound.errors import AttachError, ConfigError
 from tailbound.kernel import barrier, linear, net, pin, syscalls
+from tailbound.kernel.pin import Receiver
 from tailbound.transport.config import Config
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
@@ -80,7 +81,7 @@ def control_packets(path: XdpDatapath) -> list[bytes]:
 
 def test_the_address_is_known_before_a_job(wire: list[str], loader: str) -> None:
     """Other addresses pass before any job has come, and a packet to this one is counted."""
-    XdpDatapath.pin("tbx", cases.PORT, loader=loader, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES), loader)
     with contextlib.closing(XdpDatapath.open("tbx")) as path:
         assert int(path.store.control["address"][0]) == cases.address_of(0)
         send(wire, cases.ready())
@@ -110,7 +111,7 @@ def test_a_new_job_waits_for_packets_that_the_job_before_let_in(
 ) -> None:
     """kernel-9: they are through before slots are sealed, so none finds the rules of one job and a row of another."""
     done: list[str] = []
-    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)) as path:
+    with contextlib.closing(XdpDatapath.attach(Receiver("tbx", cases.PORT, **SIZES), loader)) as path:
         wait, seal = barrier.grace_period, path.seal
         monkeypatch.setattr(barrier, "grace_period", lambda: done.append("waited") or wait())
         monkeypatch.setattr(path, "seal", lambda *rows: done.append("sealed") or seal(*rows))
@@ -133,12 +134,12 @@ def test_without_a_grace_period_from_the_kernel_time_passes(monkeypatch: pytest.
 
 @both_loaders
 def test_attach_in_process(wire: list[str], loader: str) -> None:
-    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)) as path:
+    with contextlib.closing(XdpDatapath.attach(Receiver("tbx", cases.PORT, **SIZES), loader)) as path:
         assert path.endpoint == (cases.ip_of(0), cases.PORT)
         assert net.xdp_on("tbx").mode == "native"  # type: ignore[union-attr]
         exercise(path, wire)
         with pytest.raises(AttachError, match="already carries Tailbound's tb_worker"):
-            XdpDatapath.attach("tbx", cases.PORT + 1, loader=loader, **SIZES)
+            XdpDatapath.attach(Receiver("tbx", cases.PORT + 1, **SIZES), loader)
         for array in (path.store.sums, path.store.slots, path.store.ops, path.store.ledger):
             assert not array.flags.writeable
     path.close()
@@ -147,9 +148,9 @@ def test_attach_in_process(wire: list[str], loader: str) -> None:
 
 def test_a_closed_datapath_has_no_descriptor_left(wire: list[str]) -> None:
     """Also where somebody still holds its arrays, as a job does until the garbage collector has found it."""
-    XdpDatapath.attach("tbx", cases.PORT, **SIZES).close()  # what is opened once for all is open now
+    XdpDatapath.attach(Receiver("tbx", cases.PORT, **SIZES)).close()  # what is opened once for all is open now
     before = len(os.listdir("/proc/self/fd"))
-    path = XdpDatapath.attach("tbx", cases.PORT, **SIZES)
+    path = XdpDatapath.attach(Receiver("tbx", cases.PORT, **SIZES))
     store = path.store
     path.close()
     assert len(os.listdir("/proc/self/fd")) == before
@@ -159,17 +160,17 @@ def test_a_closed_datapath_has_no_descriptor_left(wire: list[str]) -> None:
 @both_loaders
 def test_pinned(wire: list[str], loader: str) -> None:
     """Pinned by one object, used by another, and gone after detach."""
-    assert not XdpDatapath.is_attached("tbx")
+    assert not pin.settings("tbx")
     with pytest.raises(AttachError, match="nothing is attached"):
         XdpDatapath.open("tbx")
-    XdpDatapath.pin("tbx", cases.PORT, loader=loader, **SIZES)
-    assert XdpDatapath.is_attached("tbx")
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES), loader)
+    assert pin.settings("tbx")
     path = XdpDatapath.open("tbx")
     exercise(path, wire)
     path.close()
     assert net.xdp_on("tbx") is not None
     with pytest.raises(AttachError, match="tailbound detach tbx"):
-        XdpDatapath.attach("tbx", cases.PORT, loader=loader, **SIZES)
+        XdpDatapath.attach(Receiver("tbx", cases.PORT, **SIZES), loader)
     assert pin.remove("tbx")
     assert net.xdp_on("tbx") is None
     assert not pin.remove("tbx")
@@ -177,7 +178,7 @@ def test_pinned(wire: list[str], loader: str) -> None:
 
 def test_nothing_of_a_job_is_left_in_pinned_maps(wire: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """No packet is let in for it, no tag is asked for, and no key lies there (kernel-5)."""
-    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES))
     keys: dict[int, bool] = {}
     put = xdp.put_key
 
@@ -203,7 +204,7 @@ def test_nothing_of_a_job_is_left_in_pinned_maps(wire: list[str], monkeypatch: p
 
 def test_a_job_whose_process_is_gone_has_ended(wire: list[str], loader: str) -> None:
     """It can say nothing more, but the kernel has closed its socket; one that is only stopped has it (kernel-5)."""
-    XdpDatapath.pin("tbx", cases.PORT, loader=loader, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES), loader)
     with contextlib.closing(XdpDatapath.open("tbx")) as path:
         activate(path)
         path.store.control["active"] = path.active
@@ -217,7 +218,7 @@ def test_a_job_whose_process_is_gone_has_ended(wire: list[str], loader: str) -> 
 
 def test_control_packets_past_the_program_are_held_against_their_senders(wire: list[str]) -> None:
     """By loopback, which has no program: only the kernel's own list says who may send (kernel-8)."""
-    with contextlib.closing(XdpDatapath.attach("tbx", cases.PORT, **SIZES)) as path:
+    with contextlib.closing(XdpDatapath.attach(Receiver("tbx", cases.PORT, **SIZES))) as path:
         activate(path)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
             for data in (cases.ready(), cases.ready()[:20]):
@@ -230,7 +231,7 @@ def test_control_packets_past_the_program_are_held_against_their_senders(wire: l
 
 def test_a_job_goes_round_in_as_much_of_the_sums_ring_as_it_needs(wire: list[str]) -> None:
     """Pinned for two ranks, used by four: program and host agree on the slot, and the rest of the ring stays cold."""
-    XdpDatapath.pin("tbx", cases.PORT, width=cases.WIDTH, sum_rows=256, result_rows=256)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, cases.WIDTH, 256, 256))
     with contextlib.closing(XdpDatapath.open("tbx", 4)) as path:
         assert path.store.sum_rows == path.store.slots.size == len(path.store.sums) == 64
         assert cases.SUM_ROWS == 64
@@ -256,19 +257,19 @@ def test_rows_and_rings_are_as_large_as_driver_and_ranks_ask_for(
         with contextlib.closing(open_datapath("xdp", "tbx", config)) as path:
             assert path.store.width == 512
             assert (path.store.result_rows, path.store.sum_rows) == (2048, 256)
-            assert XdpDatapath.is_attached("tbx") == pinned
+            assert (pin.settings("tbx") is not None) == pinned
         pin.remove("tbx")
 
 
 def test_leftovers(own_wire: list[str]) -> None:
     """Pins without a program behind them are seen as stale, and go with the next attach or detach."""
-    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES))
     folder = next(p for p in (pin.ROOT / "bpf").iterdir() if p.name.startswith("tbx-"))
     (folder / "link").unlink()  # as if somebody had taken the program away
     await_that(lambda: net.xdp_on("tbx") is None, "a worker of the kernel's to take the program away")
-    assert not XdpDatapath.is_attached("tbx")
-    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
-    assert XdpDatapath.is_attached("tbx")
+    assert not pin.settings("tbx")
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES))
+    assert pin.settings("tbx")
     veths.delete("tbx")
     assert folder.name in pin.sweep()
     assert not folder.exists()
@@ -276,7 +277,7 @@ def test_leftovers(own_wire: list[str]) -> None:
 
 def test_an_interface_that_was_made_again_is_not_the_one_that_was_attached(wire: list[str]) -> None:
     """That of a VLAN leaves the program on the device below it, and takes only the fan-out's along."""
-    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES))
     file = pin._settings_file("tbx")
     values = json.loads(file.read_text())
     assert values["index"] == net.index_of("tbx")
@@ -284,12 +285,12 @@ def test_an_interface_that_was_made_again_is_not_the_one_that_was_attached(wire:
     with pytest.raises(AttachError, match=r"removed and made again.*`tailbound attach tbx --replace`"):
         XdpDatapath.open("tbx")
     file.write_text(json.dumps(values))
-    assert XdpDatapath.is_attached("tbx")
+    assert pin.settings("tbx")
 
 
 def test_a_device_that_has_another_name_now_keeps_its_program(own_wire: list[str]) -> None:
     """Pins are found by name, and another device may have that by now; a job may run on the first one (kernel-25)."""
-    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES))
     with IPRoute() as ip:
         index = net.index_of("tbx")
         ip.link("set", index=index, state="down")
@@ -297,23 +298,23 @@ def test_a_device_that_has_another_name_now_keeps_its_program(own_wire: list[str
         ip.link("add", ifname="tbx", kind="veth", peer={"ifname": "tby"})
     for replace in (False, True):
         with pytest.raises(AttachError, match="on lan0 now: run `tailbound detach tbx`"):
-            XdpDatapath.pin("tbx", cases.PORT, replace=replace, **SIZES)
+            XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES), replace=replace)
     assert pin.sweep() == []
     assert net.xdp_on("tbx") is None
     assert net.xdp_on("lan0") is not None
     with pytest.raises(AttachError, match=r"lan0 already carries .* or run `tailbound detach tbx`"):
-        XdpDatapath.pin("lan0", cases.PORT, **SIZES)
+        XdpDatapath.pin(Receiver("lan0", cases.PORT, **SIZES))
     assert pin.remove("tbx")
     assert net.xdp_on("lan0") is None
-    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
-    assert XdpDatapath.is_attached("tbx")
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES))
+    assert pin.settings("tbx")
 
 
 @pytest.mark.needs("root")
 def test_another_group_does_not_lock_the_first_one_out(wire: list[str]) -> None:
-    XdpDatapath.pin("tbx", cases.PORT, group=12345, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES), group=12345)
     veths.go(wire[1])
-    XdpDatapath.pin("tbx", cases.PORT, group=12346, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES), group=12346)
     try:
         veths.go(wire[0])
         code = "import sys; sys.path[:0] = sys.argv[1:]\nfrom tailbound.datapath.xdp import XdpDatapath\n"
@@ -338,9 +339,9 @@ def test_a_sweep_leaves_what_is_just_being_pinned(wire: list[str], monkeypatch: 
             sweeps[0].join(0.3)  # it waits for us: nothing would be gained by more
 
     monkeypatch.setattr(syscalls, "obj_pin", slowly)
-    XdpDatapath.pin("tbx", cases.PORT, **SIZES)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, **SIZES))
     sweeps[0].join()
-    assert XdpDatapath.is_attached("tbx")
+    assert pin.settings("tbx")
     XdpDatapath.open("tbx").close()
 
 
@@ -356,6 +357,8 @@ def test_a_sweep_leaves_what_is_just_being_pinned(wire: list[str], monkeypatch: 
     ],
 )
 def test_refusals(wire: list[str], interface: str, port: int, sizes: dict, error: type, says: str) -> None:
+    loader = sizes.get("loader", "auto")
+    asked = Receiver(interface, port, **{name: sizes.get(name, size) for name, size in SIZES.items()})
     with pytest.raises(error, match=says):
-        XdpDatapath.attach(interface, port, **(SIZES | sizes))
+        XdpDatapath.attach(asked, loader)
     assert net.xdp_on("tbx") is None

@@ -108,13 +108,13 @@ def test_another_version_gives_way_and_a_stranger_does_not(wire: list[str]) -> N
     file = pin._settings_file("tbx")
     file.write_text(json.dumps(json.loads(file.read_text()) | {"abi": 6}))
     with pytest.raises(AttachError, match="another version"):
-        XdpDatapath.is_attached("tbx")
+        pin.settings("tbx")
     attach_for_good("tbx", **SMALL, replace=True)
     new = net.xdp_on("tbx")
     assert old is not None
     assert new is not None
     assert new.prog_id != old.prog_id
-    assert XdpDatapath.is_attached("tbx")
+    assert pin.settings("tbx")
     job = XdpDatapath.open("tbx")
     assert "nothing was done" in attach_for_good("tbx", **SMALL, replace=True)
     assert net.xdp_on("tbx") == new, "a pod that is made again takes the program off under a job"
@@ -173,7 +173,7 @@ def test_a_program_is_not_taken_from_under_a_job(wire: list[str]) -> None:
     job.store.control["active"] = job.active
     with pytest.raises(AttachError, match=r"a job receives at 198\.18\.0\.1:5515.*--force"):
         detach("tbx")
-    assert XdpDatapath.is_attached("tbx")
+    assert pin.settings("tbx")
     assert detach("tbx", force=True)
     job.close()
     attach_for_good("tbx", **SMALL)
@@ -208,4 +208,4 @@ def test_a_program_that_does_not_load_leaves_the_old_one(wire: list[str], monkey
     with pytest.raises(CapabilityError, match="refused it"):
         attach_for_good("tbx", **SMALL | {"ring_mib": 2}, replace=True)
     assert net.xdp_on("tbx") == old
-    assert XdpDatapath.is_attached("tbx")
+    assert pin.settings("tbx")

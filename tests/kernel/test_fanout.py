@@ -19,6 +19,7 @@ from bpf_calls import run_tc
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import net, pin, syscalls
 from tailbound.kernel.fanout import Fanout, attach_tcx
+from tailbound.kernel.pin import Receiver
 from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 
@@ -334,7 +335,7 @@ def test_pinned(wire: list[str], loader: str) -> None:
         Fanout.pin("tbx", PORT, loader)
     with pytest.raises(AttachError, match="nothing is pinned"):
         Fanout.open("tbx", SOURCE)
-    XdpDatapath.pin("tbx", cases.PORT, cases.WIDTH, cases.SUM_ROWS, cases.RESULT_ROWS, loader)
+    XdpDatapath.pin(Receiver("tbx", cases.PORT, cases.WIDTH, cases.SUM_ROWS, cases.RESULT_ROWS), loader)
     Fanout.pin("tbx", PORT, loader)
     for _ in range(2):
         fanout = Fanout.open("tbx", SOURCE)

@@ -18,6 +18,7 @@ from lab_team import said_by, told_by
 from support import await_that
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.kernel import net
+from tailbound.kernel.pin import Receiver
 from tailbound_lab.lab.cluster import Cluster
 
 pytestmark = [pytest.mark.needs("root", "netns", "bpf", "bcc", "headers"), pytest.mark.usefixtures("warm_start")]
@@ -253,8 +254,9 @@ def test_ranks_without_privileges_average_over_pins_with_a_key(tailbound_lab: Ma
 TRAINER = """
 import os, sys, time
 from tailbound.datapath.xdp import XdpDatapath
+from tailbound.kernel.pin import Receiver
 
-path = XdpDatapath.attach("data0", 5515, 256, 64, 64)
+path = XdpDatapath.attach(Receiver("data0", 5515, 256, 64, 64))
 if (child := os.fork()) == 0:
     sys.stdin.read()
     os._exit(0)
@@ -276,6 +278,6 @@ def test_a_killed_trainer_leaves_neither_program_nor_port_to_its_children(tailbo
             os.kill(child, 0)  # it is there
             # the kernel frees a link in its own time
             await_that(lambda: lab.run(0, net.xdp_on, "data0") is None, "no program is left")
-            lab.run(0, XdpDatapath.attach, "data0", 5515, 256, 64, 64, sysfs=True).close()
+            lab.run(0, XdpDatapath.attach, Receiver("data0", 5515, 256, 64, 64), sysfs=True).close()
         finally:
             trainer.kill()

@@ -64,16 +64,16 @@ def _choose(name: str, interface_name: str | None, config: Config, towards: str,
     if name != "udp":
         from tailbound.datapath.xdp import XdpDatapath
 
-        if XdpDatapath.is_attached(found.name):
+        if pin.settings(found.name) is not None:
             # Whoever attached it wants it used: what stands in its way is told, and nothing is done instead.
             return XdpDatapath.open(found.name, config.ranks, found.address)
         if interface_name or name == "xdp":
             try:
                 ip = ip_bytes(found.address)
                 width = row_width(config.width, _mtu(found, config), linear=linear_of(found.name), ip=ip)
-                rows = ring_rows(config.ring(width), width, config.ranks)
-                port, address = config.port or DEFAULT_PORT, found.address
-                return XdpDatapath.attach(found.name, port, width, *rows, keyed=config.keyed, address=address)
+                rows, port = ring_rows(config.ring(width), width, config.ranks), config.port or DEFAULT_PORT
+                asked = pin.Receiver(found.name, port, width, *rows, is_ipv6(found.address))
+                return XdpDatapath.attach(asked, keyed=config.keyed, address=found.address)
             except (CapabilityError, AttachError) as error:
                 if name == "xdp" or XdpDatapath.is_ours(found.name):
                     raise

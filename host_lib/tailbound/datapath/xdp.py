@@ -12,6 +12,7 @@ import grp
 import logging
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ from tailbound.kernel.fanout import Fanout
 from tailbound.kernel.linear import linear_of
 from tailbound.kernel.maps import EVENTS, PROGRAMS, Maps, Sealer, Shape, put_key
 from tailbound.kernel.net import interface as look_up
+from tailbound.kernel.pin import Receiver
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
 from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, sending_sockets
 from tailbound.wire.address import Words, endpoint, family_name, ip_bytes, is_ipv6, text_of, words_of
@@ -47,6 +49,10 @@ PINNED = (*(m.name for m in WORKER_MAPS if m.mmap or m.writer != "program"), EVE
 def shapes(width: int, sum_rows: int, result_rows: int) -> dict[str, Shape]:
     """``protocol.layouts`` on this machine."""
     return layouts(width, sum_rows, result_rows, kernel_maps.possible_cpus())
+
+
+def _shapes_of(asked: Receiver) -> dict[str, Shape]:
+    return shapes(asked.width, asked.sum_rows, asked.result_rows)
 
 
 class XdpDatapath:
@@ -105,91 +111,51 @@ class XdpDatapath:
         return [fd for fd in (*sockets, *self.maps.fds.values(), self.program, self._link) if fd >= 0]
 
     @classmethod
-    def attach(
-        cls,
-        interface: str,
-        port: int,
-        width: int = 1408,
-        sum_rows: int = 4096,
-        result_rows: int = 8192,
-        loader: str = "auto",
-        *,
-        keyed: bool = False,
-        address: str = "",
-    ) -> XdpDatapath:
+    def attach(cls, asked: Receiver, loader: str = "auto", *, keyed: bool = False, address: str = "") -> XdpDatapath:
         """Makes maps, loads and attaches the program; all of it goes when this process ends.
 
         Args:
-            width: W, codes of a full row; a multiple of 64.
-            sum_rows, result_rows: rows of the rings; powers of two.
+            asked: what to receive.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             keyed: for a job with a key, which takes a second program; others need not wait for it.
-            address: of the interface, by which peers reach it; empty: its first of IPv4.
+            address: of the interface, by which peers reach it; empty: its first.
 
         Raises:
             ConfigError: interface, port or sizes that cannot be.
             CapabilityError: compiler, privilege or kernel feature missing.
             AttachError: the interface refuses, or a program is there.
         """
-        address = address or net.address_of(interface)
-        maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, keyed=keyed, ipv6=is_ipv6(address)
-        )
+        address = address or net.address_of(asked.interface, ipv6=asked.ipv6)
+        maps, program, link, tagged = _attach(asked, loader, keyed=keyed)
         try:
-            return cls(maps, interface, port, program, link, tagged=tagged, address=address)
+            return cls(maps, asked.interface, asked.port, program, link, tagged=tagged, address=address)
         except BaseException:
             maps.close(link, program)
             raise
 
     @classmethod
-    def pin(
-        cls,
-        interface: str,
-        port: int,
-        width: int = 1408,
-        sum_rows: int = 4096,
-        result_rows: int = 8192,
-        loader: str = "auto",
-        group: int = 0,
-        *,
-        replace: bool = False,
-        ipv6: bool = False,
-    ) -> None:
-        """Attaches for good, for processes of ``group`` (a group id) to ``open``. Arguments and errors: ``attach``."""
+    def pin(cls, asked: Receiver, loader: str = "auto", group: int = 0, *, replace: bool = False) -> None:
+        """Attaches for good, for processes of ``group`` (a group id) to ``open``. Errors: see ``attach``.
+
+        Args:
+            replace: what is pinned there gives way, once the new program is known to load.
+        """
         pin.mount()
-        pin.refuse_elsewhere(interface)
-        maps, program, link, tagged = _attach(
-            interface, port, width, sum_rows, result_rows, loader, keyed=True, replace=replace, ipv6=ipv6
-        )
+        pin.refuse_elsewhere(asked.interface)
+        maps, program, link, tagged = _attach(asked, loader, keyed=True, replace=replace)
         try:
             found = pin.Settings(
-                interface=interface,
-                port=port,
-                width=width,
-                sum_rows=sum_rows,
-                result_rows=result_rows,
+                **asdict(asked),
                 prog_id=syscalls.prog_info(program).id,
-                vlan=net.device_of(interface).vlan,
+                vlan=net.device_of(asked.interface).vlan,
                 signature=compile_.signature(),
                 tagged=tagged,
-                ipv6=ipv6,
-                index=net.index_of(interface),
+                index=net.index_of(asked.interface),
             )
             fds = {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}
             pin.pin(found, fds, link, group)
         finally:
             maps.close(link, program)
-
-    @classmethod
-    def is_attached(cls, interface: str) -> bool:
-        """Whether ``open`` would find pins with a program behind them.
-
-        Raises:
-            ConfigError: no such interface.
-            AttachError: pinned by another version of Tailbound.
-            CapabilityError: there is a program, and this user may not look whose pins are there.
-        """
-        return pin.settings(interface) is not None
 
     @classmethod
     def is_ours(cls, interface: str) -> bool:
@@ -215,7 +181,7 @@ class XdpDatapath:
             raise AttachError(f"nothing is attached and pinned on {interface}: run `sudo tailbound attach {interface}`")
         maps = Maps(pin.open_pins(interface, PINNED))
         try:
-            dims = shapes(found.width, found.sum_rows, found.result_rows)
+            dims = _shapes_of(found)
             for map_ in WORKER_MAPS:
                 if map_.mmap:
                     maps.map_array(map_, dims[map_.name])
@@ -291,35 +257,24 @@ class XdpDatapath:
         self.maps.close(self._link, self.program)
 
 
-def _attach(
-    interface: str,
-    port: int,
-    width: int,
-    sum_rows: int,
-    result_rows: int,
-    loader: str,
-    *,
-    keyed: bool,
-    replace: bool = False,
-    ipv6: bool = False,
-) -> tuple[Maps, int, int, bool]:
+def _attach(asked: Receiver, loader: str, *, keyed: bool, replace: bool = False) -> tuple[Maps, int, int, bool]:
     """Makes maps, loads the program and attaches it; with ``replace``, what is pinned goes in between."""
-    if not 0 < port < 65536:
-        raise ConfigError(f"UDP port {port}: choose one of 1..65535")
-    device, vlan = net.device_of(interface)
+    if not 0 < asked.port < 65536:
+        raise ConfigError(f"UDP port {asked.port}: choose one of 1..65535")
+    device, vlan = net.device_of(asked.interface)
     if not replace:
         attaching.refuse_occupied(device)
-    dims, node = shapes(width, sum_rows, result_rows), net.numa_node(device)
-    maps = kernel_maps.create(WORKER_MAPS, dims, events=True, node=node)
+    maps = kernel_maps.create(WORKER_MAPS, _shapes_of(asked), events=True, node=net.numa_node(device))
     program = link = -1
     try:
         control = maps.arrays["control"]
-        control["address"], control["prefix"] = _own_address(interface, ipv6=ipv6)
-        defines = load.receiver_defines(port, width, result_rows, vlan, ipv6=ipv6)
+        with contextlib.suppress(ConfigError):  # without an address yet, packets to all on our port pass the program
+            control["address"], control["prefix"] = words_of(net.address_of(asked.interface, ipv6=asked.ipv6))
+        defines = load.receiver_defines(asked.port, asked.width, asked.result_rows, vlan, ipv6=asked.ipv6)
         program = load.load_worker(maps.fds, defines, loader)
         tagged = keyed and _load_tagged(maps, defines, loader)
         if replace:
-            pin.remove(interface)
+            pin.remove(asked.interface)
         link = attaching.attach(program, device)
     except BaseException:
         maps.close(link, program)
@@ -335,17 +290,6 @@ def _load_tagged(maps: Maps, defines: Mapping[str, int], loader: str) -> bool:
         log.warning("no job with a key can run here: %s", str(error).splitlines()[0])
         return False
     return True
-
-
-def _own_address(interface: str, *, ipv6: bool) -> Words:
-    """What the program takes for this host's address until a job tells it: packets to others on our port pass it.
-
-    0 where the interface has none yet: then they all do.
-    """
-    try:
-        return words_of(net.address_of(interface, ipv6=ipv6))
-    except ConfigError:
-        return Words(0)
 
 
 def attach(
@@ -387,21 +331,21 @@ def attach(
     if mtu is not None and mtu > found.mtu:
         raise ConfigError(f"MTU {mtu} is above that of {interface}, {found.mtu}: give at most that")
     width = row_width(0, found.mtu if mtu is None else mtu, linear=linear_of(interface), ip=ip_bytes(found.address))
-    sum_rows, result_rows = ring_rows(ring_mib, width, workers)
+    asked = Receiver(interface, port, width, *ring_rows(ring_mib, width, workers), ipv6)
     number = _group(group)
     pin.sweep()
-    if replace and pin.is_as_asked(interface, (port, width, sum_rows, result_rows), number, ipv6=ipv6):
+    if replace and pin.is_as_asked(asked, number):
         return f"{interface} is attached already as asked, by this version: nothing was done"
-    XdpDatapath.pin(interface, port, width, sum_rows, result_rows, loader, number, replace=replace, ipv6=ipv6)
+    XdpDatapath.pin(asked, loader, number, replace=replace)
     try:
         Fanout.pin(interface, port, loader, number, ipv6=ipv6)
         results = "one send for all peers"
     except CapabilityError as error:  # training does without: older kernels cannot pin it
         results = f"a send for every peer ({str(error).splitlines()[0]})"
-    total = sum(kind.itemsize * math.prod(dims) for kind, dims in shapes(width, sum_rows, result_rows).values())
+    total = sum(kind.itemsize * math.prod(dims) for kind, dims in _shapes_of(asked).values())
     return (
         f"attached to {interface}, UDP port {port} of {family_name(found.address)}: rows of {width} codes, "
-        f"{sum_rows} sum rows, {result_rows} result rows, {total / 2**20:.1f} MiB; results: {results}; "
+        f"{asked.sum_rows} sum rows, {asked.result_rows} result rows, {total / 2**20:.1f} MiB; results: {results}; "
         f"for {'root' if group is None else f'group {group}'}"
     )
 
@@ -442,7 +386,7 @@ def _in_use(interface: str) -> str:
     except (AttachError, ConfigError):
         return ""
     with contextlib.closing(maps):
-        maps.map_array(WORKER_MAPS[0], shapes(found.width, found.sum_rows, found.result_rows)["control"])
+        maps.map_array(WORKER_MAPS[0], _shapes_of(found)["control"])
         control = maps.arrays["control"][0]
         first, second, third = control["prefix"].tolist()
         address = text_of(Words(int(control["address"]), (first, second, third)))

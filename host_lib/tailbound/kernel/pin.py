@@ -22,7 +22,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +48,29 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What was fixed at attach time."""
+class Receiver:
+    """What a program is to receive.
+
+    Attributes:
+        interface: its name.
+        port: UDP port of the job.
+        width: W, codes of a full row; a multiple of 64.
+        sum_rows, result_rows: rows of the rings; powers of two.
+        ipv6: of which family of IP it takes packets.
+    """
 
     interface: str
     port: int
-    width: int
-    sum_rows: int
-    result_rows: int
+    width: int = 1408
+    sum_rows: int = 4096
+    result_rows: int = 8192
+    ipv6: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Receiver):
+    """What was fixed at attach time."""
+
     prog_id: int
     vlan: int
     #: Of the sources of the program (``compile.signature``), which declare its maps, too: the host has to know what it
@@ -63,8 +78,6 @@ class Settings:
     signature: str
     #: Whether the program for jobs with a key was loaded, too.
     tagged: bool
-    #: Of which family of IP it takes packets.
-    ipv6: bool
     #: Of the interface at attach time.
     index: int
 
@@ -219,7 +232,7 @@ def settings(interface: str) -> Settings | None:
         return None
     if there is None or there.prog_id != values.get("prog_id"):
         return None
-    if values.keys() != Settings.__annotations__.keys() or values["signature"] != compile_.signature():
+    if values.keys() != {each.name for each in fields(Settings)} or values["signature"] != compile_.signature():
         raise AttachError(
             f"{interface} was attached by another version of Tailbound, whose program may not know this one's packets: "
             f"run `tailbound attach {interface} --replace` with this one, between two jobs"
@@ -394,19 +407,12 @@ def identity(interface: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def is_as_asked(interface: str, sizes: tuple[int, int, int, int], group: int, *, ipv6: bool = False) -> bool:
-    """Whether this version's program is attached and pinned there with these settings; by whom does not matter.
-
-    Args:
-        sizes: port, width, rows of the ring of sums, rows of the result ring.
-        group: id of the pins' group.
-        ipv6: of which family packets are.
-    """
+def is_as_asked(asked: Receiver, group: int) -> bool:
+    """Whether this version's program is attached and pinned as ``asked``, for the group of this id."""
     try:
-        found = settings(interface)
-        if found is None or (found.port, found.width, found.sum_rows, found.result_rows) != sizes:
-            return False
-        return found.ipv6 == ipv6 and os.stat(_pins(interface)).st_gid == group
+        found = settings(asked.interface)
+        same = found is not None and asdict(asked).items() <= asdict(found).items()
+        return same and os.stat(_pins(asked.interface)).st_gid == group
     except (AttachError, OSError):
         return False
 
