@@ -15,7 +15,7 @@ from tailbound.codec.hashing import seed_of
 from tailbound.codec.records import Coding
 from tailbound.codec.scale import agreed
 from tailbound.codec.scratch import Scratch
-from tailbound.collective.aggregation import of
+from tailbound.collective import peers, switched
 from tailbound.collective.announce import announce
 from tailbound.collective.coder import Values
 from tailbound.collective.job import Job
@@ -103,7 +103,7 @@ def coding_of(job: Job, op: Op) -> Coding:
     """How this rank codes ``op``."""
     if op.coding is not None:
         return op.coding
-    seed, weights = seed_of(job.cookie, op.label), of(op).weights(job)
+    seed, weights = seed_of(job.cookie, op.label), None if op.switched else job.weights
     op.coding = Coding(seed, weights, job.config.rotate, job.key_of(op.place))
     return op.coding
 
@@ -139,13 +139,13 @@ def _encode(job: Job, op: Op) -> None:
         _done_sending(job, op)
         return
     op.outcome.clipped = sum(part.clipped for part in parts)
-    op.own_present = of(op).in_time(op)
+    op.own_present = not (op.outcome.late if op.switched else op.sealed)
     op.own_in = job.now()
     if job.self_misses:
         job.self_misses = 0
     _expect_results(job, op)
     op.sending = Sending.OVER
-    of(op).send(job, op)
+    (switched if op.switched else peers).send(job, op)
     if not (op.switched or op.outcome.late):
         op.give(coding.key)
     if op.launch.residual is not None:

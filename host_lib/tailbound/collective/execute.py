@@ -8,7 +8,7 @@ from tailbound.codec.mean import mean_by
 from tailbound.codec.records import Own, Received, Sums
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
-from tailbound.collective.aggregation import of
+from tailbound.collective import peers, switched
 from tailbound.collective.contribute import coding_of
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
@@ -152,7 +152,7 @@ def finish(job: Job, op: Op) -> None:
     shape = place.layout.shape
     point_own(job, op)
     by_owner = counts(job)
-    contributors = of(op).read(job, op, by_owner)
+    contributors = (switched if op.switched else peers).read(job, op, by_owner)
     received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, contributors)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 

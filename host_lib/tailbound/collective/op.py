@@ -157,7 +157,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         place: where its rows lie.
         buffers: its memory.
         rank, ranks: own rank, and how many contribute.
-        switched: its rows go to the job's switch, which sums them all (``aggregation``).
+        switched: its rows go to the job's switch, which sums them all (``switched``).
     """
 
     launch: Launch | None = None

@@ -5,15 +5,12 @@ which the mean allows for, and a missing result costs every replica; but both ar
 sending, as a rule, so that a row that was lost costs no op its time.
 """
 
-# ruff: noqa: D102 - ``aggregation.Aggregation`` says what its methods do
 from __future__ import annotations
 
 import ctypes
 
-from tailbound.codec.scale import Weights
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
-from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.collective.retransmit import settle
 from tailbound.collective.tally import Counts, gather, read_records
@@ -22,62 +19,52 @@ from tailbound.kernel.core import core
 from tailbound.wire.schema import PacketType, Stage, Why
 
 
-class PeerOwned:
-    """Every rank sums its share of the rows (``aggregation.Aggregation``)."""
+def send(job: Job, op: Op) -> None:
+    """Bursts in turn to all peers that take rows, beginning with rank + 1 (clock-17)."""
+    b, place = op.buffers, op.place
+    placement, label = place.placement, op.label
+    here = job.membership.here
+    through = {*job.records.all_published(here, label)}
+    takers = [p for p in here if placement.shares[p] and p not in through]
+    shape = place.layout.shape
+    head = job.header(
+        PacketType.CONTRIBUTION, label, place.layout.tag, flags=shape.code.flags, map_id=placement.owner_map.id
+    )
+    starts, shares = placement.starts, placement.shares
+    to = [(starts[p], n := shares[p], n - 1, place.sum_seqs[p], p, n) for p in takers]
+    b.stamp.write(head, to, label, job.key_of(place))
+    runs = [(peer, b.rows_for[peer]) for peer in takers]
+    job.flow.contributions(op, runs)
+    others = [p for p in here if p not in takers]
+    if others:  # every rank hears of every op (clock-2)
+        announce(job, op, others)
 
-    def late_rows_serve(self, known: Known, op: Op) -> bool:
-        return False
 
-    def weights(self, known: Known) -> Weights | None:
-        return known.weights
-
-    def in_time(self, op: Op) -> bool:
-        return not op.sealed
-
-    def send(self, job: Job, op: Op) -> None:
-        """Bursts in turn to all peers that take rows, beginning with rank + 1 (clock-17)."""
-        b, place = op.buffers, op.place
-        placement, label = place.placement, op.label
-        here = job.membership.here
-        through = {*job.records.all_published(here, label)}
-        takers = [p for p in here if placement.shares[p] and p not in through]
-        shape = place.layout.shape
-        head = job.header(
-            PacketType.CONTRIBUTION, label, place.layout.tag, flags=shape.code.flags, map_id=placement.owner_map.id
-        )
-        starts, shares = placement.starts, placement.shares
-        to = [(starts[p], n := shares[p], n - 1, place.sum_seqs[p], p, n) for p in takers]
-        b.stamp.write(head, to, label, job.key_of(place))
-        runs = [(peer, b.rows_for[peer]) for peer in takers]
-        job.flow.contributions(op, runs)
-        others = [p for p in here if p not in takers]
-        if others:  # every rank hears of every op (clock-2)
-            announce(job, op, others)
-
-    def read(self, job: Job, op: Op, by_owner: Counts) -> None:
-        outcome, place = op.outcome, op.place
-        if not job.peers:
-            return
-        present = gather(job, op, by_owner)
-        settle(job, op.second, Stage.RESULTS)
-        job.datapath.fence()
-        outcome.overwritten = read_records(job, op)
-        if outcome.overwritten:
-            job.counters["results_overwritten"] += outcome.overwritten
-        outcome.delivered += present - outcome.overwritten
-        # no rank brought rows, as all say: no owner is to blame
-        outcome.void = present == 0 and bool(core().fast.tb_nobody_had_any(job.terms.pointer, ctypes.addressof(op)))
-        if outcome.void:
-            return
-        others = place.layout.shape.rows - place.placement.shares[job.rank]
-        outcome.expected += others
-        outcome.missed = others - present + outcome.overwritten
-        _suspect(job, op, by_owner)
-        if op.second.why == Why.DEADLINE:
-            counts = place.placement.shares
-            late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
-            flows = [(by_owner[p], counts[p]) for p in late]
-            cut_off(job, op, op.second, op.second.over - (op.spans.sealed or op.start), flows)
+def read(job: Job, op: Op, by_owner: Counts) -> None:
+    """Notes which results are there (``by_owner``, written) and who was missing, at the end of an op."""
+    outcome, place = op.outcome, op.place
+    if not job.peers:
+        return
+    present = gather(job, op, by_owner)
+    settle(job, op.second, Stage.RESULTS)
+    job.datapath.fence()
+    outcome.overwritten = read_records(job, op)
+    if outcome.overwritten:
+        job.counters["results_overwritten"] += outcome.overwritten
+    outcome.delivered += present - outcome.overwritten
+    # no rank brought rows, as all say: no owner is to blame
+    outcome.void = present == 0 and bool(core().fast.tb_nobody_had_any(job.terms.pointer, ctypes.addressof(op)))
+    if outcome.void:
+        return
+    others = place.layout.shape.rows - place.placement.shares[job.rank]
+    outcome.expected += others
+    outcome.missed = others - present + outcome.overwritten
+    _suspect(job, op, by_owner)
+    if op.second.why == Why.DEADLINE:
+        counts = place.placement.shares
+        late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
+        flows = [(by_owner[p], counts[p]) for p in late]
+        cut_off(job, op, op.second, op.second.over - (op.spans.sealed or op.start), flows)
 
 
 def _suspect(job: Job, op: Op, by_owner: Counts) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from tailbound.collective.aggregation import of
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.wire.schema import Sending
@@ -45,7 +44,7 @@ def step(op: Op, known: Known, now: int) -> tuple[Do, int]:
     if not op.launch.contribute:
         return Do.ABSTAIN, 0
     late = op.overtaken or (op.sealed and _over_for_all(op, known, now))
-    if late and not of(op).late_rows_serve(known, op):
+    if late and not (op.switched and _late_rows_serve(op, known)):
         return Do.STAY_OUT, 0
     if op.ready is not None and not op.ready():
         return Do.WAIT, now + min(max((now - op.begun) // 8, _POLL_FIRST), _POLL_LAST)
@@ -55,6 +54,12 @@ def step(op: Op, known: Known, now: int) -> tuple[Do, int]:
         op.cold = op.switched and known.scales(op) is None
         return Do.MEASURE if op.cold else Do.ENCODE_LATE if late else Do.ENCODE, 0
     return _agree(op, known, now)
+
+
+def _late_rows_serve(op: Op, known: Known) -> bool:
+    """Results that are lacking can be had of a switch by sending the own rows."""
+    record = known.records.of(op.label)
+    return not op.cold and record is not None and int(record["results_in"]) < op.place.layout.shape.rows
 
 
 def _over_for_all(op: Op, known: Known, now: int) -> bool:

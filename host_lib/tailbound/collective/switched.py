@@ -5,14 +5,13 @@ and its mean comes to everybody when the last one that is waited for is in. READ
 rank to rank, so clocks, steps and membership are those of every op.
 """
 
-# ruff: noqa: D102 - ``aggregation.Aggregation`` says what its methods do
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
-from tailbound.codec.scale import Weights, scales_of
+from tailbound.codec.scale import scales_of
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known
@@ -28,64 +27,52 @@ from tailbound.wire.tag import NO_KEY
 _SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
 
 
-class SwitchOwned:
-    """A switch sums all rows (``aggregation.Aggregation``)."""
+def send(job: Job, op: Op) -> None:
+    """Behind a READY to every peer; rows of a late launch only on demand."""
+    b, place, label = op.buffers, op.place, op.label
+    (memory, _, partials), rows = b.contributions, place.layout.shape.rows
+    assert job.switch is not None
+    owners, count = place.placement.owner_map.id, _awaited(job, op)
+    head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, map_id=owners, weight=1, count=count)
+    # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
+    exponents, needs, _ = b.scales
+    stamp = Stamp(
+        memory, partials, place.placement.row_at, b.group, exponents=exponents, needs=needs,
+        scales=scales_of(exponents),
+    )  # fmt: skip
+    stamp.write(head, [(0, rows, rows - 1, place.result_seq, job.switch, rows)], label)
+    announce(job, op, job.peers)
+    job.flow.contributions(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
 
-    def late_rows_serve(self, known: Known, op: Op) -> bool:
-        """Results that are lacking can be had by sending the own rows."""
-        record = known.records.of(op.label)
-        return not op.cold and record is not None and int(record["results_in"]) < op.place.layout.shape.rows
 
-    def weights(self, known: Known) -> Weights | None:
-        return None
-
-    def in_time(self, op: Op) -> bool:
-        return not op.outcome.late
-
-    def send(self, job: Job, op: Op) -> None:
-        """Behind a READY to every peer; rows of a late launch only on demand."""
-        b, place, label = op.buffers, op.place, op.label
-        (memory, _, partials), rows = b.contributions, place.layout.shape.rows
-        assert job.switch is not None
-        owners, count = place.placement.owner_map.id, _awaited(job, op)
-        head = job.header(PacketType.CONTRIBUTION, label, place.layout.tag, map_id=owners, weight=1, count=count)
-        # a switch copies ``seq`` and ``scale`` into results: the place of the result's row, and the value of code 255
-        exponents, needs, _ = b.scales
-        stamp = Stamp(
-            memory, partials, place.placement.row_at, b.group, exponents=exponents, needs=needs,
-            scales=scales_of(exponents),
-        )  # fmt: skip
-        stamp.write(head, [(0, rows, rows - 1, place.result_seq, job.switch, rows)], label)
-        announce(job, op, job.peers)
-        job.flow.contributions(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
-
-    def read(self, job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
-        assert job.switch is not None
-        b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
-        present = gather(job, op, by_owner)
-        job.datapath.fence()
-        flags = flags_by(job, op)[job.switch]
-        form = flags & (_SWITCHED | _SUMS) if flags >= 0 else 0
-        form = form if form in (_SWITCHED, _SUMS) else _form(job)
-        lost = read_records(job, op, form)
-        if lost:
-            job.counters["results_overwritten"] += lost
-        outcome.overwritten = lost
-        by_owner[job.switch] -= lost
-        here = b.row_count[b.source >= 0]
-        wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
-        op.partial = int((here < wanted).sum())
-        job.counters["rows_partial"] += op.partial
-        outcome.expected += rows + wanted * len(here)
-        outcome.delivered += len(here) + int(np.minimum(here, wanted).sum())
-        outcome.missed = rows - len(here)
-        if op.second.why == Why.DEADLINE:
-            cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
-        finished = job.records.published(job.switch, op.label)
-        job.accounts.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=finished)
-        _suspect(job, op, int(here.max(initial=0)))
-        _silence(job, op, present)
-        return b.row_count if form == _SUMS else None
+def read(job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
+    """As ``peers.read``; returns contributors by row where results are sums, and None where they are means."""
+    assert job.switch is not None
+    b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
+    present = gather(job, op, by_owner)
+    job.datapath.fence()
+    flags = flags_by(job, op)[job.switch]
+    form = flags & (_SWITCHED | _SUMS) if flags >= 0 else 0
+    form = form if form in (_SWITCHED, _SUMS) else _form(job)
+    lost = read_records(job, op, form)
+    if lost:
+        job.counters["results_overwritten"] += lost
+    outcome.overwritten = lost
+    by_owner[job.switch] -= lost
+    here = b.row_count[b.source >= 0]
+    wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
+    op.partial = int((here < wanted).sum())
+    job.counters["rows_partial"] += op.partial
+    outcome.expected += rows + wanted * len(here)
+    outcome.delivered += len(here) + int(np.minimum(here, wanted).sum())
+    outcome.missed = rows - len(here)
+    if op.second.why == Why.DEADLINE:
+        cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
+    finished = job.records.published(job.switch, op.label)
+    job.accounts.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=finished)
+    _suspect(job, op, int(here.max(initial=0)))
+    _silence(job, op, present)
+    return b.row_count if form == _SUMS else None
 
 
 # -- first half ---------------------------------------------------------------------------------------------------
