@@ -265,7 +265,7 @@ static int tb_insist(const struct tb_terms *t, struct tb_own_op *o, const struct
 	__s64 until = 0;
 
 	if (o->switched)
-		until = late ? o->insists : 0;
+		until = late ? o->admitted + TB_ANSWER_MOST : 0;
 	else if (h == tb_half_of(o, 1) && h->flows)
 		until = h->open ? h->over + t->insist : 0;
 	else if (h == tb_half_of(o, 1) && late && tb_count(see->gives) && tb_repairable(t, o, see))
@@ -415,19 +415,20 @@ static int tb_results(const struct tb_terms *t, struct tb_own_op *o, const struc
 	return tb_wait_for(t, o, tb_half_of(o, 1), see, &s, now);
 }
 
-/* Whether a switch may be asked for what is missing: without rows of its own a rank has nothing to ask with. */
-static int tb_asks_switch(const struct tb_terms *t, struct tb_own_op *o, const struct tb_sight *see,
-			  __s64 now)
+/* Notes from when on a switch is to release rows: its deadline has passed. Without own rows nothing can be asked for. */
+static void tb_release_late(const struct tb_terms *t, struct tb_own_op *o,
+			    const struct tb_sight *see, __s64 now)
 {
-	struct tb_half *second = tb_half_of(o, 1);
+	struct tb_half *first = tb_half_of(o, 0), *second = tb_half_of(o, 1);
 	struct tb_seen s = { .progress = see->record ? see->record->results_in : 0 };
-	int late = second->deadline > 0 && second->deadline < o->admitted;
 
 	s.left = o->rows - s.progress;
-	if (!o->own_in || s.left <= 0)
-		return 0;
-	o->expired = late || o->flushing || tb_expired(t, tb_half_of(o, 0), 0, &s, 1, now);
-	return 1;
+	if (!o->own_in || s.left <= 0 || second->release)
+		return;
+	second->release = (second->deadline > 0 && second->deadline < o->admitted) ||
+			  tb_expired(t, first, 0, &s, 1, now);
+	if (!second->release)
+		o->due = tb_earlier(o->due, tb_half_due(first, now));
 }
 
 /* -- clocks -------------------------------------------------------------------------------------------------------- */
@@ -543,12 +544,7 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	if (o->switched) {
 		if (!tb_starts(t, o, 0))
 			return TB_FOUND_FIRST;
-		if (o->asked == 2 && tb_asks_switch(t, o, &see, now)) {
-			o->asked = 3;
-			return TB_FOUND_SWITCH;
-		}
-		if (o->asked == 3 && !o->flushing)
-			o->due = tb_earlier(o->due, tb_half_due(first, now));
+		tb_release_late(t, o, &see, now);
 	}
 	second->why = tb_results(t, o, &see, now);
 	return second->why ? TB_FOUND_FINISH : TB_FOUND_NOTHING;
@@ -565,7 +561,7 @@ static void tb_looked(const struct tb_terms *t, struct tb_own_op *o)
 		if (tb_encoded(o) || t->self_late)
 			o->complete_at = o->own;
 	} else if (tb_encoded(o) && !second->phase) {
-		o->watched = second->quiet || o->switched;
+		o->watched = second->quiet != 0;
 		o->results_at = o->rows - (o->switched ? 0 : o->own);
 		if (!o->switched && tb_count(tb_set_of(t->owners)) < t->ranks - 1)
 			o->results_at = tb_least(o->results_at, tb_owned(t, o));
@@ -720,7 +716,23 @@ static void tb_open_half(const struct tb_terms *t, const struct tb_own_op *o, in
 	h->step = tb_most(t->floor / 10, o->usual / 4);
 	h->look = tb_least(TB_LOOK, longest / 2);
 	h->count = t->world;
+	h->ranks = t->ranks;
 	tb_begin_flows(h);
+}
+
+/* The flow of a switch ends when all that bring rows have sent them; short_of: it is known that a rank brings none. */
+static int tb_awaits_switch(const struct tb_terms *t, const struct tb_own_op *o, struct tb_half *h,
+			    const struct tb_sight *see)
+{
+	tb_set live = tb_set_of(t->live), stayed = tb_set_of(o->stayed);
+	__u32 p;
+
+	h->short_of = tb_count(live) < t->ranks - 1 || tb_count(stayed | tb_set_of(o->abstained));
+	h->parts = 1 + tb_count(live);
+	for (h->part = p = 0; p < t->rank; p++)
+		h->part += tb_has(live, p);
+	return tb_flow(h, t->ranks, o->rows, 0, tb_listed(o, t->ranks),
+		       o->left && !tb_count(see->awaited[0] & ~stayed));
 }
 
 /* Notes whose flows are awaited; 0: no memory. */
@@ -746,7 +758,8 @@ static int tb_awaits(const struct tb_terms *t, const struct tb_own_op *o, struct
 		    !tb_flow(h, p, rows, place, results ? tb_listed(o, p) : 0, tb_has(ended, p)))
 			return 0;
 	}
-	return 1;
+	return !o->switched || !o->own_in || t->world == t->ranks ||
+	       tb_awaits_switch(t, o, h, &see);
 }
 
 /* Which half of an op has flows that are awaited; -1: none. */
@@ -780,7 +793,7 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		return 0;
 	}
 	h = tb_half_of(o, results);
-	if (!o->switched && now < o->listen && !o->news)
+	if (now < o->listen && !o->news)
 		return 0;
 	open = h->open;
 	closed = h->closed;

@@ -36,9 +36,8 @@
 #define TB_FOUND_SEND 4
 #define TB_FOUND_FIRST 5
 #define TB_FOUND_SECOND 6
-#define TB_FOUND_SWITCH 7
-#define TB_FOUND_SEAL 8
-#define TB_FOUND_FINISH 9
+#define TB_FOUND_SEAL 7
+#define TB_FOUND_FINISH 8
 
 /* What headers are made of; arrays by their address, 0: none. */
 struct tb_stamp {
@@ -245,7 +244,8 @@ struct tb_incoming {
 	__u8 probed; /* a probe timeout has expired */
 	__u8 silent; /* its mark is missed */
 	__u8 asked; /* its sender is to be asked for the mark now */
-	__u8 pad[5]; /* 0 */
+	__u8 released; /* a switch is asked to release rows, and not only for lost ones */
+	__u8 pad[4]; /* 0 */
 };
 _Static_assert(sizeof(struct tb_incoming) == 144, "tb_incoming");
 
@@ -278,12 +278,18 @@ struct tb_half {
 	__u32 rounds; /* how often senders were asked for their marks */
 	__u32 closed; /* flows that have ended and are over */
 	__u32 requested; /* requests for rows */
+	__u32 ranks; /* how many; the flow of the one behind them is a switch's */
+	__u32 part; /* of places, modulo parts, whose rows this rank asks a switch to release first */
+	__u32 parts; /* live ranks */
 	__u8 phase; /* how far it is */
 	__u8 why; /* what has ended it */
 	__u8 late; /* 1: the launch came after the deadline, and no row is waited for before it is requested */
 	__u8 open; /* 1: a flow has ended, and its missing rows may still come */
+	__u8 release; /* 1: a switch is to release rows with what is in */
+	__u8 short_of; /* 1: a rank is known to bring a switch no rows */
+	__u8 pad[2]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_half) == 184, "tb_half");
+_Static_assert(sizeof(struct tb_half) == 200, "tb_half");
 
 /* What waiting past deadlines may cost, and how long ranks that live say nothing (`transport.overtime`); in ns. */
 struct tb_overtime {
@@ -373,7 +379,6 @@ struct tb_own_op {
 	__s64 listen; /* when to look at its flows */
 	__s64 look; /* when the time alone is news; 0: never */
 	__s64 due; /* the same, as found in this look */
-	__s64 insists; /* of an op that a switch sums: until when a late launch waits for its results */
 	__u64 abstained[4]; /* bitmap of ranks that have said that they bring no rows */
 	__u64 stayed[4]; /* bitmap of ranks that have said that they come too late to bring any */
 	__u64 seen[13]; /* what there was of it when that was looked at last */
@@ -397,10 +402,9 @@ struct tb_own_op {
 	__u8 empty; /* 1: this rank brings no rows, by its choice or its gradient, or since they come too late */
 	__u8 overtaken; /* 1: all others were through with it before this rank had sent rows */
 	__u8 mismatched; /* 1: ranks disagree on its layout */
-	__u8 flushing; /* of an op that a switch sums: 1: it is asked to release rows */
-	__u8 expired; /* likewise: 1: the deadline of the first half has passed */
-	__u8 pad[4]; /* 0 */
+	__u8 left; /* 1: all own rows have left */
+	__u8 pad[5]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 448, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 440, "tb_own_op");
 
 #endif /* TB_RECORDS_H */

@@ -11,6 +11,8 @@
 #define TB_DOUBLED 6
 /* Senders that are asked for their marks together, in turn; before a deadline all are. */
 #define TB_AT_ONCE 8
+/* Rows that a switch is asked for at once, and that have not come, at most: each request is a row by itself. */
+#define TB_OPEN 256
 /* A flow of so few rows may be lost as a whole: for a half's first question its sender counts as one that has begun. */
 #define TB_SHORT 3
 
@@ -66,6 +68,12 @@ static struct tb_answers *tb_answers_of(const struct tb_half *r, const struct tb
 	return &((struct tb_answers *)r->answers)[f->rank];
 }
 
+/* A switch owns all rows of an op. It keeps nothing to be asked for, so the own rows are sent to it again. */
+static int tb_of_switch(const struct tb_half *r, const struct tb_incoming *f)
+{
+	return f->rank >= r->ranks;
+}
+
 static int tb_arrived(const struct tb_half *r, const struct tb_incoming *f, __u32 listed)
 {
 	if (r->slots) {
@@ -96,6 +104,7 @@ static int tb_behind(const struct tb_incoming *f, __u32 i, const __s32 *highest)
 struct tb_found {
 	__u32 here;
 	__u32 missing;
+	__u32 out;
 	__s32 highest[2];
 	__s64 asked; /* when the last of the rows that are out was requested; 0: none is */
 };
@@ -130,11 +139,12 @@ static struct tb_found tb_find(const struct tb_half *r, struct tb_incoming *f, _
 			}
 		} else if (!row->gone) {
 			found.missing++;
+			found.out += row->out;
 			if (row->out)
 				found.asked = tb_most(found.asked, row->asked);
 		}
 	}
-	if (f->ended)
+	if (f->ended && !tb_of_switch(r, f))
 		found.highest[0] = f->rows - 1;
 	if (asked)
 		tb_answered(tb_answers_of(r, f), now - asked, now - first);
@@ -161,11 +171,13 @@ static void tb_pass(struct tb_incoming *f, const __s32 *highest, __s64 now, __s6
 	f->noted = window ? now : 0;
 }
 
-/* Later rows tell what is lost until the flow has ended. */
+/* Later rows tell what is lost until the flow has ended. At a switch rows may be on their way for a while then. */
 static __s64 tb_timeout(const struct tb_half *r, const struct tb_incoming *f, __s64 asked)
 {
 	if (!f->ended)
 		return TB_NEVER;
+	if (tb_of_switch(r, f))
+		asked = tb_most(asked, tb_most(f->moved, f->ended));
 	return asked + (tb_pto(tb_answers_of(r, f)) << tb_least(f->expired, TB_DOUBLED));
 }
 
@@ -197,11 +209,34 @@ static void tb_request(struct tb_half *r, struct tb_incoming *f, __s64 now)
 	f->due = tb_least(tb_next_look(r, f, now), tb_timeout(r, f, now));
 }
 
+/*
+ * From now on a switch is to release rows with what is in (clock-28): every rank asks for its own share of them first, and
+ * for all that are missing where a probe timeout expires.
+ */
+static void tb_release(struct tb_half *r, struct tb_incoming *f, __s64 now)
+{
+	r->release = f->released = 1;
+	f->ended = f->ended ? f->ended : now;
+	f->expired = 0;
+	f->due = now;
+}
+
+static int tb_lost(const struct tb_half *r, const struct tb_incoming *f, __u32 i, int expired)
+{
+	const struct tb_awaited *row = &tb_rows(f)[i];
+
+	if (!tb_of_switch(r, f))
+		return tb_behind(f, i, f->passed) || (expired && row->out);
+	return expired ||
+	       (f->released ? !row->out && i % r->parts == r->part : tb_behind(f, i, f->passed));
+}
+
 static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found *found, __s64 now)
 {
 	struct tb_answers *path = tb_answers_of(r, f);
-	__s64 window = r->late ? 0 : path->window;
-	int expired = 0, noted = 0;
+	int box = tb_of_switch(r, f), expired = 0, noted = 0;
+	__s64 window = r->late ? 0 : box ? tb_most(path->window, r->look) : path->window;
+	__s32 room = TB_OPEN - found->out;
 	__u32 i;
 
 	if (!found->missing) {
@@ -210,12 +245,16 @@ static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found 
 		return;
 	}
 	tb_pass(f, found->highest, now, window);
-	if (found->asked && now >= tb_timeout(r, f, found->asked)) {
+	if ((found->asked || box) && now >= tb_timeout(r, f, found->asked)) {
 		f->expired++;
 		f->probed = 1;
-		expired = 1;
+		expired = !(box && r->short_of && !f->released);
+		if (expired)
+			room = TB_OPEN;
+		else
+			tb_release(r, f, now);
 	}
-	if (f->ended && found->asked && now - tb_most(f->since, f->ended) >= r->patience &&
+	if (!box && f->ended && found->asked && now - tb_most(f->since, f->ended) >= r->patience &&
 	    f->expired > TB_PROBES) {
 		f->over = 1;
 		path->guess = tb_least(5 * path->floor, 2 * tb_pto(path));
@@ -226,14 +265,15 @@ static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found 
 
 		if (row->here || row->gone)
 			continue;
-		row->lost = tb_behind(f, i, f->passed) || (expired && row->out);
+		row->lost = (!box || room > 0) && tb_lost(r, f, i, expired);
 		f->requests += row->lost;
+		room -= row->lost;
 		noted |= f->noted && tb_behind(f, i, f->highest);
 	}
 	f->due = tb_next_look(r, f, now);
 	if (noted)
 		f->due = tb_least(f->due, f->noted + window);
-	if (found->asked)
+	if (found->asked || box)
 		f->due = tb_least(f->due, tb_timeout(r, f, found->asked));
 	if (f->requests && r->patience) {
 		tb_request(r, f, now);
@@ -325,7 +365,7 @@ static void tb_first_look(const struct tb_half *r, struct tb_incoming *f,
 	f->mark = TB_NEVER;
 	f->called = -TB_NEVER;
 	f->due = now + r->step;
-	if (asks)
+	if (asks && !tb_of_switch(r, f))
 		tb_ask(r, f, s, now, 0);
 }
 
@@ -350,15 +390,17 @@ int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline)
 			f->ended = f->due = now;
 			f->mark = TB_NEVER;
 		}
+		if (r->release && !f->released && tb_of_switch(r, f))
+			tb_release(r, f, now);
 		if (f->over || now < tb_least(f->due, f->mark))
 			continue;
 		here = tb_find(r, f, now);
-		if (asks && !f->ended) {
-			if (here.here != f->came) {
-				f->came = here.here;
-				f->questions = 0;
-				f->moved = f->waited = now;
-			}
+		if (here.here != f->came && ((asks && !f->ended) || tb_of_switch(r, f))) {
+			f->came = here.here;
+			f->questions = 0;
+			f->moved = f->waited = now;
+		}
+		if (asks && !f->ended && !tb_of_switch(r, f)) {
 			tb_await(r, f, &s);
 			f->silent = now >= f->mark;
 			silent += f->silent;

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from reference_switch import Rules
 from sim.sums import Sums
 from tailbound.collective.op import Op
-from tailbound.collective.switched import ask
 from tailbound.kernel.core import core
 from tailbound.transport.config import Config
 from tailbound.transport.steps import step_of
@@ -112,13 +111,9 @@ class Engine(UncheckedEngine):
         return look
 
     def _check_passed(self, op: Op, now: int) -> None:
-        before, counters, op.asked = self._state(op), dict(self.job.counters), 0
+        before, op.asked = self._state(op), 0
         move = core().fast.tb_move
         found = move(self.job.terms.pointer, ctypes.addressof(op), now)
-        if found == Found.SWITCH:
-            ask(self.job, op, now)
-            assert self.job.counters == counters, f"op {op.name} had no news, but the switch was asked"
-            found = move(self.job.terms.pointer, ctypes.addressof(op), now)
         assert not found, f"op {op.name} had no news, but {Found(found).name}"
         assert op.due == op.look, f"op {op.name} is to be looked at at {op.due}, not at {op.look}"
         assert self._state(op) == before, f"op {op.name} had no news: {before}, {self._state(op)}"

@@ -33,6 +33,10 @@ def ask(job: Job, op: Op, half: Half) -> None:
     flags = Flag.FIRST_HALF if half is op.first else Flag(0)
     for flow in half.begun:
         peer = flow.rank
+        if peer == job.switch:
+            if flow.requests:
+                switched.send_again(job, op, half.places(flow))
+            continue
         for first, body in encode_repair(half.places(flow), job.store.width) if flow.requests else ():
             head = job.header(PacketType.REPAIR, op.label, tag, row=first, rows=flow.rows, flags=flags)
             job.tell(peer, head, body)

@@ -102,7 +102,7 @@ class FlowControl:
 
         def done(packets: int) -> None:
             job.counters["contributions_sent"] += packets
-            op.spans.sent, op.stirred = job.now(), True
+            op.spans.sent, op.left, op.stirred = job.now(), True, True
             if serial_distance(op.label, job.marks.contributed) > 0:
                 job.marks.contributed = op.label
             if op.switched and runs:  # what is missing once all have said so was lost

@@ -153,7 +153,7 @@ class Known:
         self.membership = Membership(self.ranks, self.rank, config.suspect_after, config.hold_max)
         self.deadlines = Deadlines(config)
         self.overtime = Overtime(now, config.floor)
-        self.repairs = Repairs(self.ranks, config.floor)
+        self.repairs = Repairs(self.world, config.floor)
         #: what the library decides about ops by
         self.terms = Terms(config, self.world, cookie, store, self.overtime, self.repairs.paths)
         #: scales that the next op of a key carries on where a switch sums

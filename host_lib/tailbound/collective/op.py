@@ -21,7 +21,6 @@ from tailbound.errors import TailboundError
 from tailbound.kernel.core import address, core
 from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
-from tailbound.transport.flush import Retry
 from tailbound.transport.sequence import Layout, Place
 from tailbound.transport.steps import label_text
 from tailbound.wire.packets import record_of
@@ -174,8 +173,6 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     flags = 0
     #: how it is coded, once that was asked for
     coding: Coding | None = None
-    #: what is sent to the switch again
-    retry: Retry | None = None
     #: the results of the own rows, once they were handed to the send queue
     own_results: Given | None = None
     #: rows that the switch released before all that were waited for were in

@@ -16,10 +16,9 @@ from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.tally import Counts, counts, flags_by, gather, read_records
+from tailbound.collective.tally import Counts, flags_by, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.transport.config import DEFAULT_PORT
-from tailbound.transport.flush import PATIENCE, Retry
 from tailbound.transport.headers import Stamp, add_flags
 from tailbound.wire.schema import Flag, PacketType, Stage, Why
 from tailbound.wire.tag import NO_KEY
@@ -83,53 +82,26 @@ def _awaited(known: Known, op: Op) -> int:
     return 1 + len({*known.membership.live} - op.abstainers - op.stayed_out)
 
 
-def _short(known: Known, op: Op) -> bool:
-    """Whether it is known that a rank brings no rows to ``op``."""
-    return bool(op.abstainers or op.stayed_out) or len(known.membership.live) < len(known.peers)
-
-
 # -- second half --------------------------------------------------------------------------------------------------
 
 
-def ask(job: Job, op: Op, now: int) -> None:
-    """Sends the switch rows again, without FLUSH for what got lost, with it when the first deadline has passed."""
-    record, retry, late = job.records.of(op.label), op.retry, 0 < op.second.deadline < op.admitted
-    progress = int(record["results_in"]) if record is not None else 0
-    if retry is None:
-        live = sorted([job.rank, *job.membership.live])
-        retry = op.retry = Retry(op.place.layout.shape.rows, live.index(job.rank), len(live))
-
-    def missing() -> Places:
-        gather(job, op, counts(job))
-        return np.flatnonzero(op.buffers.source[op.place.placement.row_at] == -1)
-
-    due, finished, short = bool(op.expired), _finished(job, op), _short(job, op)
-    state = {"sent": bool(op.spans.sent), "finished": finished, "short": short, "due": due}
-    places = retry.poll(now, job.deadlines.quiet, progress, missing, **state)
-    if len(places):
-        _repeat(job, op, places, release=retry.flushing)
-    if retry.flushing and not op.spans.sealed:
-        op.spans.sealed = job.now()
-        if due and not late:
-            cut_off(job, op, op.first, op.spans.sealed - op.start, [(progress, op.place.layout.shape.rows)])
-    op.flushing, op.insists = retry.flushing, op.admitted + 4 * PATIENCE
-    op.due = min(filter(None, (op.due, retry.look)), default=0)
-
-
-def _finished(known: Known, op: Op) -> bool:
-    bring = {*known.membership.live} - op.abstainers - op.stayed_out
-    return len(known.records.all_contributed(bring, op.label)) == len(bring)
-
-
-def _repeat(job: Job, op: Op, places: Places, *, release: bool) -> None:
-    """Sends rows to the switch again, to ``release`` them or not."""
+def send_again(job: Job, op: Op, places: Places) -> None:
+    """Asks for results by sending the own rows again, with FLUSH where the switch is to release them (clock-28)."""
     assert job.switch is not None
-    now = job.now()
+    now, release = job.now(), op.second.release
     memory, _, partials = op.buffers.contributions
     rows = memory[places]
     add_flags(rows, partials[places], int(Flag.REPEAT | (Flag.FLUSH if release else Flag(0))), NO_KEY)
     job.counters["rows_flushed" if release else "rows_sent_again"] += len(rows)
     job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
+    if not release or op.spans.sealed:
+        return
+    op.spans.sealed = now
+    late = 0 < op.second.deadline < op.admitted
+    if 0 < op.first.deadline <= now and not late:
+        record = job.records.of(op.label)
+        came = int(record["results_in"]) if record is not None else 0
+        cut_off(job, op, op.first, now - op.start, [(came, op.place.layout.shape.rows)])
 
 
 def _form(job: Job) -> int:

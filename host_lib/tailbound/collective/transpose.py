@@ -33,7 +33,6 @@ from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.retransmit import answer
-from tailbound.collective.switched import ask as ask_switch
 from tailbound.collective.timing import forgive
 from tailbound.collective.waiter import Waiter
 from tailbound.collective.window import Window
@@ -615,10 +614,6 @@ class Transpose:
         op.second.lasts = self.job.second_deadline(op)
         return False
 
-    def _ask_switch(self, op: Op, now: int) -> bool:
-        ask_switch(self.job, op, now)
-        return False
-
     def _forgive(self, op: Op, now: int) -> bool:
         return forgive(self.job, [(op.label, op.start)])
 
@@ -746,7 +741,6 @@ _DO: dict[int, Callable[[Transpose, Op, int], bool]] = {
     Found.SEND: Transpose._send_own,
     Found.FIRST: Transpose._say_first,
     Found.SECOND: Transpose._say_second,
-    Found.SWITCH: Transpose._ask_switch,
     Found.SEAL: Transpose._seal,
     Found.FINISH: Transpose._finish,
 }

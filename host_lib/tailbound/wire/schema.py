@@ -872,7 +872,8 @@ INCOMING = Struct(
         Field("probed", "u8", "a probe timeout has expired"),
         Field("silent", "u8", "its mark is missed"),
         Field("asked", "u8", "its sender is to be asked for the mark now"),
-        Field("pad", "u8", "0", 5),
+        Field("released", "u8", "a switch is asked to release rows, and not only for lost ones"),
+        Field("pad", "u8", "0", 4),
     ),
 )
 
@@ -907,10 +908,16 @@ HALF = Struct(
         Field("rounds", "u32", "how often senders were asked for their marks"),
         Field("closed", "u32", "flows that have ended and are over"),
         Field("requested", "u32", "requests for rows"),
+        Field("ranks", "u32", "how many; the flow of the one behind them is a switch's"),
+        Field("part", "u32", "of places, modulo parts, whose rows this rank asks a switch to release first"),
+        Field("parts", "u32", "live ranks"),
         Field("phase", "u8", "how far it is"),
         Field("why", "u8", "what has ended it"),
         Field("late", "u8", "1: the launch came after the deadline, and no row is waited for before it is requested"),
         Field("open", "u8", "1: a flow has ended, and its missing rows may still come"),
+        Field("release", "u8", "1: a switch is to release rows with what is in"),
+        Field("short_of", "u8", "1: a rank is known to bring a switch no rows"),
+        Field("pad", "u8", "0", 2),
     ),
 )
 
@@ -1012,7 +1019,6 @@ OWN_OP = Struct(
         Field("listen", "s64", "when to look at its flows"),
         Field("look", "s64", "when the time alone is news; 0: never"),
         Field("due", "s64", "the same, as found in this look"),
-        Field("insists", "s64", "of an op that a switch sums: until when a late launch waits for its results"),
         Field("abstained", "u64", "bitmap of ranks that have said that they bring no rows", MAX_RANKS // 64),
         Field("stayed", "u64", "bitmap of ranks that have said that they come too late to bring any", MAX_RANKS // 64),
         Field("seen", "u64", "what there was of it when that was looked at last", 2 * MAX_RANKS // 64 + 5),
@@ -1036,9 +1042,8 @@ OWN_OP = Struct(
         Field("empty", "u8", "1: this rank brings no rows, by its choice or its gradient, or since they come too late"),
         Field("overtaken", "u8", "1: all others were through with it before this rank had sent rows"),
         Field("mismatched", "u8", "1: ranks disagree on its layout"),
-        Field("flushing", "u8", "of an op that a switch sums: 1: it is asked to release rows"),
-        Field("expired", "u8", "likewise: 1: the deadline of the first half has passed"),
-        Field("pad", "u8", "0", 4),
+        Field("left", "u8", "1: all own rows have left"),
+        Field("pad", "u8", "0", 5),
     ),
 )
 
@@ -1080,9 +1085,8 @@ class Found(enum.IntEnum):
     SEND = 4  #: See how far the own rows are.
     FIRST = 5  #: Say how long the first half lasts.
     SECOND = 6  #: Say how long the second half lasts.
-    SWITCH = 7  #: Ask the switch for what is missing.
-    SEAL = 8  #: Close the first half: average what came, and publish it.
-    FINISH = 9  #: Close the second half: decode the result.
+    SEAL = 7  #: Close the first half: average what came, and publish it.
+    FINISH = 8  #: Close the second half: decode the result.
 
 
 class Sent(enum.IntEnum):
