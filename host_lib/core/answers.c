@@ -92,10 +92,8 @@ TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int 
 			      __u32 layout, __u32 row, __u32 rows, const __u8 *body, __u32 length)
 {
 	struct tb_request *q, **at = &a->head;
-	__u32 i, place, bits = 8 * length;
+	__u32 i, place, bits = tb_bits(body, length);
 
-	while (bits && !(body[(bits - 1) >> 3] << ((bits - 1) & 7) & 0x80))
-		bits--;
 	if (!bits || row + bits > rows || asker >= TB_MAX_RANKS)
 		return 0;
 	for (q = a->head; q; q = q->after)
@@ -121,7 +119,7 @@ TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int 
 	}
 	for (i = 0; i < bits; i++) {
 		place = row + i;
-		if (!(body[i >> 3] << (i & 7) & 0x80) || q->bits[place >> 6] >> (place & 63) & 1)
+		if (!tb_bit(body, i) || q->bits[place >> 6] >> (place & 63) & 1)
 			continue;
 		q->bits[place >> 6] |= 1ULL << (place & 63);
 		q->left++;

@@ -48,6 +48,21 @@ static inline int tb_in(const __u64 *ranks, __u32 rank)
 	return ranks[rank >> 6] >> (rank & 63) & 1;
 }
 
+/* A bitmap of places in a packet, most significant bit first: whether one is set, and up to which one any is. */
+static inline int tb_bit(const __u8 *body, __u32 i)
+{
+	return body[i >> 3] << (i & 7) & 0x80;
+}
+
+static inline __u32 tb_bits(const __u8 *body, __u32 length)
+{
+	__u32 bits = 8 * length;
+
+	while (bits && !tb_bit(body, bits - 1))
+		bits--;
+	return bits;
+}
+
 /* CLOCK_MONOTONIC, ns. */
 static inline __s64 tb_clock(void)
 {
@@ -188,7 +203,7 @@ void tb_forget_flows(struct tb_half *r);
 int tb_flow(struct tb_half *r, __u32 rank, __u32 rows, __u32 first, const __s32 *listed, int ended);
 int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline);
 int tb_flow_over(const struct tb_half *r, __u32 rank);
-void tb_gone(struct tb_half *r, __u32 rank, const __s64 *places, __u32 count);
+void tb_gone(struct tb_half *r, __u32 rank, __u32 row, const __u8 *body, __u32 length);
 __u32 tb_repaired(const struct tb_half *r, __u32 rank);
 __u32 tb_requests(const struct tb_half *r, __u32 rank, __s64 *places);
 const struct tb_incoming *tb_flow_after(const struct tb_half *r, const struct tb_incoming *f);

@@ -1,5 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* Loss detection: one pass over the rows of the flows that are due. What it reads of rows is written meanwhile. */
+/*
+ * Loss detection within a flow (clock-23): one pass over the rows of the flows that are due. What it reads of rows is written
+ * meanwhile.
+ *
+ * A flow is the rows of one op from one sender to one receiver, in an order that both know. A row is lost when a row
+ * behind it arrived a reordering window ago. The receiver requests lost rows while the flow still runs. A requested row
+ * takes a new place behind all others, so that a lost retransmission is detected like a lost row.
+ *
+ * Only the end of a flow needs a timer, the probe timeout (PTO, RFC 9002 section 6.2) of its sender. It doubles with each
+ * expiry, and returns to its length when a row arrives. If the last row was lost, and with it the mark that says that
+ * nothing more will come, the sender is asked for its mark (clock-30).
+ *
+ * A sender that has not begun computes, as a rule. It is asked late and ever more rarely, and once more shortly before the
+ * deadline, to say that it lives. Of many senders whose marks are missing nearly all are late, so few are asked together.
+ */
 #include "core.h"
 
 #include <stdlib.h>
@@ -465,16 +479,18 @@ int tb_flow_over(const struct tb_half *r, __u32 rank)
 	return f && f->known && (f->over || !f->awaited);
 }
 
-/* A rank has none of these rows: they are not awaited. */
-TB_EXPORT void tb_gone(struct tb_half *r, __u32 rank, const __s64 *places, __u32 count)
+/* A rank has none of these rows: they are not awaited. The body is a bitmap of places from row on. */
+TB_EXPORT void tb_gone(struct tb_half *r, __u32 rank, __u32 row, const __u8 *body, __u32 length)
 {
 	struct tb_incoming *f = tb_flow_of(r, rank);
+	__u32 i, bits = tb_bits(body, length);
 
-	if (!f || !f->known || !count || places[count - 1] >= f->rows)
+	if (!f || !f->known || !bits || row + bits > f->rows)
 		return;
 	f->due = 0;
-	while (count--)
-		tb_rows(f)[(places[count] + f->rows - f->first) % f->rows].gone = 1;
+	for (i = 0; i < bits; i++)
+		if (tb_bit(body, i))
+			tb_rows(f)[(row + i + f->rows - f->first) % f->rows].gone = 1;
 	tb_half_stands(r);
 }
 

@@ -32,7 +32,7 @@ from tailbound.collective import op, repair
 from tailbound.collective.op import Op
 from tailbound.datapath.tables import Tables
 from tailbound.kernel import core
-from tailbound.transport import headers, overtime, queue, recovery
+from tailbound.transport import headers, overtime, queue
 from tailbound.transport.config import MS
 from tailbound.transport.control import Header
 from tailbound.transport.pace import Pacer
@@ -177,7 +177,7 @@ def _ops(rng: random.Random, count: int) -> None:
             world.known.membership.bye(rng.randrange(1, ranks), one.label)
         for memory in (world.store.presence, world.store.slots):
             memory["op"][: rng.randrange(256)], memory["cookie"] = one.label, COOKIE
-        one.second.gone(rng.randrange(ranks), np.arange(rng.randrange(1, 99)))
+        one.second.gone(rng.randrange(ranks), rng.randrange(99), rng.randbytes(rng.randrange(12)))
         world.known.follow()
         world.fast.tb_begin_turn(world.terms.pointer, rng.randrange(2), rng.random() < 0.1)
         while found := world.fast.tb_next_op(world.terms.pointer, now):
@@ -198,7 +198,7 @@ def main() -> None:
     path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     library, rng = core.load(path), random.Random(seed)
     make = partial(Tables, library=library)
-    for module in (headers, queue, op, op_world, overtime, recovery, repair):
+    for module in (headers, queue, op, op_world, overtime, repair):
         module.core = lambda: library  # type: ignore[attr-defined]
     _ops(rng, count)
     _headers(rng, count)

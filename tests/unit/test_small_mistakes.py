@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
-from tailbound.collective.repair import decode_repair
 from tailbound.transport.incast import Incast
 from tailbound.transport.membership import Membership
 from tailbound.transport.sequence import Layout, Sequence
@@ -81,8 +78,3 @@ def test_a_rank_that_takes_one_sender_at_a_time_has_no_fall_left_to_try() -> Non
         for _ in range(8):
             incast.update(100, lost)
     assert (incast.advertised, incast.falls, incast.floor) == (1, 1, 0)
-
-
-@pytest.mark.parametrize(("row", "rows", "there"), [(3, 4, True), (4, 4, False), (5, 4, False)])
-def test_a_request_ends_with_the_last_row(row: int, rows: int, there: bool) -> None:
-    assert (decode_repair(b"\x80", row, rows) is not None) == there

@@ -43,7 +43,7 @@ class Asker(OpWorld):
     @property
     def pto(self) -> int:
         """The probe timeout, by what answers have taken."""
-        return self.known.repairs.paths[RANKS].pto
+        return int(self.fast.tb_pto(ctypes.addressof(self.known.repairs.paths[RANKS])))
 
     def come(self, rows: Iterable[int]) -> None:
         self.store.presence[SEQ + np.array([*rows], np.int64) & RING - 1] = OP, COOKIE

@@ -7,7 +7,6 @@ from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
 from tailbound.collective.paths import Paths
-from tailbound.collective.repair import decode_repair
 from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import core
 from tailbound.transport.control import Header
@@ -81,9 +80,7 @@ class Inbox:
                 mark(op.abstained, sender)
             op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
             half = op.first if flags & Flag.FIRST_HALF else op.second
-            gone = decode_repair(body, head.row, op.place.layout.shape.rows)
-            if gone is not None:
-                half.gone(sender, gone)
+            half.gone(sender, head.row, body)
         return True
 
     def adopt(self, op: Op) -> None:

@@ -144,9 +144,9 @@ class Half(record_of(HALF)):  # type: ignore[misc]
         core().fast.tb_requests(ctypes.addressof(self), flow.rank, found.ctypes.data)
         return found
 
-    def gone(self, rank: int, places: Places) -> None:
-        """``rank`` has none of these rows: they are not awaited."""
-        core().fast.tb_gone(ctypes.addressof(self), rank, places.ctypes.data, len(places))
+    def gone(self, rank: int, row: int, body: bytes) -> None:
+        """``rank`` has none of these rows: they are not awaited; ``body``: a bitmap of places from ``row`` on."""
+        core().fast.tb_gone(ctypes.addressof(self), rank, row, body, len(body))
 
 
 class Op(record_of(OWN_OP)):  # type: ignore[misc]

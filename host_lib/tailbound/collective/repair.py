@@ -1,7 +1,7 @@
 """Requests for lost rows and their answers (clock-13, clock-23, clock-26): what is kept of them, and bodies.
 
-``transport.recovery`` decides which rows are lost. The library keeps what others ask for (``host_lib/core/answers.c``),
-and bounds the pace of answers.
+The library decides which rows are lost (``host_lib/core/recovery.c``), keeps what others ask for (``answers.c``), and
+bounds the pace of answers.
 
 A REPAIR packet asks for rows of one list of an op. Header: ``rows`` of that list, ``row`` the place of the first bit.
 Body: a bitmap, most significant bit first; a set bit is a missing row. With ``rows`` 0 it only asks for marks.
@@ -11,17 +11,47 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR
-from tailbound.transport.recovery import paths
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import ASKING
+from tailbound.wire.schema import ANSWERS, ASKING
 
 Asking = record_of(ASKING)
+
+
+class Path(record_of(ANSWERS)):  # type: ignore[misc]
+    """What requests to one peer have taught: the time of an answer, and how far rows overtake (``tb_answers``).
+
+    Args:
+        floor: the shortest deadline.
+    """
+
+    window: int
+    twice: int
+
+    def __init__(self, floor: int) -> None:
+        super().__init__(floor, floor // 5, floor // 40)
+
+    def settled(self, requested: int, twice: int, *, probed: bool) -> None:
+        """A half is over that requested so many rows.
+
+        Args:
+            requested: rows.
+            twice: rows that ever came a second time by a request.
+            probed: a probe timeout has expired, which may be what made them come twice.
+        """
+        new = twice - self.twice
+        self.twice = twice
+        if 2 * new > requested and not probed:
+            self.window = min(self.floor, 2 * self.window)
+        else:
+            self.window = max(self.floor // 40, self.window - self.window // 16)
 
 
 class Repairs:
@@ -39,7 +69,8 @@ class Repairs:
             raise MemoryError("no memory for requests of other ranks")
         weakref.finalize(self, core().fast.tb_asked_close, self.asked).atexit = False  # the transport may be at work
         #: what requests have taught, by the rank that they went to
-        self.paths = paths(ranks, floor)
+        kind: Any = Path
+        self.paths: Sequence[Path] = (kind * ranks)(*(Path(floor) for _ in range(ranks)))
         #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
 
@@ -55,11 +86,3 @@ def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, byte
         out.append((first, np.packbits(bits).tobytes()))
         places = places[len(here) :]
     return out
-
-
-def decode_repair(body: bytes, row: int, rows: int) -> NDArray[np.int64] | None:
-    """The places that a REPAIR packet asks for (i64[], rising); None if it asks for nothing or beyond ``rows``."""
-    places: NDArray[np.int64] = np.flatnonzero(np.unpackbits(np.frombuffer(body, np.uint8))) + row
-    if not len(places) or int(places[-1]) >= rows:
-        return None
-    return places

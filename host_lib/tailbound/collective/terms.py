@@ -6,13 +6,13 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+from tailbound.collective.repair import Path
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import address
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
-from tailbound.transport.recovery import Path
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import TERMS

@@ -7,7 +7,7 @@ deadline moves on while rows come, or while a rank who is missed may still live,
 off. A link that stays slow, or a rank that is late in every step, uses it up once; then deadlines end ops as if there
 were none of it.
 
-Who lives is told by marks that rise and by words; who is missed is asked for one (``transport.recovery``). A rank
+Who lives is told by marks that rise and by words; who is missed is asked for one (``core/recovery.c``). A rank
 that waits for a core is as silent as one that was stopped, so how long a silence may last is learned from how long
 ranks have left questions open, and from what the own thread has to wait for a core: where that is milliseconds, a rank
 that was stopped costs half a deadline and no more. Questions are rare, and own waits are seen in every op; hosts of one
