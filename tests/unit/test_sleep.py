@@ -36,7 +36,8 @@ class Sleeper:
         self.thread: Any = Transpose.__new__(Transpose)
         self.queue = SimpleNamespace(full=set(), again=0, pump=lambda now: None)
         self.thread.job = SimpleNamespace(
-            now=lambda: self.now, flow=SimpleNamespace(queue=self.queue), sender=SimpleNamespace(deferred=()),
+            now=lambda: self.now, flow=SimpleNamespace(queue=self.queue),
+            sender=SimpleNamespace(deferred=(), crowded=False),
             overtime=SimpleNamespace(woke=lambda late, held_up: self.late.append(late), held_up=0),
         )  # fmt: skip
         self.thread._waiter = SimpleNamespace(
@@ -77,11 +78,11 @@ def test_how_long_it_sleeps(ops: bool, again: int, held_up: int, slept: int, unw
     assert (sleeper.now - sleeper.thread._awake) // MS in unwatched
 
 
-@pytest.mark.parametrize(("full", "deferred"), [({0}, ()), (set(), ((1, b"?"),))])
-def test_room_in_a_full_socket_is_waited_for(full: set[int], deferred: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize(("full", "crowded"), [({0}, False), (set(), True)])
+def test_room_in_a_full_socket_is_waited_for(full: set[int], crowded: bool) -> None:
     """Of rows, and of a single packet behind the last of them, which waited for the next turn."""
     sleeper = Sleeper(ops=True)
-    sleeper.queue.full, sleeper.thread.job.sender.deferred = full, deferred
+    sleeper.queue.full, sleeper.thread.job.sender.crowded = full, crowded
     assert (sleeper.slept(), sleeper.wanted) == (100 * MS, {0})
 
 

@@ -414,7 +414,7 @@ class Transpose:
         awaited = bool(self._ops) and not self._holding.again  # else no rank waits for this one
         while asked:
             full = job.flow.queue.full
-            waiter.want_room(full | {0} if job.sender.deferred else full)  # single packets leave over the first
+            waiter.want_room(full | {0} if job.sender.crowded else full)  # single packets leave over the first
             ready = waiter.wait(asked - now)
             now = job.now()
             waited = now - waiter.woken if awaited else 0

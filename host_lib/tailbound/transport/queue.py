@@ -260,8 +260,8 @@ class SendQueue:
             fast.tb_begin(line)
             if any(said.news):
                 self._hear(now)
-            if not self._sender.flush():
-                fast.tb_full(line, 0, errno.EAGAIN)
+            if number := self._sender.flush():
+                fast.tb_full(line, 0, number)
             while self._send():
                 self._refuse()
             self._finish()

@@ -103,6 +103,7 @@ class Sender:
         self.refused: dict[int, set[int]] = {}  #: ranks by errno; ``Paths`` empties it
         #: single packets for which a full socket had no room; the oldest give way when there are too many
         self.deferred: deque[tuple[int, bytes]] = deque()
+        self.crowded = False  #: it was the first socket that had no room for them, which tells when it has
         data = range(1, len(self.sockets)) if len(self.sockets) > 1 else range(1)
         each = max(1, len(data) // max(1, len(self.peers)))
         #: sockets of every channel, as indices into ``sockets``; bursts of a channel take them in turn
@@ -151,18 +152,20 @@ class Sender:
         counts.bytes += size
         counts.bursts += bursts
 
-    def flush(self) -> bool:
-        """Tries deferred packets again, the oldest first; returns whether all are gone."""
+    def flush(self) -> int:
+        """Tries deferred packets again, the oldest first; returns 0 if all are gone, or the errno for want of room."""
         while self.deferred:
             rank, packet = self.deferred[0]
             number = self._try(rank, packet)
             if number in FULL:
-                return False
+                self.crowded = number == errno.EAGAIN
+                return number
             if number:
                 self.refuse(rank, number)
                 self.counts[rank].lost += 1
             self.deferred.popleft()
-        return True
+        self.crowded = False
+        return 0
 
     @property
     def packets(self) -> int:
@@ -176,6 +179,7 @@ class Sender:
             self.refuse(rank, number)
             number = self._try(rank, packet)
         if number in FULL:
+            self.crowded = number == errno.EAGAIN
             self._defer(rank, packet)
         elif number:
             self.refuse(rank, number)
