@@ -15,8 +15,7 @@ from pyroute2 import IPRoute
 
 from lab_team import chosen, lab_team, said_by
 from support import Reference, Team, gradients, hasty, patient, whole
-from tailbound.transport.batch import burst_packets
-from tailbound.transport.sockets import ports_of
+from tailbound.transport.sockets import burst_packets, ports_of
 from tailbound.wire.schema import HEADER_BYTES, op_label
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster

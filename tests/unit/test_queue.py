@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from queue_world import ADDRESS, MS, PROBE, STRIDE, Line, Told, memory
 from tailbound.errors import ConfigError
-from tailbound.transport.batch import MAX_BYTES, burst_packets
 from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import FULL, Sender, Shared, Target
-from tailbound.transport.sockets import UdpSocket, ports_of
+from tailbound.transport.sockets import MAX_BYTES, UdpSocket, burst_packets, ports_of
 from tailbound.wire.schema import MAX_RANKS, PacketType
 
 C, R = PacketType.CONTRIBUTION, PacketType.RESULT

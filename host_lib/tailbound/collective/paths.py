@@ -25,10 +25,10 @@ from dataclasses import dataclass, field
 from tailbound.collective.speaker import Speaker
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Backoff, Policy
-from tailbound.transport.batch import burst_packets, send_burst
 from tailbound.transport.config import MS
 from tailbound.transport.control import Header
 from tailbound.transport.sender import FULL, NO_GSO
+from tailbound.transport.sockets import burst_packets, send_burst
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, Flag, PacketType
 
 #: What can arrive, as bits: a small packet, one as wide as a row, half of a burst.

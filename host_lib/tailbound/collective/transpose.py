@@ -506,9 +506,9 @@ class Transpose:
             self._obey()
         looks.append(self._holding.poll(now))
         if self._waiter.readable(self._event_fd):
-            for event in job.datapath.events():
-                if event.kind == Event.OPENED:
-                    self._window.foresee(event.op)
+            for kind, label, _ in job.datapath.events():
+                if kind == Event.OPENED:
+                    self._window.foresee(label)
         if self._waiter.readable(self._control_fd) or self._owed:
             self._serve(now)  # before the queue is pumped, which may take milliseconds
         for rank in job.membership.suspects:

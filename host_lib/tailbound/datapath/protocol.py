@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,14 +52,6 @@ class Store:
     arrivals: NDArray[Any]
     peer_states: NDArray[Any]
     ledger: NDArray[Any]
-
-
-class EventRecord(NamedTuple):
-    """One event: ``kind`` is a ``schema.Event``; a hint only."""
-
-    kind: int
-    op: int
-    ns: int
 
 
 class Datapath(Protocol):
@@ -117,8 +109,8 @@ class Datapath(Protocol):
     def fds(self) -> tuple[int, int]:
         """File descriptors that become readable when there are events, and when there are control packets."""
 
-    def events(self) -> list[EventRecord]:
-        """Events since the last call; never blocks."""
+    def events(self) -> list[tuple[int, int, int]]:
+        """Events since the last call (``schema.Event``, op, ns), which are hints only; never blocks."""
 
     def control_packets(self) -> list[bytes]:
         """UDP payloads (header and body) of control packets since the last call, unverified; never blocks."""

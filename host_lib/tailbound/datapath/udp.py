@@ -19,7 +19,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 
-from tailbound.datapath.protocol import EventRecord, allocate, store_of
+from tailbound.datapath.protocol import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
 from tailbound.errors import ConfigError
 from tailbound.forks import keep_from_children
@@ -158,9 +158,9 @@ class UdpDatapath:
     def fds(self) -> tuple[int, int]:
         return (self._events, self._controls)
 
-    def events(self) -> list[EventRecord]:
+    def events(self) -> list[tuple[int, int, int]]:
         self._clear(self._events)
-        return [EventRecord(*entry) for entry in self._tables.take_events()]
+        return self._tables.take_events()
 
     def control_packets(self) -> list[bytes]:
         """Their checks have been verified."""

@@ -17,7 +17,7 @@ from dataclasses import asdict
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.protocol import EventRecord, Store, is_from_peer, layouts, ring_rows, store_of, sum_ring
+from tailbound.datapath.protocol import Store, is_from_peer, layouts, ring_rows, store_of, sum_ring
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
@@ -216,8 +216,8 @@ class XdpDatapath:
     def fds(self) -> tuple[int, int]:
         return self.maps.fds[EVENTS], self.socket.fileno()
 
-    def events(self) -> list[EventRecord]:
-        return [EventRecord(*event) for event in self._ring.drain()]
+    def events(self) -> list[tuple[int, int, int]]:
+        return self._ring.drain()
 
     def control_packets(self) -> list[bytes]:
         out: list[bytes] = []

@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from tailbound.transport.batch import burst_packets
+from tailbound.transport.sockets import burst_packets
 from tailbound.wire.packets import record_of
 from tailbound.wire.schema import LINK, MAX_RANKS, PATH
 

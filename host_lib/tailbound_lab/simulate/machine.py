@@ -11,7 +11,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.protocol import EventRecord, Store, allocate, store_of
+from tailbound.datapath.protocol import Store, allocate, store_of
 from tailbound.datapath.tables import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.address import words_of
@@ -107,9 +107,9 @@ class Datapath:
         """See ``Datapath``."""
         return _EVENTS, _CONTROLS
 
-    def events(self) -> list[EventRecord]:
+    def events(self) -> list[tuple[int, int, int]]:
         """See ``Datapath``."""
-        return [EventRecord(*entry) for entry in self.tables.take_events()]
+        return self.tables.take_events()
 
     def control_packets(self) -> list[bytes]:
         """See ``Datapath``."""
