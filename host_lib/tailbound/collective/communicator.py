@@ -217,7 +217,8 @@ class Communicator:
         self._engine = Transpose(
             self.job, on_thread, early, int(timeout * 1e9), owners_least=least, outside=outside
         ).start()
-        self.reliable.before_close(self._leave)
+        # ends the transport, which says goodbye and lingers
+        self.reliable.before_close(lambda: self._engine.close(2 * config.bound / 1e9, farewell=self._farewell))
         comeback.serve(self.reliable, self._engine)
         comeback.watch(self.reliable, self._engine)
         if self.part == Part.BEGINS:  # who comes back into a job connects when it is taken in
@@ -502,10 +503,6 @@ class Communicator:
             except OSError as error:
                 log.warning("rank %d: no trace in %s: %s", self.config.rank, where, error)
         self.reliable.close()
-
-    def _leave(self) -> None:
-        """Ends the transport, which says goodbye and lingers."""
-        self._engine.close(2 * self.config.bound / 1e9, farewell=self._farewell)
 
     def __enter__(self) -> Communicator:
         return self

@@ -67,26 +67,15 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
 
 def alone() -> dict[str, Any]:
     """A snapshot of a job of one rank, which sends nothing: the same keys, and nothing counted."""
-    empty = (
+    tables = (
         "peers", "counters", "verdicts", "drops", "drops_by_sender", "lost_on_arrival", "sent", "traffic", "choice",
         "event_counts",
     )  # fmt: skip
-    made: dict[str, Any] = {name: {} for name in empty}
-    return made | {
-        "rank": 0,
-        "ranks": 1,
-        "datapath": "none",
-        "authenticated": "off",
-        "delivered": 1.0,
-        "rows_summed": 0,
-        "ledger": {stage.name.lower(): {} for stage in Stage},
-        "suspects": [],
-        "dead": [],
-        "gone": [],
-        "safeguard": {"contributions": 0.0, "results": 0.0},
-        "events": [],
-        "status": {"rank": 0, "ranks": 1, "delivered": 1.0},
-    }
+    found: dict[str, Any] = {name: {} for name in tables} | {n: [] for n in ("suspects", "dead", "gone", "events")}
+    found["status"] = {"rank": 0, "ranks": 1, "delivered": 1.0}
+    found["ledger"] = {stage.name.lower(): {} for stage in Stage}
+    found["safeguard"] = {"contributions": 0.0, "results": 0.0}
+    return {**found, **found["status"], "datapath": "none", "authenticated": "off", "rows_summed": 0}
 
 
 def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, Any]:

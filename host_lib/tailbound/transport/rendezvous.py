@@ -165,7 +165,7 @@ def come_back(own: Greeting, texts: list[str], verify: Verify | None = None) -> 
 
 
 def _parse(own: Greeting, rank: int, text: bytes, verify: Verify | None) -> Greeting:
-    """A greeting; another version may have other fields, and another rank may write anything."""
+    """A greeting with all that must be equal; another version may have other fields, another program anything."""
     usual = asdict(own)
     said: Any = None
     with contextlib.suppress(ValueError, RecursionError):
@@ -182,30 +182,21 @@ def _parse(own: Greeting, rank: int, text: bytes, verify: Verify | None) -> Gree
             f"what the store has as the greeting of rank {rank} is none: {text[:40]!r}; another program writes to "
             "it, use another store"
         )
-    found = Greeting(**said)
-    compare(own, found)  # at once: with another world size the next one might never come
+    found = Greeting(**said)  # compared at once: with another world size the next one might never come
+    for name, advice in _EQUAL.items():
+        mine, theirs = getattr(own, name), getattr(found, name)
+        if mine != theirs:
+            raise LayoutError(f"rank {own.rank} has {name} {mine!r}, rank {rank} has {theirs!r}: {advice}")
+    for name in {**own.options, **found.options}:  # in their order: what follows from another one comes after it
+        mine, theirs = own.options.get(name, "none"), found.options.get(name, "none")
+        if mine != theirs:
+            raise LayoutError(
+                f"rank {own.rank} has {name}={mine}, rank {rank} has {name}={theirs}: give every rank the same "
+                f"(the option {name}, or the variable TAILBOUND_{name.upper()})"
+            )
     if verify is not None:
         verify(rank, said)
     return found
-
-
-def compare(own: Greeting, other: Greeting) -> None:
-    """Compares what must be equal on two ranks.
-
-    Raises:
-        LayoutError: naming both ranks, both values and what to do.
-    """
-    for name, advice in _EQUAL.items():
-        mine, theirs = getattr(own, name), getattr(other, name)
-        if mine != theirs:
-            raise LayoutError(f"rank {own.rank} has {name} {mine!r}, rank {other.rank} has {theirs!r}: {advice}")
-    for name in {**own.options, **other.options}:  # in their order: what follows from another one comes after it
-        mine, theirs = own.options.get(name, "none"), other.options.get(name, "none")
-        if mine != theirs:
-            raise LayoutError(
-                f"rank {own.rank} has {name}={mine}, rank {other.rank} has {name}={theirs}: give every rank the same "
-                f"(the option {name}, or the variable TAILBOUND_{name.upper()})"
-            )
 
 
 def check(greetings: list[Greeting]) -> None:
