@@ -57,8 +57,9 @@ def test_patience_is_the_longest_time_of_an_op(patience: Any, more: Any, times: 
 
 
 def test_options_come_to_the_config_in_its_units() -> None:
-    found = config_fields(filled({"hold_max": 1.5, "advanced": {"rate": 8000}}))
-    assert [found[name] for name in ("hold_max", "rate")] == [1_500_000_000, 1000.0]
+    for rate in (25_000_000_000, 25e9, "25gbit"):
+        found = config_fields(filled(cast(Options, {"hold_max": 1.5, "advanced": {"rate": rate}})))
+        assert [found[name] for name in ("hold_max", "rate")] == [1_500_000_000, 3_125_000_000.0]
 
 
 def test_every_variable_that_is_named_anywhere_is_in_the_table(repository: Path) -> None:
@@ -121,7 +122,7 @@ def test_what_may_be_given_as_a_variable_and_as_an_argument(name: str, text: str
         *(("safeguard", text, "NAME=VALUE,... of skip, stop") for text in ("warn=0.5", "skip", "skip=much")),
         ("safeguard", "skip=1.5", "give a fraction of 0..1"),
         ("resync_period", "-1", "a whole number of at least 0"),
-        ("rate", "fast", "not a rate: write"),
+        ("rate", "fast", "not a rate of 8kbit..400gbit: write"),
     ],
 )
 def test_a_wrong_value_is_named_with_its_variable_or_argument_and_what_to_give(name: str, text: str, give: str) -> None:

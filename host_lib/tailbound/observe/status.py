@@ -31,8 +31,6 @@ PERIOD = 0.3
 #: A status larger than this is not read.
 LARGEST = 1 << 20
 _SUFFIX = ".status.json"
-#: Writes in a row that may fail before it is given up.
-_PATIENCE = 5
 
 
 def folder() -> Path | None:
@@ -87,15 +85,15 @@ class StatusWriter:
 
     Args:
         name: of the file, unique to job and rank.
-        make: returns plain types; called in the thread. If it fails again and again, writing ends, and nothing else.
+        make: returns plain types; called in the thread.
         where: the folder; None: ``folder()``.
-        period: seconds between writes (default ``PERIOD``); the first one comes after one period.
+        period: seconds between writes; the first one comes after one period.
     """
 
     def __init__(
-        self, name: str, make: Callable[[], dict[str, Any]], where: Path | None = None, period: float | None = None
+        self, name: str, make: Callable[[], dict[str, Any]], where: Path | None = None, period: float = PERIOD
     ) -> None:
-        self._make, self._period = make, PERIOD if period is None else period
+        self._make, self._period = make, period
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         place = where or folder()
@@ -113,23 +111,20 @@ class StatusWriter:
             self._thread.join(5)
 
     def _run(self) -> None:
-        ready, failed = False, 0
-        while not self._over.wait(self._period) and failed < _PATIENCE:
+        try:
+            make_folder(self._path.parent)
+            sweep(self._path.parent)
+        except OSError as error:
+            log.info("no status for `tailbound top`: %s", error)
+            return
+        while not self._over.wait(self._period):
             try:
-                if not ready:
-                    make_folder(self._path.parent)
-                    sweep(self._path.parent)
-                    ready = True
                 self._write()
-                failed = 0
             except Exception as error:  # never the training's problem; a reading may meet a list that just changes
-                failed += 1
-                if failed == _PATIENCE:
-                    log.info("no status for `tailbound top` any more: %s", error)
-        if ready:
-            with contextlib.suppress(OSError):
-                self._half.unlink(missing_ok=True)
-                self._path.unlink(missing_ok=True)
+                log.debug("no status for `tailbound top`: %s", error)
+        with contextlib.suppress(OSError):
+            self._half.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
 
     def _write(self) -> None:
         """Replaces the file at one blow: a reader sees the old one or the new one."""

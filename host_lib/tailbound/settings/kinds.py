@@ -98,40 +98,26 @@ def _limits(text: str) -> Limits:
 
 
 _BITS = {bits_text(bits): bits for bits in BITS}
-_RATE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)bit(?:/s)?", re.IGNORECASE)
+_RATE = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*(?:([kmgt]?)bit(?:/s)?)?", re.IGNORECASE)
 _RATE_FACTORS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 def parse_rate(text: str) -> int:
-    """Bits per second of ``1gbit``, ``500mbit``, ``2.5gbit``, ``800kbit`` (powers of 1000, as tc has it).
+    """Bits per second of ``1gbit``, ``2.5gbit``, ``800kbit``, ``64000`` (powers of 1000, as tc has it).
 
     Raises:
         ConfigError: anything else, or below 8 kbit or above 400 gbit.
     """
-    return _rate(text.strip(), f"rate {text!r} is ")
-
-
-def _rate(text: str, before: str = "") -> int:
-    """As ``parse_rate``; ``before`` begins the text of an error."""
-    match = _RATE.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"{before}not a rate: write for example 1gbit, 500mbit or 2.5gbit")
-    rate = int(float(match[1]) * _RATE_FACTORS[match[2].lower()])
+    match = _RATE.fullmatch(text.strip())
+    rate = int(float(match[1]) * _RATE_FACTORS[(match[2] or "").lower()]) if match else 0
     if not 8_000 <= rate <= 400 * 10**9:
-        raise ConfigError(f"{before}out of range: give 8kbit..400gbit")
+        raise ConfigError(f"{text!r} is not a rate of 8kbit..400gbit: write for example 1gbit, 500mbit or 2.5gbit")
     return rate
-
-
-@dataclass(frozen=True)
-class _Rate(Kind):
-    def show(self, value: Any) -> str:
-        """Bits per second."""
-        return f"{value}bit"
 
 
 BITS_KIND = Kind("one of " + " or ".join(_BITS), lambda text: _BITS[text.replace(" ", "").strip("()")])
 ON_OFF = Kind("one of on, off", lambda text: _SWITCH[text.lower()])
 DEADLINES = Kind("two numbers of milliseconds above 0, as in 20,40, or learned", _deadlines)
 PATIENCE = Kind("rack, cloud, wan, or seconds above 0", _patience)
-RATE = _Rate("a rate as in 25gbit or 500mbit", _rate)
+RATE = Kind("a rate as in 25gbit or 500mbit", parse_rate)
 LIMITS = Kind("NAME=VALUE,... of " + ", ".join(field.name for field in fields(Limits)), _limits)
