@@ -62,7 +62,7 @@ def _left_behind(job: SimTeam, step: int) -> None:
 _ENDS = {
     "two own rows, and none gets through": ((0, 1), _no_rows, EVERYBODY, INPUTS, {}, _PATH),
     "one owns all rows, and none gets through": ((2,), _no_rows, EVERYBODY, INPUTS, {}, _PATH),
-    "the only owner is away": ((2,), _owner_stops, (0, 1), INPUTS, {}, "belong to rank 2, of which nothing came"),
+    "the only owner is away": ((2,), _owner_stops, (0, 1), INPUTS, {"minority": True}, ""),
     "all owners have left": ((0, 1), _owners_leave, (2,), INPUTS, {}, "belong to ranks 0-1, gone from the job"),
     "no rows get through every other step": ((0, 1), _every_other, EVERYBODY, INPUTS, {}, ""),
     "the rows of a rank behind are gone": (

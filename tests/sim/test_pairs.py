@@ -279,6 +279,12 @@ def test_the_others_go_on_without_the_failed_ranks(names: tuple[str, ...]) -> No
     play(names, 0)
 
 
+@pytest.mark.parametrize("seed", [5, 17, 27])
+def test_no_job_ends_since_its_owners_were_stopped(seed: int) -> None:
+    """Nothing came to rank 2 in two steps, of owners that had published nothing. Rule: clock-37."""
+    play(("stopped", "clock-jump"), seed)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("names", CASES, ids="+".join)
 def test_all_pairs_with_other_seeds(names: tuple[str, ...]) -> None:
