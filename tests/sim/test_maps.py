@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -50,26 +51,34 @@ def test_stragglers_own_nothing_until_they_recover(ranks: int, late: list[int]) 
         assert not any("WRONG_MAP" in member.stats()["drops"] for member in job.communicators)
 
 
+@contextmanager
+def untold(job: SimTeam, rank: int) -> Iterator[None]:
+    """Rank ``rank`` hears of no map that is settled, only of proposals."""
+    blocked = True
+    for member in job.communicators:
+        maps, send = member._engine.maps, member._engine.maps._send
+
+        def pick(peer: int, message: Message, send: Callable[[int, Message], None] = send) -> None:
+            proposes = message.maps[-1:] and message.maps[-1].since == OPEN
+            if not (blocked and peer == rank and message.maps and not proposes):
+                send(peer, message)
+
+        maps._send = pick  # type: ignore[method-assign]
+    yield
+    blocked = False
+
+
 def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
     with sim_team(3, hasty(**GIVEN, rotate=False)) as job:
         right(job, 4)
-        blocked = True
-        for member in job.communicators:
-            maps, send = member._engine.maps, member._engine.maps._send
-
-            def pick(peer: int, message: Message, send: Callable[[int, Message], None] = send) -> None:
-                proposes = message.maps[-1:] and message.maps[-1].since == OPEN
-                if not (blocked and peer == 2 and message.maps and not proposes):
-                    send(peer, message)
-
-            maps._send = pick  # type: ignore[method-assign]
-        assert job.world.propose((0, 2))
-        for seed in range(20):
-            moved = job.placed_by((0, 2), [0, 1])
-            inputs, results = job.averaged(NUMEL, seed)
-            job.go(20 * MS)
-            if moved:
-                break
+        with untold(job, 2):
+            assert job.world.propose((0, 2))
+            for seed in range(20):
+                moved = job.placed_by((0, 2), [0, 1])
+                inputs, results = job.averaged(NUMEL, seed)
+                job.go(20 * MS)
+                if moved:
+                    break
         assert [member.job.sequence.map.owners for member in job.communicators] == [(0, 2), (0, 2), (0, 1, 2)]
         assert all(member.stats()["drops"]["WRONG_MAP"] for member in job.communicators)
         assert not any(outcome.error for _, outcome in results)
@@ -81,12 +90,29 @@ def test_a_rank_that_misses_a_map_is_refused_until_it_hears_of_it() -> None:
             assert set(found[owner == 2]) == {None}
             assert set(found[owner != 2]) == {frozenset({0, 1})}
         contributors(results[2][0], inputs, {0, 1, 2}, WIDTH)
-        blocked = False
         for seed in range(6):
             job.averaged(NUMEL, seed)
             job.go(20 * MS)
         assert job.placed_by((0, 2))
         right(job, 1)
+
+
+def test_a_rank_in_step_that_hears_too_late_of_a_map_learns_where_rows_go() -> None:
+    """It went on refusing all contributions as stale, and had all ranks skip every step. Rules: clock-20, clock-22."""
+    with sim_team(3, hasty(**GIVEN)) as job:
+        right(job, 4)
+        with untold(job, 2):
+            assert job.world.propose((0, 2))
+            for seed in range(20):
+                job.averaged(NUMEL, seed)
+                job.go(20 * MS)
+        while not job.placed_by((0, 2)):
+            job.averaged(NUMEL, 0)
+        job.drain()
+        assert (job[2].lost, job[2].behind, job[2].jump(), job[2].lost) == (True, 0, 0, False)
+        for seed in range(2):  # in which the others see that it is back
+            job.averaged(NUMEL, seed)
+        right(job, 3)
 
 
 def test_a_rank_that_owns_nothing_learns_how_long_results_take() -> None:

@@ -223,6 +223,8 @@ class Transpose:
     def jump(self, to: Position) -> int:
         """Leaves everything before ``to`` behind; for ``call``, with nothing launched. Returns the steps skipped.
 
+        A rank in step that does not know where rows go (``adrift``) skips none, and knows it again.
+
         Args:
             to: where to go on.
 
@@ -233,7 +235,7 @@ class Transpose:
         if self._in_flight:
             raise TransportError(f"rank {job.rank}: call jump() between two steps, not with ops in flight")
         skipped = step_distance(to.step, step_of(job.sequence.upcoming))
-        if skipped <= 0:
+        if skipped < 0 or not (skipped or job.sequence.adrift):
             return 0
         self._window.jump(to)
         self.maps.adopt(to, self._window)
