@@ -204,6 +204,7 @@ int tb_flow(struct tb_half *r, __u32 rank, __u32 rows, __u32 first, const __s32 
 int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline);
 int tb_flow_over(const struct tb_half *r, __u32 rank);
 void tb_gone(struct tb_half *r, __u32 rank, __u32 row, const __u8 *body, __u32 length);
+__u32 tb_bitmap(const __s64 *places, __u32 count, __u8 *body, __u32 most, __u32 *size);
 __u32 tb_repaired(const struct tb_half *r, __u32 rank);
 __u32 tb_requests(const struct tb_half *r, __u32 rank, __s64 *places);
 const struct tb_incoming *tb_flow_after(const struct tb_half *r, const struct tb_incoming *f);

@@ -494,6 +494,20 @@ TB_EXPORT void tb_gone(struct tb_half *r, __u32 rank, __u32 row, const __u8 *bod
 	tb_half_stands(r);
 }
 
+/* A bitmap of rising places from the first on, as far as it fits: how many it has. */
+TB_EXPORT __u32 tb_bitmap(const __s64 *places, __u32 count, __u8 *body, __u32 most, __u32 *size)
+{
+	__u32 n, bit = 0;
+
+	memset(body, 0, most);
+	for (n = 0; n < count && places[n] - places[0] < 8 * (__s64)most; n++) {
+		bit = places[n] - places[0];
+		body[bit / 8] |= 0x80 >> bit % 8;
+	}
+	*size = bit / 8 + 1;
+	return n;
+}
+
 /* How many of the rows that were requested are here. */
 TB_EXPORT __u32 tb_repaired(const struct tb_half *r, __u32 rank)
 {

@@ -39,7 +39,7 @@ NAMED, WELL = 0.02, 0.005
 #: A rank that is late is named where that is worth it: by so much, ns, and such a part of a step.
 _MATTERS, _OF_A_STEP = 20 * MS, 8
 #: ns between two looks at losses.
-_LOOK_AT_LOSSES = 200 * MS
+_LOOK_AT_LOSSES = 500 * MS
 #: A rank waits for the interpreter lock for a larger part of the time; below the other it is well. A loop in Python
 #: makes it a tenth, and a call that keeps the lock for half of the time a sixth; without them it is a thousandth.
 _HELD_UP, _FREE = 1 / 16, 1 / 32
@@ -62,7 +62,7 @@ class Alerts:
         #: ns that a step takes lately; 0: not known yet
         self.step_time = 0
         self._lost = 0  # when losses and the interpreter lock were looked at
-        self._held_up, self._locked = 0, Episodes(5, 5)
+        self._held_up, self._locked = 0, Episodes(2, 2)
         self._forged, self._said = 0, Backoff(REMINDERS)
         #: tries at the keys in force
         self.forgeries = Forgeries()

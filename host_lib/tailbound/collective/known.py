@@ -34,6 +34,7 @@ SELF_LATE_AFTER = 3
 _HEARD_WITHIN = 2
 #: Of what a header says of D1, ns.
 _DEADLINE_UNIT = schema.TIME_UNIT_US * 1000
+_TWICE = Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT
 #: Serial distances below this are those of labels that are not older.
 _AHEAD = 1 << 31
 
@@ -119,6 +120,12 @@ class Records:
         ledger = self._ledger.reshape(-1, schema.MAX_RANKS + 1, schema.VERDICTS)
         counts: NDArray[np.uint64] = ledger[:, senders].sum(axis=0) - self._before[senders]
         return counts
+
+    def twice(self, rank: int) -> int:
+        """Rows that ever came a second time from ``rank`` since they had been asked for; a few cells of the ledger."""
+        lines = range(rank, len(self._ledger), schema.MAX_RANKS + 1)  # by cpu
+        cells: int = sum([self._ledger.item(line, verdict) for line in lines for verdict in _TWICE])
+        return cells - sum([self._before.item(rank, verdict) for verdict in _TWICE])
 
     def not_linear(self) -> int:
         """Frames of this job's port that the driver has handed over in pieces: dropped, whoever sent them."""

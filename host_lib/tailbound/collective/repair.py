@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.kernel.core import core
+from tailbound.kernel.core import address, core
 from tailbound.transport.config import FLOOR
 from tailbound.wire.packets import record_of
 from tailbound.wire.schema import ANSWERS, ASKING
@@ -77,12 +77,11 @@ class Repairs:
 
 def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:
     """(``row``, body) of the REPAIR packets that ask for ``places`` (i64[], rising), at most ``width`` bytes each."""
-    out = []
-    while len(places):
-        first = int(places[0])
-        here = places[places < first + 8 * width]
-        bits = np.zeros(int(here[-1]) - first + 1, np.uint8)
-        bits[here - first] = 1
-        out.append((first, np.packbits(bits).tobytes()))
-        places = places[len(here) :]
+    out, at, left, size = [], address(places), len(places), ctypes.c_uint32()
+    body = ctypes.create_string_buffer(width)
+    while left:
+        first = ctypes.c_int64.from_address(at).value
+        taken = core().fast.tb_bitmap(at, left, body, width, ctypes.byref(size))
+        out.append((first, body.raw[: size.value]))
+        at, left = at + 8 * taken, left - taken
     return out

@@ -11,7 +11,7 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Half
 from tailbound.collective.repair import encode_repair
 from tailbound.kernel.core import core
-from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Stage, Verdict
+from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Stage
 
 
 def settle(job: Job, half: Half, stage: Stage) -> None:
@@ -24,9 +24,7 @@ def settle(job: Job, half: Half, stage: Stage) -> None:
             job.repairs.came[stage, rank] += came
             job.counters["repair_rows_asked"] += flow.again
             job.counters["rows_repaired"] += came
-            ledger = job.records.verdicts([rank])[0]
-            twice = int(ledger[Verdict.DUPLICATE_REPAIR] + ledger[Verdict.DUPLICATE_REPAIR_RESULT])
-            job.repairs.paths[rank].settled(flow.again, twice, probed=bool(flow.probed))
+            job.repairs.paths[rank].settled(flow.again, job.records.twice(rank), probed=bool(flow.probed))
 
 
 def answer(job: Job, now: int) -> int:

@@ -123,7 +123,7 @@ class SendQueue:
         self._pumping = False
         self._direct = False  # all sockets are the system's
         self._sockets: list[object] = []  # as the library knows them, shared channels, and who goes without GSO
-        self._shared: dict[int, tuple[object, ...]] = {}
+        self._shared: dict[int, tuple[object, object, bool]] = {}
         self._plain = set[int]()
 
     @property
@@ -268,10 +268,10 @@ class SendQueue:
             self._measure()
         finally:
             self._pumping = False
-        self.full = {port for port in range(said.sockets) if said.full >> port & 1} if said.full else set()
-        if self.empty:
-            said.again = 0
-            self.full.clear()  # another socket of the channel has taken what these had no room for
+        if self.empty:  # another socket of a channel has taken what full ones had no room for
+            said.again = said.full = 0
+        if said.full or self.full:
+            self.full = {port for port in range(said.sockets) if said.full >> port & 1}
 
     def _send(self) -> int:
         """Sends until all is sent that may be, or a message is refused (``Sent``)."""
@@ -350,9 +350,9 @@ class SendQueue:
         if self._sockets != sender.sockets:
             self._tell_sockets()
         for number, one in sender.shared.items():
-            told = one.target, one.ranks, one.cost
-            if self._shared.get(number) != told:
-                self._shared[number] = told
+            told = self._shared.get(number)
+            if told is None or told[0] is not one.target or told[1] is not one.ranks or told[2] is not one.local:
+                self._shared[number] = one.target, one.ranks, one.local
                 self._point(number, one.target, one.ranks, one.cost)
         if sender.plain != self._plain:
             for to in sender.plain ^ self._plain:
