@@ -191,7 +191,7 @@ struct tb_given {
 };
 _Static_assert(sizeof(struct tb_given) == 56, "tb_given");
 
-/* What requests to a peer have taught (`collective.repair`); times in ns. */
+/* What requests to a peer have taught (`collective.terms`); times in ns. */
 struct tb_answers {
 	__s64 floor; /* the shortest deadline */
 	__s64 guess; /* the probe timeout until an answer comes; 0: one has */

@@ -31,10 +31,9 @@ SURVIVORS = Path(__file__).with_name("survivors.txt")
 #: Pure modules of the engine that decide something, and the tests that hold them, fast ones first; all have ``_ALL``.
 _ALL = "unit/test_small_mistakes.py"
 MODULES: dict[str, tuple[str, ...]] = {
-    "collective.repair": ("unit/test_repair.py", "unit/test_backoff.py"),
+    "collective.retransmit": ("unit/test_repair.py",),
     "collective.step": ("unit/test_step.py",),
-    "transport.backoff": ("unit/test_backoff.py", "unit/test_repair.py", "unit/test_flush.py"),
-    "transport.flush": ("unit/test_flush.py", "unit/test_backoff.py"),
+    "transport.backoff": ("unit/test_backoff.py",),
     "transport.incast": ("unit/test_incast.py",),
     "transport.membership": ("unit/test_membership.py", "unit/test_comeback.py"),
     "transport.overtime": ("unit/test_halves.py",),

@@ -28,7 +28,7 @@ from queue_world import ADDRESS, Line, Told
 from reference_worker import ReferenceTables
 from soak.part import Tell
 from tailbound.codec.owners import OwnerMap
-from tailbound.collective import op, repair
+from tailbound.collective import op, retransmit, terms
 from tailbound.collective.op import Op
 from tailbound.datapath.tables import Tables
 from tailbound.kernel import core
@@ -198,7 +198,7 @@ def main() -> None:
     path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     library, rng = core.load(path), random.Random(seed)
     make = partial(Tables, library=library)
-    for module in (headers, queue, op, op_world, overtime, repair):
+    for module in (headers, queue, op, op_world, overtime, retransmit, terms):
         module.core = lambda: library  # type: ignore[attr-defined]
     _ops(rng, count)
     _headers(rng, count)

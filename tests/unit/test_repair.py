@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from op_world import COOKIE, OpWorld
 from packed import packet, parse
 from tailbound.collective.op import Half
-from tailbound.collective.repair import Path, encode_repair
+from tailbound.collective.retransmit import encode_repair
+from tailbound.collective.terms import Path
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR, MS
 from tailbound.wire.packets import header as make_header

@@ -16,7 +16,7 @@ from packed import parse
 from queue_world import STRIDE, Line
 from tailbound.collective.buffers import Given
 from tailbound.collective.op import Op
-from tailbound.collective.repair import encode_repair
+from tailbound.collective.retransmit import encode_repair
 from tailbound.transport.sequence import OwnerMap, Sequence
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import HEADER_DTYPE

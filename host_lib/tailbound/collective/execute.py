@@ -12,8 +12,7 @@ from tailbound.collective import peers, switched
 from tailbound.collective.contribute import coding_of
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
-from tailbound.collective.repair import encode_repair
-from tailbound.collective.retransmit import settle
+from tailbound.collective.retransmit import encode_repair, settle
 from tailbound.collective.tally import counts, point_own, summed_by
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError

@@ -16,8 +16,7 @@ from tailbound.codec.owners import OwnerMap
 from tailbound.codec.scale import weights_of
 from tailbound.codec.scratch import readonly
 from tailbound.collective.op import Op, Pending
-from tailbound.collective.repair import Repairs
-from tailbound.collective.terms import Terms
+from tailbound.collective.terms import Repairs, Terms
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import core
 from tailbound.transport.config import Config

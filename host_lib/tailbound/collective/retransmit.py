@@ -1,16 +1,21 @@
-"""Repair: answers ranks that ask for rows again, and counts what the own questions have brought (clock-23)."""
+"""Repair: answers ranks that ask for rows again, and counts what the own questions have brought (clock-23).
+
+A REPAIR packet asks for rows of one list of an op. Header: ``rows`` of that list, ``row`` the place of the first bit.
+Body: a bitmap, most significant bit first; a set bit is a missing row. With ``rows`` 0 it only asks for marks. GONE
+names rows that do not exist alike.
+"""
 
 from __future__ import annotations
 
 import ctypes
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half
-from tailbound.collective.repair import encode_repair
-from tailbound.kernel.core import core
+from tailbound.kernel.core import address, core
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Stage
 
 
@@ -25,6 +30,18 @@ def settle(job: Job, half: Half, stage: Stage) -> None:
             job.counters["repair_rows_asked"] += flow.again
             job.counters["rows_repaired"] += came
             job.repairs.paths[rank].settled(flow.again, job.records.twice(rank), probed=bool(flow.probed))
+
+
+def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:
+    """(``row``, body) of the REPAIR packets that ask for ``places`` (i64[], rising), at most ``width`` bytes each."""
+    out, at, left, size = [], address(places), len(places), ctypes.c_uint32()
+    body = ctypes.create_string_buffer(width)
+    while left:
+        first = ctypes.c_int64.from_address(at).value
+        taken = core().fast.tb_bitmap(at, left, body, width, ctypes.byref(size))
+        out.append((first, body.raw[: size.value]))
+        at, left = at + 8 * taken, left - taken
+    return out
 
 
 def answer(job: Job, now: int) -> int:

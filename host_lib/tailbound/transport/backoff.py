@@ -27,31 +27,19 @@ class Policy(NamedTuple):
 
 
 class Backoff:
-    """One question.
-
-    Args:
-        policy: how it is repeated.
-        due: when it is to be asked next.
-        asked: how often it has been. One that begins at 1 takes what came last for the answer to a question.
+    """One question, repeated by ``policy``.
 
     Attributes:
-        due, asked: the same.
+        due: when it is to be asked next.
+        asked: how often it has been.
     """
 
     __slots__ = ("asked", "due", "policy")
 
-    def __init__(self, policy: Policy, due: int = 0, asked: int = 0) -> None:
-        self.policy, self.due, self.asked = policy, due, asked
+    def __init__(self, policy: Policy, due: int = 0) -> None:
+        self.policy, self.due, self.asked = policy, due, 0
 
     def ask(self, now: int) -> None:
         """It is asked now."""
         self.asked += 1
-        self.wait(now)
-
-    def wait(self, now: int) -> None:
-        """Waits anew, as long as after the last question."""
-        policy = self.policy
-        if self.asked <= 1:  # nearly always
-            self.due = now + (policy.first if policy.first < policy.most else policy.most)
-            return
-        self.due = now + policy.wait(max(1, self.asked))
+        self.due = now + self.policy.wait(self.asked)

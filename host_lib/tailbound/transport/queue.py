@@ -226,7 +226,7 @@ class SendQueue:
         """Queues copies of rows that others have requested, before everything else; the next pump sends them.
 
         Args:
-            asked: of ``collective.repair.Repairs``.
+            asked: of ``collective.terms.Repairs``.
             terms: of the rank.
             now: CLOCK_MONOTONIC in ns.
             pace: bytes per second to a rank of which answers take their share.

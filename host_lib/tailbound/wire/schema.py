@@ -815,7 +815,7 @@ GIVEN = Struct(
 
 ANSWERS = Struct(
     "tb_answers",
-    "What requests to a peer have taught (`collective.repair`); times in ns.",
+    "What requests to a peer have taught (`collective.terms`); times in ns.",
     (
         Field("floor", "s64", "the shortest deadline"),
         Field("guess", "s64", "the probe timeout until an answer comes; 0: one has"),
