@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,18 @@ def _shapes_of(asked: Receiver) -> dict[str, Shape]:
     return shapes(asked.width, asked.sum_rows, asked.result_rows)
 
 
+class _Loaded(NamedTuple):
+    """Maps, the program that fills them and its link (-1: pinned ones), and whether a job may have a key."""
+
+    maps: Maps
+    program: int
+    link: int
+    tagged: bool
+
+    def close(self) -> None:
+        self.maps.close(self.link, self.program)
+
+
 class XdpDatapath:
     """See ``protocol.Datapath``."""
 
@@ -62,34 +75,24 @@ class XdpDatapath:
     #: the kernel takes packets in as they come, until the job's socket is gone
     gap, active = 0, ACTIVE_WITH_SOCKET
 
-    def __init__(
-        self,
-        maps: Maps,
-        interface: str,
-        port: int,
-        program: int = -1,
-        link: int = -1,
-        *,
-        tagged: bool = True,
-        address: str,
-    ) -> None:
-        self._tagged = tagged
-        self.interface = interface
-        self.maps = maps
-        self.store: Store = store_of(maps.arrays)
-        self.program = program
-        self.endpoint = (address, port)
-        self._link = link
-        self._sealer = Sealer(maps.fds["slot_locks"], self.store.sum_rows)
-        self._ring = EventRing(maps.fds[EVENTS])
-        barrier.register()
-        self.socket = bound_socket(*self.endpoint)
+    def __init__(self, asked: Receiver, loaded: _Loaded, address: str) -> None:
+        self.interface, self.endpoint = asked.interface, (address, asked.port)
+        self._loaded, self.maps = loaded, loaded.maps
+        try:
+            self.store: Store = store_of(self.maps.arrays)
+            self.seal = Sealer(self.maps.fds["slot_locks"], self.store.sum_rows).seal
+            self._ring = EventRing(self.maps.fds[EVENTS])
+            barrier.register()
+            self.socket = bound_socket(*self.endpoint)
+            self._end_job()
+        except BaseException:
+            loaded.close()
+            raise
         self._strangers = 0
-        self._end_job()
         self._sending: list[UdpSocket] = []
         self._closed = False
         #: the pins that were opened; None: the program is this process's own
-        self._pins = pin.identity(interface) if program < 0 else None
+        self._pins = pin.identity(self.interface) if loaded.program < 0 else None
         keep_from_children(self)
 
     @property
@@ -108,7 +111,8 @@ class XdpDatapath:
         if self._closed:
             return []
         sockets = (sock.fileno() for sock in (self.socket, *self._sending))
-        return [fd for fd in (*sockets, *self.maps.fds.values(), self.program, self._link) if fd >= 0]
+        loaded = self._loaded
+        return [fd for fd in (*sockets, *self.maps.fds.values(), loaded.program, loaded.link) if fd >= 0]
 
     @classmethod
     def attach(cls, asked: Receiver, loader: str = "auto", *, keyed: bool = False, address: str = "") -> XdpDatapath:
@@ -126,12 +130,7 @@ class XdpDatapath:
             AttachError: the interface refuses, or a program is there.
         """
         address = address or net.address_of(asked.interface, ipv6=asked.ipv6)
-        maps, program, link, tagged = _attach(asked, loader, keyed=keyed)
-        try:
-            return cls(maps, asked.interface, asked.port, program, link, tagged=tagged, address=address)
-        except BaseException:
-            maps.close(link, program)
-            raise
+        return cls(asked, _attach(asked, loader, keyed=keyed), address)
 
     @classmethod
     def pin(cls, asked: Receiver, loader: str = "auto", group: int = 0, *, replace: bool = False) -> None:
@@ -142,20 +141,17 @@ class XdpDatapath:
         """
         pin.mount()
         pin.refuse_elsewhere(asked.interface)
-        maps, program, link, tagged = _attach(asked, loader, keyed=True, replace=replace)
-        try:
+        with contextlib.closing(_attach(asked, loader, keyed=True, replace=replace)) as loaded:
             found = pin.Settings(
                 **asdict(asked),
-                prog_id=syscalls.prog_info(program).id,
+                prog_id=syscalls.prog_info(loaded.program).id,
                 vlan=net.device_of(asked.interface).vlan,
                 signature=compile_.signature(),
-                tagged=tagged,
+                tagged=loaded.tagged,
                 index=net.index_of(asked.interface),
             )
-            fds = {name: maps.fds[name] for name in (*PINNED, PROGRAMS)}
-            pin.pin(found, fds, link, group)
-        finally:
-            maps.close(link, program)
+            fds = {name: loaded.maps.fds[name] for name in (*PINNED, PROGRAMS)}
+            pin.pin(found, fds, loaded.link, group)
 
     @classmethod
     def is_ours(cls, interface: str) -> bool:
@@ -190,23 +186,20 @@ class XdpDatapath:
                 maps.arrays[name] = maps.arrays[name][:rows]
             if not address or is_ipv6(address) != found.ipv6:
                 address = net.address_of(interface, ipv6=found.ipv6)
-            path = cls(maps, interface, found.port, tagged=found.tagged, address=address)
-            Fanout.stop(interface)  # it has the job's port by now: what else is there is of one that was killed
-            return path
         except BaseException:
             maps.close()
             raise
+        path = cls(found, _Loaded(maps, -1, -1, found.tagged), address)
+        Fanout.stop(interface)  # it has the job's port by now: what else is there is of one that was killed
+        return path
 
     def reset(self, first_op: int) -> None:
         """What the program let in before must not reach a row of the new job."""
         barrier.grace_period()
         self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
-    def seal(self, op: int, seq: int, rows: int) -> None:
-        self._sealer.seal(op, seq, rows)
-
     def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
-        if not self._tagged:
+        if not self._loaded.tagged:
             raise CapabilityError(
                 f"the kernel refused the program for packets with tags when {self.interface} was attached: use the udp "
                 'datapath (datapath="udp"), a newer kernel, or authenticate="off"'
@@ -242,7 +235,7 @@ class XdpDatapath:
         """Lets no more packets in, and leaves no key: a pinned program and its maps stay (kernel-5)."""
         self.store.control["active"] = 0
         self.store.control["tagged"] = 0
-        for epoch in range(KEY_EPOCHS) if self._tagged else ():
+        for epoch in range(KEY_EPOCHS) if self._loaded.tagged else ():
             put_key(self.maps.fds["keys"], epoch, np.zeros(key_bytes(self.store.width) // 8, np.uint64))
 
     def close(self) -> None:
@@ -254,10 +247,10 @@ class XdpDatapath:
         for sock in (self.socket, *self._sending):
             sock.close()
         self._ring.close()
-        self.maps.close(self._link, self.program)
+        self._loaded.close()
 
 
-def _attach(asked: Receiver, loader: str, *, keyed: bool, replace: bool = False) -> tuple[Maps, int, int, bool]:
+def _attach(asked: Receiver, loader: str, *, keyed: bool, replace: bool = False) -> _Loaded:
     """Makes maps, loads the program and attaches it; with ``replace``, what is pinned goes in between."""
     if not 0 < asked.port < 65536:
         raise ConfigError(f"UDP port {asked.port}: choose one of 1..65535")
@@ -279,7 +272,7 @@ def _attach(asked: Receiver, loader: str, *, keyed: bool, replace: bool = False)
     except BaseException:
         maps.close(link, program)
         raise
-    return maps, program, link, tagged
+    return _Loaded(maps, program, link, tagged)
 
 
 def _load_tagged(maps: Maps, defines: Mapping[str, int], loader: str) -> bool:
