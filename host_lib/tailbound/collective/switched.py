@@ -16,14 +16,13 @@ from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
-from tailbound.collective.tally import Counts, flags_by, gather, read_records
+from tailbound.collective.tally import Counts, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.headers import Stamp, add_flags
+from tailbound.transport.switch import FORMS
 from tailbound.wire.schema import Flag, PacketType, Stage, Why
 from tailbound.wire.tag import NO_KEY
-
-_SWITCHED, _SUMS = int(Flag.SWITCHED), int(Flag.SUMS)
 
 
 def send(job: Job, op: Op) -> None:
@@ -46,18 +45,16 @@ def send(job: Job, op: Op) -> None:
 
 def read(job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
     """As ``peers.read``; returns contributors by row where results are sums, and None where they are means."""
+    switch = job.config.switch
     assert job.switch is not None
+    assert switch is not None
     b, outcome, rows = op.buffers, op.outcome, op.place.layout.shape.rows
     present = gather(job, op, by_owner)
     job.datapath.fence()
-    flags = flags_by(job, op)[job.switch]
-    form = flags & (_SWITCHED | _SUMS) if flags >= 0 else 0
-    form = form if form in (_SWITCHED, _SUMS) else _form(job)
-    lost = read_records(job, op, form)
-    if lost:
-        job.counters["results_overwritten"] += lost
-    outcome.overwritten = lost
-    by_owner[job.switch] -= lost
+    outcome.overwritten = read_records(job, op, FORMS[switch.form])
+    if outcome.overwritten:
+        job.counters["results_overwritten"] += outcome.overwritten
+    by_owner[job.switch] -= outcome.overwritten
     here = b.row_count[b.source >= 0]
     wanted = _awaited(job, op) - (op.abstains or op.outcome.late)
     op.partial = int((here < wanted).sum())
@@ -71,18 +68,12 @@ def read(job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
     job.accounts.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=finished)
     _suspect(job, op, int(here.max(initial=0)))
     _silence(job, op, present)
-    return b.row_count if form == _SUMS else None
-
-
-# -- first half ---------------------------------------------------------------------------------------------------
+    return b.row_count if switch.form == "sums" else None
 
 
 def _awaited(known: Known, op: Op) -> int:
     """Contributors that rows of ``op`` wait for: live ranks, self included, that have not said that they bring none."""
     return 1 + len({*known.membership.live} - op.abstainers - op.stayed_out)
-
-
-# -- second half --------------------------------------------------------------------------------------------------
 
 
 def send_again(job: Job, op: Op, places: Places) -> None:
@@ -102,10 +93,6 @@ def send_again(job: Job, op: Op, places: Places) -> None:
         record = job.records.of(op.label)
         came = int(record["results_in"]) if record is not None else 0
         cut_off(job, op, op.first, now - op.start, [(came, op.place.layout.shape.rows)])
-
-
-def _form(job: Job) -> int:
-    return _SUMS if job.config.switch is not None and job.config.switch.form == "sums" else _SWITCHED
 
 
 def _suspect(job: Job, op: Op, most: int) -> None:
