@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tailbound.codec.owners import OwnerMap
 from tailbound.collective import comeback
-from tailbound.collective.announce import READY_BYTES, decode_ready, encode_ready
+from tailbound.collective.announce import decode_needs, encode_needs
 from tailbound.collective.comeback import Entrance
 from tailbound.errors import TransportError
 from tailbound.transport.agreement import Agreed
@@ -19,22 +19,18 @@ from tailbound.transport.sequence import Position
 from tailbound.wire.schema import EXPONENT_NONE, HEADER_BYTES
 
 
-@given(st.sets(st.integers(0, 255)), st.lists(st.integers(-32768, 32767), min_size=1, max_size=640))
-def test_ready_comes_back(heard: set[int], values: list[int]) -> None:
-    for needs in (None, np.array(values, np.int16)):
-        body = encode_ready(heard, needs)
-        assert HEADER_BYTES + len(body) <= 1472, "the greatest one fits a packet"
-        ready = decode_ready(body, len(values))
-        assert ready.heard == heard
-        np.testing.assert_array_equal(ready.needs, needs)
-        assert decode_ready(body[: READY_BYTES - 1], 1) is None
-        assert needs is None or decode_ready(body, len(values) + 8) is None
+@given(st.lists(st.integers(-32768, 32767), min_size=1, max_size=704))
+def test_needs_come_back(values: list[int]) -> None:
+    needs = np.array(values, np.int16)
+    body = encode_needs(needs)
+    assert HEADER_BYTES + len(body) <= 1472, "the greatest one fits a packet"
+    np.testing.assert_array_equal(decode_needs(body, len(values)), needs)
+    assert decode_needs(body, len(values) + 8) is None
 
 
-def test_the_bytes_of_ready_are_in_network_order() -> None:
-    body = encode_ready({0, 9, 255}, np.array([1, -2, EXPONENT_NONE], np.int16))
-    assert body[:READY_BYTES] == bytes([0x80, *[0] * 29, 0x02, 0x01])
-    assert body[READY_BYTES:] == bytes.fromhex("0001fffe8000")
+def test_the_bytes_of_needs_are_in_network_order() -> None:
+    assert encode_needs(np.array([1, -2, EXPONENT_NONE], np.int16)) == bytes.fromhex("0001fffe8000")
+    assert encode_needs(None) == b""
 
 
 MAPS = (Agreed(2, OwnerMap(256, (0, 1))), Agreed(9, OwnerMap(513, (2,), 3)))

@@ -175,7 +175,6 @@ def test_a_cold_op_tells_its_scales_again_to_who_has_not_heard_and_settles_when_
     op.agreeing.ask(2 * MS)
     assert told.take(3 * MS) == Step((), 2 * MS + AGREEING.first)
     op.needs[1] = np.zeros(1, np.int16)
-    op.heard_by.add(1)
     assert told.take(4 * MS) == Step((Do.TELL,), 4 * MS + AGREEING.first)
     op.needs[2] = np.zeros(1, np.int16)
     assert told.take(5 * MS).actions == (Do.AGREE,)

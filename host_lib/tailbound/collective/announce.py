@@ -3,56 +3,35 @@
 Every rank sends every peer at least one packet per op. Where rows do that, READY is only sent by a rank that is asked
 for its mark (clock-30).
 
-READY names an op without bringing rows: this rank has launched it. Body: a bitmap of the ranks whose scales it has
-heard, 32 bytes, then for a cold op, of a switch, the scale that each group needs, s16[groups], in network byte order.
+READY names an op without bringing rows: this rank has launched it. Body: for a cold op, of a switch, the scale that
+each group needs, s16[groups], in network byte order. With REPEAT it asks for that of the receiver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
-from tailbound.wire.schema import MAX_RANKS, Flag, PacketType
-
-#: Bytes of a READY body before the needs: the bitmap.
-READY_BYTES = MAX_RANKS // 8
+from tailbound.wire.schema import Flag, PacketType
 
 
-class Ready(NamedTuple):
-    """Body of a READY packet."""
-
-    heard: frozenset[int]
-    needs: NDArray[np.int16] | None
-
-
-def encode_ready(heard: set[int], needs: NDArray[np.int16] | None) -> bytes:
+def encode_needs(needs: NDArray[np.int16] | None) -> bytes:
     """The body of a READY packet; ``needs`` is i16[groups] for a cold op, else None."""
-    bitmap = sum(1 << rank for rank in heard).to_bytes(READY_BYTES, "big")
-    return bitmap if needs is None else bitmap + needs.astype(">i2").tobytes()
+    return b"" if needs is None else needs.astype(">i2").tobytes()
 
 
-def decode_ready(body: bytes, groups: int) -> Ready | None:
-    """The body of a READY packet; None if it is too short to hold ``groups`` needs or, without any, the bitmap."""
-    if len(body) < READY_BYTES:
-        return None
-    bits = np.unpackbits(np.frombuffer(body, np.uint8, READY_BYTES)[::-1], bitorder="little")
-    heard = frozenset(np.flatnonzero(bits).tolist())
-    rest = body[READY_BYTES:]
-    if not rest:
-        return Ready(heard, None)
-    if len(rest) < 2 * groups:
-        return None
-    return Ready(heard, np.frombuffer(rest, ">i2", groups).astype(np.int16))
+def decode_needs(body: bytes, groups: int) -> NDArray[np.int16] | None:
+    """The needs in a READY packet; None if it has none, or too few."""
+    return np.frombuffer(body, ">i2", groups).astype(np.int16) if len(body) >= 2 * groups else None
 
 
-def announce(job: Speaker, op: Op, peers: Iterable[int]) -> None:
-    """Sends READY for ``op`` to ``peers``."""
-    body = encode_ready(set(op.needs) | {job.rank}, op.needs.get(job.rank) if op.cold else None)
+def announce(job: Speaker, op: Op, peers: Iterable[int], *, asks: bool = False) -> None:
+    """Sends READY for ``op`` to ``peers``, and ``asks`` for theirs."""
+    body = encode_needs(op.needs.get(job.rank) if op.cold else None)
     flags = Flag.ABSTAIN if op.abstains else Flag(0)
     if op.outcome.overflowed:
         flags |= Flag.OVERFLOW
@@ -60,6 +39,8 @@ def announce(job: Speaker, op: Op, peers: Iterable[int]) -> None:
         job.remember(op.label, flags)
     if op.outcome.late:
         flags |= Flag.LATE
+    if asks:
+        flags |= Flag.REPEAT
     head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags, seq=op.place.result_seq)
     for peer in peers:
         job.tell(peer, head, body)

@@ -35,7 +35,6 @@ from tailbound.codec.records import Coding
 from tailbound.codec.shape import GROUP_ROWS, Shape, cut_tensors, layout_tag, row_entries, shape_for
 from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import comeback, report
-from tailbound.collective.announce import READY_BYTES
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.comeback import Part
 from tailbound.collective.hello import prove
@@ -235,7 +234,7 @@ class Communicator:
 
     def _number(self, *rows: int) -> None:
         """Begins to number what is launched; an op has at most ``rows``, and groups whose needs READY has room for."""
-        self._groups_most = (self._row_width - READY_BYTES) // 2
+        self._groups_most = self._row_width // 2
         self._rows_most = min(MAX_OP_ROWS, GROUP_ROWS * self._groups_most, *rows)
         self._lock = threading.Lock()
         self._step, self._launched = self.config.first_step, 0  # the present one, and its ops

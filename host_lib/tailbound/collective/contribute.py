@@ -76,7 +76,7 @@ def _measure(job: Job, op: Op) -> None:
 
 
 def _tell(job: Job, op: Op) -> None:
-    announce(job, op, [p for p in job.peers if p not in op.heard_by])
+    announce(job, op, untold(op, job), asks=True)
 
 
 def _agree(job: Job, op: Op) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailbound.collective.announce import acknowledge, announce, decode_ready
+from tailbound.collective.announce import acknowledge, announce, decode_needs
 from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
@@ -92,23 +92,21 @@ class Inbox:
             del self._early[label]
 
     def _ready(self, op: Op, sender: int, flags: int, body: bytes) -> None:
-        ready = decode_ready(body, op.place.layout.shape.groups)
-        if ready is None:
-            self._job.counters["control_refused"] += 1
+        job, needs = self._job, decode_needs(body, op.place.layout.shape.groups)
+        if body and needs is None:
+            job.counters["control_refused"] += 1
             return
         if flags & Flag.ABSTAIN:
             mark(op.abstained, sender)
         op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
         if flags & Flag.LATE:
             mark(op.stayed, sender)
-        if ready.needs is not None:
-            op.needs[sender] = ready.needs
+        if needs is not None:
+            op.needs[sender] = needs
         elif not flags & (Flag.ABSTAIN | Flag.LATE):
             op.warm.add(sender)
-        if self._job.rank in ready.heard:
-            op.heard_by.add(sender)
-        elif op.cold and self._job.rank in op.needs and not self._job.records.contributed(sender, op.label):
-            announce(self._job, op, [sender])
+        if flags & Flag.REPEAT and op.launch is not None and (job.rank in op.needs or op.encoded):
+            announce(job, op, [sender])
 
     def _request(self, head: Header, body: bytes, op: Op | None) -> None:
         """Notes the rows that a rank asks for; ``retransmit`` sends them.

@@ -27,7 +27,7 @@ from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import HALF, HEADER_BYTES, INCOMING, OWN_OP, Phase, Sending, Why, op_slot
 
-#: How a cold op tells its needs again to ranks that have not heard them.
+#: How a cold op asks for needs that it has not heard.
 AGREEING = Policy(2_000_000, 2_000_000)
 
 
@@ -195,10 +195,10 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.switched = switched
         self.place, self.buffers = place, buffers
         self.outcome, self.spans = Outcome(), Spans()
-        #: the scales that ranks need, by rank; who has heard this rank's; and who knows scales, so it has told none
+        #: the scales that ranks need, by rank; and who knows scales, so it has told none
         self.needs: dict[int, NDArray[np.int16]] = {}
-        self.heard_by, self.warm = set[int](), set[int]()
-        #: telling the own needs again
+        self.warm = set[int]()
+        #: asking for the needs of others
         self.agreeing = Backoff(AGREEING)
         #: which op of every step it is, coded in which mode: the one whose scales it carries on
         self.key = place.layout.key

@@ -24,7 +24,7 @@ class Do(Enum):
     ABSTAIN = auto()  #: Take part without rows, and say so.
     STAY_OUT = auto()  #: No rank takes the own rows (clock-17), or a switch takes other scales (codec-5): say so.
     MEASURE = auto()  #: Find the scales that the own rows need at a switch, and tell them (codec-5).
-    TELL = auto()  #: Tell them again to ranks that have not heard them (clock-25).
+    TELL = auto()  #: Tell them again to ranks that have not told theirs, and ask for these (clock-25).
     AGREE = auto()  #: Settle the scales of a cold op from what ranks have told, and code the own rows.
     ENCODE = auto()  #: Code the own rows, and hand them to the send queue.
     ENCODE_LATE = auto()  #: The same; no rank waits for them any more, but they serve to ask a switch for results.
