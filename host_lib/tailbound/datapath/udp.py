@@ -13,7 +13,6 @@ reader that takes all.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import socket
 import threading
@@ -21,36 +20,14 @@ from collections.abc import Mapping, Sequence
 
 from tailbound.datapath.protocol import allocate, store_of
 from tailbound.datapath.tables import CONTROLS_LOST, KERNEL_DROPS, STOP, Tables
-from tailbound.errors import ConfigError
 from tailbound.forks import keep_from_children
-from tailbound.transport.sockets import UdpSocket, buffer_of, reserve, room_of, with_option
-from tailbound.wire.address import endpoint, family_of
+from tailbound.transport.sockets import UdpSocket, bound_socket, buffer_of, reserve, room_of, with_option
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
 _AMPLE_BUFFER = 2 << 20
 _GAP = 60_000  # ns between bursts; longer gaps lost no fewer, shorter ones more, and no gap was no faster
 #: ``<linux/udp.h>``, ``<asm-generic/socket.h>``
 UDP_GRO, _SO_RXQ_OVFL = 104, 40
-
-
-def _bind(sock: socket.socket, address: str, ports: Sequence[int]) -> None:
-    """Binds ``sock`` to the first of ``ports`` that is free.
-
-    Raises:
-        ConfigError: none is, or the address is not this machine's.
-    """
-    for port in ports:
-        try:
-            sock.bind((address, port))
-            return
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise ConfigError(
-                    f"cannot bind {endpoint(address, port)}, {error.strerror}: give a local address"
-                ) from error
-    which = f"port {ports[0]}" if len(ports) == 1 else f"ports {ports[0]} to {ports[-1]}"
-    are = "is" if len(ports) == 1 else "are"
-    raise ConfigError(f"UDP {which} on {address} {are} taken: choose another, or 0 for any (port=, TAILBOUND_PORT)")
 
 
 class UdpDatapath:
@@ -104,13 +81,8 @@ class UdpDatapath:
         return thread
 
     def _open(self, address: str, port: int | Sequence[int], receive_buffer: int) -> UdpSocket:
-        sock = UdpSocket(family_of(address))
-        try:
-            _bind(sock, address, [port] if isinstance(port, int) else port)
-        except BaseException:
-            sock.close()
-            raise
-        reserve(sock, socket.SO_RCVBUF, receive_buffer)
+        ports = [port] if isinstance(port, int) else port
+        sock = bound_socket(address, ports, receive_buffer, "choose another, or 0 for any (port=, TAILBOUND_PORT)")
         reserve(sock, socket.SO_SNDBUF, room_of(1))
         lack = "packets lost in full socket buffers are not counted"
         with_option(sock, (socket.SOL_SOCKET, _SO_RXQ_OVFL), 1, "SO_RXQ_OVFL", lack)
@@ -121,7 +93,6 @@ class UdpDatapath:
             with_option(sock, (socket.IPPROTO_IP, socket.IP_RECVTOS), 1, "IP_RECVTOS", lack)
         lack = "one packet is received at a time, which takes more processor time"  # before Linux 5.0, too
         with_option(sock, (socket.IPPROTO_UDP, UDP_GRO), 1, "UDP_GRO", lack)
-        sock.setblocking(False)
         return sock
 
     def descriptors(self) -> list[int]:

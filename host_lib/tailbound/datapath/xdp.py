@@ -38,7 +38,8 @@ from tailbound.wire.schema import ACTIVE_WITH_SOCKET, HEADER_BYTES, KEY_EPOCHS, 
 
 log = logging.getLogger("tailbound")
 
-#: Control packets that a turn takes at most.
+#: Bytes asked for the buffer that control packets come into, and how many of them a turn takes at most.
+_RECEIVE_BYTES = 8 << 20
 _MOST_AT_ONCE = 256
 
 #: Arrays with an entry for each row of the sums ring.
@@ -83,7 +84,12 @@ class XdpDatapath:
             self.seal = Sealer(self.maps.fds["slot_locks"], self.store.sum_rows).seal
             self._ring = EventRing(self.maps.fds[EVENTS])
             barrier.register()
-            self.socket = bound_socket(*self.endpoint)
+            self.socket = bound_socket(
+                address, [asked.port], _RECEIVE_BYTES,
+                "the xdp datapath takes one rank and one job an interface: "
+                f"`ss -ulnp sport = :{asked.port}` names its owner; end that process, choose another interface, or "
+                "take the udp datapath (TAILBOUND_DATAPATH=udp)",
+            )  # fmt: skip
             self._end_job()
         except BaseException:
             loaded.close()

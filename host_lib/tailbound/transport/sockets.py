@@ -13,10 +13,11 @@ import errno
 import logging
 import socket
 import struct
+from collections.abc import Sequence
 from typing import Protocol
 
 from tailbound.errors import CapabilityError, ConfigError
-from tailbound.wire.address import family_of
+from tailbound.wire.address import endpoint, family_of
 
 log = logging.getLogger("tailbound")
 
@@ -121,8 +122,6 @@ def send_burst(sock: Socket, target: tuple[str, int], data: bytes, stride: int) 
 
 #: ``<asm-generic/socket.h>``: past the system's limits, for who has CAP_NET_ADMIN.
 _FORCED = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}
-#: Bytes asked for the buffer of a socket that takes control packets.
-_RECEIVE_BYTES = 8 << 20
 #: Bytes asked for the buffers of all sockets that bursts leave over, and of one at least (two super-frames); how many
 #: sockets, and how many of them for one peer unless more are asked for.
 _SEND_BYTES, _SEND_LEAST, SOCKETS, _PORTS = 1 << 20, 160 << 10, 16, 4
@@ -189,27 +188,34 @@ def prepare_rows(sock: socket.socket, dscp: int) -> None:
     with_option(sock, discover, _PMTUDISC_PROBE, name, lack)
 
 
-def bound_socket(address: str, port: int) -> UdpSocket:
-    """The UDP socket at ``address``: it takes control packets, and keeps peers from seeing ECONNREFUSED.
+def bound_socket(address: str, ports: Sequence[int], room: int, otherwise: str) -> UdpSocket:
+    """The UDP socket at ``address`` that takes control packets, and keeps peers from seeing ECONNREFUSED.
+
+    Args:
+        address: own IP address.
+        ports: the first of these that is free; 0: any.
+        room: bytes of receive buffer to ask for; the system may grant less.
+        otherwise: what to do where they are taken.
 
     Raises:
-        ConfigError: the port is taken.
+        ConfigError: all ports are taken, or the address is not this machine's.
     """
     out = UdpSocket(family_of(address))
-    try:
-        out.setblocking(False)
-        reserve(out, socket.SO_RCVBUF, _RECEIVE_BYTES)
-        out.bind((address, port))
-    except OSError as error:
-        out.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"UDP port {port} of {address} is taken, and the xdp datapath takes one rank and one job an interface: "
-                f"`ss -ulnp sport = :{port}` names its owner; end that process, choose another interface, or take the "
-                "udp datapath (TAILBOUND_DATAPATH=udp)"
-            ) from error
-        raise ConfigError(f"UDP port {port} of {address} cannot be had: {error.strerror}; choose another") from error
-    return out
+    out.setblocking(False)
+    reserve(out, socket.SO_RCVBUF, room)
+    for port in ports:
+        try:
+            out.bind((address, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                out.close()
+                where = endpoint(address, port)
+                raise ConfigError(f"cannot bind {where}, {error.strerror}: give a local address") from error
+        else:
+            return out
+    out.close()
+    more = f" to {ports[-1]}" if len(ports) > 1 else ""
+    raise ConfigError(f"UDP port {ports[0]}{more} on {address} is taken: {otherwise}")
 
 
 def ports_of(peers: int, asked: int = 0) -> int:
