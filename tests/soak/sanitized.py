@@ -30,7 +30,7 @@ from soak.part import Tell
 from tailbound.codec.owners import OwnerMap
 from tailbound.collective import op, retransmit, terms
 from tailbound.collective.op import Op
-from tailbound.datapath.tables import Tables
+from tailbound.datapath.udp import Tables
 from tailbound.kernel import core
 from tailbound.transport import headers, overtime, queue
 from tailbound.transport.config import MS

@@ -20,7 +20,7 @@ import rule_cases
 from case_worlds import udp_before
 from cases import OP, SUM_BASE
 from reference_worker import ReferenceTables
-from tailbound.datapath.tables import CONTROLS_LOST, EVENTS_LOST, Tables
+from tailbound.datapath.udp import CONTROLS_LOST, EVENTS_LOST, Tables
 from tailbound.wire.schema import PacketType, Verdict
 from twins import Attack, Twins
 from udp_world import World

@@ -23,8 +23,7 @@ from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
 from partials import partials
 from support import await_that
 from tailbound.datapath.protocol import MIN_ROWS, allocate, ring_rows
-from tailbound.datapath.tables import STOP, Tables
-from tailbound.datapath.udp import UdpDatapath
+from tailbound.datapath.udp import STOP, Tables, UdpDatapath
 from tailbound.errors import ConfigError
 from tailbound.kernel.core import core
 from tailbound.transport.control import Header

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cases
-from tailbound.datapath.tables import Tables
+from tailbound.datapath.udp import Tables
 from udp_world import World
 
 

@@ -1,6 +1,6 @@
 """The worker's rules in plain Python: a second opinion on what the programs and the C library make of a packet.
 
-``ReferenceTables`` has the methods and the memory of ``datapath.tables.Tables``. It follows the rules one by one, in
+``ReferenceTables`` has the methods and the memory of ``datapath.udp.Tables``. It follows the rules one by one, in
 the order of docs/rules.md.
 """
 

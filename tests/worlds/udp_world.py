@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 import cases
 from datapath_world import DatapathWorld
 from tailbound.datapath.protocol import allocate, store_of
-from tailbound.datapath.tables import Tables
+from tailbound.datapath.udp import Tables
 from tailbound.wire.address import words_of
 
 

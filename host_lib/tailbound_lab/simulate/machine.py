@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import Store, allocate, store_of
-from tailbound.datapath.tables import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
+from tailbound.datapath.udp import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.address import words_of
 from tailbound_lab.simulate.fabric import Burst, Fabric
