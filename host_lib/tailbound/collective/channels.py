@@ -25,7 +25,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Shared
-from tailbound.transport.sockets import neighbouring_sockets, ports_of, room_of, sending_socket
+from tailbound.transport.sockets import UdpSocket, neighbouring_sockets, ports_of, room_of, sending_socket
 from tailbound.transport.steps import step_of
 from tailbound.wire.address import is_ipv6, words_of
 
@@ -161,32 +161,32 @@ class Channels:
         fanout, self.fanout = self.fanout, None
         if fanout is not None:
             fanout.close()
-        for channel in self._job.sender.shared.values():
-            for sock in channel.sockets:
-                sock.close()
+        for sock in self._sockets:
+            sock.close()
+
+    @property
+    def _sockets(self) -> list[UdpSocket]:
+        return [sock for channel in self._job.sender.shared.values() for sock in channel.sockets]
 
     def descriptors(self) -> list[int]:
         """See ``forks.Owner``."""
-        socks = [sock for channel in self._job.sender.shared.values() for sock in channel.sockets]
-        return [sock.fileno() for sock in socks if sock.fileno() >= 0]
+        return [sock.fileno() for sock in self._sockets if sock.fileno() >= 0]
 
     # -- using them ---------------------------------------------------------------------------------------------------
 
     def runs(self, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
         """``rows`` (u8[count, stride], headers finished, the same for all) as runs for the send queue."""
-        job, queue = self._job, self._queue
+        job, pacer = self._job, self._queue.pacer
         self.follow()
         if self.usable:
-            number = self.usable[0]
-            channel = job.sender.shared[number]
+            channel = job.sender.shared[self.usable[0]]
             # receivers that take few senders at once are to be sent to bit by bit, one behind a slow link by itself:
             # a burst to all is as slow as the slowest
-            together = len(channel.ranks) >= 2 and not queue.pacer.granted
-            together &= self.wanted == channel.name or queue.pacer.even(channel.ranks)
-            if together and not channel.broken:
-                job.counters["results_at_once"] += 1
-                return [(number, rows)]
-            job.counters["results_apart"] += 1
+            even = self.wanted == channel.name or pacer.even(channel.ranks)
+            together = even and len(channel.ranks) >= 2 and not pacer.granted and not channel.broken
+            job.counters["results_at_once" if together else "results_apart"] += 1
+            if together:
+                return [(self.usable[0], rows)]
         return [(peer, rows) for peer in self.live]
 
     def follow(self) -> None:
@@ -198,9 +198,7 @@ class Channels:
         job, members, shared = self._job, self._job.membership, self._job.sender.shared
         suspects = members.suspects
         dead = members.dead(step_of(job.sequence.upcoming)) if suspects else ()
-        live = tuple(members.here)
-        if dead:
-            live = tuple(peer for peer in live if not (peer in dead and job.beyond(peer)))
+        live = tuple(peer for peer in members.here if peer not in dead or not job.beyond(peer))
         if live == self.live and suspects == self._suspects:
             return
         self.live, self._suspects = live, suspects

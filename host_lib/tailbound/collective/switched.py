@@ -21,6 +21,7 @@ from tailbound.collective.timing import cut_off, suspect
 from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.headers import Stamp, add_flags
 from tailbound.transport.switch import FORMS
+from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import Flag, PacketType, Stage, Why
 from tailbound.wire.tag import NO_KEY
 
@@ -98,11 +99,9 @@ def send_again(job: Job, op: Op, places: Places) -> None:
 def _suspect(job: Job, op: Op, most: int) -> None:
     """Ranks of which nothing was heard in an op are missing in both halves (clock-14); ``most``: contributors seen."""
     record = job.records.of(op.label)
-    absent = {p for p in job.membership.here if not job.records.contributed(p, op.label)}
-    if record is not None:
-        absent -= {p for p in absent if int(record["heard"][p >> 6]) >> (p & 63) & 1}
-    if most >= job.ranks:
-        absent.clear()
+    heard = ranks_of(record["heard"].tolist()) if record is not None else set()
+    due = job.membership.here if most < job.ranks else ()
+    absent = {p for p in due if p not in heard and not job.records.contributed(p, op.label)}
     op.outcome.missing |= absent
     suspect(job, op, absent, ("contributions", "results"), "taken no part in", "no longer waiting for it")
     job.publish_live()

@@ -32,7 +32,7 @@ from tailbound.kernel.maps import EVENTS, PROGRAMS, Maps, Sealer, Shape, put_key
 from tailbound.kernel.net import interface as look_up
 from tailbound.kernel.pin import Receiver
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
-from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, sending_sockets
+from tailbound.transport.sockets import SOCKETS, UdpSocket, bound_socket, ports_of, room_of, sending_socket
 from tailbound.wire.address import Words, endpoint, family_name, ip_bytes, is_ipv6, text_of, words_of
 from tailbound.wire.schema import ACTIVE_WITH_SOCKET, HEADER_BYTES, KEY_EPOCHS, WORKER_MAPS, key_bytes
 
@@ -231,7 +231,8 @@ class XdpDatapath:
 
     def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
         """Peers know this rank by its address alone, so that any source port will do."""
-        self._sending += sending_sockets(self.endpoint[0], min(peers * ports_of(peers, ports), SOCKETS))
+        count = min(peers * ports_of(peers, ports), SOCKETS)
+        self._sending += [sending_socket(self.endpoint[0], room_of(count)) for _ in range(count)]
         return [self.socket, *self._sending]
 
     def fence(self) -> None:

@@ -180,7 +180,10 @@ class Sender:
             number = self._try(rank, packet)
         if number in FULL:
             self.crowded = number == errno.EAGAIN
-            self._defer(rank, packet)
+            self.counts[rank].waits += 1
+            if len(self.deferred) >= _DEFERRED:
+                self.counts[self.deferred.popleft()[0]].lost += 1
+            self.deferred.append((rank, packet))
         elif number:
             self.refuse(rank, number)
             self.counts[rank].lost += 1
@@ -191,12 +194,6 @@ class Sender:
         if number == 0:
             self.took(rank, 1, len(packet), 1)
         return number
-
-    def _defer(self, rank: int, packet: bytes) -> None:
-        self.counts[rank].waits += 1
-        if len(self.deferred) >= _DEFERRED:
-            self.counts[self.deferred.popleft()[0]].lost += 1
-        self.deferred.append((rank, packet))
 
     def refuse(self, rank: int, number: int) -> None:
         """Counts a refused call by the name of its errno."""

@@ -258,11 +258,6 @@ def sending_socket(address: str, room: int, port: int = 0) -> UdpSocket:
     return sock
 
 
-def sending_sockets(address: str, count: int) -> list[UdpSocket]:
-    """``count`` UDP sockets for bursts, with ports of their own and the room that ``room_of`` says."""
-    return [sending_socket(address, room_of(count)) for _ in range(count)]
-
-
 def neighbouring_sockets(address: str, count: int, room: int) -> list[UdpSocket]:
     """``count`` UDP sockets for bursts with consecutive ports, for a program that knows them by the first.
 

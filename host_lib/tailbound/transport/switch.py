@@ -119,9 +119,7 @@ class Fallback:
     def __init__(self, after: int) -> None:
         self._after = after
         self._rests = Backoff(RESTS)
-        self._left = False
-        self._tried: int | None = None  # when rows went there again
-        self._before = 0
+        self._left, self._before = False, 0
 
     def update(self, silent_ops: int, switched: bool, now: int) -> bool:
         """Takes the silent ops running, and whether the map in force names the switch.
@@ -130,11 +128,10 @@ class Fallback:
             Whether rows should go to the switch.
         """
         self._before = min(self._before, silent_ops)
-        if self._left:
-            if now >= self._rests.due:
-                self._left, self._tried, self._before = False, now, silent_ops
-        elif switched and silent_ops - self._before >= self._after:
-            if self._tried is None or now - self._tried >= RESTS.wait(self._rests.asked):
+        if self._left and now >= self._rests.due:
+            self._left, self._before = False, silent_ops
+        elif not self._left and switched and silent_ops - self._before >= self._after:
+            if self._rests.asked and now - self._rests.due >= RESTS.wait(self._rests.asked):
                 self._rests.asked = 0  # it was not too early
             self._rests.ask(now)
             self._left = True
