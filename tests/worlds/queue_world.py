@@ -86,7 +86,7 @@ class Kernel:
             told: Any = SimpleNamespace(fileno=sock.fileno, room=sock.room, send_one=self.send_one, send_many=asks)
             sender.sockets[port] = told
 
-    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+    def send_one(self, packet: bytes, target: tuple[str, int], stride: int = 0) -> int:
         number = max(0, self.script.pop(0) if self.script else self.always)
         if not number:
             self.single.append((target, packet))

@@ -115,8 +115,9 @@ class Troubled:
     def room(self) -> int:
         return self._inner.room()
 
-    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
-        return self._send(target, [packet])
+    def send_one(self, packet: bytes, target: tuple[str, int], stride: int = 0) -> int:
+        length = stride or len(packet)
+        return self._send(target, [packet[at : at + length] for at in range(0, len(packet), length)])
 
     def send_many(self, messages: int, count: int) -> tuple[int, int]:
         for done, message in enumerate(read(messages, count)):

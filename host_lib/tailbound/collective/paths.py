@@ -28,7 +28,7 @@ from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.control import Header
 from tailbound.transport.sender import FULL, NO_GSO
-from tailbound.transport.sockets import burst_packets, send_burst
+from tailbound.transport.sockets import burst_packets
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, Flag, PacketType
 
 #: What can arrive, as bits: a small packet, one as wide as a row, half of a burst.
@@ -167,13 +167,11 @@ class Paths:
 
     def _send(self, port: int, peer: int, packets: list[bytes]) -> int:
         """Sends ``packets``, of one length, in one burst; returns 0 or the errno of what refused it."""
-        sender = self._job.sender
-        if len(packets) == 1:
-            number = sender.sockets[port].send_one(packets[0], sender.peers[peer])
-        else:
-            number = send_burst(sender.sockets[port], sender.peers[peer], b"".join(packets), len(packets[0]))
+        sender, data = self._job.sender, b"".join(packets)
+        stride = len(packets[0]) if len(packets) > 1 else 0
+        number = sender.sockets[port].send_one(data, sender.peers[peer], stride)
         if not number:
-            sender.took(peer, len(packets), sum(map(len, packets)), 1)
+            sender.took(peer, len(packets), len(data), 1)
         return number
 
     # -- what comes ---------------------------------------------------------------------------------------------------

@@ -21,6 +21,13 @@ from tailbound.wire.address import endpoint, family_of
 
 log = logging.getLogger("tailbound")
 
+#: A UDP GSO send holds at most this many segments (UDP_MAX_SEGMENTS before Linux 6.9) ...
+MAX_SEGMENTS = 64
+#: ... and this many bytes of UDP payload (65535 - 20 - 8).
+MAX_BYTES = 65507
+#: ``<linux/udp.h>``: segment size of a GSO send. The socket module has no name for it before 3.13.
+_UDP_SEGMENT = 103
+
 _sendmmsg = ctypes.CDLL(None, use_errno=True).sendmmsg
 _sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
 _sendmmsg.restype = ctypes.c_int
@@ -35,8 +42,12 @@ class Socket(Protocol):
     def room(self) -> int:
         """Bytes that may wait in it."""
 
-    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
-        """Sends one packet to ``target`` (IP address, UDP port); returns 0, or the errno of what refused it."""
+    def send_one(self, packet: bytes, target: tuple[str, int], stride: int = 0) -> int:
+        """Sends one packet to ``target`` (IP address, UDP port); returns 0, or the errno of what refused it.
+
+        Args:
+            stride: what is sent is a burst of packets of so many bytes, by segmentation offload; 0: it is not.
+        """
 
     def send_many(self, messages: int, count: int) -> tuple[int, int]:
         """Sends ``count`` messages; returns how many were taken, and the errno if none was.
@@ -60,10 +71,11 @@ class UdpSocket(socket.socket):
         """See ``Socket``."""
         return buffer_of(self, socket.SO_SNDBUF)
 
-    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+    def send_one(self, packet: bytes, target: tuple[str, int], stride: int = 0) -> int:
         """See ``Socket``."""
+        segment = [(socket.IPPROTO_UDP, _UDP_SEGMENT, struct.pack("=H", stride))] if stride else []
         try:
-            self.sendto(packet, socket.MSG_DONTWAIT, target)
+            self.sendmsg([packet], segment, socket.MSG_DONTWAIT, target)
         except OSError as error:
             return error.errno or errno.EIO
         return 0
@@ -87,14 +99,6 @@ def sockaddr(target: tuple[str, int]) -> bytes:
     return (head + flow + socket.inet_pton(family, host)).ljust(SOCKADDR_BYTES, b"\0")
 
 
-#: A UDP GSO send holds at most this many segments (UDP_MAX_SEGMENTS before Linux 6.9) ...
-MAX_SEGMENTS = 64
-#: ... and this many bytes of UDP payload (65535 - 20 - 8).
-MAX_BYTES = 65507
-#: ``<linux/udp.h>``: segment size of a GSO send. The socket module has no name for it before 3.13.
-_UDP_SEGMENT = 103
-
-
 def burst_packets(stride: int) -> int:
     """Packets of ``stride`` bytes in one GSO send: 44 at 1472 bytes, 7 at 8960.
 
@@ -104,20 +108,6 @@ def burst_packets(stride: int) -> int:
     if not 0 < stride <= MAX_BYTES:
         raise ConfigError(f"packets of {stride} bytes: give 1..{MAX_BYTES}, as a UDP payload has")
     return min(MAX_SEGMENTS, MAX_BYTES // stride)
-
-
-def send_burst(sock: Socket, target: tuple[str, int], data: bytes, stride: int) -> int:
-    """Sends ``data`` in packets of ``stride`` bytes to ``target`` by one GSO send; returns 0, or the errno.
-
-    The layout is that of 64-bit little-endian Linux.
-    """
-    name, body = (ctypes.create_string_buffer(part) for part in (sockaddr(target), data))
-    control = ctypes.create_string_buffer(struct.pack("=QiiQ", 18, socket.IPPROTO_UDP, _UDP_SEGMENT, stride))
-    piece = ctypes.create_string_buffer(struct.pack("=QQ", ctypes.addressof(body), len(data)))
-    at = ctypes.addressof
-    message = struct.pack("=8Q", at(name), len(name) - 1, at(piece), 1, at(control), len(control) - 1, 0, 0)
-    memory = ctypes.create_string_buffer(message)
-    return sock.send_many(at(memory), 1)[1]
 
 
 #: ``<asm-generic/socket.h>``: past the system's limits, for who has CAP_NET_ADMIN.

@@ -142,11 +142,11 @@ class Wire:
         """See ``Socket``."""
         return self._fabric.terms.room
 
-    def send_one(self, packet: bytes, target: tuple[str, int]) -> int:
+    def send_one(self, packet: bytes, target: tuple[str, int], stride: int = 0) -> int:
         """See ``Socket``."""
         if not self._fabric.has_room(self._rank, self._job):
             return errno.EAGAIN
-        self._send(target[0], packet, len(packet))
+        self._send(target[0], packet, stride or len(packet))
         return 0
 
     def send_many(self, messages: int, count: int) -> tuple[int, int]:
