@@ -26,7 +26,7 @@ import errno
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ from tailbound.transport.control import Header
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import NO_GSO, Sender
-from tailbound.transport.sockets import sockaddr
+from tailbound.transport.sockets import Substitute, UdpSocket, sockaddr
 from tailbound.wire.packets import record_of
 from tailbound.wire.schema import COPIES, SENDING, PacketType, Sent
 
@@ -281,7 +281,8 @@ class SendQueue:
         while (what := int(fast.tb_next(self._line))) in (Sent.CALL, Sent.PROBE):
             if what == Sent.PROBE:
                 fast.tb_time_probes(self._line, self._clock())
-            taken, number = self._sender.sockets[said.port].send_many(said.messages, said.count)
+            substitute = cast(Substitute, self._sender.sockets[said.port])
+            taken, number = substitute.send_many(said.messages, said.count)
             if what := int(fast.tb_took(self._line, taken, number)):
                 return what
         return what
@@ -362,7 +363,7 @@ class SendQueue:
     def _tell_sockets(self) -> None:
         said, sender = self._said, self._sender
         self._sockets = list(sender.sockets)
-        self._direct = all(getattr(sock, "direct", False) for sock in sender.sockets)
+        self._direct = all(isinstance(sock, UdpSocket) for sock in sender.sockets)
         said.sockets, said.channels = len(sender.sockets), len(sender.ports)
         said.fds[: said.sockets] = [sock.fileno() for sock in sender.sockets]
         said.rooms[: said.sockets] = sender.rooms

@@ -8,7 +8,6 @@ know.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import logging
 import socket
@@ -28,10 +27,6 @@ MAX_BYTES = 65507
 #: ``<linux/udp.h>``: segment size of a GSO send. The socket module has no name for it before 3.13.
 _UDP_SEGMENT = 103
 
-_sendmmsg = ctypes.CDLL(None, use_errno=True).sendmmsg
-_sendmmsg.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int)
-_sendmmsg.restype = ctypes.c_int
-
 
 class Socket(Protocol):
     """A bound UDP socket as ``Sender`` and ``SendQueue`` use it. No call waits, none raises."""
@@ -49,6 +44,10 @@ class Socket(Protocol):
             stride: what is sent is a burst of packets of so many bytes, by segmentation offload; 0: it is not.
         """
 
+
+class Substitute(Socket, Protocol):
+    """One in the place of the system's, to which a send queue hands its bursts; else the library makes the calls."""
+
     def send_many(self, messages: int, count: int) -> tuple[int, int]:
         """Sends ``count`` messages; returns how many were taken, and the errno if none was.
 
@@ -60,9 +59,6 @@ class Socket(Protocol):
 
 class UdpSocket(socket.socket):
     """A UDP socket of the system, for IPv4 unless told otherwise; a ``Socket``."""
-
-    #: a send queue may make ``send_many``'s system call itself
-    direct = True
 
     def __init__(self, family: socket.AddressFamily = socket.AF_INET) -> None:
         super().__init__(family, socket.SOCK_DGRAM)
@@ -79,11 +75,6 @@ class UdpSocket(socket.socket):
         except OSError as error:
             return error.errno or errno.EIO
         return 0
-
-    def send_many(self, messages: int, count: int) -> tuple[int, int]:
-        """See ``Socket``: one ``sendmmsg``."""
-        taken = int(_sendmmsg(self.fileno(), messages, count, socket.MSG_DONTWAIT))
-        return (taken, 0) if taken >= 0 else (0, ctypes.get_errno())
 
 
 #: Bytes that hold a ``struct sockaddr_in`` or ``sockaddr_in6``; the kernel takes either with more behind it.
