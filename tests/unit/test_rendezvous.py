@@ -43,19 +43,19 @@ def said(**fields: Any) -> dict[str, Any]:
 
 
 OLD = said()
-del OLD["codec"]
+del OLD["formats"]
 BOTH, NONE = "rank 1 .*rank 0 .*", "the greeting of rank 0 is none"
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        (said(wire=2), BOTH + "same version of tailbound"),
-        (said(codec=5), BOTH + "same version of tailbound"),
-        (said(hello=1), BOTH + "same version of tailbound"),
-        # of before codecs had a number: its codes would be summed, and its results taken for others
-        (OLD, r"rank 1 .*codec 4.* rank 0 .*codec 1.*same version"),
-        ({"rank": 0, "wire": 9, "version": "7.0.0", "colour": "red"}, r"rank 1 runs tailbound 0.1.0 .* 0 runs 7.0.0"),
+        (said(formats="wire 1, codec 2, hello 3"), r"rank 1 .*codec 4.* rank 0 .*codec 2.*same version of tailbound"),
+        (OLD, r"rank 1 .*codec 4.* rank 0 .*None.*same version"),
+        (
+            {"rank": 0, "formats": "wire 9", "version": "7.0.0", "colour": "red"},
+            r"rank 1 runs tailbound 0.1.0 .* 0 runs 7.0.0",
+        ),
         (said(width=448), BOTH + "same MTU"),
         (said(model="xyz"), BOTH + "same model"),
         (said(options={"bits": "4", "share_rows": "on"}), BOTH + "bits="),

@@ -276,7 +276,7 @@ def team(
 def greeting(rank: int, **fields: Any) -> Greeting:
     """What ``rank`` of three, or as ``fields`` have it, says of itself at the start."""
     usual = Greeting(
-        rank=rank, ranks=3, wire=1, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
+        rank=rank, ranks=3, version="0.1.0", address=f"10.0.0.{rank}", port=5515, width=1408, rows=64,
         sum_rows=64, datapath="udp", model="abc", options={}, cookie=7 if rank == 0 else 0,
     )  # fmt: skip
     return replace(usual, **fields)

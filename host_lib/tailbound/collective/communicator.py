@@ -58,7 +58,7 @@ from tailbound.transport.sockets import prepare_rows
 from tailbound.transport.steps import STEP_MASK, step_of
 from tailbound.wire.address import words_of
 from tailbound.wire.bits import Bits, number_of
-from tailbound.wire.schema import OP_INDEX_BITS, VERSION
+from tailbound.wire.schema import OP_INDEX_BITS
 
 log = logging.getLogger("tailbound")
 
@@ -246,7 +246,6 @@ class Communicator:
         return Greeting(
             rank=config.rank,
             ranks=config.ranks,
-            wire=VERSION,
             version=tailbound.__version__,
             address=address,
             port=port,

@@ -19,7 +19,7 @@ from tailbound import errors
 from tailbound.codec.shape import CODEC_NUMBER
 from tailbound.errors import LayoutError, TailboundError, TransportError
 from tailbound.wire.address import endpoint, is_ipv6, is_loopback
-from tailbound.wire.schema import HELLO_NUMBER
+from tailbound.wire.schema import HELLO_NUMBER, VERSION
 
 log = logging.getLogger("tailbound")
 
@@ -27,9 +27,6 @@ log = logging.getLogger("tailbound")
 _NAMED, _POLL = 5.0, 0.05
 #: Fields that must be equal on all ranks, with what to do when they are not.
 _EQUAL = {
-    "wire": "install the same version of tailbound on every host",
-    "codec": "install the same version of tailbound on every host",
-    "hello": "install the same version of tailbound on every host",
     "ranks": "start all ranks with the same world size",
     "width": "a row is as wide as the MTU lets it be, and the MTUs differ (`ip link`, or --mtu of `tailbound attach`); "
     "give every worker's interface the same MTU, or pass the smallest as mtu= on every rank",
@@ -64,14 +61,13 @@ class Greeting:
     """What a rank says of itself.
 
     ``rows`` and ``sum_rows`` are its rings, ``options`` those that must be equal on all ranks, by name and in words,
-    ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port. ``codec`` is that of ``codec.shape``, ``hello`` that
-    of ``wire.schema``; versions before these had numbers say nothing of them. ``nonce`` was never said before, and
+    ``cookie`` counts on rank 0 only, ``reliable`` is a TCP port. ``formats`` are those of packets, codes and tries,
+    which versions may change one by one. ``nonce`` was never said before, and
     ``proof`` shows that who says all this has the job's key (``keys.prove``); both are empty in a job without one.
     """
 
     rank: int
     ranks: int
-    wire: int
     version: str
     address: str
     port: int
@@ -84,8 +80,7 @@ class Greeting:
     cookie: int = 0
     reliable: int = 0
     switch: str = ""
-    codec: int = CODEC_NUMBER
-    hello: int = HELLO_NUMBER
+    formats: str = f"wire {VERSION}, codec {CODEC_NUMBER}, hello {HELLO_NUMBER}"
     nonce: str = ""
     proof: str = ""
 
@@ -170,11 +165,10 @@ def _parse(own: Greeting, rank: int, text: bytes, verify: Verify | None) -> Gree
     said: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(text)
-    if isinstance(said, dict) and (said.get("wire") != own.wire or said.keys() != usual.keys()):
+    if isinstance(said, dict) and (said.get("formats") != own.formats or said.keys() != usual.keys()):
         raise LayoutError(
-            f"rank {own.rank} runs tailbound {own.version} (wire format {own.wire}, codec {own.codec}), "
-            f"rank {rank} runs {said.get('version')} (wire format {said.get('wire')}, codec {said.get('codec', 1)}): "
-            f"{_EQUAL['wire']}"
+            f"rank {own.rank} runs tailbound {own.version} ({own.formats}), rank {rank} runs {said.get('version')} "
+            f"({said.get('formats')}): install the same version of tailbound on every host"
         )
     fits = isinstance(said, dict) and all(type(said[name]) is type(value) for name, value in usual.items())
     if not fits or said["rank"] != rank or not all(isinstance(value, str) for value in said["options"].values()):
