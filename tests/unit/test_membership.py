@@ -26,8 +26,9 @@ def miss(who: Membership, rank: int, times: int, *, step: int = 5, in_step: bool
 
 def test_who_is_accused_is_suspect_at_once_and_once() -> None:
     who = membership()
-    assert [who.contribution.accuse(3, op) for op in (7, 9)] == [True, False]
-    assert (who.contribution.first_missed(3), who.live) == (7, [2, 0])
+    for op, new in ((7, True), (9, False)):
+        assert who.contribution.accuse(3, op) == new
+        assert (who.contribution.first_missed(3), who.live) == (7, [2, 0])
 
 
 def test_nobody_is_suspected_out_of_step_and_in_the_step_of_waking() -> None:
