@@ -19,7 +19,7 @@ import pytest
 from support import MemoryStore, greeting, patient, team
 from tailbound.collective import communicator
 from tailbound.collective.communicator import Communicator
-from tailbound.errors import CapabilityError, LayoutError, TailboundError, TransportError
+from tailbound.errors import CapabilityError, ConfigError, LayoutError, TailboundError, TransportError
 from tailbound.kernel.net import interface, interface_towards
 from tailbound.settings.kinds import LIMITS
 from tailbound.transport import keys, rendezvous, sockets
@@ -197,11 +197,22 @@ def test_who_cannot_take_part_tells_all_others_at_once(
         assert str(error) in str(said[rank])
 
 
-def test_who_waits_for_a_key_of_a_rank_that_failed_is_told() -> None:
+@pytest.mark.parametrize("kind", [CapabilityError, ConfigError])
+def test_who_waits_for_a_key_of_a_rank_that_failed_is_told(kind: type[TailboundError]) -> None:
     store = MemoryStore()
-    rendezvous.tell_failed(store, "job", 0, CapabilityError("no membarrier"))
-    with pytest.raises(CapabilityError, match="rank 0 cannot take part: no membarrier"):
+    rendezvous.tell_failed(store, "job", 0, kind("no membarrier"))
+    with pytest.raises(kind, match="rank 0 cannot take part: no membarrier"):
         keys.agree(store, "job", 1, 600, "drawn")
+
+
+@pytest.mark.parametrize(
+    "text", ["failed: ", "failed: 7", 'failed: ["a"]', "failed: [1, 2]", "failed: " + "[" * 100_000]
+)
+def test_what_is_no_failure_is_what_the_rank_has_said(text: str) -> None:
+    """Another program may write anything."""
+    store = MemoryStore()
+    store.set("job/point/0", text)
+    assert rendezvous.wait_for(store, "job/point/0", 0, 1, "come") == text.encode()
 
 
 @pytest.mark.parametrize(("rank", "level"), [(0, logging.WARNING), (4, logging.INFO)])

@@ -25,15 +25,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.errors import ConfigError, LayoutError, TransportError
-from tailbound.transport.rendezvous import Greeting, Store, listen
+from tailbound.errors import ConfigError, LayoutError
+from tailbound.transport.rendezvous import Greeting, Store, wait_for
 from tailbound.transport.steps import STEP_MASK, step_distance
 from tailbound.wire.schema import KEY_WORDS
 from tailbound.wire.tag import key_of
@@ -106,25 +105,16 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
         LayoutError: rank 0 draws none.
         TransportError: rank 0 said nothing within ``timeout`` seconds.
     """
-    name, known = f"{prefix}/key", ""
+    name = f"{prefix}/key"
     if rank == 0:
         known = store.get(name).decode(errors="replace") if store.check([name]) else ""
-        if mode != "drawn":
-            known = mode
-        elif not known.startswith(mode):
-            known = f"{mode} {secrets.token_hex(MASTER)}"
-        store.set(name, known)
+        drawn = known if known.startswith("drawn") else f"drawn {secrets.token_hex(MASTER)}"
+        store.set(name, drawn if mode == "drawn" else mode)
     if mode == "off":
         return None
     if mode == "file":
         return read_key(path)
-    try:
-        store.wait([name], timedelta(seconds=timeout))
-    except Exception as error:
-        raise TransportError(f"rank {rank}: rank 0 handed over no key within {timeout:g} s: look at its log") from error
-    found = store.get(name)
-    listen(found)
-    said, _, key = (known or found.decode(errors="replace")).partition(" ")
+    said, _, key = wait_for(store, name, 0, timeout, "hand over a key").decode(errors="replace").partition(" ")
     if said not in _MODES or (said == mode and not _HEX.fullmatch(key)):
         raise ConfigError(
             f"rank {rank}: {name!r} of the store does not hold a key of {MASTER} bytes; another program writes there: "

@@ -109,7 +109,7 @@ def exchange(store: Store, own: Greeting, prefix: str, timeout: float, verify: V
     store.set(f"{prefix}/greeting/{own.rank}", json.dumps(asdict(own)))
     greetings = []
     for rank in range(own.ranks):
-        text = _wait(store, f"{prefix}/greeting/{rank}", rank, timeout, "greet", own)
+        text = wait_for(store, f"{prefix}/greeting/{rank}", rank, timeout, "greet", own)
         greetings.append(_parse(own, rank, text, verify))
         if rank == own.rank and greetings[-1] != own:
             raise LayoutError(
@@ -243,11 +243,16 @@ def share(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str
     """As ``meet``, and returns what each rank has brought, by rank; this one brings ``text``."""
     store.set(f"{prefix}/{name}/{rank}", text)
     what = _POINTS.get(name, f"come to the meeting {name!r}")
-    return [_wait(store, f"{prefix}/{name}/{other}", other, timeout, what).decode() for other in range(ranks)]
+    return [wait_for(store, f"{prefix}/{name}/{other}", other, timeout, what).decode() for other in range(ranks)]
 
 
-def _wait(store: Store, key: str, rank: int, timeout: float, what: str, own: Greeting | None = None) -> bytes:
-    """What ``rank`` sets ``key`` to; if all are to greet, ``own`` is of this rank, and who is missing is named soon."""
+def wait_for(store: Store, key: str, rank: int, timeout: float, what: str, own: Greeting | None = None) -> bytes:
+    """What ``rank`` sets ``key`` to; if all are to greet, ``own`` is of this rank, and who is missing is named soon.
+
+    Raises:
+        TailboundError: of the kind that ``rank`` had, which cannot take part and has told so.
+        TransportError: nothing came within ``timeout`` seconds.
+    """
     until = time.monotonic() + timeout
     try:
         if own is not None and timeout > _NAMED:
@@ -259,7 +264,12 @@ def _wait(store: Store, key: str, rank: int, timeout: float, what: str, own: Gre
             f"{who}rank {rank} did not {what} within {timeout:g} s: start it, with the same world size"
         ) from error
     text = store.get(key)
-    listen(text)
+    kind = why = None
+    if text.startswith(_FAILED.encode()):
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            kind, why = json.loads(text.decode().removeprefix(_FAILED))
+    if isinstance(why, str):
+        raise (getattr(errors, kind) if kind in errors.__all__ else TransportError)(why)
     return text
 
 
@@ -285,7 +295,7 @@ _FAILED, _LACKS = "failed: ", " cannot take part: "
 
 
 def tell_failed(store: Store, prefix: str, rank: int, error: BaseException) -> None:
-    """This rank cannot take part: whoever waits for it, or will, ends with the same ``error`` (``listen``)."""
+    """This rank cannot take part: whoever waits for it, or will, ends with the same ``error`` (``wait_for``)."""
     why = str(error) if isinstance(error, TailboundError) else f"{type(error).__name__}: {error}"
     if _LACKS not in why:  # else it passes on what another one has said
         why = f"rank {rank}{_LACKS}{why}"
@@ -295,23 +305,6 @@ def tell_failed(store: Store, prefix: str, rank: int, error: BaseException) -> N
         for key in (f"{prefix}/{name}" for name in names):
             if not store.check([key]):
                 store.set(key, text)
-
-
-def listen(text: bytes) -> None:
-    """Raises what a rank that cannot take part has said in the place of ``text``, which others wait for.
-
-    Raises:
-        TailboundError: of that rank's kind, a TransportError where it was none of ours.
-    """
-    said = text.decode(errors="replace")
-    if not said.startswith(_FAILED):
-        return
-    try:
-        kind, why = json.loads(said.removeprefix(_FAILED))
-    except (ValueError, RecursionError):
-        return
-    if isinstance(why, str):
-        raise (getattr(errors, kind) if kind in errors.__all__ else TransportError)(why)
 
 
 def spoken(ranks: Sequence[int]) -> str:
