@@ -154,6 +154,24 @@ def test_a_lost_first_packet_does_not_cost_the_kernels_second(pair: tuple[Reliab
         room.join()
 
 
+@pytest.mark.parametrize(("timeout", "given"), [(1.0, [50, 100, 200, 650]), (9.0, [50, 100, 200, 400, 800, 7450])])
+def test_the_last_handshake_has_time_for_a_long_way(
+    monkeypatch: pytest.MonkeyPatch, timeout: float, given: list[int]
+) -> None:
+    now, tried = [0.0], list[int]()
+
+    def lost(_: object, left: float, __: object) -> socket.socket:
+        tried.append(round(left * 1000))
+        now[0] += left
+        raise TimeoutError
+
+    monkeypatch.setattr(reliable, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(socket, "create_connection", lost)
+    with pytest.raises(TimeoutError, match="in time"):
+        _dial(("127.0.0.1", 9), timeout, "127.0.0.1")
+    assert tried == given
+
+
 def test_a_connection_is_watched_at_both_ends_when_it_has_been_made(
     pair: tuple[Reliable, Reliable], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,7 +65,7 @@ _NONCE, _TAG = 16, 16
 #: Seconds after which a handshake is begun again, twice as many each time; from so many on the kernel does it.
 _DIAL, _DIAL_MOST = 0.05, 0.8
 #: Seconds for a connection that is made anew, and for its answer: the process that has it may be stopped.
-_RENEWAL = 0.5
+_RENEWAL = 1.0
 #: Name of the request that keeps its connection.
 _LIFELINE = "lifeline"
 
@@ -457,7 +457,7 @@ def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:
     until, pause = time.monotonic() + timeout, _DIAL
     while True:
         left = until - time.monotonic()
-        last = left <= pause or pause > _DIAL_MOST
+        last = pause > min(_DIAL_MOST, left / 2)  # it has half of the time, for a long way
         try:
             sock = socket.create_connection(peer, max(left if last else pause, 1e-3), (own, 0))
         except TimeoutError:
