@@ -302,8 +302,8 @@ def refusals(rank: int) -> None:
     jobs.refused("got a Sequential", lambda: fsdp.register(jobs.model(), mesh["replicate"], **jobs.PATIENT))
     jobs.refused("averaged twice", lambda: fsdp.register(sharded(mesh), mesh["replicate"], **jobs.PATIENT))
     jobs.refused("no replicas", lambda: fsdp.register(plain, mesh["shard"], **jobs.PATIENT))
-    jobs.refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"], datapath="switch"))
-    with mock.patch.dict(os.environ, TAILBOUND_DATAPATH="switch"):  # the variable was not read
+    jobs.refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"], switch="10.0.0.9"))
+    with mock.patch.dict(os.environ, TAILBOUND_SWITCH="10.0.0.9"):  # the variable was not read
         jobs.refused("2 shards are 2 jobs", lambda: fsdp.register(plain, mesh["replicate"]))
     with torch.device("meta"):
         unmade = sharded(mesh["shard"])

@@ -147,9 +147,9 @@ def refusals(rank: int) -> None:
     kept = len(dist.distributed_c10d._world.pg_map)
     alone = rank == 3  # a rank that alone makes a mistake is named on all ranks
     words = "2 ranks on a host are 2 jobs" if alone else "has refused: a switch serves one job"
-    refuses(words, datapath="switch" if alone else "udp")
+    refuses(words, switch="10.0.0.9" if alone else None)
     refuses("node_group= is 'host'", "host" if alone else "auto")
-    refuses("2 ranks on a host are 2 jobs", datapath="switch")
+    refuses("2 ranks on a host are 2 jobs", switch="10.0.0.9")
     refuses("interface=eth0,eth0: give another one", interface="eth0,eth0")
     refuses("deadline_ms begins with", deadline_ms=(1e9, 1e9))  # the host's groups are there by now
     assert len(dist.distributed_c10d._world.pg_map) == kept

@@ -16,6 +16,7 @@ from tailbound.settings import table as settings
 from tailbound.settings.table import ADVANCED, ALL, OPTIONS, Options, config_fields, filled, unknown
 from tailbound.transport.config import Config
 from tailbound.transport.safeguard import Limits
+from tailbound.transport.switch import Switch
 
 #: Words of the sources that begin like a variable: a glob, the prefix itself.
 NO_VARIABLES = {"TAILBOUND_", "TAILBOUND_NAME", "TAILBOUND_RNIG_MIB", "TAILBOUND_WEATHER"}
@@ -112,7 +113,7 @@ def test_what_may_be_given_as_a_variable_and_as_an_argument(name: str, text: str
 @pytest.mark.parametrize(
     ("name", "text", "give"),
     [
-        ("datapath", "rdma", "one of auto, xdp, udp, switch"),
+        *(("datapath", text, "one of auto, xdp, udp") for text in ("rdma", "switch")),
         *(("port", text, "a whole number of 0..65535") for text in ("70000", "five", "5.5")),
         *(("ring_mib", text, "a number above 0") for text in ("0", "nan", "inf")),
         *(("deadline_ms", text, "two numbers of milliseconds") for text in ("20", "20,0", "20,nan")),
@@ -151,9 +152,9 @@ def test_an_option_that_is_none_is_refused_with_what_to_give(given: dict[str, An
 
 def test_an_argument_wins_over_the_variable_and_the_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILBOUND_PORT", "2000")
-    monkeypatch.setenv("TAILBOUND_SWITCH", "10.0.0.9")  # the lab tells all workers, and only its datapath reads it
+    monkeypatch.setenv("TAILBOUND_SWITCH", "10.0.0.9")
     monkeypatch.delenv("TAILBOUND_RESULT", raising=False)
-    assert [options()[name] for name in ("port", "switch", "result")] == [2000, None, "auto"]
+    assert [options()[name] for name in ("port", "switch", "result")] == [2000, Switch("10.0.0.9"), "auto"]
     limits = {"skip": None, "stop": 0.5}
     asked = options(port=3000, bits=16, error_feedback=False, deadline_ms=(1.0, 2.0), safeguard=limits)
     words = {"bits": "16", "error_feedback": "off", "deadline_ms": "1,2", "safeguard": "skip=never,stop=0.5"}

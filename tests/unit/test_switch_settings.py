@@ -7,9 +7,7 @@ import contextlib
 import pytest
 
 from reference_switch import Rules
-from support import MemoryStore
 from switch_cases import Form, cases, expected
-from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError
 from tailbound.kernel.switch import Entry, Member, port_table
 from tailbound.settings.table import OPTIONS
@@ -75,12 +73,6 @@ def test_a_job_is_as_large_as_its_switch_can_take() -> None:
         Config(rank=0, ranks=256, switch=Switch("10.0.0.1"))
     with pytest.raises(ConfigError, match="too small"):
         Switch("10.0.0.1", form="sums").width(64)
-
-
-def test_the_datapath_switch_needs_to_know_its_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TAILBOUND_SWITCH", raising=False)
-    with pytest.raises(ConfigError, match="TAILBOUND_SWITCH"):
-        Communicator(MemoryStore(), Config(rank=0, ranks=2), datapath="switch")
 
 
 def test_a_silent_switch_is_left_and_tried_again_ever_more_seldom() -> None:

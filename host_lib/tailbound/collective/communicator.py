@@ -47,7 +47,6 @@ from tailbound.datapath.select import open_datapath
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.observe.status import StatusWriter
 from tailbound.observe.trace import TRACE_VARIABLE
-from tailbound.settings.table import OPTIONS
 from tailbound.transport import keys, rendezvous
 from tailbound.transport.config import DEFAULT_PORT, Config
 from tailbound.transport.reliable import Reliable
@@ -106,8 +105,7 @@ class Communicator:
     Args:
         store: any ``rendezvous.Store``, as ``torch.distributed`` has.
         config: settings; ``rank`` and ``ranks`` among them. A ``switch`` averages whatever the datapath.
-        datapath: ``auto``, ``xdp`` or ``udp``; ``switch``: as ``auto``, with the rows averaged by a switch, by default
-            that of ``TAILBOUND_SWITCH`` (``transport.switch``).
+        datapath: ``auto``, ``xdp`` or ``udp``.
         interface: name of the interface to use; default ``TAILBOUND_INTERFACE``, else the way to the store's host, or
             to MASTER_ADDR.
         name: tells several jobs on one store apart.
@@ -136,10 +134,6 @@ class Communicator:
         elastic: bool = False,
         on_thread: Callable[[], None] | None = None,
     ) -> None:
-        if datapath == "switch":
-            datapath, config = "auto", dataclasses.replace(config, switch=config.switch or OPTIONS["switch"].read())
-            if config.switch is None:
-                raise ConfigError("datapath 'switch' needs the switch's address: pass switch= or set TAILBOUND_SWITCH")
         check_bits(config.bits, switched=config.switch is not None)
         self._store, self._prefix = store, name
         #: ranks that have died may come back

@@ -51,7 +51,6 @@ class Setting:
         default: value where nothing is given.
         option: the argument of ``TailboundState``, or the entry of ``advanced=``; empty: there is none.
         otherwise: the default in words, where the value does not tell.
-        later: read further down, where it is known whether it is needed; never filled in as an argument.
         convert: the value of the field of ``Config`` that has its name.
     """
 
@@ -61,7 +60,6 @@ class Setting:
     default: Any = None
     option: str = ""
     otherwise: str = ""
-    later: bool = False
     convert: Callable[[Any], Any] = lambda value: value
 
     def read(self, environment: Mapping[str, str] = os.environ) -> Any:
@@ -134,12 +132,11 @@ class Options(TypedDict, total=False):
 
     # fmt: off
     datapath: Annotated[str, _option(
-        choice("auto", "xdp", "udp", "switch"), "auto", "how packets are received and summed; `auto`: `xdp` where it "
-        "can be had on the interface, else `udp`; `switch`: the switch on the way averages them",
+        choice("auto", "xdp", "udp"), "auto", "how packets are received and summed; `auto`: `xdp` where it can be had "
+        "on the interface, else `udp`",
     )]
     switch: Annotated[str | None, _option(
-        Kind(switch_.GIVE, switch_.parse), None, "where the job's switch is, with `datapath=switch`", otherwise="none",
-        later=True,
+        Kind(switch_.GIVE, switch_.parse), None, "switch on the way, which averages for this job", otherwise="none",
     )]
     interface: Annotated[str | None, _option(
         words("the name of an interface"), None,
@@ -272,7 +269,7 @@ def known(option: str, options: Mapping[str, Any]) -> Any:
         return given
     if given.strip():
         return setting.parse(given, f"{option}=")
-    return setting.default if setting.later else setting.read()
+    return setting.read()
 
 
 def filled(options: Options) -> dict[str, Any]:

@@ -291,7 +291,7 @@ class TailboundProcessGroup(dist.ProcessGroup):
             # An interface takes one xdp job, and a port is taken once: the default group's job has both, unless
             # another job (a DDP hook's) has been here before.
             first = self is dist.group.WORLD and not jobs_here()
-            place: dict[str, Any] = {} if first else {"datapath": "udp", "port": 0}
+            place: dict[str, Any] = {} if first else {"datapath": "udp", "port": 0, "switch": None}
             self.state = TailboundState(self, **{**place, **self._transport})
         assert self.state.communicator is not None, "a group of one rank has nothing to average"
         return self.state.communicator

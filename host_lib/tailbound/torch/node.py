@@ -206,7 +206,7 @@ def own_interface(given: str | None, datapath: str) -> tuple[str | None, str]:
 def of_place(options: Mapping[str, Any], place: int, places: int, jobs: int, what: str) -> dict[str, Any]:
     """Interface and datapath of the rank at ``place`` of ``places``; ``jobs``: as many as there are ``what``."""
     datapath = known("datapath", options)
-    if jobs > 1 and (datapath == "switch" or options.get("switch")):
+    if jobs > 1 and known("switch", options):
         raise ConfigError(f"a switch serves one job, and {jobs} {what} are {jobs} jobs: give no switch")
     interface, datapath = interface_for(known("interface", options), place, places, datapath)
     return {"interface": interface, "datapath": datapath}

@@ -103,7 +103,7 @@ class TailboundState:
         group = process_group or default_group()
         if deadline_ms and deadline_ms[0] * MS > DEADLINE_MOST:
             raise ConfigError(f"deadline_ms begins with {deadline_ms[0]:g}: give {DEADLINE_MOST / MS:g} ms at most")
-        if is_elastic(group) and (switch or datapath == "switch"):
+        if is_elastic(group) and switch:
             raise ConfigError(
                 "a rank that has died comes back between two steps: use no switch, or "
                 "torch.distributed.init_process_group"

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from tailbound.collective.communicator import Communicator
-from tailbound.settings.table import BITS, PORT, RESULT
+from tailbound.settings.table import BITS, OPTIONS, PORT, RESULT
 from tailbound.transport.config import Config
 from tailbound_lab.bench.channel import GLOO, OURS, QUANTISED, Channel, order_of, serve
 from tailbound_lab.bench.figures import nmse
@@ -184,11 +184,13 @@ def group() -> Iterator[Any]:
 def work(job: dict[str, Any], channel: Channel) -> None:
     """Do all of this rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    switched = job["datapath"] == "switch"
     config = Config(
-        rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read()
+        rank=rank, ranks=ranks, port=PORT.read(), result=RESULT.read(), bits=BITS.read(),
+        switch=OPTIONS["switch"].read() if switched else None,
     )  # fmt: skip
     line = StartLine(Path(job["folder"], "start"), rank, ranks)
-    with group() as store, Communicator(store, config, datapath=job["datapath"]) as ours:
+    with group() as store, Communicator(store, config, datapath="auto" if switched else job["datapath"]) as ours:
         channel.report("ready", datapath=ours.datapath)
         channel.obey(Contest(job, channel, ours, line).phase)
         ours.meet("measured")
