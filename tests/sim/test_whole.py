@@ -117,7 +117,7 @@ def test_labels_wrap() -> None:
 
 def test_more_ops_than_a_step_can_number_are_refused() -> None:
     """Where the bucket is launched: the transport goes on, and the next bucket may end the step."""
-    few, large = np.ones(64, np.float32), np.ones(2049 * 64, np.float32)
+    few, large = np.ones(64, np.float32), np.ones(4097 * 64, np.float32)
     with sim_team(1, patient(width=64, ring_mib=0.25)) as job:
         made = [launch(job[0], few, few.copy(), bucket, last=False) for bucket in range(1023)]
         with pytest.raises(ConfigError, match="bucket 1023 begins at op 1023 of its step and needs 3, of 1024"):

@@ -193,7 +193,7 @@ class UdpDatapath:
 
     def _open(self, address: str, port: int | Sequence[int], receive_buffer: int) -> UdpSocket:
         ports = [port] if isinstance(port, int) else port
-        sock = bound_socket(address, ports, receive_buffer, "choose another, or 0 for any (port=, TAILBOUND_PORT)")
+        sock = bound_socket(address, ports, receive_buffer, "or 0 for any (port=, TAILBOUND_PORT)")
         reserve(sock, socket.SO_SNDBUF, room_of(1))
         lack = "packets lost in full socket buffers are not counted"
         with_option(sock, (socket.SOL_SOCKET, _SO_RXQ_OVFL), 1, "SO_RXQ_OVFL", lack)

@@ -86,9 +86,9 @@ class XdpDatapath:
             barrier.register()
             self.socket = bound_socket(
                 address, [asked.port], _RECEIVE_BYTES,
-                "the xdp datapath takes one rank and one job an interface: "
-                f"`ss -ulnp sport = :{asked.port}` names its owner; end that process, choose another interface, or "
-                "take the udp datapath (TAILBOUND_DATAPATH=udp)",
+                "or another interface, since the xdp datapath takes one rank and one job an interface. Or end the "
+                f"process that `ss -ulnp sport = :{asked.port}` names, or take the udp datapath "
+                "(TAILBOUND_DATAPATH=udp)",
             )  # fmt: skip
             self._end_job()
         except BaseException:

@@ -176,7 +176,7 @@ def bound_socket(address: str, ports: Sequence[int], room: int, otherwise: str) 
         address: own IP address.
         ports: the first of these that is free; 0: any.
         room: bytes of receive buffer to ask for; the system may grant less.
-        otherwise: what to do where they are taken.
+        otherwise: what to do where they are taken, beside choosing others.
 
     Raises:
         ConfigError: all ports are taken, or the address is not this machine's.
@@ -196,7 +196,7 @@ def bound_socket(address: str, ports: Sequence[int], room: int, otherwise: str) 
             return out
     out.close()
     more = f" to {ports[-1]}" if len(ports) > 1 else ""
-    raise ConfigError(f"UDP port {ports[0]}{more} on {address} is taken: {otherwise}")
+    raise ConfigError(f"UDP port {ports[0]}{more} on {address} is taken: choose another, {otherwise}")
 
 
 def ports_of(peers: int, asked: int = 0) -> int:
