@@ -39,6 +39,7 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Shared
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.sockets import UdpSocket
+from tailbound.transport.switch import Switch
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, Found, PacketType, Phase
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins
@@ -158,10 +159,11 @@ def _sends(rng: random.Random, count: int) -> None:
         line.rest(1 << 50)
 
 
-def _ops(rng: random.Random, count: int) -> None:
+def _ops(rng: random.Random, count: int, *, switched: bool) -> None:
     """Ops of which records, marks, rows and answers say anything; a turn and a look at flows end."""
     ranks = rng.randrange(2, 6)
-    world, sequence = OpWorld(ranks, 256), Sequence(ranks, OwnerMap(0, tuple(range(ranks))))
+    world = OpWorld(ranks, 256, switch=Switch("10.0.0.9") if switched else None)
+    sequence = Sequence(ranks + switched, OwnerMap(0, (ranks,) if switched else tuple(range(ranks))))
     ops: list[Op] = []
     for index in range(count // 20):
         if len(ops) < 4:
@@ -172,7 +174,8 @@ def _ops(rng: random.Random, count: int) -> None:
             world.marks(name, one.label, rng.sample(range(ranks), rng.randrange(ranks)))
         fields = {"layout": 7, "rows_complete": rng.randrange(40), "results_in": rng.randrange(80), "opened_ns": now}
         world.record(one.label, rng.choice((None, fields, fields)))
-        one.sending, one.switched, one.own_in = rng.randrange(5), rng.random() < 0.1, rng.choice((0, now))
+        one.sending, one.switched, one.own_in = rng.randrange(5), switched, rng.choice((0, now))
+        one.left, one.second.release = rng.random() < 0.5, one.second.release or (switched and rng.random() < 0.1)
         if rng.random() < 0.2:
             world.known.membership.bye(rng.randrange(1, ranks), one.label)
         for memory in (world.store.presence, world.store.slots):
@@ -200,7 +203,8 @@ def main() -> None:
     make = partial(Tables, library=library)
     for module in (headers, queue, op, op_world, overtime, retransmit, terms):
         module.core = lambda: library  # type: ignore[attr-defined]
-    _ops(rng, count)
+    for switched in (False, True):
+        _ops(rng, count // 2, switched=switched)
     _headers(rng, count)
     _answers(rng, count)
     _sends(rng, count)
