@@ -82,6 +82,7 @@ class XdpDatapath:
         try:
             self.store: Store = store_of(self.maps.arrays)
             self.seal = Sealer(self.maps.fds["slot_locks"], self.store.sum_rows).seal
+            self.fence = barrier.full
             self._ring = EventRing(self.maps.fds[EVENTS])
             barrier.register()
             self.socket = bound_socket(
@@ -234,9 +235,6 @@ class XdpDatapath:
         count = min(peers * ports_of(peers, ports), SOCKETS)
         self._sending += [sending_socket(self.endpoint[0], room_of(count)) for _ in range(count)]
         return [self.socket, *self._sending]
-
-    def fence(self) -> None:
-        barrier.full()
 
     def _end_job(self) -> None:
         """Lets no more packets in, and leaves no key: a pinned program and its maps stay (kernel-5)."""
