@@ -167,11 +167,6 @@ class Sender:
         self.crowded = False
         return 0
 
-    @property
-    def packets(self) -> int:
-        """Packets handed to the kernel, all peers."""
-        return sum(self.counts[rank].packets for rank in self.peers)
-
     def send(self, rank: int, packet: bytes) -> None:
         """Sends one packet at once, or as soon as the first socket has room for it (``flush``)."""
         number = self._try(rank, packet)
