@@ -51,7 +51,7 @@ def measured(job: Team, width: int) -> set[str]:
         pytest.param({"mtu": 9000}, {}, {"xdp": 3392, "udp": 8896}, None, id="packets of 9000 bytes"),
         # veths of wire size pass on what XDP_TX sends them
         pytest.param({"ipv6": True, "wire": True}, {}, {"xdp": 1344, "udp": 1344}, None, id="IPv6"),
-        pytest.param({"ipv6": True}, {"authenticate": "on"}, {"xdp": 1344}, None, id="IPv6 with a key"),
+        pytest.param({"ipv6": True}, {"key_file": "drawn"}, {"xdp": 1344}, None, id="IPv6 with a key"),
         # planes are put together by the host; half bytes are taken apart by the kernel
         pytest.param({}, {"bits": 16, "width": 1408}, {"xdp": 1408, "udp": 1408}, 2e-7, id="codes of 16 bits"),
         pytest.param({}, {"bits": (4, 8), "width": 1408}, {"xdp": 1408, "udp": 1408}, 0.015, id="codes of 4 bits"),

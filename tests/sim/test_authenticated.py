@@ -22,14 +22,14 @@ def forged(job: SimTeam) -> list[int]:
 
 def test_losses_are_repaired_across_epochs_to_the_same_bits() -> None:
     found: list[list[bytes]] = []
-    for authenticate in ("on", "off"):
-        with sim_team(RANKS, LOSING | {"authenticate": authenticate}) as job:
+    for key_file in ("drawn", ""):
+        with sim_team(RANKS, LOSING | {"key_file": key_file}) as job:
             troubles = job.trouble(lambda: Trouble(seed=4, loss=0.02))
             found.append([job.right(NUMEL, op)[0][0].tobytes() for op in range(5 * EPOCH_STEPS // 2)])
             assert sum(dropped(troubles, kind) for kind in PacketType) > 100
             assert forged(job) == [0] * RANKS
             keys = [each.job.keys.at for each in job.communicators if each.job.keys]
-            assert len(keys) == (RANKS if authenticate == "on" else 0)
+            assert len(keys) == (RANKS if key_file else 0)
             assert all(at >= 2 * EPOCH_STEPS for at in keys)
     assert found[0] == found[1]
 
@@ -39,7 +39,7 @@ def test_keys_that_are_tried_too_often_give_way_on_all_ranks_at_once(monkeypatch
     monkeypatch.setattr("tailbound_lab.simulate.world.EPOCH_STEPS", 4096)
     monkeypatch.setattr("tailbound.transport.forgeries.MOST", 20)
     seen_by = 2
-    with sim_team(RANKS, LOSING | {"authenticate": "on", "first_step": 1000}) as job:
+    with sim_team(RANKS, LOSING | {"key_file": "drawn", "first_step": 1000}) as job:
         job.trouble(lambda: Trouble(seed=4, loss=0.02))
 
         def turns() -> set[int]:

@@ -26,9 +26,7 @@ def test_the_options_that_have_to_be_equal_are_those_of_the_table(repository: Pa
     )
     assert sorted(re.findall(r"`(\w+)`", named)) == sorted(torch_jobs.DIFFERING)
     of_the_hook = {"error_feedback", "resync_period"}
-    of_a_key = {
-        "authenticate"
-    }  # ranks without the key are refused before options are compared: tests/unit/test_keys.py
+    of_a_key = {"key_file"}  # ranks without the key are refused before options are compared: tests/unit/test_keys.py
     assert Config(0, 2).common().keys() | of_the_hook == torch_jobs.DIFFERING.keys() | of_a_key
 
 

@@ -25,7 +25,7 @@ NUMEL = 8 * 64 * 64
 
 @pytest.fixture
 def job() -> Iterator[SimTeam]:
-    with sim_team(2, patient(width=64, authenticate="on")) as made:
+    with sim_team(2, patient(width=64, key_file="drawn")) as made:
         for op in range(2):
             made.allreduce(gradients("U", 2, NUMEL, seed=op))
         yield made

@@ -73,7 +73,7 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
     ranks, store = 3, MemoryStore()
 
     def live(rank: int) -> Communicator:
-        config = Config(rank, ranks, width=64, authenticate="on", first_step=5)
+        config = Config(rank, ranks, width=64, key_file="drawn", first_step=5)
         return Communicator(store, config, datapath="udp", timeout=PATIENCE, elastic=True)
 
     with ThreadPoolExecutor(ranks) as threads:

@@ -117,7 +117,7 @@ def test_who_watches_later_is_waited_for_and_who_cannot_be_reached_is_named(
 
 def test_a_whole_job_with_a_reset_and_a_rank_that_answers_over_udp() -> None:
     """Rule: clock-14."""
-    with team(2, patient(authenticate="on")) as job:
+    with team(2, patient(key_file="drawn")) as job:
         for op in range(4):
             job.allreduce(gradients("U", 2, 4096, seed=op))
         reset(lines_of(job[0].reliable)[1])

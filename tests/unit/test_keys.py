@@ -72,12 +72,12 @@ def test_what_cannot_be_a_key_is_refused_and_not_shown(key_file: Path, data: byt
     assert "secret" not in str(error.value)
 
 
-@pytest.mark.parametrize(("mode", "words"), [("drawn", ""), ("off", "authenticate='off'"), ("file", "key_file")])
+@pytest.mark.parametrize(("mode", "words"), [("drawn", ""), ("off", "no key"), ("file", "a file")])
 def test_rank_0_says_which_key_it_has_and_who_waits_for_another_is_refused_at_once(
     key_file: Path, mode: str, words: str
 ) -> None:
-    store = MemoryStore()
-    found = keys.agree(store, "job", 0, 1.0, mode, str(key_file))
+    store, given = MemoryStore(), {"drawn": "drawn", "off": "", "file": str(key_file)}[mode]
+    found = keys.agree(store, "job", 0, 1.0, given)
     if mode == "drawn":
         assert len(found or b"") == 32
         assert keys.agree(store, "job", 1, 1.0, mode) == found == keys.agree(store, "job", 0, 1.0, mode)

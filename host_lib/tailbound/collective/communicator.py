@@ -157,8 +157,7 @@ class Communicator:
             #: requests to other ranks outside the data path (clock-20, clock-21)
             self.reliable = Reliable(path.endpoint[0], int(was.get("reliable", 0)))
             opened.callback(self.reliable.close)
-            mode = "off" if not config.keyed else "file" if config.key_file else "drawn"
-            master = keys.agree(store, name, config.rank, timeout, mode, config.key_file)
+            master = keys.agree(store, name, config.rank, timeout, config.key_file)
             own, verify = self._greeting(path, model, {**config.common(), **options}), None
             if master is not None:
                 own, verify = keys.sign(master, own), partial(keys.verify, master)

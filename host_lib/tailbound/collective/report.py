@@ -34,7 +34,7 @@ def snapshot(job: Job, greetings: list[Greeting]) -> dict[str, Any]:
     totals, extra, now = verdicts.sum(axis=0), range(job.ranks, job.world), status(job, verdicts)
     alike = ("rank", "ranks", "datapath", "counters", "delivered", "drops", "lost_on_arrival", "event_counts")
     return {name: now[name] for name in alike} | {
-        "authenticated": job.config.authenticated,
+        "authenticated": "on" if job.config.keyed else "off",
         "peers": {str(g.rank): f"{endpoint(g.address, g.port)} ({g.datapath})" for g in greetings},
         "rows_summed": int(totals[Verdict.STORED] + totals[Verdict.ADDED]),
         "verdicts": {v.name: int(totals[v]) for v in Verdict if totals[v]},

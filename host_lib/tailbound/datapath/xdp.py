@@ -209,7 +209,7 @@ class XdpDatapath:
         if not self._loaded.tagged:
             raise CapabilityError(
                 f"the kernel refused the program for packets with tags when {self.interface} was attached: use the udp "
-                'datapath (datapath="udp"), a newer kernel, or authenticate="off"'
+                'datapath (datapath="udp"), a newer kernel, or no key_file'
             )
         put_key(self.maps.fds["keys"], epoch, key)
 

@@ -32,7 +32,7 @@ from tailbound.settings.kinds import (
     words,
 )
 from tailbound.transport import switch as switch_
-from tailbound.transport.config import DEFAULT_PORT, PORTS, AskedResult, Authenticate, Config
+from tailbound.transport.config import DEFAULT_PORT, PORTS, AskedResult, Config
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.bits import Bits
 
@@ -179,15 +179,11 @@ class Options(TypedDict, total=False):
         ON_OFF, None, "what rounding and clipping kept back comes with the next gradient",
         otherwise="with contributions of 4 bits",
     )]
-    authenticate: Annotated[Authenticate, _option(
-        choice(*get_args(Authenticate)), "auto",
-        "refuse packets and requests that were not made with the job's key ([security](security.md)); `auto`: where "
-        "there is a key file",
-    )]
     key_file: Annotated[str, _option(
-        words("the path of a file"), "",
-        "file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits",
-        otherwise="with `authenticate=on` rank 0 draws one, and hands it over the store",
+        words("the path of a file, or drawn"), "",
+        "file with the job's key, the same on all ranks: 32 bytes, or as many in hexadecimal digits; `drawn`: rank 0 "
+        "draws one, and hands it over the store. Packets and requests without it are refused ([security](security.md))",
+        otherwise="no key",
     )]
     advanced: Advanced
     # fmt: on

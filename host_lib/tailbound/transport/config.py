@@ -21,9 +21,8 @@ from tailbound.wire.schema import (
 )
 
 MS = 1_000_000
-#: What may be asked for: ways of results, and whether packets are made with a key.
+#: Ways of results that may be asked for.
 AskedResult: TypeAlias = Literal["auto", "peers", "fanout", "multicast"]
-Authenticate: TypeAlias = Literal["auto", "on", "off"]
 #: Shortest deadline: threads and interrupts are late by this much on any machine.
 FLOOR = 10 * MS
 #: MiB of a ring at most that follows a model. With two ranks the rings take twice as much, for `xdp` all of it at once
@@ -95,7 +94,6 @@ class Config:
         share_rows: clock-22.
         rate: bytes per second of this rank's link; 0: what its driver says.
         switch: the aggregating switch that owns the rows; None: ranks own them.
-        authenticate: whether packets are made with a key; ``auto``: where there is a key file.
         first_step: step number the job starts with.
     """
 
@@ -124,7 +122,6 @@ class Config:
     dscp: int = 0
     switch: Switch | None = None
     codec_threads: int = 0
-    authenticate: Authenticate = "auto"
     key_file: str = ""
     bits: Bits = 8
     first_step: int = 0
@@ -168,12 +165,7 @@ class Config:
     @property
     def keyed(self) -> bool:
         """Whether this job has a key."""
-        return self.authenticate == "on" or (self.authenticate == "auto" and bool(self.key_file))
-
-    @property
-    def authenticated(self) -> str:
-        """Whether what is sent has to be made with the job's key: ``on`` or ``off``."""
-        return "on" if self.keyed else "off"
+        return bool(self.key_file)
 
     def common(self) -> dict[str, str]:
         """What must be equal on all ranks, by the name of the hook's option and in words: else they would diverge.
@@ -181,7 +173,7 @@ class Config:
         Of ``result`` only whether it is multicast: who is not in the group would get no results.
         """
         return {
-            "authenticate": self.authenticated,
+            "key_file": "given" if self.keyed else "none",
             "bits": bits_text(self.bits),
             "result": "multicast" if self.result == "multicast" else "any but multicast",
             "safeguard": self.safeguard.text(),

@@ -90,22 +90,21 @@ def read_key(path: str) -> bytes:
     return key
 
 
-def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path: str = "") -> bytes | None:
+def agree(store: Store, prefix: str, rank: int, timeout: float, key_file: str) -> bytes | None:
     """The master of the job; None: it has no key.
 
     Rank 0 says what it has, so that no rank waits for a key that it does not draw. A drawn one is what it says: whoever
     reads the store has it, too.
 
     Args:
-        mode: of this rank: ``off``, ``file`` or ``drawn``.
-        path: of the file.
+        key_file: of this rank: the path of a file, ``drawn``, or empty.
 
     Raises:
         ConfigError: there is no key in the file, or in the store.
         LayoutError: rank 0 draws none.
         TransportError: rank 0 said nothing within ``timeout`` seconds.
     """
-    name = f"{prefix}/key"
+    name, mode = f"{prefix}/key", key_file if key_file == "drawn" else "file" if key_file else "off"
     if rank == 0:
         known = store.get(name).decode(errors="replace") if store.check([name]) else ""
         drawn = known if known.startswith("drawn") else f"drawn {secrets.token_hex(MASTER)}"
@@ -113,7 +112,7 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
     if mode == "off":
         return None
     if mode == "file":
-        return read_key(path)
+        return read_key(key_file)
     said, _, key = wait_for(store, name, 0, timeout, "hand over a key").decode(errors="replace").partition(" ")
     if said not in _MODES or (said == mode and not _HEX.fullmatch(key)):
         raise ConfigError(
@@ -121,10 +120,8 @@ def agree(store: Store, prefix: str, rank: int, timeout: float, mode: str, path:
             "give the job a store of its own, or all ranks a key_file"
         )
     if said != mode:
-        has = "has authenticate='off'" if said == "off" else "has a key_file"
-        raise LayoutError(
-            f"rank {rank} has authenticate='on' without a key_file, and rank 0 {has}: give all ranks the same settings"
-        )
+        has = "no key" if said == "off" else "a file with one"
+        raise LayoutError(f"rank {rank} has key_file=drawn, and rank 0 has {has}: give all ranks the same key_file")
     return bytes.fromhex(key)
 
 
