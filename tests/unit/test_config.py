@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tailbound.errors import ConfigError, TailboundError
-from tailbound.transport.config import Config, row_width, width_for_mtu
+from tailbound.transport.config import Config, row_width
 from tailbound.transport.switch import Switch
 from tailbound.wire.schema import IPV4_BYTES, IPV6_BYTES
 
@@ -86,4 +86,4 @@ def test_rows_are_as_wide_as_the_path_takes(
 @pytest.mark.parametrize(("mtu", "ip", "least"), [(155, IPV4_BYTES, 156), (0, IPV4_BYTES, 156), (170, IPV6_BYTES, 176)])
 def test_an_mtu_that_holds_no_row_is_refused(mtu: int, ip: int, least: int) -> None:
     with pytest.raises(ConfigError, match=f"MTU {mtu} is too small for one row: give at least {least}"):
-        width_for_mtu(mtu, ip)
+        row_width(0, mtu, ip=ip)

@@ -263,9 +263,7 @@ def known(option: str, options: Mapping[str, Any]) -> Any:
             return value
     if not isinstance(given, str):
         return given
-    if given.strip():
-        return setting.parse(given, f"{option}=")
-    return setting.read()
+    return setting.parse(given, f"{option}=") if given.strip() else setting.read()
 
 
 def filled(options: Options) -> dict[str, Any]:

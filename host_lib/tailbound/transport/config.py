@@ -38,21 +38,8 @@ PORTS = 64
 DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
 
 
-def width_for_mtu(mtu: int, ip: int = IPV4_BYTES) -> int:
-    """Payload width W in codes for a path MTU and an IP header, both in bytes (1408 at 1500; codec-1).
-
-    Raises:
-        ConfigError: the MTU holds no row.
-    """
-    overhead = ip + UDP_BYTES + HEADER_BYTES
-    width = (mtu - overhead) // WIDTH_STEP * WIDTH_STEP
-    if width < WIDTH_STEP:
-        raise ConfigError(f"MTU {mtu} is too small for one row: give at least {overhead + WIDTH_STEP} bytes")
-    return min(width, WIDTH_MOST)
-
-
 def row_width(asked: int, mtu: int | None, *, linear: int | None = None, ip: int = IPV4_BYTES) -> int:
-    """Payload width W of a job in codes.
+    """Payload width W of a job in codes (1408 at an MTU of 1500; codec-1).
 
     Args:
         asked: the most that is wanted; 0: as wide as the path takes.
@@ -67,7 +54,11 @@ def row_width(asked: int, mtu: int | None, *, linear: int | None = None, ip: int
         return asked or WIDTH_LOOPBACK
     if linear is not None:
         mtu = min(mtu, linear - ETHERNET_BYTES)
-    return min(asked or WIDTH_MOST, width_for_mtu(mtu, ip))
+    overhead = ip + UDP_BYTES + HEADER_BYTES
+    width = (mtu - overhead) // WIDTH_STEP * WIDTH_STEP
+    if width < WIDTH_STEP:
+        raise ConfigError(f"MTU {mtu} is too small for one row: give at least {overhead + WIDTH_STEP} bytes")
+    return min(asked or WIDTH_MOST, width, WIDTH_MOST)
 
 
 @dataclass(frozen=True)
