@@ -138,7 +138,6 @@ def test_maps_hold_when_step_numbers_turn_over() -> None:
             job.drain()
             for member in job.communicators:  # they go on in this step, as if they had made those before
                 member._engine.jump(replace(member._engine.position(), step=to & STEP_MASK))
-                member._step = to & STEP_MASK
             right(job, 8)
             assert job.placed_by((0, 1))
         assert job.world.propose((0, 2, 3))  # another map can be had, and rank 3 owns rows anew

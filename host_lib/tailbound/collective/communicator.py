@@ -54,7 +54,7 @@ from tailbound.transport.rendezvous import Greeting, Store
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.transport.sockets import prepare_rows
-from tailbound.transport.steps import STEP_MASK, step_of
+from tailbound.transport.steps import step_of
 from tailbound.wire.address import words_of
 from tailbound.wire.bits import Bits, number_of
 from tailbound.wire.schema import OP_INDEX_BITS
@@ -230,7 +230,7 @@ class Communicator:
         self._groups_most = self._row_width // 2
         self._rows_most = min(MAX_OP_ROWS, GROUP_ROWS * self._groups_most, *rows)
         self._lock = threading.Lock()
-        self._step, self._launched = self.config.first_step, 0  # the present one, and its ops
+        self._launched = 0  # ops of the present step
 
     def _greeting(self, path: Datapath, model: str, options: Mapping[str, str]) -> Greeting:
         """What this rank says of itself."""
@@ -343,7 +343,6 @@ class Communicator:
                     f"{MAX_STEP_OPS} that a step can have: make buckets (DDP's bucket_cap_mb) or the ring larger"
                 )
             self._launched = 0 if last else self._launched + len(chunks)
-            self._step = self._step + last & STEP_MASK
             for index, (lo, hi, tensors) in enumerate(chunks):
                 ends = last and index == len(chunks) - 1
                 key = bucket, numel, index, mode
@@ -417,11 +416,7 @@ class Communicator:
         Raises:
             TransportError: no live rank could say where to join.
         """
-        if not self.lost:
-            return 0
-        steps = comeback.jump(self._engine, self.reliable.pull)
-        self._step = self._step + steps & STEP_MASK
-        return steps
+        return comeback.jump(self._engine, self.reliable.pull) if self.lost else 0
 
     def entrance(self) -> bytes:
         """Where the job goes on after this rank's last step, for a rank that is outside: what its ``enter`` takes."""
@@ -445,7 +440,6 @@ class Communicator:
                 "anew since: start this rank again"
             )
         engine.ask(lambda: engine.enter(found.position, found.away))
-        self._step = found.position.step
         here = comeback.ask_all(engine, self.reliable, found.position.step)
         self.part = Part.INSIDE
         return here
