@@ -47,17 +47,3 @@ def number_of(bits: Bits) -> int:
     """One number of five bits that says what ``bits`` are."""
     up, down = both_ways(bits)
     return up | down
-
-
-_BY_NUMBER = {number_of(bits): bits for bits in BITS}
-
-
-def bits_numbered(number: int) -> Bits:
-    """What ``number_of`` was given.
-
-    Raises:
-        ConfigError: no such bits.
-    """
-    if number not in _BY_NUMBER:
-        raise ConfigError(f"no bits of codes have the number {number}: give one of {', '.join(map(str, _BY_NUMBER))}")
-    return _BY_NUMBER[number]
