@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from heapq import merge
 from operator import itemgetter
 from typing import Any, NamedTuple
 
@@ -70,8 +69,9 @@ class Events:
     """
 
     def __init__(self, rank: int, clock: Callable[[], int] = time.monotonic_ns, keep: int = KEPT_ALIKE) -> None:
-        self._clock, self._log, self._keep = clock, Thinned(rank, clock), keep
-        self._kept: dict[str, deque[tuple[int, LogEvent]]] = {}  # with the number of each, by kind
+        self._clock, self._log = clock, Thinned(rank, clock)
+        # by kind, with the number of each
+        self._kept = defaultdict[str, deque[tuple[int, LogEvent]]](lambda: deque(maxlen=keep))
         #: how often each kind has happened, left out of the log or not
         self.counts: Counter[str] = Counter()
 
@@ -85,17 +85,13 @@ class Events:
             fields: plain types (what json can write).
         """
         self.counts[event] += 1
-        kept = self._kept.get(event)
-        if kept is None:
-            kept = self._kept[event] = deque(maxlen=self._keep)
-        kept.append((self.counts.total(), LogEvent(self._clock(), event, fields)))
+        self._kept[event].append((self.counts.total(), LogEvent(self._clock(), event, fields)))
         said = text or " ".join([event, *(f"{name}={value}" for name, value in fields.items())])
         self._log.say(level, event, said, {"tailbound": {"event": event, **fields}})
 
     def recent(self, most: int = KEPT) -> list[LogEvent]:
         """The last events, oldest first: where there is no room for all, as many of each kind as there is room for."""
-        kinds = [list(kept) for kept in list(self._kept.values())]  # another thread may add
-        alike = self._keep
-        while alike > 1 and sum(min(len(kept), alike) for kept in kinds) > most:
-            alike -= 1
-        return [event for _, event in merge(*(kept[-alike:] for kept in kinds), key=itemgetter(0))][-most:]
+        kinds = [list(kept)[::-1] for kept in list(self._kept.values())]  # another thread may add
+        ranked = [(place, -number, event) for kept in kinds for place, (number, event) in enumerate(kept)]
+        chosen = sorted(ranked, key=itemgetter(0, 1))[:most]
+        return [event for *_, event in sorted(chosen, key=itemgetter(1), reverse=True)]
