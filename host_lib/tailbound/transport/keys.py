@@ -12,6 +12,7 @@ are one later.
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import hashlib
 import hmac
@@ -79,10 +80,8 @@ def read_key(path: str) -> bytes:
         log.warning("key_file %s is of user %d, who can read and change it: chown it", path, about.st_uid)
     key = data
     if len(data) != MASTER:
-        try:
+        with contextlib.suppress(ValueError):
             key = bytes.fromhex(data.decode())
-        except ValueError:
-            key = b""
     if key == bytes(MASTER):
         raise ConfigError(f"key_file {path} has zeros only: make one with head -c 32 /dev/urandom > {path}")
     if len(key) != MASTER:
@@ -235,12 +234,9 @@ class KeyRing:
             self._renew()
 
     def _renew(self) -> None:
-        wanted = self._wanted()
-        if wanted != self._epochs:
-            new = [epoch for epoch in wanted if epoch not in self._epochs]
-            self._epochs = wanted
-            for epoch in new:
-                self.install(epoch, self._key(epoch))
+        before, self._epochs = self._epochs, self._wanted()
+        for epoch in set(self._epochs).difference(before):
+            self.install(epoch, self._key(epoch))
 
     def activate(self) -> None:
         """Puts both keys in force."""
