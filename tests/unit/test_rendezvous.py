@@ -24,7 +24,7 @@ from tailbound.kernel.net import interface, interface_towards
 from tailbound.settings.kinds import LIMITS
 from tailbound.transport import keys, rendezvous, sockets
 from tailbound.transport.config import Config
-from tailbound.transport.rendezvous import Greeting, check, exchange, meet
+from tailbound.transport.rendezvous import Greeting, check, exchange, share
 from tailbound.transport.safeguard import Limits
 from tailbound.transport.sockets import UdpSocket
 
@@ -108,7 +108,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     words = {"end": "come to the meeting 'end'", "active": "open its sockets and maps", "heard": "say whom it hears"}
     for name, what in words.items():
         with pytest.raises(TransportError, match=f"rank 0 did not {what} within 0.01 s: start it"):
-            meet(store, name, 1, 3, "job", 0.01)
+            share(store, name, "", 1, 3, "job", 0.01)
 
 
 def test_communicators_that_do_not_fit_end_at_once() -> None:

@@ -185,7 +185,7 @@ class Communicator:
             opened.callback(self.job.channels.close)
             early: list[bytes] = []
             if before is None:
-                rendezvous.meet(store, "active", config.rank, config.ranks, name, timeout)
+                rendezvous.share(store, "active", "here", config.rank, config.ranks, name, timeout)
                 early = prove(self.job, store, name, self.greetings, timeout)
                 if elastic:
                     rendezvous.begin(store, name)
@@ -458,7 +458,7 @@ class Communicator:
 
     def meet(self, name: str, timeout: float = 60.0) -> None:
         """Waits for all ranks at a point outside the data path (before reading final counters, say)."""
-        rendezvous.meet(self._store, name, self.config.rank, self.config.ranks, self._prefix, timeout)
+        rendezvous.share(self._store, name, "here", self.config.rank, self.config.ranks, self._prefix, timeout)
 
     def stats(self) -> dict[str, Any]:
         """Counters of this rank, in plain types (see ``report.snapshot``)."""

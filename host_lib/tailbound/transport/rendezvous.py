@@ -226,21 +226,19 @@ def check(greetings: list[Greeting]) -> None:
             )
 
 
-def meet(store: Store, name: str, rank: int, ranks: int, prefix: str, timeout: float) -> None:
-    """Waits until every rank has come to the same point (at start and at the end only).
-
-    Raises:
-        TransportError: a rank did not come within ``timeout`` seconds.
-    """
-    share(store, name, "1", rank, ranks, prefix, timeout)
-
-
 #: What ranks share before the first op, and what one has not done that is missed there.
 _POINTS = {"active": "open its sockets and maps", "heard": "say whom it hears"}
 
 
 def share(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str, timeout: float) -> list[str]:
-    """As ``meet``, and returns what each rank has brought, by rank; this one brings ``text``."""
+    """Waits until every rank has come to the same point (at start and at the end only), and brought something.
+
+    Returns:
+        What each rank has brought, by rank; this one brings ``text``.
+
+    Raises:
+        TransportError: a rank did not come within ``timeout`` seconds.
+    """
     store.set(f"{prefix}/{name}/{rank}", text)
     what = _POINTS.get(name, f"come to the meeting {name!r}")
     return [wait_for(store, f"{prefix}/{name}/{other}", other, timeout, what).decode() for other in range(ranks)]
