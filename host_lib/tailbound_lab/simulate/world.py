@@ -53,6 +53,7 @@ class Rank:
     lost: bool = False  #: its next step is where the others are
     dead: bool = False
     _waiting: int = 0
+    _launched: int = 0
     _behind: bool = False
     _poked: bool = False
     _end: int = 0
@@ -145,9 +146,10 @@ class Rank:
         if not self._behind:
             when += world.compute_of(self)
         buckets = world.buckets_of(self)
-        self._waiting = len(buckets)
-        for bucket, numel in buckets:
-            world.fabric.at(when, self._launching(self.step, bucket, numel, last=bucket == buckets[-1][0]))
+        self._waiting, self._launched = len(buckets), 0
+        for number, (bucket, numel) in enumerate(buckets):
+            last = bucket == buckets[-1][0]
+            world.fabric.at(when, self._launching(number, self.step, bucket, numel, last=last))
             when += 0 if self._behind else world.vary(world.plan.gap)
 
     def _join(self) -> int:
@@ -162,14 +164,16 @@ class Rank:
                 continue
         return 0
 
-    def _launching(self, step: int, bucket: int, numel: int, *, last: bool) -> Callable[[], None]:
+    def _launching(self, number: int, step: int, bucket: int, numel: int, *, last: bool) -> Callable[[], None]:
         def launch() -> None:
             fabric = self.world.fabric
             if self.dead:
                 return
-            if fabric.now < self.stopped:
-                fabric.at(self.stopped, launch)
+            # a stop that was made longer has put off those before it
+            if fabric.now < self.stopped or self._launched < number:
+                fabric.at(max(fabric.now, self.stopped), launch)
                 return
+            self._launched += 1
             self._launch(step, bucket, numel, last=last)
 
         return launch
