@@ -84,6 +84,18 @@ def test_an_owner_that_lost_too_much_makes_all_ranks_skip() -> None:
         assert {"loss", "skipped"} <= {e["event"] for e in stats[1]["events"]}
 
 
+def test_what_is_missing_of_a_rank_that_is_not_waited_for_is_no_loss() -> None:
+    """It says that it has sent its rows, which were lost while it was cut off. Rules: clock-14, clock-15."""
+    with sim_team(3, patient(**PLAIN, safeguard=Limits(skip=0.3))) as job:
+        job.averaged(NUMEL, 0)
+        job[2].trouble(Trouble(1, loss=1.0, types=CONTRIBUTIONS, to=frozenset({1})))
+        assert job[1].node.engine.suspect(2)
+        for op in range(4):
+            job.at(20 * MS, lambda: job[2].node.engine.ask_after(1))  # which says what it has sent
+            assert not any(outcome.skipped for _, outcome in job.averaged(NUMEL, op, late={0: 40 * MS})[1])
+        assert job.suspects == [[], [2], []]
+
+
 def test_beyond_the_last_limit_every_rank_stops() -> None:
     with sim_team(2, patient(**PLAIN, safeguard=Limits(stop=0.5))) as job:
         job.averaged(NUMEL, 0)

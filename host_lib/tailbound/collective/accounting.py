@@ -70,11 +70,8 @@ class Accounts:
         abstainers, stayed_out = op.abstainers, op.stayed_out
         if job.membership.quorum(there | abstainers | stayed_out | ({job.rank} if op.abstains else set())):
             op.flags |= _QUORUM
-        judged = [
-            peer
-            for peer in job.membership.here
-            if peer not in abstainers and (summed[peer] or (peer in through and peer not in stayed_out))
-        ]
+        awaited = set(job.membership.live).intersection(through) - stayed_out
+        judged = [p for p in job.membership.here if p not in abstainers and (summed[p] or p in awaited)]
         found = self.contributions.judge(own * len(judged), sum([summed[peer] for peer in judged]))
         if found.action >= Action.SKIP:
             op.flags |= _SKIP
@@ -129,7 +126,7 @@ class Accounts:
             self._say(op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
         if not flags & (_SKIP | _STOP):
             return
-        op.outcome.doubtful = not told
+        op.outcome.doubtful |= not told
         # nobody applies this op: every rank that has a row of the owner who said so gets zeros
         assert op.launch is not None
         op.launch.coder.clear(op.launch.out)
