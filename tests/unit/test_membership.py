@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tailbound.transport.config import MS
 from tailbound.transport.membership import HOLD_SILENCE, Membership, Suspicion
+from tailbound.transport.steps import OLD
 
 HOLD_MAX = 1000 * MS
 
@@ -60,6 +61,20 @@ def test_who_is_suspect_in_one_half_and_silent_for_two_steps_is_dead(
     assert who.dead(7) == set()
     who.heard(3, 4)  # an old word takes nothing back
     assert who.dead(7) == set()
+
+
+def test_a_rank_that_was_away_counts_the_silence_of_others_from_its_return_on() -> None:
+    who = membership()
+    for op in range(3):
+        who.absent(who.contribution, {3}, op, in_step=True, step=5)
+    who.heard(3, 5)
+    assert [who.alive(step) for step in (6, 7)] == [[2, 3, 0], [2, 0]]
+    assert [who.alive(step, 4) for step in (8, 9)] == [[2, 3, 0], [2, 0]]
+    who.woke(8)
+    assert [who.alive(step) for step in (9, 10)] == [[2, 3, 0], [2, 0]]
+    far = 8 + OLD + 1
+    who.age(far)
+    assert who.alive(far) == [2, 0]
 
 
 #: Words on holds as (method, arguments), and in between (time, when the hold of that time ends; 0: none holds).

@@ -60,7 +60,7 @@ class World:
             self.models.append(net)
             path.start(COOKIE, rank, [("127.0.0.1", one.port) for one in self.paths])
             members = SimpleNamespace(
-                alive=lambda _, rank=rank: self.views.get(rank, self.live), gone=self.closed, quorum=quorum
+                alive=lambda *_, rank=rank: self.views.get(rank, self.live), gone=self.closed, quorum=quorum
             )
             job = SimpleNamespace(membership=members, steps=SimpleNamespace(own=0))
             own = SimpleNamespace(rank=rank, ranks=ranks)

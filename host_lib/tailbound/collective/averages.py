@@ -16,10 +16,10 @@ from tailbound.wire.schema import serial_distance
 class Averages:
     """Looks at every op that is over.
 
-    An op averages nothing if a safeguard skipped it, or if this rank got no row of it though all its owners say that
-    they have sent theirs, or have gone. Of an owner that is stopped or cut off nobody knows: it tells for neither side.
-    Nothing is wrong where all abstain or this rank is behind, in ops of a switch, which has a fallback, and in those of
-    a rank that has still to hear of an owner map.
+    An op averages nothing if a safeguard skipped it, or if this rank got no row of it. All owners must say that they
+    have sent theirs, or have gone: one that is stopped or cut off says nothing, and that tells for neither side.
+    Nothing is wrong in ops in which all abstain or this rank is behind, nor in those of a switch, which has a fallback.
+    The same holds for a rank that has still to hear of an owner map.
 
     Args:
         known: of this rank.

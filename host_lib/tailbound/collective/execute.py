@@ -60,8 +60,7 @@ def seal(job: Job, op: Op) -> None:
     summed = _count(job, op)
     through = {*job.records.all_contributed(job.membership.here, op.label)}
     job.accounts.judge(op, summed, through)
-    # a rank that has named such a step went on without the own results; the ops of a pass may be of two steps (FSDP)
-    op.outcome.doubtful = own > 0 and step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 1
+    op.outcome.doubtful = own > 0 and _left_behind(job, op)
     if job.ranks > 1:
         _suspect(job, op, own, summed)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
@@ -74,6 +73,14 @@ def seal(job: Job, op: Op) -> None:
     _publish(job, op, own, means.missing)
     if job.ranks > 1:  # the others have their rows on the way by now
         _account(job, op, own, summed, through)
+
+
+def _left_behind(job: Job, op: Op) -> bool:
+    """Whether others have gone on without this rank, so that one of them may be the reference by now (clock-21).
+
+    They have named the step after the next; the ops of a pass may be of two steps (FSDP).
+    """
+    return step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 1
 
 
 def _count(job: Job, op: Op) -> list[int]:
@@ -174,6 +181,9 @@ def finish(job: Job, op: Op) -> None:
     outcome.label = op.label
     owns = bool(op.place.placement.shares[job.rank])  # who owns none has sealed none without the own gradient
     outcome.late = outcome.late or (owns and not op.own_present and not op.abstains)
+    if _left_behind(job, op):
+        outcome.doubtful |= not owns  # an owner has told others by its results
+        job.membership.woke(op.place.step)
     outcome.skipped |= op.overtaken and empty
     op.spans.finished = job.now()
     op.second.phase = Phase.CLOSED

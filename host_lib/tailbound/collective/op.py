@@ -49,7 +49,7 @@ class Outcome:
         skipped: nothing of it could be had any more, since this rank came after the ring had moved on (clock-20).
         minority: fewer than a majority of the ranks have part in it, so it is void: zero, on all ranks (clock-38).
         doubtful: others may apply something else: this rank alone is known to skip it, and they heard too late that it
-            was lost; or this process was stopped, and others have gone on without its results.
+            was lost; or this rank was stopped or cut off, and others have gone on without it.
         missed: result rows of others that never came: what other ranks may have in their averages and this one not.
         unsent: the rank sent no rows at all, since it came too late for the first half.
         nanoseconds: from launch to the end of decode.

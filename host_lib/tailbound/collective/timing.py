@@ -76,6 +76,8 @@ def suspect(job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], wha
     for one in stages:
         new |= membership.absent(halves[one], absent, op.label, in_step=in_step, step=op.place.step)
     for rank in sorted(new & membership.suspects):
+        if (named := job.records.newest(rank)) is not None:  # else it counts as dead until the next turn
+            membership.heard(rank, step_of(named))
         job.events.emit(
             "suspect",
             f"rank {rank} has {what} {job.config.suspect_after} ops (last: op {op.name}); {then}. {WHO_WAITS}",

@@ -55,6 +55,8 @@ LOADED = 1e8
 _PATIENCE, _PATIENT_STEPS = 5.0, 4
 #: Seconds that an unsound rank waits for a giver's step, and takes slices, at least; as a rule one median step.
 _LEAST_WAIT = 0.05
+#: Steps of silence after which another rank becomes the reference: who goes on then knows that it was left behind.
+_SILENT = 4
 #: Takes in a row that got no further, after which a rank takes all slices at once: its optimizer mixes entries.
 _PARTS_MOST = 16
 #: Bytes of slices that a rank takes at least: twice as many after each take within a step, else half as many.
@@ -226,7 +228,7 @@ class Resync:
             self._aside(self._ask_all)
         elif sound := [rank for rank in peers if rank in heard and heard[rank].sound]:
             self._donor = sound[0]
-        elif self._rank < min(peers) and heard.keys() >= set(peers):
+        elif self._rank < min(others := live(self._communicator, _SILENT)) and heard.keys() >= others:
             self._sound_again()
             self._look_through()
             self.counters["led"] += 1
@@ -252,7 +254,7 @@ class Resync:
         return Standing(self.sound, form=self._layout.digest() if self._communicator.elastic else bytes(DIGEST))
 
     def _ask_all(self) -> None:
-        self._heard = self.standings.now(self._live())
+        self._heard = self.standings.now(live(self._communicator, _SILENT))
 
     def _of_slice(self, step: int, which: int, wait: float = 0.0) -> Standing:
         """What this rank holds of a slice after ``step``; refused where it does not stand there, or is not sound."""

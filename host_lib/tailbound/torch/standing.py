@@ -74,10 +74,10 @@ class Standing(NamedTuple):
         return _HEAD.pack(_HERE, meeting, flags, self.state, self.form) + b"".join(self.slices)
 
 
-def live(communicator: Communicator) -> set[int]:
-    """The peers that answer, as far as is known."""
+def live(communicator: Communicator, *silent: int) -> set[int]:
+    """The peers that answer, as far as is known; ``silent``: steps after which a suspect does not (``Membership``)."""
     job = communicator.job
-    return set(job.membership.alive(job.steps.own)) - {communicator.config.rank}
+    return set(job.membership.alive(job.steps.own, *silent)) - {communicator.config.rank}
 
 
 def most_held(held: Mapping[int, Hashable], step: int, ranks: int) -> int:

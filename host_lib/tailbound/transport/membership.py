@@ -140,6 +140,7 @@ class Membership:
         self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
         self._holds: dict[int, tuple[int, int]] = {}  # rank: since when, and when it said so last
         self._blind_step: int | None = None
+        self._back: int | None = None  # the step in which this rank was away last
         self.here: list[int] = []
         self._sort()
 
@@ -158,18 +159,19 @@ class Membership:
         self.live = [p for p in here if p not in first]
         self.owners = [p for p in here if p not in second]
 
-    def dead(self, step: int) -> set[int]:
-        """Ranks suspect in a half that have not been heard for two steps before ``step`` (clock-15).
+    def dead(self, step: int, after: int = _DEAD_AFTER) -> set[int]:
+        """Ranks suspect in a half that have not been heard for so many steps before ``step`` (clock-15).
 
         One half is enough: a rank without rows has no contributions to miss, and no rank misses results of its own.
+        This rank may have missed words while it was away itself, so that silence counts from its return on.
         """
-        heard = self._heard_step
-        silent = {r: step_distance(step, heard[r]) if r in heard else step for r in self.suspects}
-        return {r for r, steps in silent.items() if steps >= _DEAD_AFTER}
+        heard, most = self._heard_step, step if self._back is None else step_distance(step, self._back)
+        silent = {r: min(most, step_distance(step, heard[r])) if r in heard else most for r in self.suspects}
+        return {r for r, steps in silent.items() if steps >= after}
 
-    def alive(self, step: int) -> list[int]:
-        """Peers that are neither dead nor gone: those that answer, as far as is known in ``step``."""
-        dead = self.dead(step)
+    def alive(self, step: int, after: int = _DEAD_AFTER) -> list[int]:
+        """Peers that are neither dead nor gone: those that answer, as far as is known in ``step``; see ``dead``."""
+        dead = self.dead(step, after)
         return [p for p in self.here if p not in dead]
 
     def heard(self, rank: int, step: int) -> None:
@@ -183,6 +185,8 @@ class Membership:
         for rank, heard in self._heard_step.items():
             if step_distance(step, heard) > OLD:
                 self._heard_step[rank] = step - OLD & STEP_MASK
+        if self._back is not None and step_distance(step, self._back) > OLD:
+            self._back = None
         self.left = {r: op for r, op in self.left.items() if step_distance(step, step_of(op)) <= OLD}
         self._before = {r: op for r, op in self._before.items() if step_distance(step, step_of(op)) <= OLD}
         for half in (self.contribution, self.result):
@@ -239,8 +243,8 @@ class Membership:
             self._sort()
 
     def woke(self, step: int) -> None:
-        """This process did not run for a while: it suspects no rank in ``step`` (clock-14)."""
-        self._blind_step = step
+        """This rank was away, stopped or cut off: it suspects no rank in ``step`` (clock-14)."""
+        self._blind_step = self._back = step
 
     def absent(self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
         """Takes the ranks of which nothing came in one half of an op; returns new suspects (clock-14)."""
