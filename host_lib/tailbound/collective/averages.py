@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterable
 
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
+from tailbound.collective.tally import summed_by
 from tailbound.errors import TransportError
 from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.steps import step_of
-from tailbound.wire.schema import serial_distance
+from tailbound.wire.schema import Flag, serial_distance
 
 
 class Averages:
     """Looks at every op that is over.
 
-    An op averages nothing if a safeguard skipped it, or if this rank got no row of it. All owners must say that they
-    have sent theirs, or have gone: one that is stopped or cut off says nothing, and that tells for neither side.
+    An op averages nothing if this rank got no row of it, or had all ranks skip it. All owners must say that they sent
+    theirs, or have gone: one that is stopped or cut off says nothing, and that tells for neither side.
     Nothing is wrong in ops in which all abstain or this rank is behind, nor in those of a switch, which has a fallback.
     The same holds for a rank that has still to hear of an owner map.
 
@@ -46,7 +47,7 @@ class Averages:
             return None
         if step == self._good:
             return None
-        if op.outcome.skipped or self._sent(op):
+        if self._in_vain(op):
             self._since, self._last = step if self._since is None else self._since, step
         launched = step_of(self._sequence.upcoming) != step
         over = launched and not any(o.launch and not o.delivered and o.place.step == step for o in ops)
@@ -61,11 +62,17 @@ class Averages:
         counts = not (op.switched or op.silent or op.overtaken or outcome.void)
         return nothing and counts and not self._misses_map(_owners(op))
 
-    def _sent(self, op: Op) -> bool:
-        """Whether all others that own rows of ``op`` say that they have sent these, or have gone."""
+    def _in_vain(self, op: Op) -> bool:
+        """Whether rows of an empty op were lost where ranks were there: some came, or all are said to have been sent.
+
+        Of one that was away nobody knows; who was away itself has others' results, but none of the rows sent meanwhile.
+        """
         known, gone = self._known, self._known.membership.gone
+        if op.flags & Flag.SKIP and any(summed_by(known, op)):
+            return True
         due = [rank for rank in _owners(op) if rank != known.rank and rank not in gone]
-        return known.records.all_published(due, op.label) == due
+        nothing = op.outcome.missed == op.rows - op.own
+        return nothing and known.records.all_published(due, op.label) == due
 
     def _misses_map(self, owners: Iterable[int]) -> bool:
         """Whether one of ``owners`` knows of a newer owner map: rows under it are refused here until it is told."""
