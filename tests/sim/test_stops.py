@@ -156,7 +156,7 @@ def play(seed: int, kinds: tuple[str, ...]) -> None:
 STOPS, CUTS = ("stop",), ("stop", "cut")
 
 
-@pytest.mark.parametrize(("seed", "kinds"), [(0, STOPS), (19, CUTS), (21, CUTS), (22, CUTS)])
+@pytest.mark.parametrize(("seed", "kinds"), [(4, STOPS), (19, CUTS), (21, CUTS), (22, CUTS)])
 def test_ranks_that_fail_at_random_end_no_job_and_leave_no_two_states(seed: int, kinds: tuple[str, ...]) -> None:
     """Rules: clock-20, clock-21, clock-37."""
     play(seed, kinds)

@@ -65,7 +65,7 @@ class Averages:
     def _in_vain(self, op: Op) -> bool:
         """Whether rows of an empty op were lost where ranks were there: some came, or all are said to have been sent.
 
-        Of one that was away nobody knows; who was away itself has others' results, but none of the rows sent meanwhile.
+        One that was away may have sent none. Who was away itself has others' results, but no row sent meanwhile.
         """
         known, gone = self._known, self._known.membership.gone
         if op.flags & Flag.SKIP and any(summed_by(known, op)):
