@@ -80,6 +80,23 @@ def test_a_straggler_goes_after_some_steps_and_comes_back_after_more() -> None:
     assert steps_until(shares, ALL, {2: 1}) == 32
 
 
+@pytest.mark.parametrize(("late", "steps"), [(4, 32), (5, 40), (9, 72), (10, 80), (100, 80)])
+def test_a_rank_comes_back_later_the_longer_it_was_late(late: int, steps: int) -> None:
+    shares = Shares(4)
+    for _ in range(late):
+        observe(shares, {2: 50})
+    assert steps_until(shares, ALL) == steps
+
+
+@pytest.mark.parametrize(("on", "off", "most"), [(40, 40, 1), (10, 60, 1), (6, 30, 1), (6, 100, 57)])
+def test_owners_do_not_change_with_a_rank_that_is_late_and_in_time_in_turn(on: int, off: int, most: int) -> None:
+    shares, seen = Shares(4), [ALL]
+    for step in range(3000):
+        owners = observe(shares, {2: 50} if step % (on + off) < on else {})
+        seen += [owners] if owners != seen[-1] else []
+    assert len(seen) - 1 <= most
+
+
 def test_an_absent_rank_goes_at_once_and_comes_back_as_a_late_one_does() -> None:
     shares = Shares(4)
     for _ in range(2):

@@ -4,8 +4,9 @@ A rank that is late with its gradient holds up only its own rows' share of the w
 come, its contributions go out while results come in, about one buffer's time instead of 2 (N - 1) / N of it
 (StragglAR's gain, for any number of ranks from three on, and several stragglers at once). clock-22.
 
-Every change costs an agreement, so nothing follows a single observation of lateness: going and coming back need several
-alike, and coming back needs more of them.
+Every change costs an agreement, so nothing follows a single observation of lateness: a rank goes after several late
+steps in a row. It owes a number of steps in time then, and more for every late step, so that a rank which is late and
+in time in turn stays out.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from tailbound.transport.config import MS
 
 #: A rank is no straggler below this lateness, whatever the pace.
 _LEAST = 5 * MS
-#: Steps alike before a rank that is late loses its rows, and before any rank gets them back.
-_GO, _RETURN = 4, 32
+#: Late steps in a row before a rank loses its rows; steps in time that it owes then, for each late one after that, and
+#: at most, before it gets them back.
+_GO, _RETURN, _AGAIN, _MOST = 4, 32, 8, 80
 #: Ops that say how late this rank is as a rule.
 _LATENESSES = 16
 
@@ -60,8 +62,8 @@ class Shares:
     """
 
     def __init__(self, ranks: int, least: int = 1) -> None:
-        self._able = [True] * ranks  # neither late nor absent, for long enough
-        self._alike = [0] * ranks  # observations running that would have it otherwise
+        self._late = [0] * ranks  # steps in a row
+        self._owed = [0] * ranks  # steps in time before a rank owns rows; 0: it does
         self._least = min(least, ranks)
         self.owners: tuple[int, ...] = tuple(range(ranks))
 
@@ -74,12 +76,16 @@ class Shares:
             pace: ns that an op takes as a rule, from launch to result.
         """
         # with two ranks half of a buffer goes out and half in, or a whole one either way: nothing to gain
-        limit = late_limit(lateness.values(), pace) if len(self._able) > 2 else math.inf
-        for rank, able in enumerate(self._able):
-            late = lateness.get(rank, 0) * (1 if able else 2) > limit
-            self._alike[rank] = self._alike[rank] + 1 if able == (late or rank in absent) else 0
-            if self._alike[rank] >= (_RETURN if not able else 1 if rank in absent else _GO):
-                self._able[rank], self._alike[rank] = not able, 0
+        limit = late_limit(lateness.values(), pace) if len(self._owed) > 2 else math.inf
+        for rank, owed in enumerate(self._owed):
+            late = lateness.get(rank, 0)
+            self._late[rank] = self._late[rank] + 1 if late > limit else 0
+            if rank in absent:
+                self._owed[rank] = max(owed, _RETURN)
+            elif late > limit and (owed or self._late[rank] >= _GO):
+                self._owed[rank] = min(_MOST, max(_RETURN, owed + _AGAIN))
+            elif 2 * late <= limit:
+                self._owed[rank] = max(0, owed - 1)
         self.owners = self._enough(lateness, absent)
         return self.owners
 
@@ -88,11 +94,11 @@ class Shares:
 
         Two at least: the rows of a single owner are lost together, and with them all that the others would learn.
         """
-        there = len(self._able) - len(absent)
+        there = len(self._owed) - len(absent)
         fewest = max(self._least, min(max(there, 1), max(2, -(-there // 2))))
-        owners = [rank for rank, able in enumerate(self._able) if able]
+        owners = [rank for rank, owed in enumerate(self._owed) if not owed]
         spare = sorted(
-            set(range(len(self._able))).difference(owners),
+            set(range(len(self._owed))).difference(owners),
             key=lambda r: (r in absent, r not in self.owners, lateness.get(r, 0), r),
         )
         return tuple(sorted(owners + spare[: max(0, fewest - len(owners))]))
