@@ -49,6 +49,7 @@ class World:
         self.live = set(range(ranks))
         self.views: dict[int, set[int]] = {}  # of ranks that know of others than ``live``
         self.closed: set[int] = set()  # have said goodbye
+        self.late: set[int] = set()  # are silent, and were heard a few steps ago
         self.step = -1
         self.mixes = 0.0  # of the mean of all parameters, how much a step adds to each
         self._threads = ThreadPoolExecutor(ranks)
@@ -60,7 +61,9 @@ class World:
             self.models.append(net)
             path.start(COOKIE, rank, [("127.0.0.1", one.port) for one in self.paths])
             members = SimpleNamespace(
-                alive=lambda *_, rank=rank: self.views.get(rank, self.live), gone=self.closed, quorum=quorum
+                alive=lambda _, *silent, rank=rank: self.views.get(rank, self.live) | (self.late if silent else set()),
+                gone=self.closed,
+                quorum=quorum,
             )
             job = SimpleNamespace(membership=members, steps=SimpleNamespace(own=0))
             own = SimpleNamespace(rank=rank, ranks=ranks)
@@ -370,6 +373,24 @@ def test_who_hears_nobody_does_not_lead() -> None:
         w[2]._reliable.close()
         w.run(6, only={0, 1})
         assert not any(one.sound for one in w.ranks)
+
+
+def test_who_was_heard_a_few_steps_ago_is_asked_before_another_one_leads() -> None:
+    """It may be sound, and does not know yet that it was left behind (clock-21)."""
+    with world(3, 2) as w:
+        for rank in (0, 1):
+            w.damage(rank, 0.1 * (rank + 1))
+        w.live, w.late = {0, 1}, {2}
+        w.cut(0, 2)
+        w.cut(1, 2)
+        w.run(6, only={0, 1})
+        assert not w[0].sound
+        assert not w[1].sound
+        w.late = set()
+        w.run(8, only={0, 1})
+        assert w[0].sound
+        assert w[1].sound
+        assert w.counts("led") == [1, 0, 0]
 
 
 def apart(w: World, entries: slice, damaged: set[int]) -> None:
