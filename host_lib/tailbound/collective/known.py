@@ -23,7 +23,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
-from tailbound.transport.steps import step_distance
+from tailbound.transport.steps import STEP_MASK
 from tailbound.wire import schema
 from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_slot
 
@@ -110,7 +110,8 @@ class Records:
             deadline = told(p)
             if not deadline or cookies(p) != cookie:
                 continue
-            if step_distance(step, newest(p) >> OP_INDEX_BITS) <= _HEARD_WITHIN:
+            since = step - (newest(p) >> OP_INDEX_BITS) & STEP_MASK  # as ``step_distance``; more than half: it is ahead
+            if since <= _HEARD_WITHIN or since > STEP_MASK >> 1:
                 found.append(deadline * _DEADLINE_UNIT)
         return found
 

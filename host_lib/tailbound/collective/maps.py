@@ -171,7 +171,7 @@ class Maps:
         alive = self._alive()
         if min(alive, default=job.rank) >= job.rank:
             turns = self._turns(wanted.turns, now)
-            if job.steps.in_step and self.agreement.propose(owners, step, turns):
+            if job.in_step and self.agreement.propose(owners, step, turns):
                 self._foresee(turns)
                 job.events.emit("map_proposed", level=logging.INFO, owners=list(owners), step=step)
             return
@@ -186,7 +186,7 @@ class Maps:
     def _turns(self, turns: int, now: int) -> int:
         """Turns of keys that the next map is to have (auth-8): one more where it is asked for and all are there."""
         job = self._job
-        if job.keys is None or job.membership.suspects or not job.steps.in_step or turns + 1 >= _TURNS_MOST:
+        if job.keys is None or job.membership.suspects or not job.in_step or turns + 1 >= _TURNS_MOST:
             return turns
         asked = self._tried() or (self._turn_asked == turns + 1 and job.keys.may_turn)
         if asked and not self.agreement.waiting(self._step) and self._alerts.forgeries.ask(now):

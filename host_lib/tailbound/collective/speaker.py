@@ -23,7 +23,7 @@ from tailbound.transport.sequence import Place, Sequence
 from tailbound.transport.steps import Steps
 from tailbound.wire import schema
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.schema import OP_INDEX_BITS, Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
@@ -95,6 +95,12 @@ class Speaker(Known):
         """Where this rank stands now beside the others; may be asked by any thread."""
         own = self.sequence.upcoming
         return Steps(own, self.newest(own), self.sequence.op_rows, self.store.result_rows)
+
+    @property
+    def in_step(self) -> bool:
+        """``steps.in_step``, which every op asks for several times."""
+        own = self.sequence.upcoming
+        return self.newest(own) >> OP_INDEX_BITS == own >> OP_INDEX_BITS  # it is never older
 
     def beyond(self, rank: int) -> bool:
         """Whether ``rank`` is so far behind that its kernel takes no results of the present any more."""

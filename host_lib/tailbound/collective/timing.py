@@ -70,7 +70,7 @@ def suspect(job: Speaker, op: Op, absent: set[int], stages: tuple[str, ...], wha
         what: they have not done.
         then: what follows.
     """
-    in_step, membership = job.steps.in_step and not op.overtaken, job.membership
+    in_step, membership = job.in_step and not op.overtaken, job.membership
     halves = {"contributions": membership.contribution, "results": membership.result}
     new: set[int] = set()
     for one in stages:
@@ -160,7 +160,7 @@ def note(job: Speaker, op: Op, now: int) -> None:
     """Keeps what is to be known of a finished op when its stamps are read, two steps later (clock-5)."""
     if job.ranks == 1 or op.launch is None:
         return
-    in_step, step, floor = job.steps.in_step and not op.overtaken, op.place.step, job.config.floor
+    in_step, step, floor = job.in_step and not op.overtaken, op.place.step, job.config.floor
     cut = op.first.cut is not None or op.second.cut is not None
     if in_step:
         job.deadlines.step(step, op.launch.launched, now, last=op.place.layout.last)

@@ -18,6 +18,8 @@ def bitmap(ranks: Iterable[int]) -> tuple[int, ...]:
 
 def ranks_of(words: Iterable[int]) -> set[int]:
     """Ranks of which the bits are set in ``words``, u64[``WORDS``]."""
+    if not any(words):  # as a rule
+        return set()
     return {64 * i + bit for i, word in enumerate(words) if word for bit in range(64) if word >> bit & 1}
 
 
