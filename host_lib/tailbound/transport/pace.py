@@ -255,7 +255,6 @@ class Pacer:
         known, speed = speed > 0, speed or self.limits.speed
         self._speed = self._stated = speed
         self.known = known  #: whether anybody says how fast the link is
-        self._peers = len(ranks)
         self.paths = {rank: Path(self.limits, speed, len(ranks), known=known) for rank in ranks}
         #: what the library reads, and keeps its accounts in: rates by rank, and the link that all share
         self.rates = (_Path * MAX_RANKS)()
@@ -293,10 +292,8 @@ class Pacer:
 
     def among(self, peers: int) -> None:
         """So many ranks share the link now."""
-        if peers != self._peers:
-            self._peers = peers
-            for path in self.paths.values():
-                path.peers = max(1, peers)
+        for path in self.paths.values():
+            path.peers = max(1, peers)
 
     def unheard(self, rank: int, lost: int, now: int) -> None:
         """``lost`` probes to ``rank`` running have brought no echo."""
