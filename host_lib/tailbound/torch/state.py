@@ -104,10 +104,7 @@ class TailboundState:
         if deadline_ms and deadline_ms[0] * MS > DEADLINE_MOST:
             raise ConfigError(f"deadline_ms begins with {deadline_ms[0]:g}: give {DEADLINE_MOST / MS:g} ms at most")
         if is_elastic(group) and switch:
-            raise ConfigError(
-                "a rank that has died comes back between two steps: use no switch, or "
-                "torch.distributed.init_process_group"
-            )
+            raise ConfigError("no rank that has died comes back with a switch: use none, or init_process_group")
         options_of_it = given["bits"], given["error_feedback"], given["resync_period"], given["resync_share"]
         self._set_up(dist.get_rank(group), dist.get_world_size(group), *options_of_it)
         config = Config(
