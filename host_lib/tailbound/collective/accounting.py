@@ -18,7 +18,7 @@ from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.safeguard import Action, Safeguard
 from tailbound.transport.steps import step_of
-from tailbound.wire.schema import Flag, Stage, Verdict
+from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Stage, Verdict
 
 #: Ops running of which less than half has come from a rank that has sent all, until it is told so.
 _COMPLAIN = 2
@@ -186,7 +186,7 @@ class Accounts:
         lacks = op.outcome.delivered < op.outcome.expected
         if not (lacks or op.first.requested or op.second.requested):  # as a rule; to count takes a while
             return
-        job, count = self._job, self._job.records.not_linear()
+        job, count = self._job, self._job.records.count(UNKNOWN_SENDER, Verdict.NOT_LINEAR)
         if count <= self._in_pieces:
             return
         self._in_pieces = count

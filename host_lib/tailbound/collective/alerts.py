@@ -129,7 +129,7 @@ class Alerts:
 
     def look_for_forged(self, step: int, epoch: int, now: int) -> None:
         """Each forged packet is a try at a key: says that there are some, ever more rarely, and when it is too many."""
-        count = int(self._known.records.verdicts([UNKNOWN_SENDER])[0, Verdict.FORGED])
+        count = self._known.records.count(UNKNOWN_SENDER, Verdict.FORGED)
         tries = self.forgeries
         if tries.count(count, epoch):
             text = (

@@ -117,7 +117,7 @@ def _account(job: Job, op: Op, own: int, summed: list[int], through: set[int]) -
 def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
     """A rank of which nothing counts because its layout is another one is not missing but wrong; the op says so."""
     for rank in sorted(absent):
-        refused = int(job.records.verdicts([rank])[0][Verdict.LAYOUT_MISMATCH])  # the whole ledger takes a millisecond
+        refused = job.records.count(rank, Verdict.LAYOUT_MISMATCH)
         if refused and op.launch is not None and op.outcome.error is None:
             op.outcome.error = LayoutError(
                 f"rank {job.rank} and rank {rank} disagree on op {op.name}: {refused} packets "

@@ -23,7 +23,7 @@ from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
-from tailbound.transport.steps import STEP_MASK
+from tailbound.transport.steps import step_distance
 from tailbound.wire import schema
 from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_slot
 
@@ -33,7 +33,6 @@ SELF_LATE_AFTER = 3
 _HEARD_WITHIN = 2
 #: Of what a header says of D1, ns.
 _DEADLINE_UNIT = schema.TIME_UNIT_US * 1000
-_TWICE = Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT
 #: Serial distances below this are those of labels that are not older.
 _AHEAD = 1 << 31
 
@@ -110,8 +109,7 @@ class Records:
             deadline = told(p)
             if not deadline or cookies(p) != cookie:
                 continue
-            since = step - (newest(p) >> OP_INDEX_BITS) & STEP_MASK  # as ``step_distance``; more than half: it is ahead
-            if since <= _HEARD_WITHIN or since > STEP_MASK >> 1:
+            if step_distance(step, newest(p) >> OP_INDEX_BITS) <= _HEARD_WITHIN:
                 found.append(deadline * _DEADLINE_UNIT)
         return found
 
@@ -121,16 +119,11 @@ class Records:
         counts: NDArray[np.uint64] = ledger[:, senders].sum(axis=0) - self._before[senders]
         return counts
 
-    def twice(self, rank: int) -> int:
-        """Rows that ever came a second time from ``rank`` since they had been asked for; a few cells of the ledger."""
-        lines = range(rank, len(self._ledger), schema.MAX_RANKS + 1)  # by cpu
-        cells: int = sum([self._ledger.item(line, verdict) for line in lines for verdict in _TWICE])
-        return cells - sum([self._before.item(rank, verdict) for verdict in _TWICE])
-
-    def not_linear(self) -> int:
-        """Frames of this job's port that the driver has handed over in pieces: dropped, whoever sent them."""
-        counts = self._ledger[schema.UNKNOWN_SENDER :: schema.MAX_RANKS + 1, Verdict.NOT_LINEAR]
-        return int(counts.sum() - self._before[schema.UNKNOWN_SENDER, Verdict.NOT_LINEAR])
+    def count(self, sender: int, *verdicts: Verdict) -> int:
+        """A few cells of the ledger, summed over cpus and ``verdicts``: a whole line of it takes ten times as long."""
+        lines = range(sender, len(self._ledger), schema.MAX_RANKS + 1)
+        cells: int = sum([self._ledger.item(line, verdict) for line in lines for verdict in verdicts])
+        return cells - sum([self._before.item(sender, verdict) for verdict in verdicts])
 
     def reset(self) -> None:
         """What has been counted until now was of other jobs."""

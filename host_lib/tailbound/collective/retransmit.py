@@ -16,7 +16,7 @@ from tailbound.codec.owners import Places
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half
 from tailbound.kernel.core import address, core
-from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Stage
+from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Stage, Verdict
 
 
 def settle(job: Job, half: Half, stage: Stage) -> None:
@@ -29,18 +29,17 @@ def settle(job: Job, half: Half, stage: Stage) -> None:
             job.repairs.came[stage, rank] += came
             job.counters["repair_rows_asked"] += flow.again
             job.counters["rows_repaired"] += came
-            job.repairs.paths[rank].settled(flow.again, job.records.twice(rank), probed=bool(flow.probed))
+            twice = job.records.count(rank, Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT)
+            job.repairs.paths[rank].settled(flow.again, twice, probed=bool(flow.probed))
 
 
 def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:
     """(``row``, body) of the REPAIR packets that ask for ``places`` (i64[], rising), at most ``width`` bytes each."""
-    out, at, left, size = [], address(places), len(places), ctypes.c_uint32()
-    body = ctypes.create_string_buffer(width)
-    while left:
-        first = ctypes.c_int64.from_address(at).value
-        taken = core().fast.tb_bitmap(at, left, body, width, ctypes.byref(size))
-        out.append((first, body.raw[: size.value]))
-        at, left = at + 8 * taken, left - taken
+    out, body, size = [], ctypes.create_string_buffer(width), ctypes.c_uint32()
+    while len(places):
+        taken = core().fast.tb_bitmap(address(places), len(places), body, width, ctypes.byref(size))
+        out.append((int(places[0]), body.raw[: size.value]))
+        places = places[taken:]
     return out
 
 

@@ -19,12 +19,12 @@ from tailbound.errors import ConfigError
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire import schema
 from tailbound.wire.address import words_of
-from tailbound.wire.packets import HEADER_DTYPE, layout
+from tailbound.wire.packets import layout, offset_of
 from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, key_bytes
 
 #: Rows in each ring at least: one GSO burst per direction.
 MIN_ROWS = 64
-_SENDER = HEADER_DTYPE.fields["sender"][1]  # type: ignore[index]
+_SENDER = offset_of("sender")
 
 
 @dataclass(frozen=True)

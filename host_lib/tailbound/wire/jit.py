@@ -25,8 +25,6 @@ from numba.core import config as _untyped
 
 #: Its settings carry no types.
 _config: Any = _untyped
-#: An integer or bool of nogil code; numba infers its width, mypy need not.
-Scalar = Any
 
 
 def _find_room() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tailbound.wire.schema import MAX_RANKS
@@ -16,7 +16,7 @@ def bitmap(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(bits >> 64 * i & (1 << 64) - 1 for i in range(WORDS))
 
 
-def ranks_of(words: Iterable[int]) -> set[int]:
+def ranks_of(words: Sequence[int]) -> set[int]:
     """Ranks of which the bits are set in ``words``, u64[``WORDS``]."""
     if not any(words):  # as a rule
         return set()
