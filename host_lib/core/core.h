@@ -48,6 +48,46 @@ static inline int tb_in(const __u64 *ranks, __u32 rank)
 	return ranks[rank >> 6] >> (rank & 63) & 1;
 }
 
+/* A set of ranks. */
+typedef __u64 tb_set __attribute__((vector_size(8 * TB_WORDS), aligned(8), may_alias));
+
+static inline tb_set tb_set_of(const __u64 *words)
+{
+	return *(const tb_set *)words;
+}
+
+static inline __u32 tb_count(tb_set ranks)
+{
+	__u32 w, n = 0;
+
+	for (w = 0; w < TB_WORDS; w++)
+		n += __builtin_popcountll(ranks[w]);
+	return n;
+}
+
+static inline int tb_has(tb_set ranks, __u32 rank)
+{
+	return ranks[rank >> 6] >> (rank & 63) & 1;
+}
+
+static inline tb_set tb_rank(__u32 rank)
+{
+	tb_set one = {};
+
+	one[rank >> 6] = 1ULL << (rank & 63);
+	return one;
+}
+
+static inline struct tb_half *tb_half_of(const struct tb_own_op *o, int results)
+{
+	return (struct tb_half *)o->halves[results];
+}
+
+static inline __s64 tb_share(const struct tb_own_op *o, __u32 rank)
+{
+	return ((const __s64 *)o->shares)[rank];
+}
+
 /* A bitmap of places in a packet, most significant bit first: whether one is set, and up to which one any is. */
 static inline int tb_bit(const __u8 *body, __u32 i)
 {
@@ -182,7 +222,8 @@ void tb_summed(const struct tb_terms *t, const struct tb_own_op *o, __s64 *summe
 __u32 tb_gather(const struct tb_terms *t, const struct tb_own_op *o, __s64 *by_owner);
 void tb_point_own(const struct tb_terms *t, const struct tb_own_op *o);
 __u32 tb_read(const struct tb_terms *t, const struct tb_own_op *o, __u32 form);
-void tb_flags(const struct tb_terms *t, const struct tb_own_op *o, __s64 *flags);
+void tb_account(const struct tb_terms *t, const struct tb_own_op *o, int results, int abstains,
+		const __s64 *came, struct tb_books *lines, struct tb_tally *y);
 
 /* What may be waited past deadlines. */
 __s64 tb_saved(const struct tb_overtime *v, __s64 now);

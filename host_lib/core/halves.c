@@ -17,9 +17,6 @@
 #define TB_ANSWER_MOST 50000000LL
 #define TB_LOOK 1000000LL
 
-/* A set of ranks. */
-typedef __u64 tb_set __attribute__((vector_size(8 * TB_WORDS), aligned(8), may_alias));
-
 /* An op as it is seen now. */
 struct tb_sight {
 	const struct tb_op *record; /* 0 while no packet has named it */
@@ -36,46 +33,9 @@ struct tb_seen {
 	int finished; /* all that are waited for have sent everything */
 };
 
-static tb_set tb_set_of(const __u64 *words)
-{
-	return *(const tb_set *)words;
-}
-
-static __u32 tb_count(tb_set ranks)
-{
-	__u32 w, n = 0;
-
-	for (w = 0; w < TB_WORDS; w++)
-		n += __builtin_popcountll(ranks[w]);
-	return n;
-}
-
-static int tb_has(tb_set ranks, __u32 rank)
-{
-	return ranks[rank >> 6] >> (rank & 63) & 1;
-}
-
-static tb_set tb_rank(__u32 rank)
-{
-	tb_set one = {};
-
-	one[rank >> 6] = 1ULL << (rank & 63);
-	return one;
-}
-
-static struct tb_half *tb_half_of(const struct tb_own_op *o, int results)
-{
-	return (struct tb_half *)o->halves[results];
-}
-
 static int tb_encoded(const struct tb_own_op *o)
 {
 	return o->sending == TB_SENDING_OVER;
-}
-
-static __s64 tb_share(const struct tb_own_op *o, __u32 rank)
-{
-	return ((const __s64 *)o->shares)[rank];
 }
 
 static struct tb_sight tb_see(const struct tb_terms *t, const struct tb_own_op *o)

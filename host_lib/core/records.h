@@ -351,6 +351,32 @@ struct tb_terms {
 };
 _Static_assert(sizeof(struct tb_terms) == 352, "tb_terms");
 
+/* Rows of one peer in one half of the ops so far. */
+struct tb_books {
+	__s64 ops; /* that are over */
+	__s64 expected; /* rows */
+	__s64 taken; /* rows */
+	__s64 gaps; /* missing rows of ops whose mark said that all were sent */
+	__s64 open; /* missing rows of other ops */
+	__s64 short_ops; /* running, of which it has sent all and less than half came before requests */
+};
+_Static_assert(sizeof(struct tb_books) == 48, "tb_books");
+
+/* What one half of an op came to, of others. */
+struct tb_tally {
+	__s64 due; /* rows */
+	__s64 came; /* rows */
+	__s64 judged; /* rows due of ranks of which some came, or that are waited for and have sent all */
+	__s64 judged_came; /* rows */
+	__u64 absent[4]; /* bitmap of ranks of which none came */
+	__u64 lacking[4]; /* bitmap of ranks that are to be told that their rows do not come */
+	__u32 flags; /* Flag bits of the results that are here */
+	__u32 owners; /* of which results are here */
+	__u32 well; /* of these, how many had a quorum */
+	__u32 quorum; /* 1: a majority had part in the half */
+};
+_Static_assert(sizeof(struct tb_tally) == 112, "tb_tally");
+
 /* An op of a rank from its first sign of life on (`collective.op`); times in ns. */
 struct tb_own_op {
 	__u64 after; /* the next op in flight */

@@ -4,6 +4,9 @@
 
 #include <string.h>
 
+/* Ops running of which less than half has come from a rank that has sent all, until it is told so. */
+#define TB_SHORT_OPS 2
+
 /* How many of the own rows hold a contribution, by rank. */
 TB_EXPORT void tb_summed(const struct tb_terms *t, const struct tb_own_op *o, __s64 *summed)
 {
@@ -94,19 +97,97 @@ TB_EXPORT __u32 tb_read(const struct tb_terms *t, const struct tb_own_op *o, __u
 	return lost;
 }
 
-/* Header flags of the results that are here, by owner; -1: there are none. */
-TB_EXPORT void tb_flags(const struct tb_terms *t, const struct tb_own_op *o, __s64 *flags)
+/* What the owners say in the flags of their results that are here; the own results say flags. */
+static void tb_hear_owners(const struct tb_terms *t, const struct tb_own_op *o, struct tb_tally *y)
 {
 	const struct tb_result *records = (const struct tb_result *)t->results;
 	const __u8 *owner = (const __u8 *)o->owner;
 	const __s64 *source = (const __s64 *)o->source;
+	tb_set here = {}, well = {};
 	__u32 row;
 
-	memset(flags, 0xff, t->world * sizeof(*flags));
-	for (row = 0; row < o->rows; row++)
-		if (source[row] >= 0 && records[source[row]].op == o->label) {
-			if (flags[owner[row]] < 0)
-				flags[owner[row]] = 0;
-			flags[owner[row]] |= records[source[row]].flags;
+	for (row = 0; row < o->rows; row++) {
+		const struct tb_result *r = source[row] < 0 ? 0 : &records[source[row]];
+
+		if (!r || r->op != o->label)
+			continue;
+		y->flags |= r->flags;
+		here |= tb_rank(owner[row]);
+		if (r->flags & TB_FLAG_QUORUM)
+			well |= tb_rank(owner[row]);
+	}
+	y->owners = tb_count(here);
+	y->well = tb_count(well);
+}
+
+/* How many rows of a flow were requested. */
+static __u32 tb_again(const struct tb_half *h, __u32 rank)
+{
+	const struct tb_incoming *f = h->requested ? tb_flow_after(h, 0) : 0;
+
+	while (f && f->rank != rank)
+		f = tb_flow_after(h, f);
+	return f ? f->again : 0;
+}
+
+/* A rank that has sent all is short of an op of which less than half came before requests. */
+static void tb_enter_line(struct tb_books *l, __s64 due, __s64 came, __s64 again, int through)
+{
+	l->ops++;
+	l->expected += due;
+	l->taken += came;
+	*(through ? &l->gaps : &l->open) += due - came;
+	if (through)
+		l->short_ops = 2 * tb_least(came, due - again) < due ? l->short_ops + 1 : 0;
+}
+
+/*
+ * What a half that is over came to: enters it in the ledger, and says what judges and learns need (tb_tally). came: rows, by
+ * rank. abstains: this rank brings none to the op. lines: of contributions, then of results, by rank.
+ */
+TB_EXPORT void tb_account(const struct tb_terms *t, const struct tb_own_op *o, int results,
+			  int abstains, const __s64 *came, struct tb_books *lines,
+			  struct tb_tally *y)
+{
+	const struct tb_peer_state *s = (const struct tb_peer_state *)t->states;
+	tb_set stayed = tb_set_of(o->stayed), none = tb_set_of(o->abstained), there = none | stayed;
+	tb_set live = tb_set_of(t->live), gone = tb_set_of(t->gone), voters = tb_set_of(t->voters);
+	tb_set absent = {}, lacking = {};
+	__u32 p;
+
+	memset(y, 0, sizeof(*y));
+	for (p = 0; p < t->world; p++, s++) {
+		__s64 due = results ? tb_share(o, p) : o->own;
+		int sent = s->cookie == t->cookie &&
+			   tb_distance(results ? TB_READ_ONCE(s->published)
+					       : TB_READ_ONCE(s->contributed),
+				       o->label) >= 0;
+		int through = sent && (results || !tb_has(stayed, p));
+		struct tb_books *l = &lines[results * t->world + p];
+
+		if (p == t->rank || tb_has(gone, p) || (results ? !due : p >= t->ranks))
+			continue;
+		if (came[p])
+			there |= tb_rank(p);
+		if (!results && tb_has(none, p))
+			continue;
+		tb_enter_line(l, due, came[p], tb_again(tb_half_of(o, results), p), through);
+		y->due += due;
+		y->came += came[p];
+		if (!came[p])
+			absent |= tb_rank(p);
+		if (came[p] || (through && (results || tb_has(live, p)))) {
+			y->judged += due;
+			y->judged_came += came[p];
 		}
+		if (through && l->short_ops >= TB_SHORT_OPS && p < t->ranks)
+			lacking |= tb_rank(p);
+	}
+	memcpy(y->absent, &absent, sizeof(absent));
+	memcpy(y->lacking, &lacking, sizeof(lacking));
+	if (results)
+		tb_hear_owners(t, o, y);
+	if (o->own_in || abstains)
+		there |= tb_rank(t->rank);
+	y->quorum = 2 * tb_count(voters & there) > tb_count(voters);
 }

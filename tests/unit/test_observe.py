@@ -122,6 +122,14 @@ def verdicts(**counts: int) -> np.ndarray:
     return made
 
 
+def close(ledger: Ledger, stage: Stage, expected: int, taken: int, *, finished: bool) -> None:
+    """Enters what a stage of an op came to of rank 1."""
+    line = ledger.lines[stage][1]
+    line.ops, line.expected, line.taken = line.ops + 1, line.expected + expected, line.taken + taken
+    missing = "gaps" if finished else "open"
+    setattr(line, missing, getattr(line, missing) + expected - taken)
+
+
 @pytest.mark.parametrize(
     ("closed", "came", "found"),
     [
@@ -143,7 +151,7 @@ def test_what_is_missing_is_booked_by_its_cause(
     """``closed``: of each op the rows expected and taken, and whether its mark was finished."""
     ledger = Ledger(2)
     for expected, taken, finished in closed:
-        ledger.close(Stage.CONTRIBUTIONS, 1, expected, taken, finished=finished)
+        close(ledger, Stage.CONTRIBUTIONS, expected, taken, finished=finished)
     entry = ledger.entry(Stage.CONTRIBUTIONS, 1, verdicts(**came))
     assert entry == entry | found
     assert balanced(entry)
@@ -152,8 +160,8 @@ def test_what_is_missing_is_booked_by_its_cause(
 def test_rows_of_another_map_or_layout_are_refused_and_not_lost() -> None:
     """They may be of either stage: no row is booked twice."""
     ledger = Ledger(2)
-    ledger.close(Stage.CONTRIBUTIONS, 1, 50, 30, finished=True)
-    ledger.close(Stage.RESULTS, 1, 50, 40, finished=True)
+    close(ledger, Stage.CONTRIBUTIONS, 50, 30, finished=True)
+    close(ledger, Stage.RESULTS, 50, 40, finished=True)
     for name in ("WRONG_MAP", "LAYOUT_MISMATCH", "SLOT_OUT_OF_RANGE", "NOT_FOR_THIS_RANK"):
         first, second = (ledger.entry(stage, 1, verdicts(**{name: 25})) for stage in Stage)
         assert (first["refused"], first["lost"], second["refused"], second["lost"]) == (20, 0, 5, 5)
@@ -169,7 +177,7 @@ def test_whatever_happens_the_books_balance() -> None:
         for stage in Stage:
             for _ in range(draw.randrange(4)):
                 expected = draw.randrange(50)
-                ledger.close(stage, 1, expected, draw.randint(0, expected), finished=draw.random() < 0.5)
+                close(ledger, stage, expected, draw.randint(0, expected), finished=draw.random() < 0.5)
         seen = verdicts(**{v.name: draw.randrange(60) for v in Verdict})
         for stage in Stage:
             assert balanced(ledger.entry(stage, 1, seen))

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
-from functools import reduce
-from operator import or_
+from collections.abc import Callable
 
 from tailbound.collective.alerts import Episodes
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
-from tailbound.collective.tally import flags_by
+from tailbound.collective.tally import Counts
 from tailbound.errors import TransportError
+from tailbound.kernel.core import core
 from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
 from tailbound.transport.safeguard import Action, Safeguard
 from tailbound.transport.steps import step_of
-from tailbound.wire.schema import UNKNOWN_SENDER, Flag, Stage, Verdict
+from tailbound.wire.packets import record_of
+from tailbound.wire.ranks import ranks_of
+from tailbound.wire.schema import TALLY, UNKNOWN_SENDER, Flag, Verdict
 
-#: Ops running of which less than half has come from a rank that has sent all, until it is told so.
-_COMPLAIN = 2
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
 _SKIP, _STOP, _OVERFLOW, _QUORUM = int(Flag.SKIP), int(Flag.STOP), int(Flag.OVERFLOW), int(Flag.QUORUM)
 #: Durations that are kept, for a median and a tail.
 _DURATIONS = 512
 #: Ops running with a majority until a stretch without one is over.
 _WHOLE = 4
+
+
+class Tally(record_of(TALLY)):  # type: ignore[misc]
+    """``tb_tally``."""
 
 
 class Accounts:
@@ -49,8 +53,8 @@ class Accounts:
     def __init__(self, job: Speaker, complain: Callable[[int], None]) -> None:
         self._job, limits = job, job.config.safeguard
         self._complain = complain
-        self._short = {(stage, peer): 0 for stage in Stage for peer in job.peers}  # ops running, see _COMPLAIN
         self.ledger = Ledger(job.world)
+        self._tally = Tally()
         self.contributions, self.results = Safeguard(limits), Safeguard(limits)
         self._minority = Episodes(1, _WHOLE)
         self.latency = deque[int](maxlen=_DURATIONS)
@@ -58,69 +62,47 @@ class Accounts:
         self.trace = Trace(job.rank) if os.environ.get(TRACE_VARIABLE) else None
         self._in_pieces = 0  # frames that the log has told of
 
-    def judge(self, op: Op, summed: Sequence[int], through: Collection[int]) -> None:
-        """Sets the flags of the own results of an op that has just been sealed: what binds all ranks.
+    def close(self, op: Op, came: Counts, *, results: bool) -> Tally:
+        """Enters one half of an op that is over in the ledger, and complains of peers whose rows do not come.
 
         Args:
-            summed: contributions of each rank in the own rows.
-            through: ranks that have sent all that they had for them.
+            came: rows, by rank.
+            results: it is the second half, of which the results here are known.
+
+        Returns:
+            What it came to, until the next half is over.
         """
-        job, own = self._job, op.own
-        there = {rank for rank, count in enumerate(summed) if count or (rank == job.rank and op.own_present)}
-        abstainers, stayed_out = op.abstainers, op.stayed_out
-        if job.membership.quorum(there | abstainers | stayed_out | ({job.rank} if op.abstains else set())):
+        job, tally = self._job, self._tally
+        lines, silent = ctypes.addressof(self.ledger.lines), op.abstains
+        core().fast.tb_account(
+            job.terms.pointer, ctypes.addressof(op), results, silent, came, lines, ctypes.addressof(tally)
+        )
+        if any(tally.lacking):
+            for peer in sorted(ranks_of(tally.lacking)):
+                self._complain(peer)
+        return tally
+
+    def judge(self, op: Op, tally: Tally) -> None:
+        """Sets the flags of the own results of an op that has just been sealed: what binds all ranks."""
+        if tally.quorum:
             op.flags |= _QUORUM
-        awaited = set(job.membership.live).intersection(through) - stayed_out
-        judged = [p for p in job.membership.here if p not in abstainers and (summed[p] or p in awaited)]
-        found = self.contributions.judge(own * len(judged), sum([summed[peer] for peer in judged]))
+        found = self.contributions.judge(tally.judged, tally.judged_came)
         if found.action >= Action.SKIP:
             op.flags |= _SKIP
         if found.action == Action.STOP:
             op.flags |= _STOP
         if found.action:
-            self._say(op, found.action, f"of the contributions to rank {job.rank}: {found.why}")
+            self._say(op, found.action, f"of the contributions to rank {self._job.rank}: {found.why}")
 
-    def sealed(self, op: Op, summed: Sequence[int], through: Collection[int]) -> None:
-        """Enters the first half of an op whose results are on their way; arguments as in ``judge``."""
-        asked, stayed_out, abstainers = op.first.asked, op.stayed_out, op.abstainers
-        for peer in self._job.membership.here:
-            if peer not in abstainers:
-                again, finished = asked.get(peer, 0), peer in through and peer not in stayed_out
-                self._close(Stage.CONTRIBUTIONS, peer, op.own, summed[peer], again, finished=finished)
-
-    def _close(self, stage: Stage, peer: int, due: int, came: int, again: int, *, finished: bool) -> None:
-        """``again``: rows that had to be asked for; that some of them came hides no loss here."""
-        self.ledger.close(stage, peer, due, came, finished=finished)
-        if not finished:
-            return
-        short = self._short[stage, peer] = self._short[stage, peer] + 1 if 2 * min(came, due - again) < due else 0
-        if short >= _COMPLAIN:
-            self._complain(peer)
-
-    def collected(self, op: Op, by_owner: Sequence[int]) -> None:
-        """Enters the second half of an op that has just ended, and obeys what the owners' flags say.
-
-        Args:
-            by_owner: results present of each owner.
-        """
-        job, counts, asked = self._job, op.place.placement.shares, op.second.asked
-        expected = taken = 0
-        owners = [peer for peer in job.membership.here if counts[peer]]
-        through = {*job.records.all_published(owners, op.label)}
-        for peer in owners:
-            due, count = counts[peer], by_owner[peer]
-            finished = peer in through
-            self._close(Stage.RESULTS, peer, due, count, asked.get(peer, 0), finished=finished)
-            if count or finished:
-                expected += due
-                taken += count
+    def collected(self, op: Op) -> None:
+        """Obeys what the owners' flags say of an op whose second half was the last to be entered."""
+        job, tally, flags = self._job, self._tally, self._tally.flags
+        expected, taken = tally.judged, tally.judged_came
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
-        said = [one for one in flags_by(job, op) if one >= 0]
-        flags = reduce(or_, said, 0)
         op.outcome.overflowed |= bool(flags & _OVERFLOW)
         told, flags = flags & (_SKIP | _STOP), flags | op.flags
-        self._look_at_quorum(op, said + [op.flags] * (counts[job.rank] > 0))
+        self._look_at_quorum(op, tally)
         found = self.results.judge(expected, taken)
         if found.action:
             self._say(op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
@@ -139,12 +121,8 @@ class Accounts:
                 "(its stop=); `tailbound top` and stats()['ledger'] say between which ranks"
             )
 
-    def _look_at_quorum(self, op: Op, flags: Sequence[int]) -> None:
-        """No rank applies an op without a majority; the log says it once a stretch (clock-38).
-
-        Args:
-            flags: of the results of each owner of which there are any.
-        """
+    def _look_at_quorum(self, op: Op, tally: Tally) -> None:
+        """No rank applies an op without a majority; the log says it once a stretch (clock-38)."""
         assert op.launch is not None
         job, step = self._job, step_of(op.label)
         empty = op.outcome.failed_groups == op.place.layout.shape.groups
@@ -152,7 +130,8 @@ class Accounts:
         nothing = empty and (abstained or op.overtaken)
         if nothing or not op.launch.quorum:
             return
-        minority = self._lacks_rows(op) if op.switched else 2 * sum(one & _QUORUM > 0 for one in flags) <= len(flags)
+        owners, well = tally.owners + (op.own > 0), tally.well + (op.own > 0 and bool(op.flags & _QUORUM))
+        minority = self._lacks_rows(op) if op.switched else 2 * well <= owners
         minority &= not job.membership.quorum({job.rank})
         if minority:
             op.launch.coder.clear(op.launch.out)

@@ -9,14 +9,16 @@ from tailbound.codec.records import Own, Received, Sums
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
 from tailbound.collective import peers, switched
+from tailbound.collective.accounting import Tally
 from tailbound.collective.contribute import coding_of
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
 from tailbound.collective.retransmit import encode_repair, settle
-from tailbound.collective.tally import counts, point_own, summed_by
+from tailbound.collective.tally import Counts, counts, point_own, summed_by
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
 from tailbound.transport.steps import step_distance, step_of
+from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Stage, Verdict, Why
 
 #: What to do about ranks that disagree on a bucket.
@@ -58,11 +60,11 @@ def seal(job: Job, op: Op) -> None:
     op.first.phase = Phase.CLOSED
     op.spans.sealed = job.now()
     summed = _count(job, op)
-    through = {*job.records.all_contributed(job.membership.here, op.label)}
-    job.accounts.judge(op, summed, through)
+    tally = job.accounts.close(op, summed, results=False)
+    job.accounts.judge(op, tally)
     op.outcome.doubtful = own > 0 and _left_behind(job, op)
     if job.ranks > 1:
-        _suspect(job, op, own, summed)
+        _suspect(job, op, tally)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
         job.self_misses = job.self_misses + 1 if missed else 0
@@ -72,7 +74,7 @@ def seal(job: Job, op: Op) -> None:
     job.counters["rows_without_contributor"] += means.missing
     _publish(job, op, own, means.missing)
     if job.ranks > 1:  # the others have their rows on the way by now
-        _account(job, op, own, summed, through)
+        _learn(job, op, own, summed)
 
 
 def _left_behind(job: Job, op: Op) -> bool:
@@ -83,7 +85,7 @@ def _left_behind(job: Job, op: Op) -> bool:
     return step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 1
 
 
-def _count(job: Job, op: Op) -> list[int]:
+def _count(job: Job, op: Op) -> Counts:
     """Rows that came, by rank; notes ranks that bring none."""
     record = job.records.of(op.label)
     for i, word in enumerate(record["abstained"].tolist() if record is not None else ()):
@@ -91,27 +93,25 @@ def _count(job: Job, op: Op) -> list[int]:
     return summed_by(job, op)
 
 
-def _suspect(job: Job, op: Op, own: int, summed: list[int]) -> None:
+def _suspect(job: Job, op: Op, tally: Tally) -> None:
     """Suspects ranks of which nothing came (clock-14), before results leave: these go to others first."""
-    abstainers = op.abstainers
-    due = [p for p in job.membership.here if p not in abstainers]
-    op.outcome.expected += own * len(due)
-    op.outcome.delivered += sum([summed[p] for p in due])
-    absent = {p for p in due if summed[p] == 0}
+    op.outcome.expected += tally.due
+    op.outcome.delivered += tally.came
+    absent = ranks_of(tally.absent)
     op.outcome.missing |= absent
     _name_strangers(job, op, absent)
     suspect(job, op, absent, ("contributions",), "sent no contribution for", "no longer waiting for it")
     job.publish_live()
 
 
-def _account(job: Job, op: Op, own: int, summed: list[int], through: set[int]) -> None:
-    """Enters the first half of an op in what is counted and learned."""
+def _learn(job: Job, op: Op, own: int, summed: Counts) -> None:
+    """Enters the first half of an op in what is learned."""
     if op.first.why == Why.DEADLINE:
-        late = set(job.membership.live) - through - op.abstainers
+        through = job.records.all_contributed(job.membership.here, op.label)
+        late = set(job.membership.live) - {*through} - op.abstainers
         cut_off(job, op, op.first, op.spans.sealed - op.start, [(summed[p], own) for p in late])
     settle(job, op.first, Stage.CONTRIBUTIONS)
-    job.accounts.sealed(op, summed, through)
-    job.flow.count_sealed(op, summed)
+    job.flow.count_sealed(op, summed[: job.ranks])
 
 
 def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
@@ -174,7 +174,7 @@ def finish(job: Job, op: Op) -> None:
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups
     if not outcome.void:  # else nothing was lost
-        job.accounts.collected(op, list(by_owner))
+        job.accounts.collected(op)
     outcome.void |= empty and outcome.abstained
     if op.switched:
         _settle_scales(job, op)

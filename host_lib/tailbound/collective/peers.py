@@ -16,6 +16,7 @@ from tailbound.collective.retransmit import settle
 from tailbound.collective.tally import Counts, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.kernel.core import core
+from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import PacketType, Stage, Why
 
 
@@ -59,7 +60,7 @@ def read(job: Job, op: Op, by_owner: Counts) -> None:
     others = place.layout.shape.rows - place.placement.shares[job.rank]
     outcome.expected += others
     outcome.missed = others - present + outcome.overwritten
-    _suspect(job, op, by_owner)
+    _suspect(job, op, ranks_of(job.accounts.close(op, by_owner, results=True).absent))
     if op.second.why == Why.DEADLINE:
         counts = place.placement.shares
         late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
@@ -67,9 +68,9 @@ def read(job: Job, op: Op, by_owner: Counts) -> None:
         cut_off(job, op, op.second, op.second.over - (op.spans.sealed or op.start), flows)
 
 
-def _suspect(job: Job, op: Op, by_owner: Counts) -> None:
+def _suspect(job: Job, op: Op, absent: set[int]) -> None:
+    """Suspects owners of which nothing came."""
     shares = op.place.placement.shares
-    absent = {p for p in job.membership.here if shares[p] and by_owner[p] == 0}
     op.outcome.missing |= absent
     # who was left out of the map is present again by its contributions, since it has no results to publish
     silent, marks = job.membership.contribution.suspects, job.records

@@ -22,7 +22,7 @@ from tailbound.transport.config import DEFAULT_PORT
 from tailbound.transport.headers import Stamp, add_flags
 from tailbound.transport.switch import FORMS
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import Flag, PacketType, Stage, Why
+from tailbound.wire.schema import Flag, PacketType, Why
 from tailbound.wire.tag import NO_KEY
 
 
@@ -65,8 +65,7 @@ def read(job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
     outcome.missed = rows - len(here)
     if op.second.why == Why.DEADLINE:
         cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
-    finished = job.records.published(job.switch, op.label)
-    job.accounts.ledger.close(Stage.RESULTS, job.switch, rows, len(here), finished=finished)
+    job.accounts.close(op, by_owner, results=True)
     _suspect(job, op, int(here.max(initial=0)))
     _silence(job, op, present)
     return b.row_count if switch.form == "sums" else None

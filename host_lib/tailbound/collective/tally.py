@@ -17,11 +17,11 @@ def counts(known: Known) -> Counts:
     return (ctypes.c_int64 * known.world)()
 
 
-def summed_by(known: Known, op: Op) -> list[int]:
+def summed_by(known: Known, op: Op) -> Counts:
     """Own rows that hold a contribution, by rank."""
     found = counts(known)
     core().fast.tb_summed(known.terms.pointer, ctypes.addressof(op), found)
-    return found[: known.ranks]
+    return found
 
 
 def gather(known: Known, op: Op, by_owner: Counts) -> int:
@@ -48,10 +48,3 @@ def read_records(known: Known, op: Op, form: int = 0) -> int:
         Rows that were overwritten before use, or are not as they should be; they are taken out.
     """
     return int(core().fast.tb_read(known.terms.pointer, ctypes.addressof(op), form))
-
-
-def flags_by(known: Known, op: Op) -> list[int]:
-    """By rank, the header flags of its results that ``gather`` has found; -1: there are none."""
-    found = counts(known)
-    core().fast.tb_flags(known.terms.pointer, ctypes.addressof(op), found)
-    return list(found)

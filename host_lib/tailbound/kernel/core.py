@@ -76,7 +76,7 @@ _FUNCTIONS = {
     "tb_gather": (_U32, _P, _P, _P),
     "tb_point_own": (None, _P, _P),
     "tb_read": (_U32, _P, _P, _U32),
-    "tb_flags": (None, _P, _P, _P),
+    "tb_account": (None, _P, _P, _INT, _INT, _P, _P, _P),
     "tb_saved": (_S64, _P, _S64),
     "tb_patience": (_S64, _P, _P),
     "tb_worth": (_INT, _P, _P, _S64, _S64, _S64),

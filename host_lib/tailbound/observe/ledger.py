@@ -7,39 +7,30 @@ and verdict. Late is not lost (clock-24).
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.wire.schema import MISSING, Fate, Stage, Verdict
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import BOOKS, MISSING, Fate, Stage, Verdict
 
 #: What ``tailbound top`` shows of a peer's ledger.
 ROWS: tuple[str, ...] = ("expected", *(fate.value for fate in (Fate.TAKEN, *MISSING)), "repaired")
-#: Columns of the ledger.
-_OPS, _EXPECTED, _TAKEN, _GAPS, _OPEN, _COLUMNS = range(6)
+_LINE: Any = record_of(BOOKS)
 
 
 class Ledger:
-    """Rows of one rank, a line for each peer and stage. Every call is one addition; nothing grows."""
+    """Rows of one rank, a line (``tb_books``) for each peer and stage; nothing grows.
+
+    The library enters what an op's stage came to when it is over (``tb_account``).
+
+    Attributes:
+        lines: by stage and peer, which is the sender of contributions or the owner of results.
+    """
 
     def __init__(self, ranks: int) -> None:
-        # by stage and peer; plain numbers, since one of an array takes five times as long to add to
-        self._lines = [[[0] * _COLUMNS for _ in range(ranks)] for _ in range(2)]
-
-    def close(self, stage: Stage, peer: int, expected: int, taken: int, *, finished: bool) -> None:
-        """Enters one op's stage that is over.
-
-        Args:
-            peer: sender (contributions) or owner (results).
-            expected: rows that the peer should have brought.
-            taken: rows that were in when the stage ended.
-            finished: whether the peer's finished mark covered the op then.
-        """
-        line = self._lines[stage][peer]
-        missing = expected - taken
-        line[_OPS] += 1
-        line[_EXPECTED] += expected
-        line[_TAKEN] += taken
-        line[_GAPS if finished else _OPEN] += missing
+        self.lines = (_LINE * ranks * 2)()
 
     def lost(self, peer: int, verdicts: NDArray[np.uint64]) -> tuple[int, int]:
         """Rows expected of ``peer`` in both stages together, and those of them that were lost on the way."""
@@ -56,14 +47,14 @@ class Ledger:
         Returns:
             ``ops``, ``expected``, ``missing`` (the sum of ``MISSING``), ``repaired``, and rows by fate.
         """
-        line = self._lines[stage][peer]
-        gaps, left = line[_GAPS], line[_OPEN]
+        line = self.lines[stage][peer]
+        gaps, left = int(line.gaps), int(line.open)
         refused = min(self._refused(stage, peer, verdicts), gaps + left)
         lost = gaps - min(refused, gaps)
         left -= refused - (gaps - lost)
         late = min(_sum(verdicts, Fate.LATE, stage), left)
         fates = {
-            Fate.TAKEN: line[_TAKEN],
+            Fate.TAKEN: line.taken,
             Fate.LATE: late,
             Fate.LOST: lost,
             Fate.REFUSED: refused,
@@ -71,8 +62,8 @@ class Ledger:
             Fate.DUPLICATED: _sum(verdicts, Fate.DUPLICATED, stage),
         }
         return {
-            "ops": line[_OPS],
-            "expected": line[_EXPECTED],
+            "ops": line.ops,
+            "expected": line.expected,
             "missing": sum(fates[fate] for fate in MISSING),
             "repaired": repaired,
             **{fate.value: rows for fate, rows in fates.items()},
@@ -83,8 +74,8 @@ class Ledger:
         own, either = _sum(verdicts, Fate.REFUSED, stage), _sum(verdicts, Fate.REFUSED, *Stage)
         if stage == Stage.CONTRIBUTIONS:
             return own + either
-        line = self._lines[Stage.CONTRIBUTIONS][peer]
-        lacked = line[_GAPS] + line[_OPEN] - _sum(verdicts, Fate.REFUSED, Stage.CONTRIBUTIONS)
+        line = self.lines[Stage.CONTRIBUTIONS][peer]
+        lacked = int(line.gaps + line.open) - _sum(verdicts, Fate.REFUSED, Stage.CONTRIBUTIONS)
         return own + max(0, either - max(0, lacked))
 
 

@@ -985,6 +985,36 @@ TERMS = Struct(
     ),
 )
 
+BOOKS = Struct(
+    "tb_books",
+    "Rows of one peer in one half of the ops so far.",
+    (
+        Field("ops", "s64", "that are over"),
+        Field("expected", "s64", "rows"),
+        Field("taken", "s64", "rows"),
+        Field("gaps", "s64", "missing rows of ops whose mark said that all were sent"),
+        Field("open", "s64", "missing rows of other ops"),
+        Field("short_ops", "s64", "running, of which it has sent all and less than half came before requests"),
+    ),
+)
+
+TALLY = Struct(
+    "tb_tally",
+    "What one half of an op came to, of others.",
+    (
+        Field("due", "s64", "rows"),
+        Field("came", "s64", "rows"),
+        Field("judged", "s64", "rows due of ranks of which some came, or that are waited for and have sent all"),
+        Field("judged_came", "s64", "rows"),
+        Field("absent", "u64", "bitmap of ranks of which none came", MAX_RANKS // 64),
+        Field("lacking", "u64", "bitmap of ranks that are to be told that their rows do not come", MAX_RANKS // 64),
+        Field("flags", "u32", "Flag bits of the results that are here"),
+        Field("owners", "u32", "of which results are here"),
+        Field("well", "u32", "of these, how many had a quorum"),
+        Field("quorum", "u32", "1: a majority had part in the half"),
+    ),
+)
+
 OWN_OP = Struct(
     "tb_own_op",
     "An op of a rank from its first sign of life on (`collective.op`); times in ns.",
@@ -1100,7 +1130,8 @@ class Sent(enum.IntEnum):
 
 #: Of the library (``host_lib/core``) and its callers.
 RECORDS = (
-    STAMP, RUN, PATH, LINK, TARGET, SENDING, ASKING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, OWN_OP,
+    STAMP, RUN, PATH, LINK, TARGET, SENDING, ASKING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, BOOKS,
+    TALLY, OWN_OP,
 )  # fmt: skip
 
 #: Maps of the worker program, in order of creation.
