@@ -255,11 +255,11 @@ __s64 tb_pto(const struct tb_answers *p);
 void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
 
 /*
- * Waits for descriptors (wait.c), for so many ns: how many are ready, or -errno. woken: when that was, on
+ * Waits for descriptors (wait.c), for so many ns: a bitmap of those that are ready, or -errno. woken: when that was, on
  * CLOCK_MONOTONIC.
  */
 struct pollfd;
-int tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken);
+__s64 tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken);
 
 /*
  * Sends a packet of size bytes to each name (struct sockaddr, 32 bytes) whenever said (ns) is older than every, until

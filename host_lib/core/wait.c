@@ -9,15 +9,20 @@
 
 #define TB_SECOND 1000000000LL
 #define TB_NAME_BYTES 32
+/* The bit of a descriptor in what is ready; those behind share the last one. */
+#define TB_LAST 62
 
-TB_EXPORT int tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken)
+TB_EXPORT __s64 tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken)
 {
 	struct timespec most = { time / TB_SECOND, time % TB_SECOND };
-	int ready = ppoll(polled, count, &most, NULL);
+	int found = ppoll(polled, count, &most, NULL);
+	__s64 ready = found < 0 ? -errno : 0;
+	__u32 i;
 
-	if (ready < 0)
-		ready = -errno;
 	*woken = tb_clock();
+	for (i = 0; found > 0 && i < count; i++)
+		if (polled[i].revents)
+			ready |= 1LL << tb_least(i, TB_LAST);
 	return ready;
 }
 

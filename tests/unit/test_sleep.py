@@ -24,7 +24,6 @@ from tailbound.transport.cores import RunQueue
 
 #: Where the clock begins.
 NOW = 10_000 * MS
-EVENTS, CONTROLS, WAKE = 3, 4, 5
 
 
 class Sleeper:
@@ -40,12 +39,9 @@ class Sleeper:
             sender=SimpleNamespace(deferred=(), crowded=False),
             overtime=SimpleNamespace(woke=lambda late, held_up: self.late.append(late), held_up=0),
         )  # fmt: skip
-        self.thread._waiter = SimpleNamespace(
-            want_room=self.wanted.update, wait=self._wait, readable=lambda fd: False, woken=NOW
-        )
+        self.thread._waiter = SimpleNamespace(want_room=self.wanted.update, wait=self._wait, ready=0, woken=NOW)
         self.thread._ops = {1: SimpleNamespace()} if ops else {}
         self.thread._stirred, self.thread._holding = lambda: False, SimpleNamespace(again=0)
-        self.thread._event_fd, self.thread._control_fd, self.thread._wake = EVENTS, CONTROLS, WAKE
         self.thread._silence, self.thread._owed, self.thread._awake = 0, 0, NOW
 
     def _wait(self, nanoseconds: int) -> int:
@@ -121,7 +117,7 @@ def test_a_short_wait_is_short_and_never_early(made: list[int]) -> None:
         assert took >= 200e-6
         shortest = min(shortest, took)
     assert shortest < 1e-3  # poll would have slept a millisecond or two
-    assert not waiter.readable(made[0])
+    assert not waiter.ready
 
 
 def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock(made: list[int]) -> None:
@@ -139,11 +135,14 @@ def test_what_is_readable_ends_it(made: list[int]) -> None:
     waiter = Waiter(made)
     with ThreadPoolExecutor() as threads:
         threads.submit(os.eventfd_write, loud, 1)
-        assert waiter.wait(60_000_000_000) == 1
-    assert (waiter.readable(quiet), waiter.readable(loud)) == (False, True)
-    os.eventfd_read(loud)
+        assert waiter.wait(60_000_000_000) == 2
+    assert waiter.ready == 2
+    os.eventfd_write(quiet, 1)
+    assert waiter.wait(0) == 3
+    for fd in made:
+        os.eventfd_read(fd)
     assert waiter.wait(-5) == 0
-    assert not waiter.readable(loud)
+    assert not waiter.ready
 
 
 def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

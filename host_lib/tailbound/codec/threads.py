@@ -56,13 +56,10 @@ class Threads:
     def __init__(self, count: int, width: int) -> None:
         self._scratches = [Scratch(width) for _ in range(count)]
         self._threads = ThreadPoolExecutor(count - 1, "tailbound-codec") if count > 1 else None
-        #: called by the calling thread after each of its pieces: what cannot wait until an op is coded
-        self.meanwhile: Callable[[], None] = lambda: None
-
-    @property
-    def scratch(self) -> Scratch:
-        """That of the calling thread."""
-        return self._scratches[0]
+        #: that of the calling thread
+        self.scratch = self._scratches[0]
+        #: called by the calling thread after each of several pieces: what cannot wait until an op is coded
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def __len__(self) -> int:
         return len(self._scratches)
@@ -77,9 +74,11 @@ class Threads:
         """
         threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS)) if divide else 1
         pieces = max(threads, groups // _PIECE_GROUPS) if divide else 1
+        if pieces == 1:
+            return [work(self.scratch, (0, groups))]
         left = deque(pairwise(groups * piece // pieces for piece in range(pieces + 1)))
 
-        def run(scratch: Scratch, meanwhile: Callable[[], None] = lambda: None) -> list[T]:
+        def run(scratch: Scratch, meanwhile: Callable[[], object] = lambda: None) -> list[T]:
             done = []
             while left:
                 try:

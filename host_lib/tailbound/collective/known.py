@@ -25,6 +25,7 @@ from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.transport.steps import step_distance
 from tailbound.wire import schema
+from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_slot
 
 #: Seals missed by the own row before it is no longer waited for (clock-8).
@@ -170,6 +171,7 @@ class Known:
         self.armed = False
         #: ops running of which the switch has sent nothing
         self.silent_ops = 0
+        self._told: tuple[int, ...] = ()
         self.follow()
 
     def owners(self, ranks: tuple[int, ...], *, switched: bool) -> tuple[int, ...]:
@@ -229,5 +231,13 @@ class Known:
         return int(core().fast.tb_newest(self.terms.pointer, own))
 
     def follow(self) -> bool:
-        """Tells the library what concerns all ops; returns whether it is another than before."""
-        return self.terms.follow(self.membership, self.deadlines, self_late=self.self_late)
+        """Tells the library what concerns all ops; returns whether it is another than before: all have news then."""
+        members, deadlines, terms = self.membership, self.deadlines, self.terms
+        told = members.changes, self.self_misses >= SELF_LATE_AFTER, deadlines.quiet, deadlines.start_max
+        if told == self._told:  # asked for many times an op
+            return False
+        self._told = told
+        _, terms.self_late, terms.silence, terms.start_max = told
+        terms.live, terms.owners, terms.gone = bitmap(members.live), bitmap(members.owners), bitmap(members.gone)
+        terms.voters, terms.suspects = bitmap(members.voters), bool(members.suspects)
+        return True

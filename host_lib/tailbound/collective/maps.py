@@ -22,7 +22,7 @@ from tailbound.transport.sequence import REMEMBERED, Position
 from tailbound.transport.shares import Lateness, Shares
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.transport.switch import Fallback
-from tailbound.wire.schema import MAX_RANKS, TIME_UNIT_US, PacketType, op_label, op_slot
+from tailbound.wire.schema import MAX_RANKS, OP_INDEX_BITS, TIME_UNIT_US, PacketType, op_label, op_slot
 
 #: What peers know of maps is looked at so often while nothing is on its way.
 _IDLE = 10 * MS
@@ -59,7 +59,7 @@ class Maps:
         self._lateness = Lateness()
         self._paces: deque[int] = deque(maxlen=16)
         self._step = self._aged = job.config.first_step
-        self._again = 0
+        self._again = self._due = 0
         self._observed = self._wished = -_APART
         self._alerts = Alerts(job, job.accounts.ledger, job.events)
         self._turn_asked = 0  # turns of keys that another rank has asked for
@@ -120,7 +120,7 @@ class Maps:
         job, ops = self._job, window.ops
         if job.ranks == 1:
             return 0
-        step = step_of(job.sequence.upcoming)
+        step = job.sequence.upcoming >> OP_INDEX_BITS
         if step != self._step:
             self._step, self._again = step, 0
             if step_distance(step, self._aged) >= _AGE_EVERY:
@@ -141,7 +141,8 @@ class Maps:
                 self._change(window)
             due = self.agreement.due()
             self._again = max(now + MS, due) if due else now + _IDLE
-        return self._again if self.agreement.due() else 0
+            self._due = self._again if due else 0
+        return self._due
 
     def _next_beginning(self) -> int:
         """The step that a map begins with which is settled now: some after the newest that a live rank has named."""

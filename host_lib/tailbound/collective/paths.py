@@ -87,6 +87,7 @@ class Paths:
     Attributes:
         by_peer: by rank.
         burst: packets of a burst; half of them have to arrive.
+        tried: those under trial, by rank.
     """
 
     def __init__(self, job: Speaker, interface: Callable[[], str]) -> None:
@@ -94,7 +95,7 @@ class Paths:
         self.by_peer = {peer: Path() for peer in job.peers}
         stride = HEADER_BYTES + job.store.width
         self.burst = min(burst_packets(stride), _MOST, max(_LEAST, _ALL // max(1, len(job.peers))))
-        self._tried: dict[int, Path] = {}  # those under trial
+        self.tried: dict[int, Path] = {}
         self._plain: set[int] = set()  # destinations without bursts, told of
         self._said: dict[int, Backoff] = {}  # refusals, by errno
         self._error: TransportError | None = None
@@ -104,21 +105,24 @@ class Paths:
     @property
     def proven(self) -> bool:
         """Whether rows come from every peer, and whether bursts reach every peer is known."""
-        return not self._tried and all(path.heard & WIDE for path in self.by_peer.values())
+        return not self.tried and all(path.heard & WIDE for path in self.by_peer.values())
 
     def begin(self, peer: int, now: int) -> None:
         """Begins a trial of the path to ``peer``, unless one is under way."""
-        if peer in self.by_peer.keys() - self._tried.keys() - self._job.membership.gone and self._error is None:
-            path = self._tried[peer] = self.by_peer[peer]
+        if peer in self.by_peer.keys() - self.tried.keys() - self._job.membership.gone and self._error is None:
+            path = self.tried[peer] = self.by_peer[peer]
             path.trial, path.begun, path.tries = now // MS % 0xFFFF + 1, now, Backoff(TRIES, now)
             path.told = path.answers = 0
 
     def due(self, now: int) -> list[int]:
         """Peers that are to be tried now."""
-        return [peer for peer, path in self._tried.items() if path.tries.due <= now]
+        return [peer for peer, path in self.tried.items() if path.tries.due <= now]
 
     def poll(self, now: int) -> int:
-        """Once a turn: says what is new and tries what is due; returns when to look again (0: on arrival)."""
+        """Says what is new and tries what is due; returns when to look again (0: on arrival).
+
+        Once a turn, while paths are ``tried`` or the sender has been ``refused``.
+        """
         sender = self._job.sender
         if sender.refused:
             refused, sender.refused = sender.refused, {}
@@ -126,10 +130,10 @@ class Paths:
                 self._say_refused(number, sorted(ranks), now)
         if not sender.plain <= self._plain:
             self._say_plain()
-        if not self._tried:  # nearly always
+        if not self.tried:  # nearly always
             return 0
         for peer in self.due(now):
-            path = self._tried[peer]
+            path = self.tried[peer]
             asked, too_long = path.tries.asked, path.refused == errno.EMSGSIZE
             heard = 2 * path.answers >= asked >= _NARROW_TRIES
             if not path.told & WIDE and (heard or (too_long and asked >= _REFUSED_TRIES)):
@@ -138,10 +142,10 @@ class Paths:
                 self._end(peer)
                 return 0
             if now > path.begun + LIMIT:  # nothing is known: it may be stopped
-                del self._tried[peer]
+                del self.tried[peer]
             else:
                 self.ask(peer, now)
-        return min((path.tries.due for path in self._tried.values()), default=0)
+        return min((path.tries.due for path in self.tried.values()), default=0)
 
     def ask(self, peer: int, now: int) -> None:
         """Sends the packets of one try, the small one last: its answer covers the others, if they have come before."""
@@ -186,13 +190,13 @@ class Paths:
         elif (path := self.by_peer.get(peer)) is not None:
             if flags & Flag.REPEAT:
                 self._answer(peer, path, head, body)
-            if peer in self._tried and head.count == path.trial:
+            if peer in self.tried and head.count == path.trial:
                 path.told |= head.seq
                 path.answers += not flags & Flag.REPEAT
                 if path.told & BURST:
-                    del self._tried[peer]
+                    del self.tried[peer]
                 elif path.told & WIDE and path.answers >= ANSWERS:
-                    del self._tried[peer]
+                    del self.tried[peer]
                     self._job.sender.plain.add(peer)
 
     def _answer(self, peer: int, path: Path, head: Header, body: bytes) -> None:
@@ -224,7 +228,7 @@ class Paths:
 
     def trying(self) -> bool:
         """Whether a trial, here or of a peer that was asked for one, has still to tell why rows do not come."""
-        begun = [path.begun if peer in self._tried else path.doubted for peer, path in self.by_peer.items()]
+        begun = [path.begun if peer in self.tried else path.doubted for peer, path in self.by_peer.items()]
         return self._job.now() < max(begun, default=-_TOLD) + _TOLD
 
     def _tell(self, peer: int, flag: Flag, count: int = 0) -> None:
@@ -278,7 +282,7 @@ class Paths:
         """Rows to ``peer`` pass no more, so that nothing would be averaged: the job ends."""
         if self._error is not None:
             return
-        self._tried.clear()
+        self.tried.clear()
         interface = self._interface() or "INTERFACE"
         self._error = TransportError(
             f"rank {self._job.rank}: {says}packets of {self._job.row_bytes} bytes, as rows are, no longer reach rank "

@@ -12,11 +12,8 @@ import numpy as np
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import address, core
 from tailbound.transport.config import FLOOR, Config
-from tailbound.transport.deadline import Deadlines
-from tailbound.transport.membership import Membership
 from tailbound.transport.overtime import Overtime
 from tailbound.wire.packets import record_of
-from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import ANSWERS, ASKING, TERMS
 
 Asking = record_of(ASKING)
@@ -93,7 +90,6 @@ class Terms(record_of(TERMS)):  # type: ignore[misc]
         memory: Any = paths
         self.heard = (ctypes.c_int64 * world)()
         self._kept = store, overtime, memory
-        self._terms: object = None
         super().__init__(
             address(store.control), address(store.peer_states), address(store.ops), address(store.slots),
             address(store.presence), address(store.result_records), 0, ctypes.addressof(memory),
@@ -103,14 +99,3 @@ class Terms(record_of(TERMS)):  # type: ignore[misc]
             repair=config.repair,
         )  # fmt: skip
         self.pointer = ctypes.addressof(self)
-
-    def follow(self, members: Membership, deadlines: Deadlines, *, self_late: bool) -> bool:
-        """Takes over what concerns all ops; returns whether it is another than before: all ops have news then."""
-        terms = members.changes, self_late, deadlines.quiet, deadlines.start_max
-        if terms == self._terms:
-            return False
-        self._terms = terms
-        _, self.self_late, self.silence, self.start_max = terms
-        self.live, self.owners = bitmap(members.live), bitmap(members.owners)
-        self.gone, self.voters, self.suspects = bitmap(members.gone), bitmap(members.voters), bool(members.suspects)
-        return True

@@ -34,7 +34,7 @@ from tailbound.collective.maps import Maps
 from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.retransmit import answer
 from tailbound.collective.timing import forgive
-from tailbound.collective.waiter import Waiter
+from tailbound.collective.waiter import CONTROLS, EVENTS, HANDED, Waiter
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.forks import keep_from_children
@@ -128,6 +128,7 @@ class Transpose:
         job.threads.meanwhile = self._meanwhile
         self._awake = 0  # when this thread was last seen to run
         self._handing = threading.Lock()  # held while something is handed to the thread, and while it closes
+        self._resting = False  # an op is over, and whether it was the last one has still to be said
         self._idle = threading.Event()
         self._idle.set()
         self._thread = threading.Thread(target=self._run, name="tailbound", daemon=True)
@@ -356,9 +357,8 @@ class Transpose:
         try:
             if self._on_thread is not None:
                 self._on_thread()
-            self._event_fd, self._control_fd = self.job.datapath.fds()
             sending = [sock.fileno() for sock in self.job.sender.sockets]
-            self._waiter = Waiter([self._wake, self._event_fd, self._control_fd], sending)
+            self._waiter = Waiter([self._wake, *self.job.datapath.fds()], sending)
             while not self._closing or (self._farewell and self._in_flight):
                 again = self._poll(self.job.now())
                 self._sleep(again)
@@ -427,7 +427,7 @@ class Transpose:
             asked = self._look_out(now, end)
             now = job.now()
             asked = asked and max(asked, now)  # it took its time, which no core was lacking for
-        if waiter.readable(self._wake):
+        if waiter.ready & HANDED:
             os.eventfd_read(self._wake)
 
     def _next_wake(self, again: int, now: int) -> tuple[int, int]:
@@ -442,11 +442,11 @@ class Transpose:
         Answers, looks out for silences, and sends what a rate or a full socket has kept back: that is due once or twice
         a millisecond, and a turn for each would take most of a core.
         """
-        waiter = self._waiter
-        if now >= end or now - self._awake > _STOPPED or waiter.readable(self._event_fd) or waiter.readable(self._wake):
+        ready = self._waiter.ready
+        if now >= end or now - self._awake > _STOPPED or ready & (EVENTS | HANDED):
             return 0
         self._awake = now
-        if waiter.readable(self._control_fd) or 0 < self._owed <= now:
+        if ready & CONTROLS or 0 < self._owed <= now:
             self.job.overtime.turned(self._run_queue.waited())
             if self._serve(now):
                 return 0
@@ -479,15 +479,21 @@ class Transpose:
         """Whether something has changed of an op since the last turn: all of its rows have left, say."""
         return bool(core().fast.tb_stirred(self.job.terms.pointer))
 
-    def _meanwhile(self) -> None:
-        """Between two pieces of an op: answers, and sends, which would else wait until all of it is coded."""
+    def _meanwhile(self) -> int:
+        """Between two pieces of an op: answers, and sends, which would else wait until all of it is coded.
+
+        Returns:
+            The time, ns.
+        """
         now = self.job.now()
+        self._runs(now)
         if now - self._served < _SERVE_AFTER:
-            return
+            return now
         self._served = now
-        if self._waiter.wait(0) and self._waiter.readable(self._control_fd):
+        if self._waiter.wait(0) & CONTROLS:
             self._due |= self._serve(now)
         self._send(now)
+        return self.job.now()
 
     def _listen(self, now: int) -> None:
         """Asks for lost rows, and for marks where nothing comes any more; notes when to look again."""
@@ -501,56 +507,59 @@ class Transpose:
     def _poll(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
         job, window, ops = self.job, self._window, self._ops
-        looks: list[int] = []
+        members, holding = job.membership, self._holding
         self._runs(now)
         job.overtime.turned(self._run_queue.waited())
         if self._commands:
             self._obey()
-        looks.append(self._holding.poll(now))
-        if self._waiter.readable(self._event_fd):
+        looks = [holding.poll(now)] if holding.again else []
+        if self._waiter.ready & EVENTS:
             for kind, label, _ in job.datapath.events():
                 if kind == Event.OPENED:
                     self._window.foresee(label)
-        if self._waiter.readable(self._control_fd) or self._owed:
+        if self._waiter.ready & CONTROLS or self._owed:
             self._serve(now)  # before the queue is pumped, which may take milliseconds
-        for rank in job.membership.suspects:
+        for rank in members.suspects:
             if (named := job.records.newest(rank)) is not None:
-                job.membership.heard(rank, step_of(named))
-        looks.append(job.paths.poll(now))
-        looks.append(self.maps.poll(now, self._window))
+                members.heard(rank, step_of(named))
+        if job.paths.tried or job.sender.refused:
+            looks.append(job.paths.poll(now))
+        looks.append(self.maps.poll(now, window))
         if self._new or window.waiting:
             self._admit()
-        if job.membership.left:
+        if members.left:
             self._tell_of_left()
         if now - self._watched >= LOOK_EVERY and self._error is None:
             self._watched = now
             if error := next(filter(None, (watching.check(now) for watching in self._watching)), None):
                 self._give_up(error)
         job.flow.poll(now)
-        holding = self._holding.again or job.membership.holding(now)
-        stood, self._standing = self._standing, bool(holding)
-        if holding or stood:
+        held = holding.again or (members.holds and members.holding(now))
+        stood, self._standing = self._standing, bool(held)
+        if held or stood:
             for op in ops.values():
                 if not op.finished:  # once more when the hold is over: the last turn in it may be long ago
                     core().fast.tb_stand_still(ctypes.addressof(op), now)
-        if holding and self._ops:
-            looks.append(holding)
-        if job.membership.suspects:
+        if held and ops:
+            looks.append(held)
+        if members.suspects:
             forgive(job, chain(((op.label, op.start) for op in ops.values()), window.recent))
         self._served = now = job.now()
-        looks.append(self._move(now, everything=self._unsettled | bool(holding or stood), holds=bool(holding)))
+        looks.append(self._move(now, everything=self._unsettled | bool(held or stood), holds=bool(held)))
         self._listen(job.now())
         if self._due or self._stirred():
             self._due = False
             looks.append(job.now())
         if window.release():
+            self._resting = True
             placed = window.foresee()
             if placed or window.waiting or (self._unsettled and ops):
                 looks.append(job.now())
         # where something is just handed over, the poke after it brings another turn; it is not waited for here
-        if not (self._idle.is_set() or self._in_flight) and self._handing.acquire(blocking=False):
+        if self._resting and not self._in_flight and self._handing.acquire(blocking=False):
             if not self._new:
                 self._idle.set()
+                self._resting = False
             self._handing.release()
         return min(filter(None, looks), default=0)
 
@@ -581,9 +590,7 @@ class Transpose:
                 op.asked = min(op.asked, 1)
                 terms.everything = 1  # others may stand otherwise by it
                 self._unsettled |= job.follow()  # those before it have not been looked at since
-                self._runs(job.now())
-                self._meanwhile()
-                now = job.now()
+                now = self._meanwhile()
         return int(terms.due)
 
     def _send_own(self, op: Op, now: int) -> bool:

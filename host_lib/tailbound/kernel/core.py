@@ -89,7 +89,7 @@ _FUNCTIONS = {
     "tb_flow_after": (_P, _P, _P),
     "tb_pto": (_S64, _P),
     "tb_answered": (None, _P, _S64, _S64),
-    "tb_wait": (_INT, _P, _U32, _S64, _P),
+    "tb_wait": (_S64, _P, _U32, _S64, _P),
     "tb_repeat": (None, _INT, _INT, _S64, _P, _P, _U32, _P, _U32, _P),
 }
 

@@ -122,6 +122,7 @@ class Membership:
         suspects: ranks suspected in one half or both.
         live: peers that are neither suspect nor gone: a seal waits for their contributions (clock-1, clock-8).
         owners: peers whose results a receiver waits for.
+        holds: since when a rank holds, and when it said so last, by rank.
     """
 
     def __init__(self, ranks: int, rank: int, after: int = 3, hold_max: int = 60_000 * MS) -> None:
@@ -138,7 +139,7 @@ class Membership:
         self._hold_max = hold_max
         self._heard_step: dict[int, int] = {}
         self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
-        self._holds: dict[int, tuple[int, int]] = {}  # rank: since when, and when it said so last
+        self.holds: dict[int, tuple[int, int]] = {}
         self._blind_step: int | None = None
         self._back: int | None = None  # the step in which this rank was away last
         self.here: list[int] = []
@@ -198,7 +199,7 @@ class Membership:
         Rows that it had sent ahead may still come, and must not bring it back: those count that are of two steps later
         than all it has named.
         """
-        self._holds.pop(rank, None)
+        self.holds.pop(rank, None)
         step = step_of(op)
         last = max((step, self._heard_step.get(rank, step)), key=lambda one: step_distance(one, step))
         from_ = op_label(last + _DEAD_AFTER & STEP_MASK, 0)
@@ -224,7 +225,7 @@ class Membership:
             self.left[rank] = op
         self.gone.add(rank)
         self._sort()
-        self._holds.pop(rank, None)
+        self.holds.pop(rank, None)
 
     def back(self, rank: int, step: int) -> None:
         """``rank`` takes part again from ``step`` on, as a new process: nothing of the old one counts."""
@@ -236,7 +237,7 @@ class Membership:
 
     def present(self, rank: int) -> None:
         """``rank`` has just answered: it has not said goodbye, nor does it hold, whatever was heard of it."""
-        self._holds.pop(rank, None)
+        self.holds.pop(rank, None)
         if rank in self.gone:
             self.gone.discard(rank)
             self.left.pop(rank, None)
@@ -260,16 +261,16 @@ class Membership:
         Args:
             again: the same word came before; it prolongs a hold and begins none, since anybody may have repeated it.
         """
-        since, last = self._holds.get(rank, (now, now))
-        if not again or rank in self._holds:
-            self._holds[rank] = since if again or now - last <= HOLD_SILENCE else now, now
+        since, last = self.holds.get(rank, (now, now))
+        if not again or rank in self.holds:
+            self.holds[rank] = since if again or now - last <= HOLD_SILENCE else now, now
 
     def unhold(self, rank: int) -> None:
         """``rank`` goes on."""
-        self._holds.pop(rank, None)
+        self.holds.pop(rank, None)
 
     def holding(self, now: int) -> int:
         """Until when the hold of a rank lasts that is waited for; 0 if none of them holds."""
-        held = (times for rank, times in self._holds.items() if rank not in self.gone and rank not in self.suspects)
+        held = (times for rank, times in self.holds.items() if rank not in self.gone and rank not in self.suspects)
         until = max((min(last + HOLD_SILENCE, since + self._hold_max) for since, last in held), default=0)
         return until if until > now else 0

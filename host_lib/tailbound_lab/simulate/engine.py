@@ -31,7 +31,6 @@ class Engine(Transpose):
         """In place of ``start``."""
         self.ended = {}
         self._run_queue: Any = RunQueue()
-        self._event_fd, self._control_fd = self.job.datapath.fds()
         self._waiter = cast(Any, Ready(cast(Datapath, self.job.datapath).tables))
         self._holding._heartbeat.stop()
         self._holding._heartbeat = cast(Any, Heartbeat(len(self.job.peers)))

@@ -11,6 +11,7 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.collective.waiter import CONTROLS, EVENTS
 from tailbound.datapath.protocol import Store, allocate, store_of
 from tailbound.datapath.udp import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
 from tailbound.transport.sockets import UdpSocket
@@ -20,11 +21,10 @@ from tailbound_lab.simulate.messages import read
 
 PORT = 5515
 COOKIE = 0x5EED
-#: Descriptors that stand for the datapath's queues, and where the state of these is.
-_EVENTS, _CONTROLS = 1001, 1002
 #: Bytes of a burst at most, and a word.
 _LONGEST = (64 << 10) + 8
-_QUEUES = {_EVENTS: (EVENT_HEAD, EVENT_TAIL), _CONTROLS: (CONTROL_HEAD, CONTROL_TAIL)}
+#: Where the state of the datapath's queues is, by their bits.
+_QUEUES = (EVENTS, EVENT_HEAD, EVENT_TAIL), (CONTROLS, CONTROL_HEAD, CONTROL_TAIL)
 
 
 @cache
@@ -104,8 +104,8 @@ class Datapath:
         self.tables.put_key(epoch, key)
 
     def fds(self) -> tuple[int, int]:
-        """See ``Datapath``."""
-        return _EVENTS, _CONTROLS
+        """None: they are not waited for."""
+        return -1, -1
 
     def events(self) -> list[tuple[int, int, int]]:
         """See ``Datapath``."""
@@ -177,13 +177,13 @@ class Ready:
         self._state = tables.state
 
     def wait(self, nanoseconds: int) -> int:
-        """Something may be queued."""
-        return 1
+        """Does not."""
+        return self.ready
 
-    def readable(self, fd: int) -> bool:
-        """Whether the queue that ``fd`` stands for has something."""
-        head, tail = _QUEUES.get(fd, (0, 0))
-        return bool(self._state[head] != self._state[tail])
+    @property
+    def ready(self) -> int:
+        """Which queues have something."""
+        return sum(bit for bit, head, tail in _QUEUES if self._state[head] != self._state[tail])
 
 
 class Heartbeat:
