@@ -163,7 +163,7 @@ struct tb_peer_state {
 	__u32 deadline; /* advertised D1, units of 64 us */
 	__u32 lateness; /* advertised lateness, units of 64 us */
 	__u32 map_known; /* highest map id the rank knows */
-	__u32 incast; /* advertised incast */
+	__u32 pad; /* 0 */
 	__u32 marked; /* packets of the rank that came with CE (congestion experienced), its echoes apart */
 	__u32 told; /* own packets that came to the rank with CE, as its last echo said */
 };

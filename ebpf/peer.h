@@ -15,7 +15,6 @@ struct tb_marks {
 	__u32 map_known;
 	__u32 deadline;
 	__u32 lateness;
-	__u32 incast;
 };
 
 static __always_inline void tb_marks_of(struct tb_marks *m, const struct tb_header *head)
@@ -23,7 +22,6 @@ static __always_inline void tb_marks_of(struct tb_marks *m, const struct tb_head
 	m->map_known = tb_be32(head->map_known);
 	m->deadline = tb_be16(head->deadline);
 	m->lateness = tb_be16(head->lateness);
-	m->incast = head->incast;
 }
 
 /* Whether a packet says what no packet of the rank has said before. One sign for four: the verifier follows branches. */
@@ -58,8 +56,7 @@ static __always_inline int tb_peer_news(const struct tb_peer_state *s, const str
 #ifdef TB_TAGGED
 	return tb_peer_rises(s, p, m);
 #else
-	return tb_peer_rises(s, p, m) || m->deadline != s->deadline || m->lateness != s->lateness ||
-	       (m->incast && m->incast != s->incast);
+	return tb_peer_rises(s, p, m) || m->deadline != s->deadline || m->lateness != s->lateness;
 #endif
 }
 
@@ -79,14 +76,11 @@ static __always_inline void tb_peer_take(struct tb_peer_state *s, const struct t
 		s->published = p->published;
 		s->newest = p->op;
 		s->map_known = m->map_known;
-		s->incast = m->incast;
 		s->cookie = p->cookie;
 	} else {
 		s->contributed = tb_later(p->contributed, s->contributed);
 		s->published = tb_later(p->published, s->published);
 		s->map_known = tb_later(m->map_known, s->map_known);
-		if (m->incast && !aged)
-			s->incast = m->incast;
 		s->newest = tb_later(p->op, s->newest);
 	}
 	if (!aged) {

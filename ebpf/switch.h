@@ -119,7 +119,7 @@ static __always_inline void tb_switch_head(struct tb_header *head, const struct 
 	head->scale = o->scale;
 	head->count = tb_be16((__u16)o->count);
 	head->weight = 0;
-	head->incast = 0;
+	head->pad = 0;
 	head->deadline = 0;
 	head->lateness = 0;
 }

@@ -65,7 +65,7 @@ struct tb_header {
 	__be32 scale; /* of the row (result; negative: with offsets), of the group (contribution to a switch): value of code 255 */
 	__be16 count; /* result: contributors in the mean; contribution to a switch: contributors that complete the row, 0 for all workers of the job; any other contribution: 0 */
 	__u8 weight; /* contribution: what codes are multiplied by, at least 1, and 1 for a switch */
-	__u8 incast; /* senders this rank takes at once; 0 says nothing */
+	__u8 pad; /* 0 */
 	__be16 deadline; /* advertised D1 in units of 64 us */
 	__be16 lateness; /* own lateness (launch minus majority arrival) in units of 64 us */
 	__be32 map_id; /* owner map of this op */

@@ -35,7 +35,7 @@ control Result(inout headers_t hdr, inout meta_t meta) {
         hdr.tb.scale = meta.scale;
         hdr.tb.count = meta.count;
         hdr.tb.weight = 0;
-        hdr.tb.incast = 0;
+        hdr.tb.pad = 0;
         hdr.tb.deadline = 0;
         hdr.tb.lateness = 0;
         seal.apply(hdr);

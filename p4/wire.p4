@@ -96,7 +96,7 @@ header tb_header_t {
     bit<32> scale; // of the row (result; negative: with offsets), of the group (contribution to a switch): value of code 255
     bit<16> count; // result: contributors in the mean; contribution to a switch: contributors that complete the row, 0 for all workers of the job; any other contribution: 0
     bit<8> weight; // contribution: what codes are multiplied by, at least 1, and 1 for a switch
-    bit<8> incast; // senders this rank takes at once; 0 says nothing
+    bit<8> pad; // 0
     bit<16> deadline; // advertised D1 in units of 64 us
     bit<16> lateness; // own lateness (launch minus majority arrival) in units of 64 us
     bit<32> map_id; // owner map of this op
@@ -124,7 +124,7 @@ bit<512> tb_header_bits(in tb_header_t h) {
            h.scale ++
            h.count ++
            h.weight ++
-           h.incast ++
+           h.pad ++
            h.deadline ++
            h.lateness ++
            h.map_id ++

@@ -34,7 +34,6 @@ MODULES: dict[str, tuple[str, ...]] = {
     "collective.retransmit": ("unit/test_repair.py",),
     "collective.step": ("unit/test_step.py",),
     "transport.backoff": ("unit/test_backoff.py",),
-    "transport.incast": ("unit/test_incast.py",),
     "transport.membership": ("unit/test_membership.py", "unit/test_comeback.py"),
     "transport.overtime": ("unit/test_halves.py",),
     "transport.sequence": ("unit/test_sequence.py",),

@@ -42,14 +42,9 @@ class FirstTime(Trouble):
 
 @pytest.mark.parametrize(("kind", "stage"), [(PacketType.CONTRIBUTION, 0), (PacketType.RESULT, 1)])
 def test_lost_rows_come_back_and_count_as_lost(kind: PacketType, stage: int) -> None:
-    """Nothing is missing in the end, and repair hides no loss from what decides how many may send at a time."""
     with sim_team(RANKS, SETTINGS) as job:
         job.warm_up(NUMEL, WARM_UP_OPS)
         assert total(job, "repair_rows_asked") == 0
-        seen: list[int] = []
-        for member in job.communicators:
-            incast = member.job.flow.incast
-            incast.update = lambda expected, lost, *_: seen.append(lost)  # type: ignore[method-assign]
         troubles = job.trouble(lambda: FirstTime(seed=4, loss=0.05, types=frozenset({kind})))
         for op in range(12):
             job.right(NUMEL, op)
@@ -58,7 +53,6 @@ def test_lost_rows_come_back_and_count_as_lost(kind: PacketType, stage: int) -> 
         assert total(job, "repair_rows_asked") == total(job, "rows_repaired") == total(job, "repair_rows_sent") == lost
         assert total(job, "repair_gone") == 0
         assert sum(int(member.job.repairs.came[stage].sum()) for member in job.communicators) == lost
-        assert sum(seen) == (lost if kind == PacketType.CONTRIBUTION else 0)
 
 
 def test_the_only_row_of_an_op_is_requested() -> None:
@@ -145,7 +139,7 @@ ENTRIES, HOSTS = 1 << 20, 4
 
 
 def test_one_percent_of_losses_costs_little_time() -> None:
-    """By seed 1.42 to 1.54 times the time; 1.2 to 1.4 where incast control happens to hold a sender back just then."""
+    """By seed 1.42 to 1.54 times the time."""
     switching = Switching(rate=10**9, buffer=3 << 20)
     with contextlib.closing(Team(arrange("flat", HOSTS, ENTRIES), switching, 1)) as team:
         calm = [team.step() for _ in range(WARM_UP_OPS)]

@@ -1,4 +1,4 @@
-"""What ranks learn of time and links, in virtual time: deadlines, grants, pacing, lost bursts and a smaller MTU."""
+"""What ranks learn of time and links, in virtual time: deadlines, pacing, lost bursts and a smaller MTU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import pytest
 
 from sim.team import SimTeam, sim_team
-from support import Trouble, hasty
+from support import Trouble
 from tailbound.collective.paths import Paths
 from tailbound.errors import TransportError
 from tailbound.transport.config import FLOOR
@@ -67,24 +67,7 @@ def test_where_some_rows_are_always_lost_a_deadline_leaves_time_to_ask_for_them(
         assert all(c.job.deadlines.advertised < 500 * MS for c in job.communicators)
 
 
-# -- a grant goes out, is obeyed and ends, and marks slow senders before a queue drops (clock-24) ----------------------
-
-
-def test_a_receiver_that_has_recovered_frees_its_senders() -> None:
-    """Rule: clock-24."""
-    with sim_team(4, hasty(width=64, ring_mib=1.0)) as job:
-        senders = job.communicators[1:]
-
-        def ops(count: int) -> set[float]:
-            for op in range(count):
-                job.averaged(64 * 64, op)
-            return {member.stats()["traffic"]["grants"]["0"] for member in senders}
-
-        assert ops(4) == {1.0}
-        job[0].job.flow.incast.taken = 1.0
-        assert ops(4) == {1 / 3}
-        assert ops(80) == {1.0}
-        assert not any(member.job.flow.queue.pacer.limited for member in senders)
+# -- marks slow senders before a queue drops (clock-24) --------------------------------------------------------------
 
 
 def test_marks_of_a_shallow_queue_slow_its_senders() -> None:

@@ -66,7 +66,6 @@ def hostile(rng: random.Random, moved: int = 0) -> bytes:
         published=rng.choice((0, op - 1, op, now)),
         deadline=rng.choice((0, 0, 9)),
         lateness=rng.choice((0, 0, 0, 2)),
-        incast=rng.choice((0, 3)),
         map_id=rng.choice([cases.MAP_ID] * 9 + [cases.MAP_BEFORE]),
         map_known=rng.choice((0, 7, 8)),
     )

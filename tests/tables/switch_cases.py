@@ -141,7 +141,7 @@ def contribution(sender: int, codes: int = CODES, *, job: Job = JOB, **fields: A
         "map_known": MAP_ID + 1,
         "contributed": OP - 1,
         "deadline": 11,
-        "incast": 3,
+        "pad": 3,
         "lateness": 2,
     } | fields
     values.setdefault("scale", scale_of(values["exponent"]))

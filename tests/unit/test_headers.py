@@ -13,7 +13,7 @@ from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
 
 TOTAL = 12
 FIXED = {
-    "flags": Flag.REPEAT, "cookie": 0xDEADBEEF, "op": 0xFFFFFF01, "layout": 0xABCD, "sender": 200, "incast": 3,
+    "flags": Flag.REPEAT, "cookie": 0xDEADBEEF, "op": 0xFFFFFF01, "layout": 0xABCD, "sender": 200, "pad": 0,
     "deadline": 1562, "lateness": 77, "map_id": 5, "map_known": 0xFFFFFFFF,
 }  # fmt: skip
 

@@ -156,19 +156,6 @@ def test_while_marks_come_every_rate_rises_by_the_same() -> None:
     assert raised == [L.share * SPEED / PEERS] * 2
 
 
-def test_a_grant_is_a_part_of_the_link_and_ends() -> None:
-    pacer = Pacer([1, 2, 3], speed=SPEED)
-    assert not pacer.limited
-    pacer.grant(2, 1 / 3)
-    assert (pacer.rate(2), pacer.limited, pacer.granted) == (SPEED / 3, {2}, True)
-    assert pacer.limit(1) == 0
-    pacer.follow(SPEED / 2)
-    assert pacer.rate(2) == SPEED / 6
-    assert pacer.limited == {2}
-    pacer.grant(2, 1.0)
-    assert (pacer.rate(2), pacer.limited, pacer.granted) == (SPEED / 2, set(), False)
-
-
 @pytest.mark.parametrize("speed", [3.125e9, 0.0])
 @pytest.mark.parametrize("marked", [1.0, 0.0])
 def test_a_fast_link_slows_down_for_marks_and_for_round_trips(speed: float, marked: float) -> None:
@@ -181,16 +168,6 @@ def test_a_fast_link_slows_down_for_marks_and_for_round_trips(speed: float, mark
     for link in (found / 2, 3.125e9):  # a limit stays when the link is taken to be slower
         pacer.follow(link)
         assert (pacer.limited, pacer.rate(1)) == ({1}, found / 2)
-
-
-def test_where_nobody_knows_the_speed_a_grant_is_a_part_of_what_drained() -> None:
-    pacer = Pacer([1, 2, 3], L)
-    pacer.grant(1, 1 / 3)
-    assert pacer.rate(1) == L.first / 3  # a third of 20 Gbit/s said nothing
-    pacer.echoed(1, 5 * MS, 3_000_000, 0.0, 0)
-    assert pacer.rate(1) == 6e8 / 3
-    pacer.follow(9e7)
-    assert pacer.rate(1) == 3e7
 
 
 def test_a_rate_without_echoes_rises_again() -> None:
@@ -250,35 +227,6 @@ def test_a_driver_that_says_10_mbit_s_is_not_believed(bound: UdpSocket) -> None:
         flow.queue.drained = 1e6
         assert flow.pace == flow.snapshot()["pace"] == 1e6
     assert traffic(bound, 0.0).pace == 1.25e8
-
-
-@pytest.mark.parametrize("limited", [1, 2])
-def test_a_grant_is_a_share_among_live_ranks_and_ends_with_one_of_two(bound: UdpSocket, limited: int) -> None:
-    """A rank that was killed while it took one sender at a time held up the others' results for the rest of the job."""
-    flow = traffic(bound, 1.25e8)
-    pacer = flow.queue.pacer
-    flow._states["incast"][[limited, 3 - limited]] = 1, 2
-    flow.poll(1)
-    assert (pacer.rate(limited), pacer.limited, pacer.granted) == (1.25e8 / 2, {limited}, True)
-    flow._job.membership.live.remove(2)
-    flow.poll(10 * MS)
-    assert (pacer.limited, pacer.granted) == (set(), False)
-
-
-def test_what_an_op_says_of_a_queue(bound: UdpSocket) -> None:
-    flow, seen = traffic(bound, 1.25e8), []
-    flow.incast.update = lambda *counts: seen.append(counts)  # type: ignore[method-assign]
-    flow._job.records = SimpleNamespace(all_contributed=lambda ranks, _: ranks)  # type: ignore[assignment]
-    flow._job.advertise = lambda **_: None  # type: ignore[method-assign]
-    flow._job.repairs = SimpleNamespace(warming=lambda _: False)  # type: ignore[attr-defined]
-    placement = SimpleNamespace(shares=[10, 20, 30])
-    op: Any = SimpleNamespace(place=SimpleNamespace(placement=placement), abstainers=(), label=1, key=())
-    op.first = SimpleNamespace(asked={})
-    flow.count_sealed(op, [0, 10, 9])
-    op.first.asked = {1: 4}
-    flow.count_sealed(op, [0, 10, 10])  # all are in, four of them by repair
-    flow.count_sealed(op, [0, 0, 10])  # nothing of rank 1 came: no queue loses all of a sender's rows
-    assert seen == [(20, 1), (20, 4), (20, 0)]
 
 
 def test_what_leaves_while_sockets_are_full_is_measured(bound: UdpSocket) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from tailbound.codec.owners import OwnerMap
 from tailbound.codec.shape import shape_for
-from tailbound.transport.incast import Incast
 from tailbound.transport.membership import Membership
 from tailbound.transport.sequence import Layout, Sequence
 from tailbound.transport.steps import OLD, STEP_MASK, step_distance, step_of
@@ -70,11 +69,3 @@ def test_maps_that_were_known_or_are_older_change_no_place() -> None:
         assert sequence.set_maps(maps) == []
         assert (sequence.adrift, sequence.sum_seqs) == (False, places)
         assert sequence.newest_map == maps[-1][1].id
-
-
-def test_a_rank_that_takes_one_sender_at_a_time_has_no_fall_left_to_try() -> None:
-    incast = Incast(2)
-    for lost in (50, 20, 20):
-        for _ in range(8):
-            incast.update(100, lost)
-    assert (incast.advertised, incast.falls, incast.floor) == (1, 1, 0)

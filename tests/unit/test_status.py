@@ -43,7 +43,7 @@ def report(rank: int = 0, **changes: Any) -> dict[str, Any]:
         "overtime_ms": {"waited": 12.0, "answer": 7.0, "late": 3.0, "lack": 5.0, "lacked": 70.0},
         "map": {"id": 4, "owners": [0, 1]}, "behind": 0, "sent_bytes": 2000, "drops": {"LATE": 3},
         "lost_on_arrival": {}, "counters": {"clipped": 9}, "peers": {str(p): dict(peer) for p in range(3) if p != rank},
-        "incast": 3, "events": [{"monotonic": 99.0, "event": "suspect", "suspect": 2}], "event_counts": {"suspect": 1},
+        "events": [{"monotonic": 99.0, "event": "suspect", "suspect": 2}], "event_counts": {"suspect": 1},
     } | changes  # fmt: skip
 
 

@@ -108,14 +108,14 @@ def test_recorded_packets_do_not_say_that_their_rank_lives(world: World) -> None
     """Rules: auth-5, kernel-12."""
     world.arm()
     state = world.store.peer_states[1]
-    recorded = [cases.ready(contributed=OP - 1, deadline=100 + i, lateness=i, incast=1 + i) for i in (0, 1)]
+    recorded = [cases.ready(contributed=OP - 1, deadline=100 + i, lateness=i) for i in (0, 1)]
     world.take(cases.tagged(recorded[0]))
     noted = state.tolist()
     for packet in recorded * 2:
         world.take(cases.tagged(packet))
         assert state.tolist() == noted
-    world.take(cases.tagged(cases.ready(contributed=OP, deadline=200, incast=9)))
-    assert (state["last_ns"], state["deadline"], state["incast"]) == (world.clock, 200, 9)
+    world.take(cases.tagged(cases.ready(contributed=OP, deadline=200)))
+    assert (state["last_ns"], state["deadline"]) == (world.clock, 200)
 
 
 def test_marks_are_counted_by_sender_and_told_by_echoes(world: World) -> None:

@@ -249,8 +249,6 @@ class ReferenceTables:
         # a recorded packet says nothing that its rank has not said since
         aged = keyed and not fresh and (not risen or serial(p.op, int(state["newest"])) < 0)
         other = {} if aged else {"deadline": p.deadline, "lateness": p.lateness}
-        if not aged and (fresh or p.incast):
-            other["incast"] = p.incast
         changed = {name: value for name, value in (risen | other).items() if fresh or state[name] != value}
         for name, value in changed.items():
             state[name] = value

@@ -180,10 +180,9 @@ class Channels:
         self.follow()
         if self.usable:
             channel = job.sender.shared[self.usable[0]]
-            # receivers that take few senders at once are to be sent to bit by bit, one behind a slow link by itself:
-            # a burst to all is as slow as the slowest
+            # a rank behind a slow link is sent to by itself: a burst to all is as slow as the slowest
             even = self.wanted == channel.name or pacer.even(channel.ranks)
-            together = even and len(channel.ranks) >= 2 and not pacer.granted and not channel.broken
+            together = even and len(channel.ranks) >= 2 and not channel.broken
             job.counters["results_at_once" if together else "results_apart"] += 1
             if together:
                 return [(self.usable[0], rows)]

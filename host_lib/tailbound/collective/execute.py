@@ -111,7 +111,6 @@ def _learn(job: Job, op: Op, own: int, summed: Counts) -> None:
         late = set(job.membership.live) - {*through} - op.abstainers
         cut_off(job, op, op.first, op.spans.sealed - op.start, [(summed[p], own) for p in late])
     settle(job, op.first, Stage.CONTRIBUTIONS)
-    job.flow.count_sealed(op, summed[: job.ranks])
 
 
 def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:

@@ -1,9 +1,7 @@
-"""What leaves in bursts: how fast, what of an op, until when; and what is asked of senders (clock-17 and clock-24)."""
+"""What leaves in bursts: how fast, what of an op, until when (clock-17 and clock-24)."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,14 +12,11 @@ from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.transport.control import Header
-from tailbound.transport.incast import Incast, granted
 from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import Peers, SendQueue
 from tailbound.wire.schema import VERSION, PacketType, Phase, serial_distance
 
-log = logging.getLogger("tailbound")
-
-#: What receivers advertise changes over tens of ops.
+#: Membership, and how fast a link drains, change over tens of ops.
 _LOOK_EVERY = 2_000_000
 #: Bytes per second that are assumed where neither a driver nor experience says how fast a link is: 1 Gbit/s.
 _PACE_UNKNOWN = 1.25e8
@@ -34,7 +29,7 @@ class FlowControl:
 
     Args:
         job: of the rank.
-        datapath: tells round trips (``peer_states.rtt_ns``), marks, and what peers advertise.
+        datapath: tells round trips (``peer_states.rtt_ns``) and marks.
         link: bytes per second of this rank's link; 0: not known.
         given: the user says so, and not a driver.
     """
@@ -42,10 +37,7 @@ class FlowControl:
     def __init__(self, job: Speaker, datapath: Datapath, link: float, *, given: bool = False) -> None:
         self._job, self._link = job, link
         self._believed = link if given or link >= _BELIEVED else 0.0
-        self._heard: tuple[list[int], list[int], float] = [], [], 0.0  # live ranks, what they take, what has drained
-        self._said = False  # that grants are shares of a guess
         self._states = datapath.store.peer_states
-        self._takes = self._states["incast"]  # a column: a field of a record takes five times as long to read
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
         head = Header(version=VERSION, type=PacketType.PROBE, cookie=job.cookie, sender=job.rank)
@@ -55,43 +47,17 @@ class FlowControl:
         pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=job.sender.room)
         self.queue = SendQueue(job.sender, pacer, known, job.now)
         self.queue.copied = lambda packets: job.counters.update(repair_rows_sent=packets)
-        self.incast = Incast(len(peers))
         self._again = 0
 
     def poll(self, now: int) -> None:
-        """Once a turn, before ops are moved on: sends what waits, within what live receivers advertise."""
+        """Once a turn, before ops are moved on: sends what waits."""
         if now >= self._again and self._job.sender.peers:
             self._again = now + _LOOK_EVERY
-            live, drained = self._job.membership.live, self.queue.drained
-            heard = live, self._takes[live].tolist(), drained
-            if heard != self._heard:  # seldom
-                self._heard = heard
-                self._follow(live, heard[1], drained)
+            pacer = self.queue.pacer
+            pacer.follow(min((speed for speed in (self._believed, self.queue.drained) if speed), default=0.0))
+            pacer.among(len(self._job.membership.live))
         if not self.queue.empty:
             self.queue.pump(now)
-
-    def _follow(self, live: list[int], takes: list[int], drained: float) -> None:
-        """Rates by how many senders each of ``live`` ``takes``, and by how fast the link has ``drained``.
-
-        Of a rank that is waited for no more nothing is heard: what it granted last would hold the others up for good.
-        """
-        pacer = self.queue.pacer
-        pacer.follow(min((speed for speed in (self._believed, drained) if speed), default=0.0))
-        pacer.among(len(live))
-        for rank in pacer.paths.keys() - set(live):
-            pacer.grant(rank, 1.0)
-        for rank, number in zip(live, takes, strict=True):
-            pacer.grant(rank, granted(number, len(live)))
-        if pacer.granted and not (pacer.known or self._said):
-            self._say()
-
-    def _say(self) -> None:
-        """Once: a receiver takes fewer senders, and no rank knows what a part of the link is."""
-        self._said = True
-        log.info(
-            "a receiver grants a share of the link, whose speed is unknown: the drain rate stands in for it; "
-            "set TAILBOUND_RATE"
-        )
 
     def contributions(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
         """Queues the own rows of ``op`` (none: says in its turn that there are none); then its mark rises.
@@ -134,21 +100,6 @@ class FlowControl:
             marks.told = op.label
         return marks.told
 
-    def count_sealed(self, op: Op, summed: Sequence[int]) -> None:
-        """Feeds the incast control with one sealed op: rows that senders who are through with it lost (clock-24).
-
-        What repair has brought was lost all the same.
-        """
-        job, own = self._job, op.place.placement.shares[self._job.rank]
-        asked, abstainers = op.first.asked, op.abstainers
-        through = [p for p in job.records.all_contributed(job.membership.live, op.label) if p not in abstainers]
-        lost = sum(
-            [max(own - summed[p], asked.get(p, 0)) for p in through if summed[p] and (summed[p] < own or p in asked)]
-        )
-        self.incast.follow(len(job.membership.live))
-        self.incast.update(own * len(through), lost)
-        job.advertise(incast=self.incast.advertised)
-
     @property
     def marked(self) -> int:
         """Packets of peers that came with CE."""
@@ -165,7 +116,7 @@ class FlowControl:
 
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""
-        queue, incast = self.queue, self.incast
+        queue = self.queue
         return {
             "queued": queue.packets,
             "stale": queue.stale,
@@ -173,7 +124,6 @@ class FlowControl:
             "held_by_rate": queue.held,
             "pace": int(self.pace),
             "rates": {str(rank): int(queue.pacer.limit(rank)) for rank in queue.pacer.paths},
-            "grants": {str(rank): path.granted for rank, path in queue.pacer.paths.items()},
             "rtt_us": {str(rank): path.rtt / 1000 for rank, path in queue.pacer.paths.items()},
             "rtt_by": queue.probed_by,
             "probes": queue.probes,
@@ -181,7 +131,4 @@ class FlowControl:
             "marked": self.marked,
             "marked_there": queue.marked,
             "slowed": sum(path.slowed for path in queue.pacer.paths.values()),
-            "incast": incast.advertised,
-            "incast_floor": incast.floor,
-            "incast_falls": incast.falls,
         }

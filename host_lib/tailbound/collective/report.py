@@ -130,7 +130,6 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             "lacked": overtime.lacked / 1e6,
         },
         "deadline_hits": job.counters["seal_deadline_hits"] + job.counters["result_deadline_hits"],
-        "incast": flow["incast"],
         "map": {"id": owner_map.id, "owners": list(owner_map.owners)},
         "behind": job.steps.behind,
         "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),

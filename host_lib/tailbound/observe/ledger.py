@@ -2,7 +2,7 @@
 
 ``expected = taken + late + lost + refused + absent``: ``wire.schema.Fate`` has the meaning of each, and every verdict
 of the datapath its fate. The host counts here, op by op, what was taken; the datapath counts what it refused, by sender
-and verdict. Late is not lost (clock-24).
+and verdict. Late is not lost.
 """
 
 from __future__ import annotations

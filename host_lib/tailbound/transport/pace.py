@@ -1,13 +1,11 @@
-"""How fast to send to each rank: by what receivers grant, by marks, and by round trips (clock-24).
+"""How fast to send to each rank: by marks, and by round trips (clock-24).
 
 Pure state with the time passed in. A path begins at the speed of the link. Where the user says how fast that is, all
 ranks together are sent to no faster, from the first row on: a virtual machine's interface takes more than its host
 lets through, and what waits in this host's own queues is no queue of the network, though a round trip cannot tell: no
 more lies there, as a rule, than leaves within ``t_low``. What a driver says is no such bound: a container's interface
-says 10 Gbit/s whatever it takes. Three things lower the rate of a path:
+says 10 Gbit/s whatever it takes. Two things lower the rate of a path:
 
-- **Grants.** A receiver at which senders meet tells how many it takes at once (``transport.incast``), in headers that
-  travel anyway. Each may then send that part of the link's speed; one of all senders is an equal share.
 - **Marks** (CE, RFC 3168), the share of the packets between two probes that came with one: DCTCP (SIGCOMM'10, section
   3.1), with a rate in place of a window. Departures from the paper, each because of what is here:
 
@@ -15,8 +13,7 @@ says 10 Gbit/s whatever it takes. Three things lower the rate of a path:
   - Marks do not replace round trips: an echo with marks counts for both, the lower rate holds, and nothing rises.
   - The first mark counts in full: a path that has no rate yet has no history either.
   - Marks never take a rate below half of an equal share of the link. Whoever fills a queue without heeding marks (TCP
-    without ECN) marks all packets of others; a sender that went on halving would be gone. What is lost lowers a
-    grant besides.
+    without ECN) marks all packets of others; a sender that went on halving would be gone.
   - While marks come, what is added is the same for all, which is what makes shares equal.
 
 - **Round trips** that the peers' kernels reflect, against a target as in Swift (SIGCOMM'20, section 3.1): above it a
@@ -29,7 +26,9 @@ says 10 Gbit/s whatever it takes. Three things lower the rate of a path:
   - The addend is a part of the rate and a little, so that a link that comes back is used within tens of ops; and there
     is a pause between two raises, or short round trips would make it an explosion.
 
-Loss lowers no rate by itself; at the receiver it lowers the grant. A rate whose echoes stay away for good rises again.
+Loss lowers no rate: what a shallow queue drops is requested again while its flow runs (clock-23), and receivers that
+told senders to slow down for it made nothing shorter (docs/tried.md). A rate whose echoes stay away for good rises
+again.
 """
 
 from __future__ import annotations
@@ -100,32 +99,27 @@ class Path:
         limits: settings.
         speed: of the link, where the rate begins; never more.
         peers: ranks that share it.
-        known: a rank says so; otherwise the speed is an assumption, and no grant is a part of it.
 
     Attributes:
         rate: bytes per second.
         free: the rate is no limit. One that equals the speed may be one: the link may turn out to be faster.
         peers: as above.
-        known: as above.
         rtt: the last round trip in ns; 0: none yet.
         marked: smoothed share of packets that came with CE.
-        granted: share of the link that the receiver grants each sender.
         slowed: how often marks have lowered the rate.
     """
 
-    def __init__(self, limits: PaceConfig, speed: float, peers: int = 1, *, known: bool = True) -> None:
+    def __init__(self, limits: PaceConfig, speed: float, peers: int = 1) -> None:
         self._limits = limits
-        self.speed, self.peers, self.known = speed, max(1, peers), known
+        self.speed, self.peers = speed, max(1, peers)
         self.rate = speed
         self.free = True
         self.rtt = 0
         self.marked = 0.0
-        self.granted = 1.0
         self.slowed = 0
         self._long = 0
         self._raised = 0
         self._fresh = True  # round trips have made no first limit since it was free
-        self._seen = 0.0  # bytes per second that drained when last there was a queue
 
     @property
     def least(self) -> float:
@@ -140,20 +134,12 @@ class Path:
     @property
     def limited(self) -> bool:
         """Whether it may not be sent to as fast as the link is."""
-        return not self.free or self.granted < 1
+        return not self.free
 
-    @property
-    def allowed(self) -> float:
-        """Bytes per second: the rate, within the grant."""
-        if self.granted >= 1:
-            return self.rate
-        whole = self.speed if self.known else min(self.speed, max(self._seen, self._first))
-        return min(self.rate, max(self.floor, self.granted * whole))
-
-    def follow(self, speed: float, *, known: bool = True) -> None:
+    def follow(self, speed: float) -> None:
         """The link has this speed now, in bytes per second."""
         self.rate = speed if self.free else min(self.rate, speed)
-        self.speed, self.known = speed, known
+        self.speed = speed
 
     def echoed(self, rtt: int, sent: int, marked: float, now: int, whole: int = 0) -> None:
         """Takes one echo.
@@ -169,8 +155,6 @@ class Path:
         self.rtt = rtt
         self._long = self._long + 1 if rtt > limits.t_high else 0
         drained = sent * _SECOND / max(rtt, whole)
-        if rtt > limits.t_low:
-            self._seen = drained
         free, rate = self.free, self.rate
         at_once = free and self.marked < limits.marked
         self.marked += (1.0 if marked and at_once else limits.weight) * (marked - self.marked)
@@ -252,10 +236,8 @@ class Pacer:
     ) -> None:
         self.limits = limits = limits or PaceConfig()
         ranks = list(ranks)
-        known, speed = speed > 0, speed or self.limits.speed
-        self._speed = self._stated = speed
-        self.known = known  #: whether anybody says how fast the link is
-        self.paths = {rank: Path(self.limits, speed, len(ranks), known=known) for rank in ranks}
+        self._speed = self._stated = speed = speed or limits.speed
+        self.paths = {rank: Path(limits, speed, len(ranks)) for rank in ranks}
         #: what the library reads, and keeps its accounts in: rates by rank, and the link that all share
         self.rates = (_Path * MAX_RANKS)()
         self.link = _Link(
@@ -272,22 +254,15 @@ class Pacer:
         self.paths[rank].echoed(rtt, sent, marked, now, whole)
         self._note(rank)
 
-    def grant(self, rank: int, share: float) -> None:
-        """``rank`` grants each of its senders this share of the link; 1: all of it."""
-        path = self.paths[rank]
-        if share != path.granted:
-            path.granted = share
-            self._note(rank)
-
     def follow(self, speed: float) -> None:
         """The link turned out to have this speed, in bytes per second; 0: no rank knows."""
-        known, speed = speed > 0, speed or self.limits.speed
-        if known == self.known and abs(speed - self._speed) <= _MOVED * self._speed:
+        speed = speed or self.limits.speed
+        if abs(speed - self._speed) <= _MOVED * self._speed:
             return
-        self._speed, self.known = speed, known
+        self._speed = speed
         self.link.speed = speed
         for rank, path in self.paths.items():
-            path.follow(speed, known=known)
+            path.follow(speed)
             self._note(rank)
 
     def among(self, peers: int) -> None:
@@ -309,20 +284,15 @@ class Pacer:
 
     def _note(self, rank: int) -> None:
         path, told = self.paths[rank], self.rates[rank]
-        told.rate, told.limited = path.allowed, path.limited
+        told.rate, told.limited = path.rate, path.limited
         if path.limited:
             self.limited.add(rank)
         else:
             self.limited.discard(rank)
 
-    @property
-    def granted(self) -> bool:
-        """Whether a rank grants less than the link's speed."""
-        return any(self.paths[rank].granted < 1 for rank in self.limited)
-
     def rate(self, rank: int) -> float:
         """Bytes per second towards ``rank``."""
-        return self.paths[rank].allowed
+        return self.paths[rank].rate
 
     def limit(self, rank: int) -> float:
         """Bytes per second towards ``rank``; 0: as fast as the link is."""

@@ -2,7 +2,7 @@
 
 ``Safeguard``: every row has one owner, and an owner's verdict travels in the flags of its result rows: so all ranks
 that have a row of it decide alike, without a word more. Loss here is what is missing of ranks that did bring rows, or
-are waited for and said that they had sent them (clock-15 and clock-24).
+are waited for and said that they had sent them (clock-15).
 """
 
 from __future__ import annotations
