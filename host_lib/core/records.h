@@ -70,12 +70,14 @@ _Static_assert(sizeof(struct tb_run) == 24, "tb_run");
 
 /* How fast a rank may be sent to (``transport.pace``), and round trips to it; times in ns. */
 struct tb_path {
-	double rate; /* bytes per second */
+	double rate; /* bytes per second, where that is a limit */
+	double marked; /* smoothed share of packets that came with CE */
 	double share; /* of the packets up to the last echo's probe, itself included, that came with CE */
 	__s64 spent; /* when what has left is paid for */
 	__s64 sent; /* when the last probe left; 0: none has */
 	__s64 queued; /* that it waits in own queues */
 	__s64 before; /* tb_peer_state.rtt_ns before it */
+	__s64 raised; /* when the rate was last looked at and set */
 	__u64 bytes; /* that have left since */
 	__u64 packets; /* that have left since */
 	__u64 between; /* bytes that left between it and the one before */
@@ -86,15 +88,20 @@ struct tb_path {
 	__u32 told; /* 1: an echo has come */
 	__u32 awaited; /* 1: the echo of the last probe may still come */
 	__u32 missed; /* probes lost running */
+	__u32 over; /* round trips above the target running */
+	__u32 slowed; /* times that marks have lowered the rate */
 	__u32 limited; /* 1: the rate is a limit */
 	__u32 held; /* 1: something had to wait, and has not made up for it */
 };
-_Static_assert(sizeof(struct tb_path) == 120, "tb_path");
+_Static_assert(sizeof(struct tb_path) == 144, "tb_path");
 
 /* How fast all ranks together may be sent to (``transport.pace``); times in ns. */
 struct tb_link {
 	double most; /* bytes per second at most; 0: the link itself sees to it */
-	double speed; /* bytes per second by which own queues empty */
+	double speed; /* bytes per second by which own queues empty; no rate is higher */
+	double floor; /* no rate is lower, or than half of an equal share of the speed if that is less */
+	double first; /* no first limit is lower: what little was sent says nothing about the path */
+	double step; /* bytes per second that are added to a rate besides a part of it */
 	__s64 gap; /* from one burst to the next; 0: none */
 	__s64 quantum; /* of sending that may leave for a rank at once */
 	__s64 ahead; /* of sending that may lie in own queues */
@@ -104,9 +111,9 @@ struct tb_link {
 	__s64 leaves; /* when the last of what was handed over leaves this host */
 	__s64 spent; /* as in tb_path */
 	__u32 held; /* as in tb_path */
-	__u32 pad; /* 0 */
+	__u32 peers; /* ranks that share it, at least 1 */
 };
-_Static_assert(sizeof(struct tb_link) == 88, "tb_link");
+_Static_assert(sizeof(struct tb_link) == 112, "tb_link");
 
 /* A rank, or a shared channel, and what has become of packets for it. */
 struct tb_target {
@@ -130,7 +137,6 @@ struct tb_sending {
 	__u64 fresh; /* the submission that has just come; 0: none */
 	__s64 again; /* when to pump again; 0: nothing waits, or for a writable socket */
 	__u64 peers[4]; /* bitmap of all ranks that are sent to */
-	__u64 news[4]; /* bitmap of ranks of which an echo has come, or whose probe was lost */
 	__u64 terms; /* struct tb_terms; 0: nothing is known of ranks, and none is probed */
 	__u64 head; /* a header with all that probes have in common */
 	__u64 key; /* of the present epoch; 0: packets carry the check */
@@ -162,7 +168,7 @@ struct tb_sending {
 	__u32 due; /* probes that wait for room */
 	__u32 ways; /* how often a round trip waits in own queues */
 };
-_Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1368, "tb_sending");
 
 /* What the library says of rows that others have requested (`collective.retransmit`). */
 struct tb_asking {

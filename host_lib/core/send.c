@@ -82,7 +82,8 @@ struct tb_line {
 	__u64 probes[TB_MESSAGES][TB_PROBE / 8];
 };
 
-TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets)
+TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets,
+				       struct tb_path *paths, struct tb_link *link)
 {
 	struct tb_line *l = calloc(1, sizeof(*l));
 	int i;
@@ -91,6 +92,8 @@ TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *t
 		return 0;
 	l->s = s;
 	l->targets = targets;
+	l->paths = paths;
+	l->link = link;
 	s->messages = (__u64)l->messages;
 	for (i = 0; i < TB_QUEUES; i++)
 		l->tail[i] = &l->head[i];
@@ -100,12 +103,6 @@ TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *t
 		l->messages[i].msg_hdr =
 			(struct msghdr){ .msg_iov = &l->pieces[i], .msg_iovlen = 1 };
 	return l;
-}
-
-TB_EXPORT void tb_line_pace(struct tb_line *l, struct tb_path *paths, struct tb_link *link)
-{
-	l->paths = paths;
-	l->link = link;
 }
 
 TB_EXPORT void tb_line_close(struct tb_line *l)
@@ -180,6 +177,14 @@ static int tb_meet(const __u64 *a, const __u64 *b)
 		for (bits = (ranks)[w]; bits && (r = 64 * w + __builtin_ctzll(bits), 1); \
 		     bits &= bits - 1)
 
+/* Bytes per second to a rank, of which at most so many can be used. */
+double tb_rate(const struct tb_line *l, __u32 rank, double most)
+{
+	const struct tb_path *p = &l->paths[rank];
+
+	return p->limited && p->rate < most ? p->rate : most;
+}
+
 /* Bursts of a flow and their size: what is older goes first, then the slowest of its ranks. */
 static void tb_allow(struct tb_line *l, const struct tb_item *item, struct tb_flow *f)
 {
@@ -208,7 +213,7 @@ static void tb_allow(struct tb_line *l, const struct tb_item *item, struct tb_fl
 		return;
 	TB_EACH_RANK(r, t->ranks)
 	{
-		most = l->paths[r].rate * quantum / TB_SECOND / item->stride;
+		most = tb_rate(l, r, l->link->speed) * quantum / TB_SECOND / item->stride;
 		if (most < f->size)
 			f->size = most < 1 ? 1 : (__u32)most;
 	}
@@ -218,8 +223,9 @@ static void tb_allow(struct tb_line *l, const struct tb_item *item, struct tb_fl
 
 		if (!path->limited)
 			continue;
-		room = tb_bucket_room(path->spent, &path->held, quantum, quantum, path->rate,
-				      (__u64)f->size * item->stride, s->now, &again);
+		room = tb_bucket_room(path->spent, &path->held, quantum, quantum,
+				      tb_rate(l, r, l->link->speed), (__u64)f->size * item->stride,
+				      s->now, &again);
 		if (room < f->allowed)
 			f->allowed = room;
 	}
@@ -268,12 +274,61 @@ static void tb_link_left(struct tb_link *link, __u32 bursts, __u64 packets, __u3
 				(__u64)size, now);
 }
 
-/* Bytes per second to a rank, of which at most so many can be used. */
-double tb_rate(const struct tb_line *l, __u32 rank, double most)
-{
-	const struct tb_path *p = &l->paths[rank];
+/* -- what echoes make of rates (clock-24, and transport/pace.py) -------------------------------------------------- */
 
-	return p->limited && p->rate < most ? p->rate : most;
+#define TB_SHORT 2000000 /* ns; shorter round trips measure a burst, not the path */
+#define TB_TARGET 8000000 /* longer ones are never accepted */
+#define TB_PAUSE 4000000 /* ns between two raises */
+#define TB_MARKED 0.01 /* smoothed share of marked packets above which marks count as coming */
+#define TB_SILENT 8 /* probes lost running after which a rate rises */
+
+/* One above the speed of the link ends the limit. */
+static void tb_set_rate(struct tb_path *p, const struct tb_link *link, double rate, __s64 now)
+{
+	double floor = tb_lower(link->floor, link->speed / link->peers / 2);
+
+	p->raised = now;
+	p->limited = rate <= link->speed;
+	p->rate = tb_higher(floor, rate);
+}
+
+static void tb_raise(struct tb_path *p, const struct tb_link *link, __s64 now)
+{
+	double more = p->marked > TB_MARKED ? 0.05 * link->speed / link->peers
+					    : 0.1 * p->rate + link->step;
+
+	if (p->limited && now - p->raised >= TB_PAUSE)
+		tb_set_rate(p, link, p->rate + more, now);
+}
+
+/* An echo that took rtt ns, without what its probe waited in own queues; the record has the rest of it. */
+TB_EXPORT void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, __s64 now)
+{
+	double first = tb_lower(link->first, link->speed / 2), marked,
+	       drained = tb_higher(first, p->between * TB_SECOND / p->whole),
+	       rate = p->limited ? tb_lower(p->rate, link->speed) : link->speed;
+	int free = !p->limited, marks = p->share != 0, drains = rtt < p->rtt, over;
+
+	p->rtt = rtt;
+	over = p->over = rtt > TB_TARGET ? p->over + 1 : 0;
+	p->marked += (free ? 1 : 0.25) * (p->share - p->marked);
+	if (free && !marks && over < 3)
+		return;
+	if (!free && !marks && !over) {
+		tb_raise(p, link, now);
+		return;
+	}
+	marked = free && rtt > TB_SHORT ? tb_lower(rate, drained) : rate;
+	marked = tb_higher(link->speed / link->peers / 2, marked * (1 - p->marked / 2));
+	if (free && over >= 3)
+		rate = tb_lower(rate, drained);
+	else if (!free && over >= 2 && !drains)
+		rate *= 1 - 0.8 * (1 - TB_TARGET / (double)rtt);
+	if (marks && marked < rate) {
+		p->slowed++;
+		rate = marked;
+	}
+	tb_set_rate(p, link, rate, now);
 }
 
 /* -- submissions ------------------------------------------------------------------------------------------------ */
@@ -517,10 +572,8 @@ static void tb_probe_left(struct tb_line *l, __u32 rank)
 	l->due[rank >> 6] &= ~(1ULL << (rank & 63));
 	s->due--;
 	s->probes++;
-	if (p->awaited) {
-		p->missed++;
-		s->news[rank >> 6] |= 1ULL << (rank & 63);
-	}
+	if (p->awaited && ++p->missed >= TB_SILENT) /* there is nothing to go by */
+		tb_raise(p, l->link, s->now);
 	p->count = p->packets + (p->awaited ? p->count + 1 : 0);
 	p->between = p->bytes;
 	p->bytes = p->packets = 0;
@@ -562,12 +615,15 @@ static void tb_collect(struct tb_line *l)
 {
 	const struct tb_peer_state *states = tb_states(l);
 	struct tb_sending *s = l->s;
-	__u32 r, w, told, marks;
+	__u32 r, w, told, marks, live = 0;
 	__u64 bits;
 	__s64 rtt;
 
 	if (!s->terms)
 		return;
+	for (w = 0; w < TB_WORDS; w++)
+		live += __builtin_popcountll(((const struct tb_terms *)s->terms)->live[w]);
+	l->link->peers = live ? live : l->link->peers;
 	TB_EACH_RANK(r, s->peers)
 	{
 		struct tb_path *p = &l->paths[r];
@@ -578,7 +634,6 @@ static void tb_collect(struct tb_line *l)
 			continue;
 		p->awaited = p->missed = 0;
 		p->whole = rtt;
-		p->rtt = tb_most(1, rtt - s->ways * p->queued);
 		told = states[r].told;
 		marks = p->told ? told - p->marks : 0;
 		if (marks >> 31) /* a count that has fallen was begun anew */
@@ -588,7 +643,7 @@ static void tb_collect(struct tb_line *l)
 		p->share = marks < p->count + 1 ? marks / (p->count + 1.0) : 1;
 		s->marked += marks;
 		s->echoes++;
-		s->news[r >> 6] |= 1ULL << (r & 63);
+		tb_echoed(p, l->link, tb_most(1, rtt - s->ways * p->queued), s->now);
 	}
 }
 
@@ -872,7 +927,8 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 			tb_want_probe(l, r);
 			if (path->limited)
 				tb_bucket_spend(&path->spent, &path->held, l->link->quantum,
-						l->link->quantum, path->rate, size, s->now);
+						l->link->quantum, tb_rate(l, r, l->link->speed),
+						size, s->now);
 		}
 	}
 	if (taken) {

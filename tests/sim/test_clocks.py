@@ -14,17 +14,16 @@ import pytest
 from sim.engine import Plan, Rank, World
 from tailbound.transport.config import FLOOR
 from tailbound.transport.overtime import FIRST, SHARE
-from tailbound.transport.pace import PaceConfig
 from tailbound_lab.simulate.fabric import MS, S, Terms
 
 SETTLED = 15
 COMPUTE = 100 * MS
 #: A two-hundredth of 25 MiB of float32: 512 rows of 64 codes, half of whose packets are header.
 BUCKET = 64 * 512
-#: A hundredth of 10 Gb/s, and of the rates of ``pace.PaceConfig``. Packets are an eighth of real ones and no less, so
+#: A hundredth of 10 Gb/s, and of the rates of ``transport.pace``. Packets are an eighth of real ones and no less, so
 #: that a quantum is twice as long: at a twentieth of the rate it is a burst still, not a packet or two.
 NETWORK = Terms(rate=1.25e7, queue=1 << 20, room=64 << 10)
-LIMITS = PaceConfig(step=2.5e3, first=1.5e6, floor=1e4, speed=2.5e7, quantum=1_000_000)
+LIMITS = {"step": 2.5e3, "first": 1.5e6, "floor": 1e4, "speed": 2.5e7, "quantum": 1_000_000}
 #: How many ranks jobs have.
 SIZES = (2, 3, 4, 8)
 #: By (rank, step), what is done when that rank begins that step; if it returns a time, the rank holds for so long, ns.

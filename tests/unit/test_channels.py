@@ -105,8 +105,7 @@ def test_a_burst_for_all_does_not_wait_for_a_slow_receiver(
 ) -> None:
     job.channels.wanted, pacer = wanted, job.queue.pacer
     for rank, rate in rates.items():
-        pacer.paths[rank].rate, pacer.paths[rank].free = rate, False
-        pacer.limited.add(rank)
+        pacer.hold_to(rank, rate)
     assert len(job.channels.runs(ROWS)) == (1 if together else 3)
     assert job.counters["results_apart"] == (not together)
 

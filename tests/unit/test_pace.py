@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import time
 from types import SimpleNamespace
@@ -13,42 +14,46 @@ import pytest
 from packed import parse
 from queue_world import ADDRESS, COOKIE, MS, STRIDE, Line, Told
 from tailbound.collective.flow_control import FlowControl
+from tailbound.kernel.core import core
 from tailbound.transport.keys import KeyRing
-from tailbound.transport.pace import PaceConfig, Pacer, Path
+from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import DTYPES
+from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import HEADER_BYTES, PacketType
 
 C = PacketType.CONTRIBUTION
 SECOND = 1_000_000_000
-L = PaceConfig()
+#: A link of unknown speed, a target of round trips, and what is a short one.
+L, TARGET, SHORT = Pacer([1]).link, 8 * MS, 2 * MS
 
 
-class Steady(Path):
-    """A ``Path`` whose echoes come ``step`` ns apart."""
+class Steady(Pacer):
+    """A path to rank 1 whose echoes come ``step`` ns apart."""
 
-    def __init__(self, step: int = 5 * MS, speed: float = L.speed, peers: int = 1) -> None:
-        super().__init__(L, speed, peers)
-        self._now, self._step = 0, step
+    def __init__(self, step: int = 5 * MS, speed: float = 0.0, peers: int = 1) -> None:
+        super().__init__(range(1, peers + 1), speed=speed)
+        self.path, self._now, self._step = self.paths[1], 0, step
 
-    def take(self, rtt: int, sent: int = 0, marked: float = 0.0) -> float:
+    def take(self, rtt: int, sent: int = 0, marked: float = 0.0, whole: int = 0) -> float:
         self._now += self._step
-        self.echoed(rtt, sent, marked, self._now)
-        return self.rate
+        self.path.between, self.path.share, self.path.whole = sent, marked, max(rtt, whole)
+        core().fast.tb_echoed(ctypes.byref(self.path), ctypes.byref(self.link), rtt, self._now)
+        return self.rate(1)
 
 
 def limited(rate: float = 2e8, step: int = 5 * MS) -> Steady:
     path = Steady(step)
-    for _ in range(L.sure):
+    for _ in range(3):
         path.take(10 * MS, int(rate * 10 * MS / SECOND))
-    assert path.rate == pytest.approx(rate)
+    assert path.rate(1) == pytest.approx(rate)
     return path
 
 
 def test_nothing_is_limited_until_three_round_trips_are_long() -> None:
     path = Steady()
-    for rtt in (50_000, 7 * MS, L.t_high, 30 * MS, 20 * MS, 50_000, 30 * MS, 30 * MS, 1 * MS, 20 * MS, 20 * MS):
+    for rtt in (50_000, 7 * MS, TARGET, 30 * MS, 20 * MS, 50_000, 30 * MS, 30 * MS, 1 * MS, 20 * MS, 20 * MS):
         assert path.take(rtt, 1 << 22) == L.speed
     assert path.take(20 * MS, 1 << 22) == pytest.approx((1 << 22) / 0.020)  # what drained
 
@@ -59,26 +64,28 @@ def test_nothing_is_limited_until_three_round_trips_are_long() -> None:
     ids=["what is assumed at least", "the speed of the link at most", "the wait in own queues counts as draining"],
 )
 def test_the_first_limit(sent: int, whole: int, rate: float) -> None:
-    path = Path(L, L.speed)
-    for i in range(L.sure):
-        path.echoed(20 * MS, sent, 0.0, i * 50 * MS, whole)
-    assert path.rate == pytest.approx(rate)
+    path, slow = Steady(), Steady(speed=1e8)
+    assert [path.take(20 * MS, sent, 0.0, whole) for _ in range(3)][-1] == pytest.approx(rate)
+    assert [slow.take(20 * MS) for _ in range(3)][-1] == 5e7
 
 
 def test_raises_have_a_pause() -> None:
     path = limited(step=MS)
     assert len({path.take(100_000) for _ in range(8)}) <= 3
+    assert path.path.limited
+    assert [path.take(100_000) for _ in range(200)][-1] == path.link.speed
+    assert not path.path.limited
 
 
 #: Round trips of a path that is limited to 2e8, and the rate after the last of them.
 ROUND_TRIPS: dict[str, tuple[list[int], float]] = {
-    "short ones add": ([L.t_low - 1], 2e8 * (1 + L.addend) + L.step),
-    "long ones multiply down in proportion": ([4 * L.t_high], 2e8 * (1 - 0.8 * 0.75)),
-    "down to the floor": ([10 * L.t_high] * 201, L.floor),
+    "short ones add": ([SHORT], 2.2e8 + L.step),
+    "long ones multiply down in proportion": ([4 * TARGET], 2e8 * (1 - 0.8 * 0.75)),
+    "down to the floor": ([10 * TARGET] * 201, L.floor),
     "a queue that drains already is left alone": (
-        [rtt * MS for rtt in (40, 35, 30, 25, 20, 15, 10)], 2e8 * (1 - 0.8 * (1 - L.t_high / (40 * MS))),
+        [rtt * MS for rtt in (40, 35, 30, 25, 20, 15, 10)], 2e8 * (1 - 0.8 * (1 - TARGET / (40 * MS))),
     ),
-    "one long one after a short one is noise": ([MS, 50 * MS], 2e8 * (1 + L.addend) + L.step),
+    "one long one after a short one is noise": ([MS, 50 * MS], 2.2e8 + L.step),
 }  # fmt: skip
 
 
@@ -91,9 +98,7 @@ def test_what_round_trips_make_of_a_rate(round_trips: list[int], rate: float) ->
 def test_a_limited_rank_has_one_quantum_at_once(bound: UdpSocket) -> None:
     """2e8 bytes a second, bursts of 8192 bytes: twelve of them, one more, and a wait until that is paid for."""
     pacer = Pacer([1, 2, 3])
-    for _ in range(3):
-        pacer.echoed(1, 10 * MS, 2_000_000, 0.0, 0)
-    assert pacer.limited == {1}
+    pacer.hold_to(1, 2e8)
     line = Line([bound], pacer)
     line.submit(7, C, (1, 64 * 20), (2, 64 * 20), now=SECOND)
     assert [line.taken.count((rank, 64)) for rank in (1, 2)] == [13, 20]
@@ -108,7 +113,7 @@ BURST, TAKES = 48, 48 * (STRIDE + 42) * 80
 def test_all_ranks_together_have_the_speed_of_the_link(bound: UdpSocket, drained: float) -> None:
     """2 ms of it at once, then more when half of that has left. A busy host drains less than its link could."""
     pacer = Pacer([1, 2, 3], speed=1.25e7, most=1.25e7)
-    pacer.follow(drained)
+    pacer.drains(drained)
     line = Line([bound], pacer)
     line.submit(7, C, (1, BURST * 4), (2, BURST * 4), now=SECOND)
     assert line.taken == [(1, BURST), (2, BURST)] * 2
@@ -135,15 +140,22 @@ SPEED, PEERS = 1.25e8, 4
 
 def test_the_first_mark_counts_in_full_and_later_ones_are_smoothed() -> None:
     path = Steady(speed=SPEED, peers=PEERS)
-    assert path.rate == SPEED
     assert path.take(MS, 1 << 10, 0.4) == pytest.approx(SPEED * 0.8)
-    assert path.marked == 0.4
+    assert path.path.marked == 0.4
     assert path.take(MS, 1 << 20, 0.8) == pytest.approx(SPEED * 0.8 * (1 - 0.5 / 2))
-    for _ in range(50):
-        path.take(MS, 1 << 16, 1.0)
-    assert path.rate == path.least == SPEED / PEERS / 2
-    path.rate = 1e6  # round trips may make it less
+    assert [path.take(MS, 1 << 16, 1.0) for _ in range(50)][-1] == SPEED / PEERS / 2
+    assert path.path.slowed > 2
+    path.hold_to(1, 1e6)  # round trips may make it less
     assert path.take(5 * MS, 1 << 16, 1.0) == 1e6
+
+
+def test_a_path_of_unknown_speed_begins_at_what_drained_when_marks_come() -> None:
+    path = Steady(peers=20)
+    assert path.take(4 * MS, int(2e8 * 4 * MS / SECOND), 0.5) == pytest.approx(2e8 * 0.75)
+    path.hold_to(1, 1e9)
+    assert path.take(4 * MS, 1 << 10, 0.1) == pytest.approx(1e9 * (1 - (0.5 * 0.75 + 0.1 * 0.25) / 2))
+    path.hold_to(1, 1e9)
+    assert [path.take(rtt) for rtt in (10 * MS, 4 * TARGET)] == [1e9, pytest.approx(1e9 * (1 - 0.8 * 0.75))]
 
 
 def test_while_marks_come_every_rate_rises_by_the_same() -> None:
@@ -151,60 +163,35 @@ def test_while_marks_come_every_rate_rises_by_the_same() -> None:
     for rate in (2e7, 8e7):
         path = Steady(speed=SPEED, peers=PEERS)
         path.take(MS, 1 << 20, 0.4)
-        path.rate = rate
+        path.hold_to(1, rate)
         raised.append(path.take(MS) - rate)
-    assert raised == [L.share * SPEED / PEERS] * 2
+    assert raised == [0.05 * SPEED / PEERS] * 2
 
 
 @pytest.mark.parametrize("speed", [3.125e9, 0.0])
 @pytest.mark.parametrize("marked", [1.0, 0.0])
 def test_a_fast_link_slows_down_for_marks_and_for_round_trips(speed: float, marked: float) -> None:
     """It stayed at 3125 MB/s: the first limit was below the least that marks leave."""
-    pacer = Pacer(range(1, 11), speed=speed)
-    for i in range(300):
-        pacer.echoed(1, 20 * MS, 192 << 10, marked, i * 20 * MS)
-    found = pacer.rate(1)
+    path = Steady(20 * MS, speed, peers=10)
+    found = [path.take(20 * MS, 192 << 10, marked) for _ in range(300)][-1]
     assert found <= 2e6  # marks do not switch round trips off
-    for link in (found / 2, 3.125e9):  # a limit stays when the link is taken to be slower
-        pacer.follow(link)
-        assert (pacer.limited, pacer.rate(1)) == ({1}, found / 2)
-
-
-def test_a_rate_without_echoes_rises_again() -> None:
-    pacer, now = Pacer([1, 2], speed=SPEED), 0
-    for i in range(50):
-        pacer.echoed(1, 50 * MS, 1 << 16, 1.0, i)
-    low = pacer.rate(1)
-    for lost in range(1, 8):
-        pacer.unheard(1, lost, lost * 100 * MS)
-    assert pacer.rate(1) == low
-    for lost in range(8, 200):
-        now = lost * 100 * MS
-        pacer.unheard(1, lost, now)
-    assert (pacer.rate(1), pacer.limited) == (SPEED, set())
-
-
-def test_ranks_that_are_gone_have_no_share() -> None:
-    pacer = Pacer([1, 2, 3, 4], speed=SPEED)
-    pacer.among(2)
-    for i in range(50):
-        pacer.echoed(1, MS, 1 << 16, 1.0, i)
-    assert pacer.rate(1) == SPEED / 2 / 2
+    path.drains(found / 2)
+    assert (path.path.limited, path.rate(1), path.rate(2)) == (1, found / 2, found / 2)
 
 
 def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link(bound: UdpSocket) -> None:
     pacer = Pacer([1, 2, 3], speed=1e8, room=1 << 20)
     line = Line([bound], pacer)
-    assert pacer.waits(0) == 0
+    assert pacer.link.leaves == 0
     line.submit(7, C, (1, 100))  # frames of 170 bytes
-    assert (pacer.waits(0), pacer.waits(100_000), pacer.waits(MS)) == (170_000, 70_000, 0)
+    assert pacer.link.leaves == 170_000
     line.submit(8, C, (1, 64 * 128), now=MS)
-    assert pacer.waits(MS) == (1 << 20) * 10  # no more than there is room for
-    pacer.follow(5e7)
+    assert pacer.link.leaves == MS + (1 << 20) * 10  # no more than there is room for
+    pacer.drains(5e7)
     line.kernel.always = errno.EAGAIN  # whatever was reckoned: the socket is full
     for now in (SECOND, SECOND + MS):
         line.submit(9, C, (1, 1), now=now)
-        assert pacer.waits(now) == bound.room() * 20
+        assert pacer.link.leaves == now + bound.room() * 20
 
 
 def traffic(bound: UdpSocket, link: float, **more: Any) -> FlowControl:
@@ -224,7 +211,7 @@ def test_a_driver_that_says_10_mbit_s_is_not_believed(bound: UdpSocket) -> None:
         flow = traffic(bound, link, **more)
         assert (flow.queue.pacer.largest(1472), flow.queue.pacer.link.most) == (packets, most)
         assert flow.pace == link
-        flow.queue.drained = 1e6
+        flow.queue.pacer.drained = 1e6
         assert flow.pace == flow.snapshot()["pace"] == 1e6
     assert traffic(bound, 0.0).pace == 1.25e8
 
@@ -239,7 +226,7 @@ def test_what_leaves_while_sockets_are_full_is_measured(bound: UdpSocket) -> Non
         line.submit(7, C, (1, rows))
         clock[0] += took
         line.queue.pump(1)
-        return line.queue.drained
+        return line.queue.pacer.drained
 
     rows = 1_000_000 // STRIDE
     assert [drained(6400, 0), drained(64, MS)] == [0, 0]  # nothing had to wait, and too little to say
@@ -255,7 +242,7 @@ def test_a_link_that_is_never_free_is_measured_too(bound: UdpSocket) -> None:
         line.kernel.script = [-4, errno.EAGAIN]
         clock[0] += MS
         line.queue.pump(1)
-    assert line.queue.drained == pytest.approx(4 * 64 * STRIDE * 1e3, rel=0.2)
+    assert line.queue.pacer.drained == pytest.approx(4 * 64 * STRIDE * 1e3, rel=0.2)
 
 
 #: Bytes for a rank between two probes, packets of that, and ns after which a probe counts as lost.
@@ -267,9 +254,9 @@ class Probed:
 
     def __init__(self, sock: UdpSocket, by: Any = "kernel", keys: KeyRing | None = None) -> None:
         self.now, told, pacer = 0, Told(by, keys), Pacer((1, 2, 3), speed=1e15)
-        self.states = told.states
+        self.told, self.states = told, told.states
         self.line = Line([sock], pacer, clock=lambda: self.now + 1, peers=told.peers)
-        self.path, self.link, self.probes = pacer.rates[1], pacer.link, self.line.kernel.probes
+        self.path, self.link, self.probes = pacer.paths[1], pacer.link, self.line.kernel.probes
 
     def burst(self, now: int, packets: int) -> bool:
         """So many leave for rank 1; whether a probe does."""
@@ -371,11 +358,20 @@ def test_a_probe_waits_for_room_and_is_lost_where_it_is_refused(probed: Probed) 
 
 
 def test_a_rate_whose_probes_are_lost_rises(probed: Probed) -> None:
+    for i in range(1, 11):
+        assert probed.burst(i * 2 * LOST, WHOLE)
+        assert not probed.path.limited
     probed.line.queue.pacer.hold_to(1, 1e9)
-    probed.line.queue.pacer.paths[1].free = False
-    rates = []
-    for i in range(11):
+    probed.path.missed, rates = 0, []
+    for i in range(11, 22):
         assert probed.burst(i * 2 * LOST, 1)
         rates.append(probed.path.rate)
-    assert rates[:9] == [1e9] * 9
-    assert rates[9] > 1e9
+    assert rates[:7] == [1e9] * 7
+    assert rates[7] > 1e9
+
+
+def test_ranks_that_are_gone_have_no_share(probed: Probed) -> None:
+    assert probed.link.peers == 3
+    probed.told.terms.live[:] = bitmap((1, 3))
+    probed.burst(0, 1)
+    assert probed.link.peers == 2

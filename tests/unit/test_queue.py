@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from queue_world import ADDRESS, MS, PROBE, STRIDE, Line, Told, memory
 from tailbound.errors import ConfigError
-from tailbound.transport.pace import PaceConfig, Pacer
+from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import FULL, Sender, Shared, Target
 from tailbound.transport.sockets import MAX_BYTES, UdpSocket, burst_packets, ports_of
 from tailbound.wire.schema import MAX_RANKS, PacketType
@@ -275,7 +275,8 @@ def test_it_keeps_the_order_of_each_of_its_ranks(fanned: Line) -> None:
 
 
 def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, shared: Shared) -> None:
-    pacer = Pacer((1, 2, 3), PaceConfig(quantum=1 * MS))
+    pacer = Pacer((1, 2, 3))
+    pacer.link.quantum = 1 * MS
     line, slow = Line([bound], pacer, shared), 64 * STRIDE * 1000.0  # one burst a millisecond
     pacer.hold_to(1, slow)
     pacer.hold_to(3, 10 * slow)
@@ -283,7 +284,7 @@ def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, sha
     now = line.rest(100 * MS)
     assert now - 100 * MS >= 8 * MS  # a quantum may leave at once, and one before it is used up
     assert (line.done, line.queue.held > 0) == ([3 * 640], True)
-    assert pacer.rates[1].spent > pacer.rates[3].spent > now - 2 * MS
+    assert pacer.paths[1].spent > pacer.paths[3].spent > now - 2 * MS
 
 
 def test_a_burst_that_is_cloned_here_costs_as_many(fanned: Line, shared: Shared, bound: UdpSocket) -> None:
@@ -337,9 +338,9 @@ def test_probes_follow_for_every_rank_and_know_what_they_wait_behind(bound: UdpS
     pacer = line.queue.pacer
     for rank in (1, 2, 3):
         assert counted(line.sender.counts[rank]) == (65, 64 * STRIDE + PROBE, 1)
-        path = pacer.rates[rank]
-        assert (path.sent, path.between, path.count, path.queued) == (5, 64 * STRIDE, 64, pacer.waits(5))
-    assert pacer.waits(5) > 0
+        path = pacer.paths[rank]
+        assert (path.sent, path.between, path.count, path.queued) == (5, 64 * STRIDE, 64, pacer.link.leaves - 5)
+    assert pacer.link.leaves > 5
 
 
 # -- single packets ----------------------------------------------------------------------------------------------------

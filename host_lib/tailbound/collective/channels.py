@@ -207,7 +207,7 @@ class Channels:
             channel.ranks, channel.broken = live, False
             if channel.name == "fanout" and self.fanout is not None and self.fanout.lead is not None:
                 channel.target = job.sender.peers[self.fanout.lead]
-        self._queue.pacer.holds(job.sender.room)
+        self._queue.pacer.link.room = job.sender.room
 
     def complained(self, peer: int) -> bool:
         """Most of the own rows do not come to ``peer``, op after op; returns whether multicast is given up for that."""

@@ -16,8 +16,6 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import Peers, SendQueue
 from tailbound.wire.schema import VERSION, PacketType, Phase, serial_distance
 
-#: Membership, and how fast a link drains, change over tens of ops.
-_LOOK_EVERY = 2_000_000
 #: Bytes per second that are assumed where neither a driver nor experience says how fast a link is: 1 Gbit/s.
 _PACE_UNKNOWN = 1.25e8
 #: Bytes per second below which a driver is not believed about rates and bursts: old tun devices say 10 Mbit/s.
@@ -36,7 +34,6 @@ class FlowControl:
 
     def __init__(self, job: Speaker, datapath: Datapath, link: float, *, given: bool = False) -> None:
         self._job, self._link = job, link
-        self._believed = link if given or link >= _BELIEVED else 0.0
         self._states = datapath.store.peer_states
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
@@ -44,18 +41,13 @@ class FlowControl:
         known = Peers(head, job.terms, by, job.keys) if peers else None
         # a driver may be wrong, and a link that it is right about sees to its speed itself
         most = link if given else 0.0
-        pacer = Pacer(peers, gap=datapath.gap, speed=self._believed, most=most, room=job.sender.room)
+        believed = link if given or link >= _BELIEVED else 0.0
+        pacer = Pacer(peers, gap=datapath.gap, speed=believed, most=most, room=job.sender.room)
         self.queue = SendQueue(job.sender, pacer, known, job.now)
         self.queue.copied = lambda packets: job.counters.update(repair_rows_sent=packets)
-        self._again = 0
 
     def poll(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits."""
-        if now >= self._again and self._job.sender.peers:
-            self._again = now + _LOOK_EVERY
-            pacer = self.queue.pacer
-            pacer.follow(min((speed for speed in (self._believed, self.queue.drained) if speed), default=0.0))
-            pacer.among(len(self._job.membership.live))
         if not self.queue.empty:
             self.queue.pump(now)
 
@@ -112,23 +104,23 @@ class FlowControl:
         The speed of its link, or what has been seen to leave while something waited, if that is less: a virtual link
         calls itself faster than it is, and a switch behind it may be slower.
         """
-        return min((pace for pace in (self._link, self.queue.drained) if pace), default=_PACE_UNKNOWN)
+        return min((pace for pace in (self._link, self.queue.pacer.drained) if pace), default=_PACE_UNKNOWN)
 
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""
-        queue = self.queue
+        queue, paths = self.queue, self.queue.pacer.paths
         return {
             "queued": queue.packets,
             "stale": queue.stale,
             "socket_full": queue.waits,
             "held_by_rate": queue.held,
             "pace": int(self.pace),
-            "rates": {str(rank): int(queue.pacer.limit(rank)) for rank in queue.pacer.paths},
-            "rtt_us": {str(rank): path.rtt / 1000 for rank, path in queue.pacer.paths.items()},
+            "rates": {str(rank): int(path.rate) if path.limited else 0 for rank, path in paths.items()},
+            "rtt_us": {str(rank): path.rtt / 1000 for rank, path in paths.items()},
             "rtt_by": queue.probed_by,
             "probes": queue.probes,
             "echoes": queue.echoes,
             "marked": self.marked,
             "marked_there": queue.marked,
-            "slowed": sum(path.slowed for path in queue.pacer.paths.values()),
+            "slowed": sum(path.slowed for path in paths.values()),
         }

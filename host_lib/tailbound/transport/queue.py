@@ -2,7 +2,7 @@
 
 The transport thread submits runs of packets and pumps once a turn. The library keeps them and decides what leaves when
 (``host_lib/core/send.c``): a pump is one call of it, without the GIL. Here is what only Python can say: what
-follows when a submission is over, what echoes make of rates, and what becomes of packets that were refused.
+follows when a submission is over, and what becomes of packets that were refused.
 
 As a rule everything leaves within ``submit``: the queue holds what a full socket or a rate (``pace``) keeps back. Per
 destination the order of submission is kept within results and within contributions, since the last packet of a run says
@@ -75,11 +75,10 @@ class SendQueue:
         sender: sockets, addresses and counters.
         pacer: rates by rank.
         peers: None: nothing is known of them; no round trips, no limits.
-        clock: CLOCK_MONOTONIC in ns, for ``drained``.
+        clock: CLOCK_MONOTONIC in ns, for how much the link takes.
 
     Attributes:
-        drained: bytes per second that left while sockets were full, lately, which is what the link takes; 0: none has
-            been full yet.
+        pacer: as above.
         full: sockets (by index) that had no room; they become writable when there is some again.
 
     Raises:
@@ -97,19 +96,20 @@ class SendQueue:
         self._sender = sender
         self._core = core()
         self._said, self._targets = _Sending(), sender.targets
-        self._line = self._core.fast.tb_line_open(ctypes.byref(self._said), self._targets)
+        self.pacer = pacer = pacer or Pacer(sender.peers)
+        self._line = self._core.fast.tb_line_open(
+            ctypes.byref(self._said), self._targets, pacer.table, ctypes.byref(pacer.link)
+        )
         if not self._line:
             raise MemoryError("no memory for a send queue")
         # not at exit, when the transport's thread may still be at work
         weakref.finalize(self, self._core.fast.tb_line_close, self._line).atexit = False
-        self.pacer = pacer or Pacer(sender.peers)
         self._peers = peers
         self._key: NDArray[np.uint64] | None = None  # that the library makes tags of probes with
         if peers is not None:
             said = self._said
             said.terms, said.head = ctypes.addressof(peers.terms), ctypes.addressof(peers.head)
             said.ways = 2 if peers.by == "thread" else 1
-        self.drained = 0.0
         self._clock = clock
         self._crowded: tuple[int, int] | None = None  # since when sockets are full, and bytes that had left by then
         self.full: set[int] = set()
@@ -125,16 +125,6 @@ class SendQueue:
         self._sockets: list[object] = []  # as the library knows them, shared channels, and who goes without GSO
         self._shared: dict[int, tuple[object, object, bool]] = {}
         self._plain = set[int]()
-
-    @property
-    def pacer(self) -> Pacer:
-        """Rates by rank."""
-        return self._pacer
-
-    @pacer.setter
-    def pacer(self, pacer: Pacer) -> None:
-        self._pacer = pacer
-        self._core.fast.tb_line_pace(self._line, pacer.rates, ctypes.byref(pacer.link))
 
     @property
     def stale(self) -> int:
@@ -215,7 +205,7 @@ class SendQueue:
         self._submitted = number = self._submitted + 1
         error = self._core.fast.tb_submit(
             self._line, number, kind == PacketType.CONTRIBUTION, label, until,
-            stride, self._pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
+            stride, self.pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
         )  # fmt: skip
         if error:
             raise MemoryError("no memory for a submission")
@@ -236,7 +226,7 @@ class SendQueue:
             Whether rows of a request are gone; then it is to be called again.
         """
         self._tell()
-        most = self._pacer.largest(stride)
+        most = self.pacer.largest(stride)
         return bool(self._core.fast.tb_answer(asked, terms, self._line, now, pace, most))
 
     def cancel(self, label: int) -> int:
@@ -258,8 +248,6 @@ class SendQueue:
         self._pumping = True
         try:
             fast.tb_begin(line)
-            if any(said.news):
-                self._hear(now)
             if number := self._sender.flush():
                 fast.tb_full(line, 0, number)
             while self._send():
@@ -302,18 +290,6 @@ class SendQueue:
             if to in sender.shared:
                 sender.shared[to].broken = True
 
-    def _hear(self, now: int) -> None:
-        """Makes rates of echoes, and of probes that have none."""
-        pacer, said = self._pacer, self._said
-        heard = [rank for rank in pacer.paths if said.news[rank >> 6] >> (rank & 63) & 1]
-        said.news[:] = [0] * len(said.news)
-        for rank in heard:
-            path = pacer.rates[rank]
-            if path.missed:
-                pacer.unheard(rank, path.missed, now)
-            else:
-                pacer.echoed(rank, path.rtt, path.between, path.share, now, path.whole)
-
     def _follow(self, keys: KeyRing) -> None:
         """Probes carry tags of the present epoch, as far as rows do."""
         if keys.now is not self._key:
@@ -331,8 +307,7 @@ class SendQueue:
         if blocked and now - since < _MEASURED:
             return
         if left - before >= _MEASURED_BYTES:
-            found = (left - before) * 1e9 / max(1, now - since)
-            self.drained += (found - self.drained) / 4 if self.drained else found
+            self.pacer.drains((left - before) * 1e9 / max(1, now - since))
         self._crowded = (now, left) if blocked else None
 
     def _finish(self) -> None:

@@ -10,7 +10,7 @@ that is lost asks another engine, not the reliable path.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, cast
 
@@ -23,7 +23,6 @@ from tailbound.collective.op import Launch, Outcome
 from tailbound.errors import TailboundError, TransportError
 from tailbound.transport.config import Config
 from tailbound.transport.keys import MASTER, KeyRing
-from tailbound.transport.pace import PaceConfig, Pacer
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Layout
 from tailbound.wire.address import words_of
@@ -258,7 +257,7 @@ class World:
         plan: of the training.
         steps: of the training.
         paced: bytes per second towards every peer that pacing begins with; 0: no limit.
-        limits: of pacing, for networks that are smaller than real ones; None: as they are.
+        limits: fields of ``schema.LINK``, for networks that are smaller than real ones.
         width: entries of a row.
         rows: of the rings of sums and results.
         fabric: the network, if others send over it, too.
@@ -278,7 +277,7 @@ class World:
         plan: Plan | None = None,
         steps: int = 30,
         paced: float = 0.0,
-        limits: PaceConfig | None = None,
+        limits: Mapping[str, float] | None = None,
         width: int = 64,
         rows: tuple[int, int] = (1024, 4096),
         fabric: Fabric | None = None,
@@ -296,7 +295,7 @@ class World:
         self.counts: Counter[str] = Counter()
         self.error: BaseException | None = None
         self._seed = seed
-        self._paced, self._limits = paced, limits
+        self._paced, self._limits = paced, limits or {}
         self.prepare()
         self.nodes = [self.open(rank) for rank in range(ranks)]
 
@@ -327,11 +326,12 @@ class World:
             lambda: self._clock() + node.ahead,
             keys=self._keys(config),
         )
-        if self._limits is not None:
-            job.flow.queue.pacer = Pacer(job.sender.peers, self._limits)
-        if self._paced:
-            for peer in job.flow.queue.pacer.paths:
-                job.flow.queue.pacer.hold_to(peer, self._paced)
+        pacer = job.flow.queue.pacer
+        for name, value in self._limits.items():
+            setattr(pacer.link, name, value)
+        pacer.stated = pacer.link.speed
+        for peer in pacer.paths if self._paced else ():
+            pacer.hold_to(peer, self._paced)
         job.activate([words_of(address(r)) for r in range(job.world)], words_of(address(rank)))
         node.engine = self.engine(job)
         node.engine.begin()
