@@ -46,7 +46,7 @@ def test_losses_are_repaired_within_the_bound(terms: Terms, seed: int) -> None:
     with World(4, seed, terms, steps=40) as world:
         world.run()
     assert world.fabric.dropped["loss"] > 0
-    assert any(node.engine.job.flow.queue.waits for node in world.nodes) == (terms is NARROW)
+    assert any(node.engine.job.flow.queue.said.waits for node in world.nodes) == (terms is NARROW)
     assert world.counts["compared"] > 0.8 * 4 * 80
     assert world.share >= 0.985
     assert world.times()[-1] < 1000  # no rank waits for what will not come

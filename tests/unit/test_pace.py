@@ -306,7 +306,7 @@ def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next(prob
     assert probed.tell(start + LOST, LOST + 1) is None  # it is of the one before
     marks, packets = 100, WHOLE + 1 + WHOLE + 1
     assert probed.tell(start + LOST, 2 * MS, marks) == (2 * MS, 2 * MS, EVERY + STRIDE, marks / (packets + 1))
-    assert (probed.path.missed, probed.line.queue.probes, probed.line.queue.echoes) == (0, 3, 2)
+    assert (probed.path.missed, probed.line.queue.said.probes, probed.line.queue.said.echoes) == (0, 3, 2)
     probed.line.queue.pacer.hold_to(1, 1e15)
     assert probed.burst(start + LOST, 1), "it is limited"
 
@@ -321,7 +321,7 @@ def test_an_echo_says_how_many_packets_were_marked(probed: Probed) -> None:
         assert echo is not None
         shares.append(round(echo[3] * (WHOLE + 1)))
     assert shares == [0, 0, 316, WHOLE + 1, 0, 0, 461]
-    assert probed.line.queue.marked == 316 + 8700 + 461
+    assert probed.line.queue.said.marked == 316 + 8700 + 461
 
 
 def test_a_probe_carries_its_time_and_proof(bound: UdpSocket) -> None:

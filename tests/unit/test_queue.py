@@ -64,7 +64,7 @@ def test_a_full_socket_is_left_and_gone_on_with(line: Line) -> None:
     queue = line.queue
     line.kernel.script = [-2, errno.EAGAIN]
     line.submit(7, C, (2, 150), (3, 65), now=5)
-    assert (queue.full, line.done, queue.packets, queue.waits) == ({0}, [], 87, 1)
+    assert (queue.full, line.done, queue.said.left, queue.said.waits) == ({0}, [], 87, 1)
     assert queue.again > 5
     queue.pump(6)
     assert (queue.again, queue.full, line.done) == (0, set(), [215])
@@ -93,7 +93,7 @@ def test_who_goes_first(line: Line, given: list[Any], order: list[tuple[int, int
     line.kernel.always = errno.EAGAIN
     for op, kind, *runs in given:
         line.submit(op, kind, *runs)
-    assert line.queue.packets == sum(count for _, count in order)
+    assert line.queue.said.left == sum(count for _, count in order)
     line.go()
     assert (line.taken, line.done, line.queue.empty) == (order, done, True)
 
@@ -112,7 +112,7 @@ def test_stale_rows_are_dropped_and_counted(bound: UdpSocket) -> None:
     line.submit(8, R, (1, 9), (3, 10))
     line.go(101)
     assert line.taken == [(1, 3), (3, 7), (1, 9), (2, 8)]
-    assert (line.queue.stale, line.done) == (4 + 5 + 6 + 10, [3, 9, 0, 7, 8])
+    assert (line.queue.said.stale, line.done) == (4 + 5 + 6 + 10, [3, 9, 0, 7, 8])
     assert [line.sender.counts[rank].lost for rank in (1, 2, 3)] == [5, 6, 14]
 
 
@@ -125,7 +125,7 @@ def test_marks_of_another_job_or_a_switch_make_no_row_stale(bound: UdpSocket) ->
     line.kernel.always = errno.EAGAIN
     line.submit(8, C, (1, 5), (2, 6), (3, 7))
     line.go()
-    assert (line.taken, line.queue.stale) == ([(1, 5), (2, 6), (3, 7)], 0)
+    assert (line.taken, line.queue.said.stale) == ([(1, 5), (2, 6), (3, 7)], 0)
 
 
 def test_cancelled_memory_is_never_read_again(line: Line) -> None:
@@ -181,7 +181,7 @@ def test_bursts_keep_the_gap_that_receivers_need(bound: UdpSocket) -> None:
     line = Line([bound], Pacer((1, 2, 3), gap=gap))
     queue, now = line.queue, 1000 * gap
     line.submit(7, C, (2, 64 * 2), (1, 64 * 2), now=now)
-    assert (line.taken, line.done, queue.again, queue.held) == ([(2, 64)], [], now + gap, 1)
+    assert (line.taken, line.done, queue.again, queue.said.held) == ([(2, 64)], [], now + gap, 1)
     line.submit(8, C, (1, 1), now=now + 1)  # a gap is between bursts, whomever they are for
     for at, taken in ((queue.again - 1, []), (queue.again, [(1, 64)])):
         queue.pump(at)
@@ -225,7 +225,7 @@ def test_a_full_port_hands_on_to_the_next_and_all_full_hold_up_nobody_else(porte
     assert not ported.queue.full  # nothing waits for that socket
     ported.kernel.stuck = {1, 2, 3}
     ported.submit(8, C, (1, 64), (2, 64))
-    assert (ported.queue.full, ported.queue.packets, ported.done) == ({1, 2, 3}, 64, [768])
+    assert (ported.queue.full, ported.queue.said.left, ported.done) == ({1, 2, 3}, 64, [768])
     assert ported.kernel.calls[-1][0] == 4  # of rank 2, for which there is room
     ported.kernel.stuck = {1, 2}
     ported.queue.pump(1)
@@ -283,7 +283,7 @@ def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, sha
     line.submit(7, R, (ALL, 640), now=100 * MS)
     now = line.rest(100 * MS)
     assert now - 100 * MS >= 8 * MS  # a quantum may leave at once, and one before it is used up
-    assert (line.done, line.queue.held > 0) == ([3 * 640], True)
+    assert (line.done, line.queue.said.held > 0) == ([3 * 640], True)
     assert pacer.paths[1].spent > pacer.paths[3].spent > now - 2 * MS
 
 

@@ -108,19 +108,19 @@ class FlowControl:
 
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""
-        queue, paths = self.queue, self.queue.pacer.paths
+        queue, said, paths = self.queue, self.queue.said, self.queue.pacer.paths
         return {
-            "queued": queue.packets,
-            "stale": queue.stale,
-            "socket_full": queue.waits,
-            "held_by_rate": queue.held,
+            "queued": said.left,
+            "stale": said.stale,
+            "socket_full": said.waits,
+            "held_by_rate": said.held,
             "pace": int(self.pace),
             "rates": {str(rank): int(path.rate) if path.limited else 0 for rank, path in paths.items()},
             "rtt_us": {str(rank): path.rtt / 1000 for rank, path in paths.items()},
             "rtt_by": queue.probed_by,
-            "probes": queue.probes,
-            "echoes": queue.echoes,
+            "probes": said.probes,
+            "echoes": said.echoes,
             "marked": self.marked,
-            "marked_there": queue.marked,
+            "marked_there": said.marked,
             "slowed": sum(path.slowed for path in paths.values()),
         }

@@ -78,6 +78,7 @@ class SendQueue:
         clock: CLOCK_MONOTONIC in ns, for how much the link takes.
 
     Attributes:
+        said: what the library says, and counts.
         pacer: as above.
         full: sockets (by index) that had no room; they become writable when there is some again.
 
@@ -95,10 +96,10 @@ class SendQueue:
     ) -> None:
         self._sender = sender
         self._core = core()
-        self._said, self._targets = _Sending(), sender.targets
+        self.said, self._targets = _Sending(), sender.targets
         self.pacer = pacer = pacer or Pacer(sender.peers)
         self._line = self._core.fast.tb_line_open(
-            ctypes.byref(self._said), self._targets, pacer.table, ctypes.byref(pacer.link)
+            ctypes.byref(self.said), self._targets, pacer.table, ctypes.byref(pacer.link)
         )
         if not self._line:
             raise MemoryError("no memory for a send queue")
@@ -107,7 +108,7 @@ class SendQueue:
         self._peers = peers
         self._key: NDArray[np.uint64] | None = None  # that the library makes tags of probes with
         if peers is not None:
-            said = self._said
+            said = self.said
             said.terms, said.head = ctypes.addressof(peers.terms), ctypes.addressof(peers.head)
             said.ways = 2 if peers.by == "thread" else 1
         self._clock = clock
@@ -127,54 +128,19 @@ class SendQueue:
         self._plain = set[int]()
 
     @property
-    def stale(self) -> int:
-        """Rows dropped because their time was up or no rank takes them any more."""
-        return int(self._said.stale)
-
-    @property
-    def waits(self) -> int:
-        """Times a socket or a device queue was full."""
-        return int(self._said.waits)
-
-    @property
-    def held(self) -> int:
-        """Times a rate kept something back."""
-        return int(self._said.held)
-
-    @property
     def again(self) -> int:
         """When to pump again, ns; 0: nothing waits, or for a writable socket."""
-        return int(self._said.again)
+        return int(self.said.again)
 
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._items or self._said.left or self._sender.deferred or self._said.due)
-
-    @property
-    def probes(self) -> int:
-        """That have left."""
-        return int(self._said.probes)
-
-    @property
-    def echoes(self) -> int:
-        """That have come."""
-        return int(self._said.echoes)
-
-    @property
-    def marked(self) -> int:
-        """Own packets that came to peers with CE, as echoes said."""
-        return int(self._said.marked)
+        return not (self._items or self.said.left or self._sender.deferred or self.said.due)
 
     @property
     def probed_by(self) -> str:
         """Who measures round trips; ``nobody`` as long as no probe has come back, ``none`` without probes."""
-        return "none" if self._peers is None else self._peers.by if self.echoes else "nobody"
-
-    @property
-    def packets(self) -> int:
-        """Packets that wait."""
-        return int(self._said.left)
+        return "none" if self._peers is None else self._peers.by if self.said.echoes else "nobody"
 
     def submit(
         self,
@@ -231,14 +197,14 @@ class SendQueue:
 
     def cancel(self, label: int) -> int:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
-        dropped = int(self._core.fast.tb_cancel(self._line, label)) if self._said.left else 0
+        dropped = int(self._core.fast.tb_cancel(self._line, label)) if self.said.left else 0
         if dropped:
             self._finish()
         return dropped
 
     def pump(self, now: int, fresh: int = 0) -> None:
         """Sends what may leave now. ``fresh``: the submission that has just come."""
-        said, line, fast = self._said, self._line, self._core.fast
+        said, line, fast = self.said, self._line, self._core.fast
         if self._pumping:  # a callback of ours has submitted more
             said.again = min(said.again, now) if said.again else now
             return
@@ -265,7 +231,7 @@ class SendQueue:
         """Sends until all is sent that may be, or a message is refused (``Sent``)."""
         if self._direct:
             return int(self._core.waits.tb_pump(self._line))
-        said, fast = self._said, self._core.fast
+        said, fast = self.said, self._core.fast
         while (what := int(fast.tb_next(self._line))) in (Sent.CALL, Sent.PROBE):
             if what == Sent.PROBE:
                 fast.tb_time_probes(self._line, self._clock())
@@ -277,7 +243,7 @@ class SendQueue:
 
     def _refuse(self) -> None:
         """Decides on the first message, which a socket refused."""
-        said, sender = self._said, self._sender
+        said, sender = self.said, self._sender
         to, number, at = said.to, said.error, (said.item, said.to, said.next)
         sender.refuse(to, number)
         if number in NO_GSO and said.packets > 1:
@@ -294,16 +260,16 @@ class SendQueue:
         """Probes carry tags of the present epoch, as far as rows do."""
         if keys.now is not self._key:
             self._key = keys.now  # the library reads it, when the ring may have let go of it
-            self._said.key = address(self._key)
+            self.said.key = address(self._key)
 
     def _measure(self) -> None:
         """Follows how much leaves from when sockets are full until they are not, or for long enough."""
-        blocked = self._said.blocked
+        blocked = self.said.blocked
         if self._crowded is None:
             if blocked:
-                self._crowded = self._clock(), self._said.bytes
+                self._crowded = self._clock(), self.said.bytes
             return
-        (since, before), now, left = self._crowded, self._clock(), self._said.bytes
+        (since, before), now, left = self._crowded, self._clock(), self.said.bytes
         if blocked and now - since < _MEASURED:
             return
         if left - before >= _MEASURED_BYTES:
@@ -336,7 +302,7 @@ class SendQueue:
             self._plain = set(sender.plain)
 
     def _tell_sockets(self) -> None:
-        said, sender = self._said, self._sender
+        said, sender = self.said, self._sender
         self._sockets = list(sender.sockets)
         self._direct = all(isinstance(sock, UdpSocket) for sock in sender.sockets)
         said.sockets, said.channels = len(sender.sockets), len(sender.ports)
