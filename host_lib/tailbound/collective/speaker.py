@@ -98,7 +98,7 @@ class Speaker(Known):
 
     @property
     def in_step(self) -> bool:
-        """``steps.in_step``, which every op asks for several times."""
+        """Whether no live peer is in a newer step; only then a rank suspects others and learns (clock-5, clock-14)."""
         own = self.sequence.upcoming
         return self.newest(own) >> OP_INDEX_BITS == own >> OP_INDEX_BITS  # it is never older
 

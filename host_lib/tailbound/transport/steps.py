@@ -67,11 +67,6 @@ class Steps(NamedTuple):
         return max(0, step_distance(step_of(self.newest), self.own))
 
     @property
-    def in_step(self) -> bool:
-        """Whether no live peer is in a newer step; only then a rank suspects others and learns (clock-5, clock-14)."""
-        return self.behind == 0
-
-    @property
     def lost(self) -> bool:
         """Whether this rank is behind by more than the ring takes (than op records last, while no step is known)."""
         if self.behind == 0 or not self.op_rows:
