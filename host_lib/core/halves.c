@@ -745,7 +745,7 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 {
 	int results = tb_listening(t, o), found = 0;
 	struct tb_half *h;
-	__u32 open, closed;
+	__u32 open, closed, release;
 
 	if (results < 0) {
 		o->listen = TB_NEVER;
@@ -757,6 +757,7 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		return 0;
 	open = h->open;
 	closed = h->closed;
+	release = h->release;
 	if (!h->flows)
 		tb_open_half(t, o, results);
 	if (h->flows) {
@@ -766,7 +767,7 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	}
 	o->listen = h->due;
 	o->news = 0;
-	o->stirred |= open != h->open || closed != h->closed;
+	o->stirred |= open != h->open || closed != h->closed || release != h->release;
 	return found ? (__u64)h : 0;
 }
 
