@@ -95,7 +95,7 @@ class Replicas(World):
         heard, own.heard = own.heard, None
         if heard is None:
             own.heard = {other: self.replicas[other].sound for other in others if self._reached(rank, other)}
-        elif sound := [other for other in live if heard.get(other)]:
+        elif sound := [other for other in others if heard.get(other)]:
             own.giver = self.random.choice(sound)
         elif live and rank < min(others) and heard.keys() >= set(others):
             own.sound = True

@@ -375,22 +375,21 @@ def test_who_hears_nobody_does_not_lead() -> None:
         assert not any(one.sound for one in w.ranks)
 
 
-def test_who_was_heard_a_few_steps_ago_is_asked_before_another_one_leads() -> None:
-    """It may be sound, and does not know yet that it was left behind (clock-21)."""
+@pytest.mark.parametrize("reached", [True, False])
+def test_who_was_heard_a_few_steps_ago_is_asked_before_another_one_leads(reached: bool) -> None:
+    """It may be sound, and does not know yet that it was left behind (clock-21); if it answers so, others take that."""
     with world(3, 2) as w:
         for rank in (0, 1):
             w.damage(rank, 0.1 * (rank + 1))
         w.live, w.late = {0, 1}, {2}
-        w.cut(0, 2)
-        w.cut(1, 2)
-        w.run(6, only={0, 1})
-        assert not w[0].sound
-        assert not w[1].sound
+        for rank in () if reached else (0, 1):
+            w.cut(rank, 2)
+        w.run(6, only={0, 1, 2} if reached else {0, 1})
+        assert [w[rank].sound for rank in (0, 1)] == [reached] * 2
         w.late = set()
         w.run(8, only={0, 1})
-        assert w[0].sound
-        assert w[1].sound
-        assert w.counts("led") == [1, 0, 0]
+        assert [w[rank].sound for rank in (0, 1)] == [True] * 2
+        assert w.counts("led") == [not reached, 0, 0]
 
 
 def apart(w: World, entries: slice, damaged: set[int]) -> None:

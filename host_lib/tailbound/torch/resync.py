@@ -208,7 +208,7 @@ class Resync:
         self._seen = here
         peers = [rank for i in range(self._ranks) if (rank := (step + i) % self._ranks) in here]  # others each step
         if peers and not self.sound:
-            self._seek(peers, step)
+            self._seek(step)
         elif peers and self._compares:
             which, begun, period = step % self.replica.slices, step - step % self.replica.slices, self._period
             due = period and begun // period != (begun - self.replica.slices) // period
@@ -219,16 +219,17 @@ class Resync:
         """All slices are compared once, from now on."""
         self._unseen = set(range(self.replica.slices))
 
-    def _seek(self, peers: Sequence[int], step: int) -> None:
+    def _seek(self, step: int) -> None:
         """Chooses a sound rank to take from; where there is none, the lowest becomes the reference."""
         if not self._share or self._donor >= 0 or time.monotonic() < self._next:
             return
         heard, self._heard = self._heard, None
+        others = live(self._communicator, _SILENT)
         if heard is None:
             self._aside(self._ask_all)
-        elif sound := [rank for rank in peers if rank in heard and heard[rank].sound]:
-            self._donor = sound[0]
-        elif self._rank < min(others := live(self._communicator, _SILENT)) and heard.keys() >= others:
+        elif sound := [rank for rank in others & heard.keys() if heard[rank].sound]:
+            self._donor = min(sound, key=lambda rank: (rank - step) % self._ranks)  # others each step
+        elif self._rank < min(others, default=-1) and heard.keys() >= others:
             self._sound_again()
             self._look_through()
             self.counters["led"] += 1
