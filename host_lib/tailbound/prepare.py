@@ -17,6 +17,8 @@ from tailbound.errors import TransportError
 
 #: Entries: a part of one row, some rows, several groups with a rest.
 _SIZES = (10, 5_000, 200_000)
+#: Seconds for an op at most, with all that is compiled for it: its thread may have died.
+_LONGEST = 600.0
 
 
 class MemoryStore:
@@ -63,7 +65,8 @@ def compile_all() -> None:
             for size in _SIZES:
                 data = np.arange(number, number + size, dtype=np.float32)
                 for _ in range(3):
-                    ours.allreduce(data, np.empty_like(data)).result()
+                    if error := ours.allreduce(data, np.empty_like(data)).result(_LONGEST).error:
+                        raise error
             ours.stats()
             ours.meet("over")
 

@@ -121,7 +121,11 @@ def test_a_user_with_nothing_to_write_to_can_import() -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
 
 
-def test_a_process_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_fails_is_an_error_and_so_is_a_thread_that_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "_LONGEST", 0.1)
+    monkeypatch.setattr("tailbound.collective.transpose.Transpose._run", lambda self: None)
+    with pytest.raises(TimeoutError):
+        prepare.compile_all()
     monkeypatch.setattr(prepare.sys, "executable", "/bin/false")
     with prepare.Preparation() as preparation, pytest.raises(TransportError, match="two ranks on loopback"):
         preparation.wait()
