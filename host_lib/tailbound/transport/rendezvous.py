@@ -277,7 +277,8 @@ def _name_missing(store: Store, key: str, own: Greeting, timeout: float) -> None
     while not store.check([key]):
         if time.monotonic() >= until:
             prefix = key.rpartition("/")[0]
-            missing = [rank for rank in range(own.ranks) if not store.check([f"{prefix}/{rank}"])]
+            greetings = [f"{prefix}/{rank}" for rank in range(own.ranks)]
+            missing = [rank for rank, one in enumerate(greetings) if one == key or not store.check([one])]
             first = min(set(range(own.ranks)).difference(missing))
             log.log(
                 logging.WARNING if own.rank == first else logging.INFO,
