@@ -17,6 +17,7 @@ from support import await_that, gradients, patient, team
 from tailbound.collective import comeback
 from tailbound.errors import TransportError
 from tailbound.transport.backoff import Policy
+from tailbound.transport.lifeline import Lifelines
 from tailbound.transport.reliable import Reliable
 
 RANKS, PATIENCE = 3, 20.0
@@ -100,6 +101,32 @@ def test_a_process_that_is_stopped_is_not_dead(paths: list[Reliable], monkeypatc
         waits.close()
     await_that(lambda: lines_of(paths[0])[1] is not line, "another connection")
     assert engines[0].told.empty()
+
+
+def test_a_death_is_told_before_all_are_tried_that_cannot_be_reached() -> None:
+    """Behind a switch that has failed, say: each takes a second."""
+    tried, told, began = list[int](), queue.Queue[int](), threading.Event()
+
+    def connect(rank: int) -> None:
+        tried.append(rank)
+        began.set()
+        if rank == 9:
+            raise TransportError("refused") from ConnectionRefusedError()
+        await_that(lambda: ends[9].fileno() < 0, "the process has ended")
+        raise TransportError("no answer")
+
+    lines = Lifelines(0, connect, lambda rank: not told.put(rank))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = {}
+        for rank in (1, 2, 3, 9):
+            ends[rank] = socket.create_connection(server.getsockname())
+            lines.hold(rank, server.accept()[0])
+        for rank in (1, 2, 3, 9):
+            ends[rank].close()
+            assert began.wait(PATIENCE)
+        assert told.get(timeout=PATIENCE) == 9
+    lines.close()
+    assert tried[:2] == [1, 9]
 
 
 def test_who_watches_later_is_waited_for_and_who_cannot_be_reached_is_named(

@@ -106,9 +106,10 @@ class Lifelines:
             for key, _ in self._selector.select(pause if self._due else None):
                 if key.data >= 0:
                     self._check(key.data, key.fileobj)  # type: ignore[arg-type]
-            for rank, (at, tries) in list(self._due.items()):
-                if at <= time.monotonic():
-                    self._look(rank, tries)
+            now = time.monotonic()
+            if due := [(tries, -at, rank) for rank, (at, tries) in self._due.items() if at <= now]:
+                tries, _, rank = min(due)  # one at a time, since some take a second: who has just ended comes first
+                self._look(rank, tries)
         for line in self._lines:
             line.close()
         self._selector.close()
