@@ -39,9 +39,11 @@ def fmix(h: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def signs(shape: Shape, seed: int) -> NDArray[np.float32]:
-    """+1 or -1 for every entry: f32[T, V]."""
-    index = np.arange(shape.rows * shape.entries, dtype=np.uint32) + np.uint32(seed)
-    return np.where(fmix(index) >> np.uint32(31), _F(-1), _F(1)).reshape(shape.rows, shape.entries)
+    """+1 or -1 for every entry: f32[T, V]. Rows of a group share hashes, 32 each, and take their bits from the top."""
+    first = shape.layout.rows[shape.layout.of]
+    word, bit = np.divmod(np.arange(shape.rows) - first, 32)
+    index = (first + word)[:, None] * shape.entries + np.arange(shape.entries) + seed
+    return np.where(fmix(index.astype(np.uint32)) << bit[:, None].astype(np.uint32) >> np.uint32(31), _F(-1), _F(1))
 
 
 def transform(y: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -57,8 +59,7 @@ def transform(y: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def by_group(shape: Shape) -> list[slice]:
     """The rows of each group."""
-    rows: list[int] = shape.layout.rows.tolist()
-    return [slice(first, end) for first, end in itertools.pairwise(rows)]
+    return [slice(first, end) for first, end in itertools.pairwise(shape.layout.rows.tolist())]
 
 
 def turned(rows: slice, rotate: bool) -> bool:
@@ -121,9 +122,7 @@ def own_scales(reach: NDArray[np.float32], cap: int) -> tuple[NDArray[np.int16],
         least = 1 << cap.bit_length() - 1  # weights have all bits of the largest one
         scales = ((4 * power, weight) for power in range(NEED_LEAST // 4 - 2, 128) for weight in range(least, cap + 1))
         smallest = 2.0 ** (NEED_LEAST // 4)
-        exponents[g], weights[g] = next(
-            (e, w) for e, w in scales if w * scale_of(e) >= value and w * scale_of(e) >= smallest
-        )
+        exponents[g], weights[g] = next((e, w) for e, w in scales if value <= w * scale_of(e) >= smallest)
     return exponents, weights
 
 

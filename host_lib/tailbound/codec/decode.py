@@ -27,6 +27,7 @@ from tailbound.codec.hashing import (
     rounding_seed,
     row_key,
     write_columns,
+    write_signs,
 )
 from tailbound.codec.records import Coding, Received
 from tailbound.codec.scale import root_of
@@ -98,20 +99,19 @@ def _expand(addresses, readings, columns, rows, codes, work, pitch, summed):  # 
 
 
 @compiled
-def _restore(memory, codes, rows, factor, index, target, at, stream):  # type: ignore[no-untyped-def]
+def _restore(memory, codes, rows, factor, target, at, stream):  # type: ignore[no-untyped-def]
     """Second pass: butterflies between neighbours, the group's factor and signs, to ``target`` from ``at`` on."""
-    work, pitch = memory.work, codes + PITCH_EXTRA
+    work, signs, pitch = memory.work, memory.signs, codes + PITCH_EXTRA
     if rows == 2:
-        kernels.restore2(work, 0, pitch, factor, index, target, at, codes)
+        kernels.restore2(work, 0, pitch, factor, signs, 0, target, at, codes)
     elif rows == 4:
-        kernels.restore4(work, 0, pitch, factor, index, target, at, codes)
+        kernels.restore4(work, 0, pitch, factor, signs, 0, target, at, codes)
     else:
         for r in range(0, rows, 8):
-            signs, into = np.uint32(index + np.uint32(r * codes)), at + r * codes
             if stream:
-                kernels.restore_stream(work, r * pitch, pitch, factor, signs, target, into, codes)
+                kernels.restore_stream(work, r * pitch, pitch, factor, signs, r, target, at + r * codes, codes)
             else:
-                kernels.restore8(work, r * pitch, pitch, factor, signs, target, into, codes)
+                kernels.restore8(work, r * pitch, pitch, factor, signs, r, target, at + r * codes, codes)
 
 
 @compiled
@@ -133,7 +133,7 @@ def _unfold(results, first, rows, form, memory, out, at, apart):  # type: ignore
 @compiled
 def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     ring, own, source, scale, counts = results
-    codes, seed = form.codes, form.seed
+    codes = form.codes
     work, padded, addresses, readings = memory.work, memory.group, memory.addresses, memory.readings
     columns = memory.columns
     failed = 0
@@ -185,10 +185,11 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
         else:
             _expand(addresses, readings, columns, rows, codes, work, pitch, summed)
         if turn:
-            factor, index = np.float32(root_of(rows) / received), np.uint32(seed + np.uint32(row * codes))
+            factor = np.float32(root_of(rows) / received)
+            write_signs(form.seed, row, rows, codes, memory.signs)
             # around the caches only by whole lines: half ones would be written to memory twice
             stream = LANES == 16 and whole and halves.address(out, first)[0] % 64 == 0
-            _restore(memory, codes, rows, factor, index, target, at, stream)
+            _restore(memory, codes, rows, factor, target, at, stream)
         if not whole:
             halves.write(padded, last - first, out, first, memory.row)
     return failed

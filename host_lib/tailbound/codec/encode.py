@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tailbound.codec import halves, hashing, kernels, planes
 from tailbound.codec.format import HALVES, PLANES, CodeFormat
 from tailbound.codec.halves import Entries, Floats, entries
-from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns
+from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns, write_signs
 from tailbound.codec.records import Coding, Packets, Scales
 from tailbound.codec.scale import OVERFLOW_BITS, need_of, own_scale, root_of, scale_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
@@ -75,19 +75,19 @@ def _ahead(x, at, size, columns):  # type: ignore[no-untyped-def]
 @compiled
 def _spread(source, at, row, rows, form, memory):  # type: ignore[no-untyped-def]
     """First pass over the group from ``row`` of the op on: signs, butterflies between rows 8, 16, 32 apart."""
-    codes, work = form.codes, memory.work
+    codes, work, signs = form.codes, memory.work, memory.signs
     pitch = codes + PITCH_EXTRA
-    index = np.uint32(form.seed + np.uint32(row * codes))
+    write_signs(form.seed, row, rows, codes, signs)
     for i in range(min(rows, 8)):
-        base = np.uint32(index + np.uint32(i * codes))
+        k = np.uint32(i)
         if rows == 64:
-            kernels.spread8(source, at + i * codes, codes, base, work, i * pitch, pitch)
+            kernels.spread8(source, at + i * codes, codes, signs, k, work, i * pitch, pitch)
         elif rows == 32:
-            kernels.spread4(source, at + i * codes, codes, base, work, i * pitch, pitch)
+            kernels.spread4(source, at + i * codes, codes, signs, k, work, i * pitch, pitch)
         elif rows == 16:
-            kernels.spread2(source, at + i * codes, codes, base, work, i * pitch, pitch)
+            kernels.spread2(source, at + i * codes, codes, signs, k, work, i * pitch, pitch)
         else:
-            kernels.spread1(source, at + i * codes, codes, base, work, i * pitch, pitch)
+            kernels.spread1(source, at + i * codes, codes, signs, k, work, i * pitch, pitch)
 
 
 @compiled

@@ -98,6 +98,14 @@ def row_key(rounding: Any, row: Any) -> Any:
 
 
 @compiled
+def write_signs(seed: Any, row: Any, rows: Any, codes: Any, signs: Any) -> None:
+    """The signs of a group of ``rows`` from ``row`` on, u32: 32 of a column a word, the first one its top bit."""
+    first = np.uint32(seed + np.uint32(row * codes))
+    for j in range(codes if rows <= 32 else 2 * codes):
+        signs[j] = fmix(np.uint32(first + np.uint32(j)))
+
+
+@compiled
 def write_columns(rounding: Any, columns: Any) -> None:
     """The parts of the columns in the rounding offsets: u16[V], written."""
     first = fmix(np.uint32(rounding ^ _COLUMN))

@@ -28,14 +28,10 @@ LANE_ORDER = tuple(i + j for i in range(0, LANES, 8) for j in (0, 2, 4, 6, 1, 3,
 CODE_ORDER = tuple(LANE_ORDER.index(i) for i in range(LANES))
 
 
-def _signs(e: Emit, index: Any) -> Any:
-    """Sign bits of neighbouring entries."""
-    h = e.fmix(e.b.add(e.splat(index), e.const(VI32, range(LANES))), top_only=True)
-    return e.b.and_(h, e.const(VI32, 0x80000000))
-
-
-def _flip(e: Emit, value: Any, signs: Any) -> Any:
-    return e.b.bitcast(e.b.xor(e.b.bitcast(value, VI32), signs), VF32)
+def _flip(e: Emit, value: Any, signs: Any, row: int) -> Any:
+    """``value`` with the sign that stands ``row`` bits below the top one."""
+    sign = e.b.and_(e.b.shl(signs, e.const(VI32, row)), e.const(VI32, 0x80000000))
+    return e.b.bitcast(e.b.xor(e.b.bitcast(value, VI32), sign), VF32)
 
 
 def _offset(e: Emit, part: Any, key: Any) -> Any:
@@ -50,27 +46,30 @@ def _bounds(e: Emit, span: Any) -> tuple[Any, Any]:
     return e.b.fsub(zero, span), e.b.fadd(zero, span)
 
 
-def _row_index(e: Emit, index: Any, row: int, stride: Any, column: Any) -> Any:
-    at = e.b.add(e.b.mul(stride, I64(row)), column)
-    return e.b.add(index, e.b.trunc(at, I32))
-
-
 def _spread_rows(rows: int) -> Any:
     @_kernel
-    def spread(typing: Any, x: Any, first: Any, columns: Any, index: Any, work: Any, into: Any, pitch: Any) -> Any:
-        """Rows of ``x`` at ``first + 8 p columns``, times signs, P-way butterflies, to rows ``into + 8 p pitch``."""
-        signature = types.void(x, _INDEX, _INDEX, _WORD, work, _INDEX, _INDEX)
+    def spread(
+        typing: Any, x: Any, first: Any, columns: Any, signs: Any, row: Any, work: Any, into: Any, pitch: Any
+    ) -> Any:  # fmt: skip
+        """Rows of ``x`` at ``first + 8 p columns``, times signs, P-way butterflies, to rows ``into + 8 p pitch``.
+
+        ``signs``: of the group (``hashing.write_signs``); ``row``: the first one in it.
+        """
+        signature = types.void(x, _INDEX, _INDEX, signs, _WORD, work, _INDEX, _INDEX)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
-            source, target = e.address(sig.args[0], args[0], args[1]), e.address(sig.args[4], args[4], args[5])
-            stride8, pitch8 = builder.mul(args[2], I64(8)), builder.mul(args[6], I64(8))
+            source, target = e.address(sig.args[0], args[0], args[1]), e.address(sig.args[5], args[5], args[6])
+            stride8, pitch8 = builder.mul(args[2], I64(8)), builder.mul(args[7], I64(8))
+            sign_at, row = e.address(sig.args[3], args[3]), e.splat(args[4])
             with e.columns(args[2]) as column:
                 values = []
                 for p in range(rows):
+                    if p % 4 == 0:  # 32 rows have a word
+                        at = builder.add(builder.mul(args[2], I64(p // 4)), column)
+                        signs = builder.shl(e.load(e.step(sign_at, at, 4), VI32, 4), row)
                     at = builder.add(builder.mul(stride8, I64(p)), column)
-                    value = e.load(e.step(source, at, 4), VF32, 4)
-                    values.append(_flip(e, value, _signs(e, _row_index(e, args[3], p, stride8, column))))
+                    values.append(_flip(e, e.load(e.step(source, at, 4), VF32, 4), signs, 8 * p % 32))
                 for p, value in enumerate(e.hadamard(values)):
                     at = builder.add(builder.mul(pitch8, I64(p)), column)
                     e.store(value, e.step(target, at, 4), 4)
@@ -253,24 +252,30 @@ expand1, expand2, expand4, expand8 = _expand_rows(1), _expand_rows(2), _expand_r
 def _restore_rows(rows: int, stream: bool) -> Any:
     @_kernel
     def restore(
-        typing: Any, work: Any, first: Any, pitch: Any, factor: Any, index: Any, x: Any, into: Any, stride: Any
-    ) -> Any:
-        """Neighbouring rows of ``work``: butterflies, times ``factor``, times signs, to rows of ``x``."""
-        signature = types.void(work, _INDEX, _INDEX, _FLOAT, _WORD, x, _INDEX, _INDEX)
+        typing: Any, work: Any, first: Any, pitch: Any, factor: Any, signs: Any, row: Any, x: Any, into: Any,
+        stride: Any,
+    ) -> Any:  # fmt: skip
+        """Neighbouring rows of ``work``: butterflies, times ``factor``, times signs, to rows of ``x``.
+
+        ``signs``: of the group (``hashing.write_signs``); ``row``: the first one in it.
+        """
+        signature = types.void(work, _INDEX, _INDEX, _FLOAT, signs, _INDEX, x, _INDEX, _INDEX)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
-            target, factor = e.address(sig.args[5], args[5], args[6]), e.splat(args[3])
-            with e.columns(args[7]) as column:
+            target, factor, stride = e.address(sig.args[6], args[6], args[7]), e.splat(args[3]), args[8]
+            sign_at = e.address(sig.args[4], args[4], builder.mul(builder.lshr(args[5], I64(5)), stride))
+            before = e.splat(builder.trunc(builder.and_(args[5], I64(31)), I32))
+            with e.columns(stride) as column:
                 values = []
                 for row in range(rows):
                     at = builder.add(builder.mul(args[2], I64(row)), column)
                     values.append(e.load(e.step(source, at, 4), VF32, 4))
+                signs = builder.shl(e.load(e.step(sign_at, column, 4), VI32, 4), before)
                 for row, value in enumerate(e.hadamard(values)):
-                    signs = _signs(e, _row_index(e, args[4], row, args[7], column))
-                    value = _flip(e, builder.fmul(value, factor), signs)
-                    at = builder.add(builder.mul(args[7], I64(row)), column)
+                    value = _flip(e, builder.fmul(value, factor), signs, row)
+                    at = builder.add(builder.mul(stride, I64(row)), column)
                     e.store(value, e.step(target, at, 4), 4 * LANES if stream else 4, stream)
             return context.get_dummy_value()
 

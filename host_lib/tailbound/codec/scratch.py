@@ -30,6 +30,7 @@ class Memory(NamedTuple):
         codes: u8[128 * width], codes of 4 bits that are still, or again, a byte each.
         addresses, keys: i64[64] and u32[8], what is known of the rows at hand.
         readings: u32[64, 4], how the codes of the rows at hand are read (``codec.decode``).
+        signs: u32[4 width], of a group (``hashing.write_signs``).
         columns, columns_out: u16[2 width], parts of the columns in rounding offsets, of contributions and of results.
         exact: i32[2 width], sums of one row less their offsets.
         lanes: u32[16], what is known of each lane of a vector.
@@ -43,6 +44,7 @@ class Memory(NamedTuple):
     addresses: NDArray[np.int64]
     keys: NDArray[np.uint32]
     readings: NDArray[np.uint32]
+    signs: NDArray[np.uint32]
     columns: NDArray[np.uint16]
     columns_out: NDArray[np.uint16]
     exact: NDArray[np.int32]
@@ -77,6 +79,7 @@ class Scratch:
             addresses=_zeros(GROUP_ROWS, np.int64),
             keys=_zeros(8, np.uint32),
             readings=_zeros((GROUP_ROWS, 4), np.uint32),
+            signs=_zeros(4 * width, np.uint32),
             columns=_zeros(2 * width, np.uint16),
             columns_out=_zeros(2 * width, np.uint16),
             exact=_zeros(2 * width, np.int32),

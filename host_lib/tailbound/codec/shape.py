@@ -26,7 +26,7 @@ from tailbound.wire.schema import ROW_STEP, WIDTH_STEP
 GROUP_ROWS = 64
 GROUP_ROWS_LEAST = 16
 #: Number of the codec: raised when codes mean something else. Ranks of another one are refused by name.
-CODEC_NUMBER = 4
+CODEC_NUMBER = 5
 #: Hash indices are 32 bits; a larger bucket would repeat its signs.
 NUMEL_MOST = 1 << 31
 #: Small neighbours share rows where a row each would add more than so many rows, and more than this part of all.

@@ -130,15 +130,6 @@ class Emit:
         value = self.b.select(self.b.fcmp_ordered(">", value, below), value, below)
         return self.b.select(self.b.fcmp_ordered("<", value, above), value, above)
 
-    def fmix(self, h: Any, top_only: bool = False) -> Any:
-        """``hashing.fmix`` of every element; ``top_only``: only the upper 16 bits are right, one step less."""
-        b, kind = self.b, h.type
-        h = b.xor(h, b.lshr(h, self.const(kind, 16)))
-        h = b.mul(h, self.const(kind, 0x85EBCA6B))
-        h = b.xor(h, b.lshr(h, self.const(kind, 13)))
-        h = b.mul(h, self.const(kind, 0xC2B2AE35))
-        return h if top_only else b.xor(h, b.lshr(h, self.const(kind, 16)))
-
     def hadamard(self, values: list[Any]) -> list[Any]:
         """Butterflies over 2^m vectors at the distances 1, 2, 4, ..."""
         step = 1

@@ -23,17 +23,20 @@ _BYTES, _PLANES = tl.constexpr(of_codes.BYTES), tl.constexpr(of_codes.PLANES)
 
 @triton.jit
 def _fmix(h):  # type: ignore[no-untyped-def]
-    """The upper 16 bits of the finaliser of MurmurHash3 of u32; the lower ones are not finished."""
+    """The finaliser of MurmurHash3 of u32."""
     h ^= h >> 16
     h *= 0x85EBCA6B
     h ^= h >> 13
-    return h * 0xC2B2AE35
+    h *= 0xC2B2AE35
+    return h ^ (h >> 16)
 
 
 @triton.jit
-def _flip(values, at, seed):  # type: ignore[no-untyped-def]
-    """f32 times the signs of the entries ``at`` (i64) of the op."""
-    signs = _fmix(at.to(tl.uint32) + seed.to(tl.uint32)) & 0x80000000
+def _flip(values, at, codes, seed, ROWS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """f32[ROWS, BLOCK] times the signs of the entries ``at`` (i64) of the op: of 32 rows in a hash, by columns."""
+    row = tl.arange(0, ROWS)[:, None]
+    hashes = _fmix((at - (row - row // 32) * codes).to(tl.uint32) + seed.to(tl.uint32))
+    signs = (hashes << (row % 32).to(tl.uint32)) & 0x80000000
     return (values.to(tl.uint32, bitcast=True) ^ signs).to(tl.float32, bitcast=True)
 
 
@@ -119,7 +122,7 @@ def largest(  # type: ignore[no-untyped-def]
         total = tl.sum(tl.sum(wide * wide, 0), 0)
         tl.store(squares + group * tl.num_programs(1) + tl.program_id(1), total)
     if ROTATE:
-        values = _transform(_flip(values, at, seed), ROWS, BLOCK)
+        values = _transform(_flip(values, at, codes, seed, ROWS), ROWS, BLOCK)
     bits = tl.where(there, values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
     tl.atomic_max(out + group, tl.max(tl.max(bits, 0), 0))
 
@@ -139,7 +142,7 @@ def encode(  # type: ignore[no-untyped-def]
     there = (column < codes)[None, :]
     values = _values(x, group, row, at, there, first_rows, first_entries, codes)
     if ROTATE:
-        values = _transform(_flip(values, at, seed), ROWS, BLOCK)
+        values = _transform(_flip(values, at, codes, seed, ROWS), ROWS, BLOCK)
     above = there & (tl.abs(values) > tl.load(limits + group))
     tl.atomic_add(beyond, tl.sum(tl.sum(above.to(tl.int32), 0), 0).to(tl.int64))
     u = (tl.load(keys + row)[:, None] + _parts(column, first)[None, :]) & 0xFFFF
@@ -202,7 +205,7 @@ def decode(  # type: ignore[no-untyped-def]
     values = fixed.to(tl.float32) * factor[:, None]
     if ROTATE:
         group_factor = tl.load(group_factors + group)
-        values = _flip(_transform(values, ROWS, BLOCK) * group_factor, at, seed)
+        values = _flip(_transform(values, ROWS, BLOCK) * group_factor, at, codes, seed, ROWS)
         values = tl.where(group_factor == 0.0, 0.0, values)  # and not minus zero
     if out.dtype.element_ty == tl.bfloat16:
         values = _to_bfloat16(values)
