@@ -132,20 +132,20 @@ def _quantise(values, first, apart, rows, turn, form, factor, ahead, memory):  #
 
 
 @compiled
-def _largest(values, first, apart, rows, turn, codes):  # type: ignore[no-untyped-def]
+def _largest(values, first, apart, rows, turn, codes, ahead):  # type: ignore[no-untyped-def]
     """Bits of the largest value of the rows that a kernel takes at once."""
     if not turn:
         return (
-            kernels.largest_plain8(values, first, apart, codes)
+            kernels.largest_plain8(values, first, apart, codes, ahead)
             if rows >= 8
-            else kernels.largest_plain1(values, first, apart, codes)
+            else kernels.largest_plain1(values, first, apart, codes, ahead)
         )
     if rows >= 8:
-        return kernels.largest_turned8(values, first, apart, codes)
+        return kernels.largest_turned8(values, first, apart, codes, ahead)
     return (
-        kernels.largest_turned4(values, first, apart, codes)
+        kernels.largest_turned4(values, first, apart, codes, ahead)
         if rows == 4
-        else kernels.largest_turned2(values, first, apart, codes)
+        else kernels.largest_turned2(values, first, apart, codes, ahead)
     )
 
 
@@ -165,10 +165,11 @@ def _turn(x, g, form, memory):  # type: ignore[no-untyped-def]
             planes.settle_near(memory.work, rows, codes, pitch)
     most, step = np.uint32(0), _at_once(rows, turn and not settled)
     for r in range(0, rows, step):
+        ahead = _ahead(x, first + r * codes, rows * codes, memory.columns)
         if turn:
-            most = max(most, _largest(memory.work, r * pitch, pitch, step, not settled, codes))
+            most = max(most, _largest(memory.work, r * pitch, pitch, step, not settled, codes, ahead))
         else:
-            most = max(most, _largest(source, at + r * codes, codes, step, False, codes))
+            most = max(most, _largest(source, at + r * codes, codes, step, False, codes, ahead))
     return source, at, most
 
 

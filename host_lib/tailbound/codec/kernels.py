@@ -11,6 +11,7 @@ Stages have the distances 8, 16, 32, then 1, 2, 4, those below R; the reference 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from numba import types
@@ -44,6 +45,13 @@ def _bounds(e: Emit, span: Any) -> tuple[Any, Any]:
     """128 - span and 128 + span as vectors."""
     zero, span = e.const(VF32, 128.0), e.splat(span)
     return e.b.fsub(zero, span), e.b.fadd(zero, span)
+
+
+def _prefetch(e: Emit, ahead: Any, columns: Any, column: Any, rows: Iterable[int]) -> None:
+    """The entries at ``column`` of ``rows`` of ``columns``, as ``ahead`` says where the first row is."""
+    at, width = (e.b.extract_value(ahead, i) for i in range(2))
+    for row in rows:
+        e.prefetch(e.b.add(at, e.b.mul(e.b.add(e.b.mul(columns, I64(row)), column), width)))
 
 
 def _spread_rows(rows: int) -> Any:
@@ -101,14 +109,14 @@ def _finish_rows(rows: int, turn: bool) -> Any:
 
         Codes are 128 - ``span`` to 128 + ``span``.
         ``keys`` u32[8]: the parts of the rows in their rounding offsets. ``ahead``: an address and the bytes of an
-        entry, as many rows of entries from there on are prefetched meanwhile; the address of the columns' parts.
+        entry, half of as many rows from there on are prefetched meanwhile; the address of the columns' parts.
         """
         signature = types.void(work, _INDEX, _INDEX, _INDEX, _FLOAT, _FLOAT, keys, targets, _PLACES)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
-            ahead, width, parts = (builder.extract_value(args[8], i) for i in range(3))
+            parts = builder.extract_value(args[8], 2)
             key_at = e.address(sig.args[6], args[6])
             keys = [e.splat(builder.trunc(e.load(e.step(key_at, I64(i), 4), I32, 4), I16)) for i in range(rows)]
             target_at = e.address(sig.args[7], args[7])
@@ -119,8 +127,7 @@ def _finish_rows(rows: int, turn: bool) -> Any:
                 for row in range(rows):
                     at = builder.add(builder.mul(args[2], I64(row)), column)
                     values.append(e.load(e.step(source, at, 4), VF32, 4))
-                    coming = builder.add(builder.mul(args[3], I64(row)), column)
-                    e.prefetch(builder.add(ahead, builder.mul(coming, width)))
+                _prefetch(e, args[8], args[3], column, range(rows // 2, rows))
                 if turn:
                     values = e.hadamard(values)
                 part = e.load(e.step(parts, column, 2), VI16, 2)
@@ -142,15 +149,19 @@ finish_plain1, finish_plain8 = (_finish_rows(rows, False) for rows in (1, 8))
 
 def _largest_rows(rows: int, turn: bool) -> Any:
     @_kernel
-    def largest(typing: Any, work: Any, first: Any, pitch: Any, columns: Any) -> Any:
-        """Bits of the largest value of neighbouring rows of ``work``, after the butterflies between them."""
-        signature = _WORD(work, _INDEX, _INDEX, _INDEX)
+    def largest(typing: Any, work: Any, first: Any, pitch: Any, columns: Any, ahead: Any) -> Any:
+        """Bits of the largest value of neighbouring rows of ``work``, after the butterflies between them.
+
+        Half of the rows that ``finish`` is given as ``ahead`` are prefetched here.
+        """
+        signature = _WORD(work, _INDEX, _INDEX, _INDEX, _PLACES)
 
         def emit(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             e = Emit(context, builder)
             source = e.address(sig.args[0], args[0], args[1])
             most = e.variable(e.const(VI32, 0))
             with e.columns(args[3]) as column:
+                _prefetch(e, args[4], args[3], column, range(rows // 2))
                 at = [e.step(source, builder.add(builder.mul(args[2], I64(row)), column), 4) for row in range(rows)]
                 values = [e.load(a, VF32, 4) for a in at]
                 found = builder.load(most)
