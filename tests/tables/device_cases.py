@@ -12,7 +12,7 @@ from tailbound.codec import encode as host
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.feedback import read_back
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Packets, Received, Scales
+from tailbound.codec.records import NO_COUNTS, Coding, Packets, Received, Scales
 from tailbound.codec.scale import weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import Shape, shape_for
@@ -192,7 +192,7 @@ class Results:
 
     def __init__(self, shape: Shape, seed: int, missing: float, *, summed: bool = False) -> None:
         rng = np.random.default_rng(seed)
-        self.shape, self.counts = shape, None
+        self.shape, self.counts = shape, NO_COUNTS
         self.whole, shape = shape, shape.results
         codes = rng.integers(1, 256, (shape.rows, shape.codes), dtype=np.uint8)
         codes[rng.random(codes.shape) < 0.2] = 128

@@ -8,7 +8,7 @@ import pytest
 import reference
 from tailbound.codec.mean import Means, mean_rows
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Own, Scales, Sums, results
+from tailbound.codec.records import Coding, Own, Ring, Scales, Sums, results
 from tailbound.codec.scale import Weights, weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
@@ -77,7 +77,7 @@ class Owner:
         return total
 
     def mean(self, own: bool = True) -> Means:
-        sums = Sums(self.sums, self.slots, self.seq0, 9, 3)
+        sums = Sums(Ring(self.sums, self.slots), self.seq0, 9, 3)
         mine = Own(self.k, self.own, own, Scales(self.exponents[0], self.exponents[0], self.by[0]))
         return mean_rows(sums, mine, self.shape, Coding(SEED, self.weights, self.rotate), self.made, SCRATCH)
 

@@ -13,13 +13,14 @@ An entry of a switch's row to which n ranks contributed is (sum - 128 n) * 2^(e/
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import numpy as np
 
 from tailbound.codec import halves, kernels, planes
-from tailbound.codec.format import BYTES, HALVES, PLANES, CodeFormat
-from tailbound.codec.halves import Floats, entries
+from tailbound.codec.format import BYTES, FORMATS, HALVES, PLANES, CodeFormat
+from tailbound.codec.halves import NO_ENTRIES, Entries, Floats, entry_words
 from tailbound.codec.hashing import (
     STAGE_RESULT,
     bits_of,
@@ -29,17 +30,17 @@ from tailbound.codec.hashing import (
     write_columns,
     write_signs,
 )
-from tailbound.codec.records import Coding, Received
+from tailbound.codec.laid import loader, words_at
+from tailbound.codec.records import NO_RECEIVED, Coding, Received
 from tailbound.codec.scale import root_of
-from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
-from tailbound.codec.shape import Groups, Shape
+from tailbound.codec.scratch import PITCH_EXTRA, Scratch, load_memory
+from tailbound.codec.shape import NO_GROUPS, Groups, Shape
 from tailbound.codec.simd import LANES
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import HEADER_BYTES
 
 #: ``source`` of a row that is missing.
 MISSING = -1
-_NO_COUNTS = np.zeros(0, np.uint16)
 
 
 class _Form(NamedTuple):
@@ -51,6 +52,18 @@ class _Form(NamedTuple):
     seed: np.uint32
     rounding: np.uint32
     rotate: bool
+
+
+class _Call(NamedTuple):
+    """What the pass is called with."""
+
+    out: Entries
+    form: _Form
+    received: Received
+
+
+_call_at = loader(_Call(NO_ENTRIES, _Form(NO_GROUPS, 0, FORMATS[8], np.uint32(0), np.uint32(0), False), NO_RECEIVED))
+_WORDS = struct.Struct("=12q")
 
 
 def own_source(place: int) -> int:
@@ -195,6 +208,12 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
     return failed
 
 
+@compiled
+def _decode_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+    call = _call_at(at)
+    return _decode(call.received, lo, hi, call.form, load_memory(memory_at), call.out)
+
+
 def decode(
     received: Received,
     shape: Shape,
@@ -224,19 +243,21 @@ def decode(
     """
     ring, own, source, scale, counts = received
     shape = shape.results if stage == STAGE_RESULT else shape
-    values = entries("output", out, shape)
-    if counts is not None and shape.code.packing != BYTES:
+    values = entry_words("output", out, shape)
+    summed = len(counts) > 0
+    if summed and shape.code.packing != BYTES:
         raise ValueError(f"sums of a switch have codes of 8 bits, not {shape.bits}")
-    codes_bytes = shape.codes * (1 if counts is None else 2)
+    codes_bytes = shape.codes * (1 + summed)
     if codes_bytes > min(scratch.width, ring.shape[1]) or len(source) != shape.rows or len(scale) != shape.rows:
         raise ValueError(
             f"ring {ring.shape}, {len(source)} sources or a scratch for {scratch.width} do not fit {shape}"
         )
     lo, hi = groups or (0, shape.groups)
-    rows = Received(readonly(ring), own, source, scale, _NO_COUNTS if counts is None else counts)
-    seed, rounding = np.uint32(coding.seed), np.uint32(rounding_seed(coding.seed, stage))
-    form = _Form(shape.layout, shape.entries, shape.code, seed, rounding, coding.rotate)
-    failed = _decode(rows, lo, hi, form, scratch.memory, values)
+    _WORDS.pack_into(
+        scratch.call, 0, *values, words_at(shape.layout), shape.entries, words_at(shape.code), coding.seed,
+        rounding_seed(coding.seed, stage), coding.rotate, words_at(received)
+    )  # fmt: skip
+    failed = _decode_at(scratch.call_at, lo, hi, scratch.memory_at)
     if failed < 0:
         raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
     return int(failed)

@@ -11,22 +11,25 @@ whoever averages may take it off again; codes are the same whether it is or not.
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import halves, hashing, kernels, planes
-from tailbound.codec.format import HALVES, PLANES, CodeFormat
-from tailbound.codec.halves import Entries, Floats, entries
+from tailbound.codec.format import FORMATS, HALVES, PLANES, CodeFormat
+from tailbound.codec.halves import NO_ENTRIES, Entries, Floats, entry_words
 from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns, write_signs
-from tailbound.codec.records import Coding, Packets, Scales
+from tailbound.codec.laid import array_words, loader, words_at
+from tailbound.codec.records import NO_PACKETS, NO_SCALES, Coding, Packets, Scales
 from tailbound.codec.scale import OVERFLOW_BITS, need_of, own_scale, root_of, scale_of
-from tailbound.codec.scratch import PITCH_EXTRA, Scratch, readonly
-from tailbound.codec.shape import Groups, Shape
+from tailbound.codec.scratch import PITCH_EXTRA, Scratch, load_memory
+from tailbound.codec.shape import NO_GROUPS, Groups, Shape
 from tailbound.wire.jit import compiled
 from tailbound.wire.proof import absorb
 from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.tag import NO_KEY
 
 
 class _Form(NamedTuple):
@@ -40,6 +43,29 @@ class _Form(NamedTuple):
     rotate: bool
     cap: int  #: largest weight; 0: scales are given
     key: NDArray[np.uint64]  #: of the check or tag
+
+
+class _Call(NamedTuple):
+    """What a pass is called with."""
+
+    x: Entries
+    form: _Form
+    packets: Packets
+    scales: Scales
+
+
+class _Measured(NamedTuple):
+    """The same, to find scales."""
+
+    x: Entries
+    form: _Form
+    need: NDArray[np.int16]
+
+
+_FORM = _Form(NO_GROUPS, 0, FORMATS[8], np.uint32(0), np.uint32(0), False, 0, NO_KEY)
+_call_at = loader(_Call(NO_ENTRIES, _FORM, NO_PACKETS, NO_SCALES))
+_measured_at = loader(_Measured(NO_ENTRIES, _FORM, NO_SCALES.need))
+_WORDS = struct.Struct("=16q")  # of either
 
 
 class Encoded(NamedTuple):
@@ -286,16 +312,30 @@ def cap_of(coding: Coding, shape: Shape) -> int:
     return 1 if shape.code.packing == PLANES else coding.weights.cap
 
 
-def _form(shape: Shape, coding: Coding) -> _Form:
-    seed, rounding = np.uint32(coding.seed), np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
-    cap = cap_of(coding, shape)
-    return _Form(shape.layout, shape.entries, shape.code, seed, rounding, coding.rotate, cap, coding.key)
+@compiled
+def _encode_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+    call = _call_at(at)
+    finite, clipped = _encode(call.x, lo, hi, call.form, call.packets, call.scales, load_memory(memory_at))
+    return clipped if finite else -1
 
 
-def _entries(x: Floats, shape: Shape, scratch: Scratch) -> Entries:
+@compiled
+def _measure_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+    call = _measured_at(at)
+    return _measure(call.x, lo, hi, call.form, call.need, load_memory(memory_at))
+
+
+def _put(x: Floats, shape: Shape, coding: Coding, scratch: Scratch, last: tuple[int, ...]) -> int:
+    """Writes the words of a call, of which ``last`` are the last two; returns where they are."""
     if shape.codes > scratch.width:
         raise ValueError(f"rows of {shape.codes} bytes do not fit a scratch for {scratch.width}")
-    return entries("bucket", x, shape)
+    code, key = shape.code, coding.key
+    _WORDS.pack_into(
+        scratch.call, 0, *entry_words("bucket", x, shape), words_at(shape.layout), shape.entries, words_at(code),
+        coding.seed, hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION), coding.rotate,
+        cap_of(coding, shape), *array_words(key), *last
+    )  # fmt: skip
+    return scratch.call_at
 
 
 def measure(
@@ -322,7 +362,8 @@ def measure(
         ValueError: an array does not fit the shape.
     """
     lo, hi = groups or (0, shape.groups)
-    return bool(_measure(_entries(x, shape, scratch), lo, hi, _form(shape, coding), need, scratch.memory))
+    at = _put(x, shape, coding, scratch, array_words(need))
+    return bool(_measure_at(at, lo, hi, scratch.memory_at))
 
 
 def encode(
@@ -350,11 +391,10 @@ def encode(
     Raises:
         ValueError: an array does not fit the shape.
     """
-    values = _entries(x, shape, scratch)
     rows, partials = packets.memory.shape, packets.partials.shape
     if rows != (shape.rows, HEADER_BYTES + shape.codes) or partials != (shape.rows, 4):
         raise ValueError(f"packets {rows} or partials {partials} do not fit {shape}")
     lo, hi = groups or (0, shape.groups)
-    packets = Packets(packets.memory, readonly(packets.position), packets.partials)
-    finite, clipped = _encode(values, lo, hi, _form(shape, coding), packets, scales, scratch.memory)
-    return Encoded(bool(finite), int(clipped))
+    at = _put(x, shape, coding, scratch, (words_at(packets), words_at(scales)))
+    clipped = int(_encode_at(at, lo, hi, scratch.memory_at))
+    return Encoded(clipped >= 0, max(0, clipped))

@@ -22,8 +22,6 @@ from tailbound.codec.shape import Shape
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import HEADER_BYTES
 
-_NO_COUNTS = np.zeros(0, np.uint16)
-
 
 def read_back(packets: Packets, source: NDArray[np.int64], scale: NDArray[np.float32]) -> Received:
     """The ``packets`` of ``encode`` as ``decode`` reads them; ``source`` i64[T] and ``scale`` f32[T]: memory for it."""
@@ -96,4 +94,4 @@ def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding, groups
     rows = slice(layout.rows[lo], layout.rows[hi])
     own.scale[rows] = told[layout.of[rows] - lo]
     if coding.rotate and shape.code.offsets:
-        _mark(own._replace(counts=_NO_COUNTS), layout, shape.codes, shape.code, lo, hi)
+        _mark(own, layout, shape.codes, shape.code, lo, hi)

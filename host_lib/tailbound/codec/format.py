@@ -25,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.laid import laid
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import Bits, both_ways
 from tailbound.wire.schema import Flag
@@ -33,6 +34,7 @@ from tailbound.wire.schema import Flag
 BYTES, PLANES, HALVES = range(3)
 
 
+@laid
 class CodeFormat(NamedTuple):
     """Of one code, as compiled passes take it.
 

@@ -44,11 +44,12 @@ class Entries(NamedTuple):
     kind: int
 
 
-_NO_WHOLE, _NO_HALF = np.zeros(0, np.float32), np.zeros(0, np.uint16)
+#: One of each type, for ``laid.loader``.
+NO_ENTRIES = Entries(np.zeros(0, np.float32), np.zeros(0, np.uint16), _WHOLE)
 
 
-def entries(name: str, values: Floats, shape: Shape) -> Entries:
-    """``values`` as compiled passes take them.
+def entry_words(name: str, values: Floats, shape: Shape) -> tuple[int, ...]:
+    """``values`` as words (``codec.laid``) of ``Entries``.
 
     Raises:
         ValueError: they are no bucket of ``shape``.
@@ -59,9 +60,10 @@ def entries(name: str, values: Floats, shape: Shape) -> Entries:
             f"{name} {dtype}{values.shape} is not a contiguous float32 array of {shape.numel} entries, nor one "
             "of float16 or, for bfloat16, uint16"
         )
+    at, count = values.ctypes.data, len(values)
     if dtype == FLOAT32:
-        return Entries(values, _NO_HALF, _WHOLE)
-    return Entries(_NO_WHOLE, values.view(np.uint16), _BFLOAT16 if dtype == BFLOAT16 else _FLOAT16)
+        return at, count, 0, 0, _WHOLE
+    return 0, 0, at, count, _BFLOAT16 if dtype == BFLOAT16 else _FLOAT16
 
 
 @compiled

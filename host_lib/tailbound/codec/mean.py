@@ -22,23 +22,26 @@ order, and codes are put back in order at the end. Results of contributions of 4
 
 from __future__ import annotations
 
+import struct
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec import hashing, kernels, planes
-from tailbound.codec.format import HALVES, PLANES, CodeFormat
+from tailbound.codec.format import FORMATS, HALVES, PLANES, CodeFormat
 from tailbound.codec.hashing import row_key, write_lanes
-from tailbound.codec.records import Coding, Own, Results, Sums
+from tailbound.codec.laid import array_words, loader, words_at
+from tailbound.codec.records import NO_OWN, NO_RESULTS, NO_RING, Coding, Own, Results, Sums
 from tailbound.codec.scale import DOWN_HALVES, DOWN_MOST, NOT_JOINED, SPAN, ZERO, Sum, Weights, begin, join, scale_of
-from tailbound.codec.scratch import Scratch, readonly
-from tailbound.codec.shape import GROUP_ROWS, Groups, Shape
+from tailbound.codec.scratch import Scratch, load_memory
+from tailbound.codec.shape import GROUP_ROWS, NO_GROUPS, Groups, Shape
 from tailbound.codec.simd import LANES
 from tailbound.codec.threads import Threads
 from tailbound.wire.jit import compiled
 from tailbound.wire.proof import absorb
 from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.tag import NO_KEY
 
 #: Keeps the bits by which own rows are rounded into sums apart from their offsets.
 _OWN = np.uint32(0x6F776E)
@@ -57,6 +60,26 @@ class _Form(NamedTuple):
     rounding: np.uint32  #: of results
     subtract: bool
     key: NDArray[np.uint64]  #: of the check or tag
+
+
+class _Call(NamedTuple):
+    """What the pass is called with."""
+
+    sums: Sums
+    own: Own
+    form: _Form
+    out: Results
+    counts: NDArray[np.int64]  #: written, as in ``Means``
+
+
+_call_at = loader(
+    _Call(
+        Sums(NO_RING, 0, 0, 0), NO_OWN,
+        _Form(NO_GROUPS, 0, 0, FORMATS[8], Weights(1, 0), 0, np.uint32(0), np.uint32(0), False, NO_KEY),
+        NO_RESULTS, np.zeros(1, np.int64)
+    )
+)  # fmt: skip
+_WORDS = struct.Struct("=20q")
 
 
 class Means(NamedTuple):
@@ -128,15 +151,15 @@ def _rounded(row, total, empty, k, zeros, form, memory, target):  # type: ignore
 
 @compiled
 def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped-def]
-    codes, slots, scales, row = form.codes, sums.slots, own.scales, memory.row
+    codes, slots, scales, row = form.codes, sums.ring.slots, own.scales, memory.row
     span, packing = form.code.span, form.code.packing
-    mask = sums.rows.shape[0] - 1
+    mask = sums.ring.rows.shape[0] - 1
     rows = kernel = own_only = missing = 0
     contributions = np.int64(0)
     entries = form.entries
     write_lanes(form.contributed, memory.columns[:entries])
     write_lanes(form.rounding, memory.columns_out[:entries])
-    sums_at = np.int64(sums.rows.ctypes.data)
+    sums_at = np.int64(sums.ring.rows.ctypes.data)
     own_at = np.int64(own.packets.ctypes.data) + HEADER_BYTES
     for i in range(lo, hi):
         k = own.rows[i]
@@ -168,7 +191,7 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
         contributions += n
         zero = np.uint32(total.units * form.code.zero >> 7 if packing != PLANES else 0)
         zeros = np.uint32(0)
-        sum_at = sums_at + at * sums.rows.shape[1]
+        sum_at = sums_at + at * sums.ring.rows.shape[1]
         code_at = own_at + i * own.packets.shape[1]
         target = out.packets[i, HEADER_BYTES:]
         lanes = codes  # in planes two of an entry
@@ -197,6 +220,14 @@ def _mean_rows(sums, own, lo, hi, form, out, memory):  # type: ignore[no-untyped
         state[:] = 0
         absorb(target.view(np.uint64), state, form.key)
     return rows, kernel, own_only, missing, contributions
+
+
+@compiled
+def _mean_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+    call = _call_at(at)
+    found = _mean_rows(call.sums, call.own, lo, hi, call.form, call.out, load_memory(memory_at))
+    for i, count in enumerate(found):
+        call.counts[i] = count
 
 
 def mean_rows(
@@ -234,25 +265,25 @@ def mean_rows(
             f"{out.partials.shape}"
         )
     if (
-        2 * shape.code.lanes_a_byte * codes > sums.rows.shape[1]
+        2 * shape.code.lanes_a_byte * codes > sums.ring.rows.shape[1]
         or max(codes, made.codes) > scratch.width
-        or n > sums.rows.shape[0]
+        or n > sums.ring.rows.shape[0]
     ):
         raise ValueError(
-            f"{n} rows of {codes} codes do not fit sums {sums.rows.shape} or a scratch for {scratch.width}"
+            f"{n} rows of {codes} codes do not fit sums {sums.ring.rows.shape} or a scratch for {scratch.width}"
         )
     lo, hi = places or (0, n)
-    contributed = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION))
-    rounding = np.uint32(hashing.rounding_seed(coding.seed, hashing.STAGE_RESULT))
-    sealed = Sums(readonly(sums.rows), readonly(sums.slots), int(sums.seq0), int(sums.cookie), int(sums.op))
-    own = Own(readonly(own.rows.view(np.int32)), own.packets, own.present, own.scales)
     assert coding.weights is not None, "a switch makes the means of its rows"
-    form = _Form(
-        shape.layout, codes, shape.entries, shape.code, coding.weights,
-        DOWN_HALVES if shape.code.packing == HALVES else DOWN_MOST, contributed, rounding,
-        coding.rotate and shape.code.offsets, coding.key,
+    code, counts = shape.code, scratch.counts
+    _WORDS.pack_into(
+        scratch.call, 0, words_at(sums.ring), sums.seq0, sums.cookie, sums.op, words_at(own), words_at(shape.layout),
+        codes, shape.entries, words_at(code), *coding.weights, DOWN_HALVES if code.packing == HALVES else DOWN_MOST,
+        hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION),
+        hashing.rounding_seed(coding.seed, hashing.STAGE_RESULT), coding.rotate and code.offsets,
+        *array_words(coding.key), words_at(out), *array_words(counts)
     )  # fmt: skip
-    return Means(*_mean_rows(sealed, own, lo, hi, form, out, scratch.memory))
+    _mean_at(scratch.call_at, lo, hi, scratch.memory_at)
+    return Means(*counts.tolist())
 
 
 def mean_by(threads: Threads, sums: Sums, own: Own, shape: Shape, coding: Coding, out: Results) -> Means:
@@ -267,4 +298,5 @@ def mean_by(threads: Threads, sums: Sums, own: Own, shape: Shape, coding: Coding
         places = blocks[0] * GROUP_ROWS, min(blocks[1] * GROUP_ROWS, rows)
         return mean_rows(sums, own, shape, coding, out, scratch, places=places)
 
-    return Means(*map(sum, zip(*threads.each(-(-rows // GROUP_ROWS), part), strict=True)))
+    found = threads.each(-(-rows // GROUP_ROWS), part)
+    return found[0] if len(found) == 1 else Means(*map(sum, zip(*found, strict=True)))

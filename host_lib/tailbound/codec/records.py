@@ -10,9 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.laid import laid
 from tailbound.codec.scale import Weights
+from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound.wire.tag import NO_KEY
+
+#: ``Received.counts`` of means.
+NO_COUNTS: NDArray[np.uint16] = np.zeros(0, np.uint16)
 
 
 class Coding(NamedTuple):
@@ -31,6 +36,7 @@ class Coding(NamedTuple):
     key: NDArray[np.uint64] = NO_KEY
 
 
+@laid
 class Packets(NamedTuple):
     """Memory of an op's contributions.
 
@@ -45,6 +51,7 @@ class Packets(NamedTuple):
     partials: NDArray[np.uint64]
 
 
+@laid
 class Scales(NamedTuple):
     """What a rank's codes mean, by group.
 
@@ -59,23 +66,35 @@ class Scales(NamedTuple):
     weights: NDArray[np.uint8]
 
 
-class Sums(NamedTuple):
-    """What the kernel has made of the contributions to an owner's rows; sealed: nobody adds any more.
+@laid
+class Ring(NamedTuple):
+    """Where the kernel sums contributions.
 
     Attributes:
         rows: u8[sum_rows, 2 W], sum_rows a power of two; read only.
         slots: [sum_rows] of ``tb_slot``; read only.
-        seq0: row sequence of the owner's first row in this op.
-        cookie, op: what a slot must carry to count.
     """
 
     rows: NDArray[np.uint8]
     slots: NDArray[Any]
+
+
+class Sums(NamedTuple):
+    """What the kernel has made of the contributions to an owner's rows; sealed: nobody adds any more.
+
+    Attributes:
+        ring: where.
+        seq0: row sequence of the owner's first row in this op.
+        cookie, op: what a slot must carry to count.
+    """
+
+    ring: Ring
     seq0: int
     cookie: int
     op: int
 
 
+@laid
 class Own(NamedTuple):
     """The rows of an owner, and what it contributes to them itself.
 
@@ -92,6 +111,7 @@ class Own(NamedTuple):
     scales: Scales
 
 
+@laid
 class Results(NamedTuple):
     """Means of an owner's rows as packets, and what their headers say.
 
@@ -110,6 +130,7 @@ class Results(NamedTuple):
     usable: NDArray[np.uint8]
 
 
+@laid
 class Received(NamedTuple):
     """Result rows of an op, where they lie.
 
@@ -119,14 +140,14 @@ class Received(NamedTuple):
         source: i64[T], of row k: a ring position, MISSING (-1), or ``decode.own_source(place)`` (<= -2).
         scale: f32[T], scale of row k, negative where rounding offsets are to be subtracted; not read where missing.
         counts: u16[T]: the ring holds sums of so many contributions, big-endian u16 lanes, as a switch sends them, and
-            ``scale`` is that of the contributions. None: it holds mean codes.
+            ``scale`` is that of the contributions. Empty: it holds mean codes.
     """
 
     ring: NDArray[np.uint8]
     own: NDArray[np.uint8]
     source: NDArray[np.int64]
     scale: NDArray[np.float32]
-    counts: NDArray[np.uint16] | None = None
+    counts: NDArray[np.uint16] = NO_COUNTS
 
 
 def results(rows: int, codes: int) -> Results:
@@ -138,3 +159,13 @@ def results(rows: int, codes: int) -> Results:
         np.zeros(rows, np.uint16),
         np.zeros(rows, np.uint8),
     )
+
+
+#: One of each type, for ``laid.loader``.
+_BYTES = np.zeros((1, HEADER_BYTES), np.uint8)
+NO_PACKETS = Packets(_BYTES, np.zeros(1, np.int32), np.zeros((1, 4), np.uint64))
+NO_SCALES = Scales(np.zeros(1, np.int16), np.zeros(1, np.int16), np.zeros(1, np.uint8))
+NO_RING = Ring(_BYTES, np.zeros(1, DTYPES["tb_slot"]))
+NO_OWN = Own(np.zeros(1, np.int32), _BYTES, False, NO_SCALES)
+NO_RESULTS = results(1, 0)
+NO_RECEIVED = Received(_BYTES, _BYTES, np.zeros(1, np.int64), np.zeros(1, np.float32), NO_COUNTS)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.laid import laid, loader, words_at
 from tailbound.codec.scale import ZERO
 from tailbound.codec.shape import GROUP_ROWS
 from tailbound.errors import ConfigError
@@ -17,8 +19,11 @@ from tailbound.wire.schema import WIDTH_STEP
 PITCH_EXTRA = 16
 #: Bytes of a line of the caches.
 _LINE = 64
+#: Words of a pass's call at most.
+_CALL_WORDS = 32
 
 
+@laid
 class Memory(NamedTuple):
     """What compiled passes work in.
 
@@ -59,8 +64,38 @@ def _zeros(shape: int | tuple[int, ...], kind: type[np.generic]) -> NDArray[Any]
     return memory[first : first + size].view(kind).reshape(shape)
 
 
+def _memory(width: int) -> Memory:
+    """For rows of up to ``width`` bytes."""
+    made = Memory(
+        work=_zeros(GROUP_ROWS * (2 * width + PITCH_EXTRA), np.float32),
+        group=_zeros(GROUP_ROWS * 2 * width, np.float32),
+        row=_zeros(2 * width, np.uint16),
+        blank=_zeros(2 * width, np.uint8),
+        codes=_zeros(GROUP_ROWS * 2 * width, np.uint8),
+        addresses=_zeros(GROUP_ROWS, np.int64),
+        keys=_zeros(8, np.uint32),
+        readings=_zeros((GROUP_ROWS, 4), np.uint32),
+        signs=_zeros(4 * width, np.uint32),
+        columns=_zeros(2 * width, np.uint16),
+        columns_out=_zeros(2 * width, np.uint16),
+        exact=_zeros(2 * width, np.int32),
+        lanes=_zeros(16, np.uint32),
+    )
+    made.blank[:] = ZERO
+    return made
+
+
+load_memory = loader(_memory(WIDTH_STEP))
+
+
 class Scratch:
     """Working memory for rows of up to ``width`` bytes; about 1.5 MB at 1408. Not to be shared between threads.
+
+    Attributes:
+        memory: of compiled passes.
+        memory_at: where its words are (``codec.laid``).
+        call, call_at: words of the call at hand, and where they are.
+        counts: what a pass has counted.
 
     Raises:
         ConfigError: ``width`` is not a positive multiple of 64.
@@ -70,22 +105,11 @@ class Scratch:
         if width < WIDTH_STEP or width % WIDTH_STEP:
             raise ConfigError(f"width {width} does not fit the codec: give a positive multiple of {WIDTH_STEP}")
         self.width = width
-        self.memory = Memory(
-            work=_zeros(GROUP_ROWS * (2 * width + PITCH_EXTRA), np.float32),
-            group=_zeros(GROUP_ROWS * 2 * width, np.float32),
-            row=_zeros(2 * width, np.uint16),
-            blank=_zeros(2 * width, np.uint8),
-            codes=_zeros(GROUP_ROWS * 2 * width, np.uint8),
-            addresses=_zeros(GROUP_ROWS, np.int64),
-            keys=_zeros(8, np.uint32),
-            readings=_zeros((GROUP_ROWS, 4), np.uint32),
-            signs=_zeros(4 * width, np.uint32),
-            columns=_zeros(2 * width, np.uint16),
-            columns_out=_zeros(2 * width, np.uint16),
-            exact=_zeros(2 * width, np.int32),
-            lanes=_zeros(16, np.uint32),
-        )
-        self.memory.blank[:] = ZERO
+        self.memory = _memory(width)
+        self.memory_at = words_at(self.memory)
+        self.call = (ctypes.c_int64 * _CALL_WORDS)()
+        self.call_at = ctypes.addressof(self.call)
+        self.counts = np.zeros(5, np.int64)
 
 
 def readonly(array: NDArray[Any]) -> NDArray[Any]:

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.format import FORMATS, CodeFormat
+from tailbound.codec.laid import laid
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import Bits, both_ways
 from tailbound.wire.schema import ROW_STEP, WIDTH_STEP
@@ -33,6 +34,7 @@ NUMEL_MOST = 1 << 31
 _PADDING_ROWS, _PADDING_PART = 64, 1 / 50
 
 
+@laid
 class Groups(NamedTuple):
     """The groups of an op, as compiled passes take them.
 
@@ -45,6 +47,10 @@ class Groups(NamedTuple):
     rows: NDArray[np.int64]
     entries: NDArray[np.int64]
     of: NDArray[np.int32]
+
+
+#: One of the type, for ``laid.loader``.
+NO_GROUPS = Groups(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int32))
 
 
 def row_entries(width: int, bits: Bits) -> int:

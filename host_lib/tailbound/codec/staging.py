@@ -116,9 +116,6 @@ def _unpack(received, layout, blank, span, keyed, out):  # type: ignore[no-untyp
     return failed
 
 
-_NO_COUNTS = np.zeros(0, np.uint16)
-
-
 def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stage: int = STAGE_RESULT) -> int:
     """Collects an op's rows in one block, missing ones as rows of zeros.
 
@@ -136,14 +133,12 @@ def unpack(received: Received, shape: Shape, coding: Coding, out: Unpacked, stag
         ValueError: an array does not fit the shape, or a source is out of range.
     """
     ring, own, source, scale, counts = received
-    width = shape.codes * (1 if counts is None else 2)
+    width = shape.codes * (1 + (len(counts) > 0))
     if out.codes.shape != (shape.rows, width) or width > ring.shape[1] or len(source) != shape.rows:
         raise ValueError(f"codes {out.codes.shape}, ring {ring.shape} or {len(source)} sources do not fit {shape}")
-    rows = Received(
-        readonly(ring), readonly(own), readonly(source), readonly(scale), _NO_COUNTS if counts is None else counts
-    )
+    rows = Received(readonly(ring), readonly(own), readonly(source), readonly(scale), counts)
     blank = shape.code.zeros(width)
-    if counts is not None:
+    if len(counts):
         blank[::2] = 0  # big-endian sums of one contributor
     keyed = shape.code.offsets, np.uint32(rounding_seed(coding.seed, stage))
     failed = _unpack(rows, shape.layout, blank, shape.code.span, keyed, out)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import Placement, first_place
-from tailbound.codec.records import Packets, Results, Scales, results
+from tailbound.codec.records import Own, Packets, Received, Results, Scales, results
 from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.collective.terms import Terms
@@ -62,6 +62,8 @@ class Buffers:
         self.rows_for = [memory[placement.positions_of(owner)] for owner in range(placement.world_size)]
         #: results of the own rows; ``own_rows`` says which rows of the op they are
         self.own_rows: NDArray[np.uint32] = placement.rows_of(rank).astype(np.uint32)
+        #: the own rows, without the own contributions and with them
+        self.mine = tuple(Own(self.own_rows, self.rows_for[rank], present, self.scales) for present in (False, True))
         self.take(Given(own, shape.results.codes))
         #: where every row of the op is read from at the end
         self.source: NDArray[np.int64] = np.zeros(rows, np.int64)
@@ -76,6 +78,13 @@ class Buffers:
     def results(self) -> Results:
         """Of the own rows."""
         return self.given.made
+
+    def received(self, ring: NDArray[np.uint8], counts: NDArray[np.uint16]) -> Received:
+        """The results of the op, where they lie: others' in ``ring``; ``counts`` as of ``Received``."""
+        given = self.given
+        if given.received is None or given.received.source is not self.source:
+            given.received = Received(ring, given.made.packets, self.source, self.row_scale, counts)
+        return given.received
 
     def take(self, given: Given) -> None:
         """Results go there from now on."""
@@ -94,9 +103,11 @@ class Given(record_of(GIVEN)):  # type: ignore[misc]
         made: the results.
         stamp: of their headers.
         place: of the op, once they were handed out.
+        received: of the op with which they were read last.
     """
 
     place: Place
+    received: Received | None = None
 
     def __init__(self, rows: int, codes: int) -> None:
         self.made = made = results(rows, codes)

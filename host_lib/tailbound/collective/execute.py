@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from tailbound.codec.mean import mean_by
-from tailbound.codec.records import Own, Received, Sums
+from tailbound.codec.records import NO_COUNTS, Sums
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
 from tailbound.collective import peers, switched
@@ -68,9 +68,8 @@ def seal(job: Job, op: Op) -> None:
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
         job.self_misses = job.self_misses + 1 if missed else 0
-    sums = Sums(job.records.sums, job.records.slots, seq, job.cookie, op.label)
-    mine = Own(b.own_rows, b.rows_for[job.rank], op.own_present, b.scales)
-    means = mean_by(job.threads, sums, mine, place.layout.shape, coding_of(job, op), b.results)
+    sums = Sums(job.records.ring, seq, job.cookie, op.label)
+    means = mean_by(job.threads, sums, b.mine[op.own_present], place.layout.shape, coding_of(job, op), b.results)
     job.counters["rows_without_contributor"] += means.missing
     _publish(job, op, own, means.missing)
     if job.ranks > 1:  # the others have their rows on the way by now
@@ -161,8 +160,9 @@ def finish(job: Job, op: Op) -> None:
     shape = place.layout.shape
     point_own(job, op)
     by_owner = counts(job)
-    contributors = (switched if op.switched else peers).read(job, op, by_owner)
-    received = Received(job.records.result_rows, b.results.packets, b.source, b.row_scale, contributors)
+    (switched if op.switched else peers).read(job, op, by_owner)
+    sums = op.switched and job.config.switch is not None and job.config.switch.form == "sums"
+    received = b.received(job.records.result_rows, b.row_count if sums else NO_COUNTS)
     coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
 
     def part(scratch: Scratch, groups: tuple[int, int]) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.codec.owners import OwnerMap
+from tailbound.codec.records import Ring
 from tailbound.codec.scale import weights_of
 from tailbound.codec.scratch import readonly
 from tailbound.collective.op import Op, Pending
@@ -49,7 +50,7 @@ class Records:
     def __init__(self, store: Store, cookie: int) -> None:
         self._ledger, self._cookie = store.ledger["verdict"], cookie
         # numba compiles for read-only and writable arrays apart: the same views for every datapath
-        self.slots, self.sums = readonly(store.slots), readonly(store.sums)
+        self.ring = Ring(readonly(store.sums), readonly(store.slots))
         self.presence = readonly(store.presence)
         self.peer_states = readonly(store.peer_states)
         self.results, self.result_rows = readonly(store.result_records), readonly(store.results)

@@ -8,7 +8,6 @@ rank to rank, so clocks, steps and membership are those of every op.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places
 from tailbound.codec.scale import scales_of
@@ -44,8 +43,8 @@ def send(job: Job, op: Op) -> None:
     job.flow.contributions(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
 
 
-def read(job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
-    """As ``peers.read``; returns contributors by row where results are sums, and None where they are means."""
+def read(job: Job, op: Op, by_owner: Counts) -> None:
+    """As ``peers.read``."""
     switch = job.config.switch
     assert job.switch is not None
     assert switch is not None
@@ -68,7 +67,6 @@ def read(job: Job, op: Op, by_owner: Counts) -> NDArray[np.uint16] | None:
     job.accounts.close(op, by_owner, results=True)
     _suspect(job, op, int(here.max(initial=0)))
     _silence(job, op, present)
-    return b.row_count if switch.form == "sums" else None
 
 
 def _awaited(known: Known, op: Op) -> int:

@@ -13,7 +13,7 @@ from tailbound.codec.decode import decode
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Own, Received, Sums
+from tailbound.codec.records import Coding, Own, Received, Ring, Sums
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.job import Job, log
@@ -44,7 +44,7 @@ def warm_up(job: Job) -> None:
     encode(data, shape, coding, b.contributions, b.scales, scratch)
     nobody = np.zeros(0, np.int64)
     contributed = Own(b.own_rows, memory[placement.positions_of(rank)], True, b.scales)
-    sums = Sums(store.sums, store.slots, 0, 0, 1)
+    sums = Sums(Ring(store.sums, store.slots), 0, 0, 1)
     mean_rows(sums, contributed, shape, coding, results, scratch)
     last_stamps(job.records.arrivals, np.zeros(4, np.uint64), nobody, nobody, 0, nobody, np.zeros(5, np.int64))
     source[:] = -1

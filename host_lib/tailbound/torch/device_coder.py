@@ -222,7 +222,7 @@ class DeviceCoder:
 
     def _decode(self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, stage: int) -> int:
         stream, device = self._path.stream, out.device
-        summed = received.counts is not None
+        summed = len(received.counts) > 0
         width = shape.codes * (2 if summed else 1)
         with stream.use(self._mark):
             codes = stream.host_memory(shape.rows, width, dtype=torch.uint8)

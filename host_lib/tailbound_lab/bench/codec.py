@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tailbound.codec.decode import decode, own_source
 from tailbound.codec.encode import encode, measure
 from tailbound.codec.mean import mean_rows
-from tailbound.codec.records import Own, Received, Sums, results
+from tailbound.codec.records import Own, Received, Ring, Sums, results
 from tailbound.wire.bits import Bits, bits_text
 from tailbound.wire.packets import DTYPES
 from tailbound_lab.bench.gradients import LAYERS, SIZES, draw, exact_mean, worst_tensor
@@ -113,7 +113,7 @@ def _passes(numel: int) -> Passes:
     slots["cookie"], slots["op"], slots["count"], slots["units"] = job.cookie, OP, 3, 128 * weight
     slots["ranks"][:, 0] = 0b1110
     slots["exponent"][:own] = scales.exponents[shape.layout.of[at.rows_of(0)]] - 4 * job.weights.spare
-    sealed, made = Sums(sums, slots, 0, job.cookie, OP), results(own, codes)
+    sealed, made = Sums(Ring(sums, slots), 0, job.cookie, OP), results(own, codes)
     contributed = Own(at.rows_of(0), packets.memory[:own], True, scales)
     result_ring = rng.integers(1, 256, (1 << (shape.rows - 1).bit_length(), WIDTH), dtype=np.uint8)
     source = np.arange(shape.rows, dtype=np.int64)

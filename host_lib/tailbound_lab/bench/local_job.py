@@ -19,7 +19,7 @@ from tailbound.codec.format import HALVES
 from tailbound.codec.hashing import fmix, seed_of
 from tailbound.codec.mean import Means, mean_rows
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Own, Packets, Received, Results, Scales, Sums, results
+from tailbound.codec.records import Coding, Own, Packets, Received, Results, Ring, Scales, Sums, results
 from tailbound.codec.scale import DOWN_HALVES, DOWN_MOST, Sum, begin, join, weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
@@ -137,7 +137,7 @@ class LocalJob:
             start, rows = int(self.placement.starts[owner]), int(self.placement.counts[owner])
             if rows:
                 part = slice(start, start + rows)
-                sealed = Sums(sums, slots, start, self.cookie, op)
+                sealed = Sums(Ring(sums, slots), start, self.cookie, op)
                 own = Own(self.placement.rows_of(owner), self.packets[owner][part], finite[owner], self.scales[owner])
                 made = Results._make(each[part] for each in out)
                 means.append(mean_rows(sealed, own, shape, self.coding(op), made, self.scratch))

@@ -23,7 +23,7 @@ from tailbound.codec.encode import encode
 from tailbound.codec.hashing import fmix, mix, seed_of
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
-from tailbound.codec.records import Coding, Own, Packets, Received, Results, Scales, Sums
+from tailbound.codec.records import Coding, Own, Packets, Received, Results, Ring, Scales, Sums
 from tailbound.codec.scale import DOWN_MOST, Sum, begin, join, weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
@@ -160,7 +160,7 @@ class Quantised:
             memory, np.zeros((count, 4), np.uint64), np.zeros(count, np.float32), np.zeros(count, np.uint16),
             np.zeros(count, np.uint8),
         )  # fmt: skip
-        sums = Sums(self._lanes, self._slots, 0, _COOKIE, self._op)
+        sums = Sums(Ring(self._lanes, self._slots), 0, _COOKIE, self._op)
         own = Own(self._at.rows_of(self._rank), self._packets[self._mine], True, self._scales)
         mean_rows(sums, own, self._shape, coding, out, self._scratch)
         memory[:, : _ABOUT_MEAN.itemsize].view(_ABOUT_MEAN)[:, 0]["scale"] = out.scale
