@@ -163,8 +163,10 @@ void tb_put_key(struct tb_tables *t, __u32 epoch, const __u64 *key, __u32 words)
 /* Returns when no buffer is in hand that was before. */
 void tb_fence(struct tb_tables *t);
 
-/* Takes the oldest of a queue, at most so many; how many. Packets lie apart by a header and a row. */
-int tb_take_events(struct tb_tables *t, struct tb_event *out, int most);
+/* Takes the oldest of a queue, at most so many; how many. Packets lie apart by a header and a row. fd: an eventfd that
+ * is clear afterwards; -1: none. */
+void tb_clear(int fd);
+int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most);
 int tb_take_controls(struct tb_tables *t, __u8 *out, __u32 *lengths, int most);
 
 /* Writes the headers of packets, run by run. */

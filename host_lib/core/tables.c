@@ -9,6 +9,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "packet.h"
 
@@ -133,11 +134,22 @@ TB_EXPORT void tb_fence(struct tb_tables *t)
 	pthread_mutex_unlock(&t->mutex);
 }
 
-TB_EXPORT int tb_take_events(struct tb_tables *t, struct tb_event *out, int most)
+TB_EXPORT void tb_clear(int fd)
+{
+	__u64 written;
+
+	if (fd >= 0 && read(fd, &written, sizeof(written)) < 0)
+		return; /* it was clear */
+}
+
+TB_EXPORT int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most)
 {
 	struct tb_state *s = t->state;
-	__s64 end = __atomic_load_n(&s->event_head, __ATOMIC_ACQUIRE), at = s->event_tail;
+	__s64 end, at = s->event_tail;
 	int taken = 0;
+
+	tb_clear(fd); /* before: what comes meanwhile is told anew */
+	end = __atomic_load_n(&s->event_head, __ATOMIC_ACQUIRE);
 
 	for (; at < end && taken < most; at++)
 		out[taken++] = t->events[at & (TB_EVENT_QUEUE - 1)];

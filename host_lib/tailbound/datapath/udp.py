@@ -12,7 +12,6 @@ reader that takes all.
 # ruff: noqa: D102 - ``protocol.Datapath`` and ``forks.Owner`` say what their methods do
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import threading
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import allocate, store_of
 from tailbound.forks import keep_from_children
-from tailbound.kernel.core import Core, core
+from tailbound.kernel.core import Core, address, core
 from tailbound.transport.sockets import UdpSocket, bound_socket, buffer_of, reserve, room_of, with_option
 from tailbound.wire import schema
 from tailbound.wire.packets import DTYPES
@@ -37,6 +36,8 @@ _GAP = 60_000  # ns between bursts; longer gaps lost no fewer, shorter ones more
 UDP_GRO, _SO_RXQ_OVFL = 104, 40
 #: Words of the state (``struct tb_state``). An event that does not fit its queue is a hint lost; packets are counted.
 EVENT_HEAD, EVENT_TAIL, CONTROL_HEAD, CONTROL_TAIL, EVENTS_LOST, CONTROLS_LOST, STOP, KERNEL_DROPS = range(8)
+#: Events that the library queues (``core/user.h``).
+_EVENT_QUEUE = 1024
 #: A map as the library knows it (``struct tb_map``).
 _MAP = np.dtype([("values", "=u8"), ("entries", "=u8"), ("bytes", "=u8")])
 
@@ -57,6 +58,8 @@ class Tables:
         self.arrays = dict(arrays)
         self.state = np.zeros(8, np.int64)
         self._packet_bytes = schema.HEADER_BYTES + width
+        self._taken = np.zeros(_EVENT_QUEUE, DTYPES["tb_event"])
+        self._taken_at = address(self._taken)
         self._core = library or core()
         maps = np.array([_described(arrays[m.name], m) for m in schema.WORKER_MAPS], _MAP)
         #: what functions of the library take; valid as long as this object is
@@ -116,17 +119,14 @@ class Tables:
         """Waits for the buffer in hand."""
         self._core.fast.tb_fence(self.address)
 
-    def take_events(self) -> list[tuple[int, int, int]]:
-        """Queued events (kind, op, ns), oldest first; the queue is empty afterwards."""
-        queued = int(self.state[EVENT_HEAD] - self.state[EVENT_TAIL])
-        if not queued:
-            return []
-        out = np.empty(queued, DTYPES["tb_event"])
-        count = self._core.fast.tb_take_events(self.address, out.ctypes.data, queued)
-        return out[:count].tolist()  # type: ignore[no-any-return]
+    def take_events(self, fd: int = -1) -> list[tuple[int, int, int]]:
+        """Queued events (kind, op, ns), oldest first; the queue is empty afterwards, and the eventfd ``fd``, if any."""
+        count = self._core.fast.tb_take_events(self.address, fd, self._taken_at, len(self._taken))
+        return self._taken[:count].tolist() if count else []
 
-    def take_controls(self) -> list[bytes]:
-        """Queued control packets, oldest first; the queue is empty afterwards."""
+    def take_controls(self, fd: int = -1) -> list[bytes]:
+        """Queued control packets, oldest first; the queue is empty afterwards, and the eventfd ``fd``, if any."""
+        self._core.fast.tb_clear(fd)
         queued = int(self.state[CONTROL_HEAD] - self.state[CONTROL_TAIL])
         if not queued:
             return []
@@ -241,13 +241,11 @@ class UdpDatapath:
         return (self._events, self._controls)
 
     def events(self) -> list[tuple[int, int, int]]:
-        self._clear(self._events)
-        return self._tables.take_events()
+        return self._tables.take_events(self._events)
 
     def control_packets(self) -> list[bytes]:
         """Their checks have been verified."""
-        self._clear(self._controls)
-        return self._tables.take_controls()
+        return self._tables.take_controls(self._controls)
 
     def close(self) -> None:
         """Ends the thread, too."""
@@ -264,8 +262,3 @@ class UdpDatapath:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True):
             self.close()
-
-    @staticmethod
-    def _clear(fd: int) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(fd)
