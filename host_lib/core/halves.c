@@ -767,7 +767,8 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	}
 	o->listen = h->due;
 	o->news = 0;
-	o->stirred |= open != h->open || closed != h->closed || release != h->release;
+	o->stirred |= open != h->open || release != h->release ||
+		      (closed != h->closed && tb_count(tb_set_of(t->gone))); /* they owe rows */
 	return found ? (__u64)h : 0;
 }
 

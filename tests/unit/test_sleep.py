@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from tailbound.collective.transpose import Transpose
-from tailbound.collective.waiter import Waiter
+from tailbound.collective.waiter import EVENTS, Waiter
 from tailbound.transport import cores
 from tailbound.transport.config import MS
 from tailbound.transport.cores import RunQueue
+from tailbound.wire.schema import Event
 
 #: Where the clock begins.
 NOW = 10_000 * MS
@@ -43,6 +44,7 @@ class Sleeper:
         self.thread._ops = {1: SimpleNamespace()} if ops else {}
         self.thread._stirred, self.thread._holding = lambda: False, SimpleNamespace(again=0)
         self.thread._silence, self.thread._owed, self.thread._awake = 0, 0, NOW
+        self.thread._opened, self.thread._soon = list[int](), 0
 
     def _wait(self, nanoseconds: int) -> int:
         self.now += max(0, nanoseconds) + self._held_up.get(len(self.waits), 0)
@@ -72,6 +74,33 @@ def test_how_long_it_sleeps(ops: bool, again: int, held_up: int, slept: int, unw
     assert sleeper.slept(again) == slept * MS
     assert max(sleeper.waits, default=0) <= 100 * MS
     assert (sleeper.now - sleeper.thread._awake) // MS in unwatched
+
+
+@pytest.mark.parametrize(
+    ("events", "slept"),
+    [
+        ([[Event.OPENED]], 0.5),
+        ([[Event.MAJORITY, Event.TAIL]], 0.5),
+        ([[Event.RESULTS_TAIL], [], [Event.OPENED]], 0.5),  # the first of them counts
+        ([[Event.COMPLETE]], 0),
+        ([[Event.OPENED, Event.RESULTS_COMPLETE]], 0),
+    ],
+)
+def test_a_turn_follows_at_once_when_a_half_is_complete(events: list[list[Event]], slept: float) -> None:
+    """``events``: what its waits find, 0.1 ms apart, as long as there is any."""
+    sleeper = Sleeper(ops=True)
+    found, thread = [*events], sleeper.thread
+    thread.job.datapath = SimpleNamespace(events=lambda: [(kind, 7, 0) for kind in found.pop(0)])
+
+    def wait(nanoseconds: int) -> int:
+        thread._waiter.ready = EVENTS * bool(found)
+        sleeper.now += min(nanoseconds, MS // 10 * (len(events) > 1)) if found else nanoseconds
+        return int(thread._waiter.ready)
+
+    thread._waiter.wait = wait
+    assert sleeper.slept() <= slept * MS + MS // 10
+    assert sleeper.now - NOW >= slept * MS
+    assert thread._opened == [7] * sum(kinds.count(Event.OPENED) for kinds in events[: len(events) - len(found)])
 
 
 @pytest.mark.parametrize(("full", "crowded"), [({0}, False), (set(), True)])

@@ -49,6 +49,9 @@ _LONGEST_SLEEP = 100_000_000
 #: Others wait for answers while ops are moved on: after so long they are looked after in between. To ask the socket
 #: after every small op would be a system call for nothing.
 _SERVE_AFTER = 1_000_000
+#: Events that a turn is due by at once, and how long it may wait after others: as a rule one of these comes meanwhile.
+_COMPLETE = Event.COMPLETE, Event.RESULTS_COMPLETE
+_SOON = 500_000
 #: Without ops it takes one only this often: a turn costs who computes beside it more than its own time, since it takes
 #: the caches from them.
 _IDLE_SLEEP = 1_000_000_000
@@ -121,6 +124,8 @@ class Transpose:
         self._newest = job.marks.contributed  # op that was launched here
         self._standing = False  # a rank held in the last turn.
         self._unsettled = False  # news for all ops came while they were looked at.
+        self._opened: list[int] = []  # ops that have begun elsewhere since the last turn
+        self._soon = 0  # when a turn is due by other events than that a half is complete, ns; 0: there were none
         self._silence = 0  # when to look next whether marks are missing
         self._owed = 0  # when to go on with answers, ns; 0: none is left
         self._served = 0  # when others were last served between pieces of an op
@@ -443,7 +448,11 @@ class Transpose:
         a millisecond, and a turn for each would take most of a core.
         """
         ready = self._waiter.ready
-        if now >= end or now - self._awake > _STOPPED or ready & (EVENTS | HANDED):
+        if ready & EVENTS:
+            if self._take_events():
+                return 0
+            self._soon = self._soon or now + _SOON
+        if now >= end or now - self._awake > _STOPPED or ready & HANDED or 0 < self._soon <= now:
             return 0
         self._awake = now
         if ready & CONTROLS or 0 < self._owed <= now:
@@ -459,7 +468,17 @@ class Transpose:
     def _first(self, end: int, now: int) -> int:
         """When to wake up first, before the next turn at ``end``."""
         queue = self.job.flow.queue
-        return min(self._silence or end, queue.again or end, self._owed or end, end, now + _LONGEST_SLEEP)
+        first = min(self._silence or end, queue.again or end, self._owed or end, self._soon or end)
+        return min(first, end, now + _LONGEST_SLEEP)
+
+    def _take_events(self) -> bool:
+        """Notes ops that have begun elsewhere; returns whether a half is complete, which is worth a turn at once."""
+        complete = False
+        for kind, label, _ in self.job.datapath.events():
+            if kind == Event.OPENED:
+                self._opened.append(label)
+            complete |= kind in _COMPLETE
+        return complete
 
     def _serve(self, now: int) -> bool:
         """Takes in what others say and ask for, and answers; returns whether a turn is due by what they say."""
@@ -514,9 +533,10 @@ class Transpose:
             self._obey()
         looks = [holding.poll(now)] if holding.again else []
         if self._waiter.ready & EVENTS:
-            for kind, label, _ in job.datapath.events():
-                if kind == Event.OPENED:
-                    self._window.foresee(label)
+            self._take_events()
+        self._soon = 0
+        while self._opened:
+            window.foresee(self._opened.pop(0))
         if self._waiter.ready & CONTROLS or self._owed:
             self._serve(now)  # before the queue is pumped, which may take milliseconds
         for rank in members.suspects:
@@ -544,17 +564,19 @@ class Transpose:
             looks.append(held)
         if members.suspects:
             forgive(job, chain(((op.label, op.start) for op in ops.values()), window.recent))
-        self._served = now = job.now()
-        looks.append(self._move(now, everything=self._unsettled | bool(held or stood), holds=bool(held)))
+        self._served = job.now()
+        looks.append(self._move(self._served, everything=self._unsettled | bool(held or stood), holds=bool(held)))
+        while window.release():
+            self._resting = True
+            placed = window.foresee()
+            if not (placed or window.waiting or (self._unsettled and ops)):
+                break
+            self._admit()
+            looks.append(self._move(job.now(), everything=self._unsettled, holds=bool(held)))
         self._listen(job.now())
         if self._due or self._stirred():
             self._due = False
             looks.append(job.now())
-        if window.release():
-            self._resting = True
-            placed = window.foresee()
-            if placed or window.waiting or (self._unsettled and ops):
-                looks.append(job.now())
         # where something is just handed over, the poke after it brings another turn; it is not waited for here
         if self._resting and not self._in_flight and self._handing.acquire(blocking=False):
             if not self._new:
