@@ -188,7 +188,7 @@ int tb_proven(const struct tb_header *packet, __u32 length, const __u64 *even, c
 /* A send queue (send.c). What it is given outlives it. NULL: no memory. */
 struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets, struct tb_path *paths,
 			     struct tb_link *link);
-void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, __s64 now);
+void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, double share, __s64 now);
 void tb_line_close(struct tb_line *l);
 int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, __s64 until, __u32 stride,
 	      __u32 largest, const __u64 *runs, __u32 count);

@@ -72,18 +72,15 @@ _Static_assert(sizeof(struct tb_run) == 24, "tb_run");
 struct tb_path {
 	double rate; /* bytes per second, where that is a limit */
 	double marked; /* smoothed share of packets that came with CE */
-	double share; /* of the packets up to the last echo's probe, itself included, that came with CE */
 	__s64 spent; /* when what has left is paid for */
 	__s64 sent; /* when the last probe left; 0: none has */
 	__s64 queued; /* that it waits in own queues */
 	__s64 before; /* tb_peer_state.rtt_ns before it */
-	__s64 raised; /* when the rate was last looked at and set */
+	__s64 raised; /* when the rate was last set */
 	__u64 bytes; /* that have left since */
 	__u64 packets; /* that have left since */
-	__u64 between; /* bytes that left between it and the one before */
 	__u64 count; /* packets that left between it and the one whose echo came last */
 	__s64 rtt; /* of the last echo, without what its probe waited in own queues */
-	__s64 whole; /* the same with that */
 	__u32 marks; /* own packets that came there with CE, by the last echo */
 	__u32 told; /* 1: an echo has come */
 	__u32 awaited; /* 1: the echo of the last probe may still come */
@@ -93,15 +90,12 @@ struct tb_path {
 	__u32 limited; /* 1: the rate is a limit */
 	__u32 held; /* 1: something had to wait, and has not made up for it */
 };
-_Static_assert(sizeof(struct tb_path) == 144, "tb_path");
+_Static_assert(sizeof(struct tb_path) == 120, "tb_path");
 
 /* How fast all ranks together may be sent to (``transport.pace``); times in ns. */
 struct tb_link {
 	double most; /* bytes per second at most; 0: the link itself sees to it */
 	double speed; /* bytes per second by which own queues empty; no rate is higher */
-	double floor; /* no rate is lower, or than half of an equal share of the speed if that is less */
-	double first; /* no first limit is lower: what little was sent says nothing about the path */
-	double step; /* bytes per second that are added to a rate besides a part of it */
 	__s64 gap; /* from one burst to the next; 0: none */
 	__s64 quantum; /* of sending that may leave for a rank at once */
 	__s64 ahead; /* of sending that may lie in own queues */
@@ -113,7 +107,7 @@ struct tb_link {
 	__u32 held; /* as in tb_path */
 	__u32 peers; /* ranks that share it, at least 1 */
 };
-_Static_assert(sizeof(struct tb_link) == 112, "tb_link");
+_Static_assert(sizeof(struct tb_link) == 88, "tb_link");
 
 /* A rank, or a shared channel, and what has become of packets for it. */
 struct tb_target {

@@ -276,59 +276,50 @@ static void tb_link_left(struct tb_link *link, __u32 bursts, __u64 packets, __u3
 
 /* -- what echoes make of rates (clock-24, and transport/pace.py) -------------------------------------------------- */
 
-#define TB_SHORT 2000000 /* ns; shorter round trips measure a burst, not the path */
-#define TB_TARGET 8000000 /* longer ones are never accepted */
+#define TB_TARGET 8000000 /* ns; longer round trips are never accepted */
+#define TB_LONG 3 /* long ones running that lower a rate: hosts that share cores make single ones */
 #define TB_PAUSE 4000000 /* ns between two raises */
 #define TB_MARKED 0.01 /* smoothed share of marked packets above which marks count as coming */
 #define TB_SILENT 8 /* probes lost running after which a rate rises */
 
-/* One above the speed of the link ends the limit. */
+/* One above the speed of the link ends the limit, and none is below half of an equal share. */
 static void tb_set_rate(struct tb_path *p, const struct tb_link *link, double rate, __s64 now)
 {
-	double floor = tb_lower(link->floor, link->speed / link->peers / 2);
-
 	p->raised = now;
 	p->limited = rate <= link->speed;
-	p->rate = tb_higher(floor, rate);
+	p->rate = tb_higher(link->speed / link->peers / 2, rate);
 }
 
 static void tb_raise(struct tb_path *p, const struct tb_link *link, __s64 now)
 {
-	double more = p->marked > TB_MARKED ? 0.05 * link->speed / link->peers
-					    : 0.1 * p->rate + link->step;
+	double more = p->marked > TB_MARKED ? 0.05 * link->speed / link->peers : 0.1 * p->rate;
 
 	if (p->limited && now - p->raised >= TB_PAUSE)
 		tb_set_rate(p, link, p->rate + more, now);
 }
 
-/* An echo that took rtt ns, without what its probe waited in own queues; the record has the rest of it. */
-TB_EXPORT void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, __s64 now)
+/* An echo that took rtt ns, without what its probe waited in own queues; share: of marked packets. */
+TB_EXPORT void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, double share,
+			 __s64 now)
 {
-	double first = tb_lower(link->first, link->speed / 2), marked,
-	       drained = tb_higher(first, p->between * TB_SECOND / p->whole),
-	       rate = p->limited ? tb_lower(p->rate, link->speed) : link->speed;
-	int free = !p->limited, marks = p->share != 0, drains = rtt < p->rtt, over;
+	double rate = p->limited ? tb_lower(p->rate, link->speed) : link->speed, lower = rate;
+	int rises = rtt >= p->rtt;
 
 	p->rtt = rtt;
-	over = p->over = rtt > TB_TARGET ? p->over + 1 : 0;
-	p->marked += (free ? 1 : 0.25) * (p->share - p->marked);
-	if (free && !marks && over < 3)
-		return;
-	if (!free && !marks && !over) {
+	p->over = rtt > TB_TARGET ? p->over + 1 : 0;
+	p->marked += (p->limited ? 0.25 : 1) * (share - p->marked);
+	if (!p->over && !share) {
 		tb_raise(p, link, now);
 		return;
 	}
-	marked = free && rtt > TB_SHORT ? tb_lower(rate, drained) : rate;
-	marked = tb_higher(link->speed / link->peers / 2, marked * (1 - p->marked / 2));
-	if (free && over >= 3)
-		rate = tb_lower(rate, drained);
-	else if (!free && over >= 2 && !drains)
-		rate *= 1 - 0.8 * (1 - TB_TARGET / (double)rtt);
-	if (marks && marked < rate) {
+	if (p->over >= TB_LONG && rises)
+		lower = rate * (1 - 0.8 * (1 - TB_TARGET / (double)rtt));
+	if (share && rate * (1 - p->marked / 2) < lower) {
+		lower = rate * (1 - p->marked / 2);
 		p->slowed++;
-		rate = marked;
 	}
-	tb_set_rate(p, link, rate, now);
+	if (lower < rate)
+		tb_set_rate(p, link, lower, now);
 }
 
 /* -- submissions ------------------------------------------------------------------------------------------------ */
@@ -575,7 +566,6 @@ static void tb_probe_left(struct tb_line *l, __u32 rank)
 	if (p->awaited && ++p->missed >= TB_SILENT) /* there is nothing to go by */
 		tb_raise(p, l->link, s->now);
 	p->count = p->packets + (p->awaited ? p->count + 1 : 0);
-	p->between = p->bytes;
 	p->bytes = p->packets = 0;
 	p->queued = tb_most(0, l->link->leaves - l->probed);
 	p->sent = l->probed;
@@ -633,17 +623,16 @@ static void tb_collect(struct tb_line *l)
 		if (!p->awaited || rtt == p->before || !rtt || rtt > s->now - p->sent)
 			continue;
 		p->awaited = p->missed = 0;
-		p->whole = rtt;
 		told = states[r].told;
 		marks = p->told ? told - p->marks : 0;
 		if (marks >> 31) /* a count that has fallen was begun anew */
 			marks = 0;
 		p->told = 1;
 		p->marks = told;
-		p->share = marks < p->count + 1 ? marks / (p->count + 1.0) : 1;
 		s->marked += marks;
 		s->echoes++;
-		tb_echoed(p, l->link, tb_most(1, rtt - s->ways * p->queued), s->now);
+		tb_echoed(p, l->link, tb_most(1, rtt - s->ways * p->queued),
+			  marks < p->count + 1 ? marks / (p->count + 1.0) : 1, s->now);
 	}
 }
 

@@ -23,7 +23,7 @@ BUCKET = 64 * 512
 #: A hundredth of 10 Gb/s, and of the rates of ``transport.pace``. Packets are an eighth of real ones and no less, so
 #: that a quantum is twice as long: at a twentieth of the rate it is a burst still, not a packet or two.
 NETWORK = Terms(rate=1.25e7, queue=1 << 20, room=64 << 10)
-LIMITS = {"step": 2.5e3, "first": 1.5e6, "floor": 1e4, "speed": 2.5e7, "quantum": 1_000_000}
+LIMITS = {"speed": 2.5e7, "quantum": 1_000_000}
 #: How many ranks jobs have.
 SIZES = (2, 3, 4, 8)
 #: By (rank, step), what is done when that rank begins that step; if it returns a time, the rank holds for so long, ns.

@@ -25,74 +25,51 @@ from tailbound.wire.schema import HEADER_BYTES, PacketType
 
 C = PacketType.CONTRIBUTION
 SECOND = 1_000_000_000
-#: A link of unknown speed, a target of round trips, and what is a short one.
-L, TARGET, SHORT = Pacer([1]).link, 8 * MS, 2 * MS
+#: A target of round trips, and the least that is left of a link of ``SPEED`` that ``PEERS`` share.
+TARGET, SPEED, PEERS = 8 * MS, 1.25e8, 20
+LEAST = SPEED / PEERS / 2
 
 
 class Steady(Pacer):
-    """A path to rank 1 whose echoes come ``step`` ns apart."""
+    """A path to rank 1 whose echoes come ``step`` ns apart; ``rate`` is its limit, if there is one."""
 
-    def __init__(self, step: int = 5 * MS, speed: float = 0.0, peers: int = 1) -> None:
-        super().__init__(range(1, peers + 1), speed=speed)
+    def __init__(self, step: int = 5 * MS, rate: float = 0.0) -> None:
+        super().__init__(range(PEERS), speed=SPEED)
         self.path, self._now, self._step = self.paths[1], 0, step
+        if rate:
+            self.hold_to(1, rate)
 
-    def take(self, rtt: int, sent: int = 0, marked: float = 0.0, whole: int = 0) -> float:
+    def take(self, rtt: int, marked: float = 0.0) -> float:
         self._now += self._step
-        self.path.between, self.path.share, self.path.whole = sent, marked, max(rtt, whole)
-        core().fast.tb_echoed(ctypes.byref(self.path), ctypes.byref(self.link), rtt, self._now)
+        core().fast.tb_echoed(ctypes.byref(self.path), ctypes.byref(self.link), rtt, marked, self._now)
         return self.rate(1)
 
 
-def limited(rate: float = 2e8, step: int = 5 * MS) -> Steady:
-    path = Steady(step)
-    for _ in range(3):
-        path.take(10 * MS, int(rate * 10 * MS / SECOND))
-    assert path.rate(1) == pytest.approx(rate)
-    return path
+#: Round trips, ms, of a path that has a rate or none, and the rate after the last of them.
+ROUND_TRIPS: dict[str, tuple[float, list[float], float]] = {
+    "short ones add": (5e7, [8], 5.5e7),
+    "nothing is above the speed of the link": (0, [8], SPEED),
+    "three long ones multiply down in proportion": (5e7, [32] * 3, 5e7 * (1 - 0.8 * 0.75)),
+    "those of a free path, too": (0, [32] * 3, SPEED * (1 - 0.8 * 0.75)),
+    "two do not": (5e7, [32] * 2, 5e7),
+    "nor do those with a short one between": (5e7, [32, 32, 8, 32, 32], 5.5e7),
+    "down to half of an equal share": (5e7, [80] * 201, LEAST),
+    "a queue that drains already is left alone": (5e7, [40, 40, 40, 35, 30, 25, 20, 15, 10], 5e7 * (1 - 0.8 * 0.8)),
+}
 
 
-def test_nothing_is_limited_until_three_round_trips_are_long() -> None:
-    path = Steady()
-    for rtt in (50_000, 7 * MS, TARGET, 30 * MS, 20 * MS, 50_000, 30 * MS, 30 * MS, 1 * MS, 20 * MS, 20 * MS):
-        assert path.take(rtt, 1 << 22) == L.speed
-    assert path.take(20 * MS, 1 << 22) == pytest.approx((1 << 22) / 0.020)  # what drained
+@pytest.mark.parametrize(("rate", "round_trips", "found"), ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+def test_what_round_trips_make_of_a_rate(rate: float, round_trips: list[float], found: float) -> None:
+    path = Steady(rate=rate)
+    assert [path.take(int(rtt * MS)) for rtt in round_trips][-1] == pytest.approx(found)
 
 
-@pytest.mark.parametrize(
-    ("sent", "whole", "rate"),
-    [(0, 0, L.first), (1 << 40, 0, L.speed), (1 << 24, 40 * MS, (1 << 24) / 0.040)],
-    ids=["what is assumed at least", "the speed of the link at most", "the wait in own queues counts as draining"],
-)
-def test_the_first_limit(sent: int, whole: int, rate: float) -> None:
-    path, slow = Steady(), Steady(speed=1e8)
-    assert [path.take(20 * MS, sent, 0.0, whole) for _ in range(3)][-1] == pytest.approx(rate)
-    assert [slow.take(20 * MS) for _ in range(3)][-1] == 5e7
-
-
-def test_raises_have_a_pause() -> None:
-    path = limited(step=MS)
+def test_raises_have_a_pause_and_end_the_limit() -> None:
+    path = Steady(MS, 5e7)
     assert len({path.take(100_000) for _ in range(8)}) <= 3
     assert path.path.limited
-    assert [path.take(100_000) for _ in range(200)][-1] == path.link.speed
+    assert [path.take(100_000) for _ in range(200)][-1] == SPEED
     assert not path.path.limited
-
-
-#: Round trips of a path that is limited to 2e8, and the rate after the last of them.
-ROUND_TRIPS: dict[str, tuple[list[int], float]] = {
-    "short ones add": ([SHORT], 2.2e8 + L.step),
-    "long ones multiply down in proportion": ([4 * TARGET], 2e8 * (1 - 0.8 * 0.75)),
-    "down to the floor": ([10 * TARGET] * 201, L.floor),
-    "a queue that drains already is left alone": (
-        [rtt * MS for rtt in (40, 35, 30, 25, 20, 15, 10)], 2e8 * (1 - 0.8 * (1 - TARGET / (40 * MS))),
-    ),
-    "one long one after a short one is noise": ([MS, 50 * MS], 2.2e8 + L.step),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(("round_trips", "rate"), ROUND_TRIPS.values(), ids=ROUND_TRIPS)
-def test_what_round_trips_make_of_a_rate(round_trips: list[int], rate: float) -> None:
-    path = limited()
-    assert [path.take(rtt) for rtt in round_trips][-1] == pytest.approx(rate)
 
 
 def test_a_limited_rank_has_one_quantum_at_once(bound: UdpSocket) -> None:
@@ -102,7 +79,7 @@ def test_a_limited_rank_has_one_quantum_at_once(bound: UdpSocket) -> None:
     line = Line([bound], pacer)
     line.submit(7, C, (1, 64 * 20), (2, 64 * 20), now=SECOND)
     assert [line.taken.count((rank, 64)) for rank in (1, 2)] == [13, 20]
-    assert line.queue.again == SECOND - L.quantum + 13 * 64 * STRIDE * 5
+    assert line.queue.again == SECOND - pacer.link.quantum + 13 * 64 * STRIDE * 5
 
 
 #: Packets of a burst at 100 Mbit/s, and ns that one takes.
@@ -135,48 +112,41 @@ def test_who_is_late_for_what_waited_makes_up_for_it_once(bound: UdpSocket) -> N
     assert len(line.taken) == 4 + 13 + 4
 
 
-SPEED, PEERS = 1.25e8, 4
-
-
-def test_the_first_mark_counts_in_full_and_later_ones_are_smoothed() -> None:
-    path = Steady(speed=SPEED, peers=PEERS)
-    assert path.take(MS, 1 << 10, 0.4) == pytest.approx(SPEED * 0.8)
+def test_the_first_marks_count_in_full_and_later_ones_are_smoothed() -> None:
+    path = Steady()
+    assert path.take(MS, 0.4) == pytest.approx(SPEED * 0.8)
     assert path.path.marked == 0.4
-    assert path.take(MS, 1 << 20, 0.8) == pytest.approx(SPEED * 0.8 * (1 - 0.5 / 2))
-    assert [path.take(MS, 1 << 16, 1.0) for _ in range(50)][-1] == SPEED / PEERS / 2
+    assert path.take(MS, 0.8) == pytest.approx(SPEED * 0.8 * (1 - 0.5 / 2))
+    assert [path.take(MS, 1.0) for _ in range(50)][-1] == LEAST
     assert path.path.slowed > 2
-    path.hold_to(1, 1e6)  # round trips may make it less
-    assert path.take(5 * MS, 1 << 16, 1.0) == 1e6
-
-
-def test_a_path_of_unknown_speed_begins_at_what_drained_when_marks_come() -> None:
-    path = Steady(peers=20)
-    assert path.take(4 * MS, int(2e8 * 4 * MS / SECOND), 0.5) == pytest.approx(2e8 * 0.75)
-    path.hold_to(1, 1e9)
-    assert path.take(4 * MS, 1 << 10, 0.1) == pytest.approx(1e9 * (1 - (0.5 * 0.75 + 0.1 * 0.25) / 2))
-    path.hold_to(1, 1e9)
-    assert [path.take(rtt) for rtt in (10 * MS, 4 * TARGET)] == [1e9, pytest.approx(1e9 * (1 - 0.8 * 0.75))]
 
 
 def test_while_marks_come_every_rate_rises_by_the_same() -> None:
     raised = []
     for rate in (2e7, 8e7):
-        path = Steady(speed=SPEED, peers=PEERS)
-        path.take(MS, 1 << 20, 0.4)
+        path = Steady()
+        path.take(MS, 0.4)
         path.hold_to(1, rate)
         raised.append(path.take(MS) - rate)
     assert raised == [0.05 * SPEED / PEERS] * 2
 
 
-@pytest.mark.parametrize("speed", [3.125e9, 0.0])
-@pytest.mark.parametrize("marked", [1.0, 0.0])
-def test_a_fast_link_slows_down_for_marks_and_for_round_trips(speed: float, marked: float) -> None:
-    """It stayed at 3125 MB/s: the first limit was below the least that marks leave."""
-    path = Steady(20 * MS, speed, peers=10)
-    found = [path.take(20 * MS, 192 << 10, marked) for _ in range(300)][-1]
-    assert found <= 2e6  # marks do not switch round trips off
-    path.drains(found / 2)
-    assert (path.path.limited, path.rate(1), path.rate(2)) == (1, found / 2, found / 2)
+def test_the_lower_rate_holds() -> None:
+    """Of an echo with marks after two long round trips; old marks alone lower nothing."""
+    found = []
+    for rtt, marked in ((9 * MS, 0.4), (4 * TARGET, 0.4), (4 * TARGET, 0.0)):
+        path = Steady()
+        path.path.marked = 0.4
+        path.hold_to(1, 1e8)
+        found.append([path.take(*echo) for echo in ((9 * MS, 0.0), (9 * MS, 0.0), (rtt, marked))][-1])
+    smoothed = 0.4 * 0.75**2 * 0.75 + 0.4 * 0.25
+    assert found == [pytest.approx(1e8 * (1 - smoothed / 2)), *[pytest.approx(1e8 * (1 - 0.8 * 0.75))] * 2]
+
+
+def test_a_limit_follows_a_link_that_turns_out_slower() -> None:
+    path = Steady(rate=5e7)
+    path.drains(2e7)
+    assert (path.path.limited, path.rate(1), path.rate(2)) == (1, 2e7, 2e7)
 
 
 def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link(bound: UdpSocket) -> None:
@@ -264,12 +234,12 @@ class Probed:
         self.line.submit(7, C, (1, packets), now=now)
         return len(self.probes) > before
 
-    def tell(self, now: int, rtt: int, marks: int = 0) -> tuple[int, int, int, float] | None:
-        """An echo of rank 1, and the figures that it brings; None: it is none."""
+    def tell(self, now: int, rtt: int, marks: int = 0) -> tuple[int, float] | None:
+        """An echo of rank 1: its round trip, and the share of packets with marks; None: it is none."""
         self.states["rtt_ns"][1], self.states["told"][1] = rtt, marks
         self.line.queue.pump(now)
-        path = self.path
-        return None if path.awaited else (path.rtt, path.whole, path.between, path.share)
+        path, path.limited = self.path, 0  # so that marks count in full
+        return None if path.awaited else (path.rtt, path.marked)
 
 
 @pytest.fixture
@@ -284,7 +254,7 @@ def test_the_wait_in_own_queues_is_no_part_of_a_round_trip_and_no_loss(bound: Ud
     for start, rtt, found in ((0, 30 * MS, 30 * MS - ways * 9 * MS), (100 * MS, 5 * MS, 1)):
         probed.link.leaves = start + 9 * MS + 1
         assert probed.burst(start, WHOLE)
-        assert probed.tell(start + 40 * MS, rtt) == (found, rtt, EVERY, 0.0)
+        assert probed.tell(start + 40 * MS, rtt) == (found, 0.0)
     probed.link.leaves = 200 * MS + 9 * MS + 1
     assert probed.burst(200 * MS, WHOLE)
     assert not probed.burst(300 * MS + ways * 9 * MS, WHOLE)
@@ -295,7 +265,7 @@ def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next(prob
     """The next echo tells the marks of both intervals."""
     assert probed.burst(0, 10)
     assert probed.line.queue.probed_by == "nobody"
-    assert probed.tell(MS + 1, MS) == (MS, MS, 10 * STRIDE, 0.0)
+    assert probed.tell(MS + 1, MS) == (MS, 0.0)
     assert probed.line.queue.probed_by == "kernel"
     assert not probed.burst(2 * MS, WHOLE - 1)
     assert probed.burst(2 * MS, 1)
@@ -305,7 +275,7 @@ def test_a_lost_one_is_given_up_and_its_late_echo_is_not_taken_for_the_next(prob
     start = LOST + 2 * MS + 2
     assert probed.tell(start + LOST, LOST + 1) is None  # it is of the one before
     marks, packets = 100, WHOLE + 1 + WHOLE + 1
-    assert probed.tell(start + LOST, 2 * MS, marks) == (2 * MS, 2 * MS, EVERY + STRIDE, marks / (packets + 1))
+    assert probed.tell(start + LOST, 2 * MS, marks) == (2 * MS, marks / (packets + 1))
     assert (probed.path.missed, probed.line.queue.said.probes, probed.line.queue.said.echoes) == (0, 3, 2)
     probed.line.queue.pacer.hold_to(1, 1e15)
     assert probed.burst(start + LOST, 1), "it is limited"
@@ -319,7 +289,7 @@ def test_an_echo_says_how_many_packets_were_marked(probed: Probed) -> None:
         assert probed.burst(now, WHOLE)
         echo = probed.tell(now + 2 * MS, MS + i, told)
         assert echo is not None
-        shares.append(round(echo[3] * (WHOLE + 1)))
+        shares.append(round(echo[1] * (WHOLE + 1)))
     assert shares == [0, 0, 316, WHOLE + 1, 0, 0, 461]
     assert probed.line.queue.said.marked == 316 + 8700 + 461
 

@@ -11,18 +11,18 @@ container's interface says 10 Gbit/s whatever it takes. Two things lower the rat
   - Once an echo and not once a round trip; there is one probe on the way, so these are the same.
   - Marks do not replace round trips: an echo with marks counts for both, the lower rate holds, and nothing rises.
   - The first marks count in full, later ones a quarter: a path that has no rate yet has no history either.
-  - Marks never take a rate below half of an equal share of the link. Senders that fill a queue without heeding marks
-    (TCP without ECN) mark all packets of others; a sender that went on halving would be gone.
   - While marks come, what is added is the same for all, a twentieth of an equal share: that makes shares equal.
 
 - **Round trips** that the peers' kernels reflect, against a target of 8 ms as in Swift (SIGCOMM'20, section 3.1): above
-  it a rate falls in proportion to what is too much, below it the rate rises by a tenth and a little. Departures:
+  it a rate falls in proportion to what is too much, below it the rate rises by a tenth. Departures:
 
-  - The first limit is what drained: bytes on the way divided by the round trip. It takes three long round trips, and a
-    fall takes two: hosts that share cores make single ones without any queue.
+  - A fall takes three long round trips: hosts that share cores make single ones without any queue.
   - One round trip is in flight at a time, so a fall is never repeated for packets that were queued before it, and
     nothing is lowered while round trips do not rise: the queue drains already.
   - There is a pause between two raises, or short round trips would make it an explosion.
+
+No rate falls below half of an equal share of the link. TCP without ECN fills a queue, deep or not, whatever others do:
+it marks all their packets, and makes their round trips long. A sender that went on slowing down would be gone.
 
 Loss lowers no rate: what a shallow queue drops is requested again while its flow runs (clock-23), and receivers that
 told senders to slow down for it made nothing shorter (docs/tried.md). A rate whose echoes stay away for good rises
@@ -44,14 +44,7 @@ _UNEVEN = 2.0
 _SPEED = 2.5e9
 #: Of a link; ``LINK`` says what each is. With twice as much ``ahead`` senders slowed down before their own queue, half
 #: as much wakes them up twice as often. ``late``: else the link would idle for as long as a thread waits for a core.
-_LIMITS = {
-    "floor": 1e6,
-    "first": 1.5e8,
-    "step": 2.5e5,
-    "quantum": 500_000,
-    "ahead": 2_000_000,
-    "late": 8_000_000,
-}
+_LIMITS = {"quantum": 500_000, "ahead": 2_000_000, "late": 8_000_000}
 
 _Path, _Link = record_of(PATH), record_of(LINK)
 
