@@ -214,7 +214,8 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
 RANKS, BACK, DEAF = 4, 3, 1
 
 
-def test_a_peer_that_misses_the_welcome_is_asked_again_and_its_rows_bring_it_in() -> None:
+@pytest.mark.parametrize("dead", [(), (DEAF,)])
+def test_a_peer_that_misses_the_welcome_is_asked_again_and_its_rows_bring_it_in(dead: tuple[int, ...]) -> None:
     """It has heard a goodbye of the process before: until it is told, it waits for no row of the new one (clock-32)."""
     with sim_team(RANKS, hasty(width=64, ring_mib=1.0)) as job:
         job.warm_up(NUMEL)
@@ -240,7 +241,8 @@ def test_a_peer_that_misses_the_welcome_is_asked_again_and_its_rows_bring_it_in(
             runs=lambda body, name: threading.Thread(target=body, daemon=True).start(),
         )  # fmt: skip
         members = job[BACK].job.membership
-        assert ask_all(job[BACK]._engine, path, job[BACK].step) == {0, 2}
+        assert ask_all(job[BACK]._engine, path, job[BACK].step, dead) == {0, 2}
+        assert tries[DEAF] == 1 - len(dead), "who is dead, as the donor says, is not waited for"
         assert (members.suspects, members.gone) == ({DEAF}, set())
         assert {answered.get(timeout=30) for _ in range(2)} == {0, 2}
         (_, without), *_ = job.averaged(NUMEL, 10, [BACK, 0, 2, DEAF])[1]

@@ -35,7 +35,7 @@ def test_the_bytes_of_needs_are_in_network_order() -> None:
 
 MAPS = (Agreed(2, OwnerMap(256, (0, 1))), Agreed(9, OwnerMap(513, (2,), 3)))
 POSITION = Position(7, 1 << 31, (1, 2, 0xFFFFFFFF), MAPS)
-ENTRANCE = Entrance(POSITION, 0xC0, frozenset({2}))
+ENTRANCE = Entrance(POSITION, 0xC0, frozenset({2}), frozenset({0, 1}))
 
 
 def test_an_entrance_comes_back() -> None:
@@ -57,6 +57,7 @@ def test_noise_is_refused(data: bytes) -> None:
     [
         (0, -1), (0, 1 << 22), (0, 1e400), (1, 1 << 32), (1, None), (2, [1, 2]), (2, 5), (2, [1, 2, -1]), (2, "x"),
         (3, ""), (3, "x"), (3, 5), (3, "00" * 40), (4, None), (4, 1e400), (4, -1), (5, 2), (5, [3]), (5, [{}]),
+        (6, 2), (6, [3]),
     ],
 )  # fmt: skip
 def test_wrong_fields_of_an_entrance_are_refused(place: int, value: object) -> None:

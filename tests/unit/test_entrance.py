@@ -41,7 +41,7 @@ def make(rank: int, part: Part, other: Any = None) -> tuple[Entrance, Any, Any]:
     own = Standing(1, form=layout.digest())
     resync = SimpleNamespace(
         moment=SimpleNamespace(step=4), giving=set(), given=0, counters=Counter(),
-        standings=SimpleNamespace(now=lambda ranks: dict.fromkeys(ranks, own)),
+        standings=SimpleNamespace(now=lambda ranks, _: dict.fromkeys(ranks, own)),
     )  # fmt: skip
     communicator = SimpleNamespace(
         reliable=reliable, config=SimpleNamespace(rank=rank), part=part, job=SimpleNamespace(peers=[1 - rank]),
@@ -110,11 +110,11 @@ def test_a_donor_that_ends_no_step_is_left_for_another_one(monkeypatch: pytest.M
 
 def test_buckets_of_other_ranks_are_waited_for_and_other_ones_are_refused() -> None:
     guest, _, resync = make(1, Part.OUTSIDE)
-    resync.standings.now = lambda _: {0: Standing(1, form=b"x" * 16)}
+    resync.standings.now = lambda *_: {0: Standing(1, form=b"x" * 16)}
     assert [guest.enter(60) for _ in range(3)] == [False] * 3
     with pytest.raises(LayoutError, match="other buckets here than on rank 0, after 4 steps"):
         guest.enter(60)
-    resync.standings.now = lambda _: {0: Standing(1)}
+    resync.standings.now = lambda *_: {0: Standing(1)}
     with pytest.raises(TransportError, match="their buckets have not settled"):
         guest.enter(0)
 

@@ -25,7 +25,7 @@ import json
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ from tailbound.transport.config import MS
 from tailbound.transport.reliable import Refusal, Reliable
 from tailbound.transport.requests import ask_each, of_form
 from tailbound.transport.sequence import Position
-from tailbound.transport.steps import STEP_MASK
+from tailbound.transport.steps import STEP_MASK, step_of
 from tailbound.wire.schema import serial_distance
 
 #: Names of the requests on the reliable path: what part a rank has, to take one in, and where to join.
@@ -73,24 +73,28 @@ class Entrance(NamedTuple):
         position: of the next step.
         cookie: of the job.
         away: ranks that have said goodbye, or whose processes have ended (clock-38).
+        dead: suspects that are silent, too (clock-15).
     """
 
     position: Position
     cookie: int
     away: frozenset[int] = frozenset()
+    dead: frozenset[int] = frozenset()
 
 
 def entrance(engine: Transpose) -> Entrance:
     """Where the next step of this rank begins; for ``Transpose.call``, between two steps."""
-    job, away = engine.job, engine.job.membership.gone | engine.job.membership.ended
-    return Entrance(job.sequence.position(launched=True), job.cookie, frozenset(away))
+    job, members = engine.job, engine.job.membership
+    dead = members.dead(step_of(job.sequence.upcoming))
+    position = job.sequence.position(launched=True)
+    return Entrance(position, job.cookie, frozenset(members.gone | members.ended), frozenset(dead))
 
 
 def encode(found: Entrance, ranks: int) -> bytes:
     """An entrance as bytes; ``ranks`` can own rows."""
     at = found.position
     maps = encode_map(Message(0, at.agreed), ranks).hex()
-    return json.dumps([at.step, at.result_seq, at.sum_seqs, maps, found.cookie, sorted(found.away)]).encode()
+    return json.dumps([at.step, at.result_seq, at.sum_seqs, maps, found.cookie, *map(sorted, found[2:])]).encode()
 
 
 def decode(data: bytes, ranks: int) -> Entrance:
@@ -100,14 +104,14 @@ def decode(data: bytes, ranks: int) -> Entrance:
         TransportError: it is none.
     """
     try:
-        step, result_seq, sums, maps, cookie, away = json.loads(data)
+        step, result_seq, sums, maps, cookie, away, dead = json.loads(data)
         agreed = decode_map(bytes.fromhex(maps), ranks)
         position = Position(
             int(step), int(result_seq), tuple(map(int, sums)), agreed.maps if agreed is not None else ()
         )
-        found = Entrance(position, int(cookie), frozenset(map(int, away)))
+        found = Entrance(position, int(cookie), frozenset(map(int, away)), frozenset(map(int, dead)))
         in_range = all(0 <= n < 1 << 32 for n in (position.result_seq, *position.sum_seqs, found.cookie))
-        in_range = in_range and 0 <= position.step <= STEP_MASK and found.away <= set(range(ranks))
+        in_range = in_range and 0 <= position.step <= STEP_MASK and found.away | found.dead <= set(range(ranks))
         settled = position.agreed and position.agreed[-1].since != OPEN
         if not (in_range and settled and len(position.sum_seqs) == ranks):
             raise ValueError("numbers out of range")
@@ -161,7 +165,7 @@ def find_part(
         # the lowest last: its process is the least likely to be another one when it counts
         lives = {rank: Life(Part.UNKNOWN, cookie)}
         for some in (asked[1:], asked[:1]):
-            lives |= ask_each(some, ask, "tailbound-part")
+            lives |= ask_each(some, ask, "tailbound-part", lambda life: life.part == Part.INSIDE)
         for life in lives.values():
             if life.part == Part.INSIDE:
                 return life._replace(part=Part.OUTSIDE)
@@ -200,8 +204,8 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
     reliable.serve(WELCOME, of_form(_WELCOME, answer))
 
 
-def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
-    """Asks all peers to take this rank in from ``step`` on. Returns who has.
+def ask_all(engine: Transpose, reliable: Reliable, step: int, dead: Collection[int] = ()) -> set[int]:
+    """Asks all peers to take this rank in from ``step`` on. Returns who has; ``dead`` ones are not waited for.
 
     No rank waits for the others until their rows come. They are asked again as long as the job lasts: one that heard
     this rank say goodbye sends it nothing before it takes it in.
@@ -230,7 +234,8 @@ def ask_all(engine: Transpose, reliable: Reliable, step: int) -> set[int]:
                 return
             left -= {rank for rank in left if ask(rank)}
 
-    here = {rank for rank, well in ask_each(job.peers, ask, "tailbound-welcome").items() if well}
+    asked = [rank for rank in job.peers if rank not in dead]
+    here = {rank for rank, well in ask_each(asked, ask, "tailbound-welcome").items() if well}
     left = set(job.peers) - here
     if left:
         engine.ask(lambda: [engine.suspect(rank) for rank in left])

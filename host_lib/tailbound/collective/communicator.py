@@ -440,7 +440,7 @@ class Communicator:
                 "anew since: start this rank again"
             )
         engine.ask(lambda: engine.enter(found.position, found.away))
-        here = comeback.ask_all(engine, self.reliable, found.position.step)
+        here = comeback.ask_all(engine, self.reliable, found.position.step, found.dead)
         self.part = Part.INSIDE
         return here
 

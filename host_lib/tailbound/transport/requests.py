@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import TYPE_CHECKING, TypeVar
 
 from tailbound.errors import TransportError
@@ -30,13 +30,19 @@ def of_form(form: struct.Struct, answer: Callable[..., Iterable[Buffer]]) -> Han
     return handler
 
 
-def ask_each(ranks: Collection[int], ask: Callable[[int], T | None], name: str) -> dict[int, T]:
+def ask_each(
+    ranks: Collection[int],
+    ask: Callable[[int], T | None],
+    name: str,
+    enough: Callable[[T], bool] = lambda answer: False,
+) -> dict[int, T]:
     """What ``ask`` gives for each of ``ranks``, all at the same time; who gives None or cannot be asked is left out.
 
     Args:
         ranks: of peers.
         ask: asks one of them; may raise a ``TransportError``.
         name: of the threads.
+        enough: whether no other answer is waited for.
     """
 
     def said(rank: int) -> T | None:
@@ -47,6 +53,14 @@ def ask_each(ranks: Collection[int], ask: Callable[[int], T | None], name: str) 
 
     if not ranks:
         return {}
-    with ThreadPoolExecutor(min(len(ranks), AT_ONCE), name) as threads:
-        answers = zip(ranks, threads.map(said, ranks), strict=True)
-    return {rank: answer for rank, answer in answers if answer is not None}
+    threads = ThreadPoolExecutor(min(len(ranks), AT_ONCE), name)
+    answers, found = {threads.submit(said, rank): rank for rank in ranks}, dict[int, T]()
+    try:
+        for answer in as_completed(answers):
+            if (one := answer.result()) is not None:
+                found[answers[answer]] = one
+                if enough(one):
+                    break
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    return {rank: found[rank] for rank in ranks if rank in found}
