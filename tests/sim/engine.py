@@ -9,6 +9,7 @@ A switch that sums is the reference of the tests (``reference_switch``). Checked
   (clock-12);
 - sums that are sealed are those of what their contributors have sent (kernel-16);
 - an op that the compiled look passes over has nothing to do, and no earlier time to look (``halves.c``);
+- ranks that place an op by the same owner map have its rows at the same places (clock-19);
 - results are written, and who has lost nothing of an op has the bits of the others who have not;
 - every packet that arrived has one verdict in the ledger, and rows in sums are those stored and added without those
   abandoned (kernel-21).
@@ -218,6 +219,7 @@ class World(UncheckedWorld):
 
     def prepare(self) -> None:
         self._whole: dict[int, tuple[int, bytes]] = {}  # op: who had all of it first, and its bits
+        self._places: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}  # of an op's rows, by it and its map
         self._forgot = -1  # newest op that had begun when the switch forgot its rows
         switch = self._settings.get("switch")
         self.switch: SimSwitch | None = None
@@ -240,7 +242,10 @@ class World(UncheckedWorld):
 
     def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
         """Compares an op with what others have."""
-        outcome = done.outcome
+        outcome, engine = done.outcome, self.nodes[rank].engine
+        if (op := engine._ops.get(done.label)) is not None and not engine.job.sequence.adrift:
+            found, key = (op.place.result_seq, op.place.sum_seqs), (op.label, op.place.placement.owner_map.id)
+            assert self._places.setdefault(key, found) == found, f"op {op.name} of rank {rank} has places of its own"
         super().finished(rank, done, out)
         assert np.isfinite(out).all(), f"op {done.label} of rank {rank} was not written"
         if outcome.missed or outcome.failed_groups or outcome.skipped or outcome.overwritten:

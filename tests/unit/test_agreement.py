@@ -44,6 +44,16 @@ def test_a_proposal_comes_last() -> None:
     assert [decode_map(encode_map(Message(0, maps), 3), 3) for maps in bad] == [None] * 5
 
 
+def test_maps_that_are_told_no_more_are_remembered_unless_some_between_are_missing() -> None:
+    """A rank that was stopped is behind by more than one map, and places rows by those of its steps."""
+    maps = [Agreed(3 * n, OwnerMap(n << 8, (n % 2,))) for n in range(9)]
+    for heard in (range(CHAIN, 10), (CHAIN, 6, 9), (9,)):
+        one = Agreement(1, 2, (0,), lambda ranks: True)
+        for end in heard:
+            one.receive(Message(0, tuple(maps[end - CHAIN : end])), 0, [0], 0)
+        assert one.agreed == (maps if len(heard) > 1 else maps[-CHAIN:])
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_none(body: bytes) -> None:
     message = decode_map(body, 3)

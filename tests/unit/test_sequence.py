@@ -173,6 +173,15 @@ def test_a_gap_in_the_history_of_maps_asks_for_a_jump() -> None:
     assert fresh([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])[0].adrift
 
 
+@pytest.mark.parametrize("steps", [4, 5])
+def test_who_is_behind_and_is_told_no_map_of_its_step_jumps(steps: int) -> None:
+    """It placed rows by the oldest that it was told, where no other rank has them, and all skipped every step."""
+    later = [(5, OwnerMap(257, (2, 0))), (8, OwnerMap(513, (1,)))]
+    late, _ = fresh([(0, MAP), later[0]], step(70_000) * steps)
+    late.set_maps(later)
+    assert late.adrift == (steps < 5)
+
+
 def test_a_map_turned_within_wrong_predictions_turns_again() -> None:
     sequence, _ = fresh(history=step(100, 7) * 2)
     sequence.set_maps([(0, MAP), (3, OwnerMap(257, (1,)))])

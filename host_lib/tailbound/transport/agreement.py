@@ -31,8 +31,8 @@ from tailbound.transport.config import MS
 from tailbound.transport.steps import OLD, STEP_MASK, step_distance
 from tailbound.wire.schema import MAX_RANKS, serial_distance
 
-#: So many maps are remembered, and told as one chain.
-CHAIN = 4
+#: So many maps are told as one chain, and so many remembered: a rank that is behind places rows by those of its steps.
+CHAIN, KEPT = 4, 16
 #: The beginning of a map that is only proposed.
 OPEN = STEP_MASK + 1
 #: How a peer is told again; of a proposal soon, since a rank that was stopped may be all that it waits for.
@@ -143,7 +143,7 @@ class Agreement:
 
     def adopt(self, agreed: Sequence[Agreed]) -> None:
         """Goes on with the maps that another rank knows, oldest first."""
-        self.agreed, self._proposed = list(agreed)[-CHAIN:], None
+        self.agreed, self._proposed = list(agreed)[-KEPT:], None
         self._telling.clear()
 
     def age(self, step: int) -> bool:
@@ -202,8 +202,10 @@ class Agreement:
         newest, proposed = settled[-1].map.id, message.maps[-1].map
         news = serial_distance(newest, self.known) > 0
         if news:  # its history counts, too: maps that are not in it are dropped
-            kept = [each for each in self.agreed if serial_distance(each.map.id, settled[0].map.id) < 0]
-            self.adopt([*kept, *settled])
+            first = settled[0].map.id
+            older = [each for each in self.agreed if serial_distance(each.map.id, first) < 0]
+            known = any(each.map.id == first for each in self.agreed)  # else some between may be missing
+            self.adopt([*older, *settled] if known else settled)
         if newest != self.known:
             self._telling[sender] = Backoff(_AGAIN, now)
             return

@@ -148,7 +148,8 @@ class Sequence:
         first = self._placed[0].step if self._placed else self._step
         now = _in_force(self._maps, first - 1)
         known, named = {m.id for _, m in before}, {m.id for _, m in self._maps}
-        if not known & named or (now is not None and now != _in_force(before, first - 1)):
+        missing = not known & named or _in_force(self._maps, self._step) is None
+        if missing or (now is not None and now != _in_force(before, first - 1)):
             self.adrift = True
         elif self._placed:
             self._place_again()
