@@ -70,7 +70,10 @@ class Replicas(World):
         own.void |= outcome.minority or outcome.skipped or outcome.void
         own.averages[done.label] = out.tobytes()
         applied = node._behind and rank in node.engine.job.sequence.map_at(done.step).owners
-        if outcome.missed or outcome.doubtful or applied or done.step > own.step + 1:  # else it has jumped
+        if done.step > own.step + 1:  # it has jumped
+            own.unsound()
+            own.heard = None
+        if outcome.missed or outcome.doubtful or applied:
             own.unsound()
         if node._waiting == 1:
             averages = b"".join(own.averages[label] for label in sorted(own.averages))

@@ -130,6 +130,7 @@ def lost(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = without_job(ranks=3, communicator=job, say=lambda *_: None, taken=[], _new_step=True)
     made.resync = SimpleNamespace(
         unsound=lambda: None,
+        part=lambda: None,
         moment=SimpleNamespace(disturb=lambda: None, changes=0),
         boundary=lambda step, still: None,
         step_time=0.0,

@@ -392,6 +392,19 @@ def test_who_was_heard_a_few_steps_ago_is_asked_before_another_one_leads(reached
         assert w.counts("led") == [not reached, 0, 0]
 
 
+def test_who_has_left_steps_behind_asks_again_before_it_leads() -> None:
+    """Others took it for dead meanwhile, and one of them may lead by now."""
+    with world(2, 2) as w:
+        for rank in (0, 1):
+            w.damage(rank, 0.1 * (rank + 1))
+        w.run(1)
+        w[0].part()
+        w.run(1)
+        assert w.counts("led") == [0, 0]
+        w.run(1)
+        assert w.counts("led") == [1, 0]
+
+
 def apart(w: World, entries: slice, damaged: set[int]) -> None:
     """Two parts of the job know of each other no more, and one of them follows the lowest of its damaged ranks."""
     w.run(3)

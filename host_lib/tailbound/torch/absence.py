@@ -154,7 +154,7 @@ class Absence(Part):
         self.abstaining = True
         self._state.memory.forget()
         if self._state.resync is not None:
-            self._state.resync.unsound()
+            self._state.resync.part()
 
     def made(self) -> None:
         """A void step has its gradients."""

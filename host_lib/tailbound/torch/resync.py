@@ -115,6 +115,7 @@ class Resync:
         self._parts = 0  # takes in a row that left this rank unsound, and no further than the one before
         self._front = 0  # the first slice that differed at the last take
         self._heard: dict[int, Standing] | None = None  # what all live ranks said when this one was unsound
+        self._parted = 0  # how often steps were left behind
         self._seen: set[int] | None = None  # peers that were live at the last boundary
         self._unseen = set[int]()  # slices that are compared once, until a peer has answered
         #: answers on their way that carry a state, and bytes of the last one
@@ -146,6 +147,12 @@ class Resync:
     def unsound(self) -> None:
         """The state is not what the others have (after a lost result or a jump, say)."""
         self.sound = False
+
+    def part(self) -> None:
+        """This rank has left steps behind: others may follow another state since they said that they are not sound."""
+        self.unsound()
+        self._parted += 1
+        self._heard = None
 
     def _sound_again(self) -> None:
         self.sound, self._heard, self._donor = True, None, -1
@@ -226,7 +233,7 @@ class Resync:
         heard, self._heard = self._heard, None
         others = live(self._communicator, _SILENT)
         if heard is None:
-            self._aside(self._ask_all)
+            self._aside(partial(self._ask_all, self._parted))
         elif sound := [rank for rank in others & heard.keys() if heard[rank].sound]:
             self._donor = min(sound, key=lambda rank: (rank - step) % self._ranks)  # others each step
         elif self._rank < min(others, default=-1) and heard.keys() >= others:
@@ -254,8 +261,9 @@ class Resync:
     def _now(self) -> Standing:
         return Standing(self.sound, form=self._layout.digest() if self._communicator.elastic else bytes(DIGEST))
 
-    def _ask_all(self) -> None:
-        self._heard = self.standings.now(live(self._communicator, _SILENT))
+    def _ask_all(self, parted: int) -> None:
+        heard = self.standings.now(live(self._communicator, _SILENT))
+        self._heard = heard if parted == self._parted else None
 
     def _of_slice(self, step: int, which: int, wait: float = 0.0) -> Standing:
         """What this rank holds of a slice after ``step``; refused where it does not stand there, or is not sound."""
