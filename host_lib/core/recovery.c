@@ -7,9 +7,10 @@
  * behind it arrived a reordering window ago. The receiver requests lost rows while the flow still runs. A requested row
  * takes a new place behind all others, so that a lost retransmission is detected like a lost row.
  *
- * Only the end of a flow needs a timer, the probe timeout (PTO, RFC 9002 section 6.2) of its sender. It doubles with each
- * expiry, and returns to its length when a row arrives. If the last row was lost, and with it the mark that says that
- * nothing more will come, the sender is asked for its mark (clock-30).
+ * Only the end of a flow needs a timer, the probe timeout (PTO, RFC 9002 section 6.2) of its sender. If the last row was
+ * lost, and with it the mark that says that nothing more will come, the sender is asked for its mark (clock-30). A loss
+ * at the end is often one of a burst, which lone packets have to outlast. So the first timeouts are equal, and each sends
+ * more copies than the one before. Later ones double, until a row arrives.
  *
  * A sender that has not begun computes, as a rule. It is asked late and ever more rarely, and once more shortly before the
  * deadline, to say that it lives. Of many senders whose marks are missing nearly all are late, so few are asked together.
@@ -21,7 +22,8 @@
 
 /* Probes without an answer after which a flow may be given up: one of them, or its answer, may be lost, too. */
 #define TB_PROBES 2
-/* A probe timeout doubles this many times at most. */
+/* So many probe timeouts of a peer are equal, the first of a switch alone; then they double, this many times at most. */
+#define TB_EQUAL 4
 #define TB_DOUBLED 6
 /* Senders that are asked for their marks together, in turn; before a deadline all are. */
 #define TB_AT_ONCE 8
@@ -185,14 +187,22 @@ static void tb_pass(struct tb_incoming *f, const __s32 *highest, __s64 now, __s6
 	f->noted = window ? now : 0;
 }
 
+/* A timeout after so many that have expired, the first of which are equal. */
+static __s64 tb_longer(__s64 first, __u32 expired, __u32 equal)
+{
+	return first << (expired < equal ? 0 : tb_least(expired - equal + 1, TB_DOUBLED));
+}
+
 /* Later rows tell what is lost until the flow has ended. At a switch rows may be on their way for a while then. */
 static __s64 tb_timeout(const struct tb_half *r, const struct tb_incoming *f, __s64 asked)
 {
+	int box = tb_of_switch(r, f);
+
 	if (!f->ended)
 		return TB_NEVER;
-	if (tb_of_switch(r, f))
+	if (box)
 		asked = tb_most(asked, tb_most(f->moved, f->ended));
-	return asked + (tb_pto(tb_answers_of(r, f)) << tb_least(f->expired, TB_DOUBLED));
+	return asked + tb_longer(tb_pto(tb_answers_of(r, f)), f->expired, box ? 1 : TB_EQUAL);
 }
 
 /* Rows of a flow that runs come by themselves; of one that has ended, by requests only. */
@@ -306,12 +316,12 @@ struct tb_silence {
 /* While rows of others come, a sender of which nothing has come is not missed. A deadline that moved on is another one. */
 static void tb_await(const struct tb_half *r, struct tb_incoming *f, const struct tb_silence *s)
 {
-	__s64 soon = 2 * r->floor / 5, late = 2 * r->floor;
+	__s64 soon = r->floor / 5, late = 2 * r->floor;
 	__s64 since = f->came ? f->waited : tb_most(f->waited, s->last);
 	__u32 asked = f->came || f->questions > r->rounds ? f->questions : r->rounds;
 	int begun = f->came || (f->rows <= TB_SHORT && !asked);
 	__s64 first = begun ? tb_most(tb_pto(tb_answers_of(r, f)), soon) : late;
-	__s64 usual = since + tb_least(first << tb_least(asked, TB_DOUBLED), 8 * late);
+	__s64 usual = since + tb_least(tb_longer(first, asked, f->came ? TB_EQUAL : 1), 8 * late);
 
 	f->mark = tb_least(usual, tb_most(s->call, tb_most(since + soon, f->called + late)));
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from sim.team import SimTeam, dropped, sim_team, total
 from support import Trouble, exact_mean, nmse, patient
+from tailbound.transport.control import Header
 from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import Flag, PacketType
@@ -68,6 +70,29 @@ def test_the_only_row_of_an_op_is_requested() -> None:
         assert total(job, "rows_repaired") > 0
 
 
+def _is_last_result(packet: bytes) -> bool:
+    head = Header.from_buffer_copy(packet)
+    return bool(head.type == PacketType.RESULT and head.published == head.op)
+
+
+def test_a_question_that_is_repeated_has_more_copies() -> None:
+    """For a mark, then for rows: a burst of losses lasts for some packets. Rules: clock-23, clock-30."""
+    asked: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
+
+    def lose(_: int, packets: list[bytes]) -> list[bytes]:
+        head = Header.from_buffer_copy(packets[0])
+        if head.type == PacketType.REPAIR:
+            asked[head.rows > 0][job.now] += 1
+        return [] if head.type == PacketType.REPAIR and (head.rows or len(asked[False]) < 5) else packets
+
+    with sim_team(2, SETTINGS) as job:
+        job.warm_up(NUMEL, WARM_UP_OPS)
+        job[0].trouble(lambda _, packets: [p for p in packets if not _is_last_result(p)])
+        job[1].trouble(lose)
+        job.averaged(NUMEL, 1)
+    assert [list(asked[rows].values())[:4] for rows in (False, True)] == [[1, 2, 4, 4]] * 2
+
+
 # -- lost results are requested past the deadline, and no rank waits long for them (clock-35) --------------------------
 
 
@@ -92,10 +117,10 @@ def unlike(job: SimTeam, ops: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("insist", [0, INSIST])
 def test_replicas_stay_equal_although_results_and_all_words_about_them_are_lost(insist: int) -> None:
-    """A seventh of the results, also of those that are sent again, of requests and of answers."""
+    """A third of the results, also of those that are sent again, of requests and of answers."""
     kinds = frozenset({PacketType.RESULT, PacketType.REPAIR, PacketType.GONE})
     with sim_team(RANKS, HASTY | {"insist": insist}) as job:
-        troubles = job.trouble(lambda: Trouble(seed=1, loss=0.15, types=kinds))
+        troubles = job.trouble(lambda: Trouble(seed=1, loss=0.3, types=kinds))
         other, missed = unlike(job, 25)
         assert all(dropped(troubles, kind) for kind in kinds - {PacketType.GONE})
         assert (other > 0, missed > 0) == (insist == 0, insist == 0)

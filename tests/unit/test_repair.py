@@ -184,16 +184,15 @@ def test_a_launch_after_the_deadline_requests_at_once() -> None:
     assert receiver.turn(MS) == {1: [0]}
 
 
-def test_the_probe_timeout_doubles_until_a_row_comes() -> None:
-    receiver = Receiver(here={1: ALL - {3, 4}}, ended={1})
+def test_probe_timeouts_are_equal_at_first_and_then_double_until_a_row_comes() -> None:
+    receiver = Receiver(here={1: ALL - {3, 4}}, ended={1}, patience=24 * PATIENCE)
     pto = pto_of(receiver.path)
     assert receiver.turn(MS) == {}
     first = MS + WINDOW
-    assert receiver.run(first, first + PATIENCE - 1) == [
-        (first, [3, 4]), (first + pto, [3, 4]), (first + 3 * pto, [3, 4]),
-    ]  # fmt: skip
+    times = [0, 1, 2, 3, 4, 6, 10, 18]
+    assert receiver.run(first, first + 18 * pto) == [(first + n * pto, [3, 4]) for n in times]
     receiver.come([4])
-    now = first + PATIENCE
+    now = first + 18 * pto + LOOK
     assert receiver.run(now, now + 2 * pto) == [(now + WINDOW, [3])]  # the other answer passed it
 
 
@@ -272,7 +271,7 @@ def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int
     return found
 
 
-BEGUN, NOT_BEGUN = [4, 12, 28, 60, 124, 252], [20, 60, 140, 300]
+BEGUN, NOT_BEGUN = [2, 4, 6, 8, 12, 20, 36, 68, 132, 260, 388], [20, 60, 140, 300]
 
 
 @pytest.mark.parametrize(
@@ -280,13 +279,13 @@ BEGUN, NOT_BEGUN = [4, 12, 28, 60, 124, 252], [20, 60, 140, 300]
     [
         ({1: 40}, {}, BEGUN),
         ({1: 0}, {}, NOT_BEGUN),
-        ({1: 0}, {"of": 3}, [4, 44, 124, 284]),  # the flow may be lost as a whole
+        ({1: 0}, {"of": 3}, [2, 42, 122, 282]),  # the flow may be lost as a whole
         ({1: 0}, {"of": 4}, NOT_BEGUN),
-        ({1: 40}, {"answers": 9 * MS}, [9, 27, 63, 135, 279]),
+        ({1: 40}, {"answers": 9 * MS}, [9, 18, 27, 36, 54, 90, 162]),
         ({1: 40}, {"floor": FLOOR // 50}, [t / 50 for t in BEGUN]),
         ({1: 0}, {"deadline": 16 * MS}, [10, 30, 50, 70]),  # in time for an answer, and then for a later deadline
         ({1: 0}, {"deadline": 60 * MS}, [20, 54, 74]),
-        ({1: 0}, {"deadline": 5 * MS}, [4, 24, 44, 64]),  # never at once
+        ({1: 0}, {"deadline": 5 * MS}, [2, 22, 42, 62]),  # never at once
     ],
 )
 def test_who_leaves_a_mark_open_is_asked_ever_more_rarely_and_before_the_deadline(

@@ -17,6 +17,7 @@ from tailbound.collective.retransmit import encode_repair, settle
 from tailbound.collective.tally import Counts, counts, point_own, summed_by
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
+from tailbound.transport.control import Header
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Stage, Verdict, Why
@@ -26,6 +27,8 @@ SAME_MODEL = (
     "All ranks must train the same model with the same bucket sizes, bits and use of a loss scale, take part in every "
     "backward pass, and (where ranks may come back) use parameters in the same order, by which DDP fills its buckets"
 )
+#: Copies of a question at most.
+COPIES = 4
 
 
 def ask(job: Job, op: Op, half: Half) -> None:
@@ -40,12 +43,19 @@ def ask(job: Job, op: Op, half: Half) -> None:
             continue
         for first, body in encode_repair(half.places(flow), job.store.width) if flow.requests else ():
             head = job.header(PacketType.REPAIR, op.label, tag, row=first, rows=flow.rows, flags=flags)
-            job.tell(peer, head, body)
+            _say(job, peer, head, body, flow.expired)
             job.counters["repair_asked"] += 1
         if flow.asked:
             job.overtime.asked(peer, now, job.heard(peer))
-            job.tell(peer, job.header(PacketType.REPAIR, op.label, tag))
+            again = flow.questions - 1 if flow.came else 0
+            _say(job, peer, job.header(PacketType.REPAIR, op.label, tag), b"", again)
             job.counters["asked"] += 1
+
+
+def _say(job: Job, peer: int, head: Header, body: bytes, again: int) -> None:
+    """Asks for the nth time: a burst of losses lasts for some packets, so there are more copies each time."""
+    for _ in range(min(1 << again, COPIES)):
+        job.tell(peer, head, body)
 
 
 # -- first half, owner side ----------------------------------------------------------------------------------------
