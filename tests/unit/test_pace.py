@@ -147,6 +147,7 @@ def test_a_limit_follows_a_link_that_turns_out_slower() -> None:
     path = Steady(rate=5e7)
     path.drains(2e7)
     assert (path.path.limited, path.rate(1), path.rate(2)) == (1, 2e7, 2e7)
+    assert path.take(MS, 1.0) == 2e7 * (1 - 0.25 / 2)
 
 
 def test_what_was_handed_over_waits_in_own_queues_by_the_speed_of_the_link(bound: UdpSocket) -> None:
