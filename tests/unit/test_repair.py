@@ -350,7 +350,7 @@ def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
             receiver.listen(receiver.op, 0)
             half = receiver.half
             assert half.patience == (max(most, insist * results) if repair else 0)
-            assert (half.step, half.look) == (max(FLOOR // 10, d2 // 4), MS)
+            assert (half.step, half.look) == (max(FLOOR, d2) // 10, MS)
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------
