@@ -44,6 +44,13 @@ def test_a_proposal_comes_last() -> None:
     assert [decode_map(encode_map(Message(0, maps), 3), 3) for maps in bad] == [None] * 5
 
 
+@pytest.mark.parametrize(("owners", "told"), [((0, 1), True), ((2,), True), ((0, 2), False), ((0, 1, 2), False)])
+def test_a_switch_owns_all_rows_or_none(owners: tuple[int, ...], told: bool) -> None:
+    body = encode_map(Message(0, (Agreed(7, OwnerMap(256, owners)),)), 3)
+    assert (decode_map(body, 3, 2) is not None) == told
+    assert decode_map(body, 3) is not None
+
+
 def test_maps_that_are_told_no_more_are_remembered_unless_some_between_are_missing() -> None:
     """A rank that was stopped is behind by more than one map, and places rows by those of its steps."""
     maps = [Agreed(3 * n, OwnerMap(n << 8, (n % 2,))) for n in range(9)]

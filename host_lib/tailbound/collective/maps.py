@@ -79,7 +79,7 @@ class Maps:
         job = self._job
         if self._outside:  # it is told where it enters
             return
-        message = decode_map(body, job.world)
+        message = decode_map(body, job.world, job.switch)
         if message is None:
             job.counters["control_refused"] += 1
             return

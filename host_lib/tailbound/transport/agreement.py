@@ -78,8 +78,8 @@ def encode_map(message: Message, ranks: int) -> bytes:
     return b"".join(parts)
 
 
-def decode_map(body: bytes, ranks: int) -> Message | None:
-    """The body of a MAP packet, or None if it is not one of a job of ``ranks``."""
+def decode_map(body: bytes, ranks: int, switch: int | None = None) -> Message | None:
+    """The body of a MAP packet, or None if it is not one of a job of ``ranks``; ``switch``: owns all rows or none."""
     if len(body) < _HEAD.size:
         return None
     count, size, highest, asked = _HEAD.unpack_from(body)
@@ -91,6 +91,8 @@ def decode_map(body: bytes, ranks: int) -> Message | None:
         ident, since, turns = _ENTRY.unpack_from(body, at)
         bits = int.from_bytes(body[at + _ENTRY.size : at + length])
         if not 0 < bits < 1 << ranks or since > OPEN or ident & 0xFF >= ranks:
+            return None
+        if switch is not None and bits >> switch & 1 and bits != 1 << switch:
             return None
         maps.append(Agreed(since, OwnerMap(ident, tuple(r for r in range(ranks) if bits >> r & 1), turns)))
     for a, b in itertools.pairwise(maps):
