@@ -22,7 +22,7 @@ from tailbound.transport.sequence import REMEMBERED, Position
 from tailbound.transport.shares import Lateness, Shares
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.transport.switch import Fallback
-from tailbound.wire.schema import MAX_RANKS, OP_INDEX_BITS, TIME_UNIT_US, PacketType, op_label, op_slot
+from tailbound.wire.schema import MAX_RANKS, OP_INDEX_BITS, OP_STEPS, TIME_UNIT_US, PacketType, op_label, op_slot
 
 #: What peers know of maps is looked at so often while nothing is on its way.
 _IDLE = 10 * MS
@@ -62,6 +62,7 @@ class Maps:
         self._again = self._due = 0
         self._observed = self._wished = -_APART
         self._alerts = Alerts(job, job.accounts.ledger, job.events)
+        self._shown = job.config.first_step  # with which the newest map begins that the kernel knows
         self._turn_asked = 0  # turns of keys that another rank has asked for
         self._outside = outside
         self.fallback = Fallback(job.config.suspect_after)
@@ -122,18 +123,19 @@ class Maps:
             return 0
         step = job.sequence.upcoming >> OP_INDEX_BITS
         if step != self._step:
-            self._step, self._again = step, 0
+            self._step = step
             if step_distance(step, self._aged) >= _AGE_EVERY:
                 self._aged = step
-                self._age(step)
+                self._age(step, ops)
             if now - self._wished >= _APART:
-                self._wished = now
+                self._wished, self._again = now, 0
                 lateness = self._lateness_of_all()
                 self._alerts.check(step, lateness, self._pace(), now)
                 if job.keys is not None:
                     self._alerts.look_for_forged(step, job.keys.epoch, now)
                 self._wish(step, lateness, now)
-            self._show(ops)
+            if step_distance(self._shown, step) > -OP_STEPS:  # a change of maps lies in what is in flight, or ahead
+                self._show(ops)
         if now >= self._again:
             for peer, message in self.agreement.poll(now, self._next_beginning, self._alive(), self._known_by_peers()):
                 self._send(peer, message)
@@ -228,13 +230,14 @@ class Maps:
         self._foresee(newest.turns)
         job.events.emit("map_settled", level=logging.INFO, id=newest.id, since=since, owners=list(newest.owners))
 
-    def _age(self, step: int) -> None:
+    def _age(self, step: int, ops: Mapping[int, Op]) -> None:
         """Keeps what began long ago from seeming to be still to come, here and in the kernel."""
         job, agreement = self._job, self.agreement
         job.membership.age(step)
         if not agreement.age(step):
             return
         job.sequence.set_maps(agreement.agreed)
+        self._show(ops)
         since, newest = agreement.agreed[-1]
         if step_distance(step, since) > 0 and job.rank not in newest.owners:
             # nothing is summed here: what slots say of ops that are long over must not become older either
@@ -249,6 +252,7 @@ class Maps:
         oldest = step_of(next(iter(ops), job.sequence.upcoming))
         last = len(agreed) - 1
         after = max(1, next((i for i, each in enumerate(agreed) if step_distance(each.since, oldest) > 0), last))
+        self._shown = agreed[-1].since
         job.store.control["map_before"] = agreed[after - 1].map.id
         job.store.control["map_since"] = op_label(agreed[min(after, last)].since, 0)
         job.store.control["map_id"] = agreed[min(after, last)].map.id
