@@ -97,10 +97,6 @@ class Emit:
         """Larger element, unsigned."""
         return self.b.select(self.b.icmp_unsigned(">", a, b), a, b)
 
-    def umin(self, a: Any, b: Any) -> Any:
-        """Smaller element, unsigned; of d and -d it is the absolute value."""
-        return self.b.select(self.b.icmp_unsigned("<", a, b), a, b)
-
     def smax(self, a: Any, b: Any) -> Any:
         """Larger element, signed."""
         return self.b.select(self.b.icmp_signed(">", a, b), a, b)
