@@ -167,14 +167,14 @@ def test_one_percent_of_rows_lost_is_repaired() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seeds", "most"), [((1,), 0.0005), pytest.param((5,), 0.0005, marks=pytest.mark.thorough), ((4, 8, 10), 0.003)]
+    ("seeds", "most"), [((2,), 0.0005), pytest.param((5,), 0.0005, marks=pytest.mark.thorough), ((4, 8, 10), 0.001)]
 )
 def test_ranks_that_wait_for_a_core_are_waited_for(seeds: tuple[int, ...], most: float) -> None:
     """Wake-ups of the transport threads are put off by 20 ms as a rule and by 200 ms at most: rows before tails.
 
     That is three times in ten steps of every rank. Where a rank was late with its launch, too, and then silent for far
-    longer than anybody before (seeds 4, 8 and 10), its rows are cut off: it cannot be told from a stopped one. How many
-    are is chance: with packets of other lengths seed 4 alone has 0.0002 to 0.003.
+    longer than anybody before (seed 10), its rows are cut off: it cannot be told from a stopped one. How many are is
+    chance: of seeds 1 to 15 three have some.
     """
     missing = 0.0
     for seed in seeds:
