@@ -121,7 +121,7 @@ class Paths:
     def poll(self, now: int) -> int:
         """Says what is new and tries what is due; returns when to look again (0: on arrival).
 
-        Once a turn, while paths are ``tried`` or the sender has been ``refused``.
+        Once a turn, while paths are ``tried``, the sender has been ``refused``, or bursts do not reach all.
         """
         sender = self._job.sender
         if sender.refused:

@@ -542,7 +542,7 @@ class Transpose:
         for rank in members.suspects:
             if (named := job.records.newest(rank)) is not None:
                 members.heard(rank, step_of(named))
-        if job.paths.tried or job.sender.refused:
+        if job.paths.tried or job.sender.refused or job.sender.plain:
             looks.append(job.paths.poll(now))
         looks.append(self.maps.poll(now, window))
         if self._new or window.waiting:
