@@ -42,11 +42,14 @@ from tailbound.codec.feedback import write_residual
 from tailbound.codec.format import check_bits
 from tailbound.codec.halves import BFLOAT16, FLOAT16, FLOAT32, Entries, clear, convert, read, write
 from tailbound.codec.hashing import STAGE_CONTRIBUTION, mix, seed_of
-from tailbound.codec.records import Coding, Packets
+from tailbound.codec.laid import words_at
+from tailbound.codec.loader import loader
+from tailbound.codec.records import NO_PACKETS, Coding, Packets
 from tailbound.codec.scale import agreed, need_of, own_scale, scales_of, weights_of
 from tailbound.codec.shape import shape_for
 from tailbound.errors import ConfigError
 from tailbound.wire.bits import BITS, Bits, both_ways, number_of
+from tailbound.wire.jit import compiled
 from tailbound.wire.schema import EXPONENT_NONE
 
 HALVES = [BFLOAT16, FLOAT16]
@@ -287,6 +290,30 @@ def hard_values() -> NDArray[np.float32]:
     bits = np.concatenate([middle - 1, middle, middle + 1, rng.integers(0, 0x7F800000, 100_000, dtype=np.uint32)])
     values = bits[bits < 0x7F800000].astype(np.uint32).view(np.float32)
     return np.concatenate([values, -values])
+
+
+_load = loader(Packets(*NO_PACKETS))
+
+
+@compiled
+def _read_back(at, out):  # type: ignore[no-untyped-def]
+    packets = _load(at)
+    out[0], out[1], out[2] = packets.memory[1, 2], packets.position[1], packets.partials[1, 3]
+
+
+def test_a_pass_reads_arrays_where_they_were_laid() -> None:
+    """Also what is written to them later; but no others than it was compiled for."""
+    memory, partials = np.zeros((2, 64), np.uint8), np.zeros((2, 4), np.uint64)
+    packets, out = Packets(memory, np.array([5, 6], np.int32), partials), np.zeros(3, np.uint64)
+    at = words_at(packets)
+    memory[1, 2], partials[1, 3] = 200, 1 << 63
+    _read_back(at, out)
+    assert (out.tolist(), words_at(packets)) == ([200, 6, 1 << 63], at)
+    for wrong in (packets._replace(position=np.zeros(2)), packets._replace(partials=partials[0])):
+        with pytest.raises(ValueError, match="is none of"):
+            words_at(wrong)
+    with pytest.raises(ValueError, match="gaps"):
+        words_at(packets._replace(memory=memory[:, ::2]))
 
 
 def entries(values: Any) -> Entries:

@@ -30,7 +30,8 @@ from tailbound.codec.hashing import (
     write_columns,
     write_signs,
 )
-from tailbound.codec.laid import loader, words_at
+from tailbound.codec.laid import words_at
+from tailbound.codec.loader import loader
 from tailbound.codec.records import NO_RECEIVED, Coding, Received
 from tailbound.codec.scale import root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, load_memory

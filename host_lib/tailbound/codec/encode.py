@@ -21,7 +21,8 @@ from tailbound.codec import halves, hashing, kernels, planes
 from tailbound.codec.format import FORMATS, HALVES, PLANES, CodeFormat
 from tailbound.codec.halves import NO_ENTRIES, Entries, Floats, entry_words
 from tailbound.codec.hashing import bits_of, float_of, row_key, write_columns, write_signs
-from tailbound.codec.laid import array_words, loader, words_at
+from tailbound.codec.laid import array_words, words_at
+from tailbound.codec.loader import loader
 from tailbound.codec.records import NO_PACKETS, NO_SCALES, Coding, Packets, Scales
 from tailbound.codec.scale import OVERFLOW_BITS, need_of, own_scale, root_of, scale_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, load_memory

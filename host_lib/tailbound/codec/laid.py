@@ -5,6 +5,7 @@ in a cache: at 1 MiB it took as long as the pass itself. Records that live as lo
 words are written once. What changes from op to op are a few words in front of their addresses.
 
 A word is 64 bits. An array is its address and its shape, a tuple its parts in order, a laid record its address.
+``codec.loader`` reads them. Processes without numba have records, too, so nothing here needs it.
 """
 
 from __future__ import annotations
@@ -13,17 +14,8 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 import numpy as np
-from llvmlite import ir
-from numba import typeof, types
-from numba.extending import intrinsic
-from numba.np import arrayobj
 from numpy.typing import NDArray
 
-#: Typed loosely: the compiler of numba calls these, not Python.
-_kernel: Any = intrinsic
-_arrays: Any = arrayobj
-_WORD = ir.IntType(64)
-_TUPLE: Any = types.BaseTuple
 Record = TypeVar("Record")
 #: What places of rows are, of either sign.
 _INDICES = {np.dtype(np.int32), np.dtype(np.uint32)}
@@ -74,61 +66,3 @@ def _words(value: Any) -> Iterator[int]:
             yield from [words_at(part)] if hasattr(part, "laid") else _words(part)
     else:
         yield int(value)
-
-
-def loader(example: tuple[Any, ...]) -> Any:
-    """A function for compiled code: from the address of words, a tuple like ``example``, whose arrays are writable."""
-    kind: Any = typeof(example)  # type: ignore[no-untyped-call]
-    _note(example)
-
-    @_kernel
-    def load(typing: Any, at: Any) -> Any:
-        def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _load(context, builder, kind, _pointer(builder, args[0]))[0]
-
-        return kind(types.int64), emit
-
-    return load
-
-
-def _note(example: tuple[Any, ...]) -> None:
-    """Keeps what laid records are like."""
-    if hasattr(example, "laid"):
-        type(example).laid = example
-    for part in example:
-        if isinstance(part, tuple):
-            _note(part)
-
-
-def _pointer(builder: Any, address: Any) -> Any:
-    return builder.inttoptr(address, ir.PointerType(_WORD))
-
-
-def _after(builder: Any, words: Any, count: int) -> Any:
-    return builder.gep(words, [_WORD(count)])
-
-
-def _load(context: Any, builder: Any, kind: Any, words: Any) -> tuple[Any, Any]:
-    """The value of a kind that begins at ``words``, and where the next one begins."""
-    after = _after(builder, words, 1)
-    if isinstance(kind, _TUPLE):
-        parts = []
-        for part in kind.types:
-            if hasattr(getattr(part, "instance_class", None), "laid"):
-                value = _load(context, builder, part, _pointer(builder, builder.load(words)))[0]
-                words = _after(builder, words, 1)
-            else:
-                value, words = _load(context, builder, part, words)
-            parts.append(value)
-        return context.make_tuple(builder, kind, parts), words
-    if isinstance(kind, types.Array):
-        shape = [builder.load(_after(builder, words, 1 + axis)) for axis in range(kind.ndim)]
-        size = context.get_abi_sizeof(context.get_data_type(kind.dtype))
-        strides = [_WORD(size)]
-        for extent in shape[:0:-1]:
-            strides.insert(0, builder.mul(strides[0], extent))
-        array = context.make_array(kind)(context, builder)
-        data = builder.inttoptr(builder.load(words), array.data.type)
-        _arrays.populate_array(array, data=data, shape=shape, strides=strides, itemsize=size, meminfo=None)
-        return array._getvalue(), _after(builder, words, 1 + kind.ndim)
-    return context.cast(builder, builder.load(words), types.int64, kind), after

@@ -31,7 +31,8 @@ from numpy.typing import NDArray
 from tailbound.codec import hashing, kernels, planes
 from tailbound.codec.format import FORMATS, HALVES, PLANES, CodeFormat
 from tailbound.codec.hashing import row_key, write_lanes
-from tailbound.codec.laid import array_words, loader, words_at
+from tailbound.codec.laid import array_words, words_at
+from tailbound.codec.loader import loader
 from tailbound.codec.records import NO_OWN, NO_RESULTS, NO_RING, Coding, Own, Results, Sums
 from tailbound.codec.scale import DOWN_HALVES, DOWN_MOST, NOT_JOINED, SPAN, ZERO, Sum, Weights, begin, join, scale_of
 from tailbound.codec.scratch import Scratch, load_memory

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.laid import laid, loader, words_at
+from tailbound.codec.laid import laid, words_at
+from tailbound.codec.loader import loader
 from tailbound.codec.scale import ZERO
 from tailbound.codec.shape import GROUP_ROWS
 from tailbound.errors import ConfigError
