@@ -47,9 +47,7 @@ def test_every_group_once_by_as_many_threads_as_pay_and_a_scratch_each(groups: i
 
 
 @pytest.mark.parametrize(("groups", "divide", "pieces"), [(1, True, 1), (31, True, 1), (73, True, 4), (73, False, 1)])
-def test_a_thread_alone_has_a_moment_for_others_after_each_of_several_pieces(
-    groups: int, divide: bool, pieces: int
-) -> None:
+def test_a_thread_alone_has_a_moment_for_others_after_each_piece(groups: int, divide: bool, pieces: int) -> None:
     threads, seen = Threads(1, 64), list[str]()
     threads.meanwhile = lambda: seen.append("others")
 
@@ -58,7 +56,7 @@ def test_a_thread_alone_has_a_moment_for_others_after_each_of_several_pieces(
         return part[1] - part[0]
 
     assert sum(threads.each(groups, work, divide=divide)) == groups
-    assert seen == (["piece", "others"] * pieces if pieces > 1 else ["piece"])
+    assert seen == ["piece", "others"] * pieces
 
 
 def test_a_thread_that_does_not_get_to_run_is_not_waited_for() -> None:

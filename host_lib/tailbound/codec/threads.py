@@ -58,7 +58,8 @@ class Threads:
         self._threads = ThreadPoolExecutor(count - 1, "tailbound-codec") if count > 1 else None
         #: that of the calling thread
         self.scratch = self._scratches[0]
-        #: called by the calling thread after each of several pieces: what cannot wait until an op is coded
+        #: called by the calling thread after each piece: what cannot wait until an op is coded, such as answers, which
+        #: would else wait behind the results that are queued next
         self.meanwhile: Callable[[], object] = lambda: None
 
     def __len__(self) -> int:
@@ -75,7 +76,9 @@ class Threads:
         threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS)) if divide else 1
         pieces = max(threads, groups // _PIECE_GROUPS) if divide else 1
         if pieces == 1:
-            return [work(self.scratch, (0, groups))]
+            alone = [work(self.scratch, (0, groups))]
+            self.meanwhile()
+            return alone
         left = deque(pairwise(groups * piece // pieces for piece in range(pieces + 1)))
 
         def run(scratch: Scratch, meanwhile: Callable[[], object] = lambda: None) -> list[T]:
