@@ -44,7 +44,7 @@ class Entries(NamedTuple):
     kind: int
 
 
-#: One of each type, for ``laid.loader``.
+#: One of each type, for ``codec.loader``.
 NO_ENTRIES = Entries(np.zeros(0, np.float32), np.zeros(0, np.uint16), _WHOLE)
 
 

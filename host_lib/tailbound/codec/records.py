@@ -161,7 +161,7 @@ def results(rows: int, codes: int) -> Results:
     )
 
 
-#: One of each type, for ``laid.loader``.
+#: One of each type, for ``codec.loader``.
 _BYTES = np.zeros((1, HEADER_BYTES), np.uint8)
 NO_PACKETS = Packets(_BYTES, np.zeros(1, np.int32), np.zeros((1, 4), np.uint64))
 NO_SCALES = Scales(np.zeros(1, np.int16), np.zeros(1, np.int16), np.zeros(1, np.uint8))

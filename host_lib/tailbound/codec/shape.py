@@ -49,7 +49,7 @@ class Groups(NamedTuple):
     of: NDArray[np.int32]
 
 
-#: One of the type, for ``laid.loader``.
+#: One of the type, for ``codec.loader``.
 NO_GROUPS = Groups(np.zeros(1, np.int64), np.zeros(1, np.int64), np.zeros(1, np.int32))
 
 
