@@ -98,6 +98,15 @@ static inline __s64 tb_share(const struct tb_own_op *o, __u32 rank)
 	return ((const __s64 *)o->shares)[rank];
 }
 
+/* Whether a rank has sent all of an op's contributions, or results, as its mark says. */
+static inline int tb_sent(const struct tb_terms *t, __u32 rank, __u32 label, int results)
+{
+	const struct tb_peer_state *s = &((const struct tb_peer_state *)t->states)[rank];
+	__u32 mark = results ? TB_READ_ONCE(s->published) : TB_READ_ONCE(s->contributed);
+
+	return s->cookie == t->cookie && tb_distance(mark, label) >= 0;
+}
+
 /* A bitmap of places in a packet, most significant bit first: whether one is set, and up to which one any is. */
 static inline int tb_bit(const __u8 *body, __u32 i)
 {

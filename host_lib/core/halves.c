@@ -41,23 +41,20 @@ static int tb_encoded(const struct tb_own_op *o)
 static struct tb_sight tb_see(const struct tb_terms *t, const struct tb_own_op *o)
 {
 	const struct tb_op *record = &((const struct tb_op *)t->ops)[o->slot];
-	const struct tb_peer_state *s = (const struct tb_peer_state *)t->states;
 	tb_set owners = tb_set_of(t->owners), hold = {};
 	struct tb_sight see = {};
 	__u32 p;
 
 	if (record->op == o->label && record->cookie == t->cookie)
 		see.record = record;
-	for (p = 0; p < t->world; p++, s++) {
+	for (p = 0; p < t->world; p++) {
 		tb_set one = tb_rank(p);
 
 		if (p != t->rank && tb_share(o, p))
 			hold |= one;
-		if (s->cookie != t->cookie)
-			continue;
-		if (tb_distance(TB_READ_ONCE(s->contributed), o->label) >= 0)
+		if (tb_sent(t, p, o->label, 0))
 			see.contributed |= one;
-		if (tb_distance(TB_READ_ONCE(s->published), o->label) >= 0)
+		if (tb_sent(t, p, o->label, 1))
 			see.published |= one;
 	}
 	see.awaited[0] = tb_set_of(t->live) & ~tb_set_of(o->abstained) & ~see.contributed;

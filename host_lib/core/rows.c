@@ -149,20 +149,15 @@ TB_EXPORT void tb_account(const struct tb_terms *t, const struct tb_own_op *o, i
 			  int abstains, const __s64 *came, struct tb_books *lines,
 			  struct tb_tally *y)
 {
-	const struct tb_peer_state *s = (const struct tb_peer_state *)t->states;
 	tb_set stayed = tb_set_of(o->stayed), none = tb_set_of(o->abstained), there = none | stayed;
 	tb_set live = tb_set_of(t->live), gone = tb_set_of(t->gone), voters = tb_set_of(t->voters);
 	tb_set absent = {}, lacking = {};
 	__u32 p;
 
 	memset(y, 0, sizeof(*y));
-	for (p = 0; p < t->world; p++, s++) {
+	for (p = 0; p < t->world; p++) {
 		__s64 due = results ? tb_share(o, p) : o->own;
-		int sent = s->cookie == t->cookie &&
-			   tb_distance(results ? TB_READ_ONCE(s->published)
-					       : TB_READ_ONCE(s->contributed),
-				       o->label) >= 0;
-		int through = sent && (results || !tb_has(stayed, p));
+		int through = tb_sent(t, p, o->label, results) && (results || !tb_has(stayed, p));
 		struct tb_books *l = &lines[results * t->world + p];
 
 		if (p == t->rank || tb_has(gone, p) || (results ? !due : p >= t->ranks))
