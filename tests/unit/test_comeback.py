@@ -100,7 +100,7 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
         members.hold(2, life[0].job.now())
         assert life[0].enter(life[1].entrance()) == {1, 2}
         assert life[0]._engine.ask(lambda: (members.here, members.holding(life[0].job.now()))) == ([1, 2], 0)
-        assert all(life[0].job._stamps._floor[rank] for rank in (1, 2))
+        assert all(life[0].job._stamps._newest[rank] for rank in (1, 2))
         for one in life:
             one.close()
 

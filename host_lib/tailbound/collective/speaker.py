@@ -141,13 +141,16 @@ class Speaker(Known):
         return parse(data, () if self.keys is None else self.keys.both)
 
     def fresh(self, head: Header) -> Word:
-        """Whether a control packet, which is authentic, is none that was recorded and sent again (auth-5)."""
-        if self.keys is None:
+        """Whether a control packet, which is authentic, is none that was recorded and sent again (auth-5).
+
+        HELLO may be repeated, and HOLD as long as nothing newer was said. Tries of a path overtake other packets, since
+        they leave as rows do.
+        """
+        if self.keys is None or head.type == PacketType.HELLO:
             return Word.NEW
-        (stamp,) = _STAMP.unpack_from(head, _STAMP_AT)
-        last = head.type in (PacketType.HOLD, PacketType.BYE)
-        repeated = head.type == PacketType.HOLD and not head.flags & Flag.FLUSH
-        return self._stamps.accept(head.sender, stamp, last=last, again=repeated)
+        word = self._stamps.accept(head.sender, *_STAMP.unpack_from(head, _STAMP_AT))
+        holds = head.type == PacketType.HOLD and not head.flags & Flag.FLUSH
+        return Word.OLD if word == Word.AGAIN and not holds else word
 
     def present(self, rank: int, stamp: int) -> None:
         """``rank``, which made ``stamp`` just now, is there: what it said before, or its process before, is void."""

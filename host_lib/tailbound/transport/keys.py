@@ -23,7 +23,6 @@ import re
 import secrets
 import stat
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -46,8 +45,6 @@ MASTER = 32
 _MODES, _HEX = ("off", "file", "drawn"), re.compile(rf"[0-9a-f]{{{2 * MASTER}}}")
 #: Steps of an epoch, a power of two. A rank that was stopped for half of them hears no rank afterwards.
 EPOCH_STEPS = 1 << 15
-#: Control packets of a rank that may overtake each other.
-_STAMPS = 1024
 
 
 def extract(salt: bytes, secret: bytes) -> bytes:
@@ -268,47 +265,25 @@ class KeyRing:
 class Word(enum.IntEnum):
     """What a control packet is by its stamp."""
 
-    OLD = 0  #: it does not count
+    OLD = 0  #: its sender has said something newer, so that it does not count
     NEW = 1
     AGAIN = 2  #: its sender repeats what it said last, or another rank does
 
 
 class Stamps:
-    """Which control packets of the others have been taken: each counts once."""
+    """The newest control packet of every other rank: one that another has overtaken is as good as lost."""
 
     def __init__(self) -> None:
-        self._taken: dict[int, tuple[set[int], deque[int]]] = {}
-        self._floor: dict[int, int] = {}
         self._newest: dict[int, int] = {}
-        self._last: dict[int, int] = {}
 
     def reset(self, sender: int, stamp: int) -> bool:
         """Nothing that ``sender`` said up to ``stamp`` counts any more; returns whether it has said nothing since."""
-        self._floor[sender] = max(stamp, self._floor.get(sender, 0))
-        return self._newest.get(sender, 0) <= stamp
+        return self.accept(sender, stamp) != Word.OLD
 
-    def accept(self, sender: int, stamp: int, *, last: bool = False, again: bool = False) -> Word:
-        """Takes a packet, if it may count.
-
-        Args:
-            last: one of those of which only the newest counts; other packets may overtake it.
-            again: one that its sender repeats, and that counts only where that has said nothing newer at all.
-        """
-        taken, order = self._taken.setdefault(sender, (set(), deque()))
+    def accept(self, sender: int, stamp: int) -> Word:
+        """Takes a packet, if it may count."""
         newest = self._newest.get(sender, 0)
-        if (again and stamp < newest) or (last and stamp < self._last.get(sender, 0)):
+        if stamp < newest:
             return Word.OLD
-        if stamp <= self._floor.get(sender, 0):
-            return Word.OLD
-        if stamp in taken:
-            return Word.AGAIN if again else Word.OLD
-        taken.add(stamp)
-        order.append(stamp)
-        self._newest[sender] = max(stamp, newest)
-        if last:
-            self._last[sender] = stamp
-        if len(order) > _STAMPS:
-            gone = order.popleft()
-            taken.discard(gone)
-            self._floor[sender] = max(gone, self._floor.get(sender, 0))
-        return Word.NEW
+        self._newest[sender] = stamp
+        return Word.NEW if stamp > newest else Word.AGAIN

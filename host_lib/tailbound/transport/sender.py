@@ -153,35 +153,29 @@ class Sender:
         counts.bursts += bursts
 
     def flush(self) -> int:
-        """Tries deferred packets again, the oldest first; returns 0 if all are gone, or the errno for want of room."""
-        while self.deferred:
+        """Sends what waits, the oldest first; returns 0 if all is gone, or the errno for want of room."""
+        number = 0
+        while self.deferred and number not in FULL:
             rank, packet = self.deferred[0]
             number = self._try(rank, packet)
-            if number in FULL:
-                self.crowded = number == errno.EAGAIN
-                return number
-            if number:
+            if number == errno.ECONNREFUSED:  # it belongs to an earlier datagram, this one was not tried
                 self.refuse(rank, number)
-                self.counts[rank].lost += 1
-            self.deferred.popleft()
-        self.crowded = False
-        return 0
+                number = self._try(rank, packet)
+            if number not in FULL:
+                self.deferred.popleft()
+                if number:
+                    self.refuse(rank, number)
+                    self.counts[rank].lost += 1
+        self.crowded = number == errno.EAGAIN
+        return number if number in FULL else 0
 
     def send(self, rank: int, packet: bytes) -> None:
-        """Sends one packet at once, or as soon as the first socket has room for it (``flush``)."""
-        number = self._try(rank, packet)
-        if number == errno.ECONNREFUSED:  # it belongs to an earlier datagram, this one was not tried
-            self.refuse(rank, number)
-            number = self._try(rank, packet)
-        if number in FULL:
-            self.crowded = number == errno.EAGAIN
+        """Sends one packet at once, or in its turn as soon as the first socket has room for it (``flush``)."""
+        if len(self.deferred) >= _DEFERRED:
+            self.counts[self.deferred.popleft()[0]].lost += 1
+        self.deferred.append((rank, packet))
+        if self.flush():
             self.counts[rank].waits += 1
-            if len(self.deferred) >= _DEFERRED:
-                self.counts[self.deferred.popleft()[0]].lost += 1
-            self.deferred.append((rank, packet))
-        elif number:
-            self.refuse(rank, number)
-            self.counts[rank].lost += 1
 
     def _try(self, rank: int, packet: bytes) -> int:
         """One system call; returns 0, counted, or its errno."""
