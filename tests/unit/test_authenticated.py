@@ -15,7 +15,7 @@ from support import await_that, gradients, patient, team
 from tailbound.collective.alerts import Alerts
 from tailbound.collective.announce import hold
 from tailbound.collective.inbox import Inbox
-from tailbound.transport import forgeries, keys
+from tailbound.transport import keys
 from tailbound.wire import packets
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS
@@ -37,7 +37,7 @@ def test_forged_packets_are_said_and_counted(job: SimTeam, caplog: pytest.LogCap
     alerts = Alerts(one, None, one.events)
     for now, forged, event, words in (
         (1, 3, "forged", "3 packets came without a right tag"),
-        (3, forgeries.MOST, "keys_tried", "somebody may be trying keys"),
+        (3, keys.MOST, "keys_tried", "somebody may be trying keys"),
     ):
         one.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] += forged
         job[0].node.datapath.taken += forged
@@ -65,21 +65,22 @@ def test_no_secret_is_in_logs_status_files_and_traces(
     tmp_path: Path, key_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two turns of keys, forged rows. Rule: auth-3."""
-    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4, 0))
+    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4))
+    monkeypatch.setattr(keys.Forgeries.ask, "__defaults__", (0,))
+    monkeypatch.setattr(keys, "NEAR", 2)
     caplog.set_level(logging.DEBUG, "tailbound")
     status, traces, secrets = tmp_path / "status", tmp_path / "traces", [key_file.read_bytes()]
     traces.mkdir()
     monkeypatch.setenv("TAILBOUND_STATUS", str(status))
     monkeypatch.setenv("TAILBOUND_TRACE", str(traces))
     with team(2, patient(key_file=str(key_file))) as job:
-        for ops in range(3):
-            for op in range(4):
-                job.allreduce(gradients("U", 2, NUMEL, seed=op))
+        for turns in range(3):
+            while any(member.job.keys.turns < turns for member in job.communicators):
+                job.allreduce(gradients("U", 2, NUMEL, seed=turns))
             for member in job.communicators:
                 ring = member.job.keys
-                assert ring.at >= 4 * ops
                 secrets += [ring._secret, member.reliable._key, *(key.tobytes()[:32] for key in ring.both)]
-        job[0].job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] += forgeries.MOST + 1
+        job[0].job.store.ledger["verdict"][UNKNOWN_SENDER, Verdict.FORGED] += keys.MOST + 1
         Alerts(job[0].job, None, job[0].job.events).look_for_forged(13, 0, 1)
         assert job[0].stats()["counters"]["requests_forged"] == 0
         await_that(lambda: len(list(status.glob("*.json"))) == 2, "both have written")

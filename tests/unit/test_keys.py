@@ -11,13 +11,12 @@ import pytest
 from support import MemoryStore, greeting
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.transport import keys
-from tailbound.transport.forgeries import APART, MOST, Forgeries
-from tailbound.transport.keys import KeyRing, Stamps, Word
+from tailbound.transport.keys import APART, MOST, NEAR, Forgeries, KeyRing, Stamps, Word
 from tailbound.transport.steps import STEP_MASK
 from tailbound.wire.tag import EPOCH_BIT
 
 MASTER = bytes(range(32))
-PERIOD = 16
+PERIOD = 8 * NEAR
 
 
 def test_hkdf_has_its_published_values() -> None:
@@ -110,8 +109,8 @@ def test_every_job_has_secrets_of_its_own() -> None:
     assert all("key" not in repr(ring).lower().replace("keyring", "") for ring in rings)
 
 
-def ring(at: int = 0, period: int = PERIOD) -> tuple[KeyRing, list[int]]:
-    made, installed = KeyRing(MASTER, 7, 64, at, period), list[int]()
+def ring(turns: int = 0) -> tuple[KeyRing, list[int]]:
+    made, installed = KeyRing(MASTER, 7, 64, turns, PERIOD), list[int]()
     made.install = lambda epoch, key: installed.append(epoch)
     made.activate()
     return made, installed
@@ -121,22 +120,21 @@ def in_force(made: KeyRing) -> set[bytes]:
     return {key.tobytes() for key in made.both}
 
 
-@pytest.mark.parametrize(
-    "since", [0, STEP_MASK + 1 - 2 * PERIOD], ids=["in the first epochs", "where labels begin anew"]
-)
+@pytest.mark.parametrize("since", [0, STEP_MASK + 1 - 2 * PERIOD], ids=["at the beginning", "where labels begin anew"])
 def test_two_keys_are_in_force_and_the_next_lies_ready(since: int) -> None:
-    made, installed = ring(since)
-    for at in range(since, since + 5 * PERIOD):
-        made.advance(at & STEP_MASK)
-        epoch = at // PERIOD
-        assert made.now is made.of(at & STEP_MASK) is made.both[epoch & 1]
-        assert made.now[2] == EPOCH_BIT * (epoch & 1)
-        for near in range(max(0, at - PERIOD // 2), at + PERIOD // 2):
-            assert made.of(near & STEP_MASK).tobytes() in in_force(made), (at, near)
-    assert sorted(installed)[-5:] == [since // PERIOD + i for i in range(1, 6)]
-    assert made.now.tobytes() not in in_force(ring()[0])
-    made.advance(at - 3 & STEP_MASK)  # a word of an older step changes nothing
-    assert made.at == at
+    """Those of ranks a few steps before and behind are among them, all the time."""
+    ranks = [ring()[0] for _ in range(3)]
+    for at in range(since, since + 4 * PERIOD):
+        for made, step in zip(ranks, (at, at - 3, at - 6), strict=True):
+            turns = max(0, step - since) // PERIOD
+            made.advance(step & STEP_MASK, turns)
+            assert made.now is made.of(turns) is made.both[turns & 1]
+            assert made.now[2] == EPOCH_BIT * (turns & 1)
+        for made in ranks:
+            assert in_force(made) >= {each.now.tobytes() for each in ranks}, at
+    assert ranks[0].now.tobytes() not in in_force(ring()[0])
+    assert not ranks[0].advance(at - 3 & STEP_MASK, 9)
+    assert ranks[0].turns == 3, "a word of an older step changes nothing"
 
 
 def test_stamps_rise_and_only_the_newest_counts() -> None:
@@ -158,9 +156,6 @@ def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None
     assert not taken.reset(1, 20), "it has said something since"
 
 
-LONG = 2048
-
-
 def test_tries_are_counted_by_epoch_and_said_once_and_another_key_is_asked_for_now_and_then() -> None:
     seen = Forgeries()
     assert not seen.count(MOST, 3)
@@ -174,42 +169,22 @@ def test_tries_are_counted_by_epoch_and_said_once_and_another_key_is_asked_for_n
     assert [seen.ask(now) for now in (0, 1, APART - 1, APART, APART + 1)] == [True, False, False, True, False]
 
 
-def test_a_turn_makes_all_epochs_one_later() -> None:
-    """Two keys are in force all the time, and those of the ranks a few steps before and behind are among them."""
-    for since in (100, 1200):
-        ranks, left = [ring(0, LONG)[0] for _ in range(3)], [0, 3, 6]  # so many steps behind
-        for step in range(3 * LONG):
-            for made, behind in zip(ranks, left, strict=True):
-                at = step - behind
-                if step == since - 10:
-                    assert made.may_turn
-                    made.foresee(1)
-                if at >= 0:
-                    made.advance(at, int(at >= since))
-            sent = [made.of(made.at, made.turns).tobytes() for made in ranks]
-            for made in ranks:
-                assert in_force(made) >= set(sent), (since, step)
-                assert made.now.tobytes() in in_force(made)
-        assert {made.epoch for made in ranks} == {3}
+def test_no_turn_comes_while_the_key_before_may_be_needed() -> None:
+    made, installed = ring()
+    for step in range(300 + 2 * PERIOD):
+        assert made.advance(step, int(step >= 300)) == (step == 300)
+        age = step - 300 if step >= 300 else step + NEAR
+        assert (made.may_turn, made.old) == (age >= 2 * NEAR, age >= PERIOD)
+        assert installed == [0, 1, 2][: 3 if step >= 300 + NEAR else 2]
 
 
-def test_no_turn_comes_near_another_change_of_keys() -> None:
-    made, apart = ring(0, LONG)[0], LONG // 32
-    for step in range(1, 2 * LONG):
-        made.advance(step, int(step >= 300))
-        into = step % LONG
-        assert made.may_turn == (apart <= into < LONG - apart and not 300 <= step < 300 + apart)
-
-
-def test_who_comes_back_has_the_keys_of_the_others() -> None:
-    """Those of a turn that was foreseen and did not come are in force no longer than they may be needed."""
-    made, late = ring(0, LONG)[0], KeyRing(MASTER, 7, 64, 300, LONG, turns=1)
-    for step in range(1, 301):
+def test_who_comes_back_has_the_keys_of_the_others_and_a_turn_that_is_foreseen_brings_its_own() -> None:
+    made, late = ring()[0], ring(1)[0]
+    for step in range(301):
         made.advance(step, int(step >= 200))
     assert made.now.tobytes() == late.now.tobytes()
-    assert made.epoch == late.epoch == 1
-    made.foresee(2)
-    made.foresee(1)
-    assert in_force(made) == {made.now.tobytes(), made.of(300, 2).tobytes()}
-    made.advance(1000, 1)
-    assert made.now.tobytes() == KeyRing(MASTER, 7, 64, 1000, LONG, turns=1).now.tobytes()
+    assert in_force(made) == in_force(late)
+    made.advance(400, 2)
+    for foreseen, other in ((2, 1), (3, 3)):
+        made.foresee(foreseen)
+        assert in_force(made) == {made.of(2).tobytes(), made.of(other).tobytes()}

@@ -21,7 +21,7 @@ from tailbound.observe.events import Events
 from tailbound.observe.ledger import Ledger
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
-from tailbound.transport.forgeries import MOST, Forgeries
+from tailbound.transport.keys import MOST, Forgeries
 from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.shares import late_limit

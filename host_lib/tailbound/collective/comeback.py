@@ -44,8 +44,8 @@ from tailbound.wire.schema import serial_distance
 #: Names of the requests on the reliable path: what part a rank has, to take one in, and where to join.
 PART, WELCOME, POSITION = "part", "welcome", "position"
 #: Of a welcome: who comes back, and the step that it begins with; of its answer: the present stamp of who answers, 0
-#: without a key. Of an answer about the part: that, a cookie, and steps of the job.
-_WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIQH")
+#: without a key. Of an answer about the part: that, a cookie, and turns of keys.
+_WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIH")
 #: Seconds for a peer's engine to answer, and for the peer to; between two questions.
 _ENGINE, _PEER, _AGAIN = 2.0, 3.0, 0.2
 #: How a peer that has not taken this rank in is asked again.
@@ -127,8 +127,7 @@ class Life(NamedTuple):
 
     part: Part
     cookie: int
-    steps: int = 0  #: of the job so far, where it has a key
-    turns: int = 0  #: of keys that came before their time
+    turns: int = 0  #: of keys, where it has one
 
 
 def tell(reliable: Reliable, life: Callable[[], Life]) -> None:
@@ -156,8 +155,8 @@ def find_part(
 
     def ask(peer: int) -> Life | None:
         try:
-            part, its, steps, turns = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
-            return Life(Part(part), its, steps, turns)
+            part, its, turns = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
+            return Life(Part(part), its, turns)
         except (struct.error, ValueError):
             return None
 

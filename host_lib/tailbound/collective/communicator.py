@@ -167,11 +167,9 @@ class Communicator:
                 self.greetings = rendezvous.come_back(own, before, verify)
             secret = b"" if master is None else keys.session(master, self.greetings)
             first = self.greetings[0].cookie  # of the reliable path as long as the store lasts
-            life = comeback.Life(self.part, first if before is None else rendezvous.new_cookie(), config.first_step)
+            life = comeback.Life(self.part, first if before is None else rendezvous.new_cookie())
             ring: keys.KeyRing | None = None
-            comeback.tell(
-                self.reliable, lambda: comeback.Life(self.part, life.cookie, *((ring.at, ring.turns) if ring else ()))
-            )
+            comeback.tell(self.reliable, lambda: comeback.Life(self.part, life.cookie, ring.turns if ring else 0))
             reached = [(g.address, g.reliable) for g in self.greetings]
             self.reliable.start(first, config.rank, reached, keys.path_key(secret) if secret else b"")
             if before is not None:
@@ -179,7 +177,7 @@ class Communicator:
                 life = found if found.part == Part.OUTSIDE else life._replace(cookie=found.cookie)
                 self.part = found.part
             if secret:
-                ring = keys.KeyRing(secret, life.cookie, config.width, life.steps, turns=life.turns)
+                ring = keys.KeyRing(secret, life.cookie, config.width, life.turns)
             self.job = self._activate(path, life.cookie, ring)
             opened.callback(self.job.threads.close)
             opened.callback(self.job.channels.close)

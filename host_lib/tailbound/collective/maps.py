@@ -17,7 +17,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.window import Window
 from tailbound.transport.agreement import Agreement, Message, decode_map, encode_map
 from tailbound.transport.config import MS
-from tailbound.transport.forgeries import WORDS_APART
+from tailbound.transport.keys import EPOCH_STEPS, WORDS_APART
 from tailbound.transport.sequence import REMEMBERED, Position
 from tailbound.transport.shares import Lateness, Shares
 from tailbound.transport.steps import step_distance, step_of
@@ -33,8 +33,6 @@ _APART = 20 * MS
 _NOTICE, _LEAD_LEAST, _LEAD_MOST = 50 * MS, 3, 64
 #: What is kept for long is dated anew after so many steps, before step numbers turn over.
 _AGE_EVERY = 1 << 10
-#: Turns of keys before their time that a map can say: after so many an epoch lasts as long as it lasts.
-_TURNS_MOST = 1 << 16
 
 
 class Maps:
@@ -132,7 +130,7 @@ class Maps:
                 lateness = self._lateness_of_all()
                 self._alerts.check(step, lateness, self._pace(), now)
                 if job.keys is not None:
-                    self._alerts.look_for_forged(step, job.keys.epoch, now)
+                    self._alerts.look_for_forged(step, job.keys.turns, now)
                 self._wish(step, lateness, now)
             if step_distance(self._shown, step) > -OP_STEPS:  # a change of maps lies in what is in flight, or ahead
                 self._show(ops)
@@ -187,14 +185,14 @@ class Maps:
         return keys is not None and self._alerts.forgeries.passed and keys.may_turn
 
     def _turns(self, turns: int, now: int) -> int:
-        """Turns of keys that the next map is to have (auth-8): one more where it is asked for and all are there."""
-        job = self._job
-        if job.keys is None or job.membership.suspects or not job.in_step or turns + 1 >= _TURNS_MOST:
+        """Turns of keys that the next map is to have: one more where that is due, and all are there who can be."""
+        job, keys = self._job, self._job.keys
+        if keys is None or turns != keys.turns or not (job.in_step and keys.may_turn):
             return turns
-        asked = self._tried() or (self._turn_asked == turns + 1 and job.keys.may_turn)
-        if asked and not self.agreement.waiting(self._step) and self._alerts.forgeries.ask(now):
-            return turns + 1
-        return turns
+        if job.membership.suspects - job.membership.dead(self._step, EPOCH_STEPS // 2):
+            return turns
+        due = keys.old or self._tried() or self._turn_asked == turns + 1
+        return turns + (due and self._alerts.forgeries.ask(now))
 
     def _foresee(self, turns: int) -> None:
         if self._job.keys is not None:

@@ -160,12 +160,12 @@ class Speaker(Known):
 
     def key_of(self, place: Place) -> NDArray[np.uint64]:
         """What packets of an op are tagged with; empty: they carry checks."""
-        return NO_KEY if self.keys is None else self.keys.of(place.step, place.placement.owner_map.turns)
+        return NO_KEY if self.keys is None else self.keys.of(place.placement.owner_map.turns)
 
     def turn_keys(self, step: int, turns: int) -> None:
         """This rank has come as far as ``step``, under an owner map with so many turns of keys (auth-4, auth-8)."""
         if self.keys is not None:
-            self.counters["keys_turned_early"] += self.keys.advance(step, turns)
+            self.counters["keys_turned"] += self.keys.advance(step, turns)
 
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""

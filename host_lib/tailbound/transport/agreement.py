@@ -174,7 +174,7 @@ class Agreement:
         Args:
             owners: ranks that own rows, rising.
             step: of this rank.
-            turns: of keys that came before their time (auth-8).
+            turns: of keys (auth-4).
         """
         present, wanted, wish = self.agreed[-1].map, self.wanted, (owners, turns)
         if wish == (present.owners, present.turns):

@@ -4,10 +4,10 @@ One secret of 32 bytes, the *master*, is a file's, or drawn by rank 0 and handed
 and the reliable path are authenticated with follows from it by HKDF-SHA256 (RFC 5869) and from the greetings of all
 ranks, each of which has a number that was never used before: a job has keys of its own, also where the file stays.
 
-Rows are tagged with the key of an *epoch* of ``EPOCH_STEPS`` steps. Two are in force at once: no rank waits when
-one gives way to the next: ranks are a few steps apart, and the key to come lies ready half an epoch before. Where
-a rank tries keys (``forgeries``) ranks agree on an owner map with one *turn* more: from its first step on all epochs
-are one later.
+Packets are tagged with the key of an *epoch*, which begins with the first step of an owner map that has one *turn* of
+keys more than the one before. Ranks agree on such a map every ``EPOCH_STEPS`` steps, and sooner where somebody tries
+keys (``Forgeries``). Two keys are in force at once, so that no rank waits when one gives way to the next: ranks are a
+few steps apart.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.errors import ConfigError, LayoutError
+from tailbound.transport.config import MS
 from tailbound.transport.rendezvous import Greeting, Store, wait_for
-from tailbound.transport.steps import STEP_MASK, step_distance
+from tailbound.transport.steps import step_distance
 from tailbound.wire.schema import KEY_WORDS
 from tailbound.wire.tag import key_of
 
@@ -43,8 +44,18 @@ log = logging.getLogger("tailbound")
 MASTER = 32
 #: What rank 0 says that it has, and a key that it says.
 _MODES, _HEX = ("off", "file", "drawn"), re.compile(rf"[0-9a-f]{{{2 * MASTER}}}")
-#: Steps of an epoch, a power of two. A rank that was stopped for half of them hears no rank afterwards.
+#: Steps of an epoch at most. A rank that was stopped for half of them may hear no rank afterwards.
 EPOCH_STEPS = 1 << 15
+#: Steps of an epoch for which the key before stays in force. The next one is afterwards, and may be agreed on after
+#: twice as many.
+NEAR = 64
+#: Turns of keys that a map can say: after so many an epoch lasts as long as it lasts.
+_TURNS_MOST = 1 << 16
+#: Tries that one rank lets pass in one epoch of its own: one of them passes with a chance of 2^-10.
+MOST = 1 << 21
+#: ns between two keys at least: whoever sends noise makes no more work than that. And between two words that one is
+#: wanted, which may be lost.
+APART, WORDS_APART = 10_000 * MS, 1_000 * MS
 
 
 def extract(salt: bytes, secret: bytes) -> bytes:
@@ -164,19 +175,19 @@ class KeyRing:
         secret: that of ``session``.
         cookie: of the job.
         width: bytes of a row at most.
-        at: steps of the job so far; unlike those of labels they never begin anew.
-        period: steps of an epoch, a power of two; fewer in tests.
-        turns: that had come before their time until then.
+        turns: of the owner map in force.
+        period: steps of an epoch at most; fewer in tests.
+
+    Attributes:
+        turns: number of the present epoch.
     """
 
-    def __init__(
-        self, secret: bytes, cookie: int, width: int, at: int = 0, period: int = EPOCH_STEPS, turns: int = 0
-    ) -> None:
+    def __init__(self, secret: bytes, cookie: int, width: int, turns: int = 0, period: int = EPOCH_STEPS) -> None:
         self._secret = expand(secret, b"tailbound rows" + cookie.to_bytes(4, "big"))
         self._width, self._period = width, period
-        self.at, self.turns = at, turns
-        self._turned = at - period  # where the last turn was
-        self._foreseen, self._foreseen_at = turns, at
+        self.turns = turns
+        self._age = NEAR  # steps of this epoch so far; who comes back needs no key before
+        self._step: int | None = None
         self._known: dict[int, NDArray[np.uint64]] = {}
         self._stamp = 0
         #: puts the key of an epoch in force where packets come in
@@ -189,56 +200,50 @@ class KeyRing:
     @property
     def now(self) -> NDArray[np.uint64]:
         """The key of this rank's present epoch."""
-        return self._key(self.epoch)
-
-    @property
-    def epoch(self) -> int:
-        """The present one."""
-        return self.at // self._period + self.turns
-
-    @property
-    def may_turn(self) -> bool:
-        """Whether a turn can come now: only two keys are in force, so no other change may be near."""
-        into, apart = self.at % self._period, self._period // 32
-        return apart <= into < self._period - apart and self.at - self._turned >= apart
+        return self.of(self.turns)
 
     @property
     def both(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """The keys in force: of the even epoch, and of the odd one."""
         even, odd = sorted(self._epochs, key=lambda epoch: epoch & 1)
-        return self._key(even), self._key(odd)
+        return self.of(even), self.of(odd)
 
-    def of(self, step: int, turns: int = 0) -> NDArray[np.uint64]:
-        """The key of the epoch of a step near the present one, whose owner map has so many ``turns``."""
-        return self._key(max(0, self.at + step_distance(step, self.at & STEP_MASK)) // self._period + turns)
+    @property
+    def may_turn(self) -> bool:
+        """Whether all ranks have the next key, or can have it: none needs the one before."""
+        return self._age >= 2 * NEAR and self.turns + 1 < _TURNS_MOST
 
-    def advance(self, step: int, turns: int = 0) -> bool:
+    @property
+    def old(self) -> bool:
+        """Whether this epoch has lasted for long enough."""
+        return self._age >= self._period
+
+    def advance(self, step: int, turns: int) -> bool:
         """This rank has come as far as ``step``, under an owner map with so many turns; whether that has one more."""
-        further = step_distance(step, self.at & STEP_MASK)
-        if further <= 0:
+        further = 0 if self._step is None else step_distance(step, self._step)
+        if further < 0:
             return False
-        self.at += further
-        more = turns > self.turns
-        if turns != self.turns:
-            self.turns, self._turned = turns, self.at
+        more, self._step = turns > self.turns, step
+        self._age = 0 if turns != self.turns else self._age + further
+        self.turns = turns
         self._renew()
         return more
 
     def foresee(self, turns: int) -> None:
         """An owner map with so many turns may begin soon: the key that it brings is in force before."""
         if turns > self.turns:
-            self._foreseen, self._foreseen_at = turns, self.at
+            self._age = max(self._age, NEAR)
             self._renew()
 
     def _renew(self) -> None:
         before, self._epochs = self._epochs, self._wanted()
         for epoch in set(self._epochs).difference(before):
-            self.install(epoch, self._key(epoch))
+            self.install(epoch, self.of(epoch))
 
     def activate(self) -> None:
         """Puts both keys in force."""
         for epoch in self._epochs:
-            self.install(epoch, self._key(epoch))
+            self.install(epoch, self.of(epoch))
 
     def stamp(self) -> int:
         """A number for a control packet: above all before it, also those of the process before; u64."""
@@ -246,20 +251,56 @@ class KeyRing:
         return self._stamp
 
     def _wanted(self) -> tuple[int, int]:
-        """The present epoch, and the nearest other one."""
-        epoch, into, near = self.epoch, self.at % self._period, self._period // 64
-        if self._foreseen > self.turns and self.at - self._foreseen_at <= near:
-            return epoch, epoch + 1
-        before = 2 * into < self._period or self.at - self._turned < near
-        return epoch, epoch - 1 if epoch and before else epoch + 1
+        """The present epoch, and the nearer other one."""
+        return self.turns, self.turns - 1 if self.turns and self._age < NEAR else self.turns + 1
 
-    def _key(self, epoch: int) -> NDArray[np.uint64]:
-        found = self._known.get(epoch)
+    def of(self, turns: int) -> NDArray[np.uint64]:
+        """The key of an epoch near the present one."""
+        found = self._known.get(turns)
         if found is None:
-            secret = expand(self._secret, b"epoch" + epoch.to_bytes(8, "big"))
-            found = key_of(hashlib.shake_256(secret).digest(8 * (KEY_WORDS - 1) + self._width), epoch)
-            self._known = {e: key for e, key in self._known.items() if abs(e - epoch) < 3} | {epoch: found}
+            secret = expand(self._secret, b"epoch" + turns.to_bytes(8, "big"))
+            found = key_of(hashlib.shake_256(secret).digest(8 * (KEY_WORDS - 1) + self._width), turns)
+            self._known = {e: key for e, key in self._known.items() if abs(e - turns) < 3} | {turns: found}
         return found
+
+
+class Forgeries:
+    """The tries at keys that one rank has seen, and its part in asking for another key (auth-8).
+
+    Each packet without a right tag may be a try: one that is well made passes for at most one key of 2^31
+    (``wire.tag``). What one learns from tries holds for that key only. So tries are counted by epoch, and when there
+    are too many ranks agree on the next key before its time.
+
+    Attributes:
+        tried: in this epoch.
+        passed: whether these are more than ``MOST``.
+    """
+
+    def __init__(self) -> None:
+        self.tried, self.passed = 0, False
+        self._epoch = self._before = self._all = 0
+        self._due = 0
+
+    def count(self, forged: int, epoch: int) -> bool:
+        """Takes the number of packets without a right tag so far; whether the bound has been passed by that.
+
+        Args:
+            forged: since the job began.
+            epoch: the present one of this rank.
+        """
+        if epoch != self._epoch:
+            self._epoch, self._before, self.passed = epoch, self._all, False
+        self._all, self.tried = forged, forged - self._before
+        news = self.tried > MOST and not self.passed
+        self.passed = self.passed or news
+        return news
+
+    def ask(self, now: int, apart: int = APART) -> bool:
+        """Whether another key may be asked for now, ns; if so, it is, and not again for ``apart`` ns."""
+        if now < self._due:
+            return False
+        self._due = now + apart
+        return True
 
 
 class Word(enum.IntEnum):

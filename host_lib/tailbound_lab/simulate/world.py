@@ -341,7 +341,7 @@ class World:
         """Those of a job that has some: made of a secret that is none, and of shorter epochs than in earnest."""
         if not config.keyed:
             return None
-        return KeyRing(bytes(MASTER), COOKIE, self.width, config.first_step, EPOCH_STEPS)
+        return KeyRing(bytes(MASTER), COOKIE, self.width, period=EPOCH_STEPS)
 
     def _clock(self) -> int:
         """The engine's clock: it looks at it all the time, and works in between."""
