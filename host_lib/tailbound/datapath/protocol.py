@@ -70,13 +70,8 @@ class Datapath(Protocol):
     def endpoint(self) -> tuple[str, int]:
         """IP address and UDP port at which peers reach this rank."""
 
-    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
-        """Sockets for the sender (``transport.sender.Sender``), ``socket`` first; ``close`` closes them.
-
-        Args:
-            peers: ranks that are sent to.
-            ports: source ports of the bursts to one peer, at most; 0: as many as are useful.
-        """
+    def sending(self, peers: int) -> list[UdpSocket]:
+        """Sockets to send to so many ``peers`` over (``transport.sender``), ``socket`` first; ``close`` closes them."""
 
     @property
     def gap(self) -> int:

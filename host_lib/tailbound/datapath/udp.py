@@ -209,7 +209,7 @@ class UdpDatapath:
     def descriptors(self) -> list[int]:
         return [] if self._closed else [self.socket.fileno(), self._wake, self._events, self._controls]
 
-    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
+    def sending(self, peers: int) -> list[UdpSocket]:
         """One socket, since nothing is gained by more where one thread receives."""
         return [self.socket]
 

@@ -230,9 +230,9 @@ class XdpDatapath:
                     self._strangers += 1
         return out
 
-    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
+    def sending(self, peers: int) -> list[UdpSocket]:
         """Peers know this rank by its address alone, so that any source port will do."""
-        count = min(peers * ports_of(peers, ports), SOCKETS)
+        count = min(peers * ports_of(peers), SOCKETS)
         self._sending += [sending_socket(self.endpoint[0], room_of(count)) for _ in range(count)]
         return [self.socket, *self._sending]
 

@@ -104,7 +104,7 @@ def burst_packets(stride: int) -> int:
 #: ``<asm-generic/socket.h>``: past the system's limits, for who has CAP_NET_ADMIN.
 _FORCED = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}
 #: Bytes asked for the buffers of all sockets that bursts leave over, and of one at least (two super-frames); how many
-#: sockets, and how many of them for one peer unless more are asked for.
+#: sockets, and how many of them for one peer.
 _SEND_BYTES, _SEND_LEAST, SOCKETS, _PORTS = 1 << 20, 160 << 10, 16, 4
 #: How often consecutive ports are looked for.
 _ATTEMPTS = 16
@@ -199,18 +199,14 @@ def bound_socket(address: str, ports: Sequence[int], room: int, otherwise: str) 
     raise ConfigError(f"UDP port {ports[0]}{more} on {address} is taken: choose another, {otherwise}")
 
 
-def ports_of(peers: int, asked: int = 0) -> int:
+def ports_of(peers: int) -> int:
     """Source ports of the bursts to one of ``peers`` peers.
 
     A receiver with several queues has one processor for each flow, so a few flows are to come to it. With many peers
     they do; with few, each sends over several ports, as many as there is buffer for (``_SEND_BYTES`` for all peers): 4
     to one peer, 3 to each of two, 2 to each of three, else one.
-
-    Args:
-        peers: at least 1.
-        asked: so many, as far as ``SOCKETS`` last; 0: as above.
     """
-    return max(1, min(asked or min(_PORTS, _SEND_BYTES // _SEND_LEAST // peers), SOCKETS // peers))
+    return max(1, min(_PORTS, _SEND_BYTES // _SEND_LEAST // peers))
 
 
 def room_of(count: int) -> int:

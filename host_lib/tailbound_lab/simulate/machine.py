@@ -115,7 +115,7 @@ class Datapath:
         """See ``Datapath``."""
         return self.tables.take_controls()
 
-    def sending(self, peers: int, ports: int = 0) -> list[UdpSocket]:
+    def sending(self, peers: int) -> list[UdpSocket]:
         """See ``Datapath``."""
         return [self.socket]
 
