@@ -33,11 +33,11 @@ _ALL = "unit/test_small_mistakes.py"
 MODULES: dict[str, tuple[str, ...]] = {
     "collective.retransmit": ("unit/test_repair.py",),
     "collective.step": ("unit/test_step.py",),
+    "transport.agreement": ("unit/test_shares.py", "unit/test_agreement.py"),
     "transport.backoff": ("unit/test_backoff.py",),
     "transport.membership": ("unit/test_membership.py", "unit/test_comeback.py"),
     "transport.overtime": ("unit/test_halves.py",),
     "transport.sequence": ("unit/test_sequence.py",),
-    "transport.shares": ("unit/test_shares.py",),
     "transport.steps": ("unit/test_sequence.py",),
 }
 #: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tailbound.errors import ConfigError
+from tailbound.transport.agreement import Lateness, Shares
 from tailbound.transport.safeguard import Action, Limits, Safeguard
-from tailbound.transport.shares import Lateness, Shares
 
 MS = 1_000_000
 ALL = (0, 1, 2, 3)

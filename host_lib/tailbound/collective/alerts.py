@@ -19,12 +19,12 @@ from tailbound.datapath.protocol import Datapath
 from tailbound.errors import TransportError
 from tailbound.observe.events import Events
 from tailbound.observe.ledger import Ledger
+from tailbound.transport.agreement import late_limit
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.keys import MOST, Forgeries
 from tailbound.transport.rendezvous import spoken
 from tailbound.transport.sequence import Sequence
-from tailbound.transport.shares import late_limit
 from tailbound.transport.steps import step_distance
 from tailbound.wire.schema import UNKNOWN_SENDER, Fate, Verdict, serial_distance
 

@@ -1,7 +1,7 @@
 """Owner maps: who is late, MAP packets, and which map the kernel takes (clock-22).
 
-``transport.shares`` says what the map should be, ``transport.agreement`` brings all ranks to the same one, and
-``transport.sequence`` places ops by it. This file tells them what has been seen, and carries out what they decide.
+``transport.agreement`` says what the map should be and brings all ranks to the same one, and ``transport.sequence``
+places ops by it. This file tells them what has been seen, and carries out what they decide.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from tailbound.collective.alerts import Alerts
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.window import Window
-from tailbound.transport.agreement import Agreement, Message, decode_map, encode_map
+from tailbound.transport.agreement import Agreement, Lateness, Message, Shares, decode_map, encode_map
 from tailbound.transport.config import MS
 from tailbound.transport.keys import EPOCH_STEPS, WORDS_APART
 from tailbound.transport.sequence import REMEMBERED, Position
-from tailbound.transport.shares import Lateness, Shares
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.transport.switch import Fallback
 from tailbound.wire.schema import MAX_RANKS, OP_INDEX_BITS, OP_STEPS, TIME_UNIT_US, PacketType, op_label, op_slot
