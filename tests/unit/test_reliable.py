@@ -18,10 +18,10 @@ import pytest
 import reliable_pair
 from reliable_pair import COOKIE, KEY
 from support import await_that, is_renewed
+from tailbound.collective.comeback import ask_each, of_form
 from tailbound.errors import TransportError
 from tailbound.transport import reliable
 from tailbound.transport.reliable import Refusal, Reliable, _dial
-from tailbound.transport.requests import ask_each, of_form
 
 
 @pytest.fixture

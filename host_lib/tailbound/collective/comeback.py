@@ -26,8 +26,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tailbound.collective.job import log
 from tailbound.collective.transpose import Transpose
@@ -35,11 +36,13 @@ from tailbound.errors import TransportError
 from tailbound.transport.agreement import OPEN, Message, decode_map, encode_map
 from tailbound.transport.backoff import Policy
 from tailbound.transport.config import MS
-from tailbound.transport.reliable import Refusal, Reliable
-from tailbound.transport.requests import ask_each, of_form
+from tailbound.transport.reliable import Handler, Refusal, Reliable
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import STEP_MASK, step_of
 from tailbound.wire.schema import serial_distance
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 #: Names of the requests on the reliable path: what part a rank has, to take one in, and where to join.
 PART, WELCOME, POSITION = "part", "welcome", "position"
@@ -55,6 +58,58 @@ _POSITION_MOST = 1 << 16
 _KEEP, _ALL, _KEEP_AGAIN = 3.0, 30.0, 0.02
 #: Questions over UDP to a rank that refuses connections, and seconds for the answer to each.
 _ASKED, _ASK = 2, 0.015
+
+
+T = TypeVar("T")
+#: Peers that are asked at the same time, at most, each by a thread.
+AT_ONCE = 64
+
+
+def of_form(form: struct.Struct, answer: Callable[..., Iterable[Buffer]]) -> Handler:
+    """A handler for ``Reliable.serve``: ``answer`` gets the fields of a request, one of another size is refused."""
+
+    def handler(request: bytes) -> Iterable[Buffer]:
+        if len(request) != form.size:
+            raise Refusal(f"a request of {len(request)} bytes")
+        return answer(*form.unpack(request))
+
+    return handler
+
+
+def ask_each(
+    ranks: Collection[int],
+    ask: Callable[[int], T | None],
+    name: str,
+    enough: Callable[[T], bool] = lambda answer: False,
+) -> dict[int, T]:
+    """What ``ask`` gives for each of ``ranks``, all at the same time; who gives None or cannot be asked is left out.
+
+    Args:
+        ranks: of peers.
+        ask: asks one of them; may raise a ``TransportError``.
+        name: of the threads.
+        enough: whether no other answer is waited for.
+    """
+
+    def said(rank: int) -> T | None:
+        try:
+            return ask(rank)
+        except TransportError:
+            return None
+
+    if not ranks:
+        return {}
+    threads = ThreadPoolExecutor(min(len(ranks), AT_ONCE), name)
+    answers, found = {threads.submit(said, rank): rank for rank in ranks}, dict[int, T]()
+    try:
+        for answer in as_completed(answers):
+            if (one := answer.result()) is not None:
+                found[answers[answer]] = one
+                if enough(one):
+                    break
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+    return {rank: found[rank] for rank in ranks if rank in found}
 
 
 class Part(enum.IntEnum):

@@ -11,14 +11,13 @@ import struct
 import threading
 import time
 
-from tailbound.collective.comeback import Part
+from tailbound.collective.comeback import AT_ONCE, Part, of_form
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.torch.finished import Layout
 from tailbound.torch.resync import LOADED, NEVER, Resync, Wanted
 from tailbound.torch.standing import Standing
 from tailbound.transport.reliable import Refusal
-from tailbound.transport.requests import AT_ONCE, of_form
 from tailbound.transport.steps import STEP_MASK
 
 log = logging.getLogger("tailbound")

@@ -25,13 +25,12 @@ from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tailbound.collective.comeback import Part
+from tailbound.collective.comeback import Part, ask_each, of_form
 from tailbound.collective.communicator import Communicator
 from tailbound.errors import TransportError
 from tailbound.torch.moment import Moment
 from tailbound.torch.replica import DIGEST
 from tailbound.transport.reliable import Refusal, Unreachable
-from tailbound.transport.requests import ask_each, of_form
 from tailbound.transport.steps import step_distance
 
 _NAME = "standing"
