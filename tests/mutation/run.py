@@ -33,13 +33,15 @@ _ALL = "unit/test_small_mistakes.py"
 MODULES: dict[str, tuple[str, ...]] = {
     "collective.retransmit": ("unit/test_repair.py",),
     "collective.step": ("unit/test_step.py",),
-    "transport.agreement": ("unit/test_shares.py", "unit/test_agreement.py"),
+    "transport.agreement": ("unit/test_shares.py",),
     "transport.backoff": ("unit/test_backoff.py",),
     "transport.membership": ("unit/test_membership.py", "unit/test_comeback.py"),
     "transport.overtime": ("unit/test_halves.py",),
     "transport.sequence": ("unit/test_sequence.py",),
     "transport.steps": ("unit/test_sequence.py",),
 }
+#: Where it is not all of a module: the names that count.
+PARTS = {"transport.agreement": ("Lateness", "Shares", "late_limit")}
 #: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.
 TIMES, MORE = 2, 3
 #: What is loaded before pytest is not rewritten by it, which is as it should be here.
@@ -59,7 +61,8 @@ class Trial:
     def __init__(self, module: str) -> None:
         self._module = importlib.import_module(f"tailbound.{module}")
         self._file = str(self._module.__file__)
-        self.every = list(mutants(Path(self._file).read_text()))
+        found = mutants(Path(self._file).read_text())
+        self.every = [each for each in found if each.name.startswith(PARTS.get(module, ("",)))]
         self.left: list[Mutant] | None = None
         self._made = False
 
