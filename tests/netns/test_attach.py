@@ -36,7 +36,7 @@ from tailbound.doctor.interfaces import leads_to_peers
 from tailbound.errors import TailboundError
 from tailbound.kernel import net
 from tailbound.transport.config import Config
-from tailbound.transport.switch import Switch
+from tailbound.transport.config import Switch
 
 there, told = sys.argv[1], {}
 for name in ("TAILBOUND_INTERFACE", "TAILBOUND_PORT"):

@@ -14,7 +14,7 @@ from support import MS, patient, whole
 from tailbound.errors import ConfigError
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.switch.p4.switch import open_p4
-from tailbound.transport.switch import Switch, parse
+from tailbound.transport.config import Switch, parse_switch
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
 from tailbound_lab.lab.faults import Fault
@@ -123,7 +123,7 @@ def test_a_switch_sums_for_both_datapaths(tailbound_lab: Callable[..., Cluster],
     bits = []
     for datapath in ("xdp", "udp"):
         lab.switch.restart()
-        where = parse(lab.switch.environment["TAILBOUND_SWITCH"])
+        where = parse_switch(lab.switch.environment["TAILBOUND_SWITCH"])
         assert where.address == ("fd7b::fc01" if ipv6 else "198.18.252.1")
         settings = patient(width=0, ring_mib=8.0, switch=where, quiet=300 * MS)  # after which rows are asked for
         with lab_team(lab, settings, datapath=datapath, cookie=lab.switch.entry.cookie) as job:

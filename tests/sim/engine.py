@@ -30,9 +30,8 @@ from reference_switch import Rules
 from sim.sums import Sums
 from tailbound.collective.op import Op
 from tailbound.kernel.core import core
-from tailbound.transport.config import Config
+from tailbound.transport.config import Config, Switch
 from tailbound.transport.steps import step_of
-from tailbound.transport.switch import Switch
 from tailbound.wire.schema import HEADROOM, UNKNOWN_SENDER, Found, Verdict, serial_distance
 from tailbound_lab.simulate.engine import Done, Plan
 from tailbound_lab.simulate.engine import Engine as UncheckedEngine

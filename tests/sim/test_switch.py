@@ -129,7 +129,7 @@ def test_a_gradient_that_is_not_finite_is_left_out_without_waiting_for_the_deadl
 def test_a_silent_switch_is_named_left_and_tried_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tailbound.transport.switch.RESTS", Policy(1500 * MS, 1500 * MS))
+    monkeypatch.setattr("tailbound.collective.maps.RESTS", Policy(1500 * MS, 1500 * MS))
     with switched(hasty(deadline_1=300 * MS, deadline_2=150 * MS, stage_max=900 * MS)) as job:
         job.warm_up(NUMEL)
         assert job.placed_by((RANKS,))

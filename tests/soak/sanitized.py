@@ -33,13 +33,12 @@ from tailbound.collective.op import Op
 from tailbound.datapath.udp import Tables
 from tailbound.kernel import core
 from tailbound.transport import headers, overtime, queue
-from tailbound.transport.config import MS
+from tailbound.transport.config import MS, Switch
 from tailbound.transport.control import Header
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import Shared
 from tailbound.transport.sequence import Sequence
 from tailbound.transport.sockets import UdpSocket
-from tailbound.transport.switch import Switch
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, MAX_RANKS, Found, PacketType, Phase
 from tailbound.wire.tag import NO_KEY
 from twins import Attack, Twins

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tailbound.errors import ConfigError, TailboundError
-from tailbound.transport.config import Config, row_width
-from tailbound.transport.switch import Switch
+from tailbound.transport.config import Config, Switch, row_width
 from tailbound.wire.schema import IPV4_BYTES, IPV6_BYTES
 
 SWITCH = Switch("198.18.0.9")

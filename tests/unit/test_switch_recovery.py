@@ -11,8 +11,7 @@ import pytest
 
 from op_world import COOKIE, OpWorld
 from tailbound.collective.op import Half
-from tailbound.transport.config import FLOOR, MS
-from tailbound.transport.switch import Switch
+from tailbound.transport.config import FLOOR, MS, Switch
 from tailbound.wire.packets import record_of
 from tailbound.wire.schema import OWN_OP, Phase, Sending, op_slot
 

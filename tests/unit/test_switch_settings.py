@@ -8,12 +8,12 @@ import pytest
 
 from reference_switch import Rules
 from switch_cases import Form, cases, expected
+from tailbound.collective.maps import RESTS, Fallback
 from tailbound.errors import ConfigError
 from tailbound.kernel.switch import Entry, Member, port_table
 from tailbound.settings.table import OPTIONS
 from tailbound.switch.job import JobSpec, RankSpec, parse_rank, place
-from tailbound.transport.config import MS, Config
-from tailbound.transport.switch import RESTS, Fallback, Switch, parse
+from tailbound.transport.config import MS, Config, Switch, parse_switch
 from tailbound.wire.schema import SWITCH_JOBS, Verdict
 
 
@@ -29,7 +29,7 @@ from tailbound.wire.schema import SWITCH_JOBS, Verdict
     ],
 )
 def test_one_text_says_where_it_is_and_what_it_holds(text: str, switch: Switch) -> None:
-    assert parse(text) == OPTIONS["switch"].read({"TAILBOUND_SWITCH": text}) == switch
+    assert parse_switch(text) == OPTIONS["switch"].read({"TAILBOUND_SWITCH": text}) == switch
 
 
 @pytest.mark.parametrize(

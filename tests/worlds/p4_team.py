@@ -16,7 +16,7 @@ from tailbound.kernel import ethtool
 from tailbound.switch.box import Box
 from tailbound.switch.job import JobSpec, RankSpec
 from tailbound.switch.p4.switch import P4Switch, open_p4
-from tailbound.transport.switch import parse
+from tailbound.transport.config import parse_switch
 from tailbound_lab.lab import namespaces
 
 COOKIE = 0x0B0E0B0E
@@ -46,7 +46,7 @@ def p4_team(
         try:
             there = (RankSpec(switch_cases.ip_of(r), switch_cases.mac_of(r), port) for r, port in enumerate(ports))
             entry = box.add(JobSpec(tuple(there), COOKIE, rows=rows))
-            at = {"port": entry.port, "switch": parse(box.environment(entry)["TAILBOUND_SWITCH"])}
+            at = {"port": entry.port, "switch": parse_switch(box.environment(entry)["TAILBOUND_SWITCH"])}
             with team(
                 ranks, settings | at, datapath=datapath, interface="data0", cookie=COOKIE,
                 within=lambda rank, make: namespaces.call(ends[rank], make, sysfs=True),

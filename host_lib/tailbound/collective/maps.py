@@ -16,11 +16,11 @@ from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.window import Window
 from tailbound.transport.agreement import Agreement, Lateness, Message, Shares, decode_map, encode_map
+from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.keys import EPOCH_STEPS, WORDS_APART
 from tailbound.transport.sequence import REMEMBERED, Position
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.transport.switch import Fallback
 from tailbound.wire.schema import MAX_RANKS, OP_INDEX_BITS, OP_STEPS, TIME_UNIT_US, PacketType, op_label, op_slot
 
 #: What peers know of maps is looked at so often while nothing is on its way.
@@ -32,6 +32,9 @@ _APART = 20 * MS
 _NOTICE, _LEAD_LEAST, _LEAD_MOST = 50 * MS, 3, 64
 #: What is kept for long is dated anew after so many steps, before step numbers turn over.
 _AGE_EVERY = 1 << 10
+
+#: How a switch that is silent is tried again.
+RESTS = Policy(5_000 * MS, 320_000 * MS)
 
 
 class Maps:
@@ -259,3 +262,37 @@ class Maps:
         head = job.header(PacketType.MAP, job.marks.contributed, 0, owner=peer)  # an op that it may name: one begun
         job.tell(peer, head, encode_map(message, job.world))
         job.counters["map_packets"] += 1
+
+
+class Fallback:
+    """One rank's wish whether rows go to the switch, or from rank to rank; pure, times in ns.
+
+    A switch that restarts, or that no rank reaches, sends nothing: every op then lasts until its deadline and brings
+    nothing. After a few such ops the ranks agree on an owner map without the switch, and try it again after a rest,
+    which doubles each time that this was too early. So a switch that is gone for good costs a few ops in ever more
+    minutes.
+
+    Args:
+        after: ops running without any result that are enough.
+    """
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+        self._rests = Backoff(RESTS)
+        self._left, self._before = False, 0
+
+    def update(self, silent_ops: int, switched: bool, now: int) -> bool:
+        """Takes the silent ops running, and whether the map in force names the switch.
+
+        Returns:
+            Whether rows should go to the switch.
+        """
+        self._before = min(self._before, silent_ops)
+        if self._left and now >= self._rests.due:
+            self._left, self._before = False, silent_ops
+        elif not self._left and switched and silent_ops - self._before >= self._after:
+            if self._rests.asked and now - self._rests.due >= RESTS.wait(self._rests.asked):
+                self._rests.asked = 0  # it was not too early
+            self._rests.ask(now)
+            self._left = True
+        return not self._left

@@ -111,7 +111,7 @@ class Switch:
         self.program = program
         self.out = out
 
-    #: of its results, see ``transport.switch.FORMS``
+    #: of its results, see ``transport.config.FORMS``
     form = "mean"
 
     @property

@@ -31,8 +31,7 @@ from tailbound.settings.kinds import (
     number,
     words,
 )
-from tailbound.transport import switch as switch_
-from tailbound.transport.config import DEFAULT_PORT, PORTS, AskedResult, Config
+from tailbound.transport.config import DEFAULT_PORT, GIVE_SWITCH, PORTS, AskedResult, Config, parse_switch
 from tailbound.transport.safeguard import Limits
 from tailbound.wire.bits import Bits
 
@@ -136,7 +135,7 @@ class Options(TypedDict, total=False):
         "on the interface, else `udp`",
     )]
     switch: Annotated[str | None, _option(
-        Kind(switch_.GIVE, switch_.parse), None, "switch on the way, which averages for this job", otherwise="none",
+        Kind(GIVE_SWITCH, parse_switch), None, "switch on the way, which averages for this job", otherwise="none",
     )]
     interface: Annotated[str | None, _option(
         words("the name of an interface"), None,

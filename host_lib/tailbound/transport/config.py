@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import ClassVar, Literal, TypeAlias
 
 from tailbound.errors import ConfigError
 from tailbound.transport.safeguard import Limits
-from tailbound.transport.switch import Switch
+from tailbound.wire.address import is_ipv6, words_of
 from tailbound.wire.bits import Bits, bits_text
 from tailbound.wire.schema import DEFAULT_PORT as DEFAULT_PORT
 from tailbound.wire.schema import (
@@ -18,6 +18,7 @@ from tailbound.wire.schema import (
     TIME_UNIT_US,
     UDP_BYTES,
     WIDTH_STEP,
+    Flag,
 )
 
 MS = 1_000_000
@@ -36,6 +37,97 @@ WIDTH_LOOPBACK = 1408
 PORTS = 64
 #: Longest D1 in ns that a header can say; a longer one counts as this one.
 DEADLINE_MOST = 0xFFFF * TIME_UNIT_US * 1000
+
+
+#: Forms of results: mean codes, or sums with their count.
+FORMS = {"mean": Flag.SWITCHED, "sums": Flag.SUMS}
+_ROWS_LEAST = 64
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A job's switch; it takes part as one more rank, which owns every row and contributes none.
+
+    Attributes:
+        address: IP address that contributions go to and results come from.
+        port: its UDP port; 0: that of the job.
+        rows: slots of the job in the switch, a power of two.
+        form: ``mean``: results are mean codes (an XDP switch); ``sums``: u16 sums (P4), rows then hold half the codes.
+        codes: the widest row that the switch takes, a multiple of 64; 0: as wide as packets let it be.
+        cookie: that the switch knows the job by; it is drawn where the job's entry is made. 0: rank 0 draws one.
+
+    Raises:
+        ConfigError: a setting that cannot be.
+    """
+
+    address: str
+    port: int = 0
+    rows: int = 8192
+    form: str = "mean"
+    codes: int = 0
+    cookie: int = 0
+
+    def __post_init__(self) -> None:
+        try:
+            words_of(self.address)
+        except OSError:
+            raise ConfigError(f"switch {self.address!r}: give an IP address in numbers") from None
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"switch port {self.port}: give 0..65535")
+        if self.rows < _ROWS_LEAST or self.rows & (self.rows - 1):
+            raise ConfigError(f"{self.rows} slots in the switch: give rows=, a power of two of at least {_ROWS_LEAST}")
+        if self.form not in FORMS:
+            raise ConfigError(f"form {self.form!r} of a switch's results: give form= one of {', '.join(FORMS)}")
+        if self.form == "sums" and is_ipv6(self.address):
+            raise ConfigError(
+                f"the switch at {self.address} sends sums, as the P4 switch does, and that one is for IPv4: give it an "
+                "address of IPv4, or take an XDP switch"
+            )
+        if self.codes < 0 or self.codes % WIDTH_STEP:
+            raise ConfigError(f"rows of {self.codes} codes in the switch: give codes=, a multiple of {WIDTH_STEP}")
+        if not 0 <= self.cookie < 1 << 32:
+            raise ConfigError(f"cookie {self.cookie} of the switch: give cookie=, 1..4294967295")
+
+    def width(self, width: int) -> int:
+        """Widest row of a contribution where packets hold ``width`` codes.
+
+        Raises:
+            ConfigError: no row fits.
+        """
+        most = self.codes or width
+        if self.form == "mean":
+            return min(width, most)
+        half = width // 2 // WIDTH_STEP * WIDTH_STEP
+        if not half:
+            raise ConfigError(
+                f"payload width {width} is too small for a switch that sends sums, two bytes a code: raise the "
+                f"MTU so that {2 * WIDTH_STEP} bytes fit"
+            )
+        return min(half, most)
+
+
+def parse_switch(text: str) -> Switch:
+    """The switch that ``tailbound switch job add`` has printed: its address, and perhaps more; see ``GIVE_SWITCH``.
+
+    Raises:
+        ConfigError: a part that cannot be.
+        ValueError: another form.
+    """
+    where, *given = text.split(",")
+    if where.startswith("["):
+        host, _, port = where[1:].partition("]:")
+        host = host.removesuffix("]")
+    else:
+        host, _, port = (where, "", "") if where.count(":") > 1 else where.partition(":")
+    parts = (part.partition("=") for part in given)
+    more = {name.strip(): value.strip() if name == "form" else int(value, 0) for name, _, value in parts}
+    if unknown := more.keys() - {each.name for each in fields(Switch)[2:]}:
+        raise ValueError(unknown)
+    return Switch(host, int(port or 0), **more)  # type: ignore[arg-type]
+
+
+#: What ``parse_switch`` takes.
+GIVE_SWITCH = "ADDRESS, ADDRESS:PORT or [IPV6]:PORT, and then what `tailbound switch job add` says"
 
 
 def row_width(asked: int, mtu: int | None, *, linear: int | None = None, ip: int = IPV4_BYTES) -> int:
