@@ -117,7 +117,7 @@ def doctor(interface: str | None, warm: bool) -> None:
     if warm:
         from tailbound.prepare import Preparation
 
-        click.echo("compiling for this machine, up to a minute: the C library; by numba codec and transport")
+        click.echo("compiling for this machine, up to a minute: the C library; the codec by numba")
         begun = time.monotonic()
         with Preparation() as preparation:
             preparation.wait()

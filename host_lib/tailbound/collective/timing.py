@@ -6,10 +6,8 @@ Clock-4 to clock-6 and clock-11; and clock-14: who would have met one is suspect
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tailbound.collective.op import Half, Op, Pending
 from tailbound.collective.speaker import Speaker
@@ -17,7 +15,7 @@ from tailbound.transport.config import MS
 from tailbound.transport.deadline import Sample
 from tailbound.transport.membership import Suspicion
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.wire.jit import compiled
+from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import MAX_RANKS, Why, op_slot, serial_distance
 
 #: Stamps are read this many steps later (clock-5), when late rows have come too.
@@ -215,33 +213,28 @@ def settle(job: Speaker) -> None:
 
 
 def _of_peers(job: Speaker, one: Pending, record: np.void) -> Sample:
-    """What ``one``, whose rows the ranks own, says by its ``record`` and its arrival stamps."""
-    opened = int(record["opened_ns"])
-    at = op_slot(one.label) * MAX_RANKS
-    out = np.zeros(5, np.int64)
-    last_stamps(
-        job.records.arrivals[at : at + job.ranks],
-        np.array(record["heard"]),
-        np.array(one.waited_for, np.int64),
-        np.array(one.suspects, np.int64),
-        (one.start + job.deadlines.skew_max - opened) // 1000,
-        np.array(one.owners, np.int64),
-        out,
-    )
-    first, transfer, results, open_rows, open_results = (int(x) for x in out)
+    """What ``one``, whose rows the ranks own, says by its ``record`` and its arrival stamps (us + 1; 0: none)."""
+    opened, at = int(record["opened_ns"]), op_slot(one.label) * MAX_RANKS
+    here, stamps = ranks_of(record["heard"].tolist()), job.records.arrivals[at : at + job.ranks]
+    begun, ended = stamps["row_us"].tolist(), stamps["contributed_us"].tolist()
+    latest = (one.start + job.deadlines.skew_max - opened) // 1000
+    came = [p for p in one.waited_for if p in here and begun[p]]
+    came += [p for p in one.suspects if p in here and 0 < begun[p] <= latest]
+    published = stamps["published_us"][[p for p in one.owners if p in here]].tolist()
+    first, results = max((begun[p] for p in came), default=0), max(published, default=0)
     if first or one.own:
         arrived = max(opened + first * 1000 if first else 0, one.own)
         late_by: int | None = max(0, arrived - one.start)
     else:
         late_by = None
-    transfers = [transfer * 1000] if transfer >= 0 else []
-    if open_rows and one.transfer_cut is not None:  # its last row never came
+    transfers = [1000 * (ended[p] - begun[p]) for p in came if ended[p]]
+    if one.transfer_cut is not None and not all(ended[p] for p in came):  # the last row of one never came
         transfers.append(one.transfer_cut)
     if one.mended and late_by is not None:  # the last row that was sent came before those that were sent again
         transfers.append(max(0, one.mended - one.start - late_by))
     last = max(opened + results * 1000 if results else 0, one.complete)
     ends = [max(0, last - one.sealed)] if last else []
-    if open_results and one.results_cut is not None:
+    if one.results_cut is not None and not all(published):
         ends.append(one.results_cut)
     return Sample(one.flow_bytes, late_by, max(transfers, default=None), max(ends, default=None), one.step)
 
@@ -254,11 +247,11 @@ def _of_switch(job: Speaker, one: Pending, record: np.void) -> Sample:
     """
     assert job.switch is not None
     opened, at = int(record["opened_ns"]), op_slot(one.label) * MAX_RANKS
-    heard, stamps = record["heard"].tolist(), job.records.arrivals[at : at + job.world]
+    here, stamps = ranks_of(record["heard"].tolist()), job.records.arrivals[at : at + job.world]
     latest = one.start + job.deadlines.skew_max
 
     def came(rank: int, stamp: str) -> int:
-        us = int(stamps[rank][stamp]) if heard[rank >> 6] >> (rank & 63) & 1 else 0
+        us = int(stamps[rank][stamp]) if rank in here else 0
         return opened + 1000 * (us - 1) if us else 0
 
     shown = [came(p, "first_us") for p in one.waited_for]
@@ -276,42 +269,3 @@ def _of_switch(job: Speaker, one: Pending, record: np.void) -> Sample:
     second = one.results_cut if one.results_cut is not None else last - one.sealed if flushed else transfer
     first = max(0, last_shown - one.start) if last_shown else None
     return Sample(one.flow_bytes, first, transfer, second, one.step)
-
-
-@compiled
-def last_stamps(
-    arrivals: NDArray[Any],
-    heard_by: NDArray[np.uint64],
-    waited: NDArray[np.int64],
-    suspects: NDArray[np.int64],
-    latest: int,
-    owners: NDArray[np.int64],
-    out: NDArray[np.int64],
-) -> None:
-    """The latest first row, the longest flow (-1: none is whole) and the latest last result, us; stamps are us + 1.
-
-    And how many flows, and how many owners' results, have begun without an end.
-
-    Of ``suspects`` only those count that had come by ``latest``.
-    """
-    out[:] = 0
-    out[1] = -1
-    for i in range(waited.shape[0] + suspects.shape[0]):
-        trusted = i < waited.shape[0]
-        rank = waited[i] if trusted else suspects[i - waited.shape[0]]
-        if not (heard_by[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1):
-            continue
-        stamp = arrivals[rank]
-        begun, ended = np.int64(stamp.row_us), np.int64(stamp.contributed_us)
-        if begun == 0 or (not trusted and begun > latest):
-            continue
-        out[0] = max(out[0], begun)
-        if ended:
-            out[1] = max(out[1], ended - begun)
-        else:
-            out[3] += 1
-    for rank in owners:
-        if (heard_by[rank >> 6] >> np.uint64(rank & 63)) & np.uint64(1):
-            published = np.int64(arrivals[rank].published_us)
-            out[2] = max(out[2], published)
-            out[4] += published == 0
