@@ -164,7 +164,7 @@ def test_results_that_leave_once_have_the_bits_of_a_send_to_each_peer(tailbound_
                 assert counters.get("results_at_once", 0) == (0 if result == "peers" else ops)
                 assert set(stats["drops"]) <= STRAY
                 sources = {sock.getsockname()[1] for sock in member.job.sender.sockets}
-                assert len(sources) == 1 + ports_of(3) * (3 + len(member.job.sender.shared))
+                assert len(sources) == 1 + ports_of(3) * 3 + len(member.job.sender.shared)
                 if result != "peers":
                     channel = choice["channels"][result]
                     assert (channel["packets"], choice["clones_failed"]) == (ops * own, {})

@@ -139,7 +139,7 @@ def _answers(rng: random.Random, count: int) -> None:
 def _sends(rng: random.Random, count: int) -> None:
     """Submissions to ranks and to all at once, over sockets that are full, refuse, and take a part."""
     with UdpSocket() as one, UdpSocket() as other:
-        channel = Shared("fanout", (other,), (ADDRESS, 7), (2, 3, 1))
+        channel = Shared("fanout", other, (ADDRESS, 7), (2, 3, 1))
         pacer = Pacer((1, 2, 3), gap=rng.choice((0, 1000)), most=rng.choice((0.0, 1e6)))
         told = Told(rng.choice(("kernel", "thread")))
         line = Line([one], pacer, channel, peers=told.peers)

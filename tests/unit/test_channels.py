@@ -42,7 +42,7 @@ def job(bound: UdpSocket) -> Any:
     )  # fmt: skip
     made.beyond = partial(Speaker.beyond, made)
     made.channels = Channels(made, queue, SimpleNamespace(name="xdp"))
-    made.channels.usable = tuple(sender.share(Shared(name, (bound,), (ADDRESS, 9))) for name in ("fanout", "multicast"))
+    made.channels.usable = tuple(sender.share(Shared(name, bound, (ADDRESS, 9))) for name in ("fanout", "multicast"))
     made.channels.follow()
     return made
 
@@ -149,7 +149,7 @@ def test_a_member_of_the_jobs_group_sends_to_others_alone(job: Any, monkeypatch:
     with contextlib.ExitStack() as opened:
         made = channels._open_multicast(opened)
         assert made.target == ("239.192.0.9", 9)
-        assert made.sockets[0].getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 0
+        assert made.socket.getsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP) == 0
         monkeypatch.setattr("tailbound.collective.channels._GROUPS", IPv4Network("198.18.0.0/24"))  # no groups
         with pytest.raises(CapabilityError, match="cannot be joined"):
             channels._open_multicast(opened)

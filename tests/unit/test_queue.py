@@ -237,7 +237,7 @@ def test_a_full_port_hands_on_to_the_next_and_all_full_hold_up_nobody_else(porte
 
 @pytest.fixture
 def shared(bound: UdpSocket) -> Shared:
-    return Shared("fanout", (bound,), (ADDRESS, 7), (2, 3, 1))
+    return Shared("fanout", bound, (ADDRESS, 7), (2, 3, 1))
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Shared
-from tailbound.transport.sockets import UdpSocket, neighbouring_sockets, ports_of, room_of, sending_socket
+from tailbound.transport.sockets import UdpSocket, room_of, sending_socket
 from tailbound.transport.steps import step_of
 from tailbound.wire.address import is_ipv6, words_of
 
@@ -107,27 +107,25 @@ class Channels:
     def _open_fanout(self, opened: contextlib.ExitStack) -> Shared:
         job, interface, (address, own_port) = self._job, self._datapath.interface, self._datapath.endpoint
         peers = {rank: job.sender.peers[rank] for rank in job.peers}
-        ports = ports_of(len(peers))
         to = {own_port, *(port for _, port in peers.values())}
         if len(to) > 1:
             raise CapabilityError(
                 f"ranks receive at UDP ports {', '.join(map(str, sorted(to)))}, and copies go to one port: give all "
                 "ranks the same (attach --port, TAILBOUND_PORT)"
             )
-        made = neighbouring_sockets(address, ports, room_of(len(peers) * ports))
-        socks = tuple(opened.enter_context(sock) for sock in made)
-        first = int(socks[0].getsockname()[1])
+        sock = opened.enter_context(sending_socket(address, room_of(len(peers))))
+        port = int(sock.getsockname()[1])
         try:
-            fanout = Fanout.attach(interface, first, to.pop(), ports=len(socks), peers=len(peers), address=address)
+            fanout = Fanout.attach(interface, port, to.pop(), peers=len(peers), address=address)
         except CapabilityError as error:
             try:  # what ``tailbound attach`` has left for processes without privileges
-                fanout = Fanout.open(interface, first, len(socks), address=address)
+                fanout = Fanout.open(interface, port, address=address)
             except (AttachError, CapabilityError):
                 raise error from None
         opened.callback(fanout.close)
         fanout.set_peers(job.rank, {rank: host for rank, (host, _) in peers.items()})
         self.fanout = fanout
-        return Shared("fanout", socks)
+        return Shared("fanout", sock)
 
     def _open_multicast(self, opened: contextlib.ExitStack) -> Shared:
         job, (address, port) = self._job, self._datapath.endpoint
@@ -136,8 +134,7 @@ class Channels:
                 "groups are of IPv4, and this job talks over IPv6: use TAILBOUND_RESULT=fanout or peers"
             )
         group = str(_GROUPS[job.cookie % _GROUPS.num_addresses])
-        ports = ports_of(len(job.peers))
-        socks = tuple(opened.enter_context(sending_socket(address, _GROUP_ROOM // ports)) for _ in range(ports))
+        sock = opened.enter_context(sending_socket(address, _GROUP_ROOM))
         own = socket.inet_aton(address)
         options: dict[int, int | bytes] = {  # to others alone; snooping switches (IGMP) deliver to members
             socket.IP_MULTICAST_IF: own,
@@ -146,15 +143,14 @@ class Channels:
             socket.IP_ADD_MEMBERSHIP: socket.inet_aton(group) + own,
         }
         try:
-            for sock in socks:
-                for option, value in options.items():
-                    sock.setsockopt(socket.IPPROTO_IP, option, value)
+            for option, value in options.items():
+                sock.setsockopt(socket.IPPROTO_IP, option, value)
         except OSError as error:
             raise CapabilityError(
                 f"{group} cannot be joined at {address} ({error.strerror}): use TAILBOUND_RESULT=fanout or peers"
             ) from error
         job.store.control["group"] = words_of(group).address
-        return Shared("multicast", socks, (group, port), local=False)
+        return Shared("multicast", sock, (group, port), local=False)
 
     def close(self) -> None:
         """Detaches and leaves; may be called twice, when no rank sends any more."""
@@ -166,7 +162,7 @@ class Channels:
 
     @property
     def _sockets(self) -> list[UdpSocket]:
-        return [sock for channel in self._job.sender.shared.values() for sock in channel.sockets]
+        return [channel.socket for channel in self._job.sender.shared.values()]
 
     def descriptors(self) -> list[int]:
         """See ``forks.Owner``."""

@@ -46,7 +46,7 @@ class Shared:
 
     Attributes:
         name: what it is called in events and counters.
-        sockets: bound; nothing else leaves over them. Bursts take them in turn.
+        socket: bound; nothing else leaves over it.
         target: (IP address, UDP port) that bursts are addressed to; may change between two bursts.
         ranks: who gets a copy of what leaves from now on.
         local: whether this host makes the copies: a burst then costs it as much as one for every rank.
@@ -55,7 +55,7 @@ class Shared:
     """
 
     name: str
-    sockets: tuple[UdpSocket, ...]
+    socket: UdpSocket
     target: tuple[str, int] = ("", 0)
     ranks: tuple[int, ...] = ()
     local: bool = True
@@ -126,9 +126,9 @@ class Sender:
         self.shared[number] = channel
         channel.counts = self.counts[number] = self._counted(number)
         self.channel[number] = len(self.ports)
-        self.ports.append(tuple(range(len(self.sockets), len(self.sockets) + len(channel.sockets))))
-        self.sockets += channel.sockets
-        self.rooms += [sock.room() for sock in channel.sockets]
+        self.ports.append((len(self.sockets),))
+        self.sockets.append(channel.socket)
+        self.rooms.append(channel.socket.room())
         return number
 
     def _counted(self, to: int) -> Target:
@@ -142,8 +142,8 @@ class Sender:
 
         A burst for all leaves its socket behind its copies, and these belong to no socket (``kernel.fanout``).
         """
-        more = ((one.cost - 1, self.ports[self.channel[number]]) for number, one in self.shared.items())
-        return sum(self.rooms) + sum(copies * self.rooms[port] for copies, ports in more for port in ports)
+        more = ((one.cost - 1, *self.ports[self.channel[number]]) for number, one in self.shared.items())
+        return sum(self.rooms) + sum(copies * self.rooms[port] for copies, port in more)
 
     def took(self, rank: int, packets: int, size: int, bursts: int) -> None:
         """Counts ``packets`` of ``size`` bytes together that left for ``rank`` in ``bursts``, past the send queue."""

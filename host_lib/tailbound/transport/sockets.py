@@ -7,7 +7,6 @@ know.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import logging
 import socket
@@ -106,8 +105,6 @@ _FORCED = {socket.SO_SNDBUF: 32, socket.SO_RCVBUF: 33}
 #: Bytes asked for the buffers of all sockets that bursts leave over, and of one at least (two super-frames); how many
 #: sockets, and how many of them for one peer.
 _SEND_BYTES, _SEND_LEAST, SOCKETS, _PORTS = 1 << 20, 160 << 10, 16, 4
-#: How often consecutive ports are looked for.
-_ATTEMPTS = 16
 
 
 _BUFFERS = {socket.SO_SNDBUF: "SO_SNDBUF", socket.SO_RCVBUF: "SO_RCVBUF"}
@@ -218,35 +215,10 @@ def room_of(count: int) -> int:
     return max(_SEND_LEAST, _SEND_BYTES // count)
 
 
-def sending_socket(address: str, room: int, port: int = 0) -> UdpSocket:
-    """A UDP socket for bursts, with ``room`` bytes of buffer, at ``port`` (0: any that is free).
-
-    Raises:
-        OSError: the port is taken.
-    """
+def sending_socket(address: str, room: int) -> UdpSocket:
+    """A UDP socket for bursts at any port, with ``room`` bytes of buffer."""
     sock = UdpSocket(family_of(address))
     sock.setblocking(False)
-    try:
-        sock.bind((address, port))
-    except OSError:
-        sock.close()
-        raise
+    sock.bind((address, 0))
     reserve(sock, socket.SO_SNDBUF, room)
     return sock
-
-
-def neighbouring_sockets(address: str, count: int, room: int) -> list[UdpSocket]:
-    """``count`` UDP sockets for bursts with consecutive ports, for a program that knows them by the first.
-
-    Where the system is short of ports they are fewer, but one at least.
-    """
-    for attempt in range(_ATTEMPTS):
-        socks = [sending_socket(address, room)]
-        first = int(socks[0].getsockname()[1])
-        with contextlib.suppress(OSError, OverflowError):
-            socks.extend(sending_socket(address, room, port) for port in range(first + 1, first + count))
-        if len(socks) == count or attempt == _ATTEMPTS - 1:
-            break
-        for sock in socks:
-            sock.close()
-    return socks
