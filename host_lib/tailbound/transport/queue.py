@@ -25,7 +25,7 @@ import ctypes
 import errno
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, cast
 
 import numpy as np
@@ -38,6 +38,7 @@ from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import NO_GSO, Sender
 from tailbound.transport.sockets import Substitute, UdpSocket, sockaddr
 from tailbound.wire.packets import record_of
+from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import COPIES, SENDING, PacketType, Sent
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
@@ -123,9 +124,7 @@ class SendQueue:
         self._refused: tuple[int, int, int] | None = None
         self._pumping = False
         self._direct = False  # all sockets are the system's
-        self._sockets: list[object] = []  # as the library knows them, shared channels, and who goes without GSO
-        self._shared: dict[int, tuple[object, object, bool]] = {}
-        self._plain = set[int]()
+        self._told: object = None  # sockets, who goes without GSO and shared channels, as the library knows them
 
     @property
     def again(self) -> int:
@@ -287,41 +286,26 @@ class SendQueue:
                 done(self._packets.value)
 
     def _tell(self) -> None:
-        """Tells the library what has changed of sockets, shared channels, and whom GSO does not reach."""
-        sender = self._sender
-        if self._sockets != sender.sockets:
-            self._tell_sockets()
-        for number, one in sender.shared.items():
-            told = self._shared.get(number)
-            if told is None or told[0] is not one.target or told[1] is not one.ranks or told[2] is not one.local:
-                self._shared[number] = one.target, one.ranks, one.local
-                self._point(number, one.target, one.ranks, one.cost)
-        if sender.plain != self._plain:
-            for to in sender.plain ^ self._plain:
-                self._targets[to].plain = to in sender.plain
-            self._plain = set(sender.plain)
-
-    def _tell_sockets(self) -> None:
+        """Tells the library of sockets, shared channels, and whom GSO does not reach, where one of them has changed."""
         said, sender = self.said, self._sender
-        self._sockets = list(sender.sockets)
+        shared = [(one.target, one.ranks, one.local) for one in sender.shared.values()]
+        if self._told == (told := (sender.sockets.copy(), sender.plain.copy(), shared)):
+            return
+        self._told = told
         self._direct = all(isinstance(sock, UdpSocket) for sock in sender.sockets)
         said.sockets, said.channels = len(sender.sockets), len(sender.ports)
         said.fds[: said.sockets] = [sock.fileno() for sock in sender.sockets]
         said.rooms[: said.sockets] = sender.rooms
         said.first[: said.channels] = [ports[0] for ports in sender.ports]
         said.ports[: said.channels] = [len(ports) for ports in sender.ports]
-        said.peers[:] = _bitmap(sender.peers)
-        for rank, target in sender.peers.items():
-            self._point(rank, target, (rank,), 1)
+        said.peers[:] = bitmap(sender.peers)
+        for rank, name in sender.peers.items():
+            self._point(rank, name, (rank,), 1)
+        for number, one in sender.shared.items():
+            self._point(number, one.target, one.ranks, one.cost)
 
     def _point(self, to: int, name: tuple[str, int], ranks: Sequence[int], cost: int) -> None:
-        target = self._targets[to]
+        target, sender = self._targets[to], self._sender
         target.name[:] = np.frombuffer(sockaddr(name), np.uint64).tolist()
-        target.ranks[:] = _bitmap(ranks)
-        target.channel, target.cost = self._sender.channel[to], cost
-
-
-def _bitmap(ranks: Sequence[int] | Mapping[int, object]) -> list[int]:
-    """``ranks`` as words of 64 bits."""
-    bits = sum(1 << rank for rank in ranks)
-    return [bits >> 64 * word & (1 << 64) - 1 for word in range(4)]
+        target.ranks[:] = bitmap(ranks)
+        target.channel, target.cost, target.plain = sender.channel[to], cost, to in sender.plain
