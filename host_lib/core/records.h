@@ -291,7 +291,7 @@ struct tb_half {
 };
 _Static_assert(sizeof(struct tb_half) == 200, "tb_half");
 
-/* What waiting past deadlines may cost, and how long ranks that live say nothing (`transport.overtime`); in ns. */
+/* What waiting past deadlines may cost, and how long ranks that live say nothing (`collective.terms`); in ns. */
 struct tb_overtime {
 	__s64 floor; /* the shortest deadline */
 	__s64 most; /* that is saved up at most */

@@ -36,12 +36,12 @@ MODULES: dict[str, tuple[str, ...]] = {
     "transport.agreement": ("unit/test_shares.py",),
     "transport.backoff": ("unit/test_backoff.py",),
     "transport.membership": ("unit/test_membership.py", "unit/test_comeback.py"),
-    "transport.overtime": ("unit/test_halves.py",),
+    "collective.terms": ("unit/test_halves.py",),
     "transport.sequence": ("unit/test_sequence.py",),
     "transport.steps": ("unit/test_sequence.py",),
 }
 #: Where it is not all of a module: the names that count.
-PARTS = {"transport.agreement": ("Lateness", "Shares", "late_limit")}
+PARTS = {"collective.terms": ("Overtime",), "transport.agreement": ("Lateness", "Shares", "late_limit")}
 #: A mutant whose tests take so many times as long as without it, and so many seconds more, waits for ever.
 TIMES, MORE = 2, 3
 #: What is loaded before pytest is not rewritten by it, which is as it should be here.

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from sim.engine import Plan, Rank, World
+from tailbound.collective.terms import FIRST, SHARE
 from tailbound.transport.config import FLOOR
-from tailbound.transport.overtime import FIRST, SHARE
 from tailbound_lab.simulate.fabric import MS, S, Terms
 
 SETTLED = 15

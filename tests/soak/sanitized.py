@@ -32,7 +32,7 @@ from tailbound.collective import op, retransmit, terms
 from tailbound.collective.op import Op
 from tailbound.datapath.udp import Tables
 from tailbound.kernel import core
-from tailbound.transport import headers, overtime, queue
+from tailbound.transport import headers, queue
 from tailbound.transport.config import MS, Switch
 from tailbound.transport.control import Header
 from tailbound.transport.pace import Pacer
@@ -200,7 +200,7 @@ def main() -> None:
     path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     library, rng = core.load(path), random.Random(seed)
     make = partial(Tables, library=library)
-    for module in (headers, queue, op, op_world, overtime, retransmit, terms):
+    for module in (headers, queue, op, op_world, retransmit, terms):
         module.core = lambda: library  # type: ignore[attr-defined]
     for switched in (False, True):
         _ops(rng, count // 2, switched=switched)

@@ -10,10 +10,10 @@ import pytest
 
 from op_world import OpWorld, begin
 from tailbound.collective.op import Half
+from tailbound.collective.terms import FIRST, LONGEST, MOST, SHARE, Overtime
 from tailbound.collective.timing import cut
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR
-from tailbound.transport.overtime import FIRST, LONGEST, MOST, SHARE, Overtime
 from tailbound.wire.packets import record_of
 from tailbound.wire.schema import OWN_OP, Found, Phase, Sending, Why, op_slot
 

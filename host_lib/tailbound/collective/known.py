@@ -17,13 +17,12 @@ from tailbound.codec.records import Ring
 from tailbound.codec.scale import weights_of
 from tailbound.codec.scratch import readonly
 from tailbound.collective.op import Op, Pending
-from tailbound.collective.terms import Repairs, Terms
+from tailbound.collective.terms import Overtime, Repairs, Terms
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import core
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
-from tailbound.transport.overtime import Overtime
 from tailbound.transport.steps import step_distance
 from tailbound.wire import schema
 from tailbound.wire.ranks import bitmap

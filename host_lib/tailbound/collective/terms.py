@@ -1,9 +1,13 @@
-"""What the library decides about ops by (``host_lib/core/halves.c``), and what it keeps of requests (``answers.c``)."""
+"""What the library decides about ops by (``host_lib/core/halves.c``), and what it keeps of requests (``answers.c``).
+
+A deadline moves on, and what waiting past it may cost is a small share of the training time (clock-7c, clock-29).
+"""
 
 from __future__ import annotations
 
 import ctypes
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,10 +15,21 @@ import numpy as np
 
 from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import address, core
-from tailbound.transport.config import FLOOR, Config
-from tailbound.transport.overtime import Overtime
+from tailbound.transport.config import FLOOR, MS, Config
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import ANSWERS, ASKING, TERMS
+from tailbound.wire.schema import ANSWERS, ASKING, MAX_RANKS, OVERTIME, TERMS
+
+#: Part of the time that waiting past deadlines may take, what is saved up of it at most, and what there is to begin
+#: with; with another floor of deadlines in proportion to that.
+SHARE, MOST, FIRST = 0.1, 1000 * MS, 500 * MS
+#: Of it what rows that are asked for again leave for ranks of which more is missing: a per cent of losses in every op
+#: would use it up.
+RESERVE = MOST // 2
+#: Answers and ops of which the slowest counts, and how long either lasts at most: after more a rank was stopped, which
+#: says nothing about the next time.
+_KEPT, LONGEST = 64, 400 * MS
+#: Part of the wake-ups that ``late`` covers.
+_COVER = 0.95
 
 Asking = record_of(ASKING)
 
@@ -67,6 +82,104 @@ class Repairs:
         self.paths: Sequence[Path] = (kind * ranks)(*(Path(floor) for _ in range(ranks)))
         #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
+
+
+class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
+    """One rank's balance of waiting past deadlines, and how long ranks that live say nothing (``tb_overtime``).
+
+    A deadline follows what ops usually take. An op takes longer where threads wait for a core, or a neighbour takes the
+    processors away for a moment. Nothing is lost by that, and its rows are worth more than a short tail. So a deadline
+    moves on while rows come, or while a missing rank may still live, and every rank keeps a balance. ``SHARE`` of the
+    time that passes is saved up, at most ``MOST``, and what ops have waited past their deadlines is taken off. A link
+    that stays slow, or a rank that is late in every step, uses it up once.
+
+    Marks that rise and words tell that a rank lives; a missing one is asked for a word (``core/recovery.c``). A rank
+    that waits for a core is as silent as one that was stopped. So the longest silence is learned from questions that
+    ranks have left open, and from the own thread's waits for a core. Where these are milliseconds, a rank that was
+    stopped costs half a deadline and no more. Questions are rare, and own waits are seen in every op; hosts of one job
+    are busy alike, as a rule.
+
+    Args:
+        now: the time, ns; saving begins.
+        floor: see ``Config``.
+
+    Attributes:
+        open: by rank, since when it has left a question open, ns; 0: it has not.
+        lacked: ns that the own thread has waited for a core in all, as the kernel counts it.
+        held_up: ns that the own thread has waited for Python's interpreter lock (GIL) in all, with ops on their way.
+    """
+
+    waited: int
+    answer: int
+    lack: int
+
+    def __init__(self, now: int, floor: int = FLOOR) -> None:
+        super().__init__(floor, MOST * floor // FLOOR, RESERVE * floor // FLOOR, FIRST * floor / FLOOR, now)
+        self.share, self.longest = SHARE, LONGEST
+        self.lacked = self.held_up = 0
+        self.open = (ctypes.c_int64 * (MAX_RANKS + 1))()
+        self._answers: deque[int] = deque(maxlen=_KEPT)
+        self._late: deque[int] = deque(maxlen=_KEPT)
+        self._lacks: deque[int] = deque(maxlen=_KEPT)
+        self._latest = 0  # the longest wait since the last op
+
+    # -- who lives ----------------------------------------------------------------------------------------------------
+
+    def asked(self, rank: int, now: int, heard: int) -> None:
+        """``rank``, last heard of at ``heard``, has been asked for a word."""
+        if 0 < self.open[rank] < heard:
+            self.spoke(rank, heard)
+        self.open[rank] = self.open[rank] or now
+
+    def spoke(self, rank: int, now: int) -> None:
+        """``rank`` said something at ``now``."""
+        since, self.open[rank] = self.open[rank], 0
+        if since and now - since <= LONGEST:
+            self._answers.append(now - since)
+            self.answer = max(self._answers)
+
+    # -- the balance --------------------------------------------------------------------------------------------------
+
+    def left(self, now: int) -> int:
+        """What may still be waited, ns; may be asked by any thread."""
+        return int(core().fast.tb_saved(ctypes.addressof(self), now))
+
+    def charge(self, half: ctypes.Structure, now: int) -> None:
+        """Takes off what a half (``tb_half``) that ended at ``now`` has waited past its deadline, until this was over.
+
+        Time is paid for once, however many ops wait in it.
+        """
+        core().fast.tb_charge(ctypes.addressof(self), ctypes.addressof(half), now)
+
+    # -- the own thread -----------------------------------------------------------------------------------------------
+
+    def woke(self, late: int, held_up: int = 0) -> None:
+        """The own thread woke up ``late`` ns after the time that it had asked for, ``held_up`` of these for the GIL."""
+        self.held_up += held_up
+        self._late.append(max(0, late))
+        if late <= LONGEST:  # after more it was stopped
+            self._latest = max(self._latest, late)
+
+    def turned(self, run_queue: int | None) -> None:
+        """A turn of the own thread begins, in which it answers.
+
+        Args:
+            run_queue: what it has waited for a core since it began, ns (``transport.cores``); None: the kernel does not
+                tell, so that only late wake-ups do. A hypervisor's share is in these alone.
+        """
+        if run_queue is not None:
+            self._latest = max(self._latest, run_queue - self.lacked)
+            self.lacked = run_queue
+
+    def ended(self) -> None:
+        """An op has ended."""
+        self._lacks.append(min(LONGEST, self._latest))
+        self.lack, self._latest = max(self._lacks), 0
+
+    @property
+    def late(self) -> int:
+        """How late the own thread wakes up: what nearly none of the last wake-ups exceeds, ns."""
+        return sorted(self._late)[int(_COVER * (len(self._late) - 1))] if self._late else 0
 
 
 class Terms(record_of(TERMS)):  # type: ignore[misc]

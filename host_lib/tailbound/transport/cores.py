@@ -1,4 +1,4 @@
-"""How long a thread has waited for a core, as the kernel counts it. Reading only; ``overtime`` decides by it.
+"""How long a thread has waited for a core, as the kernel counts it. Reading only; ``terms.Overtime`` decides by it.
 
 A thread that could run and does not waits for a core. That is neither a slow network nor a stop: one that was stopped
 is on no run queue, and its timers are late all the same.

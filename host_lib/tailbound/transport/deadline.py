@@ -113,7 +113,7 @@ class Durations:
 
         Where nearly all come within ``_NEAR`` times the usual length (busy hosts, for the most part) it costs little to
         wait for them. Where the tail is long (foreign bursts) it is not followed; rows that come then are waited for
-        within the budget of ``overtime``.
+        within the budget of clock-29.
 
         The usual one is the median over steps, of each the longest: what ops at one place of a step always take counts,
         and what hits a minority of steps does not. It never exceeds the bound, so that a change is followed at once.

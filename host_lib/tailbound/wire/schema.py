@@ -923,7 +923,7 @@ HALF = Struct(
 
 OVERTIME = Struct(
     "tb_overtime",
-    "What waiting past deadlines may cost, and how long ranks that live say nothing (`transport.overtime`); in ns.",
+    "What waiting past deadlines may cost, and how long ranks that live say nothing (`collective.terms`); in ns.",
     (
         Field("floor", "s64", "the shortest deadline"),
         Field("most", "s64", "that is saved up at most"),
