@@ -41,7 +41,7 @@ def make(rank: int, part: Part, other: Any = None) -> tuple[Entrance, Any, Any]:
     own = Standing(1, form=layout.digest())
     resync = SimpleNamespace(
         moment=SimpleNamespace(step=4), giving=set(), given=0, counters=Counter(),
-        standings=SimpleNamespace(now=lambda ranks, _: dict.fromkeys(ranks, own)),
+        standings=SimpleNamespace(now=lambda ranks: dict.fromkeys(ranks, own)),
     )  # fmt: skip
     communicator = SimpleNamespace(
         reliable=reliable, config=SimpleNamespace(rank=rank), part=part, job=SimpleNamespace(peers=[1 - rank]),

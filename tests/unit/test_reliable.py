@@ -252,13 +252,3 @@ def test_all_are_asked_at_once_and_who_says_nothing_is_left_out() -> None:
 
     assert ask_each([7, 3, 5, 1], ask, "asking") == {7: "rank 7", 1: "rank 1"}
     assert ask_each([], ask, "asking") == {}
-
-
-def test_who_has_the_answer_waits_for_no_other() -> None:
-    over = threading.Event()
-
-    def ask(rank: int) -> bool:
-        return rank == 1 or over.wait(60)
-
-    assert ask_each([0, 1, 2], ask, "asking", lambda answer: answer) == {1: True}
-    over.set()

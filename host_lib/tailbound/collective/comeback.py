@@ -26,7 +26,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -76,19 +76,13 @@ def of_form(form: struct.Struct, answer: Callable[..., Iterable[Buffer]]) -> Han
     return handler
 
 
-def ask_each(
-    ranks: Collection[int],
-    ask: Callable[[int], T | None],
-    name: str,
-    enough: Callable[[T], bool] = lambda answer: False,
-) -> dict[int, T]:
+def ask_each(ranks: Collection[int], ask: Callable[[int], T | None], name: str) -> dict[int, T]:
     """What ``ask`` gives for each of ``ranks``, all at the same time; who gives None or cannot be asked is left out.
 
     Args:
         ranks: of peers.
         ask: asks one of them; may raise a ``TransportError``.
         name: of the threads.
-        enough: whether no other answer is waited for.
     """
 
     def said(rank: int) -> T | None:
@@ -99,17 +93,9 @@ def ask_each(
 
     if not ranks:
         return {}
-    threads = ThreadPoolExecutor(min(len(ranks), AT_ONCE), name)
-    answers, found = {threads.submit(said, rank): rank for rank in ranks}, dict[int, T]()
-    try:
-        for answer in as_completed(answers):
-            if (one := answer.result()) is not None:
-                found[answers[answer]] = one
-                if enough(one):
-                    break
-    finally:
-        threads.shutdown(wait=False, cancel_futures=True)
-    return {rank: found[rank] for rank in ranks if rank in found}
+    with ThreadPoolExecutor(min(len(ranks), AT_ONCE), name) as threads:
+        found = dict(zip(ranks, threads.map(said, ranks), strict=True))
+    return {rank: answer for rank, answer in found.items() if answer is not None}
 
 
 class Part(enum.IntEnum):
@@ -219,7 +205,7 @@ def find_part(
         # the lowest last: its process is the least likely to be another one when it counts
         lives = {rank: Life(Part.UNKNOWN, cookie)}
         for some in (asked[1:], asked[:1]):
-            lives |= ask_each(some, ask, "tailbound-part", lambda life: life.part == Part.INSIDE)
+            lives |= ask_each(some, ask, "tailbound-part")
         for life in lives.values():
             if life.part == Part.INSIDE:
                 return life._replace(part=Part.OUTSIDE)

@@ -16,7 +16,6 @@ from tailbound.collective.communicator import Communicator
 from tailbound.errors import ConfigError, LayoutError, TransportError
 from tailbound.torch.finished import Layout
 from tailbound.torch.resync import LOADED, NEVER, Resync, Wanted
-from tailbound.torch.standing import Standing
 from tailbound.transport.reliable import Refusal
 from tailbound.transport.steps import STEP_MASK
 
@@ -129,7 +128,7 @@ class Entrance:
         self.alone += 1
         until, reason = time.monotonic() + timeout, "no rank of the job is inside it"
         while True:
-            found = self._resync.standings.now(self._communicator.job.peers, self._fits)
+            found = self._resync.standings.now(self._communicator.job.peers)
             own = self._layout.digest()
             donors = sorted(found, key=lambda rank: not found[rank].sound)
             alike = [rank for rank in donors if found[rank].form == own]
@@ -160,9 +159,6 @@ class Entrance:
                     "ranks from a checkpoint"
                 )
             self._pause()
-
-    def _fits(self, one: Standing) -> bool:
-        return one.sound and one.form == self._layout.digest()
 
     def _adopt(self, donor: int, until: float) -> None:
         """Takes over what ``donor`` holds and goes on with its next step."""

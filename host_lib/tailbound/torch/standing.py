@@ -137,11 +137,9 @@ class Standings:
         self._reliable.serve(_NAME, of_form(_ASK, self._answer))
         self._reliable.before_close(self._see_off)
 
-    def now(
-        self, ranks: Collection[int], enough: Callable[[Standing], bool] = lambda one: False
-    ) -> dict[int, Standing]:
-        """The present standings of ``ranks``, as far as they answer at once; after one that is ``enough`` no others."""
-        return ask_each(ranks, lambda rank: self._pull(rank, _NOW, 0, 0, _SAY)[2], "tailbound-standing", enough)
+    def now(self, ranks: Collection[int]) -> dict[int, Standing]:
+        """The present standings of ``ranks``, as far as they answer at once."""
+        return ask_each(ranks, lambda rank: self._pull(rank, _NOW, 0, 0, _SAY)[2], "tailbound-standing")
 
     def slices(self, ranks: Collection[int], step: int, which: int, own: bytes) -> dict[int, Standing]:
         """Those of slice ``which`` after ``step``, of the sound ones of ``ranks`` that stand there; ``own``: digest."""
