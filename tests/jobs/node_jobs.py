@@ -50,8 +50,9 @@ def parity(rank: int, how: str) -> None:
         if devices < 2:  # NCCL takes one rank a device and host, but believes who says to be another host
             os.environ |= {"NCCL_HOSTID": str(rank), "NCCL_SOCKET_IFNAME": "lo"}
     elif how == "device":
-        inside = node_shards.Inside("gloo", Stream(), one_order=True)
-        node_state.inside_of = lambda _: inside
+        stream = Stream()
+        stream.one_order = True
+        node_state.stream_of = lambda _: stream
         base.Paths = functools.partial(Paths, host_form=PLAIN)
     else:
         kinds += [torch.float16, torch.float64]

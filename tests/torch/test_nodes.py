@@ -63,17 +63,17 @@ def test_a_job_that_fails_ends_all_ranks_of_its_host_in_that_step(run: Run, how:
 
 
 def test_who_waits_alone_at_a_boundary_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
     import torch.distributed as dist
 
     from tailbound.errors import TransportError
-    from tailbound.torch.node_shards import HostCollectives, inside_of
+    from tailbound.torch.node_shards import HostCollectives
+    from tailbound.torch.streams import Stream
 
     def nobody(*_: object) -> None:
         raise RuntimeError("Timed out waiting 60000ms for recv operation to complete")
 
     monkeypatch.setattr(dist, "broadcast_object_list", nobody)
-    here = HostCollectives(inside_of(torch.device("cpu")), None, None, (4, 5), 1)  # type: ignore[arg-type]
+    here = HostCollectives(Stream(), None, None, (4, 5), 1)  # type: ignore[arg-type]
     with pytest.raises(TransportError, match=r"rank 5: .* not come .*, \[4\]: Timed out .*on ddp_model.module"):
         here.from_first(None)
 

@@ -250,11 +250,6 @@ def test_a_copy_of_a_registered_model_is_plain_ddp(alone: Any, copied: Callable[
     state._let_go()
 
 
-def test_an_old_name_raises_an_error_that_gives_the_new_one(alone: Any) -> None:
-    with pytest.raises(AttributeError, match=r"no attribute 'synchronise': call synchronize"):
-        alone.synchronise()
-
-
 PATIENCE = 30
 LAST = (1 << 22) - 1  # steps are serial numbers
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from tailbound.errors import TransportError
 from tailbound.torch.memory import Memory
-from tailbound.torch.streams import CudaStream, Stream
+from tailbound.torch.streams import Stream
 
 #: Shards begin at multiples of so many entries: a cache line and vectors of the codec, in every type.
 ALIGN = 16
@@ -38,21 +38,6 @@ _SHARED = (
     "what replicas of a host share has not come from {}. Call boundary, hold, synchronize and forward on all of them "
     "between the same steps (an evaluation by one rank alone: on ddp_model.module)"
 )
-
-
-class Inside(NamedTuple):
-    """How buckets go from rank to rank within a host."""
-
-    backend: str  #: of the groups that carry them
-    stream: Stream  #: in which averages of shards are put in order
-    one_order: bool = False  #: collectives of a step may not overtake each other, in whatever direction
-
-
-def inside_of(device: torch.device) -> Inside:
-    """Gloo for memory of the host, NCCL for a CUDA device."""
-    if device.type == "cuda":
-        return Inside("nccl", CudaStream(device), one_order=True)
-    return Inside("gloo", Stream(device))
 
 
 def cut(numel: int, places: int) -> tuple[int, list[int]]:
@@ -97,26 +82,26 @@ class HostCollectives:
     """The collectives of one model's buckets among ``members``, the ranks of a host; a ``TransportError`` if one fails.
 
     ``inward``, ``outward``: groups, one for each direction, as gathering a bucket must not wait until the next one is
-    reduced. With ``one_order`` the first one carries all buckets. The other one is of Gloo in any case.
+    reduced. With ``stream.one_order`` the first one carries all buckets. The other one is of Gloo in any case.
     """
 
     def __init__(
         self,
-        inside: Inside,
+        stream: Stream,
         inward: dist.ProcessGroup,
         outward: dist.ProcessGroup,
         members: Sequence[int],
         place: int,
     ) -> None:
         self.places, self._place, self._members = len(members), place, members
-        self._inside, self._inward, self._outward = inside, inward, outward
-        self._gathering = inward if inside.one_order else outward
+        self._stream, self._inward, self._outward = stream, inward, outward
+        self._gathering = inward if stream.one_order else outward
         self._memory = Memory()
 
     def warm_up(self) -> None:
         """Does each collective of a device once, on all ranks of the host: NCCL connects them in the first one."""
-        if self._inside.one_order:
-            tensor = torch.zeros(self.places * ALIGN, device=self._inside.stream.device)
+        if self._stream.one_order:
+            tensor = torch.zeros(self.places * ALIGN, device=self._stream.device)
             self.reduce(tensor, buffers := self.buffers(0, tensor))
             self.gather(buffers.shard, buffers)
 

@@ -18,10 +18,11 @@ import torch.distributed as dist
 from tailbound.errors import TailboundError, TransportError
 from tailbound.torch.memory import check
 from tailbound.torch.node import Holds, Node
-from tailbound.torch.node_shards import HostCollectives, Lane, inside_of
+from tailbound.torch.node_shards import HostCollectives, Lane
 from tailbound.torch.replica import Replica
 from tailbound.torch.resync import Resync
 from tailbound.torch.state import TailboundState
+from tailbound.torch.streams import stream_of
 
 _NONE_ALONE = (
     "the ranks of a host put their buckets together; leave out tailbound.torch.batches, or give register "
@@ -53,12 +54,12 @@ class NodeState(TailboundState):
     ) -> None:
         self._node, self._groups = node, list[dist.ProcessGroup]()
         self._compares = node.place == 0  # the first one alone is told what the host has missed, and hands on all
-        inside = inside_of(device)
+        self._stream = stream = stream_of(device)
         try:
-            for of_peers, backend in (False, inside.backend), (False, "gloo"), (True, "gloo"):
+            for of_peers, backend in (False, stream.backend), (False, "gloo"), (True, "gloo"):
                 self._groups.append(node.group(of_peers=of_peers, timeout=timeout, backend=backend))
             inward, outward, peers = self._groups
-            self._collectives = HostCollectives(inside, inward, outward, node.members, node.place)
+            self._collectives = HostCollectives(stream, inward, outward, node.members, node.place)
             self._collectives.warm_up()
             super().__init__(peers, timeout=timeout, **options)
             self._holds: Holds | None = None
@@ -72,7 +73,6 @@ class NodeState(TailboundState):
             self._end_groups()
             raise
         self.everyone, self.shards, self.together = group, node.places, _NONE_ALONE
-        self._inside = inside
         self._inward, self._outward = Lane("in"), Lane("out")
         self._reduced: list[Callable[[], None]] = []  # what is still to be handed to ``_outward``
         self._endings += self._inward.close, self._outward.close
@@ -118,33 +118,33 @@ class NodeState(TailboundState):
             with self._failing():
                 self.before_backward()
         buffers = self._collectives.buffers(index, tensor)
-        future, mark = self._inside.stream.future(), self._inside.stream.mark()
+        future, mark = self._stream.future(), self._stream.mark()
 
         def bring() -> None:
             averaged = None
-            with self._failing(), self._inside.stream.use(mark):
+            with self._failing(), self._stream.use(mark):
                 self._collectives.reduce(tensor, buffers)
                 if self._failure is None:  # to other hosts this one is dead otherwise
                     averaged = self._average(index, buffers.shard, last)
             self._reduced.append(lambda: hand_out(averaged))
-            if last or not self._inside.one_order:
+            if last or not self._stream.one_order:
                 for action in self._reduced:
                     self._outward.put(action)
                 self._reduced.clear()
 
         def hand_out(averaged: torch.futures.Future[torch.Tensor] | None) -> None:
             shard = buffers.shard  # whatever is in it, if there is no average: every rank has to gather
-            with self._failing(), self._inside.stream.use():  # which then comes behind the average
+            with self._failing(), self._stream.use():  # which then comes behind the average
                 if averaged is not None:
                     shard = averaged.wait()
-            with self._failing(), self._inside.stream.use():
+            with self._failing(), self._stream.use():
                 self._collectives.gather(shard, buffers)
             if last:
                 with self._failing():
                     self._tell()
                 self._told = self._failure is not None
             try:
-                with self._inside.stream.use():
+                with self._stream.use():
                     future.set_result(buffers.gathered[: tensor.numel()])
             except Exception as error:  # of the device; a future that never completes would hang DDP
                 self._fail(error)

@@ -11,7 +11,7 @@ import torch
 from tailbound.collective.coder import HOST, Coder
 from tailbound.errors import CapabilityError, ConfigError
 from tailbound.torch.device_coder import DeviceCoder, Form, warm_up
-from tailbound.torch.streams import CudaStream, Stream
+from tailbound.torch.streams import Stream, stream_of
 
 P = ParamSpec("P")
 
@@ -96,12 +96,8 @@ class Paths:
         """
         found = self._paths.get(device)
         if found is None:
-            if device.type == "cuda":
-                found = DevicePath(CudaStream(device), triton_form())
-            elif self._host_form is not None:
-                found = DevicePath(Stream(device), self._host_form)
-            else:
-                found = BucketPath()
+            form = triton_form() if device.type == "cuda" else self._host_form
+            found = DevicePath(stream_of(device), form) if form is not None else BucketPath()
             self._paths[device] = found
         return found
 

@@ -490,11 +490,6 @@ class TailboundState:
         """Between two steps: a rank that is lost joins the others; a ``TransportError`` once it could not for long."""
         self.absence.rejoin()
 
-    def __getattr__(self, name: str) -> Any:
-        """Raises an ``AttributeError`` that names the present form of an old name."""
-        hint = ": call synchronize" if name == "synchronise" else ""
-        raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}")
-
     def synchronize(self, timeout: float = 30.0) -> bool:
         """Makes all replicas equal to the bit, between two steps: before a checkpoint, or at the end.
 

@@ -35,7 +35,13 @@ class Stream:
     """A queue of work on ``device`` beside the one that the training thread fills.
 
     This one is of the host: everything is done when the call that does it returns.
+
+    Attributes:
+        backend: of groups that carry memory of the device.
+        one_order: collectives of a step may not overtake each other, in whatever direction.
     """
+
+    backend, one_order = "gloo", False
 
     def __init__(self, device: torch.device | None = None) -> None:
         self.device = device or torch.device("cpu")
@@ -69,6 +75,8 @@ class Stream:
 
 class CudaStream(Stream):
     """A side stream of high priority: its short kernels go in between those of the backward pass."""
+
+    backend, one_order = "nccl", True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -105,3 +113,8 @@ class CudaStream(Stream):
     def future(self) -> torch.futures.Future[torch.Tensor]:
         """A future that knows the device, or it would refuse a tensor there."""
         return torch.futures.Future(devices=[self.device])
+
+
+def stream_of(device: torch.device) -> Stream:
+    """A stream of ``device``."""
+    return CudaStream(device) if device.type == "cuda" else Stream(device)
