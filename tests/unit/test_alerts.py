@@ -45,10 +45,10 @@ def watch(shares: list[dict[int, float]], window: int = 100) -> list[tuple[int |
     """What is said, window by window, of peers that lose these shares of 1000 rows each."""
     losses, said = Losses(window), []
     totals = dict.fromkeys(shares[0], (0, 0))
-    losses.update(totals, 0)
+    list(losses.update(totals, 0))
     for now, one in enumerate(shares):
         totals = {peer: (totals[peer][0] + 1000, totals[peer][1] + int(1000 * share)) for peer, share in one.items()}
-        said += [(found.peer, found.turn) for found in losses.update(totals, now)]
+        said += [(peer, turn) for peer, turn, *_ in losses.update(totals, now)]
     return said
 
 

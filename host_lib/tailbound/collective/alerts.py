@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from tailbound.collective.known import Known
 from tailbound.collective.timing import WHO_WAITS
@@ -97,7 +97,7 @@ class Alerts:
             self._look_at_the_lock(step, now - self._lost, now)
             self._lost = now
             for loss in self._losses.update(self._totals(), now):
-                self._say_loss(loss, step)
+                self._say_loss(*loss, step)
 
     def _time(self, step: int, now: int) -> None:
         """Follows what a step takes."""
@@ -181,18 +181,15 @@ class Alerts:
         here = [r for r in (own, *self._known.membership.live) if not self._late.running(r)]
         return late == own or own == min(here, default=-1)
 
-    def _say_loss(self, loss: Loss, step: int) -> None:
-        where = "to this rank" if loss.peer is None else f"from rank {loss.peer} to this one"
-        fields: dict[str, Any] = {"peer": loss.peer, "share": loss.share, "others": loss.others, "step": step}
-        if loss.turn == "over":
+    def _say_loss(self, peer: int | None, turn: Turn, share: float, others: float, step: int) -> None:
+        where = "to this rank" if peer is None else f"from rank {peer} to this one"
+        fields: dict[str, Any] = {"peer": peer, "share": share, "others": others, "step": step}
+        if turn == "over":
             text = f"the way {where} no longer loses packets (step {step})"
             self._events.emit("link_well", text, level=logging.INFO, **fields)
             return
-        alike = "from all peers alike" if loss.peer is None else f"{loss.others:.2%} from the others"
-        text = (
-            f"{loss.share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. "
-            f"{self._remedy(loss.peer)}"
-        )
+        alike = "from all peers alike" if peer is None else f"{others:.2%} from the others"
+        text = f"{share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. {self._remedy(peer)}"
         self._events.emit("link_loses", text, **fields)
 
     def _remedy(self, peer: int | None) -> str:
@@ -211,22 +208,6 @@ class Alerts:
         return bool(at["address"] == own["address"]) and bool((at["prefix"] == own["prefix"]).all())
 
 
-class Loss(NamedTuple):
-    """Something to say.
-
-    Attributes:
-        peer: whose rows get lost; None: those of (nearly) all peers, so it is the link of this rank.
-        turn: begins, lasts or is over.
-        share: of the rows, in the last window.
-        others: median share of the other peers' rows.
-    """
-
-    peer: int | None
-    turn: Turn
-    share: float
-    others: float
-
-
 class Losses:
     """Loss by peer, as one receiver sees it; the own link told apart. Pure.
 
@@ -240,8 +221,14 @@ class Losses:
         self._shares: dict[int, float] = {}
         self._episodes = Episodes(begin=2, end=2)
 
-    def update(self, totals: Mapping[int, tuple[int, int]], now: int) -> list[Loss]:
-        """Takes by peer (rows expected, rows lost on the way) since the start of the job."""
+    def update(
+        self, totals: Mapping[int, tuple[int, int]], now: int
+    ) -> Iterator[tuple[int | None, Turn, float, float]]:
+        """Takes by peer (rows expected, rows lost on the way) since the start of the job.
+
+        Yields what is to be said: whose rows get lost (None: those of nearly all peers, so it is the link of this
+        rank), the turn, the share in the last window, and the median share of the others.
+        """
         fresh = []
         for peer, (expected, lost) in totals.items():
             rows, gone = self._before.setdefault(peer, (0, 0))
@@ -250,13 +237,11 @@ class Losses:
                 self._before[peer] = expected, lost
                 fresh.append(peer)
         if not fresh:
-            return []
-        found = []
+            return
         middle = statistics.median_low(self._shares.values())
         own = len(self._shares) > 1 and middle > NAMED
-        turn = self._episodes.see(None, _so(middle) if len(self._shares) > 1 else False, now)
-        if turn:
-            found.append(Loss(None, turn, middle, middle))
+        if turn := self._episodes.see(None, _so(middle) if len(self._shares) > 1 else False, now):
+            yield None, turn, middle, middle
         for peer in fresh:
             share = self._shares[peer]
             others = [s for p, s in self._shares.items() if p != peer]
@@ -264,8 +249,7 @@ class Losses:
             # where all are lost alike, no single peer is to blame
             so = None if own and share < 2 * middle and not self._episodes.running(peer) else _so(share)
             if turn := self._episodes.see(peer, so, now):
-                found.append(Loss(peer, turn, share, typical))
-        return found
+                yield peer, turn, share, typical
 
 
 def _so(share: float) -> bool | None:

@@ -177,11 +177,8 @@ class Deadlines:
             size.per_byte.add(sample.step, (sample.transfer << 20) // max(1, sample.flow_bytes))
         if sample.results is not None:
             size.results.add(sample.step, sample.results)
-        if len(self._recent) == WINDOW and self._recent[0] == self.largest:
-            self._recent.popleft()
-            self.largest = max(self._recent)
         self._recent.append(sample.flow_bytes)
-        self.largest = max(self.largest, sample.flow_bytes)
+        self.largest = max(self._recent)
         self._learned()
 
     def step(self, step: int, launched: int, finished: int, *, last: bool) -> None:
