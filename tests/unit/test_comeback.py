@@ -146,7 +146,7 @@ def test_the_store_tells_whether_a_job_is_under_way() -> None:
 
 def test_the_end_of_a_process_before_says_nothing_of_the_one_that_has_come_back() -> None:
     said: queue.Queue[int] = queue.Queue()
-    here = Lifelines(0, said.put, Mock())
+    here = Lifelines(said.put, Mock())
     with socket.create_server(("127.0.0.1", 0)) as listener:
         ends = [(socket.create_connection(listener.getsockname()), listener.accept()[0]) for _ in range(3)]
     for rank, (end, _) in zip((3, 3, 5), ends, strict=True):

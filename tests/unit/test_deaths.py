@@ -115,7 +115,7 @@ def test_a_death_is_told_before_all_are_tried_that_cannot_be_reached() -> None:
         await_that(lambda: ends[9].fileno() < 0, "the process has ended")
         raise TransportError("no answer")
 
-    lines = Lifelines(0, connect, lambda rank: not told.put(rank))
+    lines = Lifelines(connect, lambda rank: not told.put(rank))
     with socket.create_server(("127.0.0.1", 0)) as server:
         ends = {}
         for rank in (1, 2, 3, 9):
@@ -129,17 +129,16 @@ def test_a_death_is_told_before_all_are_tried_that_cannot_be_reached() -> None:
     assert tried[:2] == [1, 9]
 
 
-def test_who_watches_later_is_waited_for_and_who_cannot_be_reached_is_named(
+def test_a_death_is_told_that_came_before_anybody_wanted_to_hear_and_who_cannot_be_reached_is_named(
     paths: list[Reliable], caplog: pytest.LogCaptureFixture
 ) -> None:
-    comeback.watch(paths[0], Engine())
-    later = threading.Timer(0.1, comeback.watch, (paths[1], Engine()))
-    later.start()
     paths[2].close()
     comeback.connect(paths[0], 0, [1, 2], PATIENCE)
-    later.join()
     assert "rank 0: no TCP connection to rank(s) [2]" in caplog.text
     assert sorted(lines_of(paths[0])) == [1]
+    paths[1].close()
+    await_that(lambda: bool(paths[0]._lifelines._due), "it has been seen")
+    assert watched(paths)[0].told.get(timeout=PATIENCE) == 1
 
 
 def test_a_whole_job_with_a_reset_and_a_rank_that_answers_over_udp() -> None:

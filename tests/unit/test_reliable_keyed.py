@@ -38,14 +38,13 @@ def connected(one: Reliable, other: Reliable) -> queue.Queue[int]:
     """Both watch a connection that the second one made: who is told lost, by either."""
     said = queue.Queue[int]()
     for each in (one, other):
-        each.watch(lambda rank: said.put(rank) or True)  # type: ignore[func-returns-value]
+        each.lost = lambda rank: said.put(rank) or True  # type: ignore[func-returns-value]
     other.keep(0, 5)
     return said
 
 
 def line_of(one: Reliable) -> socket.socket:
     """The newest connection to the other rank that it watches."""
-    assert one._lifelines is not None
     (found,) = one._lifelines._newest.values()
     return found
 

@@ -220,7 +220,6 @@ def is_renewed(one: Reliable, times: int) -> bool:
     The other end makes one, too, which may become the newest at any time.
     """
     lines = one._lifelines
-    assert lines is not None
     if lines.renewed >= times and not lines._due:
         return True
     for line in list(lines._newest.values()):

@@ -54,8 +54,8 @@ _ENGINE, _PEER, _AGAIN = 2.0, 3.0, 0.2
 #: How a peer that has not taken this rank in is asked again.
 _WELCOMES = Policy(200 * MS, 10_000 * MS)
 _POSITION_MOST = 1 << 16
-#: Seconds that a peer has to take a connection at least, all of them have at most, and between two attempts.
-_KEEP, _ALL, _KEEP_AGAIN = 3.0, 30.0, 0.02
+#: Seconds that a peer has to take a connection at least, and all of them have at most.
+_KEEP, _ALL = 3.0, 30.0
 #: Questions over UDP to a rank that refuses connections, and seconds for the answer to each.
 _ASKED, _ASK = 2, 0.015
 
@@ -310,7 +310,7 @@ def jump(engine: Transpose, pull: Callable[..., bytes | bytearray]) -> int:
 
 
 def watch(reliable: Reliable, engine: Transpose) -> None:
-    """Tells ``engine`` of processes that die, once there are connections to them."""
+    """Tells ``engine`` of processes that die, where there were connections to them."""
 
     def lost(rank: int) -> bool:
         try:
@@ -324,7 +324,7 @@ def watch(reliable: Reliable, engine: Transpose) -> None:
             pass
         return True
 
-    reliable.watch(lost)
+    reliable.lost = lost
 
 
 def connect(reliable: Reliable, rank: int, peers: Sequence[int], timeout: float) -> None:
@@ -336,16 +336,9 @@ def connect(reliable: Reliable, rank: int, peers: Sequence[int], timeout: float)
     until = time.monotonic() + min(timeout, _ALL)
 
     def reached(peer: int) -> bool:
-        while True:
-            try:
-                # patiently: to the peer the end of a connection that was given up is a death
-                reliable.keep(peer, max(_KEEP, until - time.monotonic()))
-            except Refusal:  # it does not watch yet
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(_KEEP_AGAIN)
-            else:
-                return True
+        # patiently: to the peer the end of a connection that was given up is a death
+        reliable.keep(peer, max(_KEEP, until - time.monotonic()))
+        return True
 
     known = ask_each(peers, reached, "tailbound-connect")
     if missing := [peer for peer in peers if peer not in known]:

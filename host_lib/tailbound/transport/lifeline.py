@@ -41,7 +41,6 @@ class Lifelines:
     """The connections of one rank, and a thread that watches them.
 
     Args:
-        rank: own rank.
         connect: makes a connection to a rank anew and gives it to ``hold``, or raises a TransportError.
         lost: called where a rank refuses that; may wait. If it returns true the process has ended, else there are more
             attempts.
@@ -50,8 +49,8 @@ class Lifelines:
         renewed: connections that ended and were made anew.
     """
 
-    def __init__(self, rank: int, connect: Callable[[int], None], lost: Callable[[int], bool]) -> None:
-        self._rank, self._connect, self._lost = rank, connect, lost
+    def __init__(self, connect: Callable[[int], None], lost: Callable[[int], bool]) -> None:
+        self._connect, self._lost = connect, lost
         self.renewed = 0
         self._selector = selectors.DefaultSelector()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -139,9 +138,8 @@ class Lifelines:
                 return
             if tries == _WARNED:
                 log.warning(
-                    "rank %d: its TCP connection to rank %d has ended and cannot be made anew: unless that rank has "
-                    "left, its end would be waited for in three ops; let TCP pass between all hosts (%s)",
-                    self._rank,
+                    "the TCP connection to rank %d has ended and cannot be made anew: unless that rank has left, its "
+                    "end would be waited for in three ops; let TCP pass between all hosts (%s)",
                     rank,
                     error,
                 )

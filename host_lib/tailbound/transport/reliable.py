@@ -111,7 +111,6 @@ class Reliable:
         self._answered = threading.Condition(self._lock)
         self._before_close: list[Callable[[], None]] = []
         self._helpers: list[threading.Thread] = []
-        self._lifelines: Lifelines | None = None
         #: requests whose tag was wrong, and connections that had to give way before they showed the key
         self.forged, self.evicted = 0, 0
         try:
@@ -123,12 +122,16 @@ class Reliable:
             ) from error
         #: TCP port, for the greeting
         self.port: int = self._listener.getsockname()[1]
+        #: asked where a connection to a rank has ended and no rank listens, whether its process has ended; connections
+        #: that ``keep`` has made, here or there, are watched from the beginning
+        self.lost: Callable[[int], bool] = lambda rank: False
+        self._lifelines = Lifelines(lambda rank: self.keep(rank, _RENEWAL), lambda rank: self.lost(rank))
         keep_from_children(self)
 
     def descriptors(self) -> list[int]:
         """See ``forks.Owner``."""
-        lines = self._lifelines.descriptors() if self._lifelines is not None else []
-        return [sock.fileno() for sock in (self._listener, *self._asking) if sock.fileno() >= 0] + lines
+        own = [sock.fileno() for sock in (self._listener, *self._asking) if sock.fileno() >= 0]
+        return own + self._lifelines.descriptors()
 
     def start(self, cookie: int, rank: int, peers: Sequence[tuple[str, int]], key: bytes = b"") -> None:
         """Lets requests in; ``peers`` are (address, port) by rank, the own one included; ``key`` is the job's."""
@@ -143,32 +146,22 @@ class Reliable:
         """
         self._handlers[name] = handler
 
-    def watch(self, lost: Callable[[int], bool]) -> None:
-        """From now on connections to peers are watched that were made by ``keep``, here or there (``Lifelines``).
-
-        ``lost(rank)`` is called where one has ended and no rank listens.
-        """
-        self._lifelines = Lifelines(self._rank, lambda rank: self.keep(rank, _RENEWAL), lost)
-
     def counts(self) -> dict[str, int]:
         """What strangers have tried: requests with a wrong tag, connections that had to give way before they showed the
         key, and ends of connections to ranks that then had another one."""
-        renewed = self._lifelines.renewed if self._lifelines is not None else 0
-        return {"requests_forged": self.forged, "strangers_evicted": self.evicted, "lifelines_renewed": renewed}
+        counts = {"requests_forged": self.forged, "strangers_evicted": self.evicted}
+        return counts | {"lifelines_renewed": self._lifelines.renewed}
 
     def keep(self, rank: int, timeout: float) -> None:
-        """Connects to ``rank`` and keeps the connection, for both to ``watch``; both do when this returns.
+        """Connects to ``rank`` and keeps the connection, which both watch when this returns (``Lifelines``).
 
         Args:
             rank: who.
             timeout: seconds for the connection, and for the answer.
 
         Raises:
-            Refusal: connections are not watched there.
             TransportError: it cannot be reached, or does not answer in time.
         """
-        if self._lifelines is None:
-            raise TransportError(f"rank {self._rank}: connections are not watched here: call watch first")
         with self._ask(rank, _LIFELINE, b"", timeout, 0) as (sock, _):
             self._lifelines.hold(rank, sock)
 
@@ -252,8 +245,7 @@ class Reliable:
         with contextlib.suppress(OSError):  # wakes accept, which close alone would not
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        if self._lifelines is not None:  # who connects anew is refused by now
-            self._lifelines.close()
+        self._lifelines.close()  # who connects anew is refused by now
         for helper in self._helpers:
             if helper is not threading.current_thread():
                 helper.join(5)
@@ -326,7 +318,7 @@ class Reliable:
                 if found is None:
                     return
                 sender, name, request, tags = found
-                if name == _LIFELINE and self._lifelines is not None:
+                if name == _LIFELINE:
                     head = _ANSWER.pack(_MAGIC, 0, 0)
                     self._lifelines.hold(sender, sock).send(head + tags.next(head))  # which waits for no room
                     return
