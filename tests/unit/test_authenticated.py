@@ -65,7 +65,7 @@ def test_no_secret_is_in_logs_status_files_and_traces(
     tmp_path: Path, key_file: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two turns of keys, forged rows. Rule: auth-3."""
-    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4))
+    monkeypatch.setattr(keys.KeyRing.__init__, "__defaults__", (0, 4, lambda epoch, key: None))
     monkeypatch.setattr(keys.Forgeries.ask, "__defaults__", (0,))
     monkeypatch.setattr(keys, "NEAR", 2)
     caplog.set_level(logging.DEBUG, "tailbound")

@@ -110,10 +110,8 @@ def test_every_job_has_secrets_of_its_own() -> None:
 
 
 def ring(turns: int = 0) -> tuple[KeyRing, list[int]]:
-    made, installed = KeyRing(MASTER, 7, 64, turns, PERIOD), list[int]()
-    made.install = lambda epoch, key: installed.append(epoch)
-    made.activate()
-    return made, installed
+    installed = list[int]()
+    return KeyRing(MASTER, 7, 64, turns, PERIOD, lambda epoch, key: installed.append(epoch)), installed
 
 
 def in_force(made: KeyRing) -> set[bytes]:

@@ -177,7 +177,7 @@ class Communicator:
                 life = found if found.part == Part.OUTSIDE else life._replace(cookie=found.cookie)
                 self.part = found.part
             if secret:
-                ring = keys.KeyRing(secret, life.cookie, config.width, life.turns)
+                ring = keys.KeyRing(secret, life.cookie, config.width, life.turns, install=path.put_key)
             self.job = self._activate(path, life.cookie, ring)
             opened.callback(self.job.threads.close)
             opened.callback(self.job.channels.close)

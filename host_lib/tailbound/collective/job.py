@@ -39,8 +39,6 @@ class Job(Speaker):
     ) -> None:
         super().__init__(config, datapath.store, sender, cookie, now, keys)
         self.datapath = datapath
-        if keys is not None:
-            keys.install = datapath.put_key
         #: threads that share the codec's work, the transport thread among them
         self.threads = Threads(max(1, config.codec_threads), config.width)
         #: whether rows reach the peers
@@ -56,8 +54,6 @@ class Job(Speaker):
         control["active"] = 0
         first = self.sequence.next_label
         self.datapath.reset(first)
-        if self.keys is not None:
-            self.keys.activate()
         store.peers[:] = 0
         for rank, words in enumerate(addresses):
             if rank != self.rank:

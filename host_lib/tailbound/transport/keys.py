@@ -177,22 +177,30 @@ class KeyRing:
         width: bytes of a row at most.
         turns: of the owner map in force.
         period: steps of an epoch at most; fewer in tests.
+        install: puts the key of an epoch in force where packets come in.
 
     Attributes:
         turns: number of the present epoch.
     """
 
-    def __init__(self, secret: bytes, cookie: int, width: int, turns: int = 0, period: int = EPOCH_STEPS) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        cookie: int,
+        width: int,
+        turns: int = 0,
+        period: int = EPOCH_STEPS,
+        install: Callable[[int, NDArray[np.uint64]], None] = lambda epoch, key: None,
+    ) -> None:
         self._secret = expand(secret, b"tailbound rows" + cookie.to_bytes(4, "big"))
-        self._width, self._period = width, period
+        self._width, self._period, self._install = width, period, install
         self.turns = turns
         self._age = NEAR  # steps of this epoch so far; who comes back needs no key before
         self._step: int | None = None
         self._known: dict[int, NDArray[np.uint64]] = {}
         self._stamp = 0
-        #: puts the key of an epoch in force where packets come in
-        self.install: Callable[[int, NDArray[np.uint64]], None] = lambda epoch, key: None
-        self._epochs = self._wanted()
+        self._epochs: tuple[int, ...] = ()
+        self._renew()
 
     def __repr__(self) -> str:
         return f"KeyRing(epochs={self._epochs})"  # and nothing that is secret
@@ -236,23 +244,16 @@ class KeyRing:
             self._renew()
 
     def _renew(self) -> None:
-        before, self._epochs = self._epochs, self._wanted()
+        """Puts the key of the present epoch in force, and that of the nearer other one."""
+        other = self.turns - 1 if self.turns and self._age < NEAR else self.turns + 1
+        before, self._epochs = self._epochs, (self.turns, other)
         for epoch in set(self._epochs).difference(before):
-            self.install(epoch, self.of(epoch))
-
-    def activate(self) -> None:
-        """Puts both keys in force."""
-        for epoch in self._epochs:
-            self.install(epoch, self.of(epoch))
+            self._install(epoch, self.of(epoch))
 
     def stamp(self) -> int:
         """A number for a control packet: above all before it, also those of the process before; u64."""
         self._stamp = max(self._stamp + 1, time.time_ns())
         return self._stamp
-
-    def _wanted(self) -> tuple[int, int]:
-        """The present epoch, and the nearer other one."""
-        return self.turns, self.turns - 1 if self.turns and self._age < NEAR else self.turns + 1
 
     def of(self, turns: int) -> NDArray[np.uint64]:
         """The key of an epoch near the present one."""

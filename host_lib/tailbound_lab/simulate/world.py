@@ -324,7 +324,7 @@ class World:
             Sender([wire], self.peers_of(config)),
             COOKIE,
             lambda: self._clock() + node.ahead,
-            keys=self._keys(config),
+            keys=self._keys(config, datapath),
         )
         pacer = job.flow.queue.pacer
         for name, value in self._limits.items():
@@ -337,11 +337,11 @@ class World:
         node.engine.begin()
         return node
 
-    def _keys(self, config: Config) -> KeyRing | None:
+    def _keys(self, config: Config, datapath: Datapath) -> KeyRing | None:
         """Those of a job that has some: made of a secret that is none, and of shorter epochs than in earnest."""
         if not config.keyed:
             return None
-        return KeyRing(bytes(MASTER), COOKIE, self.width, period=EPOCH_STEPS)
+        return KeyRing(bytes(MASTER), COOKIE, self.width, period=EPOCH_STEPS, install=datapath.put_key)
 
     def _clock(self) -> int:
         """The engine's clock: it looks at it all the time, and works in between."""
