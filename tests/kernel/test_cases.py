@@ -15,7 +15,6 @@ from hostile import damaged, noise
 from kernel_world import ACTIONS, DROP, PASS, KernelWorld
 from loaders import both_loaders
 from tailbound.transport.config import WIDTH_MOST
-from tailbound.wire import packets
 from tailbound.wire.schema import PacketType, Verdict
 from tailbound_lab.bench.frames import frame
 from twins import KINDS, REPLAYED, Attack, Twins
@@ -58,7 +57,7 @@ def test_cases_of_other_jobs(make, keyed: bool, ipv6: bool, every: int) -> None:
 def test_not_linear(make) -> None:
     """A frame that does not lie in one piece is none of ours to sum: counted under its own reason (kernel-2)."""
     world = make(width=WIDTH_MOST)
-    data = packed.packet(packets.header(type=PacketType.CONTRIBUTION, cookie=cases.COOKIE), bytes(4096))
+    data = packed.packet(packed.header(type=PacketType.CONTRIBUTION, cookie=cases.COOKIE), bytes(4096))
     assert world.take(data, 1) == (Verdict.NOT_LINEAR, 256)
     assert not world.store.sums.any()
 

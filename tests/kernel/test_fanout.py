@@ -20,7 +20,6 @@ from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.kernel import net, pin, syscalls
 from tailbound.kernel.fanout import Fanout, attach_tcx
 from tailbound.kernel.pin import Receiver
-from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 
 scapy = pytest.importorskip("scapy.all", reason="missing capability 'scapy': pip install 'tailbound[test]'")
@@ -76,7 +75,7 @@ def frame(rank: int, payload: bytes, address: str = "", sport: int = SOURCE, dpo
 
 def sole(rank: int) -> bytes:
     """What a rank gets alone."""
-    return bytes(packed.packet(packets.header(type=PacketType.PROBE, sender=0, owner=rank), b""))
+    return bytes(packed.packet(packed.header(type=PacketType.PROBE, sender=0, owner=rank), b""))
 
 
 def show(fanout: Fanout, ranks: Iterable[int] = tuple(PLACES)) -> None:

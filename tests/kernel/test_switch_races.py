@@ -17,12 +17,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from packed import packet
+from packed import header, packet
 from tailbound.kernel import load, syscalls
 from tailbound.kernel.maps import possible_cpus
 from tailbound.kernel.switch import MAP_NAMES, Entry, Member, Sizes, Switch
 from tailbound.wire.address import words_of
-from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, OP_PER_STEP, Flag, PacketType, Verdict
 from tailbound_lab.bench.frames import frame
 from tailbound_lab.bench.program_run import run_xdp

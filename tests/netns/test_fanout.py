@@ -18,7 +18,6 @@ import packed
 from tailbound.kernel import ethtool
 from tailbound.kernel.fanout import Fanout
 from tailbound.transport.sockets import reserve
-from tailbound.wire import packets
 from tailbound.wire.schema import PacketType
 from tailbound_lab.lab import namespaces
 from tailbound_lab.lab.cluster import Cluster
@@ -93,7 +92,7 @@ def team(
         fanout.set_peers(OWN, {rank: lab.workers[rank].address for rank in peers})
         fanout.live(peers)
         for rank, peer in peers.items():  # alone, which shows the program the way
-            plain.sendto(packed.packet(packets.header(type=PacketType.PROBE, owner=rank), b""), made.place(rank))
+            plain.sendto(packed.packet(packed.header(type=PacketType.PROBE, owner=rank), b""), made.place(rank))
             peer.recv(1 << 16)
         yield made
 

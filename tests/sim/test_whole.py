@@ -150,7 +150,7 @@ def test_requests_are_answered_with_rows_or_gone_or_refused() -> None:
         def answer(op: int, row: int, rows: int, bits: bytes, layout: int) -> list[int]:
             """What rank 0 says to a request of rank 1."""
             said.clear()
-            head = packets.header(
+            head = packed.header(
                 type=PacketType.REPAIR, cookie=job[0].job.cookie, sender=1, owner=0, op=op & 0xFFFFFFFF, row=row,
                 layout=layout, rows=rows,
             )  # fmt: skip

@@ -92,7 +92,7 @@ def codes(seed: int, count: int = CODES) -> bytes:
 def build(kind: PacketType, body: bytes, **fields: Any) -> bytes:
     """A packet of ``kind`` from rank 1 with its check right; ``fields`` override."""
     values = {"type": kind, "cookie": COOKIE, "op": OP, "layout": LAYOUT, "sender": 1, "map_id": MAP_ID} | fields
-    return packed.packet(packets.header(**values), body)
+    return packed.packet(packed.header(**values), body)
 
 
 def contribution(sender: int = 1, length: int = CODES, **fields: Any) -> bytes:

@@ -145,7 +145,7 @@ def contribution(sender: int, codes: int = CODES, *, job: Job = JOB, **fields: A
         "lateness": 2,
     } | fields
     values.setdefault("scale", scale_of(values["exponent"]))
-    return packed.packet(packets.header(**values), worker.codes(7 + sender + 16 * values["row"], codes))
+    return packed.packet(packed.header(**values), worker.codes(7 + sender + 16 * values["row"], codes))
 
 
 def sums(contributions: Sequence[bytes]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -168,7 +168,7 @@ def result(cause: bytes, contributions: Sequence[bytes], form: Form, job: Job = 
     need = max(int(h["need"][0]) for h in heads)
     exponent = int(heads[0]["exponent"][0]) if need == EXPONENT_NONE else need + job.headroom
     kept = ("cookie", "op", "layout", "seq", "row", "rows", "map_id", "map_known")
-    head = packets.header(
+    head = packed.header(
         type=PacketType.RESULT,
         flags=Flag.SWITCHED if form == "mean" else Flag.SUMS,
         sender=job.ranks,

@@ -16,7 +16,6 @@ from tailbound.collective.alerts import Alerts
 from tailbound.collective.announce import hold
 from tailbound.collective.inbox import Inbox
 from tailbound.transport import keys
-from tailbound.wire import packets
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS
 
@@ -54,7 +53,7 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(job: SimTeam) ->
     word = hold(job[0].job, over=True)[0]
     job.go(1 * MS)
     taken, replayed, refused = counts()
-    bare = packed.packet(packets.header(type=PacketType.HOLD, cookie=job[1].job.cookie, sender=0, owner=1), b"")
+    bare = packed.packet(packed.header(type=PacketType.HOLD, cookie=job[1].job.cookie, sender=0, owner=1), b"")
     inbox = Inbox(job[1].job, *[None] * 3)
     for data in (word, word, bare):  # as a datapath does that does not look at tags of control packets
         inbox.receive(data, {})

@@ -8,7 +8,7 @@ import packed
 from partials import partials
 from tailbound.transport.control import Header
 from tailbound.transport.headers import Stamp
-from tailbound.wire.packets import HEADER_DTYPE, header
+from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
 
 TOTAL = 12
@@ -26,7 +26,7 @@ def test_contributions_to_several_owners() -> None:
     exponents, weights = rng.integers(-300, 300, 3).astype(np.int16), rng.integers(1, 8, 3).astype(np.uint8)
     places = rng.permutation(1000)[:TOTAL].astype(np.uint32)
     groups = np.array([2, 0, 1, 1, 0, 2, 2, 1, 0, 0, 1, 2], np.int32)
-    head = header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED)
+    head = packed.header(type=PacketType.CONTRIBUTION, contributed=76, **FIXED)
     runs = [(1, 4, 7, 0xFFFFFFFE), (5, 6, 255, 12), (11, 1, 0, 3)]
     stamp = Stamp(memory, partials(memory), places, groups, exponents=exponents, weights=weights)
     stamp.write(

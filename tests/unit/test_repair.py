@@ -12,13 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from op_world import COOKIE, OpWorld
-from packed import packet, parse
+from packed import header, packet, parse
 from tailbound.collective.op import Half
 from tailbound.collective.retransmit import encode_repair
 from tailbound.collective.terms import Path
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR, MS
-from tailbound.wire.packets import header as make_header
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import OWN_OP, PacketType, Phase, Sending, op_slot
@@ -362,7 +361,7 @@ def test_what_is_asked_comes_out(places: set[int], width: int) -> None:
     found = []
     for row, body in encode_repair(wanted, width):
         assert 0 < len(body) <= width
-        parsed = parse(packet(make_header(type=PacketType.REPAIR, row=row, rows=65535), body))  # pads with zeros
+        parsed = parse(packet(header(type=PacketType.REPAIR, row=row, rows=65535), body))  # pads with zeros
         assert parsed is not None
         found += (int(parsed[0]["row"][0]) + np.flatnonzero(np.unpackbits(np.frombuffer(parsed[1], np.uint8)))).tolist()
     assert found == wanted.tolist()

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cases
+import packed
 from cases import CODES, OP, SUM_BASE, SUM_ROWS, WIDTH
 from partials import partials
 from support import await_that
@@ -32,7 +33,6 @@ from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket, room_of
 from tailbound.wire import schema
-from tailbound.wire.packets import header
 from tailbound.wire.schema import HEADER_BYTES, Event, PacketType, Verdict
 
 RANKS = 3
@@ -81,7 +81,7 @@ def contributions(sender: int, op: int) -> np.ndarray:
     """Rows of ``sender`` for rank 0, as many as its ring has."""
     packets = np.random.default_rng(sender).integers(1, 256, (SUM_ROWS, HEADER_BYTES + CODES), np.uint8)
     fields = {"cookie": cases.COOKIE, "layout": 1, "map_id": cases.MAP_ID, "rows": SUM_ROWS, "weight": 1}
-    head = header(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=0, contributed=op - 1, **fields)
+    head = packed.header(type=PacketType.CONTRIBUTION, op=op, sender=sender, owner=0, contributed=op - 1, **fields)
     places = np.arange(SUM_ROWS, dtype=np.uint32)
     stamp = Stamp(packets, partials(packets), places, exponents=np.zeros(SUM_ROWS, np.int16))
     stamp.write(Header.from_buffer_copy(head), [(0, SUM_ROWS, SUM_ROWS - 1, SUM_BASE, 0, SUM_ROWS)], op)

@@ -15,7 +15,6 @@ import packed
 from golden import Golden, golden_packets
 from packed import proof_of
 from reference_proof import check_packet, check_reference, siphash_reference, tag_reference
-from tailbound.wire import packets
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES, KEY_WORDS, Flag, PacketType
 from tailbound.wire.tag import key_of
@@ -37,7 +36,7 @@ def test_golden_packets_are_read_written_and_checked(golden: Golden) -> None:
     assert {n: head[n][0].item() for n in HEADER_DTYPE.names} == golden.fields
     assert body == golden.payload
     fields = {n: v for n, v in golden.fields.items() if n != "check"}
-    assert packed.packet(packets.header(**fields), golden.payload) == golden.data
+    assert packed.packet(packed.header(**fields), golden.payload) == golden.data
     assert check_reference(golden.header, golden.payload) == golden.check == int(check_packet(array(golden.data)))
 
 
@@ -78,7 +77,7 @@ def test_siphash_has_its_published_values(length: int) -> None:
 
 def test_a_tag_written_down() -> None:
     """Version 1 of the tag: never made anew."""
-    head = packets.header(type=1, cookie=0x7A11B0DE, op=3073, seq=1005, row=5, rows=20, sender=1)
+    head = packed.header(type=1, cookie=0x7A11B0DE, op=3073, seq=1005, row=5, rows=20, sender=1)
     words = np.arange(1, 8 * (KEY_WORDS - 1) + 33, dtype=np.uint8)
     data = packed.packet(head, bytes(range(32)), key_of(words.tobytes(), 1))
     assert int.from_bytes(data[2:4], "big") == Flag.EPOCH
@@ -115,7 +114,7 @@ def test_a_tag_is_worth_nothing_in_another_place_or_epoch() -> None:
 
 
 def test_what_is_longer_than_the_key_is_refused() -> None:
-    data = packed.packet(packets.header(type=3), bytes(512))
+    data = packed.packet(packed.header(type=3), bytes(512))
     assert packed.parse(data, cases.KEYS) is None
     with pytest.raises(ValueError, match="fit"):
         tag_reference(data[:HEADER_BYTES], data[HEADER_BYTES:], cases.KEYS[0])

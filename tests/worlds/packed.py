@@ -11,10 +11,18 @@ from numpy.typing import NDArray
 from tailbound.transport import control
 from tailbound.transport.control import packet
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import HEADER_BYTES
+from tailbound.wire.schema import HEADER_BYTES, VERSION
 from tailbound.wire.tag import NO_KEY
 
-__all__ = ["packet", "parse", "proof_of"]
+__all__ = ["header", "packet", "parse", "proof_of"]
+
+
+def header(**values: Any) -> NDArray[Any]:
+    """One header, of shape ``[1]``: version filled in, everything else zero unless given."""
+    out = np.zeros(1, HEADER_DTYPE)
+    for name, value in {"version": VERSION, **values}.items():
+        out[name] = value
+    return out
 
 
 def parse(data: bytes, keys: Sequence[NDArray[np.uint64]] | None = ()) -> tuple[NDArray[Any], bytes] | None:

@@ -128,7 +128,7 @@ class Rules:
         """Of a row that is final, to whoever has sent ``head``; exponents wrap as in C."""
         count = len(slot.ranks)
         e = slot.head["exponent"] if slot.need == EXPONENT_NONE else slot.need + self.headroom
-        out = packets.header(
+        out = packed.header(
             **{f: head[f] for f in ("cookie", "op", "layout", "seq", "row", "rows", "map_id", "map_known")},
             type=PacketType.RESULT, sender=self.ranks, owner=self.ranks, need=slot.need, count=count,
             exponent=((e + 0x8000) & 0xFFFF) - 0x8000, contributed=(head["op"] - 1) & 0xFFFFFFFF,

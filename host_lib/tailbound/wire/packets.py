@@ -8,9 +8,7 @@ import struct
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tailbound.wire import schema
 from tailbound.wire.schema import HEADER, HEADER_BYTES, RECORDS, STRUCTS, Map, Product, Struct
 
 #: Size in bytes, numpy code and ``struct`` letter of every field kind. ``lock``: the kernel's ``struct bpf_spin_lock``.
@@ -91,21 +89,3 @@ assert HEADER_DTYPE.itemsize == HEADER_BYTES
 def offset_of(name: str) -> int:
     """Where a field of the header begins."""
     return int(HEADER_DTYPE.fields[name][1])  # type: ignore[index]
-
-
-def header(**values: Any) -> NDArray[Any]:
-    """One header, version filled in, everything else zero unless given.
-
-    Returns:
-        A structured array of shape ``[1]`` and dtype ``HEADER_DTYPE``.
-
-    Raises:
-        ValueError: a name is not a field of the header.
-    """
-    out = np.zeros(1, HEADER_DTYPE)
-    out["version"] = schema.VERSION
-    for name, value in values.items():
-        if name not in HEADER_DTYPE.names:  # type: ignore[operator]
-            raise ValueError(f"no header field {name!r}")
-        out[name] = value
-    return out

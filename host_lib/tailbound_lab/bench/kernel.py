@@ -20,10 +20,9 @@ from tailbound.datapath.xdp import shapes
 from tailbound.errors import TailboundError
 from tailbound.kernel import load, maps
 from tailbound.kernel.maps import put_key
-from tailbound.transport.control import packet
+from tailbound.transport.control import Header, packet
 from tailbound.wire import schema
 from tailbound.wire.address import words_of
-from tailbound.wire.packets import header
 from tailbound.wire.schema import MAX_RANKS, WORKER_MAPS, PacketType, Verdict, key_bytes
 from tailbound.wire.tag import key_of
 from tailbound_lab.bench.frames import frame
@@ -133,7 +132,8 @@ class Bench:
         }
 
     def _frame(self, case: Case, exponent: int) -> bytes:
-        head = header(
+        head = Header(
+            version=schema.VERSION,
             type=case.type,
             cookie=_COOKIE,
             op=self._op,
