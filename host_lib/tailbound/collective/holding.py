@@ -66,8 +66,7 @@ class Holding:
 
     def stop(self) -> None:
         """Says no more, and counts what the heartbeat has sent."""
-        self._heartbeat.stop()
-        for peer, count in zip(self._job.peers, self._heartbeat.repeated(), strict=True):
+        for peer, count in zip(self._job.peers, self._heartbeat.stop(), strict=True):
             self._job.sender.took(peer, count, count * HEADER_BYTES, count)
 
     def _say(self, now: int) -> None:
@@ -95,7 +94,6 @@ class Heartbeat:
         self._packets = np.zeros((len(peers), size), np.uint8)
         self._said = np.zeros(1, np.int64)
         self._sent = np.zeros(len(peers), np.int64)
-        self._counted = np.zeros(len(peers), np.int64)
         self._sock, self._every = sock, every
         self._stop = -1
         self._thread: threading.Thread | None = None
@@ -115,17 +113,13 @@ class Heartbeat:
             self._thread = threading.Thread(target=repeat, args=arguments, name="tailbound-hold", daemon=True)
             self._thread.start()
 
-    def repeated(self) -> list[int]:
-        """Packets that have left for each peer since the last call."""
-        sent = self._sent.copy()
-        found: list[int] = (sent - self._counted).tolist()
-        self._counted = sent
-        return found
-
-    def stop(self) -> None:
-        """Nothing is repeated any more once this has returned."""
+    def stop(self) -> list[int]:
+        """Nothing is repeated any more once this has returned: how many packets have left for each peer."""
         if self._thread is not None:
             os.eventfd_write(self._stop, 1)
             self._thread.join()
             os.close(self._stop)
             self._thread = None
+        sent: list[int] = self._sent.tolist()
+        self._sent[:] = 0
+        return sent

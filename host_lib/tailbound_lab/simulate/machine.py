@@ -195,12 +195,9 @@ class Heartbeat:
     def said(self, packets: list[bytes], now: int) -> None:
         """See ``holding.Heartbeat``."""
 
-    def repeated(self) -> list[int]:
+    def stop(self) -> list[int]:
         """See ``holding.Heartbeat``."""
         return [0] * self._peers
-
-    def stop(self) -> None:
-        """See ``holding.Heartbeat``."""
 
 
 @dataclass
