@@ -65,10 +65,7 @@ class Records:
 
     def of(self, label: int) -> np.void | None:
         """The record of an op, or None while no packet has named it."""
-        return self.at(op_slot(label), label)
-
-    def at(self, slot: int, label: int) -> np.void | None:
-        """The same of who knows its place."""
+        slot = op_slot(label)
         if self._labels.item(slot) == label and self._op_cookies.item(slot) == self._cookie:
             found: np.void = self.ops[slot]
             return found

@@ -16,9 +16,8 @@ times to itself: what a flow of two packets takes says nothing about the seconds
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -65,34 +64,16 @@ class Sample:
     step: int | None = None
 
 
-class Window:
-    """The last ``size`` values, and what ``_COVER`` of them do not exceed."""
-
-    def __init__(self, size: int = WINDOW) -> None:
-        self._order: deque[int] = deque()
-        self._sorted: list[int] = []
-        self._size = size
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def add(self, value: int) -> None:
-        """Takes a value; the oldest leaves a full window."""
-        if len(self._order) == self._size:
-            del self._sorted[bisect_left(self._sorted, self._order.popleft())]
-        self._order.append(value)
-        insort(self._sorted, value)
-
-    def quantile(self, share: float = _COVER) -> int:
-        """The smallest value that ``share`` of all do not exceed; 0 for an empty window."""
-        return self._sorted[max(0, -(-int(share * 1000) * len(self._sorted) // 1000) - 1)] if self._sorted else 0
+def quantile(values: Collection[int], share: float = _COVER) -> int:
+    """The smallest value that ``share`` of all do not exceed; 0 if there are none."""
+    return sorted(values)[max(0, -(-int(share * 1000) * len(values) // 1000) - 1)] if values else 0
 
 
 class Durations:
     """How long something takes: the usual length, and what ``_COVER`` of all do not exceed."""
 
     def __init__(self) -> None:
-        self._all = Window()
+        self._all: deque[int] = deque(maxlen=WINDOW)
         self._steps: deque[int] = deque(maxlen=_USUAL_STEPS)  # the longest of each of the last steps
         self._step: int | None = None
 
@@ -101,7 +82,7 @@ class Durations:
 
     def add(self, step: int | None, value: int) -> None:
         """Takes a length of an op of ``step``."""
-        self._all.add(value)
+        self._all.append(value)
         if step is not None and step == self._step and self._steps:
             self._steps[-1] = max(self._steps[-1], value)
         else:
@@ -121,7 +102,7 @@ class Durations:
         if not self._steps:
             return 0
         usual = sorted(self._steps)[(len(self._steps) - 1) // 2]  # the lower median
-        most = self._all.quantile(_MOST)
+        most = quantile(self._all, _MOST)
         return max(usual, most) if most <= _NEAR * usual else usual
 
 
@@ -144,13 +125,14 @@ class Deadlines:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._first = Window()
+        self._first: deque[int] = deque(maxlen=WINDOW)
+        self._arrival = 0  # what nearly all of these do not exceed
         self._sizes: dict[int, _Size] = {}
         self._warm: set[int] = set()  #: sizes that are: what is known of them grows, and is never forgotten
         self._recent: deque[int] = deque(maxlen=WINDOW)
         #: bytes of the largest flow of late
         self.largest = 0
-        self._step_times, self._computes = Window(_STEPS_KEPT), Window(_STEPS_KEPT)
+        self._step_times, self._computes = deque[int](maxlen=_STEPS_KEPT), deque[int](maxlen=_STEPS_KEPT)
         self._step, self._launched, self._finished = -1, 0, 0
         self._rtts: deque[int] = deque(maxlen=_RTTS)
         #: the own D1 that headers carry, ns: that of the largest ops of late, so that ranks compare like with like
@@ -172,7 +154,8 @@ class Deadlines:
         size.ops += 1
         size.bytes = max(size.bytes, sample.flow_bytes)
         if sample.first is not None:
-            self._first.add(sample.first)
+            self._first.append(sample.first)
+            self._arrival = quantile(self._first)
         if sample.transfer is not None:
             size.per_byte.add(sample.step, (sample.transfer << 20) // max(1, sample.flow_bytes))
         if sample.results is not None:
@@ -191,13 +174,13 @@ class Deadlines:
         """
         if step != self._step:
             if self._launched and step == self._step + 1:
-                self._step_times.add(max(0, launched - self._launched))
+                self._step_times.append(max(0, launched - self._launched))
             else:
                 self._finished = 0
             self._step, self._launched = step, launched
         if last:
             if self._finished:
-                self._computes.add(max(0, launched - self._finished))
+                self._computes.append(max(0, launched - self._finished))
             self._finished = finished
         if self.skew != self._skew:
             self._learned()
@@ -222,7 +205,7 @@ class Deadlines:
         self.advertised = self.stage_one(self.largest)
 
     def _learn_start(self) -> None:
-        self.start_max = max(self._config.start_max, 4 * self._computes.quantile(0.5))
+        self.start_max = max(self._config.start_max, 4 * quantile(self._computes, 0.5))
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
@@ -248,7 +231,7 @@ class Deadlines:
         if flow_bytes in self._warm:
             return True
         size = self._near(flow_bytes)
-        warm = size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and len(self._first) > 0
+        warm = size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and bool(self._first)
         if warm:
             self._warm.add(flow_bytes)
         return warm
@@ -256,14 +239,14 @@ class Deadlines:
     @property
     def skew_max(self) -> int:
         """S_max of clock-4: waiting longer than this would cost more than the last rank's share is worth."""
-        if not len(self._step_times):
+        if not self._step_times:
             return self._config.stage_max
-        return max(self._config.floor, self._step_times.quantile(0.5) // max(1, self._config.ranks - 1))
+        return max(self._config.floor, quantile(self._step_times, 0.5) // max(1, self._config.ranks - 1))
 
     @property
     def skew(self) -> int:
         """S of clock-4: how long to wait for the first row of the last rank."""
-        return min(int(self._first.quantile() * _MARGIN), self.skew_max)
+        return min(int(self._arrival * _MARGIN), self.skew_max)
 
     def transfer(self, flow_bytes: int) -> int:
         """bytes x tau of clock-4."""
@@ -276,7 +259,7 @@ class Deadlines:
         if self._config.deadline_1:
             return self._config.deadline_1
         size = self._known(flow_bytes)
-        if size is None or not len(size.per_byte) or not len(self._first):
+        if size is None or not len(size.per_byte) or not self._first:
             return self._config.stage_max
         return self._careful(size, self.skew + self.transfer(flow_bytes))
 
