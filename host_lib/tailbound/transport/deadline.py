@@ -128,7 +128,6 @@ class Deadlines:
         self._first: deque[int] = deque(maxlen=WINDOW)
         self._arrival = 0  # what nearly all of these do not exceed
         self._sizes: dict[int, _Size] = {}
-        self._warm: set[int] = set()  #: sizes that are: what is known of them grows, and is never forgotten
         self._recent: deque[int] = deque(maxlen=WINDOW)
         #: bytes of the largest flow of late
         self.largest = 0
@@ -228,13 +227,8 @@ class Deadlines:
 
     def warm(self, flow_bytes: int) -> bool:
         """Whether enough is known of ops with flows of this size (clock-26)."""
-        if flow_bytes in self._warm:
-            return True
         size = self._near(flow_bytes)
-        warm = size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and bool(self._first)
-        if warm:
-            self._warm.add(flow_bytes)
-        return warm
+        return size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and bool(self._first)
 
     @property
     def skew_max(self) -> int:
