@@ -42,7 +42,7 @@ TB_EXPORT void tb_prove_packet(struct tb_header *head, const void *payload, __u3
 	for (i = 0; !key && i < words; i += 2)
 		TB_CHECK_PAIR(payload, i);
 	(void)pairs;
-	tb_prove(head, key ? (__u64[]){ hash, length } : (__u64[]){ a2, b2, a3, b3 }, key);
+	tb_prove(head, (__u64[]){ key ? hash : a2, key ? length : b2, a3, b3 }, key);
 }
 
 TB_EXPORT int tb_proven(const struct tb_header *packet, __u32 length, const __u64 *even,
