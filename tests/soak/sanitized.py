@@ -32,7 +32,7 @@ from tailbound.collective import op, retransmit, terms
 from tailbound.collective.op import Op
 from tailbound.datapath.udp import Tables
 from tailbound.kernel import core
-from tailbound.transport import headers, queue
+from tailbound.transport import control, queue
 from tailbound.transport.config import MS, Switch
 from tailbound.transport.control import Header
 from tailbound.transport.pace import Pacer
@@ -113,9 +113,9 @@ def _headers(rng: random.Random, count: int) -> None:
         memory, states = np.zeros((rows, HEADER_BYTES + codes), np.uint8), np.zeros((rows, 4), np.uint64)
         values, places = np.zeros(rows, np.int16), np.arange(rows, dtype=np.uint32)
         head, key = Header(type=rng.choice((1, 2))), rng.choice((NO_KEY, np.zeros(KEY_WORDS, np.uint64)))
-        stamp = headers.Stamp(memory, states, places, exponents=values, needs=values)
+        stamp = control.Stamp(memory, states, places, exponents=values, needs=values)
         stamp.write(head, [(0, rows, rows - 1, 0, 0, rows)], 1, key)
-        headers.add_flags(memory, states, 1, key)
+        control.add_flags(memory, states, 1, key)
 
 
 def _answers(rng: random.Random, count: int) -> None:
@@ -200,7 +200,7 @@ def main() -> None:
     path, seed, count = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     library, rng = core.load(path), random.Random(seed)
     make = partial(Tables, library=library)
-    for module in (headers, queue, op, op_world, retransmit, terms):
+    for module in (control, queue, op, op_world, retransmit, terms):
         module.core = lambda: library  # type: ignore[attr-defined]
     for switched in (False, True):
         _ops(rng, count // 2, switched=switched)

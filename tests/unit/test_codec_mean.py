@@ -12,8 +12,7 @@ from tailbound.codec.records import Coding, Own, Ring, Scales, Sums, results
 from tailbound.codec.scale import Weights, weights_of
 from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import shape_for
-from tailbound.transport.control import Header, parse
-from tailbound.transport.headers import Stamp
+from tailbound.transport.control import Header, Stamp, parse
 from tailbound.wire.bits import Bits
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import VERSION

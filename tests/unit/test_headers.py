@@ -6,8 +6,7 @@ import numpy as np
 
 import packed
 from partials import partials
-from tailbound.transport.control import Header
-from tailbound.transport.headers import Stamp
+from tailbound.transport.control import Header, Stamp
 from tailbound.wire.packets import HEADER_DTYPE
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType
 

@@ -27,8 +27,7 @@ from tailbound.datapath.protocol import MIN_ROWS, allocate, ring_rows
 from tailbound.datapath.udp import STOP, Tables, UdpDatapath
 from tailbound.errors import ConfigError
 from tailbound.kernel.core import core
-from tailbound.transport.control import Header
-from tailbound.transport.headers import Stamp
+from tailbound.transport.control import Header, Stamp
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket, room_of

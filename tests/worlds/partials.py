@@ -1,4 +1,4 @@
-"""What ``transport.headers`` is given: partial checks of payloads that no codec wrote."""
+"""What ``transport.control.Stamp`` is given: partial checks of payloads that no codec wrote."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tailbound.codec.scratch import readonly
 from tailbound.codec.shape import Shape
 from tailbound.collective.terms import Terms
 from tailbound.kernel.core import address
-from tailbound.transport.headers import Stamp
+from tailbound.transport.control import Stamp
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
 from tailbound.wire.packets import record_of

@@ -18,7 +18,7 @@ from tailbound.collective.op import Op
 from tailbound.collective.tally import Counts, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.transport.config import DEFAULT_PORT, FORMS
-from tailbound.transport.headers import Stamp, add_flags
+from tailbound.transport.control import Stamp, add_flags
 from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import Flag, PacketType, Why
 from tailbound.wire.tag import NO_KEY

@@ -1,17 +1,26 @@
-"""Control packets and headers of rows, as records; checks and tags by the library (``host_lib/core/stamp.c``)."""
+"""Control packets and headers of rows, as records; checks and tags by the library (``host_lib/core/stamp.c``).
+
+The encode pass leaves codes in packet memory and, per packet, the state of the check or the tag
+(``wire.proof.absorb``). A header is made late, just before its burst leaves, since marks, deadlines and lateness change
+until then. So the headers of a run are copies of a template (a complete header in network byte order) in which only the
+fields that differ from packet to packet are replaced: one call a run, without the GIL.
+"""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.kernel.core import address, core
-from tailbound.wire.packets import record_of
-from tailbound.wire.schema import HEADER, HEADER_BYTES, KEY_WORDS, ROW_STEP
+from tailbound.wire.packets import packer_of, record_of
+from tailbound.wire.schema import HEADER, HEADER_BYTES, KEY_WORDS, ROW_STEP, RUN, STAMP
+from tailbound.wire.tag import NO_KEY
+
+_RUN = packer_of(RUN)
 
 
 class Header(record_of(HEADER, ctypes.BigEndianStructure)):  # type: ignore[misc]
@@ -41,3 +50,62 @@ def parse(data: bytes, keys: Sequence[NDArray[np.uint64]] = ()) -> tuple[Header,
     if not core().fast.tb_proven(data, len(data), even, odd, most):
         return None
     return Header.from_buffer_copy(data), data[HEADER_BYTES:]
+
+
+class Stamp(record_of(STAMP)):  # type: ignore[misc]
+    """What headers of packets are made of whose payloads are in place (``tb_stamp``); made once and used again.
+
+    Args:
+        packets: u8[T, stride], stride a multiple of 16; codes at [:, 64:]. Headers are written.
+        states: u64[T, 4], partial checks of the payloads (kept, so that a header can be finalised again).
+        place: u32 or i32[T]; ``seq`` of packet p is that of its run plus ``place[p]``. None: ``places`` is set later.
+        groups: i32[T], where a packet's values are in ``columns``; none: at its own number.
+        columns: what else differs: ``exponents`` and ``needs`` i16, ``scales`` f32, ``counts`` u16, ``weights`` u8.
+    """
+
+    def __init__(
+        self,
+        packets: NDArray[np.uint8],
+        states: NDArray[np.uint64],
+        place: NDArray[np.uint32] | NDArray[np.int32] | None = None,
+        groups: NDArray[np.int32] | None = None,
+        **columns: NDArray[Any],
+    ) -> None:
+        columns |= {name: array for name, array in (("places", place), ("groups", groups)) if array is not None}
+        self._memory = packets, states, columns
+        found = {name: address(column) for name, column in columns.items()}
+        super().__init__(address(packets), address(states), stride=packets.shape[1], **found)
+
+    def write(
+        self,
+        head: Header,
+        runs: Iterable[tuple[int, int, int, int, int, int]],
+        mark: int,
+        key: NDArray[np.uint64] = NO_KEY,
+    ) -> None:
+        """Writes the headers of runs of packets, in sending order; ``row`` is the place in the run.
+
+        Args:
+            head: the template; its own mark (``contributed`` of contributions, ``published``
+                of results) holds for all packets but the one of each run that leaves last.
+            runs: as ``tb_run``: first packet, packets, which of them leaves last, u32 row sequence of place 0, and
+                ``owner`` and ``rows`` of the headers.
+            mark: u32, of the packet that leaves last: this op where it ends the run, else as in the template.
+            key: of the op, which the states were made with; empty: packets carry the check.
+        """
+        self.head, self.key, self.mark = ctypes.addressof(head), address(key), mark
+        packed = [_RUN.pack(*run) for run in runs]
+        core().waits.tb_stamp(ctypes.addressof(self), b"".join(packed), len(packed))
+
+
+def add_flags(packets: NDArray[np.uint8], states: NDArray[np.uint64], flags: int, key: NDArray[np.uint64]) -> None:
+    """Sets ``flags`` in finalised headers, and makes their checks or tags anew.
+
+    Args:
+        packets: u8[T, stride], stride a multiple of 16.
+        states: u64[T, 4], partial checks of the payloads.
+        flags: bits to set; the others stay.
+        key: of the op, as in ``finalise``.
+    """
+    count, stride = packets.shape
+    core().waits.tb_add_flags(address(packets), stride, count, address(states), flags, address(key))
