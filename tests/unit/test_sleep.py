@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from tailbound.collective import terms
+from tailbound.collective.terms import RunQueue
 from tailbound.collective.transpose import Transpose
 from tailbound.collective.waiter import EVENTS, Waiter
-from tailbound.transport import cores
 from tailbound.transport.config import MS
-from tailbound.transport.cores import RunQueue
 from tailbound.wire.schema import Event
 
 #: Where the clock begins.
@@ -177,7 +177,7 @@ def test_what_is_readable_ends_it(made: list[int]) -> None:
 def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Zeros: it does not count."""
     path = tmp_path / "schedstat"
-    monkeypatch.setattr(cores, "_FILE", str(path))
+    monkeypatch.setattr(terms, "_FILE", str(path))
     assert RunQueue().waited() is None
     for text, waited in {"1000 250 3": 250, "0 0 0": None, "": None, "1 2": None, "a b c": None}.items():
         path.write_text(text)

@@ -6,6 +6,7 @@ A deadline moves on, and what waiting past it may cost is a small share of the t
 from __future__ import annotations
 
 import ctypes
+import os
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ RESERVE = MOST // 2
 _KEPT, LONGEST = 64, 400 * MS
 #: Part of the wake-ups that ``late`` covers.
 _COVER = 0.95
+_FILE = "/proc/thread-self/schedstat"
+#: Longer than three numbers of 64 bits.
+_LENGTH = 64
 
 Asking = record_of(ASKING)
 
@@ -164,7 +168,7 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
         """A turn of the own thread begins, in which it answers.
 
         Args:
-            run_queue: what it has waited for a core since it began, ns (``transport.cores``); None: the kernel does not
+            run_queue: what it has waited for a core since it began, ns (``RunQueue``); None: the kernel does not
                 tell, so that only late wake-ups do. A hypervisor's share is in these alone.
         """
         if run_queue is not None:
@@ -212,3 +216,35 @@ class Terms(record_of(TERMS)):  # type: ignore[misc]
             repair=config.repair,
         )  # fmt: skip
         self.pointer = ctypes.addressof(self)
+
+
+class RunQueue:
+    """How long the thread that makes it has waited for a core, as the kernel counts it; any thread may ask, in 1.5 us.
+
+    A thread that could run and does not waits for a core. That is neither a slow network nor a stop: one that was
+    stopped is on no run queue, and its timers are late all the same.
+    Format: Documentation/scheduler/sched-stats.rst of the kernel, "/proc/<pid>/schedstat": ns on a core, ns on a run
+    queue, and how many times it ran.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open(_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:  # no /proc, or a kernel that does not count
+            self._fd = -1
+
+    def waited(self) -> int | None:
+        """How long the thread has waited for a core since it began, ns; None: the kernel does not tell."""
+        if self._fd < 0:
+            return None
+        try:
+            ran, waited, _ = map(int, os.pread(self._fd, _LENGTH, 0).split())
+        except (OSError, ValueError):
+            return None
+        return waited if ran else None  # one that does not count says zero
+
+    def close(self) -> None:
+        """Closes the file; ``waited`` is None from then on."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -33,13 +33,13 @@ from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.retransmit import answer
+from tailbound.collective.terms import RunQueue
 from tailbound.collective.timing import forgive
 from tailbound.collective.waiter import CONTROLS, EVENTS, HANDED, Waiter
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.forks import keep_from_children
 from tailbound.kernel.core import core
-from tailbound.transport.cores import RunQueue
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.schema import Event, Found, PacketType, Phase, serial_distance

@@ -202,7 +202,7 @@ class Heartbeat:
 
 @dataclass
 class RunQueue:
-    """For ``transport.cores.RunQueue``: how long the transport thread of a rank has waited for a core, ns."""
+    """For ``terms.RunQueue``: how long the transport thread of a rank has waited for a core, ns."""
 
     total: int = 0
 
