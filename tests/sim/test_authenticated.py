@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.team import SimTeam, dropped, sim_team
-from support import Trouble, patient
+from support import Trouble, hasty, patient
 from tailbound.wire.schema import UNKNOWN_SENDER, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS
 from tailbound_lab.simulate.world import EPOCH_STEPS
@@ -67,3 +67,29 @@ def test_keys_that_are_tried_too_often_give_way_on_all_ranks_at_once(monkeypatch
             assert turns() == {1}
         assert {each.job.counters["keys_turned"] for each in job.communicators} == {1}
         assert forged(job) == [42 * (rank == seen_by) for rank in range(RANKS)], "at the turn nothing was refused"
+
+
+def test_a_rank_that_slept_through_a_turn_of_keys_goes_on_with_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key to come is always in force, but for a while in which no rank proposes one. Rule: auth-4."""
+    monkeypatch.setattr("tailbound.transport.keys.NEAR", 4)
+    monkeypatch.setattr("tailbound_lab.simulate.world.EPOCH_STEPS", 30)
+    monkeypatch.setattr("tailbound.collective.maps.EPOCH_STEPS", 16)  # suspects hold up turns for half as many
+    with sim_team(4, hasty(width=WIDTH, ring_mib=4.0, key_file="drawn")) as job:
+
+        def turns() -> list[int]:
+            return [each.job.keys.turns for each in job.communicators if each.job.keys]
+
+        for op in range(25):
+            job.averaged(NUMEL, op)
+        job.world.stop(2, 700 * MS)
+        for op in range(30):
+            job.averaged(NUMEL, op, ranks=[0, 1, 3])
+        job.go(1000 * MS)
+        assert (turns(), job[2].behind, forged(job)[2]) == ([1, 1, 0, 1], 29, 0)
+        for op in range(30):
+            job.averaged(NUMEL, op, ranks=[2])
+        for op in range(30):
+            job.averaged(NUMEL, op)
+        job.right(NUMEL)
+        assert len({*turns()}) == 1
+        assert not any(each.job.membership.suspects for each in job.communicators)
