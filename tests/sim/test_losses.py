@@ -16,7 +16,7 @@ from support import Trouble, exact_mean, nmse, patient
 from tailbound.transport.control import Header
 from tailbound.transport.deadline import WARM_UP_OPS
 from tailbound.wire.packets import HEADER_DTYPE
-from tailbound.wire.schema import Flag, PacketType
+from tailbound.wire.schema import Flag, PacketType, Verdict
 from tailbound_lab.simulate.fabric import MS, S
 from tailbound_lab.simulate.layouts import arrange
 from tailbound_lab.simulate.ports import Switching
@@ -68,6 +68,24 @@ def test_the_only_row_of_an_op_is_requested() -> None:
                 assert (outcome.delivered, outcome.skipped) == (outcome.expected, False)
                 assert nmse(out, exact_mean(inputs)) < 1e-3
         assert total(job, "rows_repaired") > 0
+
+
+def test_results_leave_with_their_headers_where_others_are_empty() -> None:
+    """They left with those of the op before: each was refused, and had to be requested."""
+
+    def lose(rank: int, packets: list[bytes]) -> list[bytes]:
+        heads = [Header.from_buffer_copy(packet) for packet in packets]
+        kept = [rank != 2 or head.type != PacketType.CONTRIBUTION or head.row % 2 for head in heads]
+        return [packet for packet, keep in zip(packets, kept, strict=True) if keep]
+
+    with sim_team(RANKS, HASTY) as job:
+        job.warm_up(NUMEL, WARM_UP_OPS)
+        for rank in (0, 1):
+            job[rank].trouble(lose)
+        job.averaged(NUMEL, 1, late={2: S})
+        assert total(job, "rows_without_contributor") > 0
+        verdicts = [member.job.store.ledger["verdict"][:, Verdict.CORRUPT].sum() for member in job.communicators]
+        assert not any(verdicts)
 
 
 def _is_last_result(packet: bytes) -> bool:

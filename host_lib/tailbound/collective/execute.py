@@ -145,14 +145,12 @@ def _publish(job: Job, op: Op, own: int, empty: int) -> None:
             flags |= Flag.OVERFLOW  # every owner hands it on, so that all ranks hear it in the same op
         map_id = place.placement.owner_map.id
         head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, flags=flags, map_id=map_id)
-        rows, last = results.packets, own - 1
-        if empty:
-            here = np.flatnonzero(results.usable)
-            rows, last = rows[here], int(here[-1]) if len(here) else -1
-        if len(rows):
-            run = 0, own, last, place.result_seq, job.rank, own
+        here = np.flatnonzero(results.usable) if empty else range(own)
+        if len(here):
+            run = 0, own, int(here[-1]), place.result_seq, job.rank, own
             b.given.stamp.write(head, [run], job.flow.published_by(op), job.key_of(place))
-        job.flow.results(op, job.channels.runs(rows))
+        # a copy of single rows has their headers only once these are written
+        job.flow.results(op, job.channels.runs(results.packets[here] if empty else results.packets))
     else:
         op.first.phase = Phase.DONE
         op.spans.published = job.now()
