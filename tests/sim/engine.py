@@ -200,6 +200,8 @@ class Rank(UncheckedRank):
         ledger = np.frombuffer(b"".join(entries), np.uint64).reshape(job.world + 1, -1).sum(axis=0)
         verdicts = int(ledger.sum())
         assert verdicts == self.datapath.taken, f"rank {self.rank}: {verdicts} verdicts, {self.datapath.taken} came"
+        for wrong in (Verdict.BAD_TYPE, Verdict.CORRUPT):
+            assert not ledger[wrong], f"rank {self.rank}: {ledger[wrong]} packets {wrong.name}, though none was changed"
         rows = int(ledger[Verdict.STORED]) + int(ledger[Verdict.ADDED])
         summed, left = cast(Datapath, self.datapath).sums.rows, job.counters
         whole = over and not (left["jumps"] or left["predictions_wrong"])
