@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -83,6 +84,20 @@ def test_who_leaves_after_the_same_step_stays_no_longer_than_the_others(caplog: 
         with pytest.raises(TransportError, match="closed"):
             engine.call(lambda: 1)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING and "rank 2" in record.message]
+
+
+def test_an_event_wakes_who_has_left_and_does_not_keep_it_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others launch an op before they hear of its goodbye."""
+    with team(2, SETTINGS) as job:
+        averages(job, range(4))
+        engine, looks = job[1]._engine, list[int]()
+        look_out = engine._look_out
+        with leaving(job, 1):
+            monkeypatch.setattr(engine, "_look_out", lambda *times: (looks.append(1), look_out(*times))[1])
+            os.eventfd_write(engine.job.datapath.fds()[0], 1)
+            await_that(lambda: looks, "it wakes up")
+            time.sleep(0.3)
+            assert len(looks) < 30
 
 
 def test_who_goes_on_after_a_goodbye_warns_once_of_who_said_it(caplog: pytest.LogCaptureFixture) -> None:

@@ -397,6 +397,7 @@ class Transpose:
             self._obey()
             job.flow.poll(now)
             deque(job.datapath.events(), maxlen=0)  # nothing begins here any more, and what is readable wakes
+            self._soon = 0  # and no turn is due by it
             self._serve(now)
             if not job.membership.owners:
                 break
