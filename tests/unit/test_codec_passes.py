@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ from device_cases import (
 )  # fmt: skip
 from tailbound.codec import decode as host_decode
 from tailbound.codec import encode as host
+from tailbound.codec import laid
 from tailbound.codec.decode import MISSING, own_source
 from tailbound.codec.feedback import write_residual
 from tailbound.codec.format import check_bits
@@ -314,6 +317,20 @@ def test_a_pass_reads_arrays_where_they_were_laid() -> None:
             words_at(wrong)
     with pytest.raises(ValueError, match="gaps"):
         words_at(packets._replace(memory=memory[:, ::2]))
+
+
+def test_the_words_of_a_record_stay_where_a_thread_has_found_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if two threads write them at once; and a copy has words of its own."""
+    packets, write, first, found = Packets(*NO_PACKETS), laid._words, iter([True]), list[int]()
+
+    def meanwhile(value: object) -> Iterator[int]:
+        if next(first, False):
+            found.append(words_at(packets))  # of the other thread
+        return write(value)
+
+    monkeypatch.setattr(laid, "_words", meanwhile)
+    assert [words_at(packets)] == found
+    assert words_at(pickle.loads(pickle.dumps(packets))) != found[0]
 
 
 def entries(values: Any) -> Entries:

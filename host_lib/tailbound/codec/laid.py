@@ -23,7 +23,7 @@ _INDICES = {np.dtype(np.int32), np.dtype(np.uint32)}
 
 def laid(record: type[Record]) -> type[Record]:
     """Makes a NamedTuple a record whose words are written once (``words_at``)."""
-    made = {"__doc__": record.__doc__, "__module__": record.__module__, "laid": None}
+    made = {"__doc__": record.__doc__, "__module__": record.__module__, "laid": None, "__getstate__": lambda self: None}
     return type(record.__name__, (record,), made)
 
 
@@ -38,7 +38,8 @@ def words_at(record: Any) -> int:
         for name, value, known in zip(record._fields, record, record.laid or (), strict=False):
             if isinstance(known, np.ndarray) and not _alike(value, known):
                 raise ValueError(f"{name} {value.dtype}{value.shape} is none of {known.dtype}, {known.ndim} dimensions")
-        kept["words"] = words = np.array([*_words(record)], np.int64)
+        # another thread may have been quicker, and a pass of it reads its words by now
+        words = kept.setdefault("words", np.array([*_words(record)], np.int64))
         kept["at"] = int(words.ctypes.data)
     return kept["at"]  # type: ignore[no-any-return]
 
