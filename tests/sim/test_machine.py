@@ -69,6 +69,17 @@ def test_the_last_rank_that_lives_keeps_the_bound() -> None:
     assert world.nodes[2].step == 4
 
 
+def test_a_rank_that_rests_makes_clocks_wait_longer_for_a_majority() -> None:
+    """D_start follows what a step computes, the rest included, and ops keep the bound with it."""
+    with World(4, 0, steps=3, paced=3e6) as world:
+        world.start()
+        world.kill(0)
+        world.kill(1)
+        world.nodes[2].pause = 1500 * MS
+        world.finish()
+    assert world.nodes[2].over[-1].took > world.nodes[2].engine.job.config.bound
+
+
 # -- any sequence of faults -------------------------------------------------------------------------------------------
 
 TERMS = [Terms(), Terms(rate=1e7, room=8 << 10), Terms(queue=64 << 10), Terms(jitter=5 * MS)]

@@ -422,10 +422,11 @@ class World:
 
     def finish(self, most: int | None = None) -> Self:
         """Trains on to the end, until everybody is at rest; at most ``most`` ns of virtual time."""
-        alive, now = self.alive, self.fabric.now
-        longest = self.nodes[0].engine.job.config.bound + self.plan.compute * 2
-        longest *= self.steps + 1 - min(node.step for node in alive)
-        longest += max(max(0, node.stopped - now) + node.pause + node.away for node in alive)
+        alive, now, config = self.alive, self.fabric.now, self.nodes[0].engine.job.config
+        rest = max(max(0, node.stopped - now) + node.pause + node.away for node in alive)
+        start = max(4 * rest, *(node.engine.job.deadlines.start_max for node in alive))  # D_start follows it
+        longest = config.bound - config.start_max + start + self.plan.compute * 2
+        longest = longest * (self.steps + 1 - min(node.step for node in alive)) + rest
         self.until(lambda: all(n.dead or (n.step >= self.steps and n.engine.idle) for n in self.nodes), most or longest)
         return self
 
