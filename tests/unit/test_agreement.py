@@ -9,8 +9,22 @@ from hypothesis import strategies as st
 from tailbound.codec.owners import OwnerMap
 from tailbound.transport.agreement import CHAIN, OPEN, Agreed, Agreement, Message, decode_map, encode_map
 from tailbound.transport.membership import Membership
+from tailbound.transport.steps import OLD, STEP_MASK, step_distance
 
 MS = 1_000_000
+
+
+def test_no_map_that_is_remembered_seems_to_be_still_to_come() -> None:
+    """Steps wrap after 2^22. Maps that change just before they would be dated anew make the longest history."""
+    one = Agreement(0, 2, (0,), lambda ranks: True)
+    for step in range(0, 1 << 23, OLD // 2):
+        since = [step_distance(step & STEP_MASK, each.since) for each in one.agreed]
+        assert since == sorted(since, reverse=True)
+        assert since[-1] >= 0
+        one.age(step & STEP_MASK)
+        if step // (OLD // 2) % 4 == 3:
+            one.propose((step // OLD // 2 & 1,), step & STEP_MASK)
+            one.poll(0, lambda step=step: step & STEP_MASK, [], {})
 
 
 # -- what packets say ---------------------------------------------------------------------------------------------

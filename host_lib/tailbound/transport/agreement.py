@@ -43,7 +43,8 @@ from tailbound.transport.steps import OLD, STEP_MASK, step_distance
 from tailbound.wire.schema import MAX_RANKS, serial_distance
 
 #: So many maps are told as one chain, and so many remembered: a rank that is behind places rows by those of its steps.
-CHAIN, KEPT = 4, 16
+#: Each may be dated anew only when the next one settles, so more of them would reach half of all steps back.
+CHAIN, KEPT = 4, 12
 #: The beginning of a map that is only proposed.
 OPEN = STEP_MASK + 1
 #: How a peer is told again; of a proposal soon, since a rank that was stopped may be all that it waits for.
