@@ -47,18 +47,22 @@ def trouble(rng: random.Random, job: Any, loss: Any, tell: Tell, until: float) -
     """
     alive, stopped = set(range(RANKS)), dict[int, float]()  # until when
 
+    def send(rank: int, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has failed, and says why in its result
+            os.kill(job.processes[rank].pid, number)
+
     def go_on(now: float) -> None:
         for rank in [rank for rank, until in stopped.items() if until <= now]:
             del stopped[rank]
-            os.kill(job.processes[rank].pid, signal.SIGCONT)
+            send(rank, signal.SIGCONT)
 
-    while (now := time.monotonic()) < until:
+    while (now := time.monotonic()) < until and all(job.processes[rank].is_alive() for rank in alive):
         go_on(now)
         what, rank = rng.random(), rng.choice(sorted(alive))
         if what < 0.4:
             loss.value = rng.choice(LOSSES)
         elif what < 0.9 and rank not in stopped:
-            os.kill(job.processes[rank].pid, signal.SIGSTOP)
+            send(rank, signal.SIGSTOP)
             stopped[rank] = now + rng.choice((0.05, 0.3, 1.0, 3.0))
             tell("stops", 1)
         elif what >= 0.9 and len(alive) > RANKS - 1 - rng.randrange(2):
