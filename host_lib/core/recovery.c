@@ -9,8 +9,8 @@
  *
  * Only the end of a flow needs a timer, the probe timeout (PTO, RFC 9002 section 6.2) of its sender. If the last row was
  * lost, and with it the mark that says that nothing more will come, the sender is asked for its mark (clock-30). A loss
- * at the end is often one of a burst, which lone packets have to outlast. So the first timeouts are equal, and each sends
- * more copies than the one before. Later ones double, until a row arrives.
+ * at the end is often one of a burst, which lone packets have to outlast. So the first timeouts are equal, a question for a
+ * mark has many copies, and a request more each time. Later timeouts double, until a row arrives.
  *
  * A sender that has not begun computes, as a rule. It is asked late and ever more rarely, and once more shortly before the
  * deadline, to say that it lives. Of many senders whose marks are missing nearly all are late, so few are asked together.
@@ -316,14 +316,15 @@ struct tb_silence {
 /* While rows of others come, a sender of which nothing has come is not missed. A deadline that moved on is another one. */
 static void tb_await(const struct tb_half *r, struct tb_incoming *f, const struct tb_silence *s)
 {
-	__s64 soon = r->floor / 5, late = 2 * r->floor;
+	__s64 late = 2 * r->floor;
 	__s64 since = f->came ? f->waited : tb_most(f->waited, s->last);
 	__u32 asked = f->came || f->questions > r->rounds ? f->questions : r->rounds;
 	int begun = f->came || (f->rows <= TB_SHORT && !asked);
-	__s64 first = begun ? tb_most(tb_pto(tb_answers_of(r, f)), soon) : late;
+	__s64 first = begun ? tb_pto(tb_answers_of(r, f)) : late;
 	__s64 usual = since + tb_least(tb_longer(first, asked, f->came ? TB_EQUAL : 1), 8 * late);
 
-	f->mark = tb_least(usual, tb_most(s->call, tb_most(since + soon, f->called + late)));
+	f->mark =
+		tb_least(usual, tb_most(s->call, tb_most(since + r->floor / 5, f->called + late)));
 }
 
 /* Its sender, whose turn it is, is asked for the mark, or others are. */

@@ -93,8 +93,8 @@ def _is_last_result(packet: bytes) -> bool:
     return bool(head.type == PacketType.RESULT and head.published == head.op)
 
 
-def test_a_question_that_is_repeated_has_more_copies() -> None:
-    """For a mark, then for rows: a burst of losses lasts for some packets. Rules: clock-23, clock-30."""
+def test_questions_outlast_a_burst_of_losses_by_copies() -> None:
+    """All for a mark, then repeated ones for rows. Rules: clock-23, clock-30."""
     asked: dict[bool, Counter[int]] = {False: Counter(), True: Counter()}
 
     def lose(_: int, packets: list[bytes]) -> list[bytes]:
@@ -108,7 +108,7 @@ def test_a_question_that_is_repeated_has_more_copies() -> None:
         job[0].trouble(lambda _, packets: [p for p in packets if not _is_last_result(p)])
         job[1].trouble(lose)
         job.averaged(NUMEL, 1)
-    assert [list(asked[rows].values())[:4] for rows in (False, True)] == [[1, 2, 4, 4]] * 2
+    assert [list(asked[rows].values())[:4] for rows in (False, True)] == [[8, 8, 8, 8], [1, 2, 4, 4]]
 
 
 # -- lost results are requested past the deadline, and no rank waits long for them (clock-35) --------------------------

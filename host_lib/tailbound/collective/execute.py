@@ -27,8 +27,8 @@ SAME_MODEL = (
     "All ranks must train the same model with the same bucket sizes, bits and use of a loss scale, take part in every "
     "backward pass, and (where ranks may come back) use parameters in the same order, by which DDP fills its buckets"
 )
-#: Copies of a question at most.
-COPIES = 4
+#: Of a question for a mark that is lost: they outlast a burst of losses, and are fewer bytes than a row.
+COPIES = 8
 
 
 def ask(job: Job, op: Op, half: Half) -> None:
@@ -43,18 +43,16 @@ def ask(job: Job, op: Op, half: Half) -> None:
             continue
         for first, body in encode_repair(half.places(flow), job.store.width) if flow.requests else ():
             head = job.header(PacketType.REPAIR, op.label, tag, row=first, rows=flow.rows, flags=flags)
-            _say(job, peer, head, body, flow.expired)
+            _say(job, peer, head, body, 1 << min(flow.expired, 2))
             job.counters["repair_asked"] += 1
         if flow.asked:
             job.overtime.asked(peer, now, job.heard(peer))
-            again = flow.questions - 1 if flow.came else 0
-            _say(job, peer, job.header(PacketType.REPAIR, op.label, tag), b"", again)
+            _say(job, peer, job.header(PacketType.REPAIR, op.label, tag), b"", COPIES if flow.came else 1)
             job.counters["asked"] += 1
 
 
-def _say(job: Job, peer: int, head: Header, body: bytes, again: int) -> None:
-    """Asks for the nth time: a burst of losses lasts for some packets, so there are more copies each time."""
-    for _ in range(min(1 << again, COPIES)):
+def _say(job: Job, peer: int, head: Header, body: bytes, copies: int) -> None:
+    for _ in range(copies):
         job.tell(peer, head, body)
 
 
