@@ -670,8 +670,8 @@ static void tb_open_half(const struct tb_terms *t, const struct tb_own_op *o, in
 	h->floor = t->floor;
 	h->patience = !t->repair ? 0 : results ? tb_most(longest, t->insist) : longest;
 	h->late = deadline > 0 && deadline < o->admitted;
-	h->step = tb_most(t->floor / 10, o->usual / 10);
-	h->look = tb_least(TB_LOOK, longest / 2);
+	h->step = tb_most(t->floor, o->usual) / 10;
+	h->look = tb_least(TB_LOOK, h->step / 4);
 	h->count = t->world;
 	h->ranks = t->ranks;
 	tb_begin_flows(h);

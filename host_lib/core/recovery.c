@@ -259,7 +259,7 @@ static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found 
 {
 	struct tb_answers *path = tb_answers_of(r, f);
 	int box = tb_of_switch(r, f), expired = 0, noted = 0;
-	__s64 window = r->late ? 0 : box ? tb_most(path->window, r->look) : path->window;
+	__s64 window = r->late ? 0 : box ? tb_most(path->window, r->floor / 10) : path->window;
 	__s32 room = TB_OPEN - found->out;
 	__u32 i;
 

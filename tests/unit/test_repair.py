@@ -349,7 +349,7 @@ def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
             receiver.listen(receiver.op, 0)
             half = receiver.half
             assert half.patience == (max(most, insist * results) if repair else 0)
-            assert (half.step, half.look) == (max(FLOOR, d2) // 10, MS)
+            assert (half.step, half.look) == (max(FLOOR, d2) // 10, min(MS, max(FLOOR, d2) // 40))
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------
