@@ -29,7 +29,11 @@
 #define TB_AT_ONCE 8
 /* Rows that a switch is asked for at once, and that have not come, at most: each request is a row by itself. */
 #define TB_OPEN 256
-/* A flow of so few rows may be lost as a whole: for a half's first question its sender counts as one that has begun. */
+/*
+ * Flows of so few rows may be lost as a whole. Their senders count as such that have begun: owners of results, and for a
+ * half's first question ranks that owe contributions.
+ */
+#define TB_SHORT_RESULTS 16
 #define TB_SHORT 3
 
 /* A fifth of the floor before the first answer, then from a tenth of it to five. */
@@ -318,10 +322,11 @@ static void tb_await(const struct tb_half *r, struct tb_incoming *f, const struc
 {
 	__s64 late = 2 * r->floor;
 	__s64 since = f->came ? f->waited : tb_most(f->waited, s->last);
-	__u32 asked = f->came || f->questions > r->rounds ? f->questions : r->rounds;
-	int begun = f->came || (f->rows <= TB_SHORT && !asked);
-	__s64 first = begun ? tb_pto(tb_answers_of(r, f)) : late;
-	__s64 usual = since + tb_least(tb_longer(first, asked, f->came ? TB_EQUAL : 1), 8 * late);
+	int begun = f->came || (r->presence && f->rows <= TB_SHORT_RESULTS);
+	__u32 asked = begun || f->questions > r->rounds ? f->questions : r->rounds;
+	int soon = begun || (f->rows <= TB_SHORT && !asked);
+	__s64 first = soon ? tb_pto(tb_answers_of(r, f)) : late;
+	__s64 usual = since + tb_least(tb_longer(first, asked, begun ? TB_EQUAL : 1), 8 * late);
 
 	f->mark =
 		tb_least(usual, tb_most(s->call, tb_most(since + r->floor / 5, f->called + late)));

@@ -249,13 +249,13 @@ def test_the_reordering_window_widens_where_rows_come_twice() -> None:
 
 
 def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int = 0, answers: int = 0,
-              floor: int = FLOOR) -> list[tuple[float, list[int]]]:  # fmt: skip
+              floor: int = FLOOR, results: bool = False) -> list[tuple[float, list[int]]]:  # fmt: skip
     """Who is asked for its mark and when, ms after the last row, while no more comes than ``rows`` of each sender.
 
     ``answers``: what they have taken so far, ns.
     """
     here = {rank: set(range(count)) for rank, count in rows.items()}
-    receiver = Receiver(here=here, of=of, asks=True, floor=floor, step=floor // 10)
+    receiver = Receiver(here=here, of=of, asks=True, floor=floor, step=floor // 10, results=results)
     receiver.deadline = deadline
     found, now = [], 0
     for _ in range(50 if answers else 0):
@@ -280,6 +280,8 @@ BEGUN, NOT_BEGUN = [2, 4, 6, 8, 12, 20, 36, 68, 132, 260, 388], [20, 60, 140, 30
         ({1: 0}, {}, NOT_BEGUN),
         ({1: 0}, {"of": 3}, [2, 42, 122, 282]),  # the flow may be lost as a whole
         ({1: 0}, {"of": 4}, NOT_BEGUN),
+        ({1: 0}, {"of": 16, "results": True}, BEGUN),
+        ({1: 0}, {"of": 17, "results": True}, NOT_BEGUN),
         ({1: 40}, {"answers": 9 * MS}, [9, 18, 27, 36, 54, 90, 162]),
         ({1: 40}, {"floor": FLOOR // 50}, [t / 50 for t in BEGUN]),
         ({1: 0}, {"deadline": 16 * MS}, [10, 30, 50, 70]),  # in time for an answer, and then for a later deadline
