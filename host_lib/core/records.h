@@ -96,6 +96,7 @@ _Static_assert(sizeof(struct tb_path) == 120, "tb_path");
 struct tb_link {
 	double most; /* bytes per second at most; 0: the link itself sees to it */
 	double speed; /* bytes per second by which own queues empty; no rate is higher */
+	double floor; /* bytes per second; no rate is below half of an equal share of it, or of the speed if less */
 	__s64 gap; /* from one burst to the next; 0: none */
 	__s64 quantum; /* of sending that may leave for a rank at once */
 	__s64 ahead; /* of sending that may lie in own queues */
@@ -107,7 +108,7 @@ struct tb_link {
 	__u32 held; /* as in tb_path */
 	__u32 peers; /* ranks that share it, at least 1 */
 };
-_Static_assert(sizeof(struct tb_link) == 88, "tb_link");
+_Static_assert(sizeof(struct tb_link) == 96, "tb_link");
 
 /* A rank, or a shared channel, and what has become of packets for it. */
 struct tb_target {

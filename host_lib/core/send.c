@@ -282,12 +282,12 @@ static void tb_link_left(struct tb_link *link, __u32 bursts, __u64 packets, __u3
 #define TB_MARKED 0.01 /* smoothed share of marked packets above which marks count as coming */
 #define TB_SILENT 8 /* probes lost running after which a rate rises */
 
-/* One above the speed of the link ends the limit, and none is below half of an equal share. */
+/* One above the speed of the link ends the limit, and none is below half of an equal share of the floor. */
 static void tb_set_rate(struct tb_path *p, const struct tb_link *link, double rate, __s64 now)
 {
 	p->raised = now;
 	p->limited = rate <= link->speed;
-	p->rate = tb_higher(link->speed / link->peers / 2, rate);
+	p->rate = tb_higher(tb_lower(link->floor, link->speed) / link->peers / 2, rate);
 }
 
 static void tb_raise(struct tb_path *p, const struct tb_link *link, __s64 now)

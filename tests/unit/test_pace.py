@@ -33,8 +33,8 @@ LEAST = SPEED / PEERS / 2
 class Steady(Pacer):
     """A path to rank 1 whose echoes come ``step`` ns apart; ``rate`` is its limit, if there is one."""
 
-    def __init__(self, step: int = 5 * MS, rate: float = 0.0) -> None:
-        super().__init__(range(PEERS), speed=SPEED)
+    def __init__(self, step: int = 5 * MS, rate: float = 0.0, speed: float = SPEED) -> None:
+        super().__init__(range(PEERS), speed=speed)
         self.path, self._now, self._step = self.paths[1], 0, step
         if rate:
             self.hold_to(1, rate)
@@ -141,6 +141,16 @@ def test_the_lower_rate_holds() -> None:
         found.append([path.take(*echo) for echo in ((9 * MS, 0.0), (9 * MS, 0.0), (rtt, marked))][-1])
     smoothed = 0.4 * 0.75**2 * 0.75 + 0.4 * 0.25
     assert found == [pytest.approx(1e8 * (1 - smoothed / 2)), *[pytest.approx(1e8 * (1 - 0.8 * 0.75))] * 2]
+
+
+@pytest.mark.parametrize(
+    ("speed", "drained", "known"), [(0, 0, 1.25e8), (0, 2e7, 2e7), (0, 5e8, 5e8), (1e9, 0, 1e9), (1e9, 2e7, 2e7)]
+)
+def test_where_nobody_knows_the_speed_rates_fall_as_on_a_slow_link(speed: float, drained: float, known: float) -> None:
+    path = Steady(speed=speed)
+    if drained:
+        path.drains(drained)
+    assert [path.take(MS, 1.0) for _ in range(200)][-1] == known / PEERS / 2
 
 
 def test_a_limit_follows_a_link_that_turns_out_slower() -> None:

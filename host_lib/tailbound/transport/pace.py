@@ -22,7 +22,9 @@ container's interface says 10 Gbit/s whatever it takes. Two things lower the rat
   - There is a pause between two raises, or short round trips would make it an explosion.
 
 No rate falls below half of an equal share of the link. TCP without ECN fills a queue, deep or not, whatever others do:
-it marks all their packets, and makes their round trips long. A sender that went on slowing down would be gone.
+it marks all their packets, and makes their round trips long. A sender that went on slowing down would be gone. Where
+no rank knows the speed and no socket has been full, that is a share of 1 Gbit/s: a floor by the 20 Gbit/s that paths
+begin at would be no congestion control on slow links.
 
 Loss lowers no rate: what a shallow queue drops is requested again while its flow runs (clock-23), and receivers that
 told senders to slow down for it made nothing shorter (docs/tried.md). A rate whose echoes stay away for good rises
@@ -42,6 +44,8 @@ _SECOND = 1_000_000_000
 _UNEVEN = 2.0
 #: Bytes per second of a link of which no rank says how fast it is.
 _SPEED = 2.5e9
+#: The same for the least that rates fall to: most links have as much.
+_FLOOR = 1.25e8
 #: Of a link; ``LINK`` says what each is. With twice as much ``ahead`` senders slowed down before their own queue, half
 #: as much wakes them up twice as often. ``late``: else the link would idle for as long as a thread waits for a core.
 _LIMITS = {"quantum": 500_000, "ahead": 2_000_000, "late": 8_000_000}
@@ -73,12 +77,13 @@ class Pacer:
         self.table = (_Path * MAX_RANKS)()
         self.paths = {rank: self.table[rank] for rank in ranks}
         self._known, self.stated, self.drained = speed, speed or _SPEED, 0.0
-        self.link = _Link(most=most, speed=self.stated, gap=gap, room=room, peers=max(1, len(self.paths)), **_LIMITS)
+        self.link = _Link(most=most, speed=self.stated, floor=speed or _FLOOR, gap=gap, room=room, **_LIMITS)
+        self.link.peers = max(1, len(self.paths))
 
     def drains(self, rate: float) -> None:
         """The link took so many bytes per second while sockets were full."""
         self.drained += (rate - self.drained) / 4 if self.drained else rate
-        self.link.speed = min(self._known or self.drained, self.drained)
+        self.link.speed = self.link.floor = min(self._known or self.drained, self.drained)
 
     def hold_to(self, rank: int, rate: float) -> None:
         """``rank`` is sent to no faster than ``rate`` bytes per second, as if round trips had said so."""

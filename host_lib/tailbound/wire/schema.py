@@ -703,6 +703,9 @@ LINK = Struct(
     (
         Field("most", "f64", "bytes per second at most; 0: the link itself sees to it"),
         Field("speed", "f64", "bytes per second by which own queues empty; no rate is higher"),
+        Field(
+            "floor", "f64", "bytes per second; no rate is below half of an equal share of it, or of the speed if less"
+        ),
         Field("gap", "s64", "from one burst to the next; 0: none"),
         Field("quantum", "s64", "of sending that may leave for a rank at once"),
         Field("ahead", "s64", "of sending that may lie in own queues"),
