@@ -208,6 +208,8 @@ void tb_full(struct tb_line *l, __u32 port, __u32 error);
 int tb_next(struct tb_line *l);
 int tb_took(struct tb_line *l, __u32 taken, __u32 error);
 int tb_pump(struct tb_line *l);
+int tb_pump_alone(struct tb_line *l, __s64 now, int *over);
+void tb_measure(struct tb_line *l, __s64 now);
 void tb_time_probes(struct tb_line *l, __s64 now);
 void tb_give_up(struct tb_line *l);
 
@@ -231,6 +233,7 @@ int tb_next_op(struct tb_terms *t, __s64 now);
 int tb_move(struct tb_terms *t, struct tb_own_op *o, __s64 now);
 __u32 tb_newest(const struct tb_terms *t, __u32 newest);
 int tb_stirred(const struct tb_terms *t);
+void tb_begin_listening(struct tb_terms *t);
 __u64 tb_listen(struct tb_terms *t, __s64 now);
 __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now);
 __s64 tb_start_clock(const struct tb_terms *t, struct tb_own_op *o, __s64 now);
@@ -253,6 +256,7 @@ __s64 tb_patience(const struct tb_overtime *v, const struct tb_half *h);
 int tb_worth(const struct tb_overtime *v, const struct tb_half *h, __s64 now, __s64 heard,
 	     __s64 reserve);
 void tb_charge(struct tb_overtime *v, const struct tb_half *h, __s64 now);
+void tb_woke(struct tb_overtime *v, __s64 late);
 void tb_start_half(struct tb_half *h, __s64 start, __s64 most, __s64 floor);
 
 /*
@@ -282,6 +286,18 @@ void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
  */
 struct pollfd;
 __s64 tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken);
+
+/*
+ * The transport thread: tb_sleep returns what only Python can do (TB_WOKEN_*), or -errno. tb_look_out is what it does
+ * each time that it wakes up, tb_first when that is next. tb_take takes the oldest events, as tb_take_events does;
+ * tb_take_opened all of them, for the next turn.
+ */
+__s64 tb_sleep(struct tb_sleep *s, __s64 now);
+__u32 tb_look_out(struct tb_sleep *s, __s64 now);
+__s64 tb_first(const struct tb_sleep *s, __s64 now);
+__s64 tb_peek(struct tb_sleep *s);
+int tb_take_opened(struct tb_sleep *s);
+int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most);
 
 /*
  * Sends a packet of size bytes to each name (struct sockaddr, 32 bytes) whenever said (ns) is older than every, until

@@ -110,6 +110,14 @@ TB_EXPORT void tb_charge(struct tb_overtime *v, const struct tb_half *h, __s64 n
 	v->waited += cost;
 }
 
+/* The own thread woke up so late: it waited for a core, if it was not stopped. */
+TB_EXPORT void tb_woke(struct tb_overtime *v, __s64 late)
+{
+	v->lates[v->wakes++ % TB_LATES] = tb_most(0, late);
+	if (late <= v->longest)
+		v->latest = tb_most(v->latest, late);
+}
+
 /* -- a deadline, which moves on by a tenth if that will do (clock-7c) ---------------------------------------------- */
 
 TB_EXPORT void tb_start_half(struct tb_half *h, __s64 start, __s64 most, __s64 floor)
@@ -767,6 +775,12 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	o->stirred |= open != h->open || release != h->release ||
 		      (closed != h->closed && tb_count(tb_set_of(t->gone))); /* they owe rows */
 	return found ? (__u64)h : 0;
+}
+
+TB_EXPORT void tb_begin_listening(struct tb_terms *t)
+{
+	t->at = t->first;
+	t->listen = 0;
 }
 
 /* Looks at the flows of ops that are due, from at on: label, and the half of which something is to be asked. */

@@ -8,6 +8,9 @@
 #define TB_DESTINATIONS 258
 #define TB_CHANNELS_MOST 32
 #define TB_COPIES 9223372036854775807
+#define TB_LATES 64
+#define TB_OPENED_MOST 64
+#define TB_SOCKETS_AT 3
 
 #define TB_SEND_DONE 0
 #define TB_SEND_CALL 1
@@ -38,6 +41,16 @@
 #define TB_FOUND_SECOND 6
 #define TB_FOUND_SEAL 7
 #define TB_FOUND_FINISH 8
+
+#define TB_READY_HANDED 1
+#define TB_READY_EVENTS 2
+#define TB_READY_CONTROLS 4
+
+#define TB_WOKEN_TURN 1
+#define TB_WOKEN_SERVE 2
+#define TB_WOKEN_ASK 4
+#define TB_WOKEN_SEND 8
+#define TB_WOKEN_SENT 16
 
 /* What headers are made of; arrays by their address, 0: none. */
 struct tb_stamp {
@@ -102,13 +115,15 @@ struct tb_link {
 	__s64 ahead; /* of sending that may lie in own queues */
 	__s64 late; /* the same where rows had to wait */
 	__s64 room; /* bytes that may wait in own queues */
+	double known; /* bytes per second of the link; 0: no rank knows */
+	double drained; /* the same, as it was while sockets were full, lately; 0: none was */
 	__s64 opens; /* when the next burst may leave */
 	__s64 leaves; /* when the last of what was handed over leaves this host */
 	__s64 spent; /* as in tb_path */
 	__u32 held; /* as in tb_path */
 	__u32 peers; /* ranks that share it, at least 1 */
 };
-_Static_assert(sizeof(struct tb_link) == 96, "tb_link");
+_Static_assert(sizeof(struct tb_link) == 112, "tb_link");
 
 /* A rank, or a shared channel, and what has become of packets for it. */
 struct tb_target {
@@ -305,8 +320,11 @@ struct tb_overtime {
 	__s64 lack; /* that the own thread waited for a core between two turns of one of the last ops at most */
 	double share; /* part of the time that is saved up */
 	__s64 longest; /* that answers and waits count at most */
+	__s64 latest; /* the longest wait for a core since the last op */
+	__u64 wakes; /* times that the own thread woke up at a time that it had asked for */
+	__s64 lates[64]; /* how late it did */
 };
-_Static_assert(sizeof(struct tb_overtime) == 88, "tb_overtime");
+_Static_assert(sizeof(struct tb_overtime) == 616, "tb_overtime");
 
 /* What the ops of a rank are decided by, and what Python and the library tell each other in a turn; times in ns. */
 struct tb_terms {
@@ -433,5 +451,42 @@ struct tb_own_op {
 	__u8 pad[5]; /* 0 */
 };
 _Static_assert(sizeof(struct tb_own_op) == 440, "tb_own_op");
+
+/* Where a datapath's events come from: the library's tables, or a ring of the kernel. */
+struct tb_source {
+	__u64 tables; /* struct tb_tables; 0: a ring */
+	__u64 consumed; /* u64: how far the ring was read */
+	__u64 produced; /* u64: how far it was written */
+	__u64 data; /* of the ring, twice in a row */
+	__u64 mask; /* bytes of it less one */
+};
+_Static_assert(sizeof(struct tb_source) == 40, "tb_source");
+
+/* How the transport thread sleeps, and looks out meanwhile (`collective.waiter`); times in ns. */
+struct tb_sleep {
+	__u64 polled; /* struct pollfd[]: as in ``Ready``, and sockets behind */
+	__u64 terms; /* struct tb_terms */
+	__u64 line; /* struct tb_line */
+	__u64 sending; /* struct tb_sending of it */
+	__u64 source; /* struct tb_source */
+	__s64 longest; /* of a wait */
+	__s64 stopped; /* after which a thread that has not woken up was stopped */
+	__s64 end; /* when a turn is due at the latest */
+	__s64 soon; /* when one is due by other events than that a half is complete; 0: there were none */
+	__s64 owed; /* when to go on with answers; 0: none is left */
+	__s64 awake; /* when the thread was last seen to run; 0: never */
+	__s64 asked; /* when the last wait was to end */
+	__s64 woken; /* when it did */
+	__u64 ready; /* ``Ready``: what it found, with sockets behind */
+	__u64 half; /* struct tb_half: of which something is to be asked (``Woken.ASK``) */
+	__u32 opened[64]; /* ops that have begun elsewhere since the last turn */
+	__u32 count; /* of them */
+	__u32 fds; /* descriptors */
+	__u32 direct; /* 1: all sockets are the system's */
+	__u32 deferred; /* 1: single packets wait for room */
+	__u32 crowded; /* 1: in the first socket */
+	__u32 refused; /* what the pump came to (``Sent``) */
+};
+_Static_assert(sizeof(struct tb_sleep) == 400, "tb_sleep");
 
 #endif /* TB_RECORDS_H */

@@ -37,6 +37,9 @@
 /* ns after which a probe without an echo counts as lost: longer than any queue that rates let stand. */
 #define TB_LOST 100000000
 #define TB_PROBE (TB_HEADER_BYTES + TB_ROW_STEP)
+/* Bytes that must have left while sockets were full to say how fast the link is; and after so many ns they do. */
+#define TB_MEASURED_BYTES (256 << 10)
+#define TB_MEASURED 20000000
 #define TB_FRAME 42 /* bytes of a packet on a link besides its UDP payload */
 
 enum { TB_RESULTS, TB_CONTRIBUTIONS, TB_AGAIN, TB_QUEUES };
@@ -73,6 +76,8 @@ struct tb_line {
 	__u64 due[TB_WORDS]; /* ranks that a probe waits for */
 	int probing; /* the messages are probes */
 	__s64 probed; /* when they leave */
+	__s64 crowded; /* since when sockets are full; 0: none is */
+	__u64 before; /* bytes that had left by then */
 	struct mmsghdr messages[TB_MESSAGES];
 	struct iovec pieces[TB_MESSAGES];
 	__u64 control[3]; /* struct cmsghdr, and the bytes of a packet */
@@ -943,4 +948,48 @@ TB_EXPORT int tb_pump(struct tb_line *l)
 		if (what)
 			return what;
 	}
+}
+
+/* Follows how much leaves from when sockets are full until they are not, or for long enough: what the link takes. */
+TB_EXPORT void tb_measure(struct tb_line *l, __s64 now)
+{
+	struct tb_sending *s = l->s;
+	struct tb_link *link = l->link;
+	double rate;
+
+	if (l->crowded && (!s->blocked || now - l->crowded >= TB_MEASURED)) {
+		if (s->bytes - l->before >= TB_MEASURED_BYTES) {
+			rate = (double)(s->bytes - l->before) * 1e9 /
+			       (double)tb_most(1, now - l->crowded);
+			link->drained += link->drained ? (rate - link->drained) / 4 : rate;
+			link->speed = link->floor =
+				tb_lower(link->known ? link->known : link->drained, link->drained);
+		}
+		l->crowded = 0;
+	}
+	if (s->blocked && !l->crowded) {
+		l->crowded = now;
+		l->before = s->bytes;
+	}
+}
+
+/* A pump that begins without Python; over: whether a submission is, of which only that can say what follows. */
+TB_EXPORT int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
+{
+	struct tb_sending *s = l->s;
+	int what, i;
+
+	s->now = now;
+	s->fresh = 0;
+	tb_begin(l);
+	what = tb_pump(l);
+	for (*over = i = 0; i < TB_QUEUES; i++)
+		*over |= l->head[i] && !l->head[i]->left;
+	if (what || *over)
+		return what;
+	tb_measure(l, tb_clock());
+	if (!s->left &&
+	    !s->due) /* another socket of a channel has taken what full ones had no room for */
+		s->again = s->full = 0;
+	return what;
 }

@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-/* What threads of Python do without its lock: waiting, and repeating what a thread that has no lock cannot say. */
+/* What threads of Python do without its lock: sleep and look out, and repeat what a thread that has no lock cannot say. */
 #define _GNU_SOURCE
 #include "core.h"
 
 #include <errno.h>
 #include <poll.h>
+#include <string.h>
 #include <sys/socket.h>
 
 #define TB_SECOND 1000000000LL
+/* How long a turn that is due by other events may wait after them: as a rule a half is complete meanwhile. */
+#define TB_SOON 500000LL
+/* Taken at once, and bits in front of the length of a record of the kernel's ring (Documentation/bpf/ringbuf.rst). */
+#define TB_EVENTS 64
+#define TB_BUSY (1U << 31)
+#define TB_DISCARD (1U << 30)
 #define TB_NAME_BYTES 32
 /* The bit of a descriptor in what is ready; those behind share the last one. */
 #define TB_LAST 62
@@ -24,6 +31,150 @@ TB_EXPORT __s64 tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *w
 		if (polled[i].revents)
 			ready |= 1LL << tb_least(i, TB_LAST);
 	return ready;
+}
+
+/* The same of the ring of a kernel program. */
+static int tb_take_ring(const struct tb_source *s, struct tb_event *out, int most)
+{
+	__u64 end = __atomic_load_n((__u64 *)s->produced, __ATOMIC_ACQUIRE);
+	__u64 *consumed = (__u64 *)s->consumed, at = *consumed;
+	int taken = 0;
+
+	while (at < end && taken < most) {
+		const __u32 *head = (const __u32 *)(s->data + (at & s->mask));
+		__u32 length = __atomic_load_n(head, __ATOMIC_ACQUIRE);
+
+		if (length & TB_BUSY)
+			break;
+		if (!(length & TB_DISCARD))
+			memcpy(&out[taken++], head + 2, sizeof(*out));
+		at += ((length & ~TB_DISCARD) + 8 + 7) & ~7U;
+	}
+	__atomic_store_n(consumed, at, __ATOMIC_RELEASE);
+	return taken;
+}
+
+TB_EXPORT int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most)
+{
+	return s->tables ? tb_take_events((struct tb_tables *)s->tables, fd, out, most)
+			 : tb_take_ring(s, out, most);
+}
+
+/* Notes which ops have begun elsewhere; whether a half is complete, which is worth a turn at once. */
+TB_EXPORT int tb_take_opened(struct tb_sleep *s)
+{
+	const struct tb_source *source = (const struct tb_source *)s->source;
+	int fd = ((const struct pollfd *)s->polled)[1].fd, complete = 0, count, i;
+	struct tb_event events[TB_EVENTS];
+
+	do {
+		count = tb_take(source, fd, events, TB_EVENTS);
+		for (i = 0; i < count; i++) {
+			__u32 kind = events[i].kind;
+
+			if (kind == TB_EVENT_OPENED && s->count < TB_OPENED_MOST)
+				s->opened[s->count++] = events[i].op;
+			complete |= kind == TB_EVENT_COMPLETE || kind == TB_EVENT_RESULTS_COMPLETE;
+		}
+	} while (count == TB_EVENTS);
+	return complete;
+}
+
+/* When to wake up first, before the next turn. */
+TB_EXPORT __s64 tb_first(const struct tb_sleep *s, __s64 now)
+{
+	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
+	__s64 first = tb_earlier(((const struct tb_terms *)s->terms)->listen, sending->again);
+
+	first = tb_earlier(tb_earlier(first, s->owed), tb_earlier(s->soon, s->end));
+	return tb_least(first, now + s->longest);
+}
+
+/* Sends what a rate or a full socket has kept back; what Python has to do of it. */
+static __u32 tb_send_on(struct tb_sleep *s, __s64 now)
+{
+	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
+	int over;
+
+	if (!(sending->full || s->deferred || (sending->again && sending->again <= now)))
+		return 0;
+	if (!s->direct || s->deferred)
+		return TB_WOKEN_SEND;
+	s->refused = tb_pump_alone((struct tb_line *)s->line, now, &over);
+	return s->refused || over ? TB_WOKEN_SENT : 0;
+}
+
+/*
+ * The thread is awake, and found s->ready: what only Python can do. A turn for each wake-up would take most of a core: to
+ * answer, to look out for silences and to send is due once or twice a millisecond.
+ */
+TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
+{
+	struct tb_terms *t = (struct tb_terms *)s->terms;
+	__u32 found = 0;
+
+	if (s->ready & TB_READY_HANDED)
+		tb_clear(((const struct pollfd *)s->polled)[0].fd);
+	if (s->ready & TB_READY_EVENTS) {
+		if (tb_take_opened(s))
+			return TB_WOKEN_TURN;
+		s->soon = s->soon ? s->soon : now + TB_SOON;
+	}
+	if (now >= s->end || now - s->awake > s->stopped || s->ready & TB_READY_HANDED ||
+	    (s->soon && s->soon <= now))
+		return TB_WOKEN_TURN;
+	s->awake = now;
+	if (s->ready & TB_READY_CONTROLS || (s->owed && s->owed <= now)) {
+		found = TB_WOKEN_SERVE; /* first: what is lacking may have been said */
+	} else if (t->listen && t->listen <= now) {
+		tb_begin_listening(t);
+		s->half = tb_listen(t, now);
+		found = s->half ? TB_WOKEN_ASK : 0;
+	}
+	found |= tb_send_on(s, now);
+	return found ? found : tb_stirred(t) ? TB_WOKEN_TURN : 0;
+}
+
+/* Room in which sockets ends a wait: of those that were full. Single packets leave over the first. */
+static void tb_want_room(struct tb_sleep *s)
+{
+	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
+	struct pollfd *polled = (struct pollfd *)s->polled + TB_SOCKETS_AT;
+	__u64 wanted = sending->full | (s->crowded ? 1 : 0);
+	__u32 i;
+
+	for (i = 0; i + TB_SOCKETS_AT < s->fds; i++)
+		polled[i].fd = wanted >> i & 1 ? sending->fds[i] : -1;
+}
+
+/* Looks at what is readable. */
+TB_EXPORT __s64 tb_peek(struct tb_sleep *s)
+{
+	__s64 ready = tb_wait((struct pollfd *)s->polled, TB_SOCKETS_AT, 0, &s->woken);
+
+	s->ready = ready < 0 ? 0 : ready;
+	return ready;
+}
+
+TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
+{
+	struct tb_overtime *v = (struct tb_overtime *)((struct tb_terms *)s->terms)->overtime;
+	__s64 ready;
+	__u32 found;
+
+	for (;; now = tb_clock()) {
+		s->asked = tb_most(tb_first(s, now), now);
+		tb_want_room(s);
+		ready = tb_wait((struct pollfd *)s->polled, s->fds, s->asked - now, &s->woken);
+		if (ready < 0 && ready != -EINTR)
+			return ready;
+		s->ready = ready < 0 ? 0 : ready;
+		found = tb_look_out(s, s->woken);
+		if (found)
+			return found;
+		if (!ready)
+			tb_woke(v, s->woken - s->asked);
+	}
 }
 
 TB_EXPORT void tb_repeat(int fd, int stop_fd, __s64 every, const __s64 *said, const __u8 *packets,

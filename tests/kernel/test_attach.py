@@ -95,8 +95,8 @@ def exercise(path: XdpDatapath, wire: list[str]) -> None:
     assert select.select(path.fds(), [], [], 20)[0]
     verdicts = {Verdict.STORED: 1, Verdict.RESULT_TAKEN: 1, Verdict.CONTROL_PASSED: 1, Verdict.CORRUPT: 1}
     assert counted(path, 4) == verdicts
-    assert [kind for kind, _, _ in path.events()] == [Event.OPENED]
-    assert path.events() == []
+    assert [kind for kind, _, _ in path.source.take()] == [Event.OPENED]
+    assert path.source.take() == []
     assert control_packets(path) == [cases.ready()]
     assert path.store.slots["count"][cases.SEQ & 63] == 1
     assert path.store.results[cases.RESULT_SEQ & 127, : cases.CODES].tobytes() == cases.codes(101)

@@ -26,7 +26,7 @@ def test_losses_are_repaired_across_epochs_to_the_same_bits(monkeypatch: pytest.
     for key_file in ("drawn", ""):
         with sim_team(RANKS, LOSING | {"key_file": key_file}) as job:
             troubles = job.trouble(lambda: Trouble(seed=4, loss=0.02))
-            found.append([job.right(NUMEL, op)[0][0].tobytes() for op in range(5 * EPOCH_STEPS // 2)])
+            found.append([job.right(NUMEL, op)[0][0].tobytes() for op in range(4 * EPOCH_STEPS)])
             assert sum(dropped(troubles, kind) for kind in PacketType) > 100
             assert forged(job) == [0] * RANKS
             turns = [each.job.keys.turns for each in job.communicators if each.job.keys]

@@ -166,15 +166,13 @@ def test_one_percent_of_rows_lost_is_repaired() -> None:
     assert sum(done.outcome.deadline_hits for done in settled) <= 0.08 * 2 * len(settled)
 
 
-@pytest.mark.parametrize(
-    ("seeds", "most"), [((2,), 0.0005), pytest.param((5,), 0.0005, marks=pytest.mark.thorough), ((4, 8, 10), 0.001)]
-)
-def test_ranks_that_wait_for_a_core_are_waited_for(seeds: tuple[int, ...], most: float) -> None:
+@pytest.mark.parametrize("seeds", [range(1, 9), pytest.param(range(9, 25), marks=pytest.mark.thorough)])
+def test_ranks_that_wait_for_a_core_are_waited_for(seeds: range) -> None:
     """Wake-ups of the transport threads are put off by 20 ms as a rule and by 200 ms at most: rows before tails.
 
     That is three times in ten steps of every rank. Where a rank was late with its launch, too, and then silent for far
     longer than anybody before (seed 10), its rows are cut off: it cannot be told from a stopped one. How many are is
-    chance: of seeds 1 to 15 three have some.
+    chance: of 75 seeds a quarter have some, 0.0003 of the rows on average.
     """
     missing = 0.0
     for seed in seeds:
@@ -183,7 +181,7 @@ def test_ranks_that_wait_for_a_core_are_waited_for(seeds: tuple[int, ...], most:
         assert job.suspected == 0
         waited = sum(node.engine.job.overtime.waited for node in job.nodes) / 4
         assert waited <= FIRST + SHARE * job.fabric.now
-    assert missing / len(seeds) <= most
+    assert missing / len(seeds) <= 0.001
 
 
 @ranks(2, 4)

@@ -103,7 +103,7 @@ def _buffers(world: World, rng: random.Random, count: int) -> None:
         world.feed(data[: rng.choice((len(data), rng.randrange(len(data) + 1)))], rng.randrange(1, 4), segment)
         if rng.random() < 0.01:
             world.tables.take_controls()
-            world.tables.take_events()
+            world.tables.source.take()
 
 
 def _headers(rng: random.Random, count: int) -> None:

@@ -91,9 +91,9 @@ def test_an_event_wakes_who_has_left_and_does_not_keep_it_awake(monkeypatch: pyt
     with team(2, SETTINGS) as job:
         averages(job, range(4))
         engine, looks = job[1]._engine, list[int]()
-        look_out = engine._look_out
+        sleep = engine._sleep
         with leaving(job, 1):
-            monkeypatch.setattr(engine, "_look_out", lambda *times: (looks.append(1), look_out(*times))[1])
+            monkeypatch.setattr(engine, "_sleep", lambda again: (looks.append(1), sleep(again))[1])
             os.eventfd_write(engine.job.datapath.fds()[0], 1)
             await_that(lambda: looks, "it wakes up")
             time.sleep(0.3)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import mmap
 import socket
+import struct
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +15,9 @@ from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from tailbound.datapath.xdp import XdpDatapath
 from tailbound.errors import AttachError, CapabilityError
-from tailbound.kernel import built, cache, core, events, net
+from tailbound.kernel import built, cache, core, net
 from tailbound.kernel.compile import clang_path
-from tailbound.kernel.events import _HEAD, _RECORD, EventRing
+from tailbound.kernel.events import Source
 from tailbound.wire.address import words_of
 from tailbound.wire.packets import DTYPES
 from tailbound.wire.schema import HEADER_BYTES
@@ -104,30 +104,20 @@ def test_what_carries_the_frames_of_an_interface(
     assert net.xdp_below(name) is None
 
 
-RECORD = 8 + _RECORD.size
-
-
-def test_heads_and_records_are_no_older_than_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head of 0 from before it moved would put the consumer out of step for good. One that is being written waits."""
-    made = EventRing.__new__(EventRing)
-    made._their = bytearray(mmap.PAGESIZE * 3)
-    made._mask = mmap.PAGESIZE - 1
-    made._consumed, made._produced = np.zeros(1, np.uint64), np.zeros(1, np.uint64)
-    shown: list[bytes] = []  # by each barrier
-
-    def acquire() -> None:
-        data = shown.pop(0)
-        made._their[mmap.PAGESIZE : mmap.PAGESIZE + len(data)] = data
-
-    monkeypatch.setattr(events, "_acquire", acquire)
-    assert made.drain() == []
-    heads = b"".join(_HEAD.pack(_RECORD.size | busy) + bytes(4 + _RECORD.size) for busy in (0, 0, 1 << 31))
-    whole = b"".join(_HEAD.pack(_RECORD.size) + bytes(4) + _RECORD.pack(1, op, 9) for op in (5, 6))
-    shown += [heads, whole]
-    made._produced[0] = 3 * RECORD
-    assert made.drain() == [(1, 5, 9), (1, 6, 9)]
-    assert made._consumed[0] == 2 * RECORD
-    assert not shown
+def test_the_ring_is_read_up_to_what_is_being_written() -> None:
+    """A record that was given up is none; one that wraps lies there twice. The position follows."""
+    size, record = 96, struct.Struct("=IIIIQ")  # length, page, and tb_event: kind, op, ns
+    data, positions = np.zeros(2 * size, np.uint8), np.zeros(2, np.uint64)
+    at = positions.ctypes.data
+    ring = Source(0, at, at + 8, data.ctypes.data, 63)
+    assert ring.take() == []
+    busy, discarded = 1 << 31, 1 << 30
+    lengths = (16, 16 | discarded, 16 | busy)
+    data[: 3 * 24] = bytearray(b"".join(record.pack(length, 0, 1, op, 9) for op, length in enumerate(lengths, 5)))
+    positions[1] = 72
+    assert (ring.take(), int(positions[0])) == ([(1, 5, 9)], 48)
+    data[48:72] = bytearray(record.pack(16, 0, 4, 7, 8))
+    assert (ring.take(), ring.take(), int(positions[0])) == ([(4, 7, 8)], [], 72)
 
 
 def test_a_flood_of_control_packets_is_taken_in_helpings() -> None:

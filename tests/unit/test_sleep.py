@@ -1,6 +1,6 @@
-"""How the transport thread sleeps: long where there is nothing to do, and without missing that it stood still.
+"""How the transport thread sleeps: to the microsecond, for any descriptor, and without missing that it stood still.
 
-And how it waits: for microseconds and for any descriptor; how long for a core, as the kernel counts it.
+And how long it waits for a core, as the kernel counts it.
 """
 
 from __future__ import annotations
@@ -14,164 +14,231 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from queue_world import LATER, Told, memory
 from tailbound.collective import terms
-from tailbound.collective.terms import RunQueue
+from tailbound.collective.terms import Overtime, RunQueue
 from tailbound.collective.transpose import Transpose
-from tailbound.collective.waiter import EVENTS, Waiter
+from tailbound.collective.waiter import Sleep
+from tailbound.kernel.core import core
+from tailbound.kernel.events import Source
 from tailbound.transport.config import MS
-from tailbound.wire.schema import Event
+from tailbound.transport.pace import Pacer
+from tailbound.transport.queue import SendQueue
+from tailbound.transport.sender import Sender
+from tailbound.transport.sockets import UdpSocket
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import OWN_OP, Event, PacketType, Ready, Woken
 
-#: Where the clock begins.
-NOW = 10_000 * MS
+#: When the clock stands, and when the next turn is due.
+NOW, END = 10_000 * MS, 10_050 * MS
+#: ns of a wait, and after which a thread was stopped.
+LONGEST, STOPPED = 100 * MS, 350 * MS
 
 
 class Sleeper:
-    """A transport thread on a clock that only its waits move; ``held_up`` is added to the wait of that number."""
+    """What a thread sleeps by; its events lie in memory."""
 
-    def __init__(self, *, ops: bool = False, held_up: dict[int, int] | None = None) -> None:
-        self.now, self.waits, self.wanted, self.late = NOW, list[int](), set[int](), list[int]()
-        self._held_up = held_up or {}
-        self.thread: Any = Transpose.__new__(Transpose)
-        self.queue = SimpleNamespace(full=set(), again=0, pump=lambda now: None)
-        self.thread.job = SimpleNamespace(
-            now=lambda: self.now, flow=SimpleNamespace(queue=self.queue),
-            sender=SimpleNamespace(deferred=(), crowded=False),
-            overtime=SimpleNamespace(woke=lambda late, held_up: self.late.append(late), held_up=0),
-        )  # fmt: skip
-        self.thread._waiter = SimpleNamespace(want_room=self.wanted.update, wait=self._wait, ready=0, woken=NOW)
-        self.thread._ops = {1: SimpleNamespace()} if ops else {}
-        self.thread._stirred, self.thread._holding = lambda: False, SimpleNamespace(again=0)
-        self.thread._silence, self.thread._owed, self.thread._awake = 0, 0, NOW
-        self.thread._opened, self.thread._soon = list[int](), 0
+    def __init__(self, sock: UdpSocket) -> None:
+        self.made = [os.eventfd(0, os.EFD_NONBLOCK) for _ in Ready]
+        self.told, self.overtime, self.done = Told(), Overtime(0), list[int]()
+        self.sender = Sender([sock], {1: sock.getsockname()})
+        self.queue = SendQueue(self.sender, Pacer([1], speed=1e6, most=1e6), self.told.peers)
+        self.told.terms.overtime = ctypes.addressof(self.overtime)
+        self._data, self._positions = np.zeros(4096, np.uint8), np.zeros(2, np.uint64)
+        at = self._positions.ctypes.data
+        source = Source(0, at, at + 8, self._data.ctypes.data, 4095)
+        self.rest = Sleep(
+            self.made, source, self.queue, ctypes.addressof(self.told.terms), longest=LONGEST, stopped=STOPPED
+        )
+        self.rest.end, self.rest.awake = END, NOW
 
-    def _wait(self, nanoseconds: int) -> int:
-        self.now += max(0, nanoseconds) + self._held_up.get(len(self.waits), 0)
-        self.waits.append(nanoseconds)
-        return 0
+    def event(self, kind: Event, op: int = 7) -> None:
+        """The kernel says so."""
+        at = int(self._positions[1])
+        words = np.array([16, 0, kind, op, 0, 0], np.uint32)
+        self._data[at : at + 24] = words.view(np.uint8)
+        self._positions[1] += 24
 
-    def slept(self, again: int = 0) -> int:
-        """Sleeps; returns for how long, in ns."""
-        self.thread._sleep(again)
-        return self.now - NOW
+    def look_out(self, ready: int = 0, now: int = NOW) -> int:
+        """It wakes up."""
+        self.rest.ready = ready
+        return int(core().fast.tb_look_out(self.rest.pointer, now))
 
-
-@pytest.mark.parametrize(
-    ("ops", "again", "held_up", "slept", "unwatched"),
-    [
-        (False, 0, 0, 1000, range(101)),  # without ops it sleeps long, but breathes
-        (True, 0, 0, 100, range(101)),  # with one it looks around more often
-        (False, NOW + 3 * MS, 0, 3, range(4)),  # something is due
-        (False, NOW - 3 * MS, 0, 0, range(1)),
-        (False, 0, 400, 700, range(351, 501)),  # a process that stood still in its sleep is noticed at once
-        (False, 0, 200, 1000, range(350)),  # one that waited for a core has not been stopped
-    ],
-)
-def test_how_long_it_sleeps(ops: bool, again: int, held_up: int, slept: int, unwatched: range) -> None:
-    """``held_up``: in its third wait, ms."""
-    sleeper = Sleeper(ops=ops, held_up={2: held_up * MS})
-    assert sleeper.slept(again) == slept * MS
-    assert max(sleeper.waits, default=0) <= 100 * MS
-    assert (sleeper.now - sleeper.thread._awake) // MS in unwatched
-
-
-@pytest.mark.parametrize(
-    ("events", "slept"),
-    [
-        ([[Event.OPENED]], 0.5),
-        ([[Event.MAJORITY, Event.TAIL]], 0.5),
-        ([[Event.RESULTS_TAIL], [], [Event.OPENED]], 0.5),  # the first of them counts
-        ([[Event.COMPLETE]], 0),
-        ([[Event.OPENED, Event.RESULTS_COMPLETE]], 0),
-    ],
-)
-def test_a_turn_follows_at_once_when_a_half_is_complete(events: list[list[Event]], slept: float) -> None:
-    """``events``: what its waits find, 0.1 ms apart, as long as there is any."""
-    sleeper = Sleeper(ops=True)
-    found, thread = [*events], sleeper.thread
-    thread.job.datapath = SimpleNamespace(events=lambda: [(kind, 7, 0) for kind in found.pop(0)])
-
-    def wait(nanoseconds: int) -> int:
-        thread._waiter.ready = EVENTS * bool(found)
-        sleeper.now += min(nanoseconds, MS // 10 * (len(events) > 1)) if found else nanoseconds
-        return int(thread._waiter.ready)
-
-    thread._waiter.wait = wait
-    assert sleeper.slept() <= slept * MS + MS // 10
-    assert sleeper.now - NOW >= slept * MS
-    assert thread._opened == [7] * sum(kinds.count(Event.OPENED) for kinds in events[: len(events) - len(found)])
-
-
-@pytest.mark.parametrize(("full", "crowded"), [({0}, False), (set(), True)])
-def test_room_in_a_full_socket_is_waited_for(full: set[int], crowded: bool) -> None:
-    """Of rows, and of a single packet behind the last of them, which waited for the next turn."""
-    sleeper = Sleeper(ops=True)
-    sleeper.queue.full, sleeper.thread.job.sender.crowded = full, crowded
-    assert (sleeper.slept(), sleeper.wanted) == (100 * MS, {0})
-
-
-def test_time_that_sending_takes_is_no_wait_for_a_core() -> None:
-    sleeper = Sleeper(ops=True)
-    sleeper.queue.again = NOW + MS
-
-    def pump(now: int) -> None:
-        sleeper.now += 4 * MS
-        sleeper.queue.again = now + MS  # over before the sending was
-
-    sleeper.queue.pump = pump
-    assert sleeper.slept() >= 100 * MS
-    assert set(sleeper.late) == {0}
-    assert min(sleeper.waits) >= 0
-
-
-# -- waiting for descriptors, and for a core --------------------------------------------------------------------------
+    def first(self, now: int = NOW) -> int:
+        """When it wakes up first, ns from then."""
+        return int(core().fast.tb_first(self.rest.pointer, now)) - now
 
 
 @pytest.fixture
-def made() -> Iterator[list[int]]:
-    """Two descriptors of events."""
-    fds = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(2)]
-    yield fds
-    for fd in fds:
+def sleeper(bound: UdpSocket) -> Iterator[Sleeper]:
+    made = Sleeper(bound)
+    yield made
+    for fd in made.made:
         os.close(fd)
 
 
-def test_a_short_wait_is_short_and_never_early(made: list[int]) -> None:
-    waiter, shortest = Waiter(made), 1.0
+@pytest.mark.parametrize(
+    ("end", "due", "first"),
+    [
+        (50, {}, 50),
+        (1000, {}, 100),  # it breathes
+        (50, {"owed": 3}, 3),
+        (50, {"soon": 2, "owed": 3}, 2),
+        (50, {"listen": 4}, 4),
+        (50, {"again": 5}, 5),
+        (50, {"owed": 60}, 50),
+    ],
+)
+def test_when_it_wakes_up_first(sleeper: Sleeper, end: int, due: dict[str, int], first: int) -> None:
+    """In ms from now."""
+    sleeper.rest.end = NOW + end * MS
+    for name, after in due.items():
+        owner = {"listen": sleeper.told.terms, "again": sleeper.queue.said}.get(name, sleeper.rest)
+        setattr(owner, name, NOW + after * MS)
+    assert sleeper.first() == first * MS
+
+
+@pytest.mark.parametrize(
+    ("ready", "said", "found"),
+    [
+        (0, {}, 0),
+        (Ready.HANDED, {}, Woken.TURN),
+        (Ready.CONTROLS, {}, Woken.SERVE),
+        (Ready.CONTROLS, {"end": NOW}, Woken.TURN),
+        (0, {"end": NOW}, Woken.TURN),
+        (0, {"soon": NOW}, Woken.TURN),
+        (0, {"soon": NOW + 1}, 0),
+        (0, {"owed": NOW}, Woken.SERVE),
+        (0, {"deferred": 1}, Woken.SEND),
+        (Ready.CONTROLS, {"deferred": 1}, Woken.SERVE | Woken.SEND),
+        (0, {"awake": NOW - STOPPED}, 0),  # one that waited for a core was not stopped
+        (0, {"awake": NOW - STOPPED - 1}, Woken.TURN),
+    ],
+)
+def test_what_is_to_be_done(sleeper: Sleeper, ready: int, said: dict[str, int], found: int) -> None:
+    for name, value in said.items():
+        setattr(sleeper.rest, name, value)
+    assert sleeper.look_out(ready) == found
+    assert (sleeper.rest.awake == NOW) == (not found & Woken.TURN or "awake" not in said)
+
+
+def test_a_stirred_op_makes_a_turn_due(sleeper: Sleeper) -> None:
+    op = record_of(OWN_OP)(stirred=1)
+    sleeper.told.terms.first = ctypes.addressof(op)
+    assert sleeper.look_out() == Woken.TURN
+    op.stirred = 0
+    assert sleeper.look_out() == 0
+
+
+@pytest.mark.parametrize("kind", Event)
+def test_a_turn_follows_at_once_when_a_half_is_complete(sleeper: Sleeper, kind: Event) -> None:
+    """After other events it may wait for half a millisecond, from the first of them."""
+    sleeper.event(kind)
+    at_once = kind in {Event.COMPLETE, Event.RESULTS_COMPLETE}
+    assert sleeper.look_out(Ready.EVENTS) == (Woken.TURN if at_once else 0)
+    assert sleeper.rest.taken() == [7] * (kind == Event.OPENED)
+    assert sleeper.rest.taken() == []
+    if not at_once:
+        assert sleeper.first() == MS // 2
+        sleeper.event(Event.OPENED, 8)
+        assert sleeper.look_out(Ready.EVENTS, NOW + MS // 4) == 0
+        assert sleeper.first() == MS // 2
+        assert sleeper.look_out(0, NOW + MS // 2) == Woken.TURN
+
+
+def test_as_many_ops_are_noted_as_there_is_room_for(sleeper: Sleeper) -> None:
+    for op in range(70):
+        sleeper.event(Event.OPENED, op)
+    assert sleeper.look_out(Ready.EVENTS) == 0
+    assert sleeper.rest.taken() == [*range(64)]
+
+
+def test_what_a_rate_has_kept_back_leaves_without_python(sleeper: Sleeper) -> None:
+    """What became of it is then seen to: that the submission is over."""
+    queue, rest = sleeper.queue, sleeper.rest
+    queue.submit(7, PacketType.RESULT, [(1, memory(64))], LATER, sleeper.done.append, NOW)
+    assert queue.said.left
+    assert NOW < queue.again < END
+    assert (sleeper.look_out(), sleeper.look_out(0, queue.again)) == (0, Woken.SEND)  # of no system's socket
+    rest.direct = 1
+    while not (found := sleeper.look_out(0, queue.again)):
+        assert sleeper.done == []
+    assert (found, queue.said.left, sleeper.done) == (Woken.SENT, 0, [])
+    queue.go_on(rest.refused)
+    assert (sleeper.done, queue.empty, queue.again) == ([64], True, 0)
+
+
+def test_a_thread_is_noticed_that_waits_for_the_interpreter_lock() -> None:
+    """Where others wait for it; and how late it wakes up."""
+    overtime, thread = Overtime(0), Transpose.__new__(Transpose)
+    thread.job = SimpleNamespace(overtime=overtime, now=lambda: NOW)  # type: ignore[assignment]
+    rest: Any = SimpleNamespace(woken=NOW - 3 * MS, asked=NOW - 4 * MS, ready=0)
+    thread._rest = rest
+    thread._woke(awaited=False)
+    assert (overtime.held_up, overtime.late) == (0, 4 * MS)
+    rest.ready = Ready.CONTROLS
+    thread._woke(awaited=True)
+    assert (overtime.held_up, overtime.late, overtime.wakes) == (3 * MS, 4 * MS, 1)
+
+
+@pytest.mark.parametrize(("ops", "again", "longest"), [({}, 0, 1000), ({1: 1}, 0, 100), ({}, NOW + 3 * MS, 3)])
+def test_how_long_until_a_turn(ops: Any, again: int, longest: int) -> None:
+    """In ms: long where there is nothing to do."""
+    thread = Transpose.__new__(Transpose)
+    thread.job, thread._ops = SimpleNamespace(now=lambda: NOW), ops  # type: ignore[assignment]
+    thread._rest = rest = SimpleNamespace(end=0)  # type: ignore[assignment]
+    assert thread._until(again) == NOW
+    assert rest.end == NOW + longest * MS
+
+
+# -- with the machine's clock -----------------------------------------------------------------------------------------
+
+
+def slept(sleeper: Sleeper, longest: int) -> int:
+    """For so many ns at most; returns what is to be done then."""
+    now = time.monotonic_ns()
+    sleeper.rest.awake, sleeper.rest.end = now, now + longest
+    return sleeper.rest.wait(now)
+
+
+def test_a_short_wait_is_short_and_never_early(sleeper: Sleeper) -> None:
+    shortest = 1.0
     for _ in range(50):
         begun = time.monotonic()
-        assert waiter.wait(200_000) == 0
+        assert slept(sleeper, 200_000) == Woken.TURN
         took = time.monotonic() - begun
         assert took >= 200e-6
         shortest = min(shortest, took)
     assert shortest < 1e-3  # poll would have slept a millisecond or two
-    assert not waiter.ready
+    assert not sleeper.rest.ready
 
 
-def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock(made: list[int]) -> None:
-    waiter = Waiter(made)
-    waiter.wait(0)  # compiled before
+def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock(sleeper: Sleeper) -> None:
     with ThreadPoolExecutor() as threads:
-        ended = threads.submit(lambda: waiter.wait(50_000_000) or time.monotonic_ns())
+        ended = threads.submit(lambda: slept(sleeper, 50 * MS) and time.monotonic_ns())
         released = time.monotonic_ns() + 1_000_000_000
         ctypes.PyDLL(None).usleep(1_000_000)  # keeps the lock
-        assert waiter.woken < released <= ended.result()
+        assert sleeper.rest.woken < released <= ended.result()
 
 
-def test_what_is_readable_ends_it(made: list[int]) -> None:
-    quiet, loud = made
-    waiter = Waiter(made)
+def test_what_is_readable_ends_it(sleeper: Sleeper) -> None:
+    """Something handed over is told once."""
     with ThreadPoolExecutor() as threads:
-        threads.submit(os.eventfd_write, loud, 1)
-        assert waiter.wait(60_000_000_000) == 2
-    assert waiter.ready == 2
-    os.eventfd_write(quiet, 1)
-    assert waiter.wait(0) == 3
-    for fd in made:
-        os.eventfd_read(fd)
-    assert waiter.wait(-5) == 0
-    assert not waiter.ready
+        for at, ready, found in ((0, Ready.HANDED, Woken.TURN), (2, Ready.CONTROLS, Woken.SERVE)):
+            threads.submit(os.eventfd_write, sleeper.made[at], 1)
+            assert (slept(sleeper, 60_000 * MS), sleeper.rest.ready) == (found, ready)
+            assert sleeper.rest.peek() == ready & Ready.CONTROLS
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_room_in_a_full_socket_ends_it(sleeper: Sleeper, crowded: bool) -> None:
+    """Of rows, and of a single packet behind the last of them, which waits for the first socket."""
+    sleeper.queue.said.full, sleeper.sender.crowded = not crowded, crowded
+    sleeper.sender.deferred.append((1, b""))
+    assert (slept(sleeper, 60_000 * MS), sleeper.rest.ready) == (Woken.SEND, 1 << len(Ready))
 
 
 def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,12 +45,12 @@ def test_case(case: cases.Case, armed: bool) -> None:
     case, worlds = cases.with_tags(case) if armed else case, []
     for make in BOTH:
         world = udp_before(case, armed=armed, make=make)
-        world.tables.take_events()
+        world.tables.source.take()
         world.tables.take_controls()
         sums, results = world.store.sums.copy(), world.store.results.copy()
         assert world.take(case.packet, case.source) == (case.verdict, case.sender)
         if case.events is not None:
-            assert tuple(kind for kind, _, _ in world.tables.take_events()) == case.events
+            assert tuple(kind for kind, _, _ in world.tables.source.take()) == case.events
         assert (world.store.sums != sums).any() == (case.verdict in (Verdict.STORED, Verdict.ADDED))
         assert (world.store.results != results).any() == (case.verdict == Verdict.RESULT_TAKEN)
         passed = [case.packet] if case.verdict == Verdict.CONTROL_PASSED else []
@@ -141,7 +141,7 @@ def test_full_queues_are_counted(world: World) -> None:
         world.feed(cases.ready(op=OP + i), 1)
         world.tables.take_controls()
     assert world.tables.state[EVENTS_LOST] == 5
-    assert [op for _, op, _ in world.tables.take_events()] == list(range(OP, OP + QUEUE))
+    assert [op for _, op, _ in world.tables.source.take()] == list(range(OP, OP + QUEUE))
     world.feed(hold, 1)
     assert world.tables.take_controls() == [hold]
 

@@ -127,7 +127,9 @@ def test_nothing_is_added_once_sealing_has_returned(path: UdpDatapath) -> None:
         at_last.callback(pour_more, 3 * len(ops))
         for n, op in enumerate(ops, 1):
             pour_more()
-            await_that(lambda op=op: any(e[:2] == (Event.OPENED, op) for e in path.events()), "the op")
+            await_that(
+                lambda op=op: any(e[:2] == (Event.OPENED, op) for e in path.source.take(path.fds()[0])), "the op"
+            )
             pour_more()  # some are under way while the op is sealed
             path.seal(op, SUM_BASE, SUM_ROWS)
             sums, slots = path.store.sums.copy(), path.store.slots.copy()

@@ -66,7 +66,7 @@ class KernelWorld(DatapathWorld):
         """As new: maps are zero, events gone, and ``ranks`` registered, or those in ``registered`` of them."""
         for array in self.arrays.values():
             array.view(np.uint8)[...] = 0
-        self.ring.drain()
+        self.ring.take()
         self.populate(ranks, registered)
         self.action = -1
         self.back = b""
@@ -85,7 +85,7 @@ class KernelWorld(DatapathWorld):
         self.sealer.seal(op, seq, rows)
 
     def events(self) -> list[tuple[int, int, int]]:
-        return self.ring.drain()
+        return self.ring.take()
 
     def ledger(self) -> NDArray[np.uint64]:
         counts: NDArray[np.uint64] = self.store.ledger["verdict"].reshape(-1, 257, 64).sum(0)

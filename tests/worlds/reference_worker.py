@@ -7,7 +7,7 @@ the order of docs/rules.md.
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,7 +111,11 @@ class ReferenceTables:
     def fence(self) -> None:
         pass
 
-    def take_events(self) -> list[tuple[int, int, int]]:
+    @property
+    def source(self) -> Self:
+        return self
+
+    def take(self) -> list[tuple[int, int, int]]:
         out, self._events = self._events, []
         return out
 

@@ -47,7 +47,7 @@ class World(DatapathWorld):
         self.tables.seal(op, seq, rows)
 
     def events(self) -> list[tuple[int, int, int]]:
-        return self.tables.take_events()
+        return self.tables.source.take()
 
     def ledger(self) -> NDArray[np.uint64]:
         return self.store.ledger["verdict"].copy()

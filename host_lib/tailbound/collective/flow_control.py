@@ -104,7 +104,7 @@ class FlowControl:
         The speed of its link, or what has been seen to leave while something waited, if that is less: a virtual link
         calls itself faster than it is, and a switch behind it may be slower.
         """
-        return min((pace for pace in (self._link, self.queue.pacer.drained) if pace), default=_PACE_UNKNOWN)
+        return min((pace for pace in (self._link, self.queue.pacer.link.drained) if pace), default=_PACE_UNKNOWN)
 
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""

@@ -116,6 +116,8 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
     waited: int
     answer: int
     lack: int
+    latest: int
+    wakes: int
 
     def __init__(self, now: int, floor: int = FLOOR) -> None:
         super().__init__(floor, MOST * floor // FLOOR, RESERVE * floor // FLOOR, FIRST * floor / FLOOR, now)
@@ -123,9 +125,7 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
         self.lacked = self.held_up = 0
         self.open = (ctypes.c_int64 * (MAX_RANKS + 1))()
         self._answers: deque[int] = deque(maxlen=_KEPT)
-        self._late: deque[int] = deque(maxlen=_KEPT)
         self._lacks: deque[int] = deque(maxlen=_KEPT)
-        self._latest = 0  # the longest wait since the last op
 
     # -- who lives ----------------------------------------------------------------------------------------------------
 
@@ -157,12 +157,9 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
 
     # -- the own thread -----------------------------------------------------------------------------------------------
 
-    def woke(self, late: int, held_up: int = 0) -> None:
-        """The own thread woke up ``late`` ns after the time that it had asked for, ``held_up`` of these for the GIL."""
-        self.held_up += held_up
-        self._late.append(max(0, late))
-        if late <= LONGEST:  # after more it was stopped
-            self._latest = max(self._latest, late)
+    def woke(self, late: int) -> None:
+        """The own thread woke up ``late`` ns after the time that it had asked for."""
+        core().fast.tb_woke(ctypes.addressof(self), late)
 
     def turned(self, run_queue: int | None) -> None:
         """A turn of the own thread begins, in which it answers.
@@ -172,18 +169,19 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
                 tell, so that only late wake-ups do. A hypervisor's share is in these alone.
         """
         if run_queue is not None:
-            self._latest = max(self._latest, run_queue - self.lacked)
+            self.latest = max(self.latest, run_queue - self.lacked)
             self.lacked = run_queue
 
     def ended(self) -> None:
         """An op has ended."""
-        self._lacks.append(min(LONGEST, self._latest))
-        self.lack, self._latest = max(self._lacks), 0
+        self._lacks.append(min(LONGEST, self.latest))
+        self.lack, self.latest = max(self._lacks), 0
 
     @property
     def late(self) -> int:
         """How late the own thread wakes up: what nearly none of the last wake-ups exceeds, ns."""
-        return sorted(self._late)[int(_COVER * (len(self._late) - 1))] if self._late else 0
+        lates = sorted(self.lates[: self.wakes])
+        return lates[int(_COVER * (len(lates) - 1))] if lates else 0
 
 
 class Terms(record_of(TERMS)):  # type: ignore[misc]

@@ -17,7 +17,7 @@ import sys
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from itertools import chain
 from typing import Any, TypeVar
@@ -35,23 +35,20 @@ from tailbound.collective.op import Launch, Op, Outcome
 from tailbound.collective.retransmit import answer
 from tailbound.collective.terms import RunQueue
 from tailbound.collective.timing import forgive
-from tailbound.collective.waiter import CONTROLS, EVENTS, HANDED, Waiter
+from tailbound.collective.waiter import Sleep
 from tailbound.collective.window import Window
 from tailbound.errors import LayoutError, TransportError
 from tailbound.forks import keep_from_children
 from tailbound.kernel.core import core
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.wire.schema import Event, Found, PacketType, Phase, serial_distance
+from tailbound.wire.schema import Found, PacketType, Phase, Ready, Woken, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
 #: Others wait for answers while ops are moved on: after so long they are looked after in between. To ask the socket
 #: after every small op would be a system call for nothing.
 _SERVE_AFTER = 1_000_000
-#: Events that a turn is due by at once, and how long it may wait after others: as a rule one of these comes meanwhile.
-_COMPLETE = Event.COMPLETE, Event.RESULTS_COMPLETE
-_SOON = 500_000
 #: Without ops it takes one only this often: a turn costs who computes beside it more than its own time, since it takes
 #: the caches from them.
 _IDLE_SLEEP = 1_000_000_000
@@ -124,14 +121,9 @@ class Transpose:
         self._newest = job.marks.contributed  # op that was launched here
         self._standing = False  # a rank held in the last turn.
         self._unsettled = False  # news for all ops came while they were looked at.
-        self._opened: list[int] = []  # ops that have begun elsewhere since the last turn
-        self._soon = 0  # when a turn is due by other events than that a half is complete, ns; 0: there were none
-        self._silence = 0  # when to look next whether marks are missing
-        self._owed = 0  # when to go on with answers, ns; 0: none is left
         self._served = 0  # when others were last served between pieces of an op
         self._due = False  # others have said something meanwhile, by which a turn is due
         job.threads.meanwhile = self._meanwhile
-        self._awake = 0  # when this thread was last seen to run
         self._handing = threading.Lock()  # held while something is handed to the thread, and while it closes
         self._resting = False  # an op is over, and whether it was the last one has still to be said
         self._idle = threading.Event()
@@ -362,8 +354,7 @@ class Transpose:
         try:
             if self._on_thread is not None:
                 self._on_thread()
-            sending = [sock.fileno() for sock in self.job.sender.sockets]
-            self._waiter = Waiter([self._wake, *self.job.datapath.fds()], sending)
+            self._rest = self._made([self._wake, *self.job.datapath.fds()])
             while not self._closing or (self._farewell and self._in_flight):
                 again = self._poll(self.job.now())
                 self._sleep(again)
@@ -385,19 +376,24 @@ class Transpose:
             self._refuse(self._closed())
             self._idle.set()
 
+    def _made(self, fds: Sequence[int]) -> Sleep:
+        """What the thread sleeps by."""
+        job = self.job
+        return Sleep(
+            fds, job.datapath.source, job.flow.queue, job.terms.pointer, longest=_LONGEST_SLEEP, stopped=_STOPPED
+        )
+
     def _linger(self) -> None:
         """Answers requests for rows until all others have said goodbye too, in bounded time (clock-15).
 
         Of the last op others miss results until their deadline, and then ask for them for ``insist``.
         """
         job, config = self.job, self.job.config
-        self._silence = 0
         until = job.now() + min(_LINGER, config.deadline_1 + config.deadline_2 or _LINGER) + config.insist
         while (now := job.now()) < until:
             self._obey()
             job.flow.poll(now)
-            deque(job.datapath.events(), maxlen=0)  # nothing begins here any more, and what is readable wakes
-            self._soon = 0  # and no turn is due by it
+            job.terms.listen = self._rest.soon = self._rest.count = 0  # nothing begins here any more
             self._serve(now)
             if not job.membership.owners:
                 break
@@ -412,88 +408,61 @@ class Transpose:
         return TransportError(f"rank {self.job.rank}: the transport is closed: call register anew to go on")
 
     def _sleep(self, again: int) -> None:
-        """Sleeps until ops may move on, or ``again`` (monotonic ns); sends, answers and looks out meanwhile.
+        """Sleeps until a turn is due, ``again`` (monotonic ns) at the latest; sends, answers and looks out meanwhile.
 
         That takes a small part of a turn, and a rank that waits for one that computes does nothing else.
         """
-        job, waiter = self.job, self._waiter
-        now = job.now()
-        end, asked = self._next_wake(again, now)
+        job, rest = self.job, self._rest
+        now = self._until(again)
         awaited = bool(self._ops) and not self._holding.again  # else no rank waits for this one
-        while asked:
-            full = job.flow.queue.full
-            waiter.want_room(full | {0} if job.sender.crowded else full)  # single packets leave over the first
-            ready = waiter.wait(asked - now)
+        while not (found := rest.wait(now)) & Woken.TURN:
+            self._woke(awaited)
+            if self._attend(found):
+                return
             now = job.now()
-            waited = now - waiter.woken if awaited else 0
-            if ready:
-                job.overtime.held_up += waited
-            else:
-                job.overtime.woke(now - asked, waited)
-            asked = self._look_out(now, end)
-            now = job.now()
-            asked = asked and max(asked, now)  # it took its time, which no core was lacking for
-        if waiter.ready & HANDED:
-            os.eventfd_read(self._wake)
+        self._woke(awaited)
 
-    def _next_wake(self, again: int, now: int) -> tuple[int, int]:
-        """When the next turn is due at the latest, and when to wake up first, if nothing is readable before."""
+    def _until(self, again: int) -> int:
+        """Notes when the next turn is due at the latest; the time, ns."""
+        now = self.job.now()
         longest = now + (_LONGEST_SLEEP if self._ops else _IDLE_SLEEP)
-        end = min(again or longest, longest)
-        return end, self._first(end, now)
+        self._rest.end = min(again or longest, longest)
+        return now
 
-    def _look_out(self, now: int, end: int) -> int:
-        """Woke up: when to wake up next (0: for a turn, now).
+    def _woke(self, awaited: bool) -> None:
+        """The library has woken this thread up, which has waited for the GIL since."""
+        rest, overtime, now = self._rest, self.job.overtime, self.job.now()
+        if awaited:
+            overtime.held_up += now - rest.woken
+        if not rest.ready:
+            overtime.woke(now - rest.asked)
 
-        Answers, looks out for silences, and sends what a rate or a full socket has kept back: that is due once or twice
-        a millisecond, and a turn for each would take most of a core.
-        """
-        ready = self._waiter.ready
-        if ready & EVENTS:
-            if self._take_events():
-                return 0
-            self._soon = self._soon or now + _SOON
-        if now >= end or now - self._awake > _STOPPED or ready & HANDED or 0 < self._soon <= now:
-            return 0
-        self._awake = now
-        if ready & CONTROLS or 0 < self._owed <= now:
-            self.job.overtime.turned(self._run_queue.waited())
+    def _attend(self, found: int) -> bool:
+        """Does what the library cannot do (``Woken``); returns whether a turn is due."""
+        job, queue = self.job, self.job.flow.queue
+        if found & Woken.SERVE:
+            job.overtime.turned(self._run_queue.waited())
+            now = job.now()
             if self._serve(now):
-                return 0
-        if self._silence and now >= self._silence:
-            self._unsettled |= self.job.follow()
-            self._listen(now)
-        self._send(now)
-        return 0 if self._stirred() else self._first(end, now)
-
-    def _first(self, end: int, now: int) -> int:
-        """When to wake up first, before the next turn at ``end``."""
-        queue = self.job.flow.queue
-        first = min(self._silence or end, queue.again or end, self._owed or end, self._soon or end)
-        return min(first, end, now + _LONGEST_SLEEP)
-
-    def _take_events(self) -> bool:
-        """Notes ops that have begun elsewhere; returns whether a half is complete, which is worth a turn at once."""
-        complete = False
-        for kind, label, _ in self.job.datapath.events():
-            if kind == Event.OPENED:
-                self._opened.append(label)
-            complete |= kind in _COMPLETE
-        return complete
+                return True
+            if 0 < job.terms.listen <= now:
+                self._unsettled |= job.follow()
+                self._listen(now)
+        if found & Woken.ASK:
+            self._ask(self._rest.half, job.now())
+        if found & Woken.SEND:
+            queue.pump(job.now())
+        if found & Woken.SENT:
+            queue.go_on(self._rest.refused)
+        return self._stirred()
 
     def _serve(self, now: int) -> bool:
         """Takes in what others say and ask for, and answers; returns whether a turn is due by what they say."""
         due = False
         for data in self.job.datapath.control_packets():
             due |= self._inbox.receive(data, self._ops)
-        self._owed = answer(self.job, now)
+        self._rest.owed = answer(self.job, now)
         return due
-
-    def _send(self, now: int) -> None:
-        """Sends what may leave."""
-        queue = self.job.flow.queue
-        if queue.full or self.job.sender.deferred or 0 < queue.again <= now:
-            queue.pump(now)
 
     def _stirred(self) -> bool:
         """Whether something has changed of an op since the last turn: all of its rows have left, say."""
@@ -510,19 +479,26 @@ class Transpose:
         if now - self._served < _SERVE_AFTER:
             return now
         self._served = now
-        if self._waiter.wait(0) & CONTROLS:
+        if self._rest.peek() & Ready.CONTROLS:
             self._due |= self._serve(now)
-        self._send(now)
+        queue = self.job.flow.queue
+        if queue.full or self.job.sender.deferred or 0 < queue.again <= now:
+            queue.pump(now)
         return self.job.now()
 
     def _listen(self, now: int) -> None:
         """Asks for lost rows, and for marks where nothing comes any more; notes when to look again."""
+        terms, fast = self.job.terms, core().fast
+        fast.tb_begin_listening(terms.pointer)
+        self._ask(fast.tb_listen(terms.pointer, now), now)
+
+    def _ask(self, half: int, now: int) -> None:
+        """Asks for what a half lacks, and goes on with the next."""
         job, terms, listen = self.job, self.job.terms, core().fast.tb_listen
-        terms.at, terms.listen = terms.first, 0
-        while half := listen(terms.pointer, now):
+        while half:
             op = self._ops[terms.label]
             ask(job, op, op.second if half == op.halves[1] else op.first)
-        self._silence = terms.listen
+            half = listen(terms.pointer, now)
 
     def _poll(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""
@@ -533,12 +509,10 @@ class Transpose:
         if self._commands:
             self._obey()
         looks = [holding.poll(now)] if holding.again else []
-        if self._waiter.ready & EVENTS:
-            self._take_events()
-        self._soon = 0
-        while self._opened:
-            window.foresee(self._opened.pop(0))
-        if self._waiter.ready & CONTROLS or self._owed:
+        self._rest.soon = 0
+        for label in self._rest.taken():
+            window.foresee(label)
+        if self._rest.ready & Ready.CONTROLS or self._rest.owed:
             self._serve(now)  # before the queue is pumped, which may take milliseconds
         for rank in members.suspects:
             if (named := job.records.newest(rank)) is not None:
@@ -588,10 +562,11 @@ class Transpose:
 
     def _runs(self, now: int) -> None:
         """This thread runs, and notices where it did not for a while; that a turn codes many large ops is no stop."""
-        if self._awake and now - self._awake > _STOPPED:
+        rest = self._rest
+        if rest.awake and now - rest.awake > _STOPPED:
             self.job.membership.woke(step_of(self.job.sequence.upcoming))
             self.job.counters["stops_noticed"] += 1
-        self._awake = now
+        rest.awake = now
 
     def _move(self, now: int, *, everything: bool, holds: bool) -> int:
         """Moves ops on as far as they go.

@@ -1,74 +1,85 @@
-"""Waiting for descriptors, and how long the interpreter lock is awaited after it."""
+"""How the transport thread sleeps: in the library, which looks out meanwhile (``host_lib/core/wait.c``)."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import select
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tailbound.kernel.core import address, core
+from tailbound.kernel.events import Source
+from tailbound.transport.queue import SendQueue
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import SLEEP
 
-#: The first of what the transport thread waits for, as bits of ``Waiter.ready``: what other threads have handed over,
-#: events, control packets.
-HANDED, EVENTS, CONTROLS = 1, 2, 4
 #: struct pollfd
 _POLLFD = np.dtype([("fd", np.int32), ("events", np.int16), ("revents", np.int16)])
 
 
-class Waiter:
-    """Sleeps until a descriptor is readable or a time has come, to the microsecond; allocates nothing per call.
+class Sleep(record_of(SLEEP)):  # type: ignore[misc]
+    """``tb_sleep`` of one thread: sleeps until only Python can do what is to be done, to the microsecond.
 
     The GIL is released meanwhile. Python's ``poll`` and ``epoll`` round a timeout up to milliseconds, and ``select``
     refuses descriptors from 1024 on, which a training process with many data loaders reaches. ``ppoll`` has neither
     flaw.
 
     Args:
-        fds: to be readable.
-        sending: to be writable, where ``want_room`` says so.
-
-    Attributes:
-        ready: bitmap of what the last wait found readable of ``fds`` (or broken, which reading it will tell), and of
-            ``sending`` behind them.
+        fds: to be readable, as in ``schema.Ready``.
+        source: of events.
+        queue: what is sent meanwhile.
+        terms: address of ``tb_terms``.
+        longest: ns of a wait.
+        stopped: ns after which a thread that has not woken up was stopped.
     """
 
-    def __init__(self, fds: Sequence[int], sending: Sequence[int] = ()) -> None:
-        entries = [(fd, select.POLLIN, 0) for fd in fds] + [(-1, select.POLLOUT, 0) for _ in sending]
+    count: int
+    ready: int
+
+    def __init__(
+        self, fds: Sequence[int], source: Source, queue: SendQueue, terms: int, *, longest: int, stopped: int
+    ) -> None:
+        entries = [(fd, select.POLLIN, 0) for fd in fds] + [(-1, select.POLLOUT, 0)] * len(queue.sender.sockets)
         polled = np.array(entries, _POLLFD)
-        self._fds = polled["fd"]
-        self._sending = list(sending)
-        self._first = len(fds)
-        self._wanted: Collection[int] = ()
-        self._woken = np.zeros(1, np.int64)
-        self._wait, self._look = core().waits.tb_wait, core().fast.tb_wait
-        self._arguments = address(polled), len(polled), address(self._woken)
-        self._polled = polled
-        self.ready = 0
+        self._kept, self._queue, self.pointer = (polled, source), queue, ctypes.addressof(self)
+        super().__init__(
+            address(polled), terms, queue.line, ctypes.addressof(queue.said), source.pointer, longest, stopped,
+            fds=len(polled),
+        )  # fmt: skip
 
-    def want_room(self, wanted: Collection[int]) -> None:
-        """Room in which of the sockets ``sending`` (by index) ends a wait too."""
-        if wanted or self._wanted:
-            for i, fd in enumerate(self._sending):
-                self._fds[self._first + i] = fd if i in wanted else -1
-            self._wanted = tuple(wanted)
-
-    def wait(self, nanoseconds: int) -> int:
-        """Waits at most ``nanoseconds``; a signal may end it early. Returns ``ready``.
+    def wait(self, now: int) -> int:
+        """Sleeps; a signal may end it early. Returns what only Python can do (``schema.Woken``).
 
         Raises:
             OSError: a descriptor is not what it was.
         """
-        polled, count, woken = self._arguments
-        look = self._wait if nanoseconds > 0 else self._look  # which keeps the GIL, and takes a microsecond
-        ready: int = look(polled, count, max(0, nanoseconds), woken)
-        if ready < 0 and ready != -errno.EINTR:
-            raise OSError(-ready, os.strerror(-ready))
-        self.ready = max(0, ready)
-        return self.ready
+        self.tell()
+        return _found(core().waits.tb_sleep(self.pointer, now))
 
-    @property
-    def woken(self) -> int:
-        """When the last wait ended, CLOCK_MONOTONIC in ns: its caller has waited for the GIL since."""
-        return self._woken.item(0)
+    def tell(self) -> None:
+        """Tells the library how far the queue can do without Python."""
+        queue, sender = self._queue, self._queue.sender
+        self.direct, self.deferred, self.crowded = queue.direct, bool(sender.deferred), sender.crowded
+
+    def peek(self) -> int:
+        """Looks at what is readable (``schema.Ready``), sockets apart; keeps the GIL.
+
+        Raises:
+            OSError: a descriptor is not what it was.
+        """
+        return max(0, _found(core().fast.tb_peek(self.pointer)))
+
+    def taken(self) -> list[int]:
+        """Labels of ops that have begun elsewhere since the last call."""
+        labels: list[int] = self.opened[: self.count]
+        self.count = 0
+        return labels
+
+
+def _found(what: int) -> int:
+    if what < 0 and what != -errno.EINTR:
+        raise OSError(-what, os.strerror(-what))
+    return what

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tailbound.errors import ConfigError
+from tailbound.kernel.events import Source
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire import schema
 from tailbound.wire.address import words_of
@@ -63,6 +64,8 @@ class Datapath(Protocol):
     store: Store
     #: of the control record, when packets are let in
     active: int
+    #: where events come from, which are hints only (``schema.Event``)
+    source: Source
     #: bound to the job's port; control packets come in here, and the sender may share it
     socket: UdpSocket
 
@@ -103,9 +106,6 @@ class Datapath(Protocol):
 
     def fds(self) -> tuple[int, int]:
         """File descriptors that become readable when there are events, and when there are control packets."""
-
-    def events(self) -> list[tuple[int, int, int]]:
-        """Events since the last call (``schema.Event``, op, ns), which are hints only; never blocks."""
 
     def control_packets(self) -> list[bytes]:
         """UDP payloads (header and body) of control packets since the last call, unverified; never blocks."""

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from tailbound.datapath.protocol import allocate, store_of
 from tailbound.forks import keep_from_children
-from tailbound.kernel.core import Core, address, core
+from tailbound.kernel.core import Core, core
+from tailbound.kernel.events import Source
 from tailbound.transport.sockets import UdpSocket, bound_socket, buffer_of, reserve, room_of, with_option
 from tailbound.wire import schema
-from tailbound.wire.packets import DTYPES
 
 #: Below this many bytes of receive buffer (three or four super-packets fit into 208 KiB) senders must leave gaps.
 _AMPLE_BUFFER = 2 << 20
@@ -36,8 +36,6 @@ _GAP = 60_000  # ns between bursts; longer gaps lost no fewer, shorter ones more
 UDP_GRO, _SO_RXQ_OVFL = 104, 40
 #: Words of the state (``struct tb_state``). An event that does not fit its queue is a hint lost; packets are counted.
 EVENT_HEAD, EVENT_TAIL, CONTROL_HEAD, CONTROL_TAIL, EVENTS_LOST, CONTROLS_LOST, STOP, KERNEL_DROPS = range(8)
-#: Events that the library queues (``core/user.h``).
-_EVENT_QUEUE = 1024
 #: A map as the library knows it (``struct tb_map``).
 _MAP = np.dtype([("values", "=u8"), ("entries", "=u8"), ("bytes", "=u8")])
 
@@ -58,14 +56,13 @@ class Tables:
         self.arrays = dict(arrays)
         self.state = np.zeros(8, np.int64)
         self._packet_bytes = schema.HEADER_BYTES + width
-        self._taken = np.zeros(_EVENT_QUEUE, DTYPES["tb_event"])
-        self._taken_at = address(self._taken)
         self._core = library or core()
         maps = np.array([_described(arrays[m.name], m) for m in schema.WORKER_MAPS], _MAP)
         #: what functions of the library take; valid as long as this object is
         self.address: int = self._core.fast.tb_open(maps.ctypes.data, width, result_rows, self.state.ctypes.data)
         if not self.address:
             raise MemoryError("no memory for queues of control packets")
+        self.source = Source(self.address)
         # not at exit, when the receiver may still be at work
         weakref.finalize(self, self._core.fast.tb_close, self.address).atexit = False
 
@@ -118,11 +115,6 @@ class Tables:
     def fence(self) -> None:
         """Waits for the buffer in hand."""
         self._core.fast.tb_fence(self.address)
-
-    def take_events(self, fd: int = -1) -> list[tuple[int, int, int]]:
-        """Queued events (kind, op, ns), oldest first; the queue is empty afterwards, and the eventfd ``fd``, if any."""
-        count = self._core.fast.tb_take_events(self.address, fd, self._taken_at, len(self._taken))
-        return self._taken[:count].tolist() if count else []
 
     def take_controls(self, fd: int = -1) -> list[bytes]:
         """Queued control packets, oldest first; the queue is empty afterwards, and the eventfd ``fd``, if any."""
@@ -177,6 +169,7 @@ class UdpDatapath:
         arrays = allocate(width, sum_rows, result_rows)
         self.store = store_of(arrays)
         self._tables = tables = Tables(arrays)
+        self.source = tables.source
         self.seal, self.put_key, self.fence = tables.seal, tables.put_key, tables.fence
         self.socket = self._open(address, port, receive_buffer)
         self._wake, self._events, self._controls = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3))
@@ -239,9 +232,6 @@ class UdpDatapath:
 
     def fds(self) -> tuple[int, int]:
         return (self._events, self._controls)
-
-    def events(self) -> list[tuple[int, int, int]]:
-        return self._tables.take_events(self._events)
 
     def control_packets(self) -> list[bytes]:
         """Their checks have been verified."""

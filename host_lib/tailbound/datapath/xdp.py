@@ -83,7 +83,7 @@ class XdpDatapath:
             self.store: Store = store_of(self.maps.arrays)
             self.seal = Sealer(self.maps.fds["slot_locks"], self.store.sum_rows).seal
             self.fence = barrier.full
-            self._ring = EventRing(self.maps.fds[EVENTS])
+            self.source = EventRing(self.maps.fds[EVENTS])
             barrier.register()
             self.socket = bound_socket(
                 address, [asked.port], _RECEIVE_BYTES,
@@ -216,9 +216,6 @@ class XdpDatapath:
     def fds(self) -> tuple[int, int]:
         return self.maps.fds[EVENTS], self.socket.fileno()
 
-    def events(self) -> list[tuple[int, int, int]]:
-        return self._ring.drain()
-
     def control_packets(self) -> list[bytes]:
         out: list[bytes] = []
         with contextlib.suppress(BlockingIOError):
@@ -251,7 +248,7 @@ class XdpDatapath:
         self._end_job()
         for sock in (self.socket, *self._sending):
             sock.close()
-        self._ring.close()
+        self.source.close()
         self._loaded.close()
 
 

@@ -67,8 +67,6 @@ class Pacer:
         table, paths: rates and round trips, by rank.
         link: that all share.
         stated: its speed at the beginning. What left while sockets were full is less on a busy host, too.
-        drained: bytes per second that left while sockets were full, lately, which is what the link takes; 0: none has
-            been full yet.
     """
 
     def __init__(
@@ -76,14 +74,11 @@ class Pacer:
     ) -> None:
         self.table = (_Path * MAX_RANKS)()
         self.paths = {rank: self.table[rank] for rank in ranks}
-        self._known, self.stated, self.drained = speed, speed or _SPEED, 0.0
-        self.link = _Link(most=most, speed=self.stated, floor=speed or _FLOOR, gap=gap, room=room, **_LIMITS)
-        self.link.peers = max(1, len(self.paths))
-
-    def drains(self, rate: float) -> None:
-        """The link took so many bytes per second while sockets were full."""
-        self.drained += (rate - self.drained) / 4 if self.drained else rate
-        self.link.speed = self.link.floor = min(self._known or self.drained, self.drained)
+        self.stated = speed or _SPEED
+        self.link = _Link(
+            most=most, speed=self.stated, floor=speed or _FLOOR, gap=gap, room=room, known=speed,
+            peers=max(1, len(self.paths)), **_LIMITS,
+        )  # fmt: skip
 
     def hold_to(self, rank: int, rate: float) -> None:
         """``rank`` is sent to no faster than ``rate`` bytes per second, as if round trips had said so."""

@@ -45,8 +45,6 @@ from tailbound.wire.schema import COPIES, SENDING, PacketType, Sent
 Run = tuple[int, NDArray[np.uint8]]
 
 _Sending = record_of(SENDING)
-#: So many bytes must have left while sockets were full to say how fast the link is; and after so long (ns) they do.
-_MEASURED_BYTES, _MEASURED = 256 << 10, 20_000_000
 
 
 class Peers(NamedTuple):
@@ -81,7 +79,8 @@ class SendQueue:
     Attributes:
         said: what the library says, and counts.
         pacer: as above.
-        full: sockets (by index) that had no room; they become writable when there is some again.
+        line: the queue as the library knows it (``struct tb_line``).
+        direct: all sockets are the system's.
 
     Raises:
         CapabilityError: see ``kernel.core.core``.
@@ -95,17 +94,17 @@ class SendQueue:
         peers: Peers | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._sender = sender
+        self.sender = sender
         self._core = core()
         self.said, self._targets = _Sending(), sender.targets
         self.pacer = pacer = pacer or Pacer(sender.peers)
-        self._line = self._core.fast.tb_line_open(
+        self.line = self._core.fast.tb_line_open(
             ctypes.byref(self.said), self._targets, pacer.table, ctypes.byref(pacer.link)
         )
-        if not self._line:
+        if not self.line:
             raise MemoryError("no memory for a send queue")
         # not at exit, when the transport's thread may still be at work
-        weakref.finalize(self, self._core.fast.tb_line_close, self._line).atexit = False
+        weakref.finalize(self, self._core.fast.tb_line_close, self.line).atexit = False
         self._peers = peers
         self._key: NDArray[np.uint64] | None = None  # that the library makes tags of probes with
         if peers is not None:
@@ -113,8 +112,6 @@ class SendQueue:
             said.terms, said.head = ctypes.addressof(peers.terms), ctypes.addressof(peers.head)
             said.ways = 2 if peers.by == "thread" else 1
         self._clock = clock
-        self._crowded: tuple[int, int] | None = None  # since when sockets are full, and bytes that had left by then
-        self.full: set[int] = set()
         #: of each submission that is not over: its packets, whose memory has to stay, and what follows
         self._items: dict[int, tuple[Sequence[Run], Callable[[int], None] | None]] = {}
         #: told of copies that have left (``answer``)
@@ -123,7 +120,7 @@ class SendQueue:
         self._packets = ctypes.c_uint64()
         self._refused: tuple[int, int, int] | None = None
         self._pumping = False
-        self._direct = False  # all sockets are the system's
+        self.direct = False
         self._told: object = None  # sockets, who goes without GSO and shared channels, as the library knows them
 
     @property
@@ -132,9 +129,14 @@ class SendQueue:
         return int(self.said.again)
 
     @property
+    def full(self) -> int:
+        """Bitmap of sockets that had no room; they become writable when there is some again."""
+        return int(self.said.full)
+
+    @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._items or self.said.left or self._sender.deferred or self.said.due)
+        return not (self._items or self.said.left or self.sender.deferred or self.said.due)
 
     @property
     def probed_by(self) -> str:
@@ -169,7 +171,7 @@ class SendQueue:
         words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
         self._submitted = number = self._submitted + 1
         error = self._core.fast.tb_submit(
-            self._line, number, kind == PacketType.CONTRIBUTION, label, until,
+            self.line, number, kind == PacketType.CONTRIBUTION, label, until,
             stride, self.pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
         )  # fmt: skip
         if error:
@@ -192,18 +194,18 @@ class SendQueue:
         """
         self._tell()
         most = self.pacer.largest(stride)
-        return bool(self._core.fast.tb_answer(asked, terms, self._line, now, pace, most))
+        return bool(self._core.fast.tb_answer(asked, terms, self.line, now, pace, most))
 
     def cancel(self, label: int) -> int:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
-        dropped = int(self._core.fast.tb_cancel(self._line, label)) if self.said.left else 0
+        dropped = int(self._core.fast.tb_cancel(self.line, label)) if self.said.left else 0
         if dropped:
             self._finish()
         return dropped
 
     def pump(self, now: int, fresh: int = 0) -> None:
         """Sends what may leave now. ``fresh``: the submission that has just come."""
-        said, line, fast = self.said, self._line, self._core.fast
+        said, line, fast = self.said, self.line, self._core.fast
         if self._pumping:  # a callback of ours has submitted more
             said.again = min(said.again, now) if said.again else now
             return
@@ -213,36 +215,46 @@ class SendQueue:
         self._pumping = True
         try:
             fast.tb_begin(line)
-            if number := self._sender.flush():
+            if number := self.sender.flush():
                 fast.tb_full(line, 0, number)
-            while self._send():
-                self._refuse()
-            self._finish()
-            self._measure()
+            self._end(self._send())
         finally:
             self._pumping = False
+
+    def go_on(self, what: int) -> None:
+        """Ends a pump that the library has begun alone (``tb_pump_alone``), and that came to ``what`` (``Sent``)."""
+        self._pumping = True
+        try:
+            self._end(what)
+        finally:
+            self._pumping = False
+
+    def _end(self, what: int) -> None:
+        while what:
+            self._refuse()
+            what = self._send()
+        self._finish()
+        self._core.fast.tb_measure(self.line, self._clock())
         if self.empty:  # another socket of a channel has taken what full ones had no room for
-            said.again = said.full = 0
-        if said.full or self.full:
-            self.full = {port for port in range(said.sockets) if said.full >> port & 1}
+            self.said.again = self.said.full = 0
 
     def _send(self) -> int:
         """Sends until all is sent that may be, or a message is refused (``Sent``)."""
-        if self._direct:
-            return int(self._core.waits.tb_pump(self._line))
+        if self.direct:
+            return int(self._core.waits.tb_pump(self.line))
         said, fast = self.said, self._core.fast
-        while (what := int(fast.tb_next(self._line))) in (Sent.CALL, Sent.PROBE):
+        while (what := int(fast.tb_next(self.line))) in (Sent.CALL, Sent.PROBE):
             if what == Sent.PROBE:
-                fast.tb_time_probes(self._line, self._clock())
-            substitute = cast(Substitute, self._sender.sockets[said.port])
+                fast.tb_time_probes(self.line, self._clock())
+            substitute = cast(Substitute, self.sender.sockets[said.port])
             taken, number = substitute.send_many(said.messages, said.count)
-            if what := int(fast.tb_took(self._line, taken, number)):
+            if what := int(fast.tb_took(self.line, taken, number)):
                 return what
         return what
 
     def _refuse(self) -> None:
         """Decides on the first message, which a socket refused."""
-        said, sender = self.said, self._sender
+        said, sender = self.said, self.sender
         to, number, at = said.to, said.error, (said.item, said.to, said.next)
         sender.refuse(to, number)
         if number in NO_GSO and said.packets > 1:
@@ -251,7 +263,7 @@ class SendQueue:
         elif number == errno.ECONNREFUSED and self._refused != at:
             self._refused = at  # the error belongs to an earlier datagram, this one was not tried
         else:
-            self._core.fast.tb_give_up(self._line)
+            self._core.fast.tb_give_up(self.line)
             if to in sender.shared:
                 sender.shared[to].broken = True
 
@@ -261,23 +273,9 @@ class SendQueue:
             self._key = keys.now  # the library reads it, when the ring may have let go of it
             self.said.key = address(self._key)
 
-    def _measure(self) -> None:
-        """Follows how much leaves from when sockets are full until they are not, or for long enough."""
-        blocked = self.said.blocked
-        if self._crowded is None:
-            if blocked:
-                self._crowded = self._clock(), self.said.bytes
-            return
-        (since, before), now, left = self._crowded, self._clock(), self.said.bytes
-        if blocked and now - since < _MEASURED:
-            return
-        if left - before >= _MEASURED_BYTES:
-            self.pacer.drains((left - before) * 1e9 / max(1, now - since))
-        self._crowded = (now, left) if blocked else None
-
     def _finish(self) -> None:
         """Says of every submission at the head of its queue that it is over, if it is."""
-        while number := self._core.fast.tb_finished(self._line, ctypes.byref(self._packets)):
+        while number := self._core.fast.tb_finished(self.line, ctypes.byref(self._packets)):
             if number == COPIES:
                 self.copied(self._packets.value)
                 continue
@@ -287,12 +285,12 @@ class SendQueue:
 
     def _tell(self) -> None:
         """Tells the library of sockets, shared channels, and whom GSO does not reach, where one of them has changed."""
-        said, sender = self.said, self._sender
+        said, sender = self.said, self.sender
         shared = [(one.target, one.ranks, one.local) for one in sender.shared.values()]
         if self._told == (told := (sender.sockets.copy(), sender.plain.copy(), shared)):
             return
         self._told = told
-        self._direct = all(isinstance(sock, UdpSocket) for sock in sender.sockets)
+        self.direct = all(isinstance(sock, UdpSocket) for sock in sender.sockets)
         said.sockets, said.channels = len(sender.sockets), len(sender.ports)
         said.fds[: said.sockets] = [sock.fileno() for sock in sender.sockets]
         said.rooms[: said.sockets] = sender.rooms
@@ -305,7 +303,7 @@ class SendQueue:
             self._point(number, one.target, one.ranks, one.cost)
 
     def _point(self, to: int, name: tuple[str, int], ranks: Sequence[int], cost: int) -> None:
-        target, sender = self._targets[to], self._sender
+        target, sender = self._targets[to], self.sender
         target.name[:] = np.frombuffer(sockaddr(name), np.uint64).tolist()
         target.ranks[:] = bitmap(ranks)
         target.channel, target.cost, target.plain = sender.channel[to], cost, to in sender.plain

@@ -711,6 +711,8 @@ LINK = Struct(
         Field("ahead", "s64", "of sending that may lie in own queues"),
         Field("late", "s64", "the same where rows had to wait"),
         Field("room", "s64", "bytes that may wait in own queues"),
+        Field("known", "f64", "bytes per second of the link; 0: no rank knows"),
+        Field("drained", "f64", "the same, as it was while sockets were full, lately; 0: none was"),
         Field("opens", "s64", "when the next burst may leave"),
         Field("leaves", "s64", "when the last of what was handed over leaves this host"),
         Field("spent", "s64", "as in tb_path"),
@@ -924,6 +926,9 @@ HALF = Struct(
     ),
 )
 
+#: Wake-ups that are kept.
+LATES = 64
+
 OVERTIME = Struct(
     "tb_overtime",
     "What waiting past deadlines may cost, and how long ranks that live say nothing (`collective.terms`); in ns.",
@@ -939,6 +944,9 @@ OVERTIME = Struct(
         Field("lack", "s64", "that the own thread waited for a core between two turns of one of the last ops at most"),
         Field("share", "f64", "part of the time that is saved up"),
         Field("longest", "s64", "that answers and waits count at most"),
+        Field("latest", "s64", "the longest wait for a core since the last op"),
+        Field("wakes", "u64", "times that the own thread woke up at a time that it had asked for"),
+        Field("lates", "s64", "how late it did", LATES),
     ),
 )
 
@@ -1131,10 +1139,76 @@ class Sent(enum.IntEnum):
     REFUSED = 3  #: Say what to do with a message that was refused.
 
 
+class Ready(enum.IntFlag):
+    """What the transport thread waits for, sockets apart: bits of ``tb_sleep.ready``, in the order of descriptors."""
+
+    HANDED = 1  #: Other threads have handed something over.
+    EVENTS = 2  #: The datapath says what has begun or is complete.
+    CONTROLS = 4  #: There are control packets.
+
+
+#: Descriptors in front of sockets.
+SOCKETS_AT = len(Ready)
+
+
+class Woken(enum.IntFlag):
+    """What only Python can do after a wake-up."""
+
+    TURN = 1  #: A turn is due.
+    SERVE = 2  #: Take in what others say, and answer.
+    ASK = 4  #: Ask for what is lost, beginning with ``half``.
+    SEND = 8  #: Pump: not all sockets are the system's, or single packets wait.
+    SENT = 16  #: See to what has become of a pump.
+
+
+#: Ops that begin elsewhere between two turns; an event is a hint, so that more are seen in the maps.
+OPENED_MOST = 64
+
+SOURCE = Struct(
+    "tb_source",
+    "Where a datapath's events come from: the library's tables, or a ring of the kernel.",
+    (
+        Field("tables", "u64", "struct tb_tables; 0: a ring"),
+        Field("consumed", "u64", "u64: how far the ring was read"),
+        Field("produced", "u64", "u64: how far it was written"),
+        Field("data", "u64", "of the ring, twice in a row"),
+        Field("mask", "u64", "bytes of it less one"),
+    ),
+)
+
+SLEEP = Struct(
+    "tb_sleep",
+    "How the transport thread sleeps, and looks out meanwhile (`collective.waiter`); times in ns.",
+    (
+        Field("polled", "u64", "struct pollfd[]: as in ``Ready``, and sockets behind"),
+        Field("terms", "u64", "struct tb_terms"),
+        Field("line", "u64", "struct tb_line"),
+        Field("sending", "u64", "struct tb_sending of it"),
+        Field("source", "u64", "struct tb_source"),
+        Field("longest", "s64", "of a wait"),
+        Field("stopped", "s64", "after which a thread that has not woken up was stopped"),
+        Field("end", "s64", "when a turn is due at the latest"),
+        Field("soon", "s64", "when one is due by other events than that a half is complete; 0: there were none"),
+        Field("owed", "s64", "when to go on with answers; 0: none is left"),
+        Field("awake", "s64", "when the thread was last seen to run; 0: never"),
+        Field("asked", "s64", "when the last wait was to end"),
+        Field("woken", "s64", "when it did"),
+        Field("ready", "u64", "``Ready``: what it found, with sockets behind"),
+        Field("half", "u64", "struct tb_half: of which something is to be asked (``Woken.ASK``)"),
+        Field("opened", "u32", "ops that have begun elsewhere since the last turn", OPENED_MOST),
+        Field("count", "u32", "of them"),
+        Field("fds", "u32", "descriptors"),
+        Field("direct", "u32", "1: all sockets are the system's"),
+        Field("deferred", "u32", "1: single packets wait for room"),
+        Field("crowded", "u32", "1: in the first socket"),
+        Field("refused", "u32", "what the pump came to (``Sent``)"),
+    ),
+)
+
 #: Of the library (``host_lib/core``) and its callers.
 RECORDS = (
     STAMP, RUN, PATH, LINK, TARGET, SENDING, ASKING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, BOOKS,
-    TALLY, OWN_OP,
+    TALLY, OWN_OP, SOURCE, SLEEP,
 )  # fmt: skip
 
 #: Maps of the worker program, in order of creation.

@@ -12,9 +12,11 @@ import numpy as np
 from tailbound.collective.op import Op, Outcome
 from tailbound.collective.tally import summed_by
 from tailbound.collective.transpose import Transpose
+from tailbound.kernel.core import core
 from tailbound.transport.steps import step_of
+from tailbound.wire.schema import Ready, Woken
 from tailbound_lab.simulate.fabric import MS
-from tailbound_lab.simulate.machine import Datapath, Heartbeat, Ready, RunQueue
+from tailbound_lab.simulate.machine import Datapath, Heartbeat, RunQueue, readable
 
 
 class Engine(Transpose):
@@ -31,7 +33,8 @@ class Engine(Transpose):
         """In place of ``start``."""
         self.ended = {}
         self._run_queue: Any = RunQueue()
-        self._waiter = cast(Any, Ready(cast(Datapath, self.job.datapath).tables))
+        self._rest = self._made([-1, -1, -1])
+        cast(Any, self._rest).peek = self._peek
         self._holding._heartbeat.stop()
         self._holding._heartbeat = cast(Any, Heartbeat(len(self.job.peers)))
 
@@ -76,9 +79,32 @@ class Engine(Transpose):
             missing[peer] = own - summed[peer] + int(lost[peer])
         return missing
 
-    def turn(self, now: int) -> tuple[int, int]:
-        """One turn; the latest time of the next, and when to wake up first."""
-        return self._next_wake(self._poll(now), now)
+    @property
+    def due(self) -> int:
+        """When the next turn is due at the latest, ns."""
+        return int(self._rest.end)
+
+    def _peek(self) -> int:
+        """Looks at queues, in place of descriptors."""
+        self._rest.ready = readable(cast(Datapath, self.job.datapath).tables)
+        return int(self._rest.ready)
+
+    def turn(self, now: int) -> int:
+        """One turn; when to wake up first after it."""
+        if self._peek() & Ready.EVENTS:
+            core().fast.tb_take_opened(self._rest.pointer)
+        then = self._until(self._poll(now))
+        return then if self._peek() else self._first(then)
+
+    def look_out(self, now: int) -> int:
+        """A wake-up: when the next one is (0: for a turn, now)."""
+        self._peek()
+        self._rest.tell()
+        found = core().fast.tb_look_out(self._rest.pointer, now)
+        return 0 if found & Woken.TURN or self._attend(found) else self._first(now)
+
+    def _first(self, now: int) -> int:
+        return int(core().fast.tb_first(self._rest.pointer, now))
 
 
 @dataclass

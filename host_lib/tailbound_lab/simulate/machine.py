@@ -11,11 +11,11 @@ from typing import ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.collective.waiter import CONTROLS, EVENTS
 from tailbound.datapath.protocol import Store, allocate, store_of
 from tailbound.datapath.udp import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.address import words_of
+from tailbound.wire.schema import Ready
 from tailbound_lab.simulate.fabric import Burst, Fabric
 from tailbound_lab.simulate.messages import read
 
@@ -24,7 +24,7 @@ COOKIE = 0x5EED
 #: Bytes of a burst at most, and a word.
 _LONGEST = (64 << 10) + 8
 #: Where the state of the datapath's queues is, by their bits.
-_QUEUES = (EVENTS, EVENT_HEAD, EVENT_TAIL), (CONTROLS, CONTROL_HEAD, CONTROL_TAIL)
+_QUEUES = (Ready.EVENTS, EVENT_HEAD, EVENT_TAIL), (Ready.CONTROLS, CONTROL_HEAD, CONTROL_TAIL)
 
 
 @cache
@@ -68,6 +68,7 @@ class Datapath:
 
     def __init__(self, rank: int, width: int, rows: int, result_rows: int, wire: Wire) -> None:
         self.tables = Tables(allocate(width, rows, result_rows))
+        self.source = self.tables.source
         self.store: Store = store_of(self.tables.arrays)
         self.endpoint = address(rank), PORT
         self.socket = cast(UdpSocket, wire)
@@ -106,10 +107,6 @@ class Datapath:
     def fds(self) -> tuple[int, int]:
         """None: they are not waited for."""
         return -1, -1
-
-    def events(self) -> list[tuple[int, int, int]]:
-        """See ``Datapath``."""
-        return self.tables.take_events()
 
     def control_packets(self) -> list[bytes]:
         """See ``Datapath``."""
@@ -170,20 +167,9 @@ class Wire:
                 self._fabric.send(Burst(self._rank, burst.to, b"".join(packets), length, self._job))
 
 
-class Ready:
-    """For ``collective.waiter.Waiter``: whether anything is queued."""
-
-    def __init__(self, tables: Tables) -> None:
-        self._state = tables.state
-
-    def wait(self, nanoseconds: int) -> int:
-        """Does not."""
-        return self.ready
-
-    @property
-    def ready(self) -> int:
-        """Which queues have something."""
-        return sum(bit for bit, head, tail in _QUEUES if self._state[head] != self._state[tail])
+def readable(tables: Tables) -> int:
+    """Which queues have something (``schema.Ready``)."""
+    return sum(bit for bit, head, tail in _QUEUES if tables.state[head] != tables.state[tail])
 
 
 class Heartbeat:

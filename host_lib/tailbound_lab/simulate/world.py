@@ -55,7 +55,6 @@ class Rank:
     _launched: int = 0
     _behind: bool = False
     _poked: bool = False
-    _end: int = 0
     _busy: int = 0
     _number: int = 0
 
@@ -89,11 +88,11 @@ class Rank:
             self.engine._run_queue.total += waits
             self._schedule(now)
             return
-        wake = 0 if self._poked else self.engine._look_out(now + ahead, self._end)
+        wake = 0 if self._poked else self.engine.look_out(now + ahead)
         if not wake:
             self._poked = False
-            self._end, wake = self.engine.turn(now + ahead)
-            self.after_turn(now + ahead, self._end)
+            wake = self.engine.turn(now + ahead)
+            self.after_turn(now + ahead, self.engine.due)
             self._busy = self.world.fabric.clock
         if self.engine.job.flow.queue.full:
             room = self.world.fabric.room_at(self.rank, self.world.number) + ahead
