@@ -90,15 +90,15 @@ TB_EXPORT __s64 tb_first(const struct tb_sleep *s, __s64 now)
 	return tb_least(first, now + s->longest);
 }
 
-/* Sends what a rate or a full socket has kept back; what Python has to do of it. */
-static __u32 tb_send_on(struct tb_sleep *s, __s64 now)
+/* Sends what a rate or a full socket has kept back; what Python has to do of it: all of it, if it answers first. */
+static __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 {
 	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
 	int over;
 
 	if (!(sending->full || s->deferred || (sending->again && sending->again <= now)))
 		return 0;
-	if (!s->direct || s->deferred)
+	if (!s->direct || s->deferred || answers)
 		return TB_WOKEN_SEND;
 	s->refused = tb_pump_alone((struct tb_line *)s->line, now, &over);
 	return s->refused || over ? TB_WOKEN_SENT : 0;
@@ -131,7 +131,7 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 		s->half = tb_listen(t, now);
 		found = s->half ? TB_WOKEN_ASK : 0;
 	}
-	found |= tb_send_on(s, now);
+	found |= tb_send_on(s, found == TB_WOKEN_SERVE, now);
 	return found ? found : tb_stirred(t) ? TB_WOKEN_TURN : 0;
 }
 

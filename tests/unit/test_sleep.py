@@ -114,13 +114,15 @@ def test_when_it_wakes_up_first(sleeper: Sleeper, end: int, due: dict[str, int],
         (0, {"owed": NOW}, Woken.SERVE),
         (0, {"deferred": 1}, Woken.SEND),
         (Ready.CONTROLS, {"deferred": 1}, Woken.SERVE | Woken.SEND),
+        (Ready.CONTROLS, {"direct": 1, "again": NOW}, Woken.SERVE | Woken.SEND),  # answers leave before what waits
+        (0, {"direct": 1, "again": NOW}, 0),
         (0, {"awake": NOW - STOPPED}, 0),  # one that waited for a core was not stopped
         (0, {"awake": NOW - STOPPED - 1}, Woken.TURN),
     ],
 )
 def test_what_is_to_be_done(sleeper: Sleeper, ready: int, said: dict[str, int], found: int) -> None:
     for name, value in said.items():
-        setattr(sleeper.rest, name, value)
+        setattr(sleeper.queue.said if name == "again" else sleeper.rest, name, value)
     assert sleeper.look_out(ready) == found
     assert (sleeper.rest.awake == NOW) == (not found & Woken.TURN or "awake" not in said)
 

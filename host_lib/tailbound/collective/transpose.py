@@ -443,10 +443,11 @@ class Transpose:
         if found & Woken.SERVE:
             job.overtime.turned(self._run_queue.waited())
             now = job.now()
-            if self._serve(now):
+            due = self._serve(now)
+            self._unsettled |= job.follow()  # the library listens by that
+            if due:
                 return True
             if 0 < job.terms.listen <= now:
-                self._unsettled |= job.follow()
                 self._listen(now)
         if found & Woken.ASK:
             self._ask(self._rest.half, job.now())
