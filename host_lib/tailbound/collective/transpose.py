@@ -440,6 +440,8 @@ class Transpose:
     def _attend(self, found: int) -> bool:
         """Does what the library cannot do (``Woken``); returns whether a turn is due."""
         job, queue = self.job, self.job.flow.queue
+        if found & Woken.SENT:  # before anything that pumps
+            queue.go_on(self._rest.refused)
         if found & Woken.SERVE:
             job.overtime.turned(self._run_queue.waited())
             now = job.now()
@@ -453,8 +455,6 @@ class Transpose:
             self._ask(self._rest.half, job.now())
         if found & Woken.SEND:
             queue.pump(job.now())
-        if found & Woken.SENT:
-            queue.go_on(self._rest.refused)
         return self._stirred()
 
     def _serve(self, now: int) -> bool:
