@@ -281,14 +281,7 @@ __s64 tb_pto(const struct tb_answers *p);
 void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
 
 /*
- * Waits for descriptors (wait.c), for so many ns: a bitmap of those that are ready, or -errno. woken: when that was, on
- * CLOCK_MONOTONIC.
- */
-struct pollfd;
-__s64 tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken);
-
-/*
- * The transport thread: tb_sleep returns what only Python can do (TB_WOKEN_*), or -errno. tb_look_out is what it does
+ * The transport thread (wait.c): tb_sleep returns what only Python can do (TB_WOKEN_*), or -errno. tb_look_out is what it does
  * each time that it wakes up, tb_first when that is next. tb_take takes the oldest events, as tb_take_events does;
  * tb_take_opened all of them, for the next turn.
  */

@@ -974,7 +974,7 @@ TB_EXPORT void tb_measure(struct tb_line *l, __s64 now)
 }
 
 /* A pump that begins without Python; over: whether a submission is, of which only that can say what follows. */
-TB_EXPORT int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
+int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
 {
 	struct tb_sending *s = l->s;
 	int what, i;

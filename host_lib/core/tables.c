@@ -142,7 +142,7 @@ TB_EXPORT void tb_clear(int fd)
 		return; /* it was clear */
 }
 
-TB_EXPORT int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most)
+int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most)
 {
 	struct tb_state *s = t->state;
 	__s64 end, at = s->event_tail;

@@ -19,7 +19,8 @@
 /* The bit of a descriptor in what is ready; those behind share the last one. */
 #define TB_LAST 62
 
-TB_EXPORT __s64 tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken)
+/* Waits for descriptors, for so many ns: a bitmap of those that are ready, or -errno; woken: when that was. */
+static __s64 tb_wait(struct pollfd *polled, __u32 count, __s64 time, __s64 *woken)
 {
 	struct timespec most = { time / TB_SECOND, time % TB_SECOND };
 	int found = ppoll(polled, count, &most, NULL);

@@ -12,12 +12,10 @@ from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.transport.control import Header
-from tailbound.transport.pace import Pacer
+from tailbound.transport.pace import UNKNOWN, Pacer
 from tailbound.transport.queue import Peers, SendQueue
 from tailbound.wire.schema import VERSION, PacketType, Phase, serial_distance
 
-#: Bytes per second that are assumed where neither a driver nor experience says how fast a link is: 1 Gbit/s.
-_PACE_UNKNOWN = 1.25e8
 #: Bytes per second below which a driver is not believed about rates and bursts: old tun devices say 10 Mbit/s.
 _BELIEVED = 1.25e7
 
@@ -104,7 +102,7 @@ class FlowControl:
         The speed of its link, or what has been seen to leave while something waited, if that is less: a virtual link
         calls itself faster than it is, and a switch behind it may be slower.
         """
-        return min((pace for pace in (self._link, self.queue.pacer.link.drained) if pace), default=_PACE_UNKNOWN)
+        return min((pace for pace in (self._link, self.queue.pacer.link.drained) if pace), default=UNKNOWN)
 
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""

@@ -44,8 +44,8 @@ _SECOND = 1_000_000_000
 _UNEVEN = 2.0
 #: Bytes per second of a link of which no rank says how fast it is.
 _SPEED = 2.5e9
-#: The same for the least that rates fall to: most links have as much.
-_FLOOR = 1.25e8
+#: The same for the least that rates fall to, and for answers: most links have as much.
+UNKNOWN = 1.25e8
 #: Of a link; ``LINK`` says what each is. With twice as much ``ahead`` senders slowed down before their own queue, half
 #: as much wakes them up twice as often. ``late``: else the link would idle for as long as a thread waits for a core.
 _LIMITS = {"quantum": 500_000, "ahead": 2_000_000, "late": 8_000_000}
@@ -76,7 +76,7 @@ class Pacer:
         self.paths = {rank: self.table[rank] for rank in ranks}
         self.stated = speed or _SPEED
         self.link = _Link(
-            most=most, speed=self.stated, floor=speed or _FLOOR, gap=gap, room=room, known=speed,
+            most=most, speed=self.stated, floor=speed or UNKNOWN, gap=gap, room=room, known=speed,
             peers=max(1, len(self.paths)), **_LIMITS,
         )  # fmt: skip
 

@@ -328,9 +328,10 @@ class World:
         pacer = job.flow.queue.pacer
         for name, value in self._limits.items():
             setattr(pacer.link, name, value)
-        for peer in pacer.paths if self._paced else ():
-            pacer.hold_to(peer, self._paced)
+        if self._paced:
             pacer.link.speed = 2 * self._paced * len(pacer.paths)  # no rate falls below half of an equal share
+            for peer in pacer.paths:
+                pacer.hold_to(peer, self._paced)
         pacer.stated = pacer.link.speed
         job.activate([words_of(address(r)) for r in range(job.world)], words_of(address(rank)))
         node.engine = self.engine(job)
