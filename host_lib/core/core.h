@@ -217,6 +217,17 @@ double tb_rate(const struct tb_line *l, __u32 rank, double most);
 void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
 		      __u32 largest, __u8 *copies, __u32 count);
 
+int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32 stride,
+		      const __u64 *runs, __u32 count, void *owned);
+void tb_results_left(struct tb_own_op *o, __s64 now);
+
+/* What an owner does once contributions are in (close.c). */
+int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32 rows);
+__u32 tb_judge_loss(struct tb_guard *g, __s64 due, __s64 came);
+int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int abstains, __s64 now);
+int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
+void tb_close_alone(const struct tb_owner *w, __s64 now);
+
 /* Rows that others have requested (answers.c). What it is given outlives it. NULL: no memory. */
 struct tb_asked *tb_asked_open(struct tb_asking *said);
 void tb_asked_close(struct tb_asked *a);
@@ -238,6 +249,7 @@ __u64 tb_listen(struct tb_terms *t, __s64 now);
 __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now);
 __s64 tb_start_clock(const struct tb_terms *t, struct tb_own_op *o, __s64 now);
 void tb_stand_still(struct tb_own_op *o, __s64 now);
+int tb_all_in(const struct tb_terms *t, const struct tb_own_op *o);
 int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o);
 
 __s64 tb_silence(const struct tb_terms *t, const struct tb_own_op *o, int results, __s64 now);

@@ -298,6 +298,21 @@ static int tb_really(const struct tb_terms *t, const struct tb_own_op *o, const 
 	return 1;
 }
 
+/* Whether all own rows hold a contribution of every rank that is waited for. */
+static int tb_rows_in(const struct tb_terms *t, const struct tb_own_op *o, const struct tb_op *r)
+{
+	return r && r->rows_complete >= (__s32)o->own && tb_really(t, o, r);
+}
+
+/* Whether nothing is to come for the own rows of an open half, of which ranks agree on the layout. */
+int tb_all_in(const struct tb_terms *t, const struct tb_own_op *o)
+{
+	struct tb_sight see = tb_see(t, o);
+
+	return !tb_half_of(o, 0)->phase && o->own && o->own_in && !tb_foreseen_wrongly(o, &see) &&
+	       tb_rows_in(t, o, see.record);
+}
+
 /* What an owner waits for (clock-7 to clock-9). */
 static int tb_contributions(const struct tb_terms *t, struct tb_own_op *o,
 			    const struct tb_sight *see, __s64 now)
@@ -306,8 +321,7 @@ static int tb_contributions(const struct tb_terms *t, struct tb_own_op *o,
 	int own_in = tb_encoded(o) || t->self_late;
 	struct tb_seen s = { .progress = r ? r->progress : 0 };
 
-	if (t->ranks == 1 ? tb_encoded(o)
-			  : r && own_in && r->rows_complete >= (__s32)o->own && tb_really(t, o, r))
+	if (t->ranks == 1 ? tb_encoded(o) : own_in && tb_rows_in(t, o, r))
 		return TB_WHY_COMPLETE;
 	s.finished = own_in && !tb_count(see->awaited[0]);
 	s.left = (__s64)o->own * tb_count(tb_set_of(t->live) & ~tb_set_of(o->abstained)) -
@@ -492,6 +506,8 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		if (o->sending && !tb_encoded(o))
 			return TB_FOUND_SEND;
 	}
+	if (o->unnoted)
+		return TB_FOUND_SEAL;
 	if (!first->phase && !o->own)
 		first->phase = TB_PHASE_DONE;
 	/* before the launch nothing can be said of an op that was foreseen wrongly */

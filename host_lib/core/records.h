@@ -7,7 +7,7 @@
 
 #define TB_DESTINATIONS 258
 #define TB_CHANNELS_MOST 32
-#define TB_COPIES 9223372036854775807
+#define TB_INTERNAL 9223372036854775807
 #define TB_LATES 64
 #define TB_OPENED_MOST 64
 #define TB_SOCKETS_AT 3
@@ -51,6 +51,11 @@
 #define TB_WOKEN_ASK 4
 #define TB_WOKEN_SEND 8
 #define TB_WOKEN_SENT 16
+
+#define TB_ACTION_NONE 0
+#define TB_ACTION_WARN 1
+#define TB_ACTION_SKIP 2
+#define TB_ACTION_STOP 3
 
 /* What headers are made of; arrays by their address, 0: none. */
 struct tb_stamp {
@@ -158,6 +163,8 @@ struct tb_sending {
 	__u64 full; /* bitmap of sockets that had no room */
 	__u64 blocked; /* bitmap of sockets that are not tried again in this pump */
 	__u64 waits; /* times a socket or a device queue was full */
+	__u64 results; /* packets of results that have left */
+	__u64 copies; /* packets that have left again, by request */
 	__u64 held; /* times a rate kept something back */
 	__u64 stale; /* rows dropped because their time was up */
 	__u64 item; /* the submission whose packets were refused; 0: a probe was */
@@ -178,7 +185,7 @@ struct tb_sending {
 	__u32 due; /* probes that wait for room */
 	__u32 ways; /* how often a round trip waits in own queues */
 };
-_Static_assert(sizeof(struct tb_sending) == 1368, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1384, "tb_sending");
 
 /* What the library says of rows that others have requested (`collective.retransmit`). */
 struct tb_asking {
@@ -199,13 +206,14 @@ struct tb_given {
 	__u64 packets; /* u8[rows, stride], headers finished */
 	__u64 states; /* u64[rows, 4]: partial checks of payloads */
 	__u64 usable; /* u8[rows]: the row exists */
+	__u64 heads; /* struct tb_stamp: of their headers */
 	__u64 key; /* of the op; 0: packets carry checks */
 	__u32 label; /* of the op */
 	__u32 layout; /* layout tag */
 	__u32 rows; /* how many */
 	__u32 stride; /* bytes of a packet */
 };
-_Static_assert(sizeof(struct tb_given) == 56, "tb_given");
+_Static_assert(sizeof(struct tb_given) == 64, "tb_given");
 
 /* What requests to a peer have taught (`collective.terms`); times in ns. */
 struct tb_answers {
@@ -396,6 +404,25 @@ struct tb_tally {
 };
 _Static_assert(sizeof(struct tb_tally) == 112, "tb_tally");
 
+/* Limits on what is lost of an op, and the loss so far (`transport.safeguard`); fractions. */
+struct tb_guard {
+	double stop; /* beyond which training ends */
+	double skip; /* beyond which no rank applies the op */
+	double warn; /* beyond which there is a warning */
+	double warn_smoothed; /* the same of smoothed loss */
+	double smoothed; /* of the last ops */
+};
+_Static_assert(sizeof(struct tb_guard) == 40, "tb_guard");
+
+/* Own marks: the highest op whose contributions (results) have been sent in full. */
+struct tb_own_marks {
+	__u32 contributed; /* of contributions */
+	__u32 published; /* of results */
+	__u32 told; /* the highest ``published`` that packets say which have left or wait in the queue */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_own_marks) == 16, "tb_own_marks");
+
 /* An op of a rank from its first sign of life on (`collective.op`); times in ns. */
 struct tb_own_op {
 	__u64 after; /* the next op in flight */
@@ -415,6 +442,13 @@ struct tb_own_op {
 	__u64 states; /* u64[rows, 4]: partial checks of their payloads */
 	__u64 firsts; /* s64[], by owner: the place of the packet that is first in memory */
 	__u64 tag_key; /* of the op; 0: packets carry checks */
+	__u64 made; /* struct tb_given: where the results of the own rows are made */
+	__u64 mean; /* words of the pass that makes them; 0: not known yet */
+	__u64 came; /* s64[], by rank: own rows that held a contribution when they were sealed */
+	__u64 tally; /* struct tb_tally: of these */
+	__s64 worth; /* how long the results are worth sending */
+	__s64 closed_at; /* when the own rows were sealed, or a switch was first asked for rows; 0: never */
+	__s64 published_at; /* when their results had left; 0: they have not */
 	__u64 results; /* struct tb_given: of the own rows, handed out; 0: not, or kept with others */
 	__s64 usual; /* what its second half takes as a rule */
 	__s64 admitted; /* when the own launch found room; the clocks count from here */
@@ -435,6 +469,13 @@ struct tb_own_op {
 	__u32 stride; /* bytes of a packet of contributions */
 	__u32 sum_seq; /* of the first own row */
 	__u32 result_seq; /* of the first row */
+	__u32 previous; /* the op before */
+	__u32 map_id; /* of the owner map that it is placed by */
+	__u32 say; /* Flag bits of the own results */
+	__u32 largest; /* results of a burst at most */
+	__u32 missing; /* own rows without a contributor */
+	__u32 aims; /* destinations of the results */
+	__u16 aim[256]; /* each of them */
 	__u32 complete_at; /* complete own rows that may end the first half */
 	__u32 results_at; /* results that may end the second half */
 	__u8 watched; /* 1: every row that is taken is news */
@@ -448,19 +489,42 @@ struct tb_own_op {
 	__u8 overtaken; /* 1: all others were through with it before this rank had sent rows */
 	__u8 mismatched; /* 1: ranks disagree on its layout */
 	__u8 left; /* 1: all own rows have left */
-	__u8 pad[5]; /* 0 */
+	__u8 unnoted; /* 1: its own rows are sealed, and Python has not learned from that */
+	__u8 queued; /* 1: the results are in the send queue, or beyond */
+	__u8 action; /* what the safeguard calls for */
+	__u8 pad[2]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 440, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 1032, "tb_own_op");
 
-/* Where a datapath's events come from: the library's tables, or a ring of the kernel. */
+/* What an owner makes and sends the results of its rows by (`collective.flow_control`). */
+struct tb_owner {
+	__u64 terms; /* struct tb_terms */
+	__u64 source; /* struct tb_source: seals rows */
+	__u64 line; /* struct tb_line */
+	__u64 head; /* a header with all that packets have in common */
+	__u64 marks; /* struct tb_own_marks */
+	__u64 books; /* struct tb_books[], of contributions, then of results, by rank */
+	__u64 guard; /* struct tb_guard: of contributions */
+	__u64 code; /* the compiled pass that makes results (``wire.jit.entry``) */
+	__u64 memory; /* words of what it works in */
+	__u32 most; /* rows that the thread makes in one go */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_owner) == 80, "tb_owner");
+
+/* Where a datapath's events come from, and who seals its slots: the library's tables, or maps of the kernel. */
 struct tb_source {
 	__u64 tables; /* struct tb_tables; 0: a ring */
 	__u64 consumed; /* u64: how far the ring was read */
 	__u64 produced; /* u64: how far it was written */
 	__u64 data; /* of the ring, twice in a row */
 	__u64 mask; /* bytes of it less one */
+	__u64 keys; /* u32[rows]: 0, 1, ..., to seal by */
+	__u64 values; /* u32[rows, 2]: lock and sealed op */
+	__u32 rows; /* slots of sums */
+	__s32 locks; /* descriptor of the map of their locks */
 };
-_Static_assert(sizeof(struct tb_source) == 40, "tb_source");
+_Static_assert(sizeof(struct tb_source) == 64, "tb_source");
 
 /* How the transport thread sleeps, and looks out meanwhile (`collective.waiter`); times in ns. */
 struct tb_sleep {
@@ -469,6 +533,7 @@ struct tb_sleep {
 	__u64 line; /* struct tb_line */
 	__u64 sending; /* struct tb_sending of it */
 	__u64 source; /* struct tb_source */
+	__u64 owner; /* struct tb_owner; 0: Python closes halves */
 	__s64 longest; /* of a wait */
 	__s64 stopped; /* after which a thread that has not woken up was stopped */
 	__s64 end; /* when a turn is due at the latest */
@@ -487,6 +552,6 @@ struct tb_sleep {
 	__u32 crowded; /* 1: in the first socket */
 	__u32 refused; /* what the pump came to (``Sent``) */
 };
-_Static_assert(sizeof(struct tb_sleep) == 400, "tb_sleep");
+_Static_assert(sizeof(struct tb_sleep) == 408, "tb_sleep");
 
 #endif /* TB_RECORDS_H */

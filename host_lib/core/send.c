@@ -56,6 +56,7 @@ struct tb_item {
 	struct tb_item *after;
 	__u64 id, left, packets; /* packets that have left; copies count */
 	void *owned; /* packets that go with it */
+	struct tb_own_op *results; /* it is the results of that; NULL: not, or the op is over */
 	__s64 until;
 	__u32 label, queue, stride, largest, count, channels;
 	__u8 channel[TB_CHANNELS_MOST]; /* in the order of flows */
@@ -367,10 +368,36 @@ void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u
 {
 	__u64 run[] = { to, (__u64)copies, count };
 
-	if (!count || tb_submit(l, TB_COPIES, TB_AGAIN, label, until, stride, largest, run, 1))
+	if (!count || tb_submit(l, TB_INTERNAL, TB_AGAIN, label, until, stride, largest, run, 1))
 		free(copies);
 	else
 		((struct tb_item *)l->tail[TB_AGAIN])->owned = copies; /* after is first in it */
+}
+
+/* The same of the results of an op; owned: their packets, or NULL. 0, or ENOMEM. */
+int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32 stride,
+		      const __u64 *runs, __u32 count, void *owned)
+{
+	struct tb_item *item;
+
+	if (tb_submit(l, TB_INTERNAL, TB_RESULTS, o->label, until, stride, o->largest, runs,
+		      count)) {
+		free(owned);
+		return ENOMEM;
+	}
+	item = (struct tb_item *)l->tail[TB_RESULTS];
+	item->owned = owned;
+	item->results = o;
+	tb_pump_at(l->s, 1); /* at once */
+	return 0;
+}
+
+/* The results of an op have left. */
+void tb_results_left(struct tb_own_op *o, __s64 now)
+{
+	tb_half_of(o, 0)->phase = TB_PHASE_DONE;
+	o->published_at = now;
+	o->stirred = 1;
 }
 
 /* The rest of a flow is not sent; returns the packets. */
@@ -438,9 +465,12 @@ TB_EXPORT __u64 tb_cancel(struct tb_line *l, __u32 label)
 	int i;
 
 	for (i = 0; i < TB_QUEUES; i++)
-		for (item = l->head[i]; item; item = item->after)
-			if (item->label == label)
-				dropped += tb_drop_item(l, item);
+		for (item = l->head[i]; item; item = item->after) {
+			if (item->label != label)
+				continue;
+			dropped += tb_drop_item(l, item);
+			item->results = NULL;
+		}
 	return dropped;
 }
 
@@ -655,6 +685,37 @@ TB_EXPORT void tb_give_up(struct tb_line *l)
 	tb_drop_flow(l, item, &item->flows[l->bursts[0].flow], l->bursts[0].packets);
 }
 
+static void tb_end_item(struct tb_line *l, int queue)
+{
+	struct tb_item *item = l->head[queue];
+
+	l->head[queue] = item->after;
+	if (!item->after)
+		l->tail[queue] = &l->head[queue];
+	if (queue == TB_AGAIN)
+		l->s->copies += item->packets;
+	if (queue == TB_RESULTS && item->id == TB_INTERNAL)
+		l->s->results += item->packets;
+	if (item->results)
+		tb_results_left(item->results, l->s->now);
+	free(item->owned);
+	free(item);
+}
+
+/* Ends the library's own submissions at the head of their queues of which nothing is left; whether others are there. */
+static int tb_end_own(struct tb_line *l)
+{
+	struct tb_item *item;
+	int i, others = 0;
+
+	for (i = 0; i < TB_QUEUES; i++) {
+		while ((item = l->head[i]) && !item->left && item->id == TB_INTERNAL)
+			tb_end_item(l, i);
+		others |= item && !item->left;
+	}
+	return others;
+}
+
 /* A submission at the head of its queue of which nothing is left, or 0; and how many packets of it have left. */
 TB_EXPORT __u64 tb_finished(struct tb_line *l, __u64 *packets)
 {
@@ -662,20 +723,14 @@ TB_EXPORT __u64 tb_finished(struct tb_line *l, __u64 *packets)
 	__u64 id;
 	int i;
 
-	for (i = 0; i < TB_QUEUES; i++) {
-		item = l->head[i];
-		if (!item || item->left)
-			continue;
-		l->head[i] = item->after;
-		if (!item->after)
-			l->tail[i] = &l->head[i];
-		id = item->id;
-		*packets = item->packets;
-		free(item->owned);
-		free(item);
-		return id;
-	}
-	return 0;
+	if (!tb_end_own(l))
+		return 0;
+	for (i = 0; !(item = l->head[i]) || item->left; i++)
+		;
+	id = item->id;
+	*packets = item->packets;
+	tb_end_item(l, i);
+	return id;
 }
 
 /* -- a pump ----------------------------------------------------------------------------------------------------- */
@@ -977,14 +1032,13 @@ TB_EXPORT void tb_measure(struct tb_line *l, __s64 now)
 int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
 {
 	struct tb_sending *s = l->s;
-	int what, i;
+	int what;
 
 	s->now = now;
 	s->fresh = 0;
 	tb_begin(l);
 	what = tb_pump(l);
-	for (*over = i = 0; i < TB_QUEUES; i++)
-		*over |= l->head[i] && !l->head[i]->left;
+	*over = tb_end_own(l);
 	if (what || *over)
 		return what;
 	tb_measure(l, tb_clock());

@@ -110,7 +110,7 @@ TB_EXPORT int tb_take_in(struct tb_tables *t, __u8 *data, __u32 length, __u32 se
 	return reflected;
 }
 
-TB_EXPORT void tb_seal(struct tb_tables *t, __u32 op, __u32 seq, __u32 rows)
+void tb_seal(struct tb_tables *t, __u32 op, __u32 seq, __u32 rows)
 {
 	struct tb_slot_lock *locks = (void *)t->slot_locks.values;
 	__u64 ring = t->slot_locks.entries, i;

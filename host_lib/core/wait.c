@@ -117,8 +117,12 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	if (s->ready & TB_READY_HANDED)
 		tb_clear(((const struct pollfd *)s->polled)[0].fd);
 	if (s->ready & TB_READY_EVENTS) {
-		if (tb_take_opened(s))
-			return TB_WOKEN_TURN;
+		if (tb_take_opened(s)) {
+			if (s->owner)
+				tb_close_alone((const struct tb_owner *)s->owner, now);
+			return TB_WOKEN_TURN |
+			       tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);
+		}
 		s->soon = s->soon ? s->soon : now + TB_SOON;
 	}
 	if (now >= s->end || now - s->awake > s->stopped || s->ready & TB_READY_HANDED ||

@@ -82,9 +82,9 @@ def abi_header() -> str:
 def records_header() -> str:
     """Text of ``host_lib/core/records.h``: what the library and Python tell each other."""
     enums = {"SEND": schema.Sent, "SENDING": schema.Sending, "PHASE": schema.Phase, "WHY": schema.Why}
-    enums |= {"FOUND": schema.Found, "READY": schema.Ready, "WOKEN": schema.Woken}
+    enums |= {"FOUND": schema.Found, "READY": schema.Ready, "WOKEN": schema.Woken, "ACTION": schema.Action}
     tables = (
-        _named("DESTINATIONS", "CHANNELS_MOST", "COPIES", "LATES", "OPENED_MOST", "SOCKETS_AT"),
+        _named("DESTINATIONS", "CHANNELS_MOST", "INTERNAL", "LATES", "OPENED_MOST", "SOCKETS_AT"),
         *(_members(name, kind) for name, kind in enums.items()),
     )
     structs = (_struct(s, _C) for s in schema.RECORDS)

@@ -101,7 +101,7 @@ def exercise(path: XdpDatapath, wire: list[str]) -> None:
     assert path.store.slots["count"][cases.SEQ & 63] == 1
     assert path.store.results[cases.RESULT_SEQ & 127, : cases.CODES].tobytes() == cases.codes(101)
     path.fence()
-    path.seal(cases.OP, cases.SEQ, 1)
+    path.source.seal(cases.OP, cases.SEQ, 1)
     send(wire, cases.contribution())
     assert counted(path, 5) == verdicts | {Verdict.LATE: 1}
 
@@ -112,9 +112,9 @@ def test_a_new_job_waits_for_packets_that_the_job_before_let_in(
     """kernel-9: they are through before slots are sealed, so none finds the rules of one job and a row of another."""
     done: list[str] = []
     with contextlib.closing(XdpDatapath.attach(Receiver("tbx", cases.PORT, **SIZES), loader)) as path:
-        wait, seal = barrier.grace_period, path.seal
+        wait, seal = barrier.grace_period, path.source.seal
         monkeypatch.setattr(barrier, "grace_period", lambda: done.append("waited") or wait())
-        monkeypatch.setattr(path, "seal", lambda *rows: done.append("sealed") or seal(*rows))
+        monkeypatch.setattr(path.source, "seal", lambda *rows: done.append("sealed") or seal(*rows))
         path.reset(cases.FIRST_OP)
         assert done == ["waited", "sealed"]
 

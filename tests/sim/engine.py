@@ -86,20 +86,35 @@ class Datapath(UncheckedDatapath):
         self.sums.came(burst)
         return super().feed(burst, now)
 
-    def seal(self, op: int, seq: int, rows: int) -> None:
-        super().seal(op, seq, rows)
-        self.sums.sealed(op, seq, rows)
-
 
 class Engine(UncheckedEngine):
     """Looks at what is passed over all the same: there must be nothing to do, and no earlier look."""
 
+    #: ops whose own results were made and queued without a turn
+    alone: set[int]
     #: in one of so many turns; that changes nothing of what happens
     every = 4
 
     def begin(self) -> None:
         super().begin()
-        self._turns = 0
+        self._turns, self.alone = 0, set[int]()
+
+    def look_out(self, now: int) -> int:
+        then = super().look_out(now)
+        self._add_up()
+        self.alone |= {op.label for op in self._ops.values() if op.unnoted and op.queued}
+        return then
+
+    def _meanwhile(self) -> int:
+        self._add_up()
+        return super()._meanwhile()
+
+    def _add_up(self) -> None:
+        """Looks at sums as soon as they are sealed."""
+        for op in self._ops.values():
+            if op.sealed and op.own and not hasattr(op, "added_up"):
+                cast(Any, op).added_up = True
+                cast(Datapath, self.job.datapath).sums.sealed(op.label, op.sum_seq, op.own)
 
     def _move(self, now: int, *, everything: bool, holds: bool) -> int:
         self._turns += 1

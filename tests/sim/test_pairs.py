@@ -78,7 +78,7 @@ def _linked(**terms: float) -> Callable[[Job, int], None]:
 
 def _old_cookie(job: Job, rank: int) -> None:
     """What it sends is of a job that was."""
-    job.nodes[rank].engine.job._head.cookie ^= 0x5A5A
+    job.nodes[rank].engine.job.head.cookie ^= 0x5A5A
 
 
 def _stop_and_cut(job: Job, rank: int) -> None:

@@ -57,6 +57,20 @@ def test_buckets_of_every_size() -> None:
         assert no_drops(job)
 
 
+@pytest.mark.parametrize("why", ["", "one brings none", "too many rows", "a suspect"])
+def test_an_owner_makes_and_queues_its_results_without_python_unless_something_is_to_be_said(why: str) -> None:
+    inputs = gradients("U", RANKS, 5000, seed=1)
+    with sim_team(RANKS, patient(width=128)) as job:
+        engine = job.world.nodes[0].engine
+        if why == "too many rows":
+            engine.job.owner.most = 1
+        if why == "a suspect":
+            engine.job.terms.suspects = 1
+        results = job.allreduce(inputs, silent=[2] if why == "one brings none" else ())
+        assert bool(engine.alone) == (not why)
+        whole(results, inputs if why != "one brings none" else (), 4e-3)
+
+
 def test_cut_covers_a_bucket_and_never_exceeds_the_rows() -> None:
     """Rule: clock-18."""
     for width, rows in itertools.product([64, 256, 1408], [16, 32, 64, 100, 128, 4096]):

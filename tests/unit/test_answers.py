@@ -81,7 +81,8 @@ def test_contributions_are_found_by_their_place_and_results_once_they_were_hande
         if handed_out:
             op.buffers.results.usable[:] = 1
             named(op.buffers.results.packets, op.label, np.arange(shares[0]))
-            op.hand_out(NO_KEY)
+            op.buffers.given.belong(op.place, NO_KEY)
+            op.results = op.made
         assert rank.ask(op.label, 2, (3, 4), shares[0], tag=tag)
         assert list(rank.answer()) == ([] if handed_out else [(op.label, 2, [3, 4])])
     assert rank.sent() == [(op.label, 2, [3, 4])]

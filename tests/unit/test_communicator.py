@@ -56,7 +56,7 @@ def test_memory_of_ops_that_do_not_come_again_is_let_go_of() -> None:
         layout = Layout((0, numel, 0, 1), shape_for(numel, 64, 8), numel, True)
         place, _ = sequence.assign(layout)
         buffers = pool.acquire(layout.shape, place.placement)
-        buffers.given.hand_out(place, NO_KEY)
+        buffers.given.belong(place, NO_KEY)
         pool.keep(place, buffers, buffers.given)
         return weakref.ref(buffers)
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from tailbound.collective.tally import Safeguard
 from tailbound.errors import ConfigError
 from tailbound.transport.agreement import Lateness, Shares
-from tailbound.transport.safeguard import Action, Limits, Safeguard
+from tailbound.transport.safeguard import Limits
+from tailbound.wire.schema import Action
 
 MS = 1_000_000
 ALL = (0, 1, 2, 3)
@@ -157,16 +159,16 @@ def test_half_of_those_that_are_there_own_rows_and_two_at_least(
     ],
 )
 def test_one_op_is_judged_by_its_loss(expected: int, taken: int, action: Action) -> None:
-    assert Safeguard(Limits(skip=0.5, stop=0.9)).judge(expected, taken).action == action
+    assert Safeguard(Limits(skip=0.5, stop=0.9)).judge(expected, taken) == action
 
 
 def test_small_losses_that_stay_are_seen_smoothed_and_by_default_nothing_stops() -> None:
     guard = Safeguard(Limits())
-    actions = [guard.judge(100, 94).action for _ in range(200)]
+    actions = [guard.judge(100, 94) for _ in range(200)]
     assert (actions[0], actions, actions[-1]) == (Action.NONE, sorted(actions), Action.WARN)
     assert guard.smoothed == pytest.approx(0.06, rel=0.05)
-    assert [guard.judge(1000, 990).action for _ in range(500)][-1] == Action.NONE
-    assert max(guard.judge(1000, 0).action for _ in range(500)) == Action.SKIP
+    assert [guard.judge(1000, 990) for _ in range(500)][-1] == Action.NONE
+    assert max(guard.judge(1000, 0) for _ in range(500)) == Action.SKIP
 
 
 @pytest.mark.parametrize("wrong", [{"skip": 1.5}, {"stop": -0.1}])

@@ -131,7 +131,7 @@ def test_nothing_is_added_once_sealing_has_returned(path: UdpDatapath) -> None:
                 lambda op=op: any(e[:2] == (Event.OPENED, op) for e in path.source.take(path.fds()[0])), "the op"
             )
             pour_more()  # some are under way while the op is sealed
-            path.seal(op, SUM_BASE, SUM_ROWS)
+            path.source.seal(op, SUM_BASE, SUM_ROWS)
             sums, slots = path.store.sums.copy(), path.store.slots.copy()
             pour_more()  # and some come when it has been
             # every packet of the op is counted before the next op may begin
@@ -174,7 +174,7 @@ def test_a_full_receive_buffer_is_counted() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda tables: tables.seal(7, 60, 8),
+        lambda tables: tables.source.seal(7, 60, 8),
         lambda tables: tables.fence(),
         lambda tables: tables.put_key(1, np.ones(schema.key_bytes(64) // 8, np.uint64)),
     ],

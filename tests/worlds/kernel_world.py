@@ -15,7 +15,7 @@ from tailbound.datapath.protocol import store_of
 from tailbound.datapath.xdp import shapes
 from tailbound.kernel import load, maps
 from tailbound.kernel.events import EventRing
-from tailbound.kernel.maps import Sealer, put_key
+from tailbound.kernel.maps import put_key
 from tailbound.wire.schema import WORKER_MAPS, Verdict
 from tailbound_lab.bench.frames import frame
 from tailbound_lab.bench.program_run import run_xdp
@@ -58,8 +58,7 @@ class KernelWorld(DatapathWorld):
             if map_.name in seen:
                 seen[map_.name].flags.writeable = map_.writer != "program"
         self.store = store_of(seen)
-        self.ring = EventRing(self.maps.fds[maps.EVENTS])
-        self.sealer = Sealer(self.maps.fds["slot_locks"], cases.SUM_ROWS)
+        self.ring = EventRing(self.maps.fds[maps.EVENTS], self.maps.fds["slot_locks"], cases.SUM_ROWS)
         self.begin()
 
     def begin(self, ranks: int = cases.RANKS, registered: Any = None) -> None:
@@ -82,7 +81,7 @@ class KernelWorld(DatapathWorld):
         put_key(self.maps.fds["keys"], epoch, key)
 
     def seal(self, op: int, seq: int, rows: int) -> None:
-        self.sealer.seal(op, seq, rows)
+        self.ring.seal(op, seq, rows)
 
     def events(self) -> list[tuple[int, int, int]]:
         return self.ring.take()

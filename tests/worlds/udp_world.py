@@ -44,7 +44,7 @@ class World(DatapathWorld):
         self.tables.put_key(epoch, key)
 
     def seal(self, op: int, seq: int, rows: int) -> None:
-        self.tables.seal(op, seq, rows)
+        self.tables.source.seal(op, seq, rows)
 
     def events(self) -> list[tuple[int, int, int]]:
         return self.tables.source.take()

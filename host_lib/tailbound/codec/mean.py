@@ -22,6 +22,8 @@ order, and codes are put back in order at the end. Results of contributions of 4
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import struct
 from typing import NamedTuple
 
@@ -39,7 +41,7 @@ from tailbound.codec.scratch import Scratch, load_memory
 from tailbound.codec.shape import GROUP_ROWS, NO_GROUPS, Groups, Shape
 from tailbound.codec.simd import LANES
 from tailbound.codec.threads import Threads
-from tailbound.wire.jit import compiled
+from tailbound.wire.jit import compiled, entry
 from tailbound.wire.proof import absorb
 from tailbound.wire.schema import HEADER_BYTES
 from tailbound.wire.tag import NO_KEY
@@ -238,8 +240,6 @@ def mean_rows(
     coding: Coding,
     out: Results,
     scratch: Scratch,
-    *,
-    places: tuple[int, int] | None = None,
 ) -> Means:
     """Averages the rows of one owner and codes them for the way back (codec-10).
 
@@ -250,10 +250,28 @@ def mean_rows(
         own: read, but for the working memory.
         coding: how the ranks code.
         out: written.
-        places: only the rows of this half-open range of places.
 
     Returns:
         Counts over the rows made.
+
+    Raises:
+        ValueError: an array does not fit.
+    """
+    lay(scratch.call, sums, own, shape, coding, out, scratch)
+    _mean_at(scratch.call_at, 0, own.rows.shape[0], scratch.memory_at)
+    return Means(*scratch.counts.tolist())
+
+
+def lay(
+    words: ctypes.Array[ctypes.c_int64],
+    sums: Sums,
+    own: Own,
+    shape: Shape,
+    coding: Coding,
+    out: Results,
+    scratch: Scratch,
+) -> None:
+    """Writes what ``_mean_at`` is called with to ``words``; see ``mean_rows``. It counts in ``scratch``.
 
     Raises:
         ValueError: an array does not fit.
@@ -273,31 +291,27 @@ def mean_rows(
         raise ValueError(
             f"{n} rows of {codes} codes do not fit sums {sums.ring.rows.shape} or a scratch for {scratch.width}"
         )
-    lo, hi = places or (0, n)
     assert coding.weights is not None, "a switch makes the means of its rows"
-    code, counts = shape.code, scratch.counts
+    code = shape.code
     _WORDS.pack_into(
-        scratch.call, 0, words_at(sums.ring), sums.seq0, sums.cookie, sums.op, words_at(own), words_at(shape.layout),
+        words, 0, words_at(sums.ring), sums.seq0, sums.cookie, sums.op, words_at(own), words_at(shape.layout),
         codes, shape.entries, words_at(code), *coding.weights, DOWN_HALVES if code.packing == HALVES else DOWN_MOST,
         hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION),
         hashing.rounding_seed(coding.seed, hashing.STAGE_RESULT), coding.rotate and code.offsets,
-        *array_words(coding.key), words_at(out), *array_words(counts)
+        *array_words(coding.key), words_at(out), *array_words(scratch.counts)
     )  # fmt: skip
-    _mean_at(scratch.call_at, lo, hi, scratch.memory_at)
-    return Means(*counts.tolist())
 
 
-def mean_by(threads: Threads, sums: Sums, own: Own, shape: Shape, coding: Coding, out: Results) -> Means:
-    """``mean_rows`` of all rows, shared by ``threads`` in blocks of as many rows as a group has; the same bits.
+@functools.cache
+def mean_entry() -> int:
+    """Where ``_mean_at`` begins (``wire.jit.entry``)."""
+    return entry(_mean_at)
 
-    Raises:
-        ValueError: an array does not fit.
-    """
-    rows = own.rows.shape[0]
 
-    def part(scratch: Scratch, blocks: tuple[int, int]) -> Means:
-        places = blocks[0] * GROUP_ROWS, min(blocks[1] * GROUP_ROWS, rows)
-        return mean_rows(sums, own, shape, coding, out, scratch, places=places)
+def mean_by(threads: Threads, at: int, rows: int) -> None:
+    """``mean_rows`` of all ``rows`` by words at ``at``, shared by ``threads`` in blocks of as many as a group has."""
 
-    found = threads.each(-(-rows // GROUP_ROWS), part)
-    return found[0] if len(found) == 1 else Means(*map(sum, zip(*found, strict=True)))
+    def part(scratch: Scratch, blocks: tuple[int, int]) -> None:
+        _mean_at(at, blocks[0] * GROUP_ROWS, min(blocks[1] * GROUP_ROWS, rows), scratch.memory_at)
+
+    threads.each(-(-rows // GROUP_ROWS), part)

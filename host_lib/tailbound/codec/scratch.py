@@ -20,8 +20,8 @@ from tailbound.wire.schema import WIDTH_STEP
 PITCH_EXTRA = 16
 #: Bytes of a line of the caches.
 _LINE = 64
-#: Words of a pass's call at most.
-_CALL_WORDS = 32
+#: Words of a pass's call, at most so many.
+Words = ctypes.c_int64 * 32
 
 
 @laid
@@ -108,7 +108,7 @@ class Scratch:
         self.width = width
         self.memory = _memory(width)
         self.memory_at = words_at(self.memory)
-        self.call = (ctypes.c_int64 * _CALL_WORDS)()
+        self.call = Words()
         self.call_at = ctypes.addressof(self.call)
         self.counts = np.zeros(5, np.int64)
 

@@ -65,6 +65,11 @@ class Threads:
     def __len__(self) -> int:
         return len(self._scratches)
 
+    @property
+    def alone(self) -> int:
+        """Groups that the calling thread does in one piece."""
+        return 2 * (_LEAST_GROUPS if len(self) > 1 else _PIECE_GROUPS) - 1
+
     def each(self, groups: int, work: Callable[[Scratch, tuple[int, int]], T], *, divide: bool = True) -> list[T]:
         """``work(scratch, (low, high))`` over pieces of ``groups``, at the same time; what each gave, in no order.
 

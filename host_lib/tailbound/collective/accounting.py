@@ -9,18 +9,17 @@ from collections import deque
 from collections.abc import Callable
 
 from tailbound.collective.alerts import Episodes
+from tailbound.collective.buffers import Tally
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
-from tailbound.collective.tally import Counts
+from tailbound.collective.tally import Counts, Safeguard
 from tailbound.errors import TransportError
 from tailbound.kernel.core import core
 from tailbound.observe.ledger import Ledger
 from tailbound.observe.trace import TRACE_VARIABLE, Trace
-from tailbound.transport.safeguard import Action, Safeguard
 from tailbound.transport.steps import step_of
-from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import TALLY, UNKNOWN_SENDER, Flag, Verdict
+from tailbound.wire.schema import UNKNOWN_SENDER, Action, Flag, Verdict
 
 #: As plain numbers: arithmetic on an IntFlag costs microseconds.
 _SKIP, _STOP, _OVERFLOW, _QUORUM = int(Flag.SKIP), int(Flag.STOP), int(Flag.OVERFLOW), int(Flag.QUORUM)
@@ -28,10 +27,6 @@ _SKIP, _STOP, _OVERFLOW, _QUORUM = int(Flag.SKIP), int(Flag.STOP), int(Flag.OVER
 _DURATIONS = 512
 #: Ops running with a majority until a stretch without one is over.
 _WHOLE = 4
-
-
-class Tally(record_of(TALLY)):  # type: ignore[misc]
-    """``tb_tally``."""
 
 
 class Accounts:
@@ -54,7 +49,7 @@ class Accounts:
         self._job, limits = job, job.config.safeguard
         self._complain = complain
         self.ledger = Ledger(job.world)
-        self._tally = Tally()
+        self._tally = Tally()  # of results
         self.contributions, self.results = Safeguard(limits), Safeguard(limits)
         self._minority = Episodes(1, _WHOLE)
         self.latency = deque[int](maxlen=_DURATIONS)
@@ -62,37 +57,35 @@ class Accounts:
         self.trace = Trace(job.rank) if os.environ.get(TRACE_VARIABLE) else None
         self._in_pieces = 0  # frames that the log has told of
 
-    def close(self, op: Op, came: Counts, *, results: bool) -> Tally:
-        """Enters one half of an op that is over in the ledger, and complains of peers whose rows do not come.
+    def close(self, op: Op, came: Counts) -> Tally:
+        """Enters the second half of an op in the ledger, of which the results here are known.
 
         Args:
             came: rows, by rank.
-            results: it is the second half, of which the results here are known.
 
         Returns:
-            What it came to, until the next half is over.
+            What it came to, until the next one is over.
         """
         job, tally = self._job, self._tally
         lines, silent = ctypes.addressof(self.ledger.lines), op.abstains
-        core().fast.tb_account(
-            job.terms.pointer, ctypes.addressof(op), results, silent, came, lines, ctypes.addressof(tally)
-        )
+        core().fast.tb_account(job.terms.pointer, ctypes.addressof(op), 1, silent, came, lines, ctypes.addressof(tally))
+        self._complain_of(tally)
+        return tally
+
+    def _complain_of(self, tally: Tally) -> None:
+        """Complains of peers whose rows do not come."""
         if any(tally.lacking):
             for peer in sorted(ranks_of(tally.lacking)):
                 self._complain(peer)
-        return tally
 
-    def judge(self, op: Op, tally: Tally) -> None:
-        """Sets the flags of the own results of an op that has just been sealed: what binds all ranks."""
-        if tally.quorum:
-            op.flags |= _QUORUM
-        found = self.contributions.judge(tally.judged, tally.judged_came)
-        if found.action >= Action.SKIP:
-            op.flags |= _SKIP
-        if found.action == Action.STOP:
-            op.flags |= _STOP
-        if found.action:
-            self._say(op, found.action, f"of the contributions to rank {self._job.rank}: {found.why}")
+    def closed(self, op: Op) -> None:
+        """Says what the first half of an op came to, which binds all ranks (``tb_close_first``)."""
+        tally = op.buffers.tally
+        self._complain_of(tally)
+        if op.action:
+            action = Action(op.action)
+            why = self.contributions.why(action, tally.judged, tally.judged_came)
+            self._say(op, action, f"of the contributions to rank {self._job.rank}: {why}")
 
     def collected(self, op: Op) -> None:
         """Obeys what the owners' flags say of an op whose second half was the last to be entered."""
@@ -101,11 +94,11 @@ class Accounts:
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
         op.outcome.overflowed |= bool(flags & _OVERFLOW)
-        told, flags = flags & (_SKIP | _STOP), flags | op.flags
+        told, flags = flags & (_SKIP | _STOP), flags | op.say
         self._look_at_quorum(op, tally)
-        found = self.results.judge(expected, taken)
-        if found.action:
-            self._say(op, Action.WARN, f"of the results for rank {job.rank}: {found.why}")
+        if action := self.results.judge(expected, taken):
+            why = self.results.why(action, expected, taken)
+            self._say(op, Action.WARN, f"of the results for rank {job.rank}: {why}")
         if not flags & (_SKIP | _STOP):
             return
         op.outcome.doubtful |= not told
@@ -130,7 +123,7 @@ class Accounts:
         nothing = empty and (abstained or op.overtaken)
         if nothing or not op.launch.quorum:
             return
-        owners, well = tally.owners + (op.own > 0), tally.well + (op.own > 0 and bool(op.flags & _QUORUM))
+        owners, well = tally.owners + (op.own > 0), tally.well + (op.own > 0 and bool(op.say & _QUORUM))
         minority = self._lacks_rows(op) if op.switched else 2 * well <= owners
         minority &= not job.membership.quorum({job.rank})
         if minority:
@@ -186,7 +179,7 @@ class Accounts:
         self.latency.append(outcome.nanoseconds)
         self.flow_bytes = op.flow_bytes
         if self.trace is not None:
-            op.spans.clock = op.start
+            op.spans.clock, op.spans.sealed, op.spans.published = op.start, op.closed_at, op.published_at
             if op.launch is not None:
                 op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted
             facts = {"rows": op.place.layout.shape.rows, "map": op.place.placement.owner_map.id}

@@ -68,7 +68,7 @@ class Averages:
         One that was away may have sent none. Who was away itself has others' results, but no row sent meanwhile.
         """
         known, gone = self._known, self._known.membership.gone
-        if op.flags & Flag.SKIP and any(summed_by(known, op)):
+        if op.say & Flag.SKIP and any(summed_by(known, op)):
             return True
         due = [rank for rank in _owners(op) if rank != known.rank and rank not in gone]
         nothing = op.outcome.missed == op.rows - op.own

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import Placement, first_place
 from tailbound.codec.records import Own, Packets, Received, Results, Scales, results
-from tailbound.codec.scratch import readonly
+from tailbound.codec.scratch import Words, readonly
 from tailbound.codec.shape import Shape
 from tailbound.collective.terms import Terms
 from tailbound.kernel.core import address
@@ -23,12 +23,16 @@ from tailbound.transport.control import Stamp
 from tailbound.transport.sequence import Place
 from tailbound.transport.steps import step_distance
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import GIVEN, HEADER_BYTES
+from tailbound.wire.schema import GIVEN, HEADER_BYTES, MAX_RANKS, TALLY
 
 #: Steps whose results are kept.
 STEPS_KEPT = 2
 #: Buffers of a shape that so many steps did without are let go of: DDP's first steps are one bucket with everything.
 _STEPS_FREE = 4
+
+
+class Tally(record_of(TALLY)):  # type: ignore[misc]
+    """``tb_tally``."""
 
 
 class Buffers:
@@ -73,6 +77,11 @@ class Buffers:
         self.row_count: NDArray[np.uint16] = np.zeros(rows, np.uint16)
         told = self.source, self.row_scale, self.row_exponent, self.row_count, partials, self.firsts
         self.addresses = tuple(map(address, told))
+        #: of the first half: own rows that held a contribution, by rank; and what that came to
+        self.came, self.tally = (ctypes.c_int64 * MAX_RANKS)(), Tally()
+        self.told = ctypes.addressof(self.came), ctypes.addressof(self.tally)
+        #: of the pass that makes the results
+        self.words = Words()
 
     @property
     def results(self) -> Results:
@@ -113,12 +122,12 @@ class Given(record_of(GIVEN)):  # type: ignore[misc]
         self.made = made = results(rows, codes)
         self.stamp = Stamp(made.packets, made.partials, scales=made.scale, counts=made.contributors)
         super().__init__(
-            packets=self.stamp.packets, states=self.stamp.states, usable=address(made.usable), rows=rows,
-            stride=self.stamp.stride,
+            packets=self.stamp.packets, states=self.stamp.states, usable=address(made.usable),
+            heads=ctypes.addressof(self.stamp), rows=rows, stride=self.stamp.stride,
         )  # fmt: skip
 
-    def hand_out(self, place: Place, key: NDArray[np.uint64]) -> None:
-        """They are results of the op at ``place``, whose packets have ``key``."""
+    def belong(self, place: Place, key: NDArray[np.uint64]) -> None:
+        """They are to be results of the op at ``place``, whose packets have ``key``."""
         self._key = key
         self.place, self.key, self.label, self.layout = place, address(key), place.label, place.layout.tag
 

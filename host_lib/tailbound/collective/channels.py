@@ -15,9 +15,6 @@ import logging
 import socket
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
 from tailbound.errors import AttachError, CapabilityError
@@ -170,8 +167,8 @@ class Channels:
 
     # -- using them ---------------------------------------------------------------------------------------------------
 
-    def runs(self, rows: NDArray[np.uint8]) -> list[tuple[int, NDArray[np.uint8]]]:
-        """``rows`` (u8[count, stride], headers finished, the same for all) as runs for the send queue."""
+    def aims(self) -> tuple[int, ...]:
+        """Destinations of results, for the send queue: one that reaches all, or each peer."""
         job, pacer = self._job, self._queue.pacer
         self.follow()
         if self.usable:
@@ -179,10 +176,14 @@ class Channels:
             # a rank behind a slow link is sent to by itself: a burst to all is as slow as the slowest
             even = self.wanted == channel.name or pacer.even(channel.ranks)
             together = even and len(channel.ranks) >= 2 and not channel.broken
-            job.counters["results_at_once" if together else "results_apart"] += 1
             if together:
-                return [(self.usable[0], rows)]
-        return [(peer, rows) for peer in self.live]
+                return self.usable[:1]
+        return self.live
+
+    def count(self, aims: int) -> None:
+        """Counts results that have left for so many destinations."""
+        if self.usable:
+            self._job.counters["results_at_once" if aims == 1 else "results_apart"] += 1
 
     def follow(self) -> None:
         """Lets results go to who is there: not to who has said goodbye, nor to who is dead as far as one can tell.

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 
 import numpy as np
@@ -12,7 +13,8 @@ import numpy as np
 from tailbound.codec.encode import Encoded
 from tailbound.codec.feedback import read_back
 from tailbound.codec.hashing import seed_of
-from tailbound.codec.records import Coding
+from tailbound.codec.mean import lay
+from tailbound.codec.records import Coding, Sums
 from tailbound.codec.scale import agreed
 from tailbound.codec.scratch import Scratch
 from tailbound.collective import peers, switched
@@ -108,6 +110,17 @@ def coding_of(job: Job, op: Op) -> Coding:
     return op.coding
 
 
+def lay_results(job: Job, op: Op) -> None:
+    """Writes down what the results of the own rows are made and sent by, so that the library can do it alone."""
+    b, place, coding = op.buffers, op.place, coding_of(job, op)
+    sums = Sums(job.records.ring, op.sum_seq, job.cookie, op.label)
+    lay(b.words, sums, b.mine[op.own_present], place.layout.shape, coding, b.results, job.threads.scratch)
+    b.given.belong(place, coding.key)
+    op.largest = job.flow.queue.pacer.largest(b.given.stride)
+    op.aim_at(job.channels.aims())
+    op.mean = ctypes.addressof(b.words)
+
+
 def _prepared(op: Op) -> Launch:
     """The launch, whose data can be read from now on."""
     launch = op.launch
@@ -145,6 +158,8 @@ def _encode(job: Job, op: Op) -> None:
         job.self_misses = 0
     _expect_results(job, op)
     op.sending = Sending.OVER
+    if op.own and not op.sealed:
+        lay_results(job, op)
     (switched if op.switched else peers).send(job, op)
     if not (op.switched or op.outcome.late):
         op.give(coding.key)

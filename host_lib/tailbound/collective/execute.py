@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+
 import numpy as np
 
 from tailbound.codec.mean import mean_by
-from tailbound.codec.records import NO_COUNTS, Sums
+from tailbound.codec.records import NO_COUNTS
 from tailbound.codec.scale import warm_exponents
 from tailbound.codec.scratch import Scratch
 from tailbound.collective import peers, switched
-from tailbound.collective.accounting import Tally
-from tailbound.collective.contribute import coding_of
+from tailbound.collective.contribute import coding_of, lay_results
 from tailbound.collective.job import Job
 from tailbound.collective.op import Half, Op
 from tailbound.collective.retransmit import encode_repair, settle
-from tailbound.collective.tally import Counts, counts, point_own, summed_by
+from tailbound.collective.tally import counts, point_own
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
+from tailbound.kernel.core import core
 from tailbound.transport.control import Header
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.ranks import ranks_of
@@ -60,28 +63,29 @@ def _say(job: Job, peer: int, head: Header, body: bytes, copies: int) -> None:
 
 
 def seal(job: Job, op: Op) -> None:
-    """Closes the first half of ``op``: averages what came, and publishes it."""
-    job.overtime.charge(op.first, job.now())
-    b, place = op.buffers, op.place
-    seq, own = place.sum_seqs[job.rank], place.placement.shares[job.rank]
-    job.datapath.seal(op.label, seq, own)
-    op.first.phase = Phase.CLOSED
-    op.spans.sealed = job.now()
-    summed = _count(job, op)
-    tally = job.accounts.close(op, summed, results=False)
-    job.accounts.judge(op, tally)
-    op.outcome.doubtful = own > 0 and _left_behind(job, op)
+    """Closes the first half of ``op``: averages what came, and publishes it; where the library has, learns from it.
+
+    Raises:
+        OSError: the slots cannot be sealed.
+        MemoryError: there is none for the results.
+    """
+    owner, at = ctypes.addressof(job.owner), ctypes.addressof(op)
+    if not op.sealed and (error := core().fast.tb_close_first(owner, at, op.abstains, job.now())):
+        raise OSError(error, os.strerror(error))
+    job.accounts.closed(op)
+    op.outcome.doubtful = op.own > 0 and _left_behind(job, op)
     if job.ranks > 1:
-        _suspect(job, op, tally)
+        _suspect(job, op)
     missed = not op.own_present and not op.outcome.abstained and not op.encoded
     if missed or job.self_misses:
         job.self_misses = job.self_misses + 1 if missed else 0
-    sums = Sums(job.records.ring, seq, job.cookie, op.label)
-    means = mean_by(job.threads, sums, b.mine[op.own_present], place.layout.shape, coding_of(job, op), b.results)
-    job.counters["rows_without_contributor"] += means.missing
-    _publish(job, op, own, means.missing)
+    if not op.queued:
+        _publish(job, op)
+    op.unnoted = 0
+    job.channels.count(op.aims)
+    job.counters["rows_without_contributor"] += op.missing
     if job.ranks > 1:  # the others have their rows on the way by now
-        _learn(job, op, own, summed)
+        _learn(job, op)
 
 
 def _left_behind(job: Job, op: Op) -> bool:
@@ -92,16 +96,9 @@ def _left_behind(job: Job, op: Op) -> bool:
     return step_distance(step_of(job.newest(op.label)), step_of(op.label)) > 1
 
 
-def _count(job: Job, op: Op) -> Counts:
-    """Rows that came, by rank; notes ranks that bring none."""
-    record = job.records.of(op.label)
-    for i, word in enumerate(record["abstained"].tolist() if record is not None else ()):
-        op.abstained[i] |= word
-    return summed_by(job, op)
-
-
-def _suspect(job: Job, op: Op, tally: Tally) -> None:
+def _suspect(job: Job, op: Op) -> None:
     """Suspects ranks of which nothing came (clock-14), before results leave: these go to others first."""
+    tally = op.buffers.tally
     op.outcome.expected += tally.due
     op.outcome.delivered += tally.came
     absent = ranks_of(tally.absent)
@@ -111,12 +108,12 @@ def _suspect(job: Job, op: Op, tally: Tally) -> None:
     job.publish_live()
 
 
-def _learn(job: Job, op: Op, own: int, summed: Counts) -> None:
+def _learn(job: Job, op: Op) -> None:
     """Enters the first half of an op in what is learned."""
     if op.first.why == Why.DEADLINE:
         through = job.records.all_contributed(job.membership.here, op.label)
         late = set(job.membership.live) - {*through} - op.abstainers
-        cut_off(job, op, op.first, op.spans.sealed - op.start, [(summed[p], own) for p in late])
+        cut_off(job, op, op.first, op.closed_at - op.start, [(op.buffers.came[p], op.own) for p in late])
     settle(job, op.first, Stage.CONTRIBUTIONS)
 
 
@@ -131,27 +128,19 @@ def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
             )
 
 
-def _publish(job: Job, op: Op, own: int, empty: int) -> None:
-    """Sends the means to every peer, but for ``empty`` rows to which no rank contributed."""
-    b, place, results = op.buffers, op.place, op.buffers.results
-    op.hand_out(job.key_of(place))
-    if job.peers:
-        flags = op.flags
-        if op.abstains:
-            flags |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
-        if op.outcome.overflowed:
-            flags |= Flag.OVERFLOW  # every owner hands it on, so that all ranks hear it in the same op
-        map_id = place.placement.owner_map.id
-        head = job.header(PacketType.RESULT, op.label, place.layout.tag, owner=job.rank, flags=flags, map_id=map_id)
-        here = np.flatnonzero(results.usable) if empty else range(own)
-        if len(here):
-            run = 0, own, int(here[-1]), place.result_seq, job.rank, own
-            b.given.stamp.write(head, [run], job.flow.published_by(op), job.key_of(place))
-        # a copy of single rows has their headers only once these are written
-        job.flow.results(op, job.channels.runs(results.packets[here] if empty else results.packets))
-    else:
-        op.first.phase = Phase.DONE
-        op.spans.published = job.now()
+def _publish(job: Job, op: Op) -> None:
+    """Makes the means and sends them to every peer, but for rows to which no rank contributed."""
+    if not op.mean:
+        lay_results(job, op)
+    mean_by(job.threads, op.mean, op.own)
+    if op.abstains:
+        op.say |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
+    if op.outcome.overflowed:
+        op.say |= Flag.OVERFLOW  # every owner hands it on, so that all ranks hear it in the same op
+    op.aim_at(job.channels.aims())
+    if core().waits.tb_hand_out(ctypes.addressof(job.owner), ctypes.addressof(op), job.now()):
+        raise MemoryError("no memory for results")
+    job.flow.queue.pump(job.now())
 
 
 # -- second half ---------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from tailbound.datapath.protocol import Datapath
 from tailbound.transport.control import Header
 from tailbound.transport.pace import UNKNOWN, Pacer
 from tailbound.transport.queue import Peers, SendQueue
-from tailbound.wire.schema import VERSION, PacketType, Phase, serial_distance
+from tailbound.wire.schema import VERSION, PacketType, serial_distance
 
 #: Bytes per second below which a driver is not believed about rates and bursts: old tun devices say 10 Mbit/s.
 _BELIEVED = 1.25e7
@@ -42,7 +42,6 @@ class FlowControl:
         believed = link if given or link >= _BELIEVED else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=believed, most=most, room=job.sender.room)
         self.queue = SendQueue(job.sender, pacer, known, job.now)
-        self.queue.copied = lambda packets: job.counters.update(repair_rows_sent=packets)
 
     def poll(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits."""
@@ -67,28 +66,6 @@ class FlowControl:
         until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
         op.spans.queued = now = job.now()
         self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, now)
-
-    def results(self, op: Op, runs: list[tuple[int, NDArray[np.uint8]]]) -> None:
-        """Queues the results of ``op``, which counts as published once they have left."""
-        job = self._job
-
-        def done(packets: int) -> None:
-            job.counters["results_sent"] += packets
-            op.first.phase, op.spans.published, op.stirred = Phase.DONE, job.now(), True
-
-        now = job.now()
-        # as long as receivers may wait for them past their deadlines, as far as can be told from here
-        until = now + job.deadlines.worth_sending(op.flow_bytes) + job.overtime.left(now)
-        self.queue.submit(op.label, PacketType.RESULT, runs, until, done, now)
-
-    def published_by(self, op: Op) -> int:
-        """The mark for the last packet of the results of ``op``, which are queued next: all before them left before."""
-        marks = self._job.marks
-        if serial_distance(marks.published, marks.told) > 0:
-            marks.told = marks.published
-        if marks.told == op.place.previous:
-            marks.told = op.label
-        return marks.told
 
     @property
     def marked(self) -> int:

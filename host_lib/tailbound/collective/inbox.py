@@ -116,7 +116,7 @@ class Inbox:
         """
         job, label, first_half = self._job, head.op, bool(head.flags & Flag.FIRST_HALF)
         mark = job.marks.contributed if first_half else job.marks.published
-        leaving = op is not None and (op.encoded if first_half else op.own_results is not None)
+        leaving = op is not None and (op.encoded if first_half else op.queued)
         of = label, head.sender, first_half, head.layout, head.row, head.rows
         early = serial_distance(label, mark) > 0 and not leaving
         if early or not core().fast.tb_note_request(job.repairs.asked, *of, body, len(body)):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import time
 from collections.abc import Callable, Sequence
 
+from tailbound.codec.mean import mean_entry
+from tailbound.codec.shape import GROUP_ROWS
 from tailbound.codec.threads import Threads
 from tailbound.collective.accounting import Accounts
 from tailbound.collective.channels import Channels
@@ -18,8 +21,14 @@ from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.sender import Sender
 from tailbound.wire.address import Words
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import OWNER
 
 log = logging.getLogger("tailbound")
+
+
+class Owner(record_of(OWNER)):  # type: ignore[misc]
+    """``tb_owner``."""
 
 
 class Job(Speaker):
@@ -47,6 +56,13 @@ class Job(Speaker):
         link = config.rate or speed_of(datapath.endpoint[0])
         self.flow = FlowControl(self, datapath, link, given=bool(config.rate))
         self.channels = Channels(self, self.flow.queue, datapath)
+        #: what the own results are made and sent by
+        self.owner = Owner(
+            self.terms.pointer, datapath.source.pointer, self.flow.queue.line, ctypes.addressof(self.head),
+            ctypes.addressof(self.marks), ctypes.addressof(self.accounts.ledger.lines),
+            ctypes.addressof(self.accounts.contributions), mean_entry(), self.threads.scratch.memory_at,
+            GROUP_ROWS * self.threads.alone,
+        )  # fmt: skip
 
     def activate(self, addresses: Sequence[Words], own: Words) -> None:
         """Fills control and peers and lets packets in; addresses by rank, that of a switch last."""

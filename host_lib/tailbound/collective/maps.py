@@ -241,7 +241,7 @@ class Maps:
         since, newest = agreement.agreed[-1]
         if step_distance(step, since) > 0 and job.rank not in newest.owners:
             # nothing is summed here: what slots say of ops that are long over must not become older either
-            job.datapath.seal(op_label(step, 0) - 1 & 0xFFFFFFFF, 0, job.store.sum_rows)
+            job.datapath.source.seal(op_label(step, 0) - 1 & 0xFFFFFFFF, 0, job.store.sum_rows)
 
     def _show(self, ops: Mapping[int, Op]) -> None:
         """Tells the kernel the maps before and after the next change (the last one, if none is to come).

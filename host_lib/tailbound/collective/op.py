@@ -7,7 +7,7 @@ for the results of all rows. Where a switch owns the rows, the first half has no
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import Places, first_places
 from tailbound.codec.records import Coding
-from tailbound.collective.buffers import Buffers, Given
+from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.errors import TailboundError
 from tailbound.kernel.core import address, core
@@ -169,12 +169,8 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     ready: Callable[[], bool] | None = None
     #: the own rows are in the own sums
     own_present = False
-    #: flags of the own results (``Flag.SKIP``, ``STOP``, ``QUORUM``)
-    flags = 0
     #: how it is coded, once that was asked for
     coding: Coding | None = None
-    #: the results of the own rows, once they were handed to the send queue
-    own_results: Given | None = None
     #: rows that the switch released before all that were waited for were in
     partial = 0
     #: the memory of the own rows was given back
@@ -186,7 +182,10 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         # one by one: keywords take three times as long
         self.halves[:] = ctypes.addressof(self.first), ctypes.addressof(self.second)
         self.shares, self.starts, self.row_at, self.owner = placement.addresses
-        self.usable, self.own_scale = buffers.given.usable, buffers.given.stamp.scales
+        given = buffers.given
+        self.made, self.usable, self.own_scale = ctypes.addressof(given), given.usable, given.stamp.scales
+        self.came, self.tally = buffers.told
+        self.previous, self.map_id = place.previous, placement.owner_map.id
         self.source, self.row_scale, self.row_exponent, self.row_count, self.states, self.firsts = buffers.addresses
         self.stride = shape.codes + HEADER_BYTES
         self._places, self.places = first_places(placement, rank, ranks)
@@ -209,11 +208,10 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         """The own contributions can be sent again; ``key``: of the op."""
         self.tag_key, self.given = address(key), self.buffers.stamp.packets
 
-    def hand_out(self, key: NDArray[np.uint64]) -> None:
-        """The results of the own rows can be sent, and sent again."""
-        self.own_results = given = self.buffers.given
-        given.hand_out(self.place, key)
-        self.results = ctypes.addressof(given)
+    def aim_at(self, destinations: Sequence[int]) -> None:
+        """The own results go there."""
+        self.aims = len(destinations)
+        self.aim[: self.aims] = destinations
 
     @property
     def abstainers(self) -> set[int]:
@@ -248,7 +246,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     @property
     def spent(self) -> bool:
         """Whether the own rows have left, and all owners have published, so that no rank asks for them."""
-        return bool(self.finished and self.own_results and self.spans.sent and not self.outcome.missed)
+        return bool(self.finished and self.queued and self.spans.sent and not self.outcome.missed)
 
     @property
     def delivered(self) -> bool:

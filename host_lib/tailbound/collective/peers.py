@@ -60,12 +60,12 @@ def read(job: Job, op: Op, by_owner: Counts) -> None:
     others = place.layout.shape.rows - place.placement.shares[job.rank]
     outcome.expected += others
     outcome.missed = others - present + outcome.overwritten
-    _suspect(job, op, ranks_of(job.accounts.close(op, by_owner, results=True).absent))
+    _suspect(job, op, ranks_of(job.accounts.close(op, by_owner).absent))
     if op.second.why == Why.DEADLINE:
         counts = place.placement.shares
         late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
         flows = [(by_owner[p], counts[p]) for p in late]
-        cut_off(job, op, op.second, op.second.over - (op.spans.sealed or op.start), flows)
+        cut_off(job, op, op.second, op.second.over - (op.closed_at or op.start), flows)
 
 
 def _suspect(job: Job, op: Op, absent: set[int]) -> None:

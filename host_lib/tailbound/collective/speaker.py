@@ -6,7 +6,6 @@ import struct
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +21,9 @@ from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Place, Sequence
 from tailbound.transport.steps import Steps
 from tailbound.wire import schema
+from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import OP_INDEX_BITS, Flag, PacketType
+from tailbound.wire.schema import OP_INDEX_BITS, OWN_MARKS, Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
@@ -33,16 +33,8 @@ assert Header.count.offset == _STAMP_AT + _STAMP.size
 _SAID = 256
 
 
-@dataclass
-class Marks:
-    """Own marks: the highest op whose contributions (results) have been sent in full.
-
-    ``told``: the highest ``published`` that packets say which have left or wait in the queue.
-    """
-
-    contributed: int
-    published: int
-    told: int
+class Marks(record_of(OWN_MARKS)):  # type: ignore[misc]
+    """Own marks (``tb_own_marks``)."""
 
 
 class Speaker(Known):
@@ -84,7 +76,8 @@ class Speaker(Known):
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank, now)
         first = self.sequence.map.id
-        self._head = Header(version=schema.VERSION, cookie=cookie, sender=self.rank, map_id=first, map_known=first)
+        #: with all that packets have in common
+        self.head = Header(version=schema.VERSION, cookie=cookie, sender=self.rank, map_id=first, map_known=first)
         self.advertise_deadline(self.deadlines.advertised)
         self._live: tuple[list[int], int] | None = None
 
@@ -110,7 +103,7 @@ class Speaker(Known):
     def header(self, kind: PacketType, label: int, layout: int, **fields: int) -> Header:
         """A header of this rank with its marks and advertisements."""
         marks = self.marks
-        head: Header = Header.from_buffer_copy(self._head)
+        head: Header = Header.from_buffer_copy(self.head)
         head.type, head.op, head.layout = kind, label, layout
         head.contributed, head.published = marks.contributed, marks.published
         for name, value in fields.items():
@@ -170,11 +163,11 @@ class Speaker(Known):
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""
         for name, value in fields.items():
-            setattr(self._head, name, value)
+            setattr(self.head, name, value)
 
     def advertise_deadline(self, deadline: int) -> None:
         """Writes D1 (ns) into every header from now on (clock-6)."""
-        self._head.deadline = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
+        self.head.deadline = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
 
     # -- the kernel ---------------------------------------------------------------------------------------------------
 

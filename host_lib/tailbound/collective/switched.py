@@ -62,8 +62,8 @@ def read(job: Job, op: Op, by_owner: Counts) -> None:
     outcome.delivered += len(here) + int(np.minimum(here, wanted).sum())
     outcome.missed = rows - len(here)
     if op.second.why == Why.DEADLINE:
-        cut_off(job, op, op.second, op.spans.decoding - (op.spans.sealed or op.start), [(present, rows)])
-    job.accounts.close(op, by_owner, results=True)
+        cut_off(job, op, op.second, op.spans.decoding - (op.closed_at or op.start), [(present, rows)])
+    job.accounts.close(op, by_owner)
     _suspect(job, op, int(here.max(initial=0)))
     _silence(job, op, present)
 
@@ -82,9 +82,9 @@ def send_again(job: Job, op: Op, places: Places) -> None:
     add_flags(rows, partials[places], int(Flag.REPEAT | (Flag.FLUSH if release else Flag(0))), NO_KEY)
     job.counters["rows_flushed" if release else "rows_sent_again"] += len(rows)
     job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
-    if not release or op.spans.sealed:
+    if not release or op.closed_at:
         return
-    op.spans.sealed = now
+    op.closed_at = now
     late = 0 < op.second.deadline < op.admitted
     if 0 < op.first.deadline <= now and not late:
         record = job.records.of(op.label)

@@ -1,4 +1,7 @@
-"""Counting over slot records and presence, by the library (``host_lib/core/rows.c``): one pass each."""
+"""Counting over slot records and presence, by the library (``host_lib/core/rows.c``): one pass each.
+
+And what is judged by these numbers (``host_lib/core/close.c``).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,12 @@ import ctypes
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
 from tailbound.kernel.core import core
+from tailbound.transport.safeguard import WARN_OP, WARN_SMOOTHED, Limits
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import GUARD, Action
+
+#: A loss that there is not.
+_NEVER = 2.0
 
 #: s64[world], by rank.
 Counts = ctypes.Array[ctypes.c_int64]
@@ -48,3 +57,33 @@ def read_records(known: Known, op: Op, form: int = 0) -> int:
         Rows that were overwritten before use, or are not as they should be; they are taken out.
     """
     return int(core().fast.tb_read(known.terms.pointer, ctypes.addressof(op), form))
+
+
+class Safeguard(record_of(GUARD)):  # type: ignore[misc]
+    """Judges one stage's ops in the order in which they end (``tb_judge_loss``).
+
+    Attributes:
+        smoothed: exponentially smoothed loss.
+    """
+
+    smoothed: float
+
+    def __init__(self, limits: Limits) -> None:
+        stop, skip = (_NEVER if limit is None else limit for limit in (limits.stop, limits.skip))
+        super().__init__(stop, skip, WARN_OP, WARN_SMOOTHED)
+
+    def judge(self, expected: int, taken: int) -> Action:
+        """Judges one op.
+
+        Args:
+            expected, taken: rows of the ranks that took part, as they should be and as they came.
+        """
+        return Action(core().fast.tb_judge_loss(ctypes.addressof(self), expected, taken))
+
+    def why(self, action: Action, expected: int, taken: int) -> str:
+        """In words, what called for ``action`` when one op was judged."""
+        loss = 1 - taken / expected if expected else 0.0
+        limit = {Action.STOP: self.stop, Action.SKIP: self.skip}.get(action, WARN_OP)
+        if loss > limit:
+            return f"{loss:.1%} of an op's rows lost, more than {limit:.1%}"
+        return f"{self.smoothed:.1%} of rows lost in the last ops, more than {WARN_SMOOTHED:.1%}"

@@ -380,8 +380,9 @@ class Transpose:
         """What the thread sleeps by."""
         job = self.job
         return Sleep(
-            fds, job.datapath.source, job.flow.queue, job.terms.pointer, longest=_LONGEST_SLEEP, stopped=_STOPPED
-        )
+            fds, job.datapath.source, job.flow.queue, job.terms.pointer, ctypes.addressof(job.owner),
+            longest=_LONGEST_SLEEP, stopped=_STOPPED,
+        )  # fmt: skip
 
     def _linger(self) -> None:
         """Answers requests for rows until all others have said goodbye too, in bounded time (clock-15).
@@ -415,12 +416,12 @@ class Transpose:
         job, rest = self.job, self._rest
         now = self._until(again)
         awaited = bool(self._ops) and not self._holding.again  # else no rank waits for this one
-        while not (found := rest.wait(now)) & Woken.TURN:
+        while True:
+            found = rest.wait(now)
             self._woke(awaited)
             if self._attend(found):
                 return
             now = job.now()
-        self._woke(awaited)
 
     def _until(self, again: int) -> int:
         """Notes when the next turn is due at the latest; the time, ns."""
@@ -442,6 +443,8 @@ class Transpose:
         job, queue = self.job, self.job.flow.queue
         if found & Woken.SENT:  # before anything that pumps
             queue.go_on(self._rest.refused)
+        if found & Woken.TURN:
+            return True
         if found & Woken.SERVE:
             job.overtime.turned(self._run_queue.waited())
             now = job.now()

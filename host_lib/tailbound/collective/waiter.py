@@ -32,6 +32,7 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         source: of events.
         queue: what is sent meanwhile.
         terms: address of ``tb_terms``.
+        owner: of ``tb_owner``; 0: Python closes halves.
         longest: ns of a wait.
         stopped: ns after which a thread that has not woken up was stopped.
     """
@@ -40,13 +41,22 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
     ready: int
 
     def __init__(
-        self, fds: Sequence[int], source: Source, queue: SendQueue, terms: int, *, longest: int, stopped: int
+        self,
+        fds: Sequence[int],
+        source: Source,
+        queue: SendQueue,
+        terms: int,
+        owner: int = 0,
+        *,
+        longest: int,
+        stopped: int,
     ) -> None:
         entries = [(fd, select.POLLIN, 0) for fd in fds] + [(-1, select.POLLOUT, 0)] * len(queue.sender.sockets)
         polled = np.array(entries, _POLLFD)
         self._kept, self._queue, self.pointer = (polled, source), queue, ctypes.addressof(self)
         super().__init__(
-            address(polled), terms, queue.line, ctypes.addressof(queue.said), source.pointer, longest, stopped,
+            address(polled), terms, queue.line, ctypes.addressof(queue.said), source.pointer, owner, longest,
+            stopped,
             fds=len(polled),
         )  # fmt: skip
 

@@ -130,6 +130,7 @@ class Window:
         buffers, switched = self.pool.acquire(shape, place.placement), job.switched(owner_map)
         op = Op(place, buffers, job.rank, job.ranks, switched=switched)
         op.usual = job.deadlines.stage_two(op.flow_bytes)
+        op.worth = job.deadlines.worth_sending(op.flow_bytes)
         self.ops[place.label] = op
         core().fast.tb_enter(job.terms.pointer, ctypes.addressof(op))
         return op
@@ -205,7 +206,7 @@ class Window:
         if not op.returned:
             op.returned = True
             op.given = op.results = 0  # those are found among the kept ones
-            self.pool.keep(op.place, op.buffers, op.own_results)
+            self.pool.keep(op.place, op.buffers, op.buffers.given if op.queued else None)
 
     def _keep_early(self) -> None:
         """Ops whose results are still leaving need none of their other memory, which the next step uses."""

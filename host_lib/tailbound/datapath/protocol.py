@@ -64,7 +64,7 @@ class Datapath(Protocol):
     store: Store
     #: of the control record, when packets are let in
     active: int
-    #: where events come from, which are hints only (``schema.Event``)
+    #: where events come from, which are hints only (``schema.Event``), and who seals
     source: Source
     #: bound to the job's port; control packets come in here, and the sender may share it
     socket: UdpSocket
@@ -90,12 +90,6 @@ class Datapath(Protocol):
 
     def reset(self, first_op: int) -> None:
         """Waits for packets let in while a job was active, then seals every slot below ``first_op``."""
-
-    def seal(self, op: int, seq: int, rows: int) -> None:
-        """Makes contributions to ``rows`` slots from row sequence ``seq`` late for ``op`` and everything older.
-
-        When it returns, nobody is adding to them for that op.
-        """
 
     def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
         """``key`` (``wire.tag``, for rows of the store's width) is in force, in the place of that two epochs before.

@@ -63,6 +63,7 @@ class Tables:
         if not self.address:
             raise MemoryError("no memory for queues of control packets")
         self.source = Source(self.address)
+        self.source.library = self._core
         # not at exit, when the receiver may still be at work
         weakref.finalize(self, self._core.fast.tb_close, self.address).atexit = False
 
@@ -103,10 +104,6 @@ class Tables:
         """
         if self._core.waits.tb_udp(self.address, fd, wake, events, controls):
             raise MemoryError("no memory for received datagrams")
-
-    def seal(self, op: int, seq: int, rows: int) -> None:
-        """Seals ``rows`` slots from row sequence ``seq`` up to ``op``; when it returns, nobody is adding."""
-        self._core.fast.tb_seal(self.address, int(op), int(seq), int(rows))
 
     def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
         """``key`` (``wire.tag``) is in force from now on, in the place of the one two epochs before."""
@@ -170,7 +167,7 @@ class UdpDatapath:
         self.store = store_of(arrays)
         self._tables = tables = Tables(arrays)
         self.source = tables.source
-        self.seal, self.put_key, self.fence = tables.seal, tables.put_key, tables.fence
+        self.put_key, self.fence = tables.put_key, tables.fence
         self.socket = self._open(address, port, receive_buffer)
         self._wake, self._events, self._controls = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(3))
         self._closed = False
@@ -228,7 +225,7 @@ class UdpDatapath:
         return {"receive_buffer": int(state[KERNEL_DROPS]), "control_queue": int(state[CONTROLS_LOST])}
 
     def reset(self, first_op: int) -> None:
-        self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
+        self.source.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
     def fds(self) -> tuple[int, int]:
         return (self._events, self._controls)

@@ -28,7 +28,7 @@ from tailbound.kernel import maps as kernel_maps
 from tailbound.kernel.events import EventRing
 from tailbound.kernel.fanout import Fanout
 from tailbound.kernel.linear import linear_of
-from tailbound.kernel.maps import EVENTS, PROGRAMS, Maps, Sealer, Shape, put_key
+from tailbound.kernel.maps import EVENTS, PROGRAMS, Maps, Shape, put_key
 from tailbound.kernel.net import interface as look_up
 from tailbound.kernel.pin import Receiver
 from tailbound.transport.config import DEFAULT_PORT, Config, row_width
@@ -81,9 +81,8 @@ class XdpDatapath:
         self._loaded, self.maps = loaded, loaded.maps
         try:
             self.store: Store = store_of(self.maps.arrays)
-            self.seal = Sealer(self.maps.fds["slot_locks"], self.store.sum_rows).seal
             self.fence = barrier.full
-            self.source = EventRing(self.maps.fds[EVENTS])
+            self.source = EventRing(self.maps.fds[EVENTS], self.maps.fds["slot_locks"], self.store.sum_rows)
             barrier.register()
             self.socket = bound_socket(
                 address, [asked.port], _RECEIVE_BYTES,
@@ -203,7 +202,7 @@ class XdpDatapath:
     def reset(self, first_op: int) -> None:
         """What the program let in before must not reach a row of the new job."""
         barrier.grace_period()
-        self.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
+        self.source.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
     def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
         if not self._loaded.tagged:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 from typing import Any
 
 import numpy as np
 
 from tailbound.kernel import syscalls
-from tailbound.kernel.core import core
+from tailbound.kernel.core import Core, address, core
 from tailbound.wire.packets import DTYPES, record_of
 from tailbound.wire.schema import SOURCE
 
@@ -22,7 +23,25 @@ _MOST = 4096
 
 
 class Source(record_of(SOURCE)):  # type: ignore[misc]
-    """Where events come from (``tb_source``)."""
+    """Where events come from, and who seals (``tb_source``).
+
+    Attributes:
+        library: that the tables are of; None: ``core.core``.
+    """
+
+    library: Core | None = None
+
+    def seal(self, op: int, seq: int, rows: int) -> None:
+        """Seals ``rows`` slots from row sequence ``seq`` for ``op`` and everything older (kernel-19).
+
+        It does so under their locks: when it returns, nobody is adding. Entry and exit counters instead are a race
+        (tried).
+
+        Raises:
+            OSError: more rows than the ring has, or the map may not be written.
+        """
+        if error := (self.library or core()).fast.tb_seal_rows(self.pointer, int(op), int(seq), int(rows)):
+            raise OSError(error, os.strerror(error))
 
     def take(self, fd: int = -1) -> list[tuple[int, int, int]]:
         """Events since the last call as (kind, op, CLOCK_MONOTONIC in ns); never blocks.
@@ -42,14 +61,22 @@ class Source(record_of(SOURCE)):  # type: ignore[misc]
 
 
 class EventRing(Source):
-    """The ring of descriptor ``fd`` (which the caller keeps open; it is readable when there are events)."""
+    """The kernel's ring and locks; the caller keeps their descriptors open.
 
-    def __init__(self, fd: int) -> None:
+    Args:
+        fd: of the ring; readable when there are events.
+        locks: of the map ``slot_locks``; -1: nothing is sealed.
+        sum_rows: slots.
+    """
+
+    def __init__(self, fd: int, locks: int = -1, sum_rows: int = 0) -> None:
         size = syscalls.map_info(fd).entries
         self._own = mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         self._their = mmap.mmap(fd, mmap.PAGESIZE + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=mmap.PAGESIZE)
         own, their = (np.frombuffer(pages, np.uint8).ctypes.data for pages in (self._own, self._their))
-        super().__init__(0, own, their, their + mmap.PAGESIZE, size - 1)
+        self._slots = np.arange(sum_rows, dtype=np.uint32), np.zeros((sum_rows, 2), np.uint32)
+        slots = map(address, self._slots)
+        super().__init__(0, own, their, their + mmap.PAGESIZE, size - 1, *slots, sum_rows, locks)
 
     def close(self) -> None:
         """Unmaps the pages; may be called twice."""

@@ -18,10 +18,10 @@ from tailbound.errors import CapabilityError
 _NUMBERS = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "loongarch64": 280, "s390x": 351, "ppc64le": 361}
 _MAP_CREATE, _MAP_UPDATE, _MAP_DELETE, _PROG_LOAD, _OBJ_PIN, _OBJ_GET = 0, 2, 3, 5, 6, 7
 _TEST_RUN, _PROG_BY_ID, _INFO_BY_FD, _BTF_LOAD, _MAP_FREEZE = 10, 13, 15, 18, 22
-_UPDATE_BATCH, _LINK_CREATE, _LINK_DETACH = 26, 28, 34
+_LINK_CREATE, _LINK_DETACH = 28, 34
 
 MAP_TYPE_ARRAY, MAP_TYPE_PROG_ARRAY, MAP_TYPE_ARRAY_OF_MAPS, MAP_TYPE_DEVMAP, MAP_TYPE_RINGBUF = 2, 3, 12, 14, 27
-F_LOCK, F_NUMA_NODE, F_MMAPABLE = 4, 4, 1 << 10
+F_NUMA_NODE, F_MMAPABLE = 4, 1 << 10
 #: Of a map: this descriptor, or one opened with it, writes only; programs read only.
 F_WRONLY, F_RDONLY_PROG = 1 << 4, 1 << 7
 PROG_TYPE_TC, PROG_TYPE_XDP, _F_XDP_HAS_FRAGS = 3, 6, 1 << 5
@@ -97,11 +97,6 @@ def map_delete(fd: int, key: bytes) -> None:
     """Removes one element; from a map of maps, when this returns, no program uses what it held any more."""
     k = ctypes.create_string_buffer(key, len(key))
     _bpf(_MAP_DELETE, struct.pack("=I4xQ", fd, _address(k)))
-
-
-def map_update_batch(fd: int, keys: int, values: int, count: int, flags: int) -> None:
-    """Writes ``count`` elements from the addresses ``keys`` (u32 each) and ``values``; flags as for one element."""
-    _bpf(_UPDATE_BATCH, struct.pack("=QQQQIIQQ", 0, 0, keys, values, count, fd, flags, 0))
 
 
 def btf_load(blob: bytes) -> int:

@@ -39,7 +39,7 @@ from tailbound.transport.sender import NO_GSO, Sender
 from tailbound.transport.sockets import Substitute, UdpSocket, sockaddr
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import COPIES, SENDING, PacketType, Sent
+from tailbound.wire.schema import SENDING, PacketType, Sent
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
@@ -114,8 +114,6 @@ class SendQueue:
         self._clock = clock
         #: of each submission that is not over: its packets, whose memory has to stay, and what follows
         self._items: dict[int, tuple[Sequence[Run], Callable[[int], None] | None]] = {}
-        #: told of copies that have left (``answer``)
-        self.copied: Callable[[int], None] = lambda packets: None
         self._submitted = 0
         self._packets = ctypes.c_uint64()
         self._refused: tuple[int, int, int] | None = None
@@ -276,9 +274,6 @@ class SendQueue:
     def _finish(self) -> None:
         """Says of every submission at the head of its queue that it is over, if it is."""
         while number := self._core.fast.tb_finished(self.line, ctypes.byref(self._packets)):
-            if number == COPIES:
-                self.copied(self._packets.value)
-                continue
             _, done = self._items.pop(number)
             if done is not None:
                 done(self._packets.value)

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from numba import int64
 from numba import njit as njit
 from numba.core import config as _untyped
 
@@ -90,3 +91,14 @@ def _copy_kept(installed: Path, own: Path) -> None:
 def kept(dispatcher: Any) -> bool:
     """Whether machine code of ``dispatcher`` is at hand: made here, or kept on disk from the present sources."""
     return bool(dispatcher.signatures) or bool(dispatcher._cache._cache_file._load_index())
+
+
+def entry(dispatcher: Any) -> int:
+    """Where the machine code of a compiled function of four ``int64`` begins, for C; it is compiled if it has to be.
+
+    numba passes two addresses in front of the arguments: where the result goes, and where an error goes; it returns 0,
+    or another number after an error. ``cfunc`` would do that once more around it, and be compiled for itself.
+    """
+    dispatcher.compile((int64,) * 4)  # nothing, if it is
+    (found,) = dispatcher.overloads.values()
+    return int(found.library.get_pointer_to_function(found.fndesc.llvm_func_name))

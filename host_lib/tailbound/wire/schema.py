@@ -761,6 +761,8 @@ SENDING = Struct(
         Field("full", "u64", "bitmap of sockets that had no room"),
         Field("blocked", "u64", "bitmap of sockets that are not tried again in this pump"),
         Field("waits", "u64", "times a socket or a device queue was full"),
+        Field("results", "u64", "packets of results that have left"),
+        Field("copies", "u64", "packets that have left again, by request"),
         Field("held", "u64", "times a rate kept something back"),
         Field("stale", "u64", "rows dropped because their time was up"),
         Field("item", "u64", "the submission whose packets were refused; 0: a probe was"),
@@ -784,8 +786,8 @@ SENDING = Struct(
 )
 
 
-#: The number of a submission of copies (``tb_submit_copies``), which Python knows nothing of.
-COPIES = (1 << 63) - 1
+#: The number of a submission of the library's own: copies and results, which end without Python.
+INTERNAL = (1 << 63) - 1
 
 ASKING = Struct(
     "tb_asking",
@@ -810,6 +812,7 @@ GIVEN = Struct(
         Field("packets", "u64", "u8[rows, stride], headers finished"),
         Field("states", "u64", "u64[rows, 4]: partial checks of payloads"),
         Field("usable", "u64", "u8[rows]: the row exists"),
+        Field("heads", "u64", "struct tb_stamp: of their headers"),
         Field("key", "u64", "of the op; 0: packets carry checks"),
         Field("label", "u32", "of the op"),
         Field("layout", "u32", "layout tag"),
@@ -1026,6 +1029,47 @@ TALLY = Struct(
     ),
 )
 
+GUARD = Struct(
+    "tb_guard",
+    "Limits on what is lost of an op, and the loss so far (`transport.safeguard`); fractions.",
+    (
+        Field("stop", "f64", "beyond which training ends"),
+        Field("skip", "f64", "beyond which no rank applies the op"),
+        Field("warn", "f64", "beyond which there is a warning"),
+        Field("warn_smoothed", "f64", "the same of smoothed loss"),
+        Field("smoothed", "f64", "of the last ops"),
+    ),
+)
+
+OWN_MARKS = Struct(
+    "tb_own_marks",
+    "Own marks: the highest op whose contributions (results) have been sent in full.",
+    (
+        Field("contributed", "u32", "of contributions"),
+        Field("published", "u32", "of results"),
+        Field("told", "u32", "the highest ``published`` that packets say which have left or wait in the queue"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
+OWNER = Struct(
+    "tb_owner",
+    "What an owner makes and sends the results of its rows by (`collective.flow_control`).",
+    (
+        Field("terms", "u64", "struct tb_terms"),
+        Field("source", "u64", "struct tb_source: seals rows"),
+        Field("line", "u64", "struct tb_line"),
+        Field("head", "u64", "a header with all that packets have in common"),
+        Field("marks", "u64", "struct tb_own_marks"),
+        Field("books", "u64", "struct tb_books[], of contributions, then of results, by rank"),
+        Field("guard", "u64", "struct tb_guard: of contributions"),
+        Field("code", "u64", "the compiled pass that makes results (``wire.jit.entry``)"),
+        Field("memory", "u64", "words of what it works in"),
+        Field("most", "u32", "rows that the thread makes in one go"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
 OWN_OP = Struct(
     "tb_own_op",
     "An op of a rank from its first sign of life on (`collective.op`); times in ns.",
@@ -1047,6 +1091,13 @@ OWN_OP = Struct(
         Field("states", "u64", "u64[rows, 4]: partial checks of their payloads"),
         Field("firsts", "u64", "s64[], by owner: the place of the packet that is first in memory"),
         Field("tag_key", "u64", "of the op; 0: packets carry checks"),
+        Field("made", "u64", "struct tb_given: where the results of the own rows are made"),
+        Field("mean", "u64", "words of the pass that makes them; 0: not known yet"),
+        Field("came", "u64", "s64[], by rank: own rows that held a contribution when they were sealed"),
+        Field("tally", "u64", "struct tb_tally: of these"),
+        Field("worth", "s64", "how long the results are worth sending"),
+        Field("closed_at", "s64", "when the own rows were sealed, or a switch was first asked for rows; 0: never"),
+        Field("published_at", "s64", "when their results had left; 0: they have not"),
         Field(
             "results",
             "u64",
@@ -1071,6 +1122,13 @@ OWN_OP = Struct(
         Field("stride", "u32", "bytes of a packet of contributions"),
         Field("sum_seq", "u32", "of the first own row"),
         Field("result_seq", "u32", "of the first row"),
+        Field("previous", "u32", "the op before"),
+        Field("map_id", "u32", "of the owner map that it is placed by"),
+        Field("say", "u32", "Flag bits of the own results"),
+        Field("largest", "u32", "results of a burst at most"),
+        Field("missing", "u32", "own rows without a contributor"),
+        Field("aims", "u32", "destinations of the results"),
+        Field("aim", "u16", "each of them", MAX_RANKS),
         Field("complete_at", "u32", "complete own rows that may end the first half"),
         Field("results_at", "u32", "results that may end the second half"),
         Field("watched", "u8", "1: every row that is taken is news"),
@@ -1084,7 +1142,10 @@ OWN_OP = Struct(
         Field("overtaken", "u8", "1: all others were through with it before this rank had sent rows"),
         Field("mismatched", "u8", "1: ranks disagree on its layout"),
         Field("left", "u8", "1: all own rows have left"),
-        Field("pad", "u8", "0", 5),
+        Field("unnoted", "u8", "1: its own rows are sealed, and Python has not learned from that"),
+        Field("queued", "u8", "1: the results are in the send queue, or beyond"),
+        Field("action", "u8", "what the safeguard calls for"),
+        Field("pad", "u8", "0", 2),
     ),
 )
 
@@ -1114,6 +1175,15 @@ class Why(enum.IntEnum):
     COMPLETE = 1  #: All rows are in.
     QUIET = 2  #: All have finished, and nothing more came.
     DEADLINE = 3  #: The time was over.
+
+
+class Action(enum.IntEnum):
+    """What a limit on loss calls for (``transport.safeguard``); the larger wins."""
+
+    NONE = 0  #: Nothing.
+    WARN = 1  #: A warning.
+    SKIP = 2  #: No rank applies the op.
+    STOP = 3  #: Training ends.
 
 
 class Found(enum.IntEnum):
@@ -1166,13 +1236,17 @@ OPENED_MOST = 64
 
 SOURCE = Struct(
     "tb_source",
-    "Where a datapath's events come from: the library's tables, or a ring of the kernel.",
+    "Where a datapath's events come from, and who seals its slots: the library's tables, or maps of the kernel.",
     (
         Field("tables", "u64", "struct tb_tables; 0: a ring"),
         Field("consumed", "u64", "u64: how far the ring was read"),
         Field("produced", "u64", "u64: how far it was written"),
         Field("data", "u64", "of the ring, twice in a row"),
         Field("mask", "u64", "bytes of it less one"),
+        Field("keys", "u64", "u32[rows]: 0, 1, ..., to seal by"),
+        Field("values", "u64", "u32[rows, 2]: lock and sealed op"),
+        Field("rows", "u32", "slots of sums"),
+        Field("locks", "s32", "descriptor of the map of their locks"),
     ),
 )
 
@@ -1185,6 +1259,7 @@ SLEEP = Struct(
         Field("line", "u64", "struct tb_line"),
         Field("sending", "u64", "struct tb_sending of it"),
         Field("source", "u64", "struct tb_source"),
+        Field("owner", "u64", "struct tb_owner; 0: Python closes halves"),
         Field("longest", "s64", "of a wait"),
         Field("stopped", "s64", "after which a thread that has not woken up was stopped"),
         Field("end", "s64", "when a turn is due at the latest"),
@@ -1208,7 +1283,7 @@ SLEEP = Struct(
 #: Of the library (``host_lib/core``) and its callers.
 RECORDS = (
     STAMP, RUN, PATH, LINK, TARGET, SENDING, ASKING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, BOOKS,
-    TALLY, OWN_OP, SOURCE, SLEEP,
+    TALLY, GUARD, OWN_MARKS, OWN_OP, OWNER, SOURCE, SLEEP,
 )  # fmt: skip
 
 #: Maps of the worker program, in order of creation.

@@ -14,7 +14,7 @@ from tailbound.collective.tally import summed_by
 from tailbound.collective.transpose import Transpose
 from tailbound.kernel.core import core
 from tailbound.transport.steps import step_of
-from tailbound.wire.schema import Ready, Woken
+from tailbound.wire.schema import Ready
 from tailbound_lab.simulate.fabric import MS
 from tailbound_lab.simulate.machine import Datapath, Heartbeat, RunQueue, readable
 
@@ -101,7 +101,7 @@ class Engine(Transpose):
         self._peek()
         self._rest.tell()
         found = core().fast.tb_look_out(self._rest.pointer, now)
-        return 0 if found & Woken.TURN or self._attend(found) else self._first(now)
+        return 0 if self._attend(found) else self._first(now)
 
     def _first(self, now: int) -> int:
         return int(core().fast.tb_first(self._rest.pointer, now))

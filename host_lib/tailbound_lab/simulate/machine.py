@@ -94,11 +94,7 @@ class Datapath:
 
     def reset(self, first_op: int) -> None:
         """See ``Datapath``."""
-        self.tables.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
-
-    def seal(self, op: int, seq: int, rows: int) -> None:
-        """See ``Datapath``."""
-        self.tables.seal(op, seq, rows)
+        self.source.seal((first_op - 1) & 0xFFFFFFFF, 0, self.store.sum_rows)
 
     def put_key(self, epoch: int, key: NDArray[np.uint64]) -> None:
         """See ``Datapath``."""

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * What an owner does once contributions are in: it seals its rows, counts what came, judges what was lost, makes the means
+ * and queues them for all. The transport thread does so where it sleeps, without Python; a turn does the same in two parts,
+ * between which Python says what it has to say of ranks of which nothing came.
+ */
+#define _GNU_SOURCE
+#include "core.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* bpf(2): BPF_MAP_UPDATE_BATCH, of elements under their locks (BPF_F_LOCK). */
+#define TB_UPDATE_BATCH 26
+#define TB_LOCKED 4
+/* Lost rows of one op from which on it is skipped or ends training: a small op may lose one packet. */
+#define TB_FEWEST 8
+/* Weight of one op in the smoothed loss. */
+#define TB_WEIGHT (1.0 / 50)
+
+/* A compiled pass (wire/jit.py): 0, and else it has failed. */
+typedef int tb_pass(void **result, void **error, __s64 call, __s64 low, __s64 high, __s64 memory);
+
+static int tb_seal_map(const struct tb_source *s, __u32 first, __u32 count)
+{
+	struct {
+		__u64 in, out, keys, values;
+		__u32 count, fd;
+		__u64 element_flags, flags;
+	} batch = { .keys = s->keys + 4ULL * first,
+		    .values = s->values,
+		    .count = count,
+		    .fd = s->locks,
+		    .element_flags = TB_LOCKED };
+
+	return count && syscall(SYS_bpf, TB_UPDATE_BATCH, &batch, sizeof(batch)) ? errno : 0;
+}
+
+/* Seals rows from seq on up to op, wherever slots are; then nothing is added to them any more. 0, or an errno. */
+TB_EXPORT int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32 rows)
+{
+	__u32 first = seq & (s->rows - 1), before_end, i;
+	int error;
+
+	if (s->tables) {
+		tb_seal((struct tb_tables *)s->tables, op, seq, rows);
+		return 0;
+	}
+	if (rows > s->rows)
+		return EINVAL;
+	for (i = 0; i < rows; i++)
+		((__u32 *)s->values)[2 * i + 1] = op;
+	before_end = tb_least(rows, s->rows - first);
+	error = tb_seal_map(s, first, before_end);
+	return error ? error : tb_seal_map(s, 0, rows - before_end);
+}
+
+/* Judges one op by rows, as they should be and as they came: what is called for. */
+TB_EXPORT __u32 tb_judge_loss(struct tb_guard *g, __s64 due, __s64 came)
+{
+	double loss = due ? 1 - (double)came / (double)due : 0;
+	int few = due - came < TB_FEWEST;
+
+	g->smoothed += (loss - g->smoothed) * TB_WEIGHT;
+	if (!few && loss > g->stop)
+		return TB_ACTION_STOP;
+	if (!few && loss > g->skip)
+		return TB_ACTION_SKIP;
+	return loss > g->warn || g->smoothed > g->warn_smoothed ? TB_ACTION_WARN : TB_ACTION_NONE;
+}
+
+/* Closes the first half: nothing more is added. abstains: this rank brings none to the op. 0, or an errno. */
+TB_EXPORT int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int abstains, __s64 now)
+{
+	const struct tb_terms *t = (const struct tb_terms *)w->terms;
+	const struct tb_op *r = &((const struct tb_op *)t->ops)[o->slot];
+	struct tb_half *first = tb_half_of(o, 0);
+	struct tb_tally *y = (struct tb_tally *)o->tally;
+	__s64 *came = (__s64 *)o->came;
+	int error = tb_seal_rows((const struct tb_source *)w->source, o->label, o->sum_seq, o->own);
+	__u32 i;
+
+	if (error)
+		return error;
+	tb_charge((struct tb_overtime *)t->overtime, first, now);
+	first->phase = TB_PHASE_CLOSED;
+	o->closed_at = now;
+	o->unnoted = o->stirred = 1;
+	for (i = 0; r->op == o->label && r->cookie == t->cookie && i < TB_WORDS; i++)
+		o->abstained[i] |= r->abstained[i];
+	tb_summed(t, o, came);
+	tb_account(t, o, 0, abstains, came, (struct tb_books *)w->books, y);
+	o->action = tb_judge_loss((struct tb_guard *)w->guard, y->judged, y->judged_came);
+	if (y->quorum)
+		o->say |= TB_FLAG_QUORUM;
+	if (o->action >= TB_ACTION_SKIP)
+		o->say |= TB_FLAG_SKIP;
+	if (o->action == TB_ACTION_STOP)
+		o->say |= TB_FLAG_STOP;
+	return 0;
+}
+
+/* The mark for the last packet of results that are queued next: all before them left before. */
+static __u32 tb_published_by(struct tb_own_marks *m, const struct tb_own_op *o)
+{
+	if (tb_distance(m->published, m->told) > 0)
+		m->told = m->published;
+	if (m->told == o->previous)
+		m->told = o->label;
+	return m->told;
+}
+
+/* Writes headers of results, of which the last has the mark. */
+static void tb_head_results(const struct tb_owner *w, const struct tb_own_op *o, __u32 last)
+{
+	const struct tb_terms *t = (const struct tb_terms *)w->terms;
+	const struct tb_given *g = (const struct tb_given *)o->made;
+	struct tb_own_marks *m = (struct tb_own_marks *)w->marks;
+	struct tb_stamp *s = (struct tb_stamp *)g->heads;
+	struct tb_header head = *(const struct tb_header *)w->head;
+	struct tb_run run = { 0, o->own, last, o->result_seq, t->rank, o->own };
+
+	head.type = TB_TYPE_RESULT;
+	head.flags = tb_be16(o->say);
+	head.op = tb_be32(o->label);
+	head.layout = tb_be16(o->layout);
+	head.map_id = tb_be32(o->map_id);
+	head.contributed = tb_be32(m->contributed);
+	head.published = tb_be32(m->published);
+	s->head = (__u64)&head;
+	s->key = g->key;
+	s->mark = tb_published_by(m, o);
+	tb_stamp(s, &run, 1);
+	s->head = 0;
+}
+
+/* Rows that a rank contributed to, in a piece. NULL: there is no memory for them. */
+static __u8 *tb_usable(const struct tb_given *g, __u32 count)
+{
+	__u8 *copies = malloc((__u64)count * g->stride), *at = copies;
+	__u32 i;
+
+	for (i = 0; copies && i < g->rows; i++)
+		if (((const __u8 *)g->usable)[i]) {
+			memcpy(at, (const __u8 *)g->packets + (__u64)i * g->stride, g->stride);
+			at += g->stride;
+		}
+	return copies;
+}
+
+/* Queues the results, which are made, for every aim; what no rank contributed to is left out. 0, or ENOMEM. */
+TB_EXPORT int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now)
+{
+	const struct tb_terms *t = (const struct tb_terms *)w->terms;
+	const struct tb_given *g = (const struct tb_given *)o->made;
+	__u64 runs[3 * TB_MAX_RANKS];
+	__u32 count = 0, last = 0, i;
+	__u8 *owned = 0;
+	__s64 until;
+
+	for (i = 0; i < o->own; i++)
+		if (((const __u8 *)g->usable)[i]) {
+			last = i;
+			count++;
+		}
+	o->missing = o->own - count;
+	if (t->ranks == 1) {
+		o->results = o->made;
+		o->queued = 1;
+		tb_results_left(o, now);
+		return 0;
+	}
+	if (count)
+		tb_head_results(w, o, last);
+	if (count && count < o->own) {
+		owned = tb_usable(g, count);
+		if (!owned)
+			return ENOMEM;
+	}
+	for (i = 0; i < o->aims; i++) {
+		runs[3 * i] = o->aim[i];
+		runs[3 * i + 1] = owned ? (__u64)owned : g->packets;
+		runs[3 * i + 2] = count;
+	}
+	/* as long as receivers may wait for them past their deadlines, as far as can be told from here */
+	until = now + o->worth + tb_saved((const struct tb_overtime *)t->overtime, now);
+	if (tb_submit_results((struct tb_line *)w->line, o, until, g->stride, runs,
+			      count ? o->aims : 0, owned))
+		return ENOMEM;
+	o->results = o->made;
+	o->queued = 1;
+	return 0;
+}
+
+/*
+ * Does all of that for ops of which all rows are in, and of which nothing is to be said before: whose own rows are among
+ * them, and to which every rank that is waited for contributed. The others wait for a turn.
+ */
+void tb_close_alone(const struct tb_owner *w, __s64 now)
+{
+	struct tb_terms *t = (struct tb_terms *)w->terms;
+	struct tb_own_op *o = (struct tb_own_op *)t->first;
+	tb_pass *pass = (tb_pass *)w->code;
+	void *result, *error;
+
+	for (; o && !t->suspects; o = (struct tb_own_op *)o->after) {
+		if (!o->mean || o->own > w->most || !tb_all_in(t, o))
+			continue;
+		tb_half_of(o, 0)->why = TB_WHY_COMPLETE;
+		if (tb_close_first(w, o, 0, now))
+			continue;
+		if (tb_count(tb_set_of(((const struct tb_tally *)o->tally)->absent) |
+			     tb_set_of(o->abstained)))
+			continue;
+		if (!pass(&result, &error, o->mean, 0, o->own, w->memory))
+			tb_hand_out(w, o, now);
+	}
+}
