@@ -73,7 +73,7 @@ def attach_tcx(program: int, interface: str) -> int:
 
 
 class Fanout:
-    """The program on one interface, for sockets with consecutive ports. Nothing is cloned before ``live``.
+    """The program on one interface, for one socket. Nothing is cloned before ``live``.
 
     Not thread-safe: the thread that sends calls ``set_peers`` and ``live``.
     """
@@ -83,7 +83,6 @@ class Fanout:
         made: Maps,
         interface: str,
         port: int,
-        ports: int = 1,
         program: int = -1,
         link: int = -1,
         most: int = MAX_RANKS,
@@ -99,7 +98,7 @@ class Fanout:
         self._settings = made.arrays["fanout"]
         self._settings["active"] = 0
         self._settings["address"], self._settings["prefix"] = words_of(address or net.address_of(interface))
-        self._settings["port"], self._settings["ports"] = port, ports
+        self._settings["port"], self._settings["ports"] = port, 1
         self._counts = made.arrays["fanout_counts"].view(np.uint64).reshape(-1, MAX_RANKS, len(Counts._fields))
         self._before = self._sums()
         self._own = 0
@@ -113,7 +112,6 @@ class Fanout:
         port: int,
         to: int,
         loader: str = "auto",
-        ports: int = 1,
         peers: int = MAX_RANKS - 1,
         *,
         address: str = "",
@@ -121,10 +119,9 @@ class Fanout:
         """Loads and attaches the program; it goes with this process.
 
         Args:
-            port: first UDP source port of the sockets that bursts leave; no other traffic may use them. The first
-                socket is bound by now, and until this object is closed: that shows others that the job lives.
+            port: UDP source port of the socket that bursts leave, which is bound by now, and until this object is
+                closed: that shows others that the job lives. No other traffic may use it.
             to: UDP port at which all peers receive.
-            ports: how many ports there are from ``port`` on.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
             peers: how many there will be at most; a program for few of them is loaded sooner.
             address: of the interface, which the sockets are bound to; empty: its first of IPv4.
@@ -137,7 +134,7 @@ class Fanout:
         address = address or net.address_of(interface)
         made, program, link = _attach(interface, to, loader, most, ipv6=is_ipv6(address))
         try:
-            return cls(made, interface, port, ports, program, link, most, address=address)
+            return cls(made, interface, port, program, link, most, address=address)
         except BaseException:
             made.close(link, program)
             raise
@@ -159,7 +156,7 @@ class Fanout:
             made.close(link, program)
 
     @classmethod
-    def open(cls, interface: str, port: int, ports: int = 1, *, address: str = "") -> Fanout:
+    def open(cls, interface: str, port: int, *, address: str = "") -> Fanout:
         """Takes over the program that ``tailbound attach`` has pinned; needs no privilege but the files' group.
 
         Args: as for ``attach``.
@@ -172,7 +169,7 @@ class Fanout:
         try:
             for map_ in FANOUT_MAPS:
                 made.map_array(map_, shapes()[map_.name])
-            return cls(made, interface, port, ports, address=address)
+            return cls(made, interface, port, address=address)
         except BaseException:
             made.close()
             raise
