@@ -18,9 +18,7 @@ import pytest
 from fault_rows import contributors
 from sim.team import Member, Result, SimTeam, sim_team
 from support import alike, gradients, hasty, patient
-from tailbound.collective.alerts import Unheard
 from tailbound.collective.comeback import WELCOME, ask_all
-from tailbound.collective.transpose import Transpose
 from tailbound.errors import LayoutError, TransportError
 from tailbound.transport.control import Header
 from tailbound.wire.schema import OP_INDEX_BITS, Flag, PacketType
@@ -255,5 +253,3 @@ def test_a_peer_that_misses_the_welcome_is_asked_again_and_its_rows_bring_it_in(
         job.right(NUMEL)
         assert members.suspects == set()
         closing.pop()()
-        # nor does it wait for another rank that is away, of which its process has heard nothing
-        assert not any(isinstance(one, Unheard) for one in Transpose(job[0].job, outside=True)._watching)

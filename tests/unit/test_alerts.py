@@ -6,13 +6,14 @@ And warnings of buckets: how an op is called, and how often a line comes.
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sim.team import sim_team
 from support import patient
-from tailbound.collective.alerts import REMINDERS, Alerts, Episodes, Losses
+from tailbound.collective.alerts import REMINDERS, Alerts, Episodes, Losses, Watch
 from tailbound.collective.op import Outcome
 
 pytest.importorskip("torch", reason="missing capability 'torch': pip install 'tailbound[torch]'")
@@ -106,3 +107,23 @@ def test_what_comes_often_is_said_at_first_and_now_and_then(caplog: pytest.LogCa
     for _ in range(1999):
         complaints.note(Outcome(overwritten=1))
     assert [int(text.rpartition("(")[2].split()[0]) for text in caplog.messages] == [1, 10, 100, 1000]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        ({"withdrawn": True}, "the program on eth0 was detached or replaced"),
+        ({"active": 0}, "no packets are let in any more"),
+        ({"tagged": 0}, "another process has switched the check of tags off"),
+    ],
+)
+def test_what_is_wrong_with_the_program_is_an_error(wrong: dict[str, int], text: str) -> None:
+    """Rules: kernel-5, auth-2."""
+    control = {"active": [2], "tagged": [1]}
+    known = SimpleNamespace(rank=3, store=SimpleNamespace(control=control), armed=True)
+    path = SimpleNamespace(interface="eth0", withdrawn=False)
+    watching = Watch(known, path)  # type: ignore[arg-type]
+    assert watching.check(1) is None
+    path.withdrawn = bool(wrong.pop("withdrawn", False))
+    control.update({name: [value] for name, value in wrong.items()})
+    assert f"rank 3: {text}" in str(watching.check(100 * S))

@@ -1,4 +1,4 @@
-"""Alerts about peers: late ranks, links that lose packets, the end of both, and ranks that never came.
+"""Alerts about peers: late ranks, links that lose packets, and the end of both.
 
 All ranks know of a late one what it says itself, so one of them warns, the lowest that is not late, and the late rank
 itself; the others note the event at level INFO. Losses are seen by their receiver alone. Beginning and end of an alert
@@ -23,10 +23,8 @@ from tailbound.transport.agreement import late_limit
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.config import MS
 from tailbound.transport.keys import MOST, Forgeries
-from tailbound.transport.rendezvous import spoken
-from tailbound.transport.sequence import Sequence
 from tailbound.transport.steps import step_distance
-from tailbound.wire.schema import UNKNOWN_SENDER, Fate, Verdict, serial_distance
+from tailbound.wire.schema import UNKNOWN_SENDER, Fate, Verdict
 
 Turn = Literal["begins", "lasts", "over"]
 
@@ -45,7 +43,7 @@ _LOOK_AT_LOSSES = 500 * MS
 _HELD_UP, _FREE = 1 / 16, 1 / 32
 #: How it is said again that something lasts.
 REMINDERS = Policy(30_000 * MS, 600_000 * MS)
-#: ns between two looks for peers that were never heard of, and for what is wrong with the program.
+#: ns between two looks for what is wrong with the program, or with paths.
 LOOK_EVERY = 1_000_000_000
 
 
@@ -309,45 +307,6 @@ class Episodes:
         new = self._all[key] = _Episode(running=True, begun=at)
         new.reminder.ask(now)
         return "begins"
-
-
-class Unheard:
-    """Peers that have not named an op yet: an error after some patience, not a suspicion for ever.
-
-    Who has taken part and falls silent is suspected, and the others go on without it. Who has not taken part in one op
-    has ended before its first step, or its packets are dropped: the others would train alone, and no rank would know.
-
-    Args:
-        known: of this rank.
-        sequence: tells that ops have begun.
-        patience: ns from the first op on.
-    """
-
-    def __init__(self, known: Known, sequence: Sequence, patience: int) -> None:
-        self._known, self._sequence, self._patience = known, sequence, patience
-        # contributions to a switch are seen by no other rank
-        self._left = set(known.peers) if known.switch is None else set()
-        self._first = sequence.next_label
-        self._since = 0
-
-    def check(self, now: int) -> TransportError | None:
-        """The error, once patience is over; to be called now and then (``LOOK_EVERY``)."""
-        if not self._left:
-            return None
-        if not self._since and self._sequence.next_label != self._first:
-            self._since = now
-        self._left = {p for p in self._left if not self._heard(p)} - self._known.membership.gone
-        if not self._left or not self._since or now < self._since + self._patience:
-            return None
-        return TransportError(
-            f"rank {self._known.rank}: nothing has come from {spoken(sorted(self._left))} since the first step, for "
-            f"{self._patience / 1e9:g} s: has it ended before its first step? Look at its log; where it needs "
-            "longer, raise timeout= (TAILBOUND_TIMEOUT)"
-        )
-
-    def _heard(self, peer: int) -> bool:
-        state = self._known.records.peer_states[peer]
-        return bool(state["cookie"] == self._known.cookie and serial_distance(int(state["newest"]), self._first) >= 0)
 
 
 class Watch:

@@ -204,9 +204,7 @@ class Communicator:
             rings.append(config.switch.rows // 2)
         self._number(*rings)
         least, outside = -(-self._rows_most // sums), self.part == Part.OUTSIDE
-        self._engine = Transpose(
-            self.job, on_thread, early, int(timeout * 1e9), owners_least=least, outside=outside
-        ).start()
+        self._engine = Transpose(self.job, on_thread, early, owners_least=least, outside=outside).start()
         # ends the transport, which says goodbye and lingers
         self.reliable.before_close(lambda: self._engine.close(2 * config.bound / 1e9, farewell=self._farewell))
         comeback.serve(self.reliable, self._engine)

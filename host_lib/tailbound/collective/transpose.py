@@ -22,7 +22,7 @@ from concurrent.futures import Future, wait
 from itertools import chain
 from typing import Any, TypeVar
 
-from tailbound.collective.alerts import LOOK_EVERY, Unheard, Watch
+from tailbound.collective.alerts import LOOK_EVERY, Watch
 from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
 from tailbound.collective.contribute import advance, prepare
@@ -84,7 +84,6 @@ class Transpose:
         job: an activated job.
         on_thread: called once in the new thread (to set its affinity or torch's thread count).
         early: control packets that have come already.
-        patience: ns for which a peer may be missing from the first step on (``alerts.Unheard``).
         owners_least, outside: of ``Maps``.
     """
 
@@ -93,7 +92,6 @@ class Transpose:
         job: Job,
         on_thread: Callable[[], None] | None = None,
         early: Iterable[bytes] = (),
-        patience: int = 180 * 10**9,
         *,
         owners_least: int = 1,
         outside: bool = False,
@@ -101,9 +99,7 @@ class Transpose:
         self.job = job
         self.maps = Maps(job, owners_least, outside=outside)
         self._inbox = Inbox(job, self.maps, job.channels, job.paths)
-        # who comes back may meet a job that has lost more ranks: all others know of these, and wait for none
-        unheard = () if outside else (Unheard(job, job.sequence, patience),)
-        self._watching = *unheard, Watch(job, job.datapath), job.paths
+        self._watching = Watch(job, job.datapath), job.paths
         self._watched = -LOOK_EVERY  # when they were asked last
         self._averages = Averages(job, job.sequence, job.paths.trying)
         self._window = Window(job, job.flow.queue, self._inbox.adopt)
