@@ -154,10 +154,7 @@ def test_a_lost_first_packet_does_not_cost_the_kernels_second(pair: tuple[Reliab
         room.join()
 
 
-@pytest.mark.parametrize(("timeout", "given"), [(1.0, [50, 100, 200, 650]), (9.0, [50, 100, 200, 400, 800, 7450])])
-def test_the_last_handshake_has_time_for_a_long_way(
-    monkeypatch: pytest.MonkeyPatch, timeout: float, given: list[int]
-) -> None:
+def test_each_handshake_has_twice_the_time_for_a_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     now, tried = [0.0], list[int]()
 
     def lost(_: object, left: float, __: object) -> socket.socket:
@@ -168,8 +165,8 @@ def test_the_last_handshake_has_time_for_a_long_way(
     monkeypatch.setattr(reliable, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(socket, "create_connection", lost)
     with pytest.raises(TimeoutError, match="in time"):
-        _dial(("127.0.0.1", 9), timeout, "127.0.0.1")
-    assert tried == given
+        _dial(("127.0.0.1", 9), 2.0, "127.0.0.1")
+    assert tried == [50, 100, 200, 400, 800, 450]
 
 
 def test_a_connection_is_watched_at_both_ends_when_it_has_been_made(
@@ -191,7 +188,7 @@ def test_a_port_that_is_taken_is_to_be_freed() -> None:
 
 
 def test_a_request_without_a_thread_is_turned_away_and_the_next_one_is_answered(
-    pair: tuple[Reliable, Reliable], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    pair: tuple[Reliable, Reliable], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At the limit of threads the path of a rank had ended for good, and nobody noticed."""
     start, left = threading.Thread.start, [2]
@@ -211,7 +208,6 @@ def test_a_request_without_a_thread_is_turned_away_and_the_next_one_is_answered(
     assert pair[1].pull(0, "state", b"", 20) == b"well"
     with pair[0]._answered:
         assert pair[0]._answered.wait_for(lambda: not pair[0]._answering, 20)
-    assert caplog.text.count("no thread can be started to answer another rank") == 1
 
 
 def test_closing_ends_own_requests(pair: tuple[Reliable, Reliable]) -> None:

@@ -109,7 +109,7 @@ class Communicator:
         interface: name of the interface to use; default ``TAILBOUND_INTERFACE``, else the way to the store's host, or
             to MASTER_ADDR.
         name: tells several jobs on one store apart.
-        timeout: seconds to wait for the other ranks at the start, and from the first step on for their first packet.
+        timeout: seconds to wait for the other ranks at the start.
         model: digest of what is trained; like ``options`` it is alike on all ranks: those that differ are refused.
         options: settings of the caller, by name and in words, beside those of ``config``.
         elastic: a rank that has died may come back (``comeback``).

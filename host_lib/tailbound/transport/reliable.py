@@ -62,8 +62,8 @@ _REST = 0.05
 _BESIDE = 8
 #: Bytes of a number that is said once, and of a tag.
 _NONCE, _TAG = 16, 16
-#: Seconds after which a handshake is begun again, twice as many each time; from so many on the kernel does it.
-_DIAL, _DIAL_MOST = 0.05, 0.8
+#: Seconds after which a handshake is begun again, twice as many each time.
+_DIAL = 0.05
 #: Seconds for a connection that is made anew, and for its answer: the process that has it may be stopped.
 _RENEWAL = 1.0
 #: Name of the request that keeps its connection.
@@ -253,30 +253,19 @@ class Reliable:
             self._answered.wait_for(lambda: not self._answering, _LINGER)
 
     def _accept(self) -> None:
-        full = False  # whether the last request found no thread
         while not self._over.is_set():
+            sock = None
             try:
                 sock, (address, *_) = self._listener.accept()
-            except OSError:
-                self._over.wait(_REST)  # out of descriptors, say: not a reason to spin
-                continue
-            if not self._enter(sock, address):
-                sock.close()
-                continue
-            try:
-                threading.Thread(target=self._answer, args=(sock,), name="tailbound-answer", daemon=True).start()
-                full = False
-            except RuntimeError as error:  # no more threads may run now: the peer asks again
-                if not full:
-                    log.warning(
-                        "rank %d: no thread can be started to answer another rank, which asks again (%s): let this "
-                        "process have more threads (ulimit -u, pids.max of its cgroup)",
-                        self._rank,
-                        error,
-                    )
-                full = True
-                sock.close()
-                self._leave(sock)
+                if self._enter(sock, address):
+                    threading.Thread(target=self._answer, args=(sock,), name="tailbound-answer", daemon=True).start()
+                else:
+                    sock.close()
+            except (OSError, RuntimeError) as error:  # out of descriptors or threads: the peer asks again
+                log.info("rank %d: a request over the reliable path was turned away: %s", self._rank, error)
+                if sock is not None:
+                    sock.close()
+                    self._leave(sock)
                 self._over.wait(_REST)
 
     def _enter(self, sock: socket.socket, address: str) -> bool:
@@ -441,7 +430,7 @@ def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:
     """A connection to ``peer``, from the address ``own``; the socket has ``timeout``, too.
 
     The kernel repeats the first packet of a handshake after a second, and others wait for what is asked for. So one
-    that is not over soon is begun anew.
+    that is not over soon is begun anew, and has twice the time.
 
     Raises:
         OSError: refused, or not there after ``timeout`` seconds.
@@ -449,11 +438,10 @@ def _dial(peer: tuple[str, int], timeout: float, own: str) -> socket.socket:
     until, pause = time.monotonic() + timeout, _DIAL
     while True:
         left = until - time.monotonic()
-        last = pause > min(_DIAL_MOST, left / 2)  # it has half of the time, for a long way
         try:
-            sock = socket.create_connection(peer, max(left if last else pause, 1e-3), (own, 0))
+            sock = socket.create_connection(peer, max(min(pause, left), 1e-3), (own, 0))
         except TimeoutError:
-            if last:
+            if left <= pause:
                 raise TimeoutError("no connection in time") from None
             pause *= 2
         else:
