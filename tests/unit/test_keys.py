@@ -149,9 +149,9 @@ def test_stamps_rise_and_only_the_newest_counts() -> None:
 def test_what_was_said_before_a_process_came_back_does_not_count_there() -> None:
     taken = Stamps()
     assert taken.accept(1, 10) == Word.NEW, "recorded, and sent to the new process before it knows better"
-    assert taken.reset(1, 20)
+    assert taken.accept(1, 20) == Word.NEW
     assert [taken.accept(1, stamp) for stamp in (10, 19, 21)] == [Word.OLD, Word.OLD, Word.NEW]
-    assert not taken.reset(1, 20), "it has said something since"
+    assert taken.accept(1, 20) == Word.OLD, "it has said something since"
 
 
 def test_tries_are_counted_by_epoch_and_said_once_and_another_key_is_asked_for_now_and_then() -> None:

@@ -41,6 +41,11 @@ _LOOK_AT_LOSSES = 500 * MS
 #: A rank waits for the interpreter lock for a larger part of the time; below the other it is well. A loop in Python
 #: makes it a tenth, and a call that keeps the lock for half of the time a sixth; without them it is a thousandth.
 _HELD_UP, _FREE = 1 / 16, 1 / 32
+#: What to look at where a way loses packets.
+_REMEDY = (
+    f"{Fate.LOST.advice}. Between ranks of one host look at processor time and at room for sockets "
+    "(stats()['lost_on_arrival'], sysctl net.core.rmem_max)"
+)
 #: How it is said again that something lasts.
 REMINDERS = Policy(30_000 * MS, 600_000 * MS)
 #: ns between two looks for what is wrong with the program, or with paths.
@@ -187,23 +192,8 @@ class Alerts:
             self._events.emit("link_well", text, level=logging.INFO, **fields)
             return
         alike = "from all peers alike" if peer is None else f"{others:.2%} from the others"
-        text = f"{share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. {self._remedy(peer)}"
+        text = f"{share:.1%} of the packets are lost on the way {where} (step {step}), {alike}. {_REMEDY}"
         self._events.emit("link_loses", text, **fields)
-
-    def _remedy(self, peer: int | None) -> str:
-        """What to look at where rows of ``peer`` (None: of all) are lost."""
-        known = self._known
-        if all(map(self._on_this_host, known.peers if peer is None else [peer])):
-            return (
-                "They do not leave this host, so no cable is to blame: look at processor time and at room for sockets "
-                "(stats()['lost_on_arrival'], sysctl net.core.rmem_max)"
-            )
-        return Fate.LOST.advice
-
-    def _on_this_host(self, peer: int) -> bool:
-        store = self._known.store
-        at, own = store.peers[peer], store.control[0]
-        return bool(at["address"] == own["address"]) and bool((at["prefix"] == own["prefix"]).all())
 
 
 class Losses:

@@ -147,7 +147,7 @@ class Speaker(Known):
 
     def present(self, rank: int, stamp: int) -> None:
         """``rank``, which made ``stamp`` just now, is there: what it said before, or its process before, is void."""
-        if self.keys is not None and self._stamps.reset(rank, stamp):
+        if self.keys is not None and self._stamps.accept(rank, stamp) != Word.OLD:
             self.membership.present(rank)
             self.publish_live()
 

@@ -274,13 +274,15 @@ class Forgeries:
 
     Attributes:
         tried: in this epoch.
-        passed: whether these are more than ``MOST``.
     """
 
     def __init__(self) -> None:
-        self.tried, self.passed = 0, False
-        self._epoch = self._before = self._all = 0
-        self._due = 0
+        self.tried = self._epoch = self._all = self._due = 0
+
+    @property
+    def passed(self) -> bool:
+        """Whether there are more tries than ``MOST``."""
+        return self.tried > MOST
 
     def count(self, forged: int, epoch: int) -> bool:
         """Takes the number of packets without a right tag so far; whether the bound has been passed by that.
@@ -290,11 +292,11 @@ class Forgeries:
             epoch: the present one of this rank.
         """
         if epoch != self._epoch:
-            self._epoch, self._before, self.passed = epoch, self._all, False
-        self._all, self.tried = forged, forged - self._before
-        news = self.tried > MOST and not self.passed
-        self.passed = self.passed or news
-        return news
+            self.tried = 0
+        before = self.passed
+        self.tried += forged - self._all
+        self._epoch, self._all = epoch, forged
+        return self.passed and not before
 
     def ask(self, now: int, apart: int = APART) -> bool:
         """Whether another key may be asked for now, ns; if so, it is, and not again for ``apart`` ns."""
@@ -318,12 +320,8 @@ class Stamps:
     def __init__(self) -> None:
         self._newest: dict[int, int] = {}
 
-    def reset(self, sender: int, stamp: int) -> bool:
-        """Nothing that ``sender`` said up to ``stamp`` counts any more; returns whether it has said nothing since."""
-        return self.accept(sender, stamp) != Word.OLD
-
     def accept(self, sender: int, stamp: int) -> Word:
-        """Takes a packet, if it may count."""
+        """Takes a packet, if it may count; or what ``sender`` says elsewhere, after which no older one counts."""
         newest = self._newest.get(sender, 0)
         if stamp < newest:
             return Word.OLD

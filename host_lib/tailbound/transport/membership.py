@@ -140,7 +140,6 @@ class Membership:
         self._heard_step: dict[int, int] = {}
         self._before: dict[int, int] = {}  # the op before the first one of a rank's process, if it has come back
         self.holds: dict[int, tuple[int, int]] = {}
-        self._blind_step: int | None = None
         self._back: int | None = None  # the step in which this rank was away last
         self.here: list[int] = []
         self._sort()
@@ -245,15 +244,12 @@ class Membership:
 
     def woke(self, step: int) -> None:
         """This rank was away, stopped or cut off: it suspects no rank in ``step`` (clock-14)."""
-        self._blind_step = self._back = step
+        self._back = step
 
     def absent(self, half: Suspicion, absent: Iterable[int], op: int, *, in_step: bool, step: int) -> set[int]:
         """Takes the ranks of which nothing came in one half of an op; returns new suspects (clock-14)."""
-        blind = self._blind_step is not None and step_distance(step, self._blind_step) <= 0
-        if blind or not in_step:
-            return set()
-        self._blind_step = None
-        return half.absent(absent, op)
+        woke = self._back is not None and step_distance(step, self._back) <= 0
+        return set() if woke or not in_step else half.absent(absent, op)
 
     def hold(self, rank: int, now: int, *, again: bool = False) -> None:
         """``rank`` is alive and between steps: it is waited for, ``hold_max`` in all (clock-16).
