@@ -16,11 +16,6 @@
 
 #define TB_TC_NEXT (-1) /* TCX_NEXT, TC_ACT_UNSPEC */
 
-/* Clones of a burst at most: the verifier walks through all of them, so a small job's program is there sooner. */
-#ifndef TB_MOST_COPIES
-#define TB_MOST_COPIES TB_MAX_RANKS
-#endif
-
 static __always_inline struct tb_fanout_counts *tb_fanout_row(__u32 rank)
 {
 	return TB_LOOKUP(fanout_counts,
@@ -86,7 +81,7 @@ TB_CLASSIFIER tb_fanout(struct __sk_buff *skb)
 	packets = skb->gso_segs ? skb->gso_segs : 1;
 	copies = TB_READ_ONCE(fanout->copies);
 #pragma clang loop unroll(disable)
-	for (i = 0; i < TB_MOST_COPIES; i++) {
+	for (i = 0; i < TB_MAX_RANKS; i++) {
 		if (i >= copies)
 			break;
 		tb_fanout_copy(skb, &original, TB_READ_ONCE(fanout->order[i]), packets);

@@ -26,8 +26,7 @@ def every() -> Iterator[tuple[str, dict[str, int]]]:
         for width in there:
             for program in ("worker", "tagged", "switch", "switch_out")[: 4 if width <= SWITCH_MOST else 2]:
                 yield f"{program}.bpf.c", {"TB_WIDTH": width} | family
-        for copies in built.FANOUT_COPIES:
-            yield "fanout.bpf.c", {"TB_MOST_COPIES": copies} | family
+        yield "fanout.bpf.c", family
     yield "faults.bpf.c", {}
 
 

@@ -240,11 +240,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(built, "WIDTHS", {cases.WIDTH: 0})
         patch.setattr(built, "WIDTHS_IPV6", {cases.WIDTH: 0})
-        patch.setattr(built, "FANOUT_COPIES", (16,))
         out = tmp_path_factory.mktemp("objects")
         programs = ("worker", "tagged", "switch", "switch_out")
         names = {f"{name}{family}-{cases.WIDTH}.bpf.o" for name in programs for family in ("", "-ipv6")}
-        names |= {"fanout-16.bpf.o", "fanout-ipv6-16.bpf.o", "faults.bpf.o"}
+        names |= {"fanout.bpf.o", "fanout-ipv6.bpf.o", "faults.bpf.o"}
         assert {path.name for path in wheel.build(out)} == names
     return out
 

@@ -86,7 +86,7 @@ def team(
         reserve(sock, socket.SO_RCVBUF, 64 << 20)
     out, plain = (datagram_socket(lab, OWN) for _ in range(2))
     attach = partial(Fanout.attach, address=lab.workers[OWN].address)
-    where = lab.workers[OWN].interface, out.getsockname()[1], PORT, "auto", WORKERS - 1
+    where = lab.workers[OWN].interface, out.getsockname()[1], PORT, "auto"
     with contextlib.closing(lab.run(OWN, attach, *where)) as fanout:
         made = Team(lab, out, plain, peers, fanout)
         fanout.set_peers(OWN, {rank: lab.workers[rank].address for rank in peers})

@@ -113,7 +113,7 @@ class Channels:
         sock = opened.enter_context(sending_socket(address, room_of(len(peers))))
         port = int(sock.getsockname()[1])
         try:
-            fanout = Fanout.attach(interface, port, to.pop(), peers=len(peers), address=address)
+            fanout = Fanout.attach(interface, port, to.pop(), address=address)
         except CapabilityError as error:
             try:  # what ``tailbound attach`` has left for processes without privileges
                 fanout = Fanout.open(interface, port, address=address)

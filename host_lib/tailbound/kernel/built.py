@@ -13,7 +13,6 @@ from pathlib import Path
 from tailbound.errors import CapabilityError
 from tailbound.kernel import compile as compiling
 from tailbound.kernel import objects
-from tailbound.wire.schema import MAX_RANKS
 
 #: Where a wheel has them.
 FOLDER = Path(__file__).resolve().parent.parent / "_objects"
@@ -29,8 +28,6 @@ WIDTHS = {
 }
 #: The same for IPv6, whose header is 20 bytes longer.
 WIDTHS_IPV6 = {1152: 1280, 1280: 1400, 1344: 1500, 2944: 3072, 3328: 3498, 3392: 3506, 8832: 9000}
-#: Copies that a program of fan-out can make. The verifier walks through all of them, which takes 150 ms for 256.
-FANOUT_COPIES = (16, MAX_RANKS)
 SECTION = "tailbound"
 
 

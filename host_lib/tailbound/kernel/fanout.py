@@ -26,10 +26,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.errors import AttachError, CapabilityError, ConfigError
+from tailbound.errors import AttachError, CapabilityError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import load, maps, net, pin, syscalls
-from tailbound.kernel.built import FANOUT_COPIES
 from tailbound.kernel.maps import Maps, Shape
 from tailbound.wire.address import is_ipv6, words_of
 from tailbound.wire.packets import DTYPES, layout
@@ -85,7 +84,6 @@ class Fanout:
         port: int,
         program: int = -1,
         link: int = -1,
-        most: int = MAX_RANKS,
         *,
         address: str = "",
     ) -> None:
@@ -94,7 +92,6 @@ class Fanout:
         #: the rank that bursts are to be addressed to; None: no live peer
         self.lead: int | None = None
         self._link = link
-        self._most = most
         self._settings = made.arrays["fanout"]
         self._settings["active"] = 0
         self._settings["address"], self._settings["prefix"] = words_of(address or net.address_of(interface))
@@ -112,7 +109,6 @@ class Fanout:
         port: int,
         to: int,
         loader: str = "auto",
-        peers: int = MAX_RANKS - 1,
         *,
         address: str = "",
     ) -> Fanout:
@@ -123,18 +119,16 @@ class Fanout:
                 closed: that shows others that the job lives. No other traffic may use it.
             to: UDP port at which all peers receive.
             loader: ``auto``, ``object``, ``bcc`` or ``clang``.
-            peers: how many there will be at most; a program for few of them is loaded sooner.
             address: of the interface, which the sockets are bound to; empty: its first of IPv4.
 
         Raises:
             ConfigError: no such interface, or it has no address.
             CapabilityError: compiler, privilege or kernel feature missing: every peer gets a send of its own.
         """
-        most = next((size for size in FANOUT_COPIES if peers - 1 <= size), MAX_RANKS)
         address = address or net.address_of(interface)
-        made, program, link = _attach(interface, to, loader, most, ipv6=is_ipv6(address))
+        made, program, link = _attach(interface, to, loader, ipv6=is_ipv6(address))
         try:
-            return cls(made, interface, port, program, link, most, address=address)
+            return cls(made, interface, port, program, link, address=address)
         except BaseException:
             made.close(link, program)
             raise
@@ -149,7 +143,7 @@ class Fanout:
             ConfigError: no such interface.
             CapabilityError: compiler, privilege or kernel feature missing.
         """
-        made, program, link = _attach(interface, to, loader, MAX_RANKS, ipv6=ipv6)
+        made, program, link = _attach(interface, to, loader, ipv6=ipv6)
         try:
             pin.add(interface, load.FANOUT, made.fds, link, group)
         finally:
@@ -202,14 +196,9 @@ class Fanout:
             ranks: all of them; ``set_peers`` has named them.
             suspects: those that do not lead, as long as there are others. A burst whose host nobody answers for any
                 more waits in front of the program, and no copy leaves.
-
-        Raises:
-            ConfigError: more peers than the program was attached for.
         """
         own = self._own
         order = sorted(set(ranks) - {own}, key=lambda rank: (rank < own, rank))  # own + 1, ..., 0, ..., own - 1
-        if len(order) - 1 > self._most:
-            raise ConfigError(f"{len(order)} peers are live, the program makes {self._most} copies: attach it for more")
         settings = self._settings[0]
         settings["active"] = 0
         self.lead = next((rank for rank in reversed(order) if rank not in suspects), order[-1] if order else None)
@@ -242,11 +231,11 @@ class Fanout:
         self.maps.close(self._link, self.program)
 
 
-def _attach(interface: str, to: int, loader: str, most: int, *, ipv6: bool) -> tuple[Maps, int, int]:
+def _attach(interface: str, to: int, loader: str, *, ipv6: bool) -> tuple[Maps, int, int]:
     made = maps.create(FANOUT_MAPS, shapes(), events=False)
     program = -1
     try:
-        defines = {"TB_MOST_COPIES": most, "TB_PORT": to} | load.of_family(ipv6=ipv6)
+        defines = {"TB_PORT": to} | load.of_family(ipv6=ipv6)
         program = load.load("fanout.bpf.c", load.FANOUT, defines, load.FANOUT_MAP_NAMES, made.fds, loader, "tc")
         return made, program, attach_tcx(program, interface)
     except BaseException:
