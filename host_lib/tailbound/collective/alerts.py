@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import statistics
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -246,7 +247,7 @@ def _so(share: float) -> bool | None:
 
 @dataclass
 class _Episode:
-    alike: int = 0
+    alike: int = 0  #: observations, the last ones, that say that it is not as it was
     running: bool = False
     begun: int = 0
     reminder: Backoff = field(default_factory=lambda: Backoff(REMINDERS))
@@ -261,15 +262,15 @@ class Episodes:
 
     def __init__(self, begin: int, end: int) -> None:
         self._begin, self._end = begin, end
-        self._all: dict[int | None, _Episode] = {}
+        self._all = defaultdict[int | None, _Episode](_Episode)
 
     def running(self, key: int | None) -> bool:
         """Whether an episode of ``key`` runs."""
-        return key in self._all and self._all[key].running
+        return self._all[key].running
 
     def begun(self, key: int | None) -> int:
         """``at`` of the observation with which the last episode of ``key`` began; 0: there was none."""
-        return self._all[key].begun if key in self._all else 0
+        return self._all[key].begun
 
     def see(self, key: int | None, so: bool | None, now: int, at: int = 0) -> Turn | None:
         """Takes one observation; returns what is to be said, if anything.
@@ -279,23 +280,18 @@ class Episodes:
             now: ns.
             at: what ``begun`` is to say (a step).
         """
-        one = self._all.get(key)
-        if one is None:
-            one = self._all[key] = _Episode()
-        if so is None or so is one.running:
-            one.alike = 0
-            if one.running and now >= one.reminder.due:
-                one.reminder.ask(now)
-                return "lasts"
-            return None
-        one.alike += 1
+        one = self._all[key]
+        one.alike = 0 if so is None or so is one.running else one.alike + 1
         if one.alike < (self._end if one.running else self._begin):
-            return None
+            if one.alike or not one.running or now < one.reminder.due:
+                return None
+            one.reminder.ask(now)
+            return "lasts"
         if one.running:
             self._all[key] = _Episode(begun=one.begun)
             return "over"
-        new = self._all[key] = _Episode(running=True, begun=at)
-        new.reminder.ask(now)
+        self._all[key] = _Episode(running=True, begun=at)
+        self._all[key].reminder.ask(now)
         return "begins"
 
 
