@@ -107,10 +107,11 @@ def exchange(store: Store, own: Greeting, prefix: str, timeout: float, verify: V
         LayoutError: two ranks say different things of something that must be equal.
     """
     store.set(f"{prefix}/greeting/{own.rank}", json.dumps(asdict(own)))
+    keys = [f"{prefix}/greeting/{rank}" for rank in range(own.ranks)]
+    _name_missing(store, keys, own, timeout)
     greetings = []
-    for rank in range(own.ranks):
-        text = wait_for(store, f"{prefix}/greeting/{rank}", rank, timeout, "greet", own)
-        greetings.append(_parse(own, rank, text, verify))
+    for rank, key in enumerate(keys):
+        greetings.append(_parse(own, rank, wait_for(store, key, rank, timeout, "greet"), verify))
         if rank == own.rank and greetings[-1] != own:
             raise LayoutError(
                 f"two processes say they are rank {rank}: {endpoint(own.address, own.port)} and "
@@ -244,22 +245,18 @@ def share(store: Store, name: str, text: str, rank: int, ranks: int, prefix: str
     return [wait_for(store, f"{prefix}/{name}/{other}", other, timeout, what).decode() for other in range(ranks)]
 
 
-def wait_for(store: Store, key: str, rank: int, timeout: float, what: str, own: Greeting | None = None) -> bytes:
-    """What ``rank`` sets ``key`` to; if all are to greet, ``own`` is of this rank, and who is missing is named soon.
+def wait_for(store: Store, key: str, rank: int, timeout: float, what: str) -> bytes:
+    """What ``rank`` sets ``key`` to.
 
     Raises:
         TailboundError: of the kind that ``rank`` had, which cannot take part and has told so.
         TransportError: nothing came within ``timeout`` seconds.
     """
-    until = time.monotonic() + timeout
     try:
-        if own is not None and timeout > _NAMED:
-            _name_missing(store, key, own, timeout)
-        store.wait([key], timedelta(seconds=max(0.001, until - time.monotonic())))  # 0 would be for ever
+        store.wait([key], timedelta(seconds=max(0.001, timeout)))  # 0 would be for ever
     except Exception as error:
-        who = f"rank {own.rank} of {own.ranks}: " if own else ""
         raise TransportError(
-            f"{who}rank {rank} did not {what} within {timeout:g} s: start it, with the same world size"
+            f"rank {rank} did not {what} within {timeout:g} s: start it, with the same world size"
         ) from error
     text = store.get(key)
     kind = why = None
@@ -271,14 +268,12 @@ def wait_for(store: Store, key: str, rank: int, timeout: float, what: str, own: 
     return text
 
 
-def _name_missing(store: Store, key: str, own: Greeting, timeout: float) -> None:
-    """Waits a while for ``key``, and then the log of the first rank that is there names those that are not."""
-    until = time.monotonic() + _NAMED
-    while not store.check([key]):
+def _name_missing(store: Store, keys: list[str], own: Greeting, timeout: float) -> None:
+    """Waits a while for all to greet, and then the log of the first rank that is there names those that are not."""
+    until = time.monotonic() + min(timeout, _NAMED)
+    while not store.check(keys):
         if time.monotonic() >= until:
-            prefix = key.rpartition("/")[0]
-            greetings = [f"{prefix}/{rank}" for rank in range(own.ranks)]
-            missing = [rank for rank, one in enumerate(greetings) if one == key or not store.check([one])]
+            missing = [rank for rank, key in enumerate(keys) if not store.check([key])]
             first = min(set(range(own.ranks)).difference(missing))
             log.log(
                 logging.WARNING if own.rank == first else logging.INFO,
