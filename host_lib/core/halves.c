@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * When the halves of ops begin and end (clock-1, clock-3, clock-7 to clock-13), and which ops have news.
+ * When the halves of ops begin and end (clock-1, clock-3, clock-7 to clock-13).
  *
- * A turn is tb_begin_turn, then tb_next_op until it says TB_FOUND_NOTHING: what it says Python does, or answers. Ops wait most
- * of the time, and a turn is taken for one of many, so an op without news is passed over. No clock is read here: time
- * passes between calls.
+ * A turn is tb_begin_turn, then tb_next_op until it says TB_FOUND_NOTHING: what it says Python does, or answers. No clock is
+ * read here: time passes between calls.
  */
 #include "core.h"
 
@@ -12,7 +11,6 @@
 
 /* How many times as long as an answer a silence may last: what is rare is seen too late. */
 #define TB_MARGIN 2
-#define TB_NONE 0xFFFFFFFFU
 /* An answer that has not come for so long counts as lost at most; a rank that waits for one looks as often at least. */
 #define TB_ANSWER_MOST 50000000LL
 #define TB_LOOK 1000000LL
@@ -38,15 +36,19 @@ static int tb_encoded(const struct tb_own_op *o)
 	return o->sending == TB_SENDING_OVER;
 }
 
-static struct tb_sight tb_see(const struct tb_terms *t, const struct tb_own_op *o)
+static const struct tb_op *tb_record(const struct tb_terms *t, const struct tb_own_op *o)
 {
 	const struct tb_op *record = &((const struct tb_op *)t->ops)[o->slot];
+
+	return record->op == o->label && record->cookie == t->cookie ? record : 0;
+}
+
+static struct tb_sight tb_see(const struct tb_terms *t, const struct tb_own_op *o)
+{
 	tb_set owners = tb_set_of(t->owners), hold = {};
-	struct tb_sight see = {};
+	struct tb_sight see = { .record = tb_record(t, o) };
 	__u32 p;
 
-	if (record->op == o->label && record->cookie == t->cookie)
-		see.record = record;
 	for (p = 0; p < t->world; p++) {
 		tb_set one = tb_rank(p);
 
@@ -406,7 +408,9 @@ static void tb_release_late(const struct tb_terms *t, struct tb_own_op *o,
 		return;
 	second->release = (second->deadline > 0 && second->deadline < o->admitted) ||
 			  tb_expired(t, first, 0, &s, 1, now);
-	if (!second->release)
+	if (second->release)
+		o->listen = 0;
+	else
 		o->due = tb_earlier(o->due, tb_half_due(first, now));
 }
 
@@ -418,7 +422,7 @@ static void tb_release_late(const struct tb_terms *t, struct tb_own_op *o,
  */
 TB_EXPORT __s64 tb_start_clock(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 {
-	const struct tb_op *r = tb_see(t, o).record;
+	const struct tb_op *r = tb_record(t, o);
 	__s64 fewer = r ? r->majority_ns[0] : 0, start = r ? r->majority_ns[1] : 0;
 
 	if (o->start) {
@@ -480,6 +484,17 @@ static int tb_starts(const struct tb_terms *t, const struct tb_own_op *o, int re
 
 /* -- a turn -------------------------------------------------------------------------------------------------------- */
 
+/* Whether ranks have said since the last turn that they have sent all of it. */
+static int tb_rose(struct tb_own_op *o, const struct tb_sight *see)
+{
+	tb_set *marks = (tb_set *)o->marks;
+	int rose = tb_count((marks[0] ^ see->contributed) | (marks[1] ^ see->published)) > 0;
+
+	marks[0] = see->contributed;
+	marks[1] = see->published;
+	return rose;
+}
+
 /* The next thing to be done for an op at a look; asked: what Python has said. */
 static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 {
@@ -489,6 +504,8 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	if (!o->asked) {
 		__s64 begun = o->start;
 
+		if (tb_rose(o, &see) || o->stirred || t->everything)
+			o->listen = 0;
 		o->due = t->holds ? 0 : tb_start_clock(t, o, now);
 		if (!t->holds && tb_overtaken(t, o, &see, now))
 			return TB_FOUND_OVERTAKEN;
@@ -531,58 +548,7 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	return second->why ? TB_FOUND_FINISH : TB_FOUND_NOTHING;
 }
 
-/* All that there is to do has been done: what would be news. */
-static void tb_looked(const struct tb_terms *t, struct tb_own_op *o)
-{
-	const struct tb_half *first = tb_half_of(o, 0), *second = tb_half_of(o, 1);
-
-	o->complete_at = o->results_at = TB_NONE;
-	o->watched = first->quiet != 0;
-	if (!first->phase) {
-		if (tb_encoded(o) || t->self_late)
-			o->complete_at = o->own;
-	} else if (tb_encoded(o) && !second->phase) {
-		o->watched = second->quiet != 0;
-		o->results_at = o->rows - (o->switched ? 0 : o->own);
-		if (!o->switched && tb_count(tb_set_of(t->owners)) < t->ranks - 1)
-			o->results_at = tb_least(o->results_at, tb_owned(t, o));
-	}
-	/* at every opportunity: another op may be what it waits for */
-	o->look = o->sending && !tb_encoded(o) ? 1 : o->due;
-	o->stirred = 0;
-	o->news = 1;
-	o->listen = second->phase ? TB_NEVER : 0;
-}
-
-/* Whether the datapath has written something that is news; then notes what there is. */
-static int tb_has_news(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
-{
-	struct tb_sight see = tb_see(t, o);
-	const struct tb_op *r = see.record;
-	__u64 seen[sizeof(o->seen) / sizeof(__u64)] = {}, *at = seen;
-	int news = o->look && now >= o->look;
-
-	memcpy(at, &see.contributed, sizeof(see.contributed));
-	memcpy(at += TB_WORDS, &see.published, sizeof(see.published));
-	at += TB_WORDS;
-	if (r) {
-		*at++ = 1ULL << 32 | r->layout;
-		if (!o->start)
-			memcpy(at, r->majority_ns, sizeof(r->majority_ns));
-		if (o->watched) {
-			at[2] = r->progress;
-			at[3] = r->results_in;
-		}
-		news |= r->rows_complete >= (__s64)o->complete_at || r->results_in >= o->results_at;
-	} else {
-		news |= o->results_at != TB_NONE; /* what is there has to be counted */
-	}
-	news |= memcmp(o->seen, seen, sizeof(seen)) != 0;
-	memcpy(o->seen, seen, sizeof(seen));
-	return news;
-}
-
-/* The same, whether it has news or not. */
+/* The next thing to be done for one op, whose label is noted. */
 TB_EXPORT int tb_move(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 {
 	int found = tb_look(t, o, now);
@@ -607,19 +573,15 @@ TB_EXPORT int tb_next_op(struct tb_terms *t, __s64 now)
 	int found;
 
 	for (o = (struct tb_own_op *)t->at; o; o = (struct tb_own_op *)(t->at = o->after)) {
-		if (!t->entered) {
-			o->passed = !(tb_has_news(t, o, now) || o->stirred || t->everything);
-			if (o->passed) {
-				t->due = tb_earlier(t->due, o->look);
-				continue;
-			}
+		if (!t->entered)
 			o->asked = 0;
-			t->entered = 1;
-		}
+		t->entered = 1;
 		found = tb_move(t, o, now);
-		if (found)
+		if (found) {
+			o->listen = 0;
 			return found;
-		tb_looked(t, o);
+		}
+		o->stirred = 0;
 		t->due = tb_earlier(t->due, o->due);
 		t->entered = 0;
 	}
@@ -658,8 +620,7 @@ TB_EXPORT void tb_enter(struct tb_terms *t, struct tb_own_op *o)
 	while (*at)
 		at = &((struct tb_own_op *)*at)->after;
 	*at = (__u64)o;
-	o->complete_at = o->results_at = TB_NONE;
-	o->stirred = o->news = 1;
+	o->stirred = 1;
 }
 
 /* It is no more. */
@@ -770,12 +731,9 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 
 	if (results < 0) {
 		o->listen = TB_NEVER;
-		o->news = 0;
 		return 0;
 	}
 	h = tb_half_of(o, results);
-	if (now < o->listen && !o->news)
-		return 0;
 	open = h->open;
 	closed = h->closed;
 	release = h->release;
@@ -787,7 +745,6 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 			found = tb_recover(h, now, tb_encoded(o), h->deadline);
 	}
 	o->listen = h->due;
-	o->news = 0;
 	o->stirred |= open != h->open || release != h->release ||
 		      (closed != h->closed && tb_count(tb_set_of(t->gone))); /* they owe rows */
 	return found ? (__u64)h : 0;
@@ -807,7 +764,7 @@ TB_EXPORT __u64 tb_listen(struct tb_terms *t, __s64 now)
 
 	while ((o = (struct tb_own_op *)t->at)) {
 		t->at = o->after;
-		found = o->stirred || now >= o->listen ? tb_listen_to(t, o, now) : 0;
+		found = now >= o->listen ? tb_listen_to(t, o, now) : 0;
 		if (o->listen < TB_NEVER)
 			t->listen = tb_earlier(t->listen, o->listen);
 		t->label = o->label;

@@ -371,7 +371,7 @@ struct tb_terms {
 	__u32 self_late; /* 1: the own rows are not waited for (clock-8) */
 	__u32 suspects; /* 1: there are some */
 	__u32 holds; /* 1: a live rank holds, so that no clock starts */
-	__u32 everything; /* 1: all ops are to be looked at */
+	__u32 everything; /* 1: the flows of all ops are to be looked at */
 	__u32 entered; /* 1: the turn is in the midst of an op */
 	__u32 label; /* of the op that something was found of */
 	__u32 pad; /* 0 */
@@ -456,11 +456,10 @@ struct tb_own_op {
 	__s64 held; /* when a live rank was last seen to hold: no clock starts before */
 	__s64 own_in; /* when the own rows came into the own sums; 0: they are not there */
 	__s64 listen; /* when to look at its flows */
-	__s64 look; /* when the time alone is news; 0: never */
-	__s64 due; /* the same, as found in this look */
+	__s64 due; /* when to look again, as found in this look; 0: when something arrives */
 	__u64 abstained[4]; /* bitmap of ranks that have said that they bring no rows */
 	__u64 stayed[4]; /* bitmap of ranks that have said that they come too late to bring any */
-	__u64 seen[13]; /* what there was of it when that was looked at last */
+	__u64 marks[8]; /* bitmaps of ranks whose marks covered it in the last turn */
 	__u32 label; /* of the op */
 	__u32 slot; /* of its record */
 	__u32 layout; /* layout tag */
@@ -476,12 +475,7 @@ struct tb_own_op {
 	__u32 missing; /* own rows without a contributor */
 	__u32 aims; /* destinations of the results */
 	__u16 aim[256]; /* each of them */
-	__u32 complete_at; /* complete own rows that may end the first half */
-	__u32 results_at; /* results that may end the second half */
-	__u8 watched; /* 1: every row that is taken is news */
 	__u8 stirred; /* 1: something but the datapath has changed it */
-	__u8 news; /* 1: it had news since its flows were looked at */
-	__u8 passed; /* 1: the last turn passed it over */
 	__u8 asked; /* what Python has said of it in this look */
 	__u8 sending; /* how far this rank is with its own rows */
 	__u8 switched; /* 1: a switch sums its rows */
@@ -492,9 +486,9 @@ struct tb_own_op {
 	__u8 unnoted; /* 1: its own rows are sealed, and Python has not learned from that */
 	__u8 queued; /* 1: the results are in the send queue, or beyond */
 	__u8 action; /* what the safeguard calls for */
-	__u8 pad[2]; /* 0 */
+	__u8 pad[5]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 1032, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 976, "tb_own_op");
 
 /* What an owner makes and sends the results of its rows by (`collective.flow_control`). */
 struct tb_owner {

@@ -8,7 +8,7 @@ A switch that sums is the reference of the tests (``reference_switch``). Checked
 - the first turn in which D_start and twice ``stage_max`` are over ends an op, and the engine has asked for one by then
   (clock-12);
 - sums that are sealed are those of what their contributors have sent (kernel-16);
-- an op that the compiled look passes over has nothing to do, and no earlier time to look (``halves.c``);
+- flows that are not due have nothing to ask for, and no earlier time to look (``recovery.c``);
 - ranks that place an op by the same owner map have its rows at the same places (clock-19);
 - results are written, and who has lost nothing of an op has the bits of the others who have not;
 - every packet that arrived has one verdict in the ledger, and rows in sums are those stored and added without those
@@ -32,7 +32,7 @@ from tailbound.collective.op import Op
 from tailbound.kernel.core import core
 from tailbound.transport.config import Config, Switch
 from tailbound.transport.steps import step_of
-from tailbound.wire.schema import HEADROOM, UNKNOWN_SENDER, Found, Verdict, serial_distance
+from tailbound.wire.schema import HEADROOM, UNKNOWN_SENDER, Verdict, serial_distance
 from tailbound_lab.simulate.engine import Done, Plan
 from tailbound_lab.simulate.engine import Engine as UncheckedEngine
 from tailbound_lab.simulate.fabric import MS, Burst, Fabric
@@ -88,16 +88,18 @@ class Datapath(UncheckedDatapath):
 
 
 class Engine(UncheckedEngine):
-    """Looks at what is passed over all the same: there must be nothing to do, and no earlier look."""
+    """Looks at flows that are not due all the same: there must be nothing to ask for, and no earlier look."""
 
     #: ops whose own results were made and queued without a turn
     alone: set[int]
-    #: in one of so many turns; that changes nothing of what happens
+    #: at the end of one of so many turns; that changes nothing of what happens
     every = 4
+
+    _turns, _turned = 0, False
 
     def begin(self) -> None:
         super().begin()
-        self._turns, self.alone = 0, set[int]()
+        self.alone = set()
 
     def look_out(self, now: int) -> int:
         then = super().look_out(now)
@@ -116,31 +118,15 @@ class Engine(UncheckedEngine):
                 cast(Any, op).added_up = True
                 cast(Datapath, self.job.datapath).sums.sealed(op.label, op.sum_seq, op.own)
 
-    def _move(self, now: int, *, everything: bool, holds: bool) -> int:
-        self._turns += 1
-        look = super()._move(now, everything=everything, holds=holds)
-        if not self._turns % self.every and not self._unsettled:  # else all are looked at in the next turn
-            for op in self._ops.values():
-                if op.passed and not op.finished:
-                    self._check_passed(op, now)
-        return look
-
-    def _check_passed(self, op: Op, now: int) -> None:
-        before, op.asked = self._state(op), 0
-        move = core().fast.tb_move
-        found = move(self.job.terms.pointer, ctypes.addressof(op), now)
-        assert not found, f"op {op.name} had no news, but {Found(found).name}"
-        assert op.due == op.look, f"op {op.name} is to be looked at at {op.due}, not at {op.look}"
-        assert self._state(op) == before, f"op {op.name} had no news: {before}, {self._state(op)}"
-
-    @staticmethod
-    def _state(op: Op) -> tuple[object, ...]:
-        names = ("phase", "deadline", "promised", "lasts", "limit", "over", "tenth", "progress", "quiet")
-        return op.start, *(getattr(half, name) for half in (op.first, op.second) for name in names)
+    def _move(self, *now: int, **how: bool) -> int:
+        self._turned = True
+        return super()._move(*now, **how)
 
     def _listen(self, now: int) -> None:
         super()._listen(now)
-        if self._turns % self.every:
+        turned, self._turned = self._turned, False
+        self._turns += turned
+        if not turned or self._turns % self.every:
             return
         for op in [op for op in self._ops.values() if not (op.stirred or now >= op.listen or op.finished)]:
             before, look = self._asked(op), op.listen

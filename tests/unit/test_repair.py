@@ -65,7 +65,7 @@ class Receiver(OpWorld):
         self.halves[0].phase = Phase.DONE if results else Phase.OPEN
         op.halves = tuple(ctypes.addressof(half) for half in self.halves)
         op.sending = Sending.OVER if results or asks else Sending.LAUNCHED
-        op.label, op.slot, op.sum_seq, op.result_seq, op.own, op.news = OP, op_slot(OP), SEQ, SEQ, of, True
+        op.label, op.slot, op.sum_seq, op.result_seq, op.own = OP, op_slot(OP), SEQ, SEQ, of
         self._lists = np.concatenate([self.places(rank) for rank in range(RANKS)]).astype(np.int32)
         self._tables = [np.full(RANKS, n, np.int64) for n in (of, first)] + [np.arange(RANKS) * of]
         op.shares, op.places, op.starts = (table.ctypes.data for table in self._tables)
@@ -105,7 +105,7 @@ class Receiver(OpWorld):
     def poll(self, now: int) -> tuple[dict[int, list[int]], list[int]]:
         """Rows to be requested of each sender, and whom to ask for the mark."""
         self._say(self.here)
-        self.half.deadline, self.op.news = self.deadline, True
+        self.half.deadline = self.deadline
         found = self.listen(self.op, now)
         flows = list(self.half.begun)
         requests = {f.rank: self.half.places(f).tolist() for f in flows if f.requests}
@@ -347,7 +347,6 @@ def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
             receiver = Receiver(results=results)
             receiver.terms.insist, receiver.terms.repair, receiver.op.usual = insist, repair, d2
             core().fast.tb_leave(receiver.terms.pointer, ctypes.addressof(receiver.op))  # its flows begin anew
-            receiver.op.news = True
             receiver.listen(receiver.op, 0)
             half = receiver.half
             assert half.patience == (max(most, insist * results) if repair else 0)

@@ -1,4 +1,4 @@
-"""Decisions about ops (``collective.step``, ``halves.c``), ops with news, and words about those that are over."""
+"""Decisions about ops (``collective.step``, ``halves.c``), turns, and words about those that are over."""
 
 from __future__ import annotations
 
@@ -349,7 +349,7 @@ def test_the_clock_of_an_overtaken_launch_has_begun_long_ago(op: Op, start: int,
     assert (told.overtaken(now), op.start) == (True, started)
 
 
-# -- which running ops have news ---------------------------------------------------------------------------------
+# -- turns --------------------------------------------------------------------------------------------------------
 
 
 class Rank(OpWorld):
@@ -368,17 +368,14 @@ class Rank(OpWorld):
         self.fast.tb_enter(self.terms.pointer, ctypes.addressof(made))
         return made
 
-    def own_record(self, op: Op) -> Any:
-        """Of the kernel, made if there is none."""
-        return super().record(op.label, {"layout": op.layout})
-
-    def news(self, now: int, *, everything: bool = False) -> list[Op]:
-        """Ops that are looked at in a turn; nothing is done for them."""
+    def turn(self, now: int, *, everything: bool = False) -> list[Op]:
+        """Ops whose flows are to be looked at after a turn in which there is nothing to do; then they are."""
         self.fast.tb_begin_turn(self.terms.pointer, everything, 0)
-        while self.fast.tb_next_op(self.terms.pointer, now):  # it is not looked at to the end
-            (found,) = (op for op in self.ops if op.label == self.terms.label)
-            self.terms.at, self.terms.entered = found.after, 0
-        return [op for op in self.ops if not op.passed]
+        assert not self.fast.tb_next_op(self.terms.pointer, now)
+        due = [op for op in self.ops if op.listen <= now]
+        self.fast.tb_begin_listening(self.terms.pointer)
+        assert not self.fast.tb_listen(self.terms.pointer, now)
+        return due
 
 
 @pytest.fixture
@@ -386,40 +383,23 @@ def rank() -> Rank:
     return Rank()
 
 
-def test_an_op_is_looked_at_when_it_is_new_when_it_is_time_and_when_something_has_changed_it(rank: Rank) -> None:
-    op = rank.op()
-    assert rank.news(2 * MS) == [op]
-    assert op.look == op.admitted + rank.terms.start_max  # the clock starts
-    op.look = 9 * MS
-    assert rank.news(8 * MS) == []
-    assert rank.terms.due == 9 * MS
-    assert rank.news(9 * MS) == [op]
-    assert rank.news(9 * MS) == []
+def test_flows_are_looked_at_when_it_is_time_and_when_something_has_changed_their_op(rank: Rank) -> None:
+    op, other = rank.op(), rank.op()
+    assert rank.turn(2 * MS) == [op, other]
+    assert rank.terms.due == op.admitted + rank.terms.start_max  # the clock starts
+    assert rank.turn(2 * MS) == []
+    assert rank.turn(op.listen) == [op, other]
     op.stirred = True
-    assert rank.news(9 * MS) == [op]
-    assert rank.news(9 * MS) == []
-    assert rank.news(9 * MS, everything=True) == [op]
+    assert rank.turn(2 * MS) == [op]
+    assert not op.stirred
+    assert rank.turn(2 * MS, everything=True) == [op, other]
+    for mark in ("contributed", "published"):
+        rank.store.peer_states[1][mark] = op.label
+        assert rank.turn(2 * MS) == [op]
+        op.stirred = False  # by the end of a flow, say
 
 
-def test_rows_are_news_when_a_half_may_be_over_by_them(rank: Rank) -> None:
-    """Rules: clock-7a, clock-12. While rows come an op has nothing to do, and there are many."""
-    op = rank.op()
-    record, own = rank.own_record(op), op.own
-    rank.news(MS)
-    record["progress"], record["rows_complete"] = 5, own - 1
-    assert rank.news(MS) == []
-    record["rows_complete"] = own
-    assert rank.news(MS) == [op]
-    assert rank.news(MS) == [op]  # until it is sealed, since the count may have to be checked
-    op.first.phase, op.stirred = Phase.CLOSED, True
-    rank.news(MS)
-    record["results_in"] = op.place.layout.shape.rows - own - 1
-    assert rank.news(MS) == []
-    record["results_in"] += 1
-    assert rank.news(MS) == [op]
-
-
-def test_all_ops_have_news_when_who_is_waited_for_or_what_was_learned_changes(rank: Rank) -> None:
+def test_all_flows_are_looked_at_when_who_is_waited_for_or_what_was_learned_changes(rank: Rank) -> None:
     known = rank.known
     assert not known.follow()
     known.membership.contribution.accuse(2, 0)
@@ -455,8 +435,7 @@ def test_ops_enter_in_order_and_leave_in_any(rank: Rank) -> None:
         gone = rank.ops.pop(at)
         rank.fast.tb_leave(rank.terms.pointer, ctypes.addressof(gone))
     new = rank.op()
-    assert rank.news(MS) == [*rank.ops[:-1], new]
-    assert rank.news(MS) == []
+    assert rank.turn(MS) == [*rank.ops[:-1], new]
 
 
 def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:

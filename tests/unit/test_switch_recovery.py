@@ -56,7 +56,6 @@ class Asker(OpWorld):
         self.now += after
         self.known.follow()
         self.marks("contributed", OP, self.through)
-        self.op.news = True
         self.listen(self.op, self.now)
         asked = [self.half.places(flow).tolist() for flow in self.half.begun if flow.rank == RANKS and flow.requests]
         return asked[0] if asked else []
