@@ -166,15 +166,16 @@ def test_a_rank_with_a_gradient_that_is_not_finite_abstains(
 
 
 def test_the_others_wait_for_a_rank_that_holds() -> None:
-    """Three times as long as both deadlines: no rank is left out, no rank is suspected (clock-16)."""
+    """Three times as long as both deadlines: no rank is left out or suspected, and no rank takes it for computing."""
     with sim_team(3, settings(hasty(deadline_1=300 * MS, deadline_2=300 * MS))) as job:
-        job.warm_up(NUMEL)
+        job.warm_up(NUMEL, 1)
         job[2].hold(True)
         job.until(lambda: all(m.job.membership.holding(job.now) for m in job.communicators[:2]), "it holds", 100 * MS)
         job.at(1800 * MS, lambda: job[2].hold(False))
         results = job.right(NUMEL, late={2: 1800 * MS})
         assert all(outcome.nanoseconds > 1800 * MS for _, outcome in results[:2])
-        assert job.suspects == [[]] * 3
+        assert job.suspects == [[]] * 3  # clock-16
+        assert {member.job.deadlines.start_max for member in job.communicators} == {job[0].config.start_max}
 
 
 def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
