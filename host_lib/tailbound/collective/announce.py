@@ -32,7 +32,7 @@ def decode_needs(body: bytes, groups: int) -> NDArray[np.int16] | None:
 def announce(job: Speaker, op: Op, peers: Iterable[int], *, asks: bool = False) -> None:
     """Sends READY for ``op`` to ``peers``, and ``asks`` for theirs."""
     body = encode_needs(op.needs.get(job.rank) if op.cold else None)
-    flags = Flag.ABSTAIN if op.abstains else Flag(0)
+    flags = int(Flag.ABSTAIN if op.abstains else 0)
     if op.outcome.overflowed:
         flags |= Flag.OVERFLOW
     if flags:
@@ -49,7 +49,7 @@ def announce(job: Speaker, op: Op, peers: Iterable[int], *, asks: bool = False) 
 
 def acknowledge(job: Speaker, label: int, layout: int, peers: Iterable[int]) -> None:
     """Tells ``peers`` by GONE how far this rank is: the marks say it. And that it abstained: a word may be lost."""
-    flags = job.said.get(label, Flag(0))
+    flags = job.said.get(label, 0)
     head = job.header(PacketType.GONE, label, layout, flags=flags)
     for peer in peers:
         job.tell(peer, head)
@@ -65,5 +65,5 @@ def farewell(job: Speaker, label: int) -> None:
 
 def hold(job: Speaker, *, over: bool) -> list[bytes]:
     """HOLD to every peer: this rank is between steps, or (``over``) no longer (clock-16). The packets, by peer."""
-    head = job.header(PacketType.HOLD, job.sequence.upcoming, 0, flags=Flag.FLUSH if over else Flag(0))
+    head = job.header(PacketType.HOLD, job.sequence.upcoming, 0, flags=Flag.FLUSH if over else 0)
     return [job.tell(peer, head) for peer in job.peers]

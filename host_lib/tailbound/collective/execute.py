@@ -37,7 +37,7 @@ COPIES = 8
 def ask(job: Job, op: Op, half: Half) -> None:
     """Asks for the rows of a half that are lost (clock-23), and for marks that are missing (clock-30)."""
     now, tag = job.now(), op.place.layout.tag
-    flags = Flag.FIRST_HALF if half is op.first else Flag(0)
+    flags = Flag.FIRST_HALF if half is op.first else 0
     for flow in half.begun:
         peer = flow.rank
         if peer == job.switch:

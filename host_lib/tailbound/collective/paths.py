@@ -164,7 +164,7 @@ class Paths:
     def _packet(self, path: Path, peer: int, place: int, body: bytes = b"", *, ask: bool = True) -> bytes:
         job = self._job
         head = job.header(
-            PacketType.HELLO, job.marks.contributed, 0, flags=int(Flag.REPEAT) if ask else 0,
+            PacketType.HELLO, job.marks.contributed, 0, flags=Flag.REPEAT if ask else 0,
             row=path.trial, rows=place, count=path.peers_trial, seq=path.heard,
         )  # fmt: skip
         return job.word(peer, head, body)
@@ -233,7 +233,7 @@ class Paths:
 
     def _tell(self, peer: int, flag: Flag, count: int = 0) -> None:
         job = self._job
-        job.tell(peer, job.header(PacketType.HELLO, job.marks.contributed, 0, flags=int(flag), count=count))
+        job.tell(peer, job.header(PacketType.HELLO, job.marks.contributed, 0, flags=flag, count=count))
 
     # -- what is said -------------------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def answer(job: Job, now: int) -> int:
 def _gone(job: Job, places: Places) -> None:
     """Tells the asker that there are no such rows."""
     asking = job.repairs.asking
-    flags = (Flag.FIRST_HALF if asking.first_half else Flag(0)) | job.said.get(asking.label, Flag(0))
+    flags = (Flag.FIRST_HALF if asking.first_half else 0) | job.said.get(asking.label, 0)
     for row, body in encode_repair(places, job.store.width):
         head = job.header(PacketType.GONE, asking.label, asking.layout, row=row, rows=len(places), flags=flags)
         job.tell(asking.asker, head, body)

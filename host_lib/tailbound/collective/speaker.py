@@ -72,7 +72,7 @@ class Speaker(Known):
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before, before)
         #: what this rank said of its gradient (``ABSTAIN``, ``OVERFLOW``), by op; peers that missed the word ask
-        self.said: dict[int, Flag] = {}
+        self.said: dict[int, int] = {}
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank, now)
         first = self.sequence.map.id
@@ -110,9 +110,9 @@ class Speaker(Known):
             setattr(head, name, value)
         return head
 
-    def remember(self, label: int, flags: Flag) -> None:
+    def remember(self, label: int, flags: int) -> None:
         """Keeps what is said of the own gradient of an op."""
-        self.said[label] = self.said.get(label, Flag(0)) | flags
+        self.said[label] = self.said.get(label, 0) | flags
         if len(self.said) > _SAID:
             del self.said[next(iter(self.said))]
 

@@ -79,7 +79,7 @@ def send_again(job: Job, op: Op, places: Places) -> None:
     now, release = job.now(), op.second.release
     memory, _, partials = op.buffers.contributions
     rows = memory[places]
-    add_flags(rows, partials[places], int(Flag.REPEAT | (Flag.FLUSH if release else Flag(0))), NO_KEY)
+    add_flags(rows, partials[places], Flag.REPEAT | (Flag.FLUSH if release else 0), NO_KEY)
     job.counters["rows_flushed" if release else "rows_sent_again"] += len(rows)
     job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
     if not release or op.closed_at:

@@ -160,7 +160,7 @@ def note(job: Speaker, op: Op, now: int) -> None:
         return
     in_step, step, floor = job.in_step and not op.overtaken, op.place.step, job.config.floor
     cut = op.first.cut is not None or op.second.cut is not None
-    if in_step and not op.held:  # a hold is no computing
+    if in_step and not op.held:  # else it was not computing alone
         job.deadlines.step(step, op.launch.launched, now, last=op.place.layout.last)
     if step != job.sampled[0] and op.start - job.sampled[1] >= _STEPS_APART * floor:
         job.sampled = step, op.start

@@ -72,8 +72,8 @@ class PacketType(enum.IntEnum):
     HELLO = 12  #: tries of the way: small, as wide as a row, and in bursts; `count` and `seq` answer the receiver's own
 
 
-class Flag(enum.IntFlag):
-    """Bits of the header's ``flags``."""
+class Flag(enum.IntEnum):
+    """Bits of the header's ``flags``; plain numbers, since arithmetic on an IntFlag costs microseconds."""
 
     FLUSH = 1
     ABSTAIN = 2
@@ -1203,7 +1203,7 @@ class Sent(enum.IntEnum):
     REFUSED = 3  #: Say what to do with a message that was refused.
 
 
-class Ready(enum.IntFlag):
+class Ready(enum.IntEnum):
     """What the transport thread waits for, sockets apart: bits of ``tb_sleep.ready``, in the order of descriptors."""
 
     HANDED = 1  #: Other threads have handed something over.
@@ -1215,7 +1215,7 @@ class Ready(enum.IntFlag):
 SOCKETS_AT = len(Ready)
 
 
-class Woken(enum.IntFlag):
+class Woken(enum.IntEnum):
     """What only Python can do after a wake-up."""
 
     TURN = 1  #: A turn is due.
