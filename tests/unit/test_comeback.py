@@ -53,19 +53,19 @@ def test_a_new_process_finds_its_part(rank: int, peers: dict[int, Life | None], 
             find_part(rank, 10 + rank, peers, pull, 0)
 
 
-def test_peers_are_asked_for_their_part_at_the_same_time() -> None:
-    """One that does not answer takes seconds; the lowest is asked when the others have answered."""
-    together, asked = threading.Barrier(3), list[int]()
+def test_peers_are_asked_at_the_same_time_and_none_is_waited_for_where_one_is_inside() -> None:
+    """One whose host is off takes seconds."""
+    together, over, waited = threading.Barrier(4), threading.Event(), list[bool]()
 
     def pull(rank: int, *_: Any) -> bytes:
-        asked.append(rank)
-        if rank > 1:
-            together.wait(PATIENCE)
-        raise TransportError("silent")
+        together.wait(PATIENCE)
+        if rank != 2:
+            waited.append(over.wait(PATIENCE))
+        return struct.pack("!BIH", Part.INSIDE, 7, 3)
 
-    with pytest.raises(TransportError, match=r"\[1, 2, 3, 4\] do not answer"):
-        find_part(0, 5, [1, 2, 3, 4], pull, 0)
-    assert asked[-1] == 1
+    assert find_part(0, 5, [1, 2, 3, 4], pull, 0) == Life(Part.OUTSIDE, 7, 3)
+    assert not waited
+    over.set()
 
 
 def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_into_it_that_one() -> None:

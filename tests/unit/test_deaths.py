@@ -29,8 +29,12 @@ class Engine:
     def __init__(self) -> None:
         self.told: queue.Queue[int] = queue.Queue()
         self.asked, self.answers = 0, 0  # questions over UDP; how many of them are answered
+        self.busy = 0  # how often it has no time
 
     def ask(self, what: Callable[[], Any]) -> Any:
+        if self.busy:
+            self.busy -= 1
+            raise TransportError("the transport thread has not answered")
         return what()
 
     def ask_after(self, rank: int) -> int:
@@ -76,7 +80,7 @@ def test_who_refuses_connections_and_answers_over_udp_lives(paths: list[Reliable
     monkeypatch.setattr("tailbound.transport.lifeline._AGAIN", Policy(0, 0))
     engines = watched(paths)
     comeback.connect(paths[0], 0, [1], PATIENCE)
-    engines[0].answers = 5
+    engines[0].answers, engines[0].busy = 5, 2
     paths[1].close()
     assert engines[0].told.get(timeout=PATIENCE) == 1
     assert engines[0].asked == 5 + comeback._ASKED

@@ -19,6 +19,7 @@ never all. Either is told an ``Entrance``. Old scales stay until the first resul
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import itertools
 import json
@@ -26,7 +27,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -76,26 +77,27 @@ def of_form(form: struct.Struct, answer: Callable[..., Iterable[Buffer]]) -> Han
     return handler
 
 
-def ask_each(ranks: Collection[int], ask: Callable[[int], T | None], name: str) -> dict[int, T]:
+def ask_each(
+    ranks: Collection[int], ask: Callable[[int], T | None], name: str, ends: Callable[[T], bool] = lambda _: False
+) -> dict[int, T]:
     """What ``ask`` gives for each of ``ranks``, all at the same time; who gives None or cannot be asked is left out.
 
     Args:
         ranks: of peers.
         ask: asks one of them; may raise a ``TransportError``.
         name: of the threads.
+        ends: an answer after which the others are not waited for.
     """
-
-    def said(rank: int) -> T | None:
-        try:
-            return ask(rank)
-        except TransportError:
-            return None
-
-    if not ranks:
-        return {}
-    with ThreadPoolExecutor(min(len(ranks), AT_ONCE), name) as threads:
-        found = dict(zip(ranks, threads.map(said, ranks), strict=True))
-    return {rank: answer for rank, answer in found.items() if answer is not None}
+    threads, found = ThreadPoolExecutor(max(1, min(len(ranks), AT_ONCE)), name), dict[int, T]()
+    asked = {threads.submit(ask, rank): rank for rank in ranks}
+    for future in as_completed(asked):
+        with contextlib.suppress(TransportError):
+            if (answer := future.result()) is not None:
+                found[asked[future]] = answer
+                if ends(answer):
+                    break
+    threads.shutdown(wait=False, cancel_futures=True)
+    return found
 
 
 class Part(enum.IntEnum):
@@ -202,21 +204,21 @@ def find_part(
             return None
 
     while True:
-        # the lowest last: its process is the least likely to be another one when it counts
         lives = {rank: Life(Part.UNKNOWN, cookie)}
-        for some in (asked[1:], asked[:1]):
-            lives |= ask_each(some, ask, "tailbound-part")
+        lives |= ask_each(asked, ask, "tailbound-part", lambda life: life.part == Part.INSIDE)
         for life in lives.values():
             if life.part == Part.INSIDE:
                 return life._replace(part=Part.OUTSIDE)
         silent = [peer for peer in asked if peer not in lives]
         if not silent:
+            # the lowest again, last: its process is the least likely to be another one when it counts
+            lives |= ask_each(asked[:1], ask, "tailbound-part")
             begun = [life.cookie for life in lives.values() if life.part == Part.BEGINS]
             new = [lives[each].cookie for each in sorted(lives) if lives[each].part == Part.UNKNOWN]
             return Life(Part.BEGINS, (begun or new)[0])
         if time.monotonic() >= until:
             raise TransportError(
-                f"this process has come back, and of the job's other ranks {sorted(silent)} do not answer within "
+                f"this process has come back, and of the job's other ranks {silent} do not answer within "
                 f"{timeout:g} s, while no rank is left that could give its state: restart all ranks from a checkpoint"
             )
         time.sleep(_AGAIN)
@@ -320,8 +322,8 @@ def watch(reliable: Reliable, engine: Transpose) -> None:
                 if engine.ask(partial(engine.answered, rank, since)):
                     return False
             engine.ask(lambda: engine.died(rank))
-        except TransportError:  # this one is closing
-            pass
+        except TransportError:  # this one has no time, and asks again, or is closing
+            return False
         return True
 
     reliable.lost = lost
