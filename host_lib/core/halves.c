@@ -115,7 +115,6 @@ TB_EXPORT void tb_charge(struct tb_overtime *v, const struct tb_half *h, __s64 n
 /* The own thread woke up so late: it waited for a core, if it was not stopped. */
 TB_EXPORT void tb_woke(struct tb_overtime *v, __s64 late)
 {
-	v->lates[v->wakes++ % TB_LATES] = tb_most(0, late);
 	if (late <= v->longest)
 		v->latest = tb_most(v->latest, late);
 }

@@ -8,7 +8,6 @@
 #define TB_DESTINATIONS 258
 #define TB_CHANNELS_MOST 32
 #define TB_INTERNAL 9223372036854775807
-#define TB_LATES 64
 #define TB_OPENED_MOST 64
 #define TB_SOCKETS_AT 3
 
@@ -329,10 +328,8 @@ struct tb_overtime {
 	double share; /* part of the time that is saved up */
 	__s64 longest; /* that answers and waits count at most */
 	__s64 latest; /* the longest wait for a core since the last op */
-	__u64 wakes; /* times that the own thread woke up at a time that it had asked for */
-	__s64 lates[64]; /* how late it did */
 };
-_Static_assert(sizeof(struct tb_overtime) == 616, "tb_overtime");
+_Static_assert(sizeof(struct tb_overtime) == 96, "tb_overtime");
 
 /* What the ops of a rank are decided by, and what Python and the library tell each other in a turn; times in ns. */
 struct tb_terms {

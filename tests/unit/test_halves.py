@@ -334,11 +334,3 @@ def test_waits_for_a_core_make_silences_longer(
         assert overtime.lack == lack * MS
         assert silence(overtime, deadline(S)) == min(max(20, 2 * lack) * MS, LONGEST)
     assert overtime.lacked == (ops[-1][1][-1] or 0) * MS
-
-
-def test_how_late_the_own_thread_wakes_up() -> None:
-    overtime, found = Overtime(S), []
-    for late in (-1, *range(40)):
-        found.append(overtime.late)
-        overtime.woke(late * MS)
-    assert (found[:2], overtime.late) == ([0, 0], 37 * MS)

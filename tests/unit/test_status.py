@@ -40,7 +40,7 @@ def report(rank: int = 0, **changes: Any) -> dict[str, Any]:
         "datapath": "udp", "time": time.time(), "monotonic": 100.0, "op": "3.1", "ops": 50, "ops_incomplete": 1,
         "ops_late": 0, "ops_skipped": 0, "ops_minority": 0, "p50_ms": 12.0, "p99_ms": 30.0, "delivered": 0.96,
         "deadlines_ms": {"d1": 10.0, "d2": 20.0, "q": 0.5}, "deadline_hits": 0,
-        "overtime_ms": {"waited": 12.0, "answer": 7.0, "late": 3.0, "lack": 5.0, "lacked": 70.0},
+        "overtime_ms": {"waited": 12.0, "answer": 7.0, "lack": 5.0, "lacked": 70.0},
         "map": {"id": 4, "owners": [0, 1]}, "behind": 0, "sent_bytes": 2000, "drops": {"LATE": 3},
         "lost_on_arrival": {}, "counters": {"clipped": 9}, "peers": {str(p): dict(peer) for p in range(3) if p != rank},
         "events": [{"monotonic": 99.0, "event": "suspect", "suspect": 2}], "event_counts": {"suspect": 1},

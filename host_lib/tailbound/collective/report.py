@@ -122,12 +122,11 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             "d2": learned.stage_two(accounts.flow_bytes) / 1e6,
             "q": learned.quiet / 1e6,
         },
-        # waited past deadlines; how long answers take; how late the thread wakes up; what it
-        # waited for a core in one of the last ops at most, and in all
+        # waited past deadlines; how long answers take; what the own thread waited for a core in one of the last ops at
+        # most, and in all
         "overtime_ms": {
             "waited": overtime.waited / 1e6,
             "answer": overtime.answer / 1e6,
-            "late": overtime.late / 1e6,
             "lack": overtime.lack / 1e6,
             "lacked": overtime.lacked / 1e6,
         },

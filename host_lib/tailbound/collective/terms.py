@@ -29,8 +29,6 @@ RESERVE = MOST // 2
 #: Answers and ops of which the slowest counts, and how long either lasts at most: after more a rank was stopped, which
 #: says nothing about the next time.
 _KEPT, LONGEST = 64, 400 * MS
-#: Part of the wake-ups that ``late`` covers.
-_COVER = 0.95
 _FILE = "/proc/thread-self/schedstat"
 #: Longer than three numbers of 64 bits.
 _LENGTH = 64
@@ -117,7 +115,6 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
     answer: int
     lack: int
     latest: int
-    wakes: int
 
     def __init__(self, now: int, floor: int = FLOOR) -> None:
         super().__init__(floor, MOST * floor // FLOOR, RESERVE * floor // FLOOR, FIRST * floor / FLOOR, now)
@@ -176,12 +173,6 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
         """An op has ended."""
         self._lacks.append(min(LONGEST, self.latest))
         self.lack, self.latest = max(self._lacks), 0
-
-    @property
-    def late(self) -> int:
-        """How late the own thread wakes up: what nearly none of the last wake-ups exceeds, ns."""
-        lates = sorted(self.lates[: self.wakes])
-        return lates[int(_COVER * (len(lates) - 1))] if lates else 0
 
 
 class Terms(record_of(TERMS)):  # type: ignore[misc]

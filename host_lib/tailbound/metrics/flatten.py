@@ -34,7 +34,6 @@ _OF_RANK = (
     ("delivered_ratio", "delivered", 1.0, "Share of all rows expected so far that came in time."),
     ("overtime_seconds_total", "overtime_ms waited", _MS, "Time that ops have waited past their deadlines."),
     ("answer_seconds", "overtime_ms answer", _MS, "Time of the slowest of the last answers of others."),
-    ("woke_late_seconds", "overtime_ms late", _MS, "Delay with which the own transport thread wakes up."),
     ("core_lack_seconds", "overtime_ms lack", _MS, "Longest wait of one of the last ops for a core."),
     ("core_wait_seconds_total", "overtime_ms lacked", _MS, "Time that ops have waited for a core."),
     ("steps_behind", "behind", 1.0, "Steps that the newest rank is ahead of this one."),

@@ -929,9 +929,6 @@ HALF = Struct(
     ),
 )
 
-#: Wake-ups that are kept.
-LATES = 64
-
 OVERTIME = Struct(
     "tb_overtime",
     "What waiting past deadlines may cost, and how long ranks that live say nothing (`collective.terms`); in ns.",
@@ -948,8 +945,6 @@ OVERTIME = Struct(
         Field("share", "f64", "part of the time that is saved up"),
         Field("longest", "s64", "that answers and waits count at most"),
         Field("latest", "s64", "the longest wait for a core since the last op"),
-        Field("wakes", "u64", "times that the own thread woke up at a time that it had asked for"),
-        Field("lates", "s64", "how late it did", LATES),
     ),
 )
 
