@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 
 from support import MemoryStore, gradients, greeting, patient, team
-from tailbound.collective import hello
+from tailbound.collective import paths as ways
 from tailbound.collective.communicator import Communicator
-from tailbound.collective.hello import lacks
 from tailbound.collective.paths import ANSWERS, BURST, SMALL, TRIES, WIDE, Paths
 from tailbound.errors import TransportError
 from tailbound.transport.config import MS, Config
@@ -49,7 +48,7 @@ def test_who_does_not_hear_whom_is_named_by_all(
         return send(paths, port, peer, kept) if kept else 0
 
     monkeypatch.setattr(Paths, "_send", lossy)
-    monkeypatch.setattr(hello, "LIMIT", 500 * MS)
+    monkeypatch.setattr(ways, "LIMIT", 500 * MS)
     store = MemoryStore()
 
     def refusal(rank: int) -> str:
@@ -138,14 +137,14 @@ def test_half_of_a_burst_has_to_arrive_and_a_trial_begins_with_nothing(paths: Pa
 
 def test_what_a_rank_has_refused_and_could_not_send_is_told(paths: Paths) -> None:
     job: Any = paths._job
-    job.paths, greetings = paths, [greeting(rank, ranks=3) for rank in range(3)]  # at 10.0.0.0 to 10.0.0.2
+    greetings = [greeting(rank, ranks=3) for rank in range(3)]  # at 10.0.0.0 to 10.0.0.2
     says(paths, 1, 0, answer=False)
     paths.by_peer[1].heard |= WIDE
     job.records.verdicts()[1, Verdict.WRONG_ADDRESS] = 7
     for path in paths.by_peer.values():
         path.refused = errno.EPERM
     paths.by_peer[1].told = SMALL | WIDE  # a later try has arrived
-    deaf, unsent = lacks(job, greetings)
+    deaf, unsent = paths.lacks(greetings)
     assert "nothing from 10.0.0.2 came to UDP port 5515 of 10.0.0.0" in deaf
     assert "7 WRONG_ADDRESS" in deaf
     assert "translated" in deaf

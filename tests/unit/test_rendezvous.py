@@ -19,6 +19,7 @@ import pytest
 from support import MemoryStore, greeting, patient, team
 from tailbound.collective import communicator
 from tailbound.collective.communicator import Communicator
+from tailbound.collective.paths import Paths
 from tailbound.errors import CapabilityError, ConfigError, LayoutError, TailboundError, TransportError
 from tailbound.kernel.net import interface, interface_towards
 from tailbound.settings.kinds import LIMITS
@@ -161,27 +162,27 @@ def test_what_cannot_be_done_without_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(
-    ("stage", "error"),
+    ("of", "stage", "error"),
     [
-        ("open_datapath", CapabilityError("no SO_SPARKLES here")),
-        ("warm_up", OSError(5, "odd")),
-        ("prove", OSError(5, "odd")),
+        (communicator, "open_datapath", CapabilityError("no SO_SPARKLES here")),
+        (communicator, "warm_up", OSError(5, "odd")),
+        (Paths, "prove", OSError(5, "odd")),
     ],
 )
 def test_who_cannot_take_part_tells_all_others_at_once(
-    monkeypatch: pytest.MonkeyPatch, stage: str, error: Exception
+    monkeypatch: pytest.MonkeyPatch, of: Any, stage: str, error: Exception
 ) -> None:
     """They would wait for ``timeout``: longer than this test may take."""
-    real, store = getattr(communicator, stage), MemoryStore()
+    real, store = getattr(of, stage), MemoryStore()
 
     def fail(*given: Any, **more: Any) -> Any:
-        rank = next(one.rank for one in given if hasattr(one, "rank"))
+        rank = next(one.rank for one in (getattr(given[0], "_job", None), *given) if hasattr(one, "rank"))
         if rank == 1:
             raise error
         return real(*given, **more)
 
-    monkeypatch.setattr(communicator, stage, fail)
-    monkeypatch.setattr("tailbound.collective.hello.LIMIT", 500_000_000)
+    monkeypatch.setattr(of, stage, fail)
+    monkeypatch.setattr("tailbound.collective.paths.LIMIT", 500_000_000)
 
     def join(rank: int) -> BaseException:
         with pytest.raises((TailboundError, OSError)) as raised:

@@ -37,7 +37,6 @@ from tailbound.codec.threads import cores_here, threads_for
 from tailbound.collective import comeback, report
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.collective.comeback import Part
-from tailbound.collective.hello import prove
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Outcome
 from tailbound.collective.transpose import Transpose
@@ -184,7 +183,7 @@ class Communicator:
             early: list[bytes] = []
             if before is None:
                 rendezvous.share(store, "active", "here", config.rank, config.ranks, name, timeout)
-                early = prove(self.job, store, name, self.greetings, timeout)
+                early = self.job.paths.prove(path, store, name, self.greetings, timeout)
                 if elastic:
                     rendezvous.begin(store, name)
             opened.pop_all()

@@ -8,8 +8,9 @@ a small one. A trial repeats it until the answers tell enough:
   until the job ends.
 - Small packets alone arrive: the MTU of the path is below a row, and all ranks end with an error.
 
-``hello`` tries all paths before the first op. Later a receiver that lacks most rows of a rank, op after op, complains,
-and the rank tries its path.
+Before the first op every rank tries its path to every peer (``prove``). Where UDP is dropped (a firewall, a security
+group) or full rows are (an MTU on the path), training would else run to its end with nothing averaged. Later a receiver
+that lacks most rows of a rank, op after op, complains, and the rank tries its path.
 
 Fields of a HELLO: ``row`` numbers the trial, ``rows`` is the packet's place in a burst, from 1 on (0: a single one).
 Every packet also answers the receiver's newest trial: ``count`` is its number, ``seq`` the kinds that have arrived.
@@ -18,18 +19,28 @@ Every packet also answers the receiver's newest trial: ``count`` is its number, 
 from __future__ import annotations
 
 import errno
+import json
+import logging
 import os
-from collections.abc import Callable
+import select
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from tailbound.collective.speaker import Speaker
+from tailbound.datapath.protocol import Datapath
 from tailbound.errors import TransportError
+from tailbound.transport import rendezvous
 from tailbound.transport.backoff import Backoff, Policy
-from tailbound.transport.config import MS
+from tailbound.transport.config import DEFAULT_PORT, MS
 from tailbound.transport.control import Header
+from tailbound.transport.rendezvous import Greeting, Store, spoken
 from tailbound.transport.sender import FULL, NO_GSO
 from tailbound.transport.sockets import burst_packets
-from tailbound.wire.schema import HEADER_BYTES, MAX_RANKS, Flag, PacketType
+from tailbound.wire.schema import FIRST_DROP, HEADER_BYTES, MAX_RANKS, Flag, PacketType, Verdict
+
+log = logging.getLogger("tailbound")
 
 #: What can arrive, as bits: a small packet, one as wide as a row, half of a burst.
 SMALL, WIDE, BURST = 1, 2, 4
@@ -58,6 +69,14 @@ _REMEDIES = {
     errno.EHOSTUNREACH: "their hosts do not answer at the link: ip neigh, ip route",
     errno.ENETDOWN: "{interface} is down: ip link show {interface}",
 }
+
+#: How long one wait for packets lasts at most while paths are proved, ms; lines of a refusal at most.
+_WAIT, _LINES = 5, 8
+#: What a user may not know.
+_PORTS = (
+    "The udp datapath takes any free port, or one of 64 from TAILBOUND_PORT on where that is set; xdp has the port "
+    f"that it was attached for ({DEFAULT_PORT})."
+)
 
 
 @dataclass
@@ -100,12 +119,96 @@ class Paths:
         self._said: dict[int, Backoff] = {}  # refusals, by errno
         self._error: TransportError | None = None
 
-    # -- trials -------------------------------------------------------------------------------------------------------
+    # -- before the first op ------------------------------------------------------------------------------------------
 
-    @property
-    def proven(self) -> bool:
-        """Whether rows come from every peer, and whether bursts reach every peer is known."""
-        return not self.tried and all(path.heard & WIDE for path in self.by_peer.values())
+    def prove(
+        self, datapath: Datapath, store: Store, prefix: str, greetings: Sequence[Greeting], timeout: float
+    ) -> list[bytes]:
+        """Shows that all ranks hear each other; for when all let packets in, before the transport thread starts.
+
+        When it has heard all peers and knows what they have heard, or ``LIMIT`` has passed, a rank writes what it lacks
+        into the store. All read all of it, so they refuse alike. A rank goes on answering until every rank has written.
+
+        Args:
+            timeout: seconds to wait for what the other ranks have to say.
+
+        Returns:
+            Control packets that were not for this: of peers that have begun.
+
+        Raises:
+            TransportError: two ranks do not hear each other; the same on all ranks, naming them.
+        """
+        job, others, ready = self._job, list[bytes](), select.poll()
+        begun, told = job.now(), Future[list[str]]()
+        ready.register(datapath.fds()[1], select.POLLIN)
+
+        def read() -> None:
+            for data in datapath.control_packets():
+                parsed = job.unpack(data)
+                if parsed is None:
+                    continue
+                head, body = parsed
+                if head.type != PacketType.HELLO:
+                    others.append(data)
+                elif (head.cookie, head.owner) == (job.cookie, job.rank) and head.sender in self.by_peer:
+                    self.receive(head, body)
+
+        def talk() -> None:
+            for peer in self.due(job.now()):
+                self.ask(peer, job.now())
+                read()  # the tries of many ranks would overflow the socket's buffer
+            if ready.poll(_WAIT):
+                read()
+
+        def tell() -> None:
+            own = json.dumps(self.lacks(greetings))
+            try:
+                told.set_result(rendezvous.share(store, "heard", own, job.rank, job.ranks, prefix, timeout))
+            except BaseException as error:
+                told.set_exception(error)
+
+        for peer in job.peers:
+            self.begin(peer, begun)
+        while job.now() < begun + LIMIT and (self.tried or not all(p.heard & WIDE for p in self.by_peer.values())):
+            talk()
+        threading.Thread(target=tell, name="tailbound-hello", daemon=True).start()
+        while not told.done():  # a peer may still lack an answer
+            talk()
+        if lines := [line for text in told.result() for line in json.loads(text)]:
+            more = [f"and {len(lines) - _LINES} more"] if len(lines) > _LINES else []
+            raise TransportError(
+                f"rank {job.rank}: UDP does not pass between all ranks, let firewalls pass it:\n  "
+                + "\n  ".join([*lines[:_LINES], *more, _PORTS])
+            )
+        if job.switch is not None and job.sender.plain == set(job.peers):
+            job.sender.plain.add(job.switch)  # it does not answer tries
+        log.info("rank %d: hears all peers over UDP, after %.1f ms", job.rank, (job.now() - begun) / 1e6)
+        return others
+
+    def lacks(self, greetings: Sequence[Greeting]) -> list[str]:
+        """What this rank has not heard, with what to do, in lines; while all is well, none."""
+        job, at = self._job, greetings[self._job.rank]
+        deaf = [peer for peer, path in sorted(self.by_peer.items()) if not path.heard]
+        narrow = [peer for peer, path in sorted(self.by_peer.items()) if path.heard and not path.heard & WIDE]
+        lines, refused = [], _refused(job) if deaf or narrow else ""
+        if deaf:
+            lines.append(
+                f"rank {job.rank} does not hear {spoken(deaf)}: nothing from {_addresses(greetings, deaf)} came to UDP "
+                f"port {at.port} of {at.address}; let it in (firewall, security group, routes){refused}"
+            )
+        if narrow:
+            lines.append(
+                f"rank {job.rank} hears {spoken(narrow)}, but no packets of {job.row_bytes} bytes from "
+                f"{_addresses(greetings, narrow)}: the path's MTU is below that of the interfaces; lower theirs on all "
+                f"hosts (ip link set dev INTERFACE mtu ...; with xdp: tailbound attach --mtu ...){refused}"
+            )
+        for peer, path in self.by_peer.items():
+            if path.refused and not path.told & WIDE:
+                to, why = greetings[peer].address, os.strerror(path.refused)
+                lines.append(f"rank {job.rank} cannot send to rank {peer} at {to}: {why}")
+        return lines
+
+    # -- trials -------------------------------------------------------------------------------------------------------
 
     def begin(self, peer: int, now: int) -> None:
         """Begins a trial of the path to ``peer``, unless one is under way."""
@@ -290,3 +393,18 @@ class Paths:
             f"ranks' interfaces a smaller one (ip link set dev {interface} mtu ...; with xdp: tailbound attach "
             "--mtu ...), and start the job again"
         )
+
+
+def _refused(job: Speaker) -> str:
+    drops = job.records.verdicts()[:, FIRST_DROP:].sum(axis=0)
+    counts = {Verdict(FIRST_DROP + i).name: int(n) for i, n in enumerate(drops) if n}
+    if not counts:
+        return ""
+    names = ", ".join(f"{count} {name}" for name, count in counts.items())
+    more = ": are addresses translated on the way?" if Verdict.WRONG_ADDRESS.name in counts else ""
+    return f"; it has refused packets ({names}){more}"
+
+
+def _addresses(greetings: Sequence[Greeting], ranks: Iterable[int]) -> str:
+    every = list(dict.fromkeys(greetings[rank].address for rank in ranks))
+    return ", ".join(every[:8]) + (f" and {len(every) - 8} more" if len(every) > 8 else "")
