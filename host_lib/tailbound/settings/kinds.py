@@ -33,6 +33,8 @@ class Kind:
             return ",".join(self.show(part) for part in value)
         if isinstance(value, dict):
             return ",".join(f"{name}={'never' if part is None else part}" for name, part in value.items())
+        if isinstance(value, Limits):
+            return value.text()
         if isinstance(value, bool):
             return "on" if value else "off"
         return f"{value:g}" if isinstance(value, float) else str(value)

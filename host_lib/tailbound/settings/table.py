@@ -245,24 +245,19 @@ def _hint(name: str, names: Iterable[str], form: str) -> str:
 def known(option: str, options: Mapping[str, Any]) -> Any:
     """An option as ``TailboundState`` will have it: of ``options``, or of the environment, or by default.
 
-    Text is a value wherever it is one in the environment: ``share_rows="off"``.
+    Text is a value wherever it is one in the environment: ``share_rows="off"``. None is not given.
 
     Raises:
         ConfigError: what cannot be its value.
     """
     setting = _OF_A_JOB[option]
-    if option in ADVANCED:
-        options = options.get("advanced") or {}
-    given = options.get(option, "")
-    if isinstance(given, bool | int | float | tuple | dict) or (given is None and setting.default is not None):
-        if setting.kind.parse is str and given is not None:
-            raise ConfigError(f"{option}= is {given!r}: give {setting.kind.give}")
-        value = setting.parse(setting.kind.show(given), f"{option}=", repr(given))
-        if isinstance(given, dict):
-            return value
-    if not isinstance(given, str):
-        return given
-    return setting.parse(given, f"{option}=") if given.strip() else setting.read()
+    given = ((options.get("advanced") or {}) if option in ADVANCED else options).get(option)
+    if given is None or (isinstance(given, str) and not given.strip()):
+        return setting.read()
+    if setting.kind.parse is str and not isinstance(given, str):
+        raise ConfigError(f"{option}= is {given!r}: give {setting.kind.give}")
+    value = setting.parse(setting.kind.show(given), f"{option}=", repr(given))
+    return given if isinstance(given, bool | int | float | tuple) else value  # the text of a number is rounded
 
 
 def filled(options: Options) -> dict[str, Any]:
@@ -300,11 +295,9 @@ def described() -> str:
 def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
     """What to say of variables that look like settings and are none, each once a process."""
     names = [s.variable for s in ALL]
-    ours = [n for n in environment if n.startswith(PREFIX) and not n.startswith(LABORATORY)]
-    found = [n for n in ours if n not in names and n not in _told]
+    ours = {name for name in environment if name.startswith(PREFIX) and not name.startswith(LABORATORY)}
+    found = sorted(ours.difference(names, _told))
     _told.update(found)
-    said = []
-    for name in sorted(found):
-        bare = [other.removeprefix(PREFIX) for other in names]  # the prefix alone makes all of them alike
-        said.append(f"{name} is no setting and does nothing: {_hint(name.removeprefix(PREFIX), bare, PREFIX + '{}')}")
-    return said
+    bare = [name.removeprefix(PREFIX) for name in names]  # the prefix alone makes all of them alike
+    hints = [_hint(name.removeprefix(PREFIX), bare, PREFIX + "{}") for name in found]
+    return [f"{name} is no setting and does nothing: {hint}" for name, hint in zip(found, hints, strict=True)]
