@@ -272,14 +272,13 @@ void tb_woke(struct tb_overtime *v, __s64 late);
 void tb_start_half(struct tb_half *h, __s64 start, __s64 most, __s64 floor);
 
 /*
- * Loss detection (recovery.c). Flows begin empty; tb_forget_flows, then tb_flow for each that is awaited now (0: no memory),
- * then tb_recover: what to request (tb_incoming.requests, tb_requests) and whom to ask (asked). asks: marks may be asked
+ * Loss detection (recovery.c). Flows begin with a half, of all ranks; 0 where there is no memory. Once they say whether they
+ * are awaited and finished, tb_recover: what to request (tb_incoming.requests, tb_requests) and whom to ask (asked). asks: marks may be asked
  * for. deadline: ends the half; 0: not known. Returns whether there is anything to do.
  */
 void tb_begin_flows(struct tb_half *r);
 void tb_free_flows(struct tb_half *r);
-void tb_forget_flows(struct tb_half *r);
-int tb_flow(struct tb_half *r, __u32 rank, __u32 rows, __u32 first, const __s32 *listed, int ended);
+struct tb_incoming *tb_flow_of(const struct tb_half *r, __u32 rank);
 int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline);
 int tb_flow_over(const struct tb_half *r, __u32 rank);
 void tb_gone(struct tb_half *r, __u32 rank, __u32 row, const __u8 *body, __u32 length);

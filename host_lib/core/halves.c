@@ -643,42 +643,35 @@ static void tb_open_half(const struct tb_terms *t, const struct tb_own_op *o, in
 	__s64 longest = tb_least(TB_ANSWER_MOST, tb_most(t->floor, o->usual / 4));
 	__s64 deadline = tb_half_of(o, 1)->deadline;
 
-	h->answers = t->answers;
-	h->slots = results ? 0 : t->slots;
-	h->presence = results ? t->presence : 0;
-	h->mask = results ? t->result_mask : t->sum_mask;
-	h->seq = results ? o->result_seq : o->sum_seq;
-	h->op = o->label;
-	h->cookie = t->cookie;
-	h->rank = t->rank;
-	h->floor = t->floor;
+	h->terms = (__u64)t;
+	h->own_op = (__u64)o;
+	h->results = results;
 	h->patience = !t->repair ? 0 : results ? tb_most(longest, t->insist) : longest;
 	h->late = deadline > 0 && deadline < o->admitted;
 	h->step = tb_most(t->floor, o->usual) / 10;
 	h->look = tb_least(TB_LOOK, h->step / 4);
-	h->count = t->world;
-	h->ranks = t->ranks;
 	tb_begin_flows(h);
 }
 
 /* The flow of a switch ends when all that bring rows have sent them; short_of: it is known that a rank brings none. */
-static int tb_awaits_switch(const struct tb_terms *t, const struct tb_own_op *o, struct tb_half *h,
-			    const struct tb_sight *see)
+static void tb_awaits_switch(const struct tb_terms *t, const struct tb_own_op *o, struct tb_half *h,
+			     const struct tb_sight *see)
 {
 	tb_set live = tb_set_of(t->live), stayed = tb_set_of(o->stayed);
+	struct tb_incoming *f = tb_flow_of(h, t->ranks);
 	__u32 p;
 
 	h->short_of = tb_count(live) < t->ranks - 1 || tb_count(stayed | tb_set_of(o->abstained));
 	h->parts = 1 + tb_count(live);
 	for (h->part = p = 0; p < t->rank; p++)
 		h->part += tb_has(live, p);
-	return tb_flow(h, t->ranks, o->rows, 0, tb_listed(o, t->ranks),
-		       o->left && !tb_count(see->awaited[0] & ~stayed));
+	f->awaited = o->own_in != 0;
+	f->finished = o->left && !tb_count(see->awaited[0] & ~stayed);
 }
 
-/* Notes whose flows are awaited; 0: no memory. */
-static int tb_awaits(const struct tb_terms *t, const struct tb_own_op *o, struct tb_half *h,
-		     int results)
+/* Notes whose flows are awaited. */
+static void tb_awaits(const struct tb_terms *t, const struct tb_own_op *o, struct tb_half *h,
+		      int results)
 {
 	struct tb_sight see = tb_see(t, o);
 	tb_set ended = results && !o->switched ? see.published : see.contributed, awaited;
@@ -692,15 +685,13 @@ static int tb_awaits(const struct tb_terms *t, const struct tb_own_op *o, struct
 		awaited = tb_set_of(t->live) & ~tb_set_of(o->abstained) &
 			  ~(tb_set_of(o->stayed) & ended);
 	for (p = 0; p < t->ranks; p++) {
-		__u32 rows = o->switched ? 0 : results ? tb_share(o, p) : o->own;
-		__u32 place = results ? 0 : ((const __s64 *)o->places)[p];
+		struct tb_incoming *f = tb_flow_of(h, p);
 
-		if (p != t->rank && tb_has(awaited, p) &&
-		    !tb_flow(h, p, rows, place, results ? tb_listed(o, p) : 0, tb_has(ended, p)))
-			return 0;
+		f->awaited = p != t->rank && tb_has(awaited, p);
+		f->finished = tb_has(ended, p);
 	}
-	return !o->switched || !o->own_in || t->world == t->ranks ||
-	       tb_awaits_switch(t, o, h, &see);
+	if (o->switched && t->world > t->ranks)
+		tb_awaits_switch(t, o, h, &see);
 }
 
 /* Which half of an op has flows that are awaited; -1: none. */
@@ -739,9 +730,8 @@ TB_EXPORT __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	if (!h->flows)
 		tb_open_half(t, o, results);
 	if (h->flows) {
-		tb_forget_flows(h);
-		if (tb_awaits(t, o, h, results))
-			found = tb_recover(h, now, tb_encoded(o), h->deadline);
+		tb_awaits(t, o, h, results);
+		found = tb_recover(h, now, tb_encoded(o), h->deadline);
 	}
 	o->listen = h->due;
 	o->stirred |= open != h->open || release != h->release ||

@@ -284,24 +284,16 @@ struct tb_half {
 	__s64 quiet; /* since when all have finished and nothing has come; 0: they have not */
 	__s64 quiet_at; /* rows that had come by then */
 	__u64 flows; /* struct tb_incoming[count], of the rank after the own one first; 0: none has begun */
-	__u64 answers; /* struct tb_answers[], by rank */
-	__u64 slots; /* of contributions; 0: they are results */
-	__u64 presence; /* of results */
+	__u64 terms; /* struct tb_terms */
+	__u64 own_op; /* struct tb_own_op: whose half it is */
 	__s64 patience; /* that an ended flow is waited for while no requested row comes; 0: none is requested */
 	__s64 step; /* between two looks at a flow that runs */
 	__s64 look; /* between two looks at a flow with requested rows */
-	__s64 floor; /* the shortest deadline */
 	__s64 due; /* when to look again */
-	__u32 rank; /* own rank */
 	__u32 count; /* flows, some of which may not have begun */
-	__u32 mask; /* of the ring */
-	__u32 seq; /* of the first row */
-	__u32 op; /* that its rows carry */
-	__u32 cookie; /* that its rows carry */
 	__u32 rounds; /* how often senders were asked for their marks */
 	__u32 closed; /* flows that have ended and are over */
 	__u32 requested; /* requests for rows */
-	__u32 ranks; /* how many; the flow of the one behind them is a switch's */
 	__u32 part; /* of places, modulo parts, whose rows this rank asks a switch to release first */
 	__u32 parts; /* live ranks */
 	__u8 phase; /* how far it is */
@@ -309,10 +301,11 @@ struct tb_half {
 	__u8 late; /* 1: the launch came after the deadline, and no row is waited for before it is requested */
 	__u8 open; /* 1: a flow has ended, and its missing rows may still come */
 	__u8 release; /* 1: a switch is to release rows with what is in */
+	__u8 results; /* 1: it is the second */
 	__u8 short_of; /* 1: a rank is known to bring a switch no rows */
-	__u8 pad[2]; /* 0 */
+	__u8 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_half) == 200, "tb_half");
+_Static_assert(sizeof(struct tb_half) == 160, "tb_half");
 
 /* What waiting past deadlines may cost, and how long ranks that live say nothing (`collective.terms`); in ns. */
 struct tb_overtime {

@@ -77,38 +77,46 @@ static struct tb_incoming *tb_flows(const struct tb_half *r)
 	return (struct tb_incoming *)r->flows;
 }
 
-/* That of a sender, of the rank after the own one first. */
-static struct tb_incoming *tb_flow_of(const struct tb_half *r, __u32 rank)
+static const struct tb_terms *tb_terms_of(const struct tb_half *r)
 {
-	return r->flows ? &tb_flows(r)[(rank + r->count - r->rank - 1) % r->count] : 0;
+	return (const struct tb_terms *)r->terms;
+}
+
+struct tb_incoming *tb_flow_of(const struct tb_half *r, __u32 rank)
+{
+	if (!r->flows)
+		return 0;
+	return &tb_flows(r)[(rank + r->count - tb_terms_of(r)->rank - 1) % r->count];
 }
 
 static struct tb_answers *tb_answers_of(const struct tb_half *r, const struct tb_incoming *f)
 {
-	return &((struct tb_answers *)r->answers)[f->rank];
+	return &((struct tb_answers *)tb_terms_of(r)->answers)[f->rank];
 }
 
 /* A switch owns all rows of an op. It keeps nothing to be asked for, so the own rows are sent to it again. */
 static int tb_of_switch(const struct tb_half *r, const struct tb_incoming *f)
 {
-	return f->rank >= r->ranks;
+	return f->rank >= tb_terms_of(r)->ranks;
 }
 
 static int tb_arrived(const struct tb_half *r, const struct tb_incoming *f, __u32 listed)
 {
-	if (r->slots) {
-		const struct tb_slot *s =
-			&((const struct tb_slot *)r->slots)[(r->seq + listed) & r->mask];
+	const struct tb_terms *t = tb_terms_of(r);
+	const struct tb_own_op *o = (const struct tb_own_op *)r->own_op;
 
-		return s->cookie == r->cookie && s->op == r->op &&
-		       (TB_READ_ONCE(s->ranks[f->rank >> 6]) >> (f->rank & 63) & 1);
-	} else {
+	if (r->results) {
+		__u32 seq = o->result_seq + ((const __s32 *)f->listed)[listed];
 		const struct tb_presence *p =
-			&((const struct tb_presence *)
-				  r->presence)[(r->seq + ((const __s32 *)f->listed)[listed]) &
-					       r->mask];
+			&((const struct tb_presence *)t->presence)[seq & t->result_mask];
 
-		return p->op == r->op && p->cookie == r->cookie;
+		return p->op == o->label && p->cookie == t->cookie;
+	} else {
+		__u32 seq = o->sum_seq + listed;
+		const struct tb_slot *s = &((const struct tb_slot *)t->slots)[seq & t->sum_mask];
+
+		return s->cookie == t->cookie && s->op == o->label &&
+		       (TB_READ_ONCE(s->ranks[f->rank >> 6]) >> (f->rank & 63) & 1);
 	}
 }
 
@@ -263,7 +271,9 @@ static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found 
 {
 	struct tb_answers *path = tb_answers_of(r, f);
 	int box = tb_of_switch(r, f), expired = 0, noted = 0;
-	__s64 window = r->late ? 0 : box ? tb_most(path->window, r->floor / 10) : path->window;
+	__s64 window = r->late ? 0
+		       : box   ? tb_most(path->window, tb_terms_of(r)->floor / 10)
+			       : path->window;
 	__s32 room = TB_OPEN - found->out;
 	__u32 i;
 
@@ -320,16 +330,16 @@ struct tb_silence {
 /* While rows of others come, a sender of which nothing has come is not missed. A deadline that moved on is another one. */
 static void tb_await(const struct tb_half *r, struct tb_incoming *f, const struct tb_silence *s)
 {
-	__s64 late = 2 * r->floor;
+	__s64 late = 2 * tb_terms_of(r)->floor;
 	__s64 since = f->came ? f->waited : tb_most(f->waited, s->last);
-	int begun = f->came || (r->presence && f->rows <= TB_SHORT_RESULTS);
+	int begun = f->came || (r->results && f->rows <= TB_SHORT_RESULTS);
 	__u32 asked = begun || f->questions > r->rounds ? f->questions : r->rounds;
 	int soon = begun || (f->rows <= TB_SHORT && !asked);
 	__s64 first = soon ? tb_pto(tb_answers_of(r, f)) : late;
 	__s64 usual = since + tb_least(tb_longer(first, asked, begun ? TB_EQUAL : 1), 8 * late);
 
-	f->mark =
-		tb_least(usual, tb_most(s->call, tb_most(since + r->floor / 5, f->called + late)));
+	f->mark = tb_least(usual, tb_most(s->call, tb_most(since + tb_terms_of(r)->floor / 5,
+							   f->called + late)));
 }
 
 /* Its sender, whose turn it is, is asked for the mark, or others are. */
@@ -401,7 +411,7 @@ static void tb_first_look(const struct tb_half *r, struct tb_incoming *f,
 
 int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline)
 {
-	struct tb_silence s = { 0, deadline ? deadline - 3 * r->floor / 5 : TB_NEVER };
+	struct tb_silence s = { 0, deadline ? deadline - 3 * tb_terms_of(r)->floor / 5 : TB_NEVER };
 	__u32 i, silent = 0;
 	int found = 0;
 
@@ -445,10 +455,29 @@ int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline)
 
 /* -- flows --------------------------------------------------------------------------------------------------------- */
 
+/* A switch that sums has all rows, and ranks have none then. */
 void tb_begin_flows(struct tb_half *r)
 {
+	const struct tb_terms *t = tb_terms_of(r);
+	const struct tb_own_op *o = (const struct tb_own_op *)r->own_op;
+	__u32 p;
+
+	r->count = t->world;
 	r->flows = (__u64)calloc(r->count, sizeof(struct tb_incoming));
 	r->due = TB_NEVER;
+	for (p = 0; r->flows && p < t->world; p++) {
+		struct tb_incoming *f = tb_flow_of(r, p);
+
+		f->rank = p;
+		if (p == t->rank || o->switched != (p == t->ranks))
+			continue;
+		f->rows = r->results ? tb_share(o, p) : o->own;
+		f->first = r->results ? 0 : ((const __s64 *)o->places)[p];
+		f->listed = r->results ? (__u64)tb_listed(o, p) : 0;
+		f->row = (__u64)calloc(f->rows + 1, sizeof(struct tb_awaited));
+		if (!f->row)
+			tb_free_flows(r);
+	}
 }
 
 void tb_free_flows(struct tb_half *r)
@@ -459,32 +488,6 @@ void tb_free_flows(struct tb_half *r)
 		free(tb_rows(&tb_flows(r)[i]));
 	free(tb_flows(r));
 	r->flows = 0;
-}
-
-void tb_forget_flows(struct tb_half *r)
-{
-	__u32 i;
-
-	for (i = 0; i < r->count; i++)
-		tb_flows(r)[i].awaited = 0;
-}
-
-int tb_flow(struct tb_half *r, __u32 rank, __u32 rows, __u32 first, const __s32 *listed, int ended)
-{
-	struct tb_incoming *f = tb_flow_of(r, rank);
-
-	if (rows && !f->row) {
-		f->row = (__u64)calloc(rows, sizeof(struct tb_awaited));
-		if (!f->row)
-			return 0;
-	}
-	f->rank = rank;
-	f->rows = rows;
-	f->first = first;
-	f->listed = (__u64)listed;
-	f->awaited = 1;
-	f->finished = ended;
-	return 1;
 }
 
 /* Whether nothing more is requested of a rank. */
