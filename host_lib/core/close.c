@@ -88,7 +88,7 @@ TB_EXPORT int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int 
 	tb_charge((struct tb_overtime *)t->overtime, first, now);
 	first->phase = TB_PHASE_CLOSED;
 	o->closed_at = now;
-	o->unnoted = o->stirred = 1;
+	o->unnoted = 1;
 	for (i = 0; r->op == o->label && r->cookie == t->cookie && i < TB_WORDS; i++)
 		o->abstained[i] |= r->abstained[i];
 	tb_summed(t, o, came);
@@ -170,7 +170,7 @@ TB_EXPORT int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 	if (t->ranks == 1) {
 		o->results = o->made;
 		o->queued = 1;
-		tb_results_left(o, now);
+		tb_results_left((const struct tb_line *)w->line, o, now);
 		return 0;
 	}
 	if (count)
@@ -197,14 +197,15 @@ TB_EXPORT int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 
 /*
  * Does all of that for ops of which all rows are in, and of which nothing is to be said before: whose own rows are among
- * them, and to which every rank that is waited for contributed. The others wait for a turn.
+ * them, and to which every rank that is waited for contributed. The others wait for a turn. How many it was done for.
  */
-void tb_close_alone(const struct tb_owner *w, __s64 now)
+int tb_close_alone(const struct tb_owner *w, __s64 now)
 {
 	struct tb_terms *t = (struct tb_terms *)w->terms;
 	struct tb_own_op *o = (struct tb_own_op *)t->first;
 	tb_pass *pass = (tb_pass *)w->code;
 	void *result, *error;
+	int closed = 0;
 
 	for (; o && !t->suspects; o = (struct tb_own_op *)o->after) {
 		if (!o->mean || o->own > w->most || !tb_all_in(t, o))
@@ -215,7 +216,9 @@ void tb_close_alone(const struct tb_owner *w, __s64 now)
 		if (tb_count(tb_set_of(((const struct tb_tally *)o->tally)->absent) |
 			     tb_set_of(o->abstained)))
 			continue;
-		if (!pass(&result, &error, o->mean, 0, o->own, w->memory))
-			tb_hand_out(w, o, now);
+		o->listen = t->listen = 1; /* to the results of others */
+		closed += !pass(&result, &error, o->mean, 0, o->own, w->memory) &&
+			  !tb_hand_out(w, o, now);
 	}
+	return closed;
 }

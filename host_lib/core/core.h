@@ -199,8 +199,8 @@ struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets, st
 			     struct tb_link *link);
 void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rtt, double share, __s64 now);
 void tb_line_close(struct tb_line *l);
-int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, __s64 until, __u32 stride,
-	      __u32 largest, const __u64 *runs, __u32 count);
+int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_op *o, __u32 label,
+	      __s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count);
 __u64 tb_cancel(struct tb_line *l, __u32 label);
 __u64 tb_finished(struct tb_line *l, __u64 *packets);
 void tb_begin(struct tb_line *l);
@@ -219,14 +219,14 @@ void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u
 
 int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32 stride,
 		      const __u64 *runs, __u32 count, void *owned);
-void tb_results_left(struct tb_own_op *o, __s64 now);
+void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now);
 
 /* What an owner does once contributions are in (close.c). */
 int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32 rows);
 __u32 tb_judge_loss(struct tb_guard *g, __s64 due, __s64 came);
 int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int abstains, __s64 now);
 int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
-void tb_close_alone(const struct tb_owner *w, __s64 now);
+int tb_close_alone(const struct tb_owner *w, __s64 now);
 
 /* Rows that others have requested (answers.c). What it is given outlives it. NULL: no memory. */
 struct tb_asked *tb_asked_open(struct tb_asking *said);
@@ -244,6 +244,7 @@ int tb_next_op(struct tb_terms *t, __s64 now);
 int tb_move(struct tb_terms *t, struct tb_own_op *o, __s64 now);
 __u32 tb_newest(const struct tb_terms *t, __u32 newest);
 int tb_stirred(const struct tb_terms *t);
+void tb_hear(struct tb_terms *t);
 void tb_begin_listening(struct tb_terms *t);
 __u64 tb_listen(struct tb_terms *t, __s64 now);
 __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now);

@@ -483,7 +483,7 @@ static int tb_starts(const struct tb_terms *t, const struct tb_own_op *o, int re
 
 /* -- a turn -------------------------------------------------------------------------------------------------------- */
 
-/* Whether ranks have said since the last turn that they have sent all of it. */
+/* Whether ranks have said since the last look that they have sent all of it. */
 static int tb_rose(struct tb_own_op *o, const struct tb_sight *see)
 {
 	tb_set *marks = (tb_set *)o->marks;
@@ -492,6 +492,19 @@ static int tb_rose(struct tb_own_op *o, const struct tb_sight *see)
 	marks[0] = see->contributed;
 	marks[1] = see->published;
 	return rose;
+}
+
+/* Flows of which a mark has risen are to be looked at now. */
+void tb_hear(struct tb_terms *t)
+{
+	struct tb_own_op *o = (struct tb_own_op *)t->first;
+	struct tb_sight see;
+
+	for (; o; o = (struct tb_own_op *)o->after) {
+		see = tb_see(t, o);
+		if (tb_rose(o, &see))
+			o->listen = t->listen = 1;
+	}
 }
 
 /* The next thing to be done for an op at a look; asked: what Python has said. */

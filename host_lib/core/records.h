@@ -162,6 +162,8 @@ struct tb_sending {
 	__u64 full; /* bitmap of sockets that had no room */
 	__u64 blocked; /* bitmap of sockets that are not tried again in this pump */
 	__u64 waits; /* times a socket or a device queue was full */
+	__u64 marks; /* struct tb_own_marks; 0: none */
+	__u64 contributions; /* packets of contributions that have left */
 	__u64 results; /* packets of results that have left */
 	__u64 copies; /* packets that have left again, by request */
 	__u64 held; /* times a rate kept something back */
@@ -184,7 +186,7 @@ struct tb_sending {
 	__u32 due; /* probes that wait for room */
 	__u32 ways; /* how often a round trip waits in own queues */
 };
-_Static_assert(sizeof(struct tb_sending) == 1384, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
 
 /* What the library says of rows that others have requested (`collective.retransmit`). */
 struct tb_asking {
@@ -438,6 +440,7 @@ struct tb_own_op {
 	__u64 tally; /* struct tb_tally: of these */
 	__s64 worth; /* how long the results are worth sending */
 	__s64 closed_at; /* when the own rows were sealed, or a switch was first asked for rows; 0: never */
+	__s64 sent_at; /* when the own rows had left; 0: they have not */
 	__s64 published_at; /* when their results had left; 0: they have not */
 	__u64 results; /* struct tb_given: of the own rows, handed out; 0: not, or kept with others */
 	__s64 usual; /* what its second half takes as a rule */
@@ -478,7 +481,7 @@ struct tb_own_op {
 	__u8 action; /* what the safeguard calls for */
 	__u8 pad[5]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 976, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 984, "tb_own_op");
 
 /* What an owner makes and sends the results of its rows by (`collective.flow_control`). */
 struct tb_owner {

@@ -56,7 +56,7 @@ struct tb_item {
 	struct tb_item *after;
 	__u64 id, left, packets; /* packets that have left; copies count */
 	void *owned; /* packets that go with it */
-	struct tb_own_op *results; /* it is the results of that; NULL: not, or the op is over */
+	struct tb_own_op *op; /* whose rows it has; NULL: of no op in flight */
 	__s64 until;
 	__u32 label, queue, stride, largest, count, channels;
 	__u8 channel[TB_CHANNELS_MOST]; /* in the order of flows */
@@ -330,9 +330,9 @@ TB_EXPORT void tb_echoed(struct tb_path *p, const struct tb_link *link, __s64 rt
 
 /* -- submissions ------------------------------------------------------------------------------------------------ */
 
-/* runs: destination, address and packets of each. Returns 0, or ENOMEM. */
-TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, __s64 until,
-			__u32 stride, __u32 largest, const __u64 *runs, __u32 count)
+/* o: whose rows they are, NULL: of no op in flight. runs: destination, address and packets of each. 0, or ENOMEM. */
+TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_op *o, __u32 label,
+			__s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count)
 {
 	struct tb_item *item = calloc(1, sizeof(*item) + count * sizeof(*item->flows));
 	__u32 i, k, channel;
@@ -340,6 +340,7 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, __u32 label, _
 	if (!item)
 		return ENOMEM;
 	item->id = id;
+	item->op = o;
 	item->label = label;
 	item->until = until;
 	item->queue = queue;
@@ -368,7 +369,8 @@ void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u
 {
 	__u64 run[] = { to, (__u64)copies, count };
 
-	if (!count || tb_submit(l, TB_INTERNAL, TB_AGAIN, label, until, stride, largest, run, 1))
+	if (!count ||
+	    tb_submit(l, TB_INTERNAL, TB_AGAIN, NULL, label, until, stride, largest, run, 1))
 		free(copies);
 	else
 		((struct tb_item *)l->tail[TB_AGAIN])->owned = copies; /* after is first in it */
@@ -380,24 +382,43 @@ int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32
 {
 	struct tb_item *item;
 
-	if (tb_submit(l, TB_INTERNAL, TB_RESULTS, o->label, until, stride, o->largest, runs,
+	if (tb_submit(l, TB_INTERNAL, TB_RESULTS, o, o->label, until, stride, o->largest, runs,
 		      count)) {
 		free(owned);
 		return ENOMEM;
 	}
 	item = (struct tb_item *)l->tail[TB_RESULTS];
 	item->owned = owned;
-	item->results = o;
 	tb_pump_at(l->s, 1); /* at once */
 	return 0;
 }
 
-/* The results of an op have left. */
-void tb_results_left(struct tb_own_op *o, __s64 now)
+/* The results of an op have left: the mark is the newest before which nothing is outstanding. */
+void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now)
 {
+	const struct tb_terms *t = (const struct tb_terms *)l->s->terms;
+	struct tb_own_marks *m = (struct tb_own_marks *)l->s->marks;
+	const struct tb_own_op *p = t ? (const struct tb_own_op *)t->first : NULL;
+
 	tb_half_of(o, 0)->phase = TB_PHASE_DONE;
 	o->published_at = now;
-	o->stirred = 1;
+	o->stirred |= tb_half_of(o, 1)->phase != TB_PHASE_OPEN; /* its place is free by that */
+	for (; m && p && tb_half_of(p, 0)->phase == TB_PHASE_DONE;
+	     p = (const struct tb_own_op *)p->after)
+		if (tb_distance(p->label, m->published) > 0)
+			m->published = p->label;
+}
+
+/* The own rows of an op have left, or it is known that none will. */
+static void tb_rows_left(const struct tb_line *l, struct tb_own_op *o, __s64 now)
+{
+	struct tb_own_marks *m = (struct tb_own_marks *)l->s->marks;
+
+	o->left = 1;
+	o->sent_at = now;
+	o->stirred |= o->switched || tb_half_of(o, 1)->phase != TB_PHASE_OPEN;
+	if (m && tb_distance(o->label, m->contributed) > 0)
+		m->contributed = o->label;
 }
 
 /* The rest of a flow is not sent; returns the packets. */
@@ -469,7 +490,7 @@ TB_EXPORT __u64 tb_cancel(struct tb_line *l, __u32 label)
 			if (item->label != label)
 				continue;
 			dropped += tb_drop_item(l, item);
-			item->results = NULL;
+			item->op = NULL;
 		}
 	return dropped;
 }
@@ -696,8 +717,12 @@ static void tb_end_item(struct tb_line *l, int queue)
 		l->s->copies += item->packets;
 	if (queue == TB_RESULTS && item->id == TB_INTERNAL)
 		l->s->results += item->packets;
-	if (item->results)
-		tb_results_left(item->results, l->s->now);
+	if (queue == TB_CONTRIBUTIONS)
+		l->s->contributions += item->packets;
+	if (item->op && queue == TB_RESULTS)
+		tb_results_left(l, item->op, l->s->now);
+	if (item->op && queue == TB_CONTRIBUTIONS)
+		tb_rows_left(l, item->op, l->s->now);
 	free(item->owned);
 	free(item);
 }

@@ -9,8 +9,9 @@
 #include <sys/socket.h>
 
 #define TB_SECOND 1000000000LL
+#define TB_RETRY 500000 /* ns until what a full device queue refused is tried again */
 /* How long a turn that is due by other events may wait after them: as a rule a half is complete meanwhile. */
-#define TB_SOON 500000LL
+#define TB_SOON 2000000LL
 /* Taken at once, and bits in front of the length of a record of the kernel's ring (Documentation/bpf/ringbuf.rst). */
 #define TB_EVENTS 64
 #define TB_BUSY (1U << 31)
@@ -61,7 +62,7 @@ TB_EXPORT int tb_take(const struct tb_source *s, int fd, struct tb_event *out, i
 			 : tb_take_ring(s, out, most);
 }
 
-/* Notes which ops have begun elsewhere; whether a half is complete, which is worth a turn at once. */
+/* Notes which ops have begun elsewhere; bits of kinds of events that say that a half is complete. */
 TB_EXPORT int tb_take_opened(struct tb_sleep *s)
 {
 	const struct tb_source *source = (const struct tb_source *)s->source;
@@ -73,9 +74,12 @@ TB_EXPORT int tb_take_opened(struct tb_sleep *s)
 		for (i = 0; i < count; i++) {
 			__u32 kind = events[i].kind;
 
-			if (kind == TB_EVENT_OPENED && s->count < TB_OPENED_MOST)
-				s->opened[s->count++] = events[i].op;
-			complete |= kind == TB_EVENT_COMPLETE || kind == TB_EVENT_RESULTS_COMPLETE;
+			if (kind == TB_EVENT_OPENED) /* the newest is among them */
+				s->opened[s->count < TB_OPENED_MOST ? s->count++
+								    : TB_OPENED_MOST - 1] =
+					events[i].op;
+			if (kind == TB_EVENT_COMPLETE || kind == TB_EVENT_RESULTS_COMPLETE)
+				complete |= 1 << kind;
 		}
 	} while (count == TB_EVENTS);
 	return complete;
@@ -88,6 +92,8 @@ TB_EXPORT __s64 tb_first(const struct tb_sleep *s, __s64 now)
 	__s64 first = tb_earlier(((const struct tb_terms *)s->terms)->listen, sending->again);
 
 	first = tb_earlier(tb_earlier(first, s->owed), tb_earlier(s->soon, s->end));
+	if (s->deferred && !s->crowded) /* by a full device, which makes no event */
+		first = tb_earlier(first, now + TB_RETRY);
 	return tb_least(first, now + s->longest);
 }
 
@@ -112,17 +118,20 @@ static __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 {
 	struct tb_terms *t = (struct tb_terms *)s->terms;
+	int complete, closed;
 	__u32 found = 0;
 
 	if (s->ready & TB_READY_HANDED)
 		tb_clear(((const struct pollfd *)s->polled)[0].fd);
 	if (s->ready & TB_READY_EVENTS) {
-		if (tb_take_opened(s)) {
-			if (s->owner)
-				tb_close_alone((const struct tb_owner *)s->owner, now);
+		complete = tb_take_opened(s);
+		closed = complete && s->owner
+				 ? tb_close_alone((const struct tb_owner *)s->owner, now)
+				 : 0;
+		if (complete & 1 << TB_EVENT_RESULTS_COMPLETE || (complete && !closed))
 			return TB_WOKEN_TURN |
 			       tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);
-		}
+		tb_hear(t);
 		s->soon = s->soon ? s->soon : now + TB_SOON;
 	}
 	if (now >= s->end || now - s->awake > s->stopped || s->ready & TB_READY_HANDED ||
@@ -164,7 +173,7 @@ TB_EXPORT __s64 tb_peek(struct tb_sleep *s)
 TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 {
 	struct tb_overtime *v = (struct tb_overtime *)((struct tb_terms *)s->terms)->overtime;
-	__s64 ready;
+	__s64 ready, took;
 	__u32 found;
 
 	for (;; now = tb_clock()) {
@@ -175,8 +184,12 @@ TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 			return ready;
 		s->ready = ready < 0 ? 0 : ready;
 		found = tb_look_out(s, s->woken);
-		if (found)
+		if (found) { /* what was done meanwhile does not count as a wait for the lock */
+			took = tb_clock() - s->woken;
+			s->woken += took;
+			s->asked += took;
 			return found;
+		}
 		if (!ready)
 			tb_woke(v, s->woken - s->asked);
 	}

@@ -179,7 +179,8 @@ class Accounts:
         self.latency.append(outcome.nanoseconds)
         self.flow_bytes = op.flow_bytes
         if self.trace is not None:
-            op.spans.clock, op.spans.sealed, op.spans.published = op.start, op.closed_at, op.published_at
+            spans = op.spans
+            spans.clock, spans.sent, spans.sealed, spans.published = op.start, op.sent_at, op.closed_at, op.published_at
             if op.launch is not None:
                 op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted
             facts = {"rows": op.place.layout.shape.rows, "map": op.place.placement.owner_map.id}

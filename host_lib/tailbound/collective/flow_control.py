@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from tailbound.datapath.protocol import Datapath
 from tailbound.transport.control import Header
 from tailbound.transport.pace import UNKNOWN, Pacer
 from tailbound.transport.queue import Peers, SendQueue
-from tailbound.wire.schema import VERSION, PacketType, serial_distance
+from tailbound.wire.schema import VERSION, PacketType
 
 #: Bytes per second below which a driver is not believed about rates and bursts: old tun devices say 10 Mbit/s.
 _BELIEVED = 1.25e7
@@ -42,6 +43,7 @@ class FlowControl:
         believed = link if given or link >= _BELIEVED else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=believed, most=most, room=job.sender.room)
         self.queue = SendQueue(job.sender, pacer, known, job.now)
+        self.queue.said.marks = ctypes.addressof(job.marks)
 
     def poll(self, now: int) -> None:
         """Once a turn, before ops are moved on: sends what waits."""
@@ -55,17 +57,13 @@ class FlowControl:
         """
         job = self._job
 
-        def done(packets: int) -> None:
-            job.counters["contributions_sent"] += packets
-            op.spans.sent, op.left, op.stirred = job.now(), True, True
-            if serial_distance(op.label, job.marks.contributed) > 0:
-                job.marks.contributed = op.label
-            if op.switched and runs:  # what is missing once all have said so was lost
-                announce(job, op, job.peers)
+        def done(packets: int) -> None:  # what is missing once all have said so was lost
+            announce(job, op, job.peers)
 
         until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
         op.spans.queued = now = job.now()
-        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, done, now)
+        said = done if op.switched and runs else None
+        self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, said, now, ctypes.addressof(op))
 
     @property
     def marked(self) -> int:

@@ -246,7 +246,7 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     @property
     def spent(self) -> bool:
         """Whether the own rows have left, and all owners have published, so that no rank asks for them."""
-        return bool(self.finished and self.queued and self.spans.sent and not self.outcome.missed)
+        return bool(self.finished and self.queued and self.sent_at and not self.outcome.missed)
 
     @property
     def delivered(self) -> bool:

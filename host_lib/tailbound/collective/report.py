@@ -103,7 +103,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             "suspect": _suspicion(job, peer),
         }
     said = job.flow.queue.said
-    left = {"results_sent": said.results, "repair_rows_sent": said.copies}
+    names = {"contributions_sent": said.contributions, "results_sent": said.results, "repair_rows_sent": said.copies}
     return {
         "rank": job.rank,
         "ranks": job.ranks,
@@ -136,7 +136,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
         "sent_bytes": sum(p["sent_bytes"] for p in peers.values()),
         "drops": _drops(counts.sum(axis=0)),
         "lost_on_arrival": dict(job.datapath.lost_on_arrival),
-        "counters": {name: int(value) for name, value in sorted({**job.counters.copy(), **left}.items())},
+        "counters": {name: int(value) for name, value in sorted({**job.counters.copy(), **names}.items())},
         "peers": peers,
         "events": _events(job, _EVENTS_SHORT),
         "event_counts": dict(job.events.counts),

@@ -105,7 +105,7 @@ def _suspect(job: Job, op: Op, most: int) -> None:
 
 def _silence(job: Job, op: Op, present: int) -> None:
     """Notes ops of which the switch has sent nothing although rows went to it."""
-    rows_sent = op.own_in and op.spans.sent and not op.outcome.late
+    rows_sent = op.own_in and op.sent_at and not op.outcome.late
     if present or not rows_sent:
         job.silent_ops *= not present
         return

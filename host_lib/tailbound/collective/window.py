@@ -167,9 +167,9 @@ class Window:
         for op in self.ops.values():
             if op.first.phase != Phase.DONE:
                 break
-            if op.label != marks.published and serial_distance(op.label, marks.published) > 0:
+            if serial_distance(op.label, marks.published) >= 0:
                 marks.published = op.label
-                told = op if op.place.placement.shares[job.rank] else told
+                told = op if op.own else told
         if told is not None and serial_distance(told.label, marks.told) > 0:
             marks.told = told.label
             acknowledge(job, told.label, told.place.layout.tag, job.membership.here)

@@ -43,7 +43,7 @@ _FUNCTIONS = {
     "tb_line_open": (_P, _P, _P, _P, _P),
     "tb_echoed": (None, _P, _P, _S64, ctypes.c_double, _S64),
     "tb_line_close": (None, _P),
-    "tb_submit": (_INT, _P, _U64, _U32, _U32, _S64, _U32, _U32, _P, _U32),
+    "tb_submit": (_INT, _P, _U64, _U32, _P, _U32, _S64, _U32, _U32, _P, _U32),
     "tb_cancel": (_U64, _P, _U32),
     "tb_finished": (_U64, _P, _P),
     "tb_begin": (None, _P),

@@ -39,7 +39,7 @@ from tailbound.transport.sender import NO_GSO, Sender
 from tailbound.transport.sockets import Substitute, UdpSocket, sockaddr
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import SENDING, PacketType, Sent
+from tailbound.wire.schema import INTERNAL, SENDING, PacketType, Sent
 
 #: (rank, u8[count, stride]): packets for one rank, or the number of a shared channel, headers finished.
 Run = tuple[int, NDArray[np.uint8]]
@@ -149,6 +149,7 @@ class SendQueue:
         until: int,
         done: Callable[[int], None] | None,
         now: int,
+        op: int = 0,
     ) -> None:
         """Takes over packets, which must not change until ``done`` or ``cancel``, and sends what can be sent now.
 
@@ -160,6 +161,8 @@ class SendQueue:
             done: called once, in the order of submission of its kind, with the number of packets that left (those over
                 a shared channel once for every rank).
             now: CLOCK_MONOTONIC in ns.
+            op: address of ``tb_own_op`` whose rows they are: it hears when they have left; 0: none does. Packets of an
+                op are its own, so that without ``done`` nothing more is to be kept.
         """
         self._tell()
         if (peers := self._peers) is not None and peers.keys is not None:
@@ -168,13 +171,15 @@ class SendQueue:
         stride = runs[0][1].shape[1] if runs else 0
         words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
         self._submitted = number = self._submitted + 1
+        own = op and done is None
         error = self._core.fast.tb_submit(
-            self.line, number, kind == PacketType.CONTRIBUTION, label, until,
+            self.line, INTERNAL if own else number, kind == PacketType.CONTRIBUTION, op, label, until,
             stride, self.pacer.largest(stride) if runs else 1, (ctypes.c_uint64 * len(words))(*words), len(runs),
         )  # fmt: skip
         if error:
             raise MemoryError("no memory for a submission")
-        self._items[number] = runs, done
+        if not own:
+            self._items[number] = runs, done
         self.pump(now, number)
 
     def answer(self, asked: int, terms: int, now: int, pace: float, stride: int) -> bool:

@@ -761,6 +761,8 @@ SENDING = Struct(
         Field("full", "u64", "bitmap of sockets that had no room"),
         Field("blocked", "u64", "bitmap of sockets that are not tried again in this pump"),
         Field("waits", "u64", "times a socket or a device queue was full"),
+        Field("marks", "u64", "struct tb_own_marks; 0: none"),
+        Field("contributions", "u64", "packets of contributions that have left"),
         Field("results", "u64", "packets of results that have left"),
         Field("copies", "u64", "packets that have left again, by request"),
         Field("held", "u64", "times a rate kept something back"),
@@ -1085,6 +1087,7 @@ OWN_OP = Struct(
         Field("tally", "u64", "struct tb_tally: of these"),
         Field("worth", "s64", "how long the results are worth sending"),
         Field("closed_at", "s64", "when the own rows were sealed, or a switch was first asked for rows; 0: never"),
+        Field("sent_at", "s64", "when the own rows had left; 0: they have not"),
         Field("published_at", "s64", "when their results had left; 0: they have not"),
         Field(
             "results",
