@@ -43,14 +43,19 @@ def test_a_quantile_of_a_window(values: list[int]) -> None:
     assert sum(v <= found for v in kept) >= 0.95 * len(kept) > sum(v < found for v in kept)
 
 
-def test_deadlines_of_a_new_size_are_the_whole_stage_and_then_what_was_learned() -> None:
+def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_learned() -> None:
     """Ops without arrivals give no samples. Rules: clock-5, clock-26."""
     d = learned(50, first=None, transfer=None, results=None)
     assert d.stage_one(BIG) == d.stage_two(BIG) == learned().advertised == 2000 * MS
-    d = learned(WARM_UP_OPS - 1)
+    d = learned(4)
     assert d.stage_one(BIG) == d.stage_two(BIG) == d.advertised == 2000 * MS
     assert d.applied(BIG, [20 * MS, 20 * MS]) == 2000 * MS
+    feed(d, 1)
+    assert d.stage_one(BIG) == d.advertised == pytest.approx(4 * 1.25 * (2 + 8) * MS, rel=1e-3)
+    assert d.stage_two(BIG) == 4 * FLOOR
+    feed(d, WARM_UP_OPS - 6)
     assert not d.warm(BIG)
+    assert d.stage_one(BIG) > 45 * MS
     feed(d, 1)
     assert d.warm(BIG)
     assert not d.warm(SMALL)

@@ -32,8 +32,9 @@ _MOST, _NEAR = 0.97, 1.5
 _MARGIN = 1.25
 #: Steps whose longest transfers make the usual one.
 _USUAL_STEPS = 7
-#: Ops of a size before its deadlines are trusted (clock-26).
-WARM_UP_OPS = 20
+#: Ops of a size before its deadlines are trusted (clock-26), and before they are better than none: in between they are
+#: so many times as long. An op whose deadline is needed there would otherwise take seconds.
+WARM_UP_OPS, _FEW_OPS, _CAUTION = 20, 5, 4
 #: q at least (clock-10): a part of the floor.
 _QUIET = 10
 _STEPS_KEPT = 5
@@ -113,9 +114,6 @@ class _Size:
         self.bytes = 0  # the largest flow
         self.per_byte = Durations()  # ns per 2**20 bytes of a flow
         self.results = Durations()
-
-
-_NEW = _Size()
 
 
 class Deadlines:
@@ -210,22 +208,27 @@ class Deadlines:
 
     # -- asking ---------------------------------------------------------------------------------------------------
 
-    def _near(self, flow_bytes: int) -> _Size:
-        """What is known of flows of about this size; of half or twice that as long as these are new, or nothing yet.
+    def _near(self, flow_bytes: int) -> _Size | None:
+        """What is known of flows of about this size; of half or twice that as long as these are new.
 
         Another owner map changes the size of every flow, and nothing else: what was learned must not be lost by it.
         """
-        bits = flow_bytes.bit_length()
-        sizes = (self._sizes.get(each) for each in (bits, bits - 1, bits + 1))
-        return next((size for size in sizes if size is not None and size.ops >= WARM_UP_OPS), _NEW)
+        own = self._sizes.get(flow_bytes.bit_length())
+        if own is None or own.ops < WARM_UP_OPS:
+            for bits in (flow_bytes.bit_length() - 1, flow_bytes.bit_length() + 1):
+                size = self._sizes.get(bits)
+                if size is not None and size.ops >= WARM_UP_OPS:
+                    return size
+        return own
 
     def heard_of(self, flow_bytes: int) -> bool:
-        """Whether there was an op with flows of this size: ranks begin the first ones apart."""
-        return flow_bytes.bit_length() in self._sizes
+        """Whether anything is known of ops with flows of this size: ranks begin the first ones apart."""
+        return self._near(flow_bytes) is not None
 
     def warm(self, flow_bytes: int) -> bool:
         """Whether enough is known of ops with flows of this size (clock-26)."""
-        return len(self._near(flow_bytes).per_byte) > 0 and bool(self._first)
+        size = self._near(flow_bytes)
+        return size is not None and size.ops >= WARM_UP_OPS and len(size.per_byte) > 0 and bool(self._first)
 
     @property
     def skew_max(self) -> int:
@@ -241,24 +244,39 @@ class Deadlines:
 
     def transfer(self, flow_bytes: int) -> int:
         """bytes x tau of clock-4."""
-        return int(self._near(flow_bytes).per_byte.bound() * flow_bytes * _MARGIN) >> 20
+        size = self._near(flow_bytes)
+        if size is None:
+            return 0
+        return int(size.per_byte.bound() * flow_bytes * _MARGIN) >> 20
 
     def _stage_one(self, flow_bytes: int) -> int:
         if self._config.deadline_1:
             return self._config.deadline_1
-        length = self.skew + self.transfer(flow_bytes) if self.warm(flow_bytes) else self._config.stage_max
-        return self._bounded(length)
+        size = self._known(flow_bytes)
+        if size is None or not len(size.per_byte) or not self._first:
+            return self._config.stage_max
+        return self._careful(size, self.skew + self.transfer(flow_bytes))
 
     def _stage_two(self, flow_bytes: int) -> int:
         if self._config.deadline_2:
             return self._config.deadline_2
-        size = self._near(flow_bytes)
-        if not len(size.results):
+        size = self._known(flow_bytes)
+        if size is None or not len(size.results):
             return self._config.stage_max
-        return self._bounded(int(size.results.bound() * max(1.0, flow_bytes / size.bytes) * _MARGIN))
+        larger = max(1.0, flow_bytes / size.bytes)
+        return self._careful(size, int(size.results.bound() * larger * _MARGIN))
 
-    def _bounded(self, length: int) -> int:
-        return min(max(self._config.floor, length), self._config.stage_max)
+    def _known(self, flow_bytes: int) -> _Size | None:
+        """Ops of this size, if there were a few."""
+        size = self._near(flow_bytes)
+        return None if size is None or size.ops < _FEW_OPS else size
+
+    def _careful(self, size: _Size, length: int) -> int:
+        """A deadline of ``length`` within its bounds, or a longer one as long as the size is new."""
+        length = max(self._config.floor, length)
+        if size.ops < WARM_UP_OPS:
+            length *= _CAUTION
+        return min(length, self._config.stage_max)
 
     def worth_sending(self, flow_bytes: int) -> int:
         """How long after the seal results are worth sending; later, receivers have given up (clock-11, clock-17)."""
@@ -289,4 +307,4 @@ class Deadlines:
         own = self.stage_one(flow_bytes)
         if not self.warm(flow_bytes):
             return own
-        return self._bounded(largest + min(0, own - self.advertised))
+        return min(max(self._config.floor, largest + min(0, own - self.advertised)), self._config.stage_max)
