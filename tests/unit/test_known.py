@@ -19,9 +19,9 @@ def test_records_of_another_job_or_op_are_none() -> None:
     for cookie, ours in ((COOKIE ^ 1, False), (COOKIE, True)):
         record["cookie"] = state["cookie"] = cookie
         assert (one.records.of(LABEL) is not None) == ours
-        assert one.records.contributed(2, LABEL) == ours
-        assert not one.records.published(2, LABEL)
-        assert one.records.published(2, LABEL - 1) == ours
+        assert one.records.all_contributed([2], LABEL) == [2] * ours
+        assert not one.records.all_published([2], LABEL)
+        assert one.records.all_published([2], LABEL - 1) == [2] * ours
         assert max(one.heard(0), one.heard(2)) == 50 * ours
         assert one.records.deadlines([0, 2], STEP) == [6_400_000] * ours
     assert one.records.of(LABEL + 1) is None

@@ -50,16 +50,13 @@ class Records:
         self._ledger, self._cookie = store.ledger["verdict"], cookie
         # numba compiles for read-only and writable arrays apart: the same views for every datapath
         self.ring = Ring(readonly(store.sums), readonly(store.slots))
-        self.presence = readonly(store.presence)
-        self.peer_states = readonly(store.peer_states)
-        self.results, self.result_rows = readonly(store.result_records), readonly(store.results)
+        self.peer_states, self.result_rows = readonly(store.peer_states), readonly(store.results)
         self.ops, self.arrivals = readonly(store.ops), readonly(store.arrivals)
         # a field is read out of a column in a fifth of the time that reading it out of a record takes
         states = self.peer_states
         self._cookies, self._contributed, self._published = states["cookie"], states["contributed"], states["published"]
         self._newest, self._deadlines, self._rose = states["newest"], states["deadline"], states["last_ns"]
         self._labels, self._op_cookies = self.ops["op"], self.ops["cookie"]
-        self.sum_mask = store.sum_rows - 1
         #: pinned maps outlive jobs, and only the program writes the ledger
         self._before = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
 
@@ -70,14 +67,6 @@ class Records:
             found: np.void = self.ops[slot]
             return found
         return None
-
-    def contributed(self, rank: int, label: int) -> bool:
-        """Whether ``rank`` has fully sent its contributions to ops up to ``label``."""
-        return bool(self.all_contributed((rank,), label))
-
-    def published(self, rank: int, label: int) -> bool:
-        """Whether ``rank`` has fully sent its results of ops up to ``label``."""
-        return bool(self.all_published((rank,), label))
 
     def all_contributed(self, ranks: Iterable[int], label: int) -> list[int]:
         """Those of ``ranks`` that have fully sent their contributions to ops up to ``label``."""

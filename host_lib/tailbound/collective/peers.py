@@ -63,20 +63,17 @@ def read(job: Job, op: Op, by_owner: Counts) -> None:
     _suspect(job, op, ranks_of(job.accounts.close(op, by_owner).absent))
     if op.second.why == Why.DEADLINE:
         counts = place.placement.shares
-        late = [p for p in job.membership.owners if not job.records.published(p, op.label)]
+        through = job.records.all_published(job.membership.owners, op.label)
+        late = {*job.membership.owners} - {*through}
         flows = [(by_owner[p], counts[p]) for p in late]
         cut_off(job, op, op.second, op.second.over - (op.closed_at or op.start), flows)
 
 
 def _suspect(job: Job, op: Op, absent: set[int]) -> None:
     """Suspects owners of which nothing came."""
-    shares = op.place.placement.shares
     op.outcome.missing |= absent
     # who was left out of the map is present again by its contributions, since it has no results to publish
-    silent, marks = job.membership.contribution.suspects, job.records
-    absent |= {
-        p
-        for p in job.membership.result.suspects
-        if not shares[p] and (p in silent or not marks.contributed(p, op.label))
-    }
+    without = {p for p in job.membership.result.suspects if not op.place.placement.shares[p]}
+    present = {*job.records.all_contributed(without, op.label)} - job.membership.contribution.suspects
+    absent |= without - present
     suspect(job, op, absent, ("results",), "published no result for", "its rows count as zero until others own them")

@@ -96,8 +96,8 @@ def _suspect(job: Job, op: Op, most: int) -> None:
     """Ranks of which nothing was heard in an op are missing in both halves (clock-14); ``most``: contributors seen."""
     record = job.records.of(op.label)
     heard = ranks_of(record["heard"].tolist()) if record is not None else set()
-    due = job.membership.here if most < job.ranks else ()
-    absent = {p for p in due if p not in heard and not job.records.contributed(p, op.label)}
+    due = {*job.membership.here} - heard if most < job.ranks else set()
+    absent = due - {*job.records.all_contributed(due, op.label)}
     op.outcome.missing |= absent
     suspect(job, op, absent, ("contributions", "results"), "taken no part in", "no longer waiting for it")
     job.publish_live()
