@@ -126,7 +126,7 @@ class Engine(UncheckedEngine):
         super()._listen(now)
         turned, self._turned = self._turned, False
         self._turns += turned
-        if not turned or self._turns % self.every:
+        if not turned or self._turns % self.every or self._unsettled:  # then all are looked at in the next turn
             return
         for op in [op for op in self._ops.values() if not (op.stirred or now >= op.listen or op.finished)]:
             before, look = self._asked(op), op.listen
