@@ -42,7 +42,7 @@ class Averages:
             ops: all that are in flight.
         """
         step = op.place.step
-        if not (self._known.in_step and self._empty(op)):
+        if not (self._empty(op) and self._known.in_step):
             self._good, self._since = step, None
             return None
         if step == self._good:

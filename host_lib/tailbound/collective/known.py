@@ -23,7 +23,6 @@ from tailbound.kernel.core import core
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
-from tailbound.transport.steps import step_distance
 from tailbound.wire import schema
 from tailbound.wire.ranks import bitmap
 from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_slot
@@ -91,14 +90,9 @@ class Records:
     def deadlines(self, peers: list[int], step: int) -> list[int]:
         """What ``peers`` advertise as D1, ns, of those that were heard in the last two steps (clock-6)."""
         told, cookies, newest, cookie = self._deadlines.item, self._cookies.item, self._newest.item, self._cookie
-        found = []
-        for p in peers:
-            deadline = told(p)
-            if not deadline or cookies(p) != cookie:
-                continue
-            if step_distance(step, newest(p) >> OP_INDEX_BITS) <= _HEARD_WITHIN:
-                found.append(deadline * _DEADLINE_UNIT)
-        return found
+        oldest = step - _HEARD_WITHIN << OP_INDEX_BITS
+        heard = [p for p in peers if (newest(p) - oldest) & 0xFFFFFFFF < _AHEAD and cookies(p) == cookie]
+        return [told(p) * _DEADLINE_UNIT for p in heard if told(p)]
 
     def verdicts(self, senders: list[int] | slice = slice(None)) -> NDArray[np.uint64]:
         """The ledger of this job, summed over cpus: u64[257, VERDICTS], by sender and verdict; or some lines of it."""
