@@ -211,6 +211,7 @@ int tb_close_alone(const struct tb_owner *w, __s64 now)
 		if (!o->mean || o->own > w->most || !tb_all_in(t, o))
 			continue;
 		tb_half_of(o, 0)->why = TB_WHY_COMPLETE;
+		tb_learn_last(tb_half_of(o, 0), now);
 		if (tb_close_first(w, o, 0, now))
 			continue;
 		if (tb_count(tb_set_of(((const struct tb_tally *)o->tally)->absent) |

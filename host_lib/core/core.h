@@ -281,6 +281,7 @@ void tb_begin_flows(struct tb_half *r);
 void tb_free_flows(struct tb_half *r);
 struct tb_incoming *tb_flow_of(const struct tb_half *r, __u32 rank);
 int tb_recover(struct tb_half *r, __s64 now, int asks, __s64 deadline);
+void tb_learn_last(struct tb_half *r, __s64 now);
 int tb_flow_over(const struct tb_half *r, __u32 rank);
 void tb_gone(struct tb_half *r, __u32 rank, __u32 row, const __u8 *body, __u32 length);
 __u32 tb_bitmap(const __s64 *places, __u32 count, __u8 *body, __u32 most, __u32 *size);

@@ -544,8 +544,10 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		if (!tb_starts(t, o, 0))
 			return TB_FOUND_FIRST;
 		first->why = tb_contributions(t, o, &see, now);
-		if (first->why)
+		if (first->why) {
+			tb_learn_last(first, now);
 			return TB_FOUND_SEAL;
+		}
 	}
 	if (!first->phase || second->phase || !tb_encoded(o))
 		return TB_FOUND_NOTHING;
@@ -557,7 +559,10 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		tb_release_late(t, o, &see, now);
 	}
 	second->why = tb_results(t, o, &see, now);
-	return second->why ? TB_FOUND_FINISH : TB_FOUND_NOTHING;
+	if (!second->why)
+		return TB_FOUND_NOTHING;
+	tb_learn_last(second, now);
+	return TB_FOUND_FINISH;
 }
 
 /* The next thing to be done for one op, whose label is noted. */
@@ -663,6 +668,8 @@ static void tb_open_half(const struct tb_terms *t, const struct tb_own_op *o, in
 	h->late = deadline > 0 && deadline < o->admitted;
 	h->step = tb_most(t->floor, o->usual) / 10;
 	h->look = tb_least(TB_LOOK, h->step / 4);
+	if (o->usual <= t->floor) /* it says nothing of how short the flows are */
+		h->step = h->look;
 	tb_begin_flows(h);
 }
 

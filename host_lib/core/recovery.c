@@ -41,7 +41,7 @@ TB_EXPORT __s64 tb_pto(const struct tb_answers *p)
 {
 	if (p->guess)
 		return p->guess;
-	return tb_least(5 * p->floor, tb_most(p->floor / 10, p->usual + 4 * p->varies));
+	return tb_least(5 * p->floor, tb_most(p->floor / 10, p->usual + 2 * p->varies));
 }
 
 /*
@@ -91,7 +91,9 @@ struct tb_incoming *tb_flow_of(const struct tb_half *r, __u32 rank)
 
 static struct tb_answers *tb_answers_of(const struct tb_half *r, const struct tb_incoming *f)
 {
-	return &((struct tb_answers *)tb_terms_of(r)->answers)[f->rank];
+	const struct tb_terms *t = tb_terms_of(r);
+
+	return &((struct tb_answers *)t->answers)[r->results * t->world + f->rank];
 }
 
 /* A switch owns all rows of an op. It keeps nothing to be asked for, so the own rows are sent to it again. */
@@ -183,6 +185,16 @@ static struct tb_found tb_find(const struct tb_half *r, struct tb_incoming *f, _
 	return found;
 }
 
+/* A half ends: the rows that have completed it are answers, too, and the quickest as a rule. */
+TB_EXPORT void tb_learn_last(struct tb_half *r, __s64 now)
+{
+	__u32 i;
+
+	for (i = 0; r->requested && i < tb_terms_of(r)->world; i++)
+		if (tb_flows(r)[i].again)
+			tb_find(r, &tb_flows(r)[i], now);
+}
+
 /*
  * The rows that a row behind them has passed for the reordering window count as passed. A retransmission overtakes rows
  * that have not left yet, so it passes retransmissions only.
@@ -205,15 +217,17 @@ static __s64 tb_longer(__s64 first, __u32 expired, __u32 equal)
 	return first << (expired < equal ? 0 : tb_least(expired - equal + 1, TB_DOUBLED));
 }
 
-/* Later rows tell what is lost until the flow has ended. At a switch rows may be on their way for a while then. */
+/*
+ * Later rows tell what is lost until the flow has ended, and answers wait behind these. At a switch rows may be on their way
+ * for a while then.
+ */
 static __s64 tb_timeout(const struct tb_half *r, const struct tb_incoming *f, __s64 asked)
 {
 	int box = tb_of_switch(r, f);
 
 	if (!f->ended)
 		return TB_NEVER;
-	if (box)
-		asked = tb_most(asked, tb_most(f->moved, f->ended));
+	asked = tb_most(asked, box ? tb_most(f->moved, f->ended) : f->ended);
 	return asked + tb_longer(tb_pto(tb_answers_of(r, f)), f->expired, box ? 1 : TB_EQUAL);
 }
 
@@ -271,9 +285,7 @@ static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found 
 {
 	struct tb_answers *path = tb_answers_of(r, f);
 	int box = tb_of_switch(r, f), expired = 0, noted = 0;
-	__s64 window = r->late ? 0
-		       : box   ? tb_most(path->window, tb_terms_of(r)->floor / 10)
-			       : path->window;
+	__s64 window = box ? tb_most(path->window, tb_terms_of(r)->floor / 10) : path->window;
 	__s32 room = TB_OPEN - found->out;
 	__u32 i;
 
@@ -282,6 +294,8 @@ static void tb_detect(struct tb_half *r, struct tb_incoming *f, struct tb_found 
 		f->due = now + r->step;
 		return;
 	}
+	if (r->late || (f->ended && f->questions)) /* a mark that had to be asked for passes all */
+		window = 0;
 	tb_pass(f, found->highest, now, window);
 	if ((found->asked || box) && now >= tb_timeout(r, f, found->asked)) {
 		f->expired++;

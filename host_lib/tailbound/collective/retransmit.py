@@ -18,6 +18,9 @@ from tailbound.collective.op import Half
 from tailbound.kernel.core import address, core
 from tailbound.wire.schema import HEADER_BYTES, Flag, PacketType, Stage, Verdict
 
+#: Verdict on rows that come a second time by a request, by stage.
+_TWICE = Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT
+
 
 def settle(job: Job, half: Half, stage: Stage) -> None:
     """Counts, at the end of a half, what repair has brought."""
@@ -29,8 +32,8 @@ def settle(job: Job, half: Half, stage: Stage) -> None:
             job.repairs.came[stage, rank] += came
             job.counters["repair_rows_asked"] += flow.again
             job.counters["rows_repaired"] += came
-            twice = job.records.count(rank, Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT)
-            job.repairs.paths[rank].settled(flow.again, twice, probed=bool(flow.probed))
+            twice = job.records.count(rank, _TWICE[stage])
+            job.repairs.paths[stage * job.world + rank].settled(flow.again, twice, probed=bool(flow.probed))
 
 
 def encode_repair(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:

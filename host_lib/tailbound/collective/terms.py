@@ -79,9 +79,10 @@ class Repairs:
         if not self.asked:
             raise MemoryError("no memory for requests of other ranks")
         weakref.finalize(self, core().fast.tb_asked_close, self.asked).atexit = False  # the transport may be at work
-        #: what requests have taught, by the rank that they went to
+        #: what requests have taught, by the rank that they went to: for contributions, then for results. Answers of the
+        #: first kind wait behind the results of a rank that has sealed its rows
         kind: Any = Path
-        self.paths: Sequence[Path] = (kind * ranks)(*(Path(floor) for _ in range(ranks)))
+        self.paths: Sequence[Path] = (kind * (2 * ranks))(*(Path(floor) for _ in range(2 * ranks)))
         #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
 

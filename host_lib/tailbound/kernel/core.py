@@ -90,6 +90,7 @@ _FUNCTIONS = {
     "tb_start_half": (None, _P, _S64, _S64, _S64),
     "tb_gone": (None, _P, _U32, _U32, ctypes.c_char_p, _U32),
     "tb_bitmap": (_U32, _P, _U32, _P, _U32, _P),
+    "tb_learn_last": (None, _P, _S64),
     "tb_repaired": (_U32, _P, _U32),
     "tb_requests": (_U32, _P, _U32, _P),
     "tb_flow_after": (_P, _P, _P),
