@@ -31,7 +31,7 @@
 #define TB_OPEN 256
 /*
  * Flows of so few rows may be lost as a whole. Their senders count as such that have begun: owners of results, and for a
- * half's first question ranks that owe contributions.
+ * half's first question ranks that owe contributions, or marks alone where rows go to a switch.
  */
 #define TB_SHORT_RESULTS 16
 #define TB_SHORT 3
@@ -346,7 +346,7 @@ static void tb_await(const struct tb_half *r, struct tb_incoming *f, const struc
 {
 	__s64 late = 2 * tb_terms_of(r)->floor;
 	__s64 since = f->came ? f->waited : tb_most(f->waited, s->last);
-	int begun = f->came || (r->results && f->rows <= TB_SHORT_RESULTS);
+	int begun = f->came || (r->results && f->rows && f->rows <= TB_SHORT_RESULTS);
 	__u32 asked = begun || f->questions > r->rounds ? f->questions : r->rounds;
 	int soon = begun || (f->rows <= TB_SHORT && !asked);
 	__s64 first = soon ? tb_pto(tb_answers_of(r, f)) : late;

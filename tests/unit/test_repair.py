@@ -187,8 +187,7 @@ def test_probe_timeouts_are_equal_at_first_and_then_double_until_a_row_comes() -
     receiver = Receiver(here={1: ALL - {3, 4}}, ended={1}, patience=24 * PATIENCE)
     pto = pto_of(receiver.path)
     assert receiver.turn(MS) == {}
-    first = MS + WINDOW
-    times = [0, 1, 2, 3, 4, 6, 10, 18]
+    first, times = MS + WINDOW, [0, 1, 2, 3, 4, 6, 10, 18]
     assert receiver.run(first, first + 18 * pto) == [(first + n * pto, [3, 4]) for n in times]
     receiver.come([4])
     now = first + 18 * pto + LOOK
@@ -268,10 +267,10 @@ def questions(until: int, rows: dict[int, int], *, of: int = ROWS, deadline: int
 
     ``answers``: what they have taken so far, ns.
     """
-    here = {rank: set(range(count)) for rank, count in rows.items()}
+    here, found, now = {rank: set(range(count)) for rank, count in rows.items()}, [], 0
     receiver = Receiver(here=here, of=of, asks=True, floor=floor, step=floor // 10, results=results)
-    receiver.deadline = deadline
-    found, now = [], 0
+    receiver.deadline, receiver.op.switched = deadline, not of
+    receiver.terms.gone = bitmap(() if of else range(2, RANKS))
     for _ in range(50 if answers else 0):
         answered(receiver.path, answers)
     while now <= until:
@@ -296,6 +295,7 @@ BEGUN, NOT_BEGUN = [2, 4, 6, 8, 12, 20, 36, 68, 132, 260, 388], [20, 60, 140, 30
         ({1: 0}, {"of": 4}, NOT_BEGUN),
         ({1: 0}, {"of": 16, "results": True}, BEGUN),
         ({1: 0}, {"of": 17, "results": True}, NOT_BEGUN),
+        ({1: 0}, {"of": 0, "results": True}, [2, 42, 122, 282]),  # whose rows go to a switch
         ({1: 40}, {"answers": 9 * MS}, [9, 18, 27, 36, 54, 90, 162]),
         ({1: 40}, {"floor": FLOOR // 50}, [t / 50 for t in BEGUN]),
         ({1: 0}, {"deadline": 16 * MS}, [10, 30, 50, 70]),  # in time for an answer, and then for a later deadline
