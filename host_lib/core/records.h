@@ -335,7 +335,7 @@ struct tb_terms {
 	__u64 presence; /* struct tb_presence[] */
 	__u64 results; /* struct tb_result[] */
 	__u64 given; /* struct tb_given: results of the newest op that is over; 0: none are kept */
-	__u64 answers; /* struct tb_answers[], by rank */
+	__u64 answers; /* struct tb_answers[], by half and rank */
 	__u64 overtime; /* struct tb_overtime */
 	__u64 spoke; /* s64[], by rank: when a word of it was read last; 0: never */
 	__u64 asked; /* s64[], by rank: when it was first asked what it has not answered yet; 0: it was not */

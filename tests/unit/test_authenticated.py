@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -54,10 +55,13 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(job: SimTeam) ->
     job.go(1 * MS)
     taken, replayed, refused = counts()
     bare = packed.packet(packed.header(type=PacketType.HOLD, cookie=job[1].job.cookie, sender=0, owner=1), b"")
-    inbox = Inbox(job[1].job, *[None] * 3)
-    for data in (word, word, bare):  # as a datapath does that does not look at tags of control packets
+    hello = job[0].job.word(1, job[0].job.header(PacketType.HELLO, 0, 0))  # may be repeated, and is no sign of life
+    inbox, heard = Inbox(job[1].job, None, None, Mock()), job[1].job.spoke(0)
+    job.go(1 * MS)
+    for data in (word, word, bare, hello):  # as a datapath does that does not look at tags of control packets
         inbox.receive(data, {})
-    assert counts() == [taken, replayed + 2, refused + 1]
+    assert counts() == [taken + 1, replayed + 2, refused + 1]
+    assert job[1].job.spoke(0) == heard
 
 
 def test_no_secret_is_in_logs_status_files_and_traces(

@@ -954,7 +954,7 @@ TERMS = Struct(
         Field("presence", "u64", "struct tb_presence[]"),
         Field("results", "u64", "struct tb_result[]"),
         Field("given", "u64", "struct tb_given: results of the newest op that is over; 0: none are kept"),
-        Field("answers", "u64", "struct tb_answers[], by rank"),
+        Field("answers", "u64", "struct tb_answers[], by half and rank"),
         Field("overtime", "u64", "struct tb_overtime"),
         Field("spoke", "u64", "s64[], by rank: when a word of it was read last; 0: never"),
         Field("asked", "u64", "s64[], by rank: when it was first asked what it has not answered yet; 0: it was not"),
