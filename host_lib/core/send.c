@@ -409,16 +409,19 @@ void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now)
 			m->published = p->label;
 }
 
-/* The own rows of an op have left, or it is known that none will. */
-static void tb_rows_left(const struct tb_line *l, struct tb_own_op *o, __s64 now)
+/* The own rows of an op have left, or will not; the op may be over. */
+static void tb_rows_left(const struct tb_line *l, const struct tb_item *item)
 {
 	struct tb_own_marks *m = (struct tb_own_marks *)l->s->marks;
+	struct tb_own_op *o = item->op;
 
+	if (m && tb_distance(item->label, m->contributed) > 0)
+		m->contributed = item->label;
+	if (!o)
+		return;
 	o->left = 1;
-	o->sent_at = now;
+	o->sent_at = l->s->now;
 	o->stirred |= o->switched || tb_half_of(o, 1)->phase != TB_PHASE_OPEN;
-	if (m && tb_distance(o->label, m->contributed) > 0)
-		m->contributed = o->label;
 }
 
 /* The rest of a flow is not sent; returns the packets. */
@@ -717,12 +720,12 @@ static void tb_end_item(struct tb_line *l, int queue)
 		l->s->copies += item->packets;
 	if (queue == TB_RESULTS && item->id == TB_INTERNAL)
 		l->s->results += item->packets;
-	if (queue == TB_CONTRIBUTIONS)
-		l->s->contributions += item->packets;
 	if (item->op && queue == TB_RESULTS)
 		tb_results_left(l, item->op, l->s->now);
-	if (item->op && queue == TB_CONTRIBUTIONS)
-		tb_rows_left(l, item->op, l->s->now);
+	if (queue == TB_CONTRIBUTIONS) {
+		l->s->contributions += item->packets;
+		tb_rows_left(l, item);
+	}
 	free(item->owned);
 	free(item);
 }

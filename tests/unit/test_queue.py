@@ -6,6 +6,7 @@ Over real ones: every job over udp (``test_communicator.py``).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import weakref
 from collections.abc import Iterator
@@ -15,12 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from queue_world import ADDRESS, MS, PROBE, STRIDE, Line, Told, memory
+from queue_world import ADDRESS, LATER, MS, PROBE, STRIDE, Line, Told, memory
+from tailbound.collective.speaker import Marks
 from tailbound.errors import ConfigError
 from tailbound.transport.pace import Pacer
 from tailbound.transport.sender import FULL, Sender, Shared, Target
 from tailbound.transport.sockets import MAX_BYTES, UdpSocket, burst_packets, ports_of
-from tailbound.wire.schema import MAX_RANKS, PacketType
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import HALF, MAX_RANKS, OWN_OP, PacketType
 
 C, R = PacketType.CONTRIBUTION, PacketType.RESULT
 ALL = MAX_RANKS
@@ -135,6 +138,20 @@ def test_cancelled_memory_is_never_read_again(line: Line) -> None:
     assert (line.queue.cancel(7), line.queue.cancel(5), line.done) == (3, 0, [0])
     line.go()
     assert line.taken == [(1, 4)]
+
+
+def test_the_own_mark_rises_in_order_and_past_what_was_cancelled(line: Line) -> None:
+    """The last op is over before its rows have left, and none will."""
+    marks, ops = Marks(contributed=6, published=6), [record_of(OWN_OP)(label=label) for label in (7, 8, 9)]
+    halves, rows = [record_of(HALF)() for _ in range(2)], memory(3)
+    line.queue.said.marks, line.kernel.always = ctypes.addressof(marks), errno.EAGAIN
+    for op in ops:
+        op.halves[:] = [*map(ctypes.addressof, halves)]
+        line.queue.submit(op.label, C, [(1, rows)], LATER, None, 0, ctypes.addressof(op))
+    assert (line.queue.cancel(9), marks.contributed) == (3, 6)
+    line.go()
+    assert ([op.left for op in ops], marks.contributed, line.queue.said.contributions) == ([1, 1, 0], 9, 6)
+    assert line.queue.empty
 
 
 def test_the_memory_of_a_queue_outlives_the_program(bound: UdpSocket) -> None:
