@@ -55,7 +55,7 @@ def test_control_packets_of_others_and_of_yesterday_are_refused(job: SimTeam) ->
     job.go(1 * MS)
     taken, replayed, refused = counts()
     bare = packed.packet(packed.header(type=PacketType.HOLD, cookie=job[1].job.cookie, sender=0, owner=1), b"")
-    hello = job[0].job.word(1, job[0].job.header(PacketType.HELLO, 0, 0))  # may be repeated, and is no sign of life
+    hello = job[0].job.word(1, job[0].job.header(PacketType.HELLO, 0, 0))  # may be repeated, so it does not count
     inbox, heard = Inbox(job[1].job, None, None, Mock()), job[1].job.spoke(0)
     job.go(1 * MS)
     for data in (word, word, bare, hello):  # as a datapath does that does not look at tags of control packets
