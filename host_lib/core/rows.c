@@ -120,16 +120,6 @@ static void tb_hear_owners(const struct tb_terms *t, const struct tb_own_op *o, 
 	y->well = tb_count(well);
 }
 
-/* How many rows of a flow were requested. */
-static __u32 tb_again(const struct tb_half *h, __u32 rank)
-{
-	const struct tb_incoming *f = h->requested ? tb_flow_after(h, 0) : 0;
-
-	while (f && f->rank != rank)
-		f = tb_flow_after(h, f);
-	return f ? f->again : 0;
-}
-
 /* A rank that has sent all is short of an op of which less than half came before requests. */
 static void tb_enter_line(struct tb_books *l, __s64 due, __s64 came, __s64 again, int through)
 {
@@ -151,6 +141,7 @@ TB_EXPORT void tb_account(const struct tb_terms *t, const struct tb_own_op *o, i
 {
 	tb_set stayed = tb_set_of(o->stayed), none = tb_set_of(o->abstained), there = none | stayed;
 	tb_set live = tb_set_of(t->live), gone = tb_set_of(t->gone), voters = tb_set_of(t->voters);
+	const struct tb_half *h = tb_half_of(o, results);
 	tb_set absent = {}, lacking = {};
 	__u32 p;
 
@@ -166,7 +157,7 @@ TB_EXPORT void tb_account(const struct tb_terms *t, const struct tb_own_op *o, i
 			there |= tb_rank(p);
 		if (!results && tb_has(none, p))
 			continue;
-		tb_enter_line(l, due, came[p], tb_again(tb_half_of(o, results), p), through);
+		tb_enter_line(l, due, came[p], h->requested ? tb_flow_of(h, p)->again : 0, through);
 		y->due += due;
 		y->came += came[p];
 		if (!came[p])

@@ -205,8 +205,8 @@ def test_a_rank_is_told_when_ops_running_lack_most_of_what_it_sent() -> None:
     world, op = world_of(3, (0,))
     op.own = 10
     told, ledger, flows = [], Ledger(3), (Flow * 3)()  # type: ignore[operator]
-    half, flow = op.first, flows[1]
-    half.flows, half.count, flow.known, flow.rank = ctypes.addressof(flows), 3, 1, 1
+    half, flow = op.first, flows[0]  # the next rank is first
+    half.terms, half.flows, half.count = world.terms.pointer, ctypes.addressof(flows), 3
     for came, sent, again in [(10, True, 6), (4, True, 0), (10, False, 0), (4, True, 0), (5, True, 0), (4, True, 0)]:
         world.marks("contributed", op.label, {1, 2} if sent else {2})
         flow.again = half.requested = again

@@ -21,8 +21,6 @@ from tailbound.transport.steps import step_of
 from tailbound.wire.ranks import ranks_of
 from tailbound.wire.schema import UNKNOWN_SENDER, Action, Flag, Verdict
 
-#: As plain numbers: arithmetic on an IntFlag costs microseconds.
-_SKIP, _STOP, _OVERFLOW, _QUORUM = int(Flag.SKIP), int(Flag.STOP), int(Flag.OVERFLOW), int(Flag.QUORUM)
 #: Durations that are kept, for a median and a tail.
 _DURATIONS = 512
 #: Ops running with a majority until a stretch without one is over.
@@ -93,13 +91,13 @@ class Accounts:
         expected, taken = tally.judged, tally.judged_came
         if op.switched:  # what contributors bring is in the counts of the results
             expected, taken = op.outcome.expected, op.outcome.delivered
-        op.outcome.overflowed |= bool(flags & _OVERFLOW)
-        told, flags = flags & (_SKIP | _STOP), flags | op.say
+        op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
+        told, flags = flags & (Flag.SKIP | Flag.STOP), flags | op.say
         self._look_at_quorum(op, tally)
         if action := self.results.judge(expected, taken):
             why = self.results.why(action, expected, taken)
             self._say(op, Action.WARN, f"of the results for rank {job.rank}: {why}")
-        if not flags & (_SKIP | _STOP):
+        if not flags & (Flag.SKIP | Flag.STOP):
             return
         op.outcome.doubtful |= not told
         # nobody applies this op: every rank that has a row of the owner who said so gets zeros
@@ -108,7 +106,7 @@ class Accounts:
         op.outcome.skipped = True
         job.counters["ops_skipped"] += 1
         job.events.emit("skipped", f"op {op.name} is not applied: too much of it was lost", op=op.name)
-        if flags & _STOP and op.outcome.error is None:
+        if flags & Flag.STOP and op.outcome.error is None:
             op.outcome.error = TransportError(
                 f"rank {job.rank}: op {op.name}: more contributions were lost than the safeguard allows "
                 "(its stop=); `tailbound top` and stats()['ledger'] say between which ranks"
@@ -123,7 +121,7 @@ class Accounts:
         nothing = empty and (abstained or op.overtaken)
         if nothing or not op.launch.quorum:
             return
-        owners, well = tally.owners + (op.own > 0), tally.well + (op.own > 0 and bool(op.say & _QUORUM))
+        owners, well = tally.owners + (op.own > 0), tally.well + (op.own > 0 and bool(op.say & Flag.QUORUM))
         minority = self._lacks_rows(op) if op.switched else 2 * well <= owners
         minority &= not job.membership.quorum({job.rank})
         if minority:
