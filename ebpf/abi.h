@@ -255,10 +255,9 @@ _Static_assert(sizeof(struct tb_fault_counts) == 72, "tb_fault_counts");
 struct tb_fanout {
 	__u32 active; /* 0: nothing is cloned */
 	__u32 address; /* source of the bursts: own address, as in tb_peer */
-	__u16 port; /* source of the bursts: the first of their UDP ports, host byte order */
+	__u16 port; /* source of the bursts: their UDP port, host byte order */
 	__u16 lead; /* the rank that bursts are addressed to; what goes to others is left alone */
-	__u16 copies; /* entries of order */
-	__u16 ports; /* so many source ports from port on */
+	__u32 copies; /* entries of order */
 	__u32 prefix[3]; /* what is before address in an own IPv6 address */
 	__u32 pad; /* 0 */
 	__u8 order[256]; /* live ranks other than the lead, in the order in which copies leave */

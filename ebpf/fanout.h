@@ -53,7 +53,7 @@ static __always_inline int tb_fanout_wanted(const struct tb_datagram *d,
 					    const struct tb_fanout *fanout,
 					    const struct tb_fanout_peer *lead)
 {
-	return (__u16)(tb_be16(d->udp->source) - fanout->port) < fanout->ports &&
+	return tb_be16(d->udp->source) == fanout->port &&
 	       tb_ip_to(d->ip, lead->address, lead->prefix);
 }
 

@@ -95,7 +95,7 @@ class Fanout:
         self._settings = made.arrays["fanout"]
         self._settings["active"] = 0
         self._settings["address"], self._settings["prefix"] = words_of(address or net.address_of(interface))
-        self._settings["port"], self._settings["ports"] = port, 1
+        self._settings["port"] = port
         self._counts = made.arrays["fanout_counts"].view(np.uint64).reshape(-1, MAX_RANKS, len(Counts._fields))
         self._before = self._sums()
         self._own = 0

@@ -532,10 +532,9 @@ FANOUT = Struct(
     (
         Field("active", "u32", "0: nothing is cloned"),
         Field("address", "u32", "source of the bursts: own address, as in tb_peer"),
-        Field("port", "u16", "source of the bursts: the first of their UDP ports, host byte order"),
+        Field("port", "u16", "source of the bursts: their UDP port, host byte order"),
         Field("lead", "u16", "the rank that bursts are addressed to; what goes to others is left alone"),
-        Field("copies", "u16", "entries of order"),
-        Field("ports", "u16", "so many source ports from port on"),
+        Field("copies", "u32", "entries of order"),
         Field("prefix", "u32", "what is before address in an own IPv6 address", 3),
         Field("pad", "u32", "0"),
         Field("order", "u8", "live ranks other than the lead, in the order in which copies leave", MAX_RANKS),
