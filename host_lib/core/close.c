@@ -195,31 +195,33 @@ TB_EXPORT int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 	return 0;
 }
 
-/*
- * Does all of that for ops of which all rows are in, and of which nothing is to be said before: whose own rows are among
- * them, and to which every rank that is waited for contributed. The others wait for a turn. How many it was done for.
- */
+/* The same without Python, for an op of which nothing is to be said before; whether it was done. */
+static int tb_close_one(const struct tb_owner *w, struct tb_terms *t, struct tb_own_op *o,
+			__s64 now)
+{
+	const struct tb_tally *y = (const struct tb_tally *)o->tally;
+	tb_pass *pass = (tb_pass *)w->code;
+	void *result, *error;
+
+	if (t->suspects || !o->own_in || !o->mean || o->own > w->most)
+		return 0;
+	tb_half_of(o, 0)->why = TB_WHY_COMPLETE;
+	tb_learn_last(tb_half_of(o, 0), now);
+	if (tb_close_first(w, o, 0, now) ||
+	    tb_count(tb_set_of(y->absent) | tb_set_of(o->abstained)))
+		return 0;
+	o->listen = t->listen = 1; /* to the results of others */
+	return !pass(&result, &error, o->mean, 0, o->own, w->memory) && !tb_hand_out(w, o, now);
+}
+
+/* Closes all ops of which all rows are in, as far as that needs no Python; how many are left to a turn. */
 int tb_close_alone(const struct tb_owner *w, __s64 now)
 {
 	struct tb_terms *t = (struct tb_terms *)w->terms;
 	struct tb_own_op *o = (struct tb_own_op *)t->first;
-	tb_pass *pass = (tb_pass *)w->code;
-	void *result, *error;
-	int closed = 0;
+	int left = 0;
 
-	for (; o && !t->suspects; o = (struct tb_own_op *)o->after) {
-		if (!o->mean || o->own > w->most || !tb_all_in(t, o))
-			continue;
-		tb_half_of(o, 0)->why = TB_WHY_COMPLETE;
-		tb_learn_last(tb_half_of(o, 0), now);
-		if (tb_close_first(w, o, 0, now))
-			continue;
-		if (tb_count(tb_set_of(((const struct tb_tally *)o->tally)->absent) |
-			     tb_set_of(o->abstained)))
-			continue;
-		o->listen = t->listen = 1; /* to the results of others */
-		closed += !pass(&result, &error, o->mean, 0, o->own, w->memory) &&
-			  !tb_hand_out(w, o, now);
-	}
-	return closed;
+	for (; o; o = (struct tb_own_op *)o->after)
+		left += tb_all_in(t, o) && !tb_close_one(w, t, o, now);
+	return left;
 }

@@ -305,13 +305,13 @@ static int tb_rows_in(const struct tb_terms *t, const struct tb_own_op *o, const
 	return r && r->rows_complete >= (__s32)o->own && tb_really(t, o, r);
 }
 
-/* Whether nothing is to come for the own rows of an open half, of which ranks agree on the layout. */
+/* Whether nothing is to come any more for the own rows of an open half. */
 int tb_all_in(const struct tb_terms *t, const struct tb_own_op *o)
 {
 	struct tb_sight see = tb_see(t, o);
 
-	return !tb_half_of(o, 0)->phase && o->own && o->own_in && !tb_foreseen_wrongly(o, &see) &&
-	       tb_rows_in(t, o, see.record);
+	return !tb_half_of(o, 0)->phase && o->own && (tb_encoded(o) || t->self_late) &&
+	       !tb_foreseen_wrongly(o, &see) && tb_rows_in(t, o, see.record);
 }
 
 /* What an owner waits for (clock-7 to clock-9). */

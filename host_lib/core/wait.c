@@ -118,17 +118,16 @@ static __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 {
 	struct tb_terms *t = (struct tb_terms *)s->terms;
-	int complete, closed;
+	int complete, left;
 	__u32 found = 0;
 
 	if (s->ready & TB_READY_HANDED)
 		tb_clear(((const struct pollfd *)s->polled)[0].fd);
 	if (s->ready & TB_READY_EVENTS) {
 		complete = tb_take_opened(s);
-		closed = complete && s->owner
-				 ? tb_close_alone((const struct tb_owner *)s->owner, now)
-				 : 0;
-		if (complete & 1 << TB_EVENT_RESULTS_COMPLETE || (complete && !closed))
+		left = !s->owner ? complete
+				 : tb_close_alone((const struct tb_owner *)s->owner, now);
+		if (left || complete & 1 << TB_EVENT_RESULTS_COMPLETE)
 			return TB_WOKEN_TURN |
 			       tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);
 		tb_hear(t);
