@@ -76,7 +76,7 @@ TB_EXPORT __u32 tb_judge_loss(struct tb_guard *g, __s64 due, __s64 came)
 TB_EXPORT int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int abstains, __s64 now)
 {
 	const struct tb_terms *t = (const struct tb_terms *)w->terms;
-	const struct tb_op *r = &((const struct tb_op *)t->ops)[o->slot];
+	const struct tb_op *r;
 	struct tb_half *first = tb_half_of(o, 0);
 	struct tb_tally *y = (struct tb_tally *)o->tally;
 	__s64 *came = (__s64 *)o->came;
@@ -89,7 +89,8 @@ TB_EXPORT int tb_close_first(const struct tb_owner *w, struct tb_own_op *o, int 
 	first->phase = TB_PHASE_CLOSED;
 	o->closed_at = now;
 	o->unnoted = 1;
-	for (i = 0; r->op == o->label && r->cookie == t->cookie && i < TB_WORDS; i++)
+	r = tb_record(t, o);
+	for (i = 0; r && i < TB_WORDS; i++)
 		o->abstained[i] |= r->abstained[i];
 	tb_summed(t, o, came);
 	tb_account(t, o, 0, abstains, came, (struct tb_books *)w->books, y);
@@ -151,28 +152,17 @@ static __u8 *tb_usable(const struct tb_given *g, __u32 count)
 	return copies;
 }
 
-/* Queues the results, which are made, for every aim; what no rank contributed to is left out. 0, or ENOMEM. */
-TB_EXPORT int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now)
+/* Queues count results, the last at a place, for every aim. 0, or ENOMEM. */
+static int tb_queue(const struct tb_owner *w, struct tb_own_op *o, __u32 count, __u32 last,
+		    __s64 now)
 {
 	const struct tb_terms *t = (const struct tb_terms *)w->terms;
 	const struct tb_given *g = (const struct tb_given *)o->made;
 	__u64 runs[3 * TB_MAX_RANKS];
-	__u32 count = 0, last = 0, i;
 	__u8 *owned = 0;
 	__s64 until;
+	__u32 i;
 
-	for (i = 0; i < o->own; i++)
-		if (((const __u8 *)g->usable)[i]) {
-			last = i;
-			count++;
-		}
-	o->missing = o->own - count;
-	if (t->ranks == 1) {
-		o->results = o->made;
-		o->queued = 1;
-		tb_results_left((const struct tb_line *)w->line, o, now);
-		return 0;
-	}
 	if (count)
 		tb_head_results(w, o, last);
 	if (count && count < o->own) {
@@ -187,11 +177,29 @@ TB_EXPORT int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 n
 	}
 	/* as long as receivers may wait for them past their deadlines, as far as can be told from here */
 	until = now + o->worth + tb_saved((const struct tb_overtime *)t->overtime, now);
-	if (tb_submit_results((struct tb_line *)w->line, o, until, g->stride, runs,
-			      count ? o->aims : 0, owned))
+	return tb_submit_results((struct tb_line *)w->line, o, until, g->stride, runs,
+				 count ? o->aims : 0, owned);
+}
+
+/* Hands out the results, which are made, but for rows to which no rank contributed. 0, or ENOMEM. */
+TB_EXPORT int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now)
+{
+	const struct tb_given *g = (const struct tb_given *)o->made;
+	int alone = ((const struct tb_terms *)w->terms)->ranks == 1;
+	__u32 count = 0, last = 0, i;
+
+	for (i = 0; i < o->own; i++)
+		if (((const __u8 *)g->usable)[i]) {
+			last = i;
+			count++;
+		}
+	o->missing = o->own - count;
+	if (!alone && tb_queue(w, o, count, last, now))
 		return ENOMEM;
 	o->results = o->made;
 	o->queued = 1;
+	if (alone)
+		tb_results_left((const struct tb_line *)w->line, o, now);
 	return 0;
 }
 

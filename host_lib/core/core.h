@@ -250,6 +250,7 @@ __u64 tb_listen(struct tb_terms *t, __s64 now);
 __u64 tb_listen_to(struct tb_terms *t, struct tb_own_op *o, __s64 now);
 __s64 tb_start_clock(const struct tb_terms *t, struct tb_own_op *o, __s64 now);
 void tb_stand_still(struct tb_own_op *o, __s64 now);
+const struct tb_op *tb_record(const struct tb_terms *t, const struct tb_own_op *o);
 int tb_all_in(const struct tb_terms *t, const struct tb_own_op *o);
 int tb_nobody_had_any(const struct tb_terms *t, const struct tb_own_op *o);
 

@@ -36,7 +36,7 @@ static int tb_encoded(const struct tb_own_op *o)
 	return o->sending == TB_SENDING_OVER;
 }
 
-static const struct tb_op *tb_record(const struct tb_terms *t, const struct tb_own_op *o)
+const struct tb_op *tb_record(const struct tb_terms *t, const struct tb_own_op *o)
 {
 	const struct tb_op *record = &((const struct tb_op *)t->ops)[o->slot];
 

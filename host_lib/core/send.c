@@ -363,34 +363,38 @@ TB_EXPORT int tb_submit(struct tb_line *l, __u64 id, __u32 queue, struct tb_own_
 	return 0;
 }
 
+/* The same of packets that end in the library; owned: memory that goes with them, in any case, or NULL. */
+static int tb_submit_own(struct tb_line *l, __u32 queue, struct tb_own_op *o, __u32 label,
+			 __s64 until, __u32 stride, __u32 largest, const __u64 *runs, __u32 count,
+			 void *owned)
+{
+	if (tb_submit(l, TB_INTERNAL, queue, o, label, until, stride, largest, runs, count)) {
+		free(owned);
+		return ENOMEM;
+	}
+	((struct tb_item *)l->tail[queue])->owned = owned; /* after is first in it */
+	return 0;
+}
+
 /* The same of copies, which leave before all others and are let go of once they have. */
 void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
 		      __u32 largest, __u8 *copies, __u32 count)
 {
 	__u64 run[] = { to, (__u64)copies, count };
 
-	if (!count ||
-	    tb_submit(l, TB_INTERNAL, TB_AGAIN, NULL, label, until, stride, largest, run, 1))
-		free(copies);
+	if (count)
+		tb_submit_own(l, TB_AGAIN, NULL, label, until, stride, largest, run, 1, copies);
 	else
-		((struct tb_item *)l->tail[TB_AGAIN])->owned = copies; /* after is first in it */
+		free(copies);
 }
 
 /* The same of the results of an op; owned: their packets, or NULL. 0, or ENOMEM. */
 int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32 stride,
 		      const __u64 *runs, __u32 count, void *owned)
 {
-	struct tb_item *item;
-
-	if (tb_submit(l, TB_INTERNAL, TB_RESULTS, o, o->label, until, stride, o->largest, runs,
-		      count)) {
-		free(owned);
-		return ENOMEM;
-	}
-	item = (struct tb_item *)l->tail[TB_RESULTS];
-	item->owned = owned;
 	tb_pump_at(l->s, 1); /* at once */
-	return 0;
+	return tb_submit_own(l, TB_RESULTS, o, o->label, until, stride, o->largest, runs, count,
+			     owned);
 }
 
 /* The results of an op have left: the mark is the newest before which nothing is outstanding. */
