@@ -535,7 +535,8 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		if (o->sending && !tb_encoded(o))
 			return TB_FOUND_SEND;
 	}
-	if (o->unnoted)
+	if (o->unnoted &&
+	    !(t->alone && o->queued)) /* else it is to be learned from, which can wait */
 		return TB_FOUND_SEAL;
 	if (!first->phase && !o->own)
 		first->phase = TB_PHASE_DONE;
@@ -580,6 +581,7 @@ TB_EXPORT void tb_begin_turn(struct tb_terms *t, int everything, int holds)
 	t->entered = 0;
 	t->everything = everything;
 	t->holds = holds;
+	t->alone = 0;
 	t->due = 0;
 }
 

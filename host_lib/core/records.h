@@ -366,7 +366,7 @@ struct tb_terms {
 	__u32 everything; /* 1: the flows of all ops are to be looked at */
 	__u32 entered; /* 1: the turn is in the midst of an op */
 	__u32 label; /* of the op that something was found of */
-	__u32 pad; /* 0 */
+	__u32 alone; /* 1: the library looks, and Python learns later */
 };
 _Static_assert(sizeof(struct tb_terms) == 352, "tb_terms");
 
@@ -524,7 +524,7 @@ struct tb_sleep {
 	__s64 longest; /* of a wait */
 	__s64 stopped; /* after which a thread that has not woken up was stopped */
 	__s64 end; /* when a turn is due at the latest */
-	__s64 soon; /* when one is due by other events than that a half is complete; 0: there were none */
+	__s64 soon; /* when to look at ops: by a clock, or after events that complete no half; 0: by those */
 	__s64 owed; /* when to go on with answers; 0: none is left */
 	__s64 awake; /* when the thread was last seen to run; 0: never */
 	__s64 asked; /* when the last wait was to end */
@@ -533,12 +533,14 @@ struct tb_sleep {
 	__u64 half; /* struct tb_half: of which something is to be asked (``Woken.ASK``) */
 	__u32 opened[64]; /* ops that have begun elsewhere since the last turn */
 	__u32 count; /* of them */
+	__u32 found; /* what a turn is due by (``Found``); 0: anything else */
+	__u32 label; /* of the op of which it was found */
 	__u32 fds; /* descriptors */
 	__u32 direct; /* 1: all sockets are the system's */
 	__u32 deferred; /* 1: single packets wait for room */
 	__u32 crowded; /* 1: in the first socket */
 	__u32 refused; /* what the pump came to (``Sent``) */
 };
-_Static_assert(sizeof(struct tb_sleep) == 408, "tb_sleep");
+_Static_assert(sizeof(struct tb_sleep) == 416, "tb_sleep");
 
 #endif /* TB_RECORDS_H */

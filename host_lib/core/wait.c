@@ -10,7 +10,7 @@
 
 #define TB_SECOND 1000000000LL
 #define TB_RETRY 500000 /* ns until what a full device queue refused is tried again */
-/* How long a turn that is due by other events may wait after them: as a rule a half is complete meanwhile. */
+/* How long a look that is due by other events may wait after them: as a rule a half is complete meanwhile. */
 #define TB_SOON 2000000LL
 /* Taken at once, and bits in front of the length of a record of the kernel's ring (Documentation/bpf/ringbuf.rst). */
 #define TB_EVENTS 64
@@ -111,6 +111,38 @@ static __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 	return s->refused || over ? TB_WOKEN_SENT : 0;
 }
 
+static int tb_in_flight(const struct tb_terms *t, __u32 label)
+{
+	const struct tb_own_op *o = (const struct tb_own_op *)t->first;
+
+	while (o && o->label != label)
+		o = (const struct tb_own_op *)o->after;
+	return o != 0;
+}
+
+/* Looks at all ops, as a turn does: whether one is due, and by what. */
+static int tb_decide(struct tb_sleep *s, __s64 now)
+{
+	struct tb_terms *t = (struct tb_terms *)s->terms;
+	__u32 i;
+
+	if (t->suspects || t->holds)
+		return 1;
+	for (i = 0; i < s->count; i++)
+		if (!tb_in_flight(t, s->opened[i])) /* it is to be foreseen */
+			return 1;
+	tb_begin_turn(t, 0, 0);
+	t->alone = 1;
+	s->found = tb_next_op(t, now);
+	s->label = t->label;
+	if (s->found)
+		return 1;
+	s->count = 0;
+	s->soon = t->due;
+	t->listen = 1;
+	return 0;
+}
+
 /*
  * The thread is awake, and found s->ready: what only Python can do. A turn for each wake-up would take most of a core: to
  * answer, to look out for silences and to send is due once or twice a millisecond.
@@ -131,10 +163,10 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 			return TB_WOKEN_TURN |
 			       tb_send_on(s, (s->ready & TB_READY_CONTROLS) != 0, now);
 		tb_hear(t);
-		s->soon = s->soon ? s->soon : now + TB_SOON;
+		s->soon = tb_earlier(s->soon, now + TB_SOON);
 	}
 	if (now >= s->end || now - s->awake > s->stopped || s->ready & TB_READY_HANDED ||
-	    (s->soon && s->soon <= now))
+	    (s->soon && s->soon <= now && tb_decide(s, now)))
 		return TB_WOKEN_TURN;
 	s->awake = now;
 	if (s->ready & TB_READY_CONTROLS || (s->owed && s->owed <= now)) {

@@ -118,9 +118,9 @@ class Engine(UncheckedEngine):
                 cast(Any, op).added_up = True
                 cast(Datapath, self.job.datapath).sums.sealed(op.label, op.sum_seq, op.own)
 
-    def _move(self, *now: int, **how: bool) -> int:
+    def _move(self, *now: int, **how: bool) -> None:
         self._turned = True
-        return super()._move(*now, **how)
+        super()._move(*now, **how)
 
     def _listen(self, now: int) -> None:
         super()._listen(now)

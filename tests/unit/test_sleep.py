@@ -111,8 +111,10 @@ def test_when_it_wakes_up_first(sleeper: Sleeper, end: int, due: dict[str, int],
         (Ready.CONTROLS, {}, Woken.SERVE),
         (Ready.CONTROLS, {"end": NOW}, Woken.TURN),
         (0, {"end": NOW}, Woken.TURN),
-        (0, {"soon": NOW}, Woken.TURN),
-        (0, {"soon": NOW + 1}, 0),
+        (0, {"soon": NOW}, 0),  # of no op is anything to be done
+        (0, {"soon": NOW, "suspects": 1}, Woken.TURN),
+        (0, {"soon": NOW, "holds": 1}, Woken.TURN),
+        (0, {"soon": NOW + 1, "holds": 1}, 0),
         (0, {"owed": NOW}, Woken.SERVE),
         (0, {"deferred": 1}, Woken.SEND),
         (Ready.CONTROLS, {"deferred": 1}, Woken.SERVE | Woken.SEND),
@@ -123,8 +125,9 @@ def test_when_it_wakes_up_first(sleeper: Sleeper, end: int, due: dict[str, int],
     ],
 )
 def test_what_is_to_be_done(sleeper: Sleeper, ready: int, said: dict[str, int], found: int) -> None:
+    owners = {"again": sleeper.queue.said, "suspects": sleeper.told.terms, "holds": sleeper.told.terms}
     for name, value in said.items():
-        setattr(sleeper.queue.said if name == "again" else sleeper.rest, name, value)
+        setattr(owners.get(name, sleeper.rest), name, value)
     assert sleeper.look_out(ready) == found
     assert (sleeper.rest.awake == NOW) == (not found & Woken.TURN or "awake" not in said)
 

@@ -42,7 +42,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel.core import core
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.wire.schema import Found, PacketType, Phase, Ready, Woken, serial_distance
+from tailbound.wire.schema import Found, PacketType, Phase, Ready, Sending, Woken, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
@@ -509,7 +509,6 @@ class Transpose:
         if self._commands:
             self._obey()
         looks = [holding.poll(now)] if holding.again else []
-        self._rest.soon = 0
         for label in self._rest.taken():
             window.foresee(label)
         if self._rest.ready & Ready.CONTROLS or self._rest.owed:
@@ -540,14 +539,14 @@ class Transpose:
         if members.suspects:
             forgive(job, chain(((op.label, op.start) for op in ops.values()), window.recent))
         self._served = job.now()
-        looks.append(self._move(self._served, everything=self._unsettled | bool(held or stood), holds=bool(held)))
+        self._move(self._served, everything=self._unsettled | bool(held or stood), holds=bool(held))
         while window.release():
             self._resting = True
             placed = window.foresee()
             if not (placed or window.waiting or (self._unsettled and ops)):
                 break
             self._admit()
-            looks.append(self._move(job.now(), everything=self._unsettled, holds=bool(held)))
+            self._move(job.now(), everything=self._unsettled, holds=bool(held))
         self._listen(job.now())
         if self._due or self._stirred():
             self._due = False
@@ -568,18 +567,18 @@ class Transpose:
             self.job.counters["stops_noticed"] += 1
         rest.awake = now
 
-    def _move(self, now: int, *, everything: bool, holds: bool) -> int:
-        """Moves ops on as far as they go.
+    def _move(self, now: int, *, everything: bool, holds: bool) -> None:
+        """Moves ops on as far as they go; notes when to look again (``Sleep.soon``).
 
         Args:
             now: the time, ns.
             everything: all are to be looked at, with news or without.
             holds: somebody does, so that no clock starts.
-
-        Returns:
-            When to look again, ns (0: when something arrives).
         """
-        job, terms, next_op = self.job, self.job.terms, core().fast.tb_next_op
+        job, terms, rest, next_op = self.job, self.job.terms, self._rest, core().fast.tb_next_op
+        if rest.found:  # by the library, before this turn
+            _DO[rest.found](self, self._ops[rest.label], now)
+            rest.found = 0
         core().fast.tb_begin_turn(terms.pointer, job.follow() or everything, holds)
         self._unsettled = False
         while found := next_op(terms.pointer, now):
@@ -589,7 +588,7 @@ class Transpose:
                 terms.everything = 1  # others may stand otherwise by it
                 self._unsettled |= job.follow()  # those before it have not been looked at since
                 now = self._meanwhile()
-        return int(terms.due)
+        rest.soon = terms.due
 
     def _send_own(self, op: Op, now: int) -> bool:
         job = self.job
@@ -600,6 +599,9 @@ class Transpose:
             return False
         moved, look = advance(job, op, now)
         op.due = min(filter(None, (op.due, look)), default=0)
+        if op.sending == Sending.OVER:  # said now, no turn is due for it later
+            self._say_first(op, now)
+            self._say_second(op, now)
         return moved
 
     def _seal(self, op: Op, now: int) -> bool:

@@ -984,7 +984,7 @@ TERMS = Struct(
         Field("everything", "u32", "1: the flows of all ops are to be looked at"),
         Field("entered", "u32", "1: the turn is in the midst of an op"),
         Field("label", "u32", "of the op that something was found of"),
-        Field("pad", "u32", "0"),
+        Field("alone", "u32", "1: the library looks, and Python learns later"),
     ),
 )
 
@@ -1247,7 +1247,7 @@ SLEEP = Struct(
         Field("longest", "s64", "of a wait"),
         Field("stopped", "s64", "after which a thread that has not woken up was stopped"),
         Field("end", "s64", "when a turn is due at the latest"),
-        Field("soon", "s64", "when one is due by other events than that a half is complete; 0: there were none"),
+        Field("soon", "s64", "when to look at ops: by a clock, or after events that complete no half; 0: by those"),
         Field("owed", "s64", "when to go on with answers; 0: none is left"),
         Field("awake", "s64", "when the thread was last seen to run; 0: never"),
         Field("asked", "s64", "when the last wait was to end"),
@@ -1256,6 +1256,8 @@ SLEEP = Struct(
         Field("half", "u64", "struct tb_half: of which something is to be asked (``Woken.ASK``)"),
         Field("opened", "u32", "ops that have begun elsewhere since the last turn", OPENED_MOST),
         Field("count", "u32", "of them"),
+        Field("found", "u32", "what a turn is due by (``Found``); 0: anything else"),
+        Field("label", "u32", "of the op of which it was found"),
         Field("fds", "u32", "descriptors"),
         Field("direct", "u32", "1: all sockets are the system's"),
         Field("deferred", "u32", "1: single packets wait for room"),

@@ -81,8 +81,8 @@ class Engine(Transpose):
 
     @property
     def due(self) -> int:
-        """When the next turn is due at the latest, ns."""
-        return int(self._rest.end)
+        """When ops are looked at next at the latest, ns."""
+        return int(min(self._rest.end, self._rest.soon or self._rest.end))
 
     def _peek(self) -> int:
         """Looks at queues, in place of descriptors."""
