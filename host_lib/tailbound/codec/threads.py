@@ -51,10 +51,13 @@ def cores_here() -> int:
 
 
 class Threads:
-    """``count`` threads, the calling one included, with a scratch for rows of ``width`` codes each."""
+    """``count`` threads, the calling one included, with a scratch for rows of ``width`` codes each.
 
-    def __init__(self, count: int, width: int) -> None:
-        self._scratches = [Scratch(width) for _ in range(count)]
+    ``scratch``: of the calling thread, which others of its jobs may use, too.
+    """
+
+    def __init__(self, count: int, width: int, scratch: Scratch | None = None) -> None:
+        self._scratches = [scratch or Scratch(width), *(Scratch(width) for _ in range(1, count))]
         self._threads = ThreadPoolExecutor(count - 1, "tailbound-codec") if count > 1 else None
         #: that of the calling thread
         self.scratch = self._scratches[0]

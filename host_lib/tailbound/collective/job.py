@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from tailbound.codec.mean import mean_entry
+from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import GROUP_ROWS
 from tailbound.codec.threads import Threads
 from tailbound.collective.accounting import Accounts
@@ -34,7 +35,7 @@ class Owner(record_of(OWNER)):  # type: ignore[misc]
 class Job(Speaker):
     """One rank's share of one job over one datapath: what it knows, what it says, and what it works with.
 
-    Arguments are those of ``Speaker``, with the datapath in place of its store.
+    Arguments are those of ``Speaker``, with the datapath in place of its store, and ``scratch`` of ``Threads``.
     """
 
     def __init__(
@@ -45,11 +46,12 @@ class Job(Speaker):
         cookie: int,
         now: Callable[[], int] = time.monotonic_ns,
         keys: KeyRing | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         super().__init__(config, datapath.store, sender, cookie, now, keys)
         self.datapath = datapath
         #: threads that share the codec's work, the transport thread among them
-        self.threads = Threads(max(1, config.codec_threads), config.width)
+        self.threads = Threads(max(1, config.codec_threads), config.width, scratch)
         #: whether rows reach the peers
         self.paths = Paths(self, lambda: datapath.interface or name_of(datapath.endpoint[0]))
         self.accounts = Accounts(self, self.paths.complain)

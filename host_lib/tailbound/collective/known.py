@@ -108,7 +108,8 @@ class Records:
 
     def reset(self) -> None:
         """What has been counted until now was of other jobs."""
-        self._before = self.verdicts() + self._before
+        if (counted := self.verdicts()).any():
+            self._before += counted
 
 
 class Known:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import math
+import mmap
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, cast
+from itertools import accumulate
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.protocol import Store, allocate, store_of
+from tailbound.datapath.protocol import Store, layouts, store_of
 from tailbound.datapath.udp import CONTROL_HEAD, CONTROL_TAIL, EVENT_HEAD, EVENT_TAIL, Tables
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.address import words_of
@@ -23,6 +26,7 @@ PORT = 5515
 COOKIE = 0x5EED
 #: Bytes of a burst at most, and a word.
 _LONGEST = (64 << 10) + 8
+_LINE = 64
 #: Where the state of the datapath's queues is, by their bits.
 _QUEUES = (Ready.EVENTS, EVENT_HEAD, EVENT_TAIL), (Ready.CONTROLS, CONTROL_HEAD, CONTROL_TAIL)
 
@@ -53,6 +57,17 @@ def _rank_of(host: str) -> int:
     return 256 * int(high) + int(low) - 1
 
 
+def _zeros(width: int, rows: int, result_rows: int) -> dict[str, NDArray[Any]]:
+    """Memory for every worker map, of which only pages are there that are written: numpy takes 2 MiB at once."""
+    sizes = layouts(width, rows, result_rows, cpus=1)
+    ends = list(accumulate(-(-math.prod(dims) * dtype.itemsize // _LINE) * _LINE for dtype, dims in sizes.values()))
+    memory = mmap.mmap(-1, ends[-1], mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return {
+        name: np.frombuffer(memory, dtype, math.prod(dims), begin).reshape(dims)
+        for begin, (name, (dtype, dims)) in zip([0, *ends], sizes.items(), strict=False)
+    }
+
+
 class Datapath:
     """The udp datapath's tables without its socket and thread (``datapath.protocol.Datapath``).
 
@@ -65,17 +80,18 @@ class Datapath:
     active = 1
     lost_on_arrival: ClassVar[dict[str, int]] = {}
     withdrawn = False
+    #: of one datapath after the other
+    _echoes = np.zeros((64, 2), np.uint32)
+    _buffer = np.zeros(_LONGEST, np.uint8)
+    _places = _buffer.ctypes.data, _echoes.ctypes.data
 
     def __init__(self, rank: int, width: int, rows: int, result_rows: int, wire: Wire) -> None:
-        self.tables = Tables(allocate(width, rows, result_rows))
+        self.tables = Tables(_zeros(width, rows, result_rows))
         self.source = self.tables.source
         self.store: Store = store_of(self.tables.arrays)
         self.endpoint = address(rank), PORT
         self.socket = cast(UdpSocket, wire)
         self.taken = 0
-        self._echoes = np.zeros((64, 2), np.uint32)
-        self._buffer = np.zeros(_LONGEST, np.uint8)
-        self._places = self._buffer.ctypes.data, self._echoes.ctypes.data
 
     def feed(self, burst: Burst, now: int) -> list[bytes]:
         """Takes in what has arrived; the echoes to send back."""

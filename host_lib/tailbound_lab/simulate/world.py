@@ -12,11 +12,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tailbound.codec.scratch import Scratch
 from tailbound.codec.shape import layout_tag, shape_for
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Outcome
@@ -30,6 +32,9 @@ from tailbound.wire.bits import Bits, number_of
 from tailbound_lab.simulate.engine import Done, Engine, Plan
 from tailbound_lab.simulate.fabric import MS, US, Burst, Fabric, Terms
 from tailbound_lab.simulate.machine import COOKIE, PORT, Datapath, Wire, address
+
+#: Of all ranks, which code one after the other.
+_scratch = cache(Scratch)
 
 #: Steps of an epoch of keys: several epochs in a short run.
 EPOCH_STEPS = 8
@@ -324,6 +329,7 @@ class World:
             COOKIE,
             lambda: self._clock() + node.ahead,
             keys=self._keys(config, datapath),
+            scratch=_scratch(config.width),
         )
         pacer = job.flow.queue.pacer
         for name, value in self._limits.items():
