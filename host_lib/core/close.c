@@ -21,9 +21,6 @@
 /* Weight of one op in the smoothed loss. */
 #define TB_WEIGHT (1.0 / 50)
 
-/* A compiled pass (wire/jit.py): 0, and else it has failed. */
-typedef int tb_pass(void **result, void **error, __s64 call, __s64 low, __s64 high, __s64 memory);
-
 static int tb_seal_map(const struct tb_source *s, __u32 first, __u32 count)
 {
 	struct {
@@ -208,8 +205,9 @@ static int tb_close_one(const struct tb_owner *w, struct tb_terms *t, struct tb_
 			__s64 now)
 {
 	const struct tb_tally *y = (const struct tb_tally *)o->tally;
-	tb_pass *pass = (tb_pass *)w->code;
-	void *result, *error;
+	tb_code *pass = (tb_code *)w->code;
+	__s64 result;
+	void *error;
 
 	if (t->suspects || !o->own_in || !o->mean || o->own > w->most)
 		return 0;

@@ -221,6 +221,9 @@ int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32
 		      const __u64 *runs, __u32 count, void *owned);
 void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now);
 
+/* A compiled pass (wire/jit.py): 0, and else it has failed. */
+typedef int tb_code(__s64 *result, void **error, __s64 call, __s64 low, __s64 high, __s64 memory);
+
 /* What an owner does once contributions are in (close.c). */
 int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32 rows);
 __u32 tb_judge_loss(struct tb_guard *g, __s64 due, __s64 came);
@@ -297,12 +300,15 @@ void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
 /*
  * The transport thread (wait.c): tb_sleep returns what only Python can do (TB_WOKEN_*), or -errno. tb_look_out is what it does
  * each time that it wakes up, tb_first when that is next. tb_take takes the oldest events, as tb_take_events does;
- * tb_take_opened all of them, for the next turn.
+ * tb_take_opened all of them, for the next turn. In the midst of a turn tb_meanwhile sends what is due, and says what else
+ * cannot wait. tb_work takes pieces of a pass until none is left, or, with the transport thread's s, something cannot wait.
  */
 __s64 tb_sleep(struct tb_sleep *s, __s64 now);
 __u32 tb_look_out(struct tb_sleep *s, __s64 now);
 __s64 tb_first(const struct tb_sleep *s, __s64 now);
 __s64 tb_peek(struct tb_sleep *s);
+__u32 tb_meanwhile(struct tb_sleep *s);
+__u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s);
 int tb_take_opened(struct tb_sleep *s);
 int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most);
 

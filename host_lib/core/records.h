@@ -527,6 +527,7 @@ struct tb_sleep {
 	__s64 soon; /* when to look at ops: by a clock, or after events that complete no half; 0: by those */
 	__s64 owed; /* when to go on with answers; 0: none is left */
 	__s64 awake; /* when the thread was last seen to run; 0: never */
+	__s64 served; /* when others were last looked after in the midst of a turn */
 	__s64 asked; /* when the last wait was to end */
 	__s64 woken; /* when it did */
 	__u64 ready; /* ``Ready``: what it found, with sockets behind */
@@ -541,6 +542,18 @@ struct tb_sleep {
 	__u32 crowded; /* 1: in the first socket */
 	__u32 refused; /* what the pump came to (``Sent``) */
 };
-_Static_assert(sizeof(struct tb_sleep) == 416, "tb_sleep");
+_Static_assert(sizeof(struct tb_sleep) == 424, "tb_sleep");
+
+/* A compiled pass over many groups, which threads share piece by piece (`codec.threads`). */
+struct tb_work {
+	__u64 code; /* where it begins (`wire.jit.entry`) */
+	__s64 call; /* where the words are that it is called with */
+	__s64 next; /* the first that no thread has taken */
+	__s64 end; /* behind the last */
+	__s64 piece; /* taken at once */
+	__s64 sum; /* of what it returned */
+	__u64 failed; /* 1: it returned less than 0, and ends */
+};
+_Static_assert(sizeof(struct tb_work) == 56, "tb_work");
 
 #endif /* TB_RECORDS_H */

@@ -12,6 +12,8 @@
 #define TB_RETRY 500000 /* ns until what a full device queue refused is tried again */
 /* How long a look that is due by other events may wait after them: as a rule a half is complete meanwhile. */
 #define TB_SOON 2000000LL
+/* Others wait for answers while ops are coded: after so long they are looked after in between. */
+#define TB_SERVE_AFTER 1000000LL
 /* Taken at once, and bits in front of the length of a record of the kernel's ring (Documentation/bpf/ringbuf.rst). */
 #define TB_EVENTS 64
 #define TB_BUSY (1U << 31)
@@ -224,6 +226,42 @@ TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 		if (!ready)
 			tb_woke(v, s->woken - s->asked);
 	}
+}
+
+TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
+{
+	__s64 now = tb_clock();
+	__u32 found;
+
+	if (now - s->awake > s->stopped)
+		return TB_WOKEN_TURN;
+	s->awake = tb_most(s->awake, now);
+	if (now - s->served < TB_SERVE_AFTER)
+		return 0;
+	s->served = now;
+	tb_peek(s);
+	found = s->ready & TB_READY_CONTROLS ? TB_WOKEN_SERVE : 0;
+	return found | tb_send_on(s, found, now);
+}
+
+TB_EXPORT __u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s)
+{
+	tb_code *pass = (tb_code *)w->code;
+	__u32 found = 0;
+
+	while (!found && !__atomic_load_n(&w->failed, __ATOMIC_RELAXED)) {
+		__s64 low = __atomic_fetch_add(&w->next, w->piece, __ATOMIC_RELAXED), result = 0;
+		void *error;
+
+		if (low >= w->end)
+			break;
+		if (pass(&result, &error, w->call, low, tb_least(low + w->piece, w->end), memory) ||
+		    result < 0)
+			__atomic_store_n(&w->failed, 1, __ATOMIC_RELAXED);
+		__atomic_fetch_add(&w->sum, result, __ATOMIC_RELAXED);
+		found = s ? tb_meanwhile(s) : 0;
+	}
+	return found;
 }
 
 TB_EXPORT void tb_repeat(int fd, int stop_fd, __s64 every, const __s64 *said, const __u8 *packets,

@@ -107,9 +107,9 @@ class Engine(UncheckedEngine):
         self.alone |= {op.label for op in self._ops.values() if op.unnoted and op.queued}
         return then
 
-    def _meanwhile(self) -> int:
+    def _meanwhile(self, found: int = 0) -> int:
         self._add_up()
-        return super()._meanwhile()
+        return super()._meanwhile(found)
 
     def _add_up(self) -> None:
         """Looks at sums as soon as they are sealed."""

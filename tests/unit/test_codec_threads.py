@@ -1,19 +1,26 @@
-"""Threads that share an op's groups: each group once, a scratch each, the first error comes out."""
+"""Threads that share an op's groups: each group once, a scratch each, and a failure ends all."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import select
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from support import PATIENCE, gradients, launch, patient, team
-from tailbound.codec.scratch import Scratch
+from tailbound.codec import threads as codec_threads
 from tailbound.codec.threads import Threads, threads_for
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.wire.bits import Bits
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import SENDING, SLEEP, Woken
 
 
 @pytest.mark.parametrize(
@@ -24,66 +31,102 @@ def test_threads_by_cores(asked: int, cores: int, ranks: int, threads: int) -> N
     assert threads_for(asked, cores, ranks) == threads
 
 
+class Native:
+    """Functions of Python in place of compiled ones: (working memory, (low, high)) -> what a piece returns."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+
+    def __call__(self, work: Callable[[int, tuple[int, int]], int]) -> int:
+        """Where it begins."""
+
+        def code(result: Any, _: int, __: int, low: int, high: int, memory: int) -> int:
+            result[0] = work(memory, (low, high))
+            return 0
+
+        integer = ctypes.c_int64
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(integer), ctypes.c_void_p, *[integer] * 4)
+        self._kept.append(kind(code))
+        return ctypes.cast(self._kept[-1], ctypes.c_void_p).value or 0
+
+
+@pytest.fixture(autouse=True)
+def native(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    if "averages" not in request.node.name and "bits" not in request.node.name:
+        monkeypatch.setattr(codec_threads, "entry", Native())
+
+
 @pytest.mark.parametrize("groups", [1, 15, 16, 24, 1001])
 def test_every_group_once_by_as_many_threads_as_pay_and_a_scratch_each(groups: int) -> None:
     """Every thread's first piece waits for those of the others."""
     lock, seen = threading.Lock(), np.zeros(groups, int)
     expected = max(1, min(3, groups // 8))
-    together, scratch_of = threading.Barrier(expected), dict[int, int]()
+    together, memory_of = threading.Barrier(expected), dict[int, int]()
 
-    def work(scratch: Scratch, part: tuple[int, int]) -> int:
+    def work(memory: int, part: tuple[int, int]) -> int:
         with lock:
             seen[part[0] : part[1]] += 1
-            first = threading.get_ident() not in scratch_of
-            assert scratch_of.setdefault(threading.get_ident(), id(scratch)) == id(scratch)
+            first = threading.get_ident() not in memory_of
+            assert memory_of.setdefault(threading.get_ident(), memory) == memory
         if first:
             together.wait(PATIENCE)
         return part[1] - part[0]
 
     with contextlib.closing(Threads(3, 64)) as threads:
-        assert sum(threads.each(groups, work)) == groups
+        assert threads.run(work, 0, groups) == groups
     assert (seen == 1).all()
-    assert len(set(scratch_of.values())) == len(scratch_of) == expected
+    assert len(set(memory_of.values())) == len(memory_of) == expected
 
 
-@pytest.mark.parametrize(("groups", "divide", "pieces"), [(1, True, 1), (31, True, 1), (73, True, 4), (73, False, 1)])
-def test_a_thread_alone_has_a_moment_for_others_after_each_piece(groups: int, divide: bool, pieces: int) -> None:
-    threads, seen = Threads(1, 64), list[str]()
-    threads.meanwhile = lambda: seen.append("others")
+@pytest.mark.parametrize(("end", "unit", "pieces"), [(1, 1, 1), (31, 1, 1), (73, 1, 4), (720, 10, 4)])
+def test_between_two_pieces_others_are_looked_after(end: int, unit: int, pieces: int) -> None:
+    """Here a word of theirs waits, and others were looked after long ago."""
+    waiting = os.eventfd(1)
+    polled, sending = np.zeros((3, 2), np.int32), record_of(SENDING)()
+    polled[:, 0], polled[2] = -1, (waiting, select.POLLIN)
+    rest = record_of(SLEEP)(polled.ctypes.data, sending=ctypes.addressof(sending), awake=1, stopped=1 << 62)
+    threads, seen = Threads(1, 64), list[object]()
+    threads.rest = ctypes.addressof(rest)
 
-    def work(_: Scratch, part: tuple[int, int]) -> int:
+    def meanwhile(found: int) -> None:
+        seen.append(found)
+        rest.served = 0
+
+    def work(_: int, part: tuple[int, int]) -> int:
         seen.append("piece")
         return part[1] - part[0]
 
-    assert sum(threads.each(groups, work, divide=divide)) == groups
-    assert seen == ["piece", "others"] * pieces
+    threads.meanwhile = meanwhile
+    assert threads.run(work, 0, end, unit) == end
+    assert seen == ["piece", Woken.SERVE] * pieces + [0]
+    os.close(waiting)
 
 
 def test_a_thread_that_does_not_get_to_run_is_not_waited_for() -> None:
     free = threading.Event()
     with contextlib.closing(Threads(2, 64)) as threads:
         busy = threads._threads.submit(free.wait, PATIENCE)
-        assert sum(threads.each(100, lambda _, part: part[1] - part[0])) == 100
+        assert threads.run(lambda _, part: part[1] - part[0], 0, 100) == 100
         assert not busy.done()
         free.set()
 
 
-def test_an_error_comes_out_after_all_have_ended() -> None:
+def test_a_failure_ends_the_pass_when_all_pieces_at_work_have_ended() -> None:
     begun, failed, over = threading.Event(), threading.Event(), threading.Event()
     caller = threading.get_ident()
 
-    def work(_: Scratch, part: tuple[int, int]) -> None:
+    def work(_: int, part: tuple[int, int]) -> int:
         if threading.get_ident() == caller:
             assert begun.wait(PATIENCE)
             failed.set()
-            raise ValueError("first")
+            return -1
         begun.set()
         assert failed.wait(PATIENCE)
         over.set()
+        return 1
 
     with contextlib.closing(Threads(2, 64)) as threads:
-        with pytest.raises(ValueError, match="first"):
-            threads.each(1000, work)
+        assert threads.run(work, 0, 1000) == -1
         assert over.is_set()
 
 

@@ -37,6 +37,7 @@ from tailbound.codec.scale import root_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, load_memory
 from tailbound.codec.shape import NO_GROUPS, Groups, Shape
 from tailbound.codec.simd import LANES
+from tailbound.codec.threads import Threads
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import HEADER_BYTES
 
@@ -220,21 +221,17 @@ def decode(
     shape: Shape,
     coding: Coding,
     out: Floats,
-    scratch: Scratch,
-    *,
-    groups: tuple[int, int] | None = None,
-    stage: int = STAGE_RESULT,
+    threads: Threads | Scratch,
 ) -> int:
     """Decodes the results of an op (codec-11).
 
     Args:
-        shape: of the op; with ``stage`` of results, ``shape.results`` are looked at.
+        shape: of the op; ``shape.results`` are looked at.
         coding: its seed, and whether groups are rotated.
         out: [numel], of a type of ``codec.halves``, written, C-contiguous. Missing rows count as zero, and each group
             is multiplied by R / received; a group of which nothing came is zero. Where groups are not rotated missing
             entries are zero and nothing is corrected.
-        groups: only the groups of this half-open range.
-        stage: whose rounding offsets the codes have, those of results or of contributions.
+        threads: share the work.
 
     Returns:
         Groups of which nothing was received.
@@ -242,8 +239,25 @@ def decode(
     Raises:
         ValueError: an array does not fit the shape, or a source is out of range.
     """
-    ring, own, source, scale, counts = received
-    shape = shape.results if stage == STAGE_RESULT else shape
+    lay(received, shape.results, coding, out, threads.scratch, STAGE_RESULT)
+    failed = threads.run(_decode_at, threads.scratch.call_at, shape.groups)
+    if failed < 0:
+        raise ValueError(
+            f"a source lies outside the ring of {len(received.ring)} rows or the {len(received.own)} own rows"
+        )
+    return failed
+
+
+def lay(received: Received, shape: Shape, coding: Coding, out: Floats, scratch: Scratch, stage: int) -> None:
+    """Writes what ``_decode_at`` is called with to ``scratch.call``; see ``decode``.
+
+    Args:
+        stage: whose rounding offsets the codes have, those of results or of contributions.
+
+    Raises:
+        ValueError: an array does not fit the shape.
+    """
+    ring, _, source, scale, counts = received
     values = entry_words("output", out, shape)
     summed = len(counts) > 0
     if summed and shape.code.packing != BYTES:
@@ -253,12 +267,7 @@ def decode(
         raise ValueError(
             f"ring {ring.shape}, {len(source)} sources or a scratch for {scratch.width} do not fit {shape}"
         )
-    lo, hi = groups or (0, shape.groups)
     _WORDS.pack_into(
         scratch.call, 0, *values, words_at(shape.layout), shape.entries, words_at(shape.code), coding.seed,
         rounding_seed(coding.seed, stage), coding.rotate, words_at(received)
     )  # fmt: skip
-    failed = _decode_at(scratch.call_at, lo, hi, scratch.memory_at)
-    if failed < 0:
-        raise ValueError(f"a source lies outside the ring of {ring.shape[0]} rows or the {own.shape[0]} own rows")
-    return int(failed)

@@ -27,6 +27,7 @@ from tailbound.codec.records import NO_PACKETS, NO_SCALES, Coding, Packets, Scal
 from tailbound.codec.scale import OVERFLOW_BITS, need_of, own_scale, root_of, scale_of
 from tailbound.codec.scratch import PITCH_EXTRA, Scratch, load_memory
 from tailbound.codec.shape import NO_GROUPS, Groups, Shape
+from tailbound.codec.threads import Threads
 from tailbound.wire.jit import compiled
 from tailbound.wire.proof import absorb
 from tailbound.wire.schema import HEADER_BYTES
@@ -323,7 +324,7 @@ def _encode_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
 @compiled
 def _measure_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
     call = _measured_at(at)
-    return _measure(call.x, lo, hi, call.form, call.need, load_memory(memory_at))
+    return 0 if _measure(call.x, lo, hi, call.form, call.need, load_memory(memory_at)) else -1
 
 
 def _put(x: Floats, shape: Shape, coding: Coding, scratch: Scratch, last: tuple[int, ...]) -> int:
@@ -344,9 +345,7 @@ def measure(
     shape: Shape,
     coding: Coding,
     need: NDArray[np.int16],
-    scratch: Scratch,
-    *,
-    groups: tuple[int, int] | None = None,
+    threads: Threads | Scratch,
 ) -> bool:
     """What scale each group needs, where ranks have to agree on scales; codes nothing.
 
@@ -354,7 +353,7 @@ def measure(
         x: [numel], of a type of ``codec.halves``, C-contiguous.
         coding: its seed, and whether groups are rotated.
         need: i16[G], written: ceil(4 log2 max|y|) a group, EXPONENT_NONE where all is zero.
-        groups: only the groups of this half-open range.
+        threads: share the work.
 
     Returns:
         False when a value is NaN, Inf or beyond 2^120; ``need`` is then undefined and the rank abstains.
@@ -362,9 +361,8 @@ def measure(
     Raises:
         ValueError: an array does not fit the shape.
     """
-    lo, hi = groups or (0, shape.groups)
-    at = _put(x, shape, coding, scratch, array_words(need))
-    return bool(_measure_at(at, lo, hi, scratch.memory_at))
+    at = _put(x, shape, coding, threads.scratch, array_words(need))
+    return threads.run(_measure_at, at, shape.groups) == 0
 
 
 def encode(
@@ -373,9 +371,7 @@ def encode(
     coding: Coding,
     packets: Packets,
     scales: Scales,
-    scratch: Scratch,
-    *,
-    groups: tuple[int, int] | None = None,
+    threads: Threads | Scratch,
 ) -> Encoded:
     """Codes a bucket into packet memory (codec-3 to codec-7).
 
@@ -384,7 +380,7 @@ def encode(
         coding: how.
         packets: written, but for ``position``.
         scales: written; ``exponents`` are read where ``coding`` has no weights.
-        groups: only the groups of this half-open range, so that threads can share the work (a scratch each).
+        threads: share the work.
 
     Returns:
         Whether all is finite (else outputs are undefined and nothing may be sent), and the number of clipped entries.
@@ -395,7 +391,6 @@ def encode(
     rows, partials = packets.memory.shape, packets.partials.shape
     if rows != (shape.rows, HEADER_BYTES + shape.codes) or partials != (shape.rows, 4):
         raise ValueError(f"packets {rows} or partials {partials} do not fit {shape}")
-    lo, hi = groups or (0, shape.groups)
-    at = _put(x, shape, coding, scratch, (words_at(packets), words_at(scales)))
-    clipped = int(_encode_at(at, lo, hi, scratch.memory_at))
+    at = _put(x, shape, coding, threads.scratch, (words_at(packets), words_at(scales)))
+    clipped = threads.run(_encode_at, at, shape.groups)
     return Encoded(clipped >= 0, max(0, clipped))

@@ -8,17 +8,22 @@ whole group can be rotated back.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.decode import decode
-from tailbound.codec.format import BYTES
+from tailbound.codec.decode import _decode_at, lay
+from tailbound.codec.format import BYTES, FORMATS, CodeFormat
 from tailbound.codec.hashing import STAGE_CONTRIBUTION
+from tailbound.codec.laid import laid, words_at
+from tailbound.codec.loader import loader
 from tailbound.codec.mean import empty_columns
-from tailbound.codec.records import Coding, Packets, Received, Scales
-from tailbound.codec.scale import scales_of
+from tailbound.codec.records import NO_RECEIVED, NO_SCALES, Coding, Packets, Received, Scales
+from tailbound.codec.scale import scale_of
 from tailbound.codec.scratch import Scratch
-from tailbound.codec.shape import Shape
+from tailbound.codec.shape import NO_GROUPS, Groups, Shape
+from tailbound.codec.threads import Threads
 from tailbound.wire.jit import compiled
 from tailbound.wire.schema import HEADER_BYTES
 
@@ -56,6 +61,53 @@ def _mark(own, layout, codes, form, lo, hi):  # type: ignore[no-untyped-def]
             own.scale[k] = -own.scale[k]
 
 
+@laid
+class _Left(NamedTuple):
+    """What the pass is called with; ``decode``: where the words are by which codes are read."""
+
+    data: NDArray[np.float32]
+    residual: NDArray[np.float32]
+    own: Received
+    scales: Scales
+    layout: Groups
+    code: CodeFormat
+    codes: int
+    signed: bool
+    decode: int
+
+
+_NOTHING: NDArray[np.float32] = np.zeros(1, np.float32)
+_left_at = loader(_Left(_NOTHING, _NOTHING, NO_RECEIVED, NO_SCALES, NO_GROUPS, FORMATS[8], 0, False, 0))
+
+
+@compiled
+def _mark_own(own, scales, layout, code, codes, signed, lo, hi):  # type: ignore[no-untyped-def]
+    for k in range(layout.rows[lo], layout.rows[hi]):
+        g = layout.of[k]
+        own.scale[k] = scale_of(np.int64(scales.exponents[g])) * scales.weights[g]
+    if signed:
+        _mark(own, layout, codes, code, lo, hi)
+
+
+@compiled
+def _residual_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+    call = _left_at(at)
+    _mark_own(call.own, call.scales, call.layout, call.code, call.codes, call.signed, lo, hi)
+    failed = _decode_at(call.decode, lo, hi, memory_at)
+    first, last = call.layout.entries[lo], call.layout.entries[hi]
+    data, residual = call.data[first:last], call.residual[first:last]
+    for i in range(len(residual)):
+        residual[i] = data[i] - residual[i]
+    return failed
+
+
+@compiled
+def _own_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+    call = _left_at(at)
+    _mark_own(call.own, call.scales, call.layout, call.code, call.codes, call.signed, lo, hi)
+    return 0
+
+
 def write_residual(
     data: NDArray[np.float32],
     own: Received,
@@ -63,9 +115,7 @@ def write_residual(
     shape: Shape,
     coding: Coding,
     residual: NDArray[np.float32],
-    scratch: Scratch,
-    *,
-    groups: tuple[int, int] | None = None,
+    threads: Threads | Scratch,
 ) -> None:
     """Writes ``data`` minus what its codes say.
 
@@ -74,24 +124,25 @@ def write_residual(
         own: of ``read_back``; the scales are written.
         scales, shape, coding: of ``encode``.
         residual: f32[numel], written, C-contiguous; not ``data`` itself.
-        groups: only the groups of this half-open range; ``own`` and ``residual`` are written there alone.
+        threads: share the work.
 
     Raises:
         ValueError: an array does not fit the shape.
     """
-    lo, hi = groups or (0, shape.groups)
-    mark_own(own, scales, shape, coding, (lo, hi))
-    decode(own, shape, coding, residual, scratch, groups=(lo, hi), stage=STAGE_CONTRIBUTION)
-    entries = slice(shape.layout.entries[lo], shape.layout.entries[hi])
-    np.subtract(data[entries], residual[entries], out=residual[entries])
+    lay(own, shape, coding, residual, threads.scratch, STAGE_CONTRIBUTION)
+    left = _left(data, residual, own, scales, shape, coding, threads.scratch.call_at)
+    threads.run(_residual_at, words_at(left), shape.groups)
 
 
-def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding, groups: tuple[int, int]) -> None:
-    """Writes what the own rows of ``groups`` mean: their scales."""
-    lo, hi = groups
-    layout, part = shape.layout, slice(lo, hi)
-    told = scales_of(scales.exponents[part]) * scales.weights[part]
-    rows = slice(layout.rows[lo], layout.rows[hi])
-    own.scale[rows] = told[layout.of[rows] - lo]
-    if coding.rotate and shape.code.offsets:
-        _mark(own, layout, shape.codes, shape.code, lo, hi)
+def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding) -> None:
+    """Writes what the own rows mean: their scales."""
+    left = _left(_NOTHING, _NOTHING, own, scales, shape, coding, 0)
+    _own_at(words_at(left), 0, shape.groups, 0)
+
+
+def _left(
+    data: NDArray[np.float32], residual: NDArray[np.float32], own: Received, scales: Scales, shape: Shape,
+    coding: Coding, decode: int,
+) -> _Left:  # fmt: skip
+    signed = coding.rotate and shape.code.offsets
+    return _Left(data, residual, own, scales, shape.layout, shape.code, shape.codes, signed, decode)

@@ -23,7 +23,6 @@ order, and codes are put back in order at the end. Results of contributions of 4
 from __future__ import annotations
 
 import ctypes
-import functools
 import struct
 from typing import NamedTuple
 
@@ -231,6 +230,7 @@ def _mean_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
     found = _mean_rows(call.sums, call.own, lo, hi, call.form, call.out, load_memory(memory_at))
     for i, count in enumerate(found):
         call.counts[i] = count
+    return 0
 
 
 def mean_rows(
@@ -302,7 +302,6 @@ def lay(
     )  # fmt: skip
 
 
-@functools.cache
 def mean_entry() -> int:
     """Where ``_mean_at`` begins (``wire.jit.entry``)."""
     return entry(_mean_at)
@@ -310,8 +309,4 @@ def mean_entry() -> int:
 
 def mean_by(threads: Threads, at: int, rows: int) -> None:
     """``mean_rows`` of all ``rows`` by words at ``at``, shared by ``threads`` in blocks of as many as a group has."""
-
-    def part(scratch: Scratch, blocks: tuple[int, int]) -> None:
-        _mean_at(at, blocks[0] * GROUP_ROWS, min(blocks[1] * GROUP_ROWS, rows), scratch.memory_at)
-
-    threads.each(-(-rows // GROUP_ROWS), part)
+    threads.run(_mean_at, at, rows, GROUP_ROWS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -111,6 +112,15 @@ class Scratch:
         self.call = Words()
         self.call_at = ctypes.addressof(self.call)
         self.counts = np.zeros(5, np.int64)
+
+    @property
+    def scratch(self) -> Scratch:
+        """As of ``codec.threads.Threads``: this one, for a thread alone."""
+        return self
+
+    def run(self, code: Callable[[int, int, int, int], int], at: int, end: int, unit: int = 1) -> int:
+        """See ``codec.threads.Threads.run``."""
+        return code(at, 0, end, self.memory_at)
 
 
 def readonly(array: NDArray[Any]) -> NDArray[Any]:

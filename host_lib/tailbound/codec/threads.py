@@ -6,17 +6,17 @@ would take what the training computes with, and an op would be finished no soone
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, pairwise
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
 
 from tailbound.codec.scratch import Scratch
 from tailbound.errors import ConfigError
-
-T = TypeVar("T")
+from tailbound.kernel.core import core
+from tailbound.wire.jit import entry
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import WORK
 
 #: Most threads that are chosen by themselves: beyond that memory is the limit.
 _MOST = 4
@@ -25,8 +25,10 @@ _CORES_EACH = 4
 #: Groups for which a further thread pays: to wake one takes some 50 us, to code so many at 1408 codes 1 ms.
 _LEAST_GROUPS = 8
 #: Groups of a piece, as a rule, 2 ms: smaller ones share better among threads that are held up, and let others be
-#: answered sooner; after each the GIL is awaited.
+#: answered sooner.
 _PIECE_GROUPS = 16
+
+_Work = record_of(WORK)
 
 
 def threads_for(asked: int, cores: int, ranks_here: int) -> int:
@@ -61,9 +63,10 @@ class Threads:
         self._threads = ThreadPoolExecutor(count - 1, "tailbound-codec") if count > 1 else None
         #: that of the calling thread
         self.scratch = self._scratches[0]
-        #: called by the calling thread after each piece: what cannot wait until an op is coded, such as answers, which
-        #: would else wait behind the results that are queued next
-        self.meanwhile: Callable[[], object] = lambda: None
+        #: ``tb_sleep`` of the calling thread, which sends between two pieces; 0: it does not
+        self.rest = 0
+        #: does what is found between two pieces (``schema.Woken``), and what cannot wait for the next op (0) after them
+        self.meanwhile: Callable[[int], object] = lambda found: None
 
     def __len__(self) -> int:
         return len(self._scratches)
@@ -73,43 +76,39 @@ class Threads:
         """Groups that the calling thread does in one piece."""
         return 2 * (_LEAST_GROUPS if len(self) > 1 else _PIECE_GROUPS) - 1
 
-    def each(self, groups: int, work: Callable[[Scratch, tuple[int, int]], T], *, divide: bool = True) -> list[T]:
-        """``work(scratch, (low, high))`` over pieces of ``groups``, at the same time; what each gave, in no order.
+    def run(self, code: Callable[[int, int, int, int], int], at: int, end: int, unit: int = 1) -> int:
+        """A pass over many groups, in pieces at the same time, without the GIL in between.
 
         A thread that is done with a piece takes the next one. So a thread that waits for a core delays nobody: the
         others do its work, and one that has not begun by then is not waited for.
 
-        Without ``divide``, all of them are one piece.
+        Args:
+            code: compiled: (where words are, low, high, where working memory is); what it returns adds up.
+            at: where the words are.
+            end: of groups, or rows, from 0.
+            unit: of them in a group.
+
+        Returns:
+            The sum; -1 where a piece returned less than 0: the others may be undone.
         """
-        threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS)) if divide else 1
-        pieces = max(threads, groups // _PIECE_GROUPS) if divide else 1
-        if pieces == 1:
-            alone = [work(self.scratch, (0, groups))]
-            self.meanwhile()
-            return alone
-        left = deque(pairwise(groups * piece // pieces for piece in range(pieces + 1)))
-
-        def run(scratch: Scratch, meanwhile: Callable[[], object] = lambda: None) -> list[T]:
-            done = []
-            while left:
-                try:
-                    piece = left.popleft()
-                except IndexError:  # another thread has taken the last one
-                    break
-                try:
-                    done.append(work(scratch, piece))
-                except BaseException:
-                    left.clear()
-                    raise
-                meanwhile()
-            return done
-
-        others = [self._threads.submit(run, scratch) for scratch in self._scratches[1:threads]] if self._threads else []
+        groups = -(-end // unit)
+        threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS))
+        pieces = max(threads, groups // _PIECE_GROUPS)
+        work = _Work(entry(code), at, end=end, piece=-(-groups // pieces) * unit)
+        pieces_of, where = core().waits.tb_work, ctypes.addressof(work)
+        others = [
+            self._threads.submit(pieces_of, where, scratch.memory_at, 0)
+            for scratch in self._scratches[1:threads]
+            if self._threads
+        ]
         try:
-            found = run(self.scratch, self.meanwhile)
+            while found := pieces_of(where, self.scratch.memory_at, self.rest):
+                self.meanwhile(found)
         finally:  # nobody may still write to the op's memory when this returns
-            rest = [other.result() for other in others if not other.cancel()]
-        return [*found, *chain.from_iterable(rest)]
+            work.next = end
+            wait([other for other in others if not other.cancel()])
+        self.meanwhile(0)
+        return -1 if work.failed else int(work.sum)
 
     def close(self) -> None:
         """Ends the threads."""

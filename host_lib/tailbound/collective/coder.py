@@ -31,8 +31,6 @@ class Coder(Protocol):
 
     #: Whether ``prepare`` is to be called as soon as the bucket may be read, also while ops before it are being sent.
     ahead: bool
-    #: Whether threads may share an op's groups; otherwise ``groups`` is None or all of them.
-    divisible: bool
 
     def warm_up(self, x: Values, out: Values, shape: Shape, coding: Coding) -> None:
         """Compiles what such an op takes, which may last seconds; in the thread that launches it."""
@@ -71,7 +69,6 @@ class HostCoder:
     """numpy memory, coded by the compiled passes."""
 
     ahead = False
-    divisible = True
 
     @staticmethod
     def warm_up(x: Values, out: Values, shape: Shape, coding: Coding) -> None:

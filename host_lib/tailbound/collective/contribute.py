@@ -10,13 +10,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tailbound.codec.encode import Encoded
 from tailbound.codec.feedback import read_back
 from tailbound.codec.hashing import seed_of
 from tailbound.codec.mean import lay
 from tailbound.codec.records import Coding, Sums
 from tailbound.codec.scale import agreed
-from tailbound.codec.scratch import Scratch
 from tailbound.collective import peers, switched
 from tailbound.collective.announce import announce
 from tailbound.collective.coder import Values
@@ -64,12 +62,8 @@ def _stay_out(job: Job, op: Op) -> None:
 
 def _measure(job: Job, op: Op) -> None:
     launch, need = _prepared(op), op.buffers.scales.need
-    shape, coding, coder = op.place.layout.shape, coding_of(job, op), launch.coder
-
-    def part(scratch: Scratch, groups: tuple[int, int]) -> bool:
-        return coder.measure(launch.data, shape, coding, need, scratch, groups=groups)
-
-    if not all(job.threads.each(shape.groups, part, divide=coder.divisible)):  # it is not finite
+    shape, coding = op.place.layout.shape, coding_of(job, op)
+    if not launch.coder.measure(launch.data, shape, coding, need, job.threads):  # it is not finite
         need[:] = EXPONENT_NONE
     op.sending, op.cold_since = Sending.AGREEING, job.now()
     op.needs[job.rank] = need.copy()
@@ -136,22 +130,17 @@ def _encode(job: Job, op: Op) -> None:
     op.spans.encoding = op.spans.encoding or job.now()
     b, place = op.buffers, op.place
     shape = place.layout.shape
-    coder, data, coding = op.launch.coder, op.launch.data, coding_of(job, op)
-
-    def part(scratch: Scratch, groups: tuple[int, int]) -> Encoded | None:
-        return coder.encode(data, shape, coding, b.contributions, b.scales, scratch, groups=groups)
-
-    found = job.threads.each(shape.groups, part, divide=coder.divisible)
-    parts = [one for one in found if one is not None]
-    if len(parts) < len(found):
+    coding = coding_of(job, op)
+    made = op.launch.coder.encode(op.launch.data, shape, coding, b.contributions, b.scales, job.threads)
+    if made is None:
         op.sending, op.begun = Sending.CODING, job.now()
         return
-    if not all(part.finite for part in parts):
+    if not made.finite:
         op.outcome.abstained = op.outcome.overflowed = op.empty = True
         job.counters["abstained"] += 1
         _done_sending(job, op)
         return
-    op.outcome.clipped = sum(part.clipped for part in parts)
+    op.outcome.clipped = made.clipped
     op.own_present = not (op.outcome.late if op.switched else op.sealed)
     op.own_in = job.now()
     if job.self_misses:
@@ -170,13 +159,9 @@ def _encode(job: Job, op: Op) -> None:
 def _keep_residual(job: Job, op: Op, residual: Values, coding: Coding) -> None:
     """What the own codes leave unsaid, once they are on their way."""
     assert op.launch is not None
-    b, data, coder = op.buffers, op.launch.data, op.launch.coder
+    b, launch = op.buffers, op.launch
     shape, own = op.place.layout.shape, read_back(b.contributions, b.source, b.row_scale)
-
-    def part(scratch: Scratch, groups: tuple[int, int]) -> None:
-        coder.write_residual(data, own, b.scales, shape, coding, residual, scratch, groups=groups)
-
-    job.threads.each(shape.groups, part, divide=coder.divisible)
+    launch.coder.write_residual(launch.data, own, b.scales, shape, coding, residual, job.threads)
 
 
 def _expect_results(job: Job, op: Op) -> None:

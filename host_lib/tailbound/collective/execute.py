@@ -10,7 +10,6 @@ import numpy as np
 from tailbound.codec.mean import mean_by
 from tailbound.codec.records import NO_COUNTS
 from tailbound.codec.scale import warm_exponents
-from tailbound.codec.scratch import Scratch
 from tailbound.collective import peers, switched
 from tailbound.collective.contribute import coding_of, lay_results
 from tailbound.collective.job import Job
@@ -158,12 +157,8 @@ def finish(job: Job, op: Op) -> None:
     (switched if op.switched else peers).read(job, op, by_owner)
     sums = op.switched and job.config.switch is not None and job.config.switch.form == "sums"
     received = b.received(job.records.result_rows, b.row_count if sums else NO_COUNTS)
-    coder, out, coding = op.launch.coder, op.launch.out, coding_of(job, op)
-
-    def part(scratch: Scratch, groups: tuple[int, int]) -> int:
-        return coder.decode(received, shape, coding, out, scratch, groups=groups)
-
-    outcome.failed_groups = sum(job.threads.each(shape.groups, part, divide=coder.divisible))
+    coder, coding = op.launch.coder, coding_of(job, op)
+    outcome.failed_groups = coder.decode(received, shape, coding, op.launch.out, job.threads)
     empty = outcome.failed_groups == shape.groups
     if outcome.failed_groups:
         job.counters["failed_groups"] += outcome.failed_groups

@@ -117,7 +117,6 @@ class Transpose:
         self._newest = job.marks.contributed  # op that was launched here
         self._standing = False  # a rank held in the last turn.
         self._unsettled = False  # news for all ops came while they were looked at.
-        self._served = 0  # when others were last served between pieces of an op
         self._due = False  # others have said something meanwhile, by which a turn is due
         job.threads.meanwhile = self._meanwhile
         self._handing = threading.Lock()  # held while something is handed to the thread, and while it closes
@@ -351,6 +350,7 @@ class Transpose:
             if self._on_thread is not None:
                 self._on_thread()
             self._rest = self._made([self._wake, *self.job.datapath.fds()])
+            self.job.threads.rest = self._rest.pointer
             while not self._closing or (self._farewell and self._in_flight):
                 again = self._poll(self.job.now())
                 self._sleep(again)
@@ -468,18 +468,23 @@ class Transpose:
         """Whether something has changed of an op since the last turn: all of its rows have left, say."""
         return bool(core().fast.tb_stirred(self.job.terms.pointer))
 
-    def _meanwhile(self) -> int:
+    def _meanwhile(self, found: int = 0) -> int:
         """Between two pieces of an op: answers, and sends, which would else wait until all of it is coded.
+
+        Args:
+            found: what the library has found (``Woken``).
 
         Returns:
             The time, ns.
         """
-        now = self.job.now()
+        rest, now = self._rest, self.job.now()
         self._runs(now)
-        if now - self._served < _SERVE_AFTER:
+        if not found and now - rest.served < _SERVE_AFTER:
             return now
-        self._served = now
-        if self._rest.peek() & Ready.CONTROLS:
+        rest.served = now
+        if found & Woken.SENT:  # before anything that pumps
+            self.job.flow.queue.go_on(rest.refused)
+        if rest.peek() & Ready.CONTROLS:
             self._due |= self._serve(now)
         queue = self.job.flow.queue
         if queue.full or self.job.sender.deferred or 0 < queue.again <= now:
@@ -538,8 +543,8 @@ class Transpose:
             looks.append(held)
         if members.suspects:
             forgive(job, chain(((op.label, op.start) for op in ops.values()), window.recent))
-        self._served = job.now()
-        self._move(self._served, everything=self._unsettled | bool(held or stood), holds=bool(held))
+        self._rest.served = now = job.now()
+        self._move(now, everything=self._unsettled | bool(held or stood), holds=bool(held))
         while window.release():
             self._resting = True
             placed = window.foresee()

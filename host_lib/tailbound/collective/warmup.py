@@ -11,6 +11,7 @@ import numpy as np
 
 from tailbound.codec.decode import decode
 from tailbound.codec.encode import encode, measure, normalised
+from tailbound.codec.feedback import read_back, write_residual
 from tailbound.codec.mean import mean_rows
 from tailbound.codec.owners import OwnerMap, place
 from tailbound.codec.records import Coding, Own, Received, Ring, Sums
@@ -44,5 +45,6 @@ def warm_up(job: Job) -> None:
     contributed = Own(b.own_rows, memory[placement.positions_of(rank)], True, b.scales)
     sums = Sums(Ring(store.sums, store.slots), 0, 0, 1)
     mean_rows(sums, contributed, shape, coding, results, scratch)
+    write_residual(data, read_back(b.contributions, source, b.row_scale), b.scales, shape, coding, data.copy(), scratch)
     source[:] = -1
     decode(Received(store.results, results.packets, source, b.row_scale), shape, coding, data, scratch)

@@ -101,6 +101,7 @@ _FUNCTIONS = {
     "tb_first": (_S64, _P, _S64),
     "tb_take_opened": (_INT, _P),
     "tb_peek": (_S64, _P),
+    "tb_work": (_U32, _P, _S64, _P),
     "tb_take": (_INT, _P, _INT, _P, _INT),
     "tb_repeat": (None, _INT, _INT, _S64, _P, _P, _U32, _P, _U32, _P),
 }

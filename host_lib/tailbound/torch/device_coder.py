@@ -93,7 +93,6 @@ class DeviceCoder:
     """
 
     ahead = True
-    divisible = False
 
     def __init__(self, path: DevicePath, mark: Any) -> None:
         self._path, self._mark = path, mark
@@ -145,9 +144,7 @@ class DeviceCoder:
             op = self._ops[coding.seed] = _Coding(stream.event(), found)
         return op.ready
 
-    def measure(
-        self, x: torch.Tensor, shape: Shape, coding: Coding, need: NDArray[np.int16], *_: Any, **__: Any
-    ) -> bool:
+    def measure(self, x: torch.Tensor, shape: Shape, coding: Coding, need: NDArray[np.int16], _: Any) -> bool:
         """As ``codec.encode.measure``, once it is ``ready``."""
         scales = Scales(np.zeros(shape.groups, np.int16), need, np.empty(shape.groups, np.uint8))
         factors, limits = np.empty((2, shape.groups), np.float32)
@@ -155,7 +152,7 @@ class DeviceCoder:
         return plan(*_words(self._begun(coding).found, shape, coding, scales, by)).finite
 
     def encode(
-        self, x: torch.Tensor, shape: Shape, coding: Coding, packets: Packets, scales: Scales, *_: Any, **__: Any
+        self, x: torch.Tensor, shape: Shape, coding: Coding, packets: Packets, scales: Scales, _: Any
     ) -> Encoded | None:
         """As ``codec.encode.encode``, once it is ``ready``; None: not yet, codes are being made."""
         op = self._begun(coding)
@@ -171,16 +168,16 @@ class DeviceCoder:
         del self._ops[coding.seed]
         return Encoded(True, int(op.beyond))
 
-    def decode(self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, *_: Any, **__: Any) -> int:
+    def decode(self, received: Received, shape: Shape, coding: Coding, out: torch.Tensor, _: Any) -> int:
         """As ``codec.decode.decode``, but ``out`` is there only when the stream is."""
         return self._decode(received, shape.results, coding, out, STAGE_RESULT)
 
     def write_residual(
         self, data: torch.Tensor, own: Received, scales: Scales, shape: Shape, coding: Coding, residual: torch.Tensor,
-        *_: Any, **__: Any,
+        _: Any,
     ) -> None:  # fmt: skip
         """As ``codec.feedback.write_residual``, by the own codes, which go back; ``residual`` comes with the stream."""
-        mark_own(own, scales, shape, coding, (0, shape.groups))
+        mark_own(own, scales, shape, coding)
         self._decode(own, shape, coding, residual, STAGE_CONTRIBUTION)
         with self._path.stream.use(self._mark):
             torch.sub(data, residual, out=residual)

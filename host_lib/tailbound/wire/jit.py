@@ -93,6 +93,7 @@ def kept(dispatcher: Any) -> bool:
     return bool(dispatcher.signatures) or bool(dispatcher._cache._cache_file._load_index())
 
 
+@functools.cache
 def entry(dispatcher: Any) -> int:
     """Where the machine code of a compiled function of four ``int64`` begins, for C; it is compiled if it has to be.
 

@@ -1250,6 +1250,7 @@ SLEEP = Struct(
         Field("soon", "s64", "when to look at ops: by a clock, or after events that complete no half; 0: by those"),
         Field("owed", "s64", "when to go on with answers; 0: none is left"),
         Field("awake", "s64", "when the thread was last seen to run; 0: never"),
+        Field("served", "s64", "when others were last looked after in the midst of a turn"),
         Field("asked", "s64", "when the last wait was to end"),
         Field("woken", "s64", "when it did"),
         Field("ready", "u64", "``Ready``: what it found, with sockets behind"),
@@ -1266,10 +1267,24 @@ SLEEP = Struct(
     ),
 )
 
+WORK = Struct(
+    "tb_work",
+    "A compiled pass over many groups, which threads share piece by piece (`codec.threads`).",
+    (
+        Field("code", "u64", "where it begins (`wire.jit.entry`)"),
+        Field("call", "s64", "where the words are that it is called with"),
+        Field("next", "s64", "the first that no thread has taken"),
+        Field("end", "s64", "behind the last"),
+        Field("piece", "s64", "taken at once"),
+        Field("sum", "s64", "of what it returned"),
+        Field("failed", "u64", "1: it returned less than 0, and ends"),
+    ),
+)
+
 #: Of the library (``host_lib/core``) and its callers.
 RECORDS = (
     STAMP, RUN, PATH, LINK, TARGET, SENDING, ASKING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, BOOKS,
-    TALLY, GUARD, OWN_MARKS, OWN_OP, OWNER, SOURCE, SLEEP,
+    TALLY, GUARD, OWN_MARKS, OWN_OP, OWNER, SOURCE, SLEEP, WORK,
 )  # fmt: skip
 
 #: Maps of the worker program, in order of creation.
