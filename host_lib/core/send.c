@@ -1060,7 +1060,10 @@ TB_EXPORT void tb_measure(struct tb_line *l, __s64 now)
 	}
 }
 
-/* A pump that begins without Python; over: whether a submission is, of which only that can say what follows. */
+/*
+ * A pump that begins without Python; over: whether a submission is, of which only that can say what follows. One that is
+ * refused a message goes on later, so that nothing is let go of that it has still to come to.
+ */
 int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
 {
 	struct tb_sending *s = l->s;
@@ -1070,8 +1073,8 @@ int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
 	s->fresh = 0;
 	tb_begin(l);
 	what = tb_pump(l);
-	*over = tb_end_own(l);
-	if (what || *over)
+	*over = what || tb_end_own(l);
+	if (*over)
 		return what;
 	tb_measure(l, tb_clock());
 	if (!s->left &&

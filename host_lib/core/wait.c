@@ -110,7 +110,7 @@ static __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 	if (!s->direct || s->deferred || answers)
 		return TB_WOKEN_SEND;
 	s->refused = tb_pump_alone((struct tb_line *)s->line, now, &over);
-	return s->refused || over ? TB_WOKEN_SENT : 0;
+	return over ? TB_WOKEN_SENT : 0;
 }
 
 static int tb_in_flight(const struct tb_terms *t, __u32 label)

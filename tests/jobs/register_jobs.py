@@ -31,10 +31,7 @@ def rings(rank: int) -> None:
     logging.getLogger("tailbound").addHandler(messages)
     logging.getLogger("tailbound").setLevel(logging.INFO)
     patient = {name: value for name, value in PATIENT.items() if name != "ring_mib"}
-    for options, rows, mib, steps, allows in (
-        ({}, 65536, 176, 3.8, 2),
-        ({"ring_mib": 8.0}, 4096, 11, 0.2, 0),
-    ):
+    for options, rows, mib, steps, allows in (({}, 65536, 176, 3.8, 2), ({"ring_mib": 8.0}, 4096, 11, 0.2, 0)):
         words = f"take {mib} MiB of memory and hold {steps} steps of this model (24.0 M parameters): "
         words += f"a rank that misses at most {allows} applies"
         net = DDP(nn.Linear(4900, 4900, bias=False))

@@ -227,10 +227,7 @@ def test_sums_are_taken(world: p4_world.World, codes: int) -> None:
 
 @pytest.mark.parametrize(
     ("datapath", "width"),
-    [
-        ("udp", 256),
-        pytest.param("xdp", 1408, marks=[pytest.mark.thorough, pytest.mark.needs("bpf", "bcc", "headers")]),
-    ],
+    [("udp", 256), pytest.param("xdp", 1408, marks=[pytest.mark.thorough, pytest.mark.needs("bpf", "bcc", "headers")])],
 )
 def test_a_job_averages(datapath: str, width: int) -> None:
     with p4_team(3, patient(width=width), datapath=datapath) as (job, box):

@@ -44,7 +44,7 @@ class Sleeper:
     def __init__(self, sock: UdpSocket) -> None:
         self.made = [os.eventfd(0, os.EFD_NONBLOCK) for _ in Ready]
         self.told, self.overtime, self.done = Told(), Overtime(0), list[int]()
-        self.sender = Sender([sock], {1: sock.getsockname()})
+        self.sender = Sender([sock], {1: sock.getsockname(), 2: ("255.255.255.255", 9)})  # refused: no broadcast
         self.queue = SendQueue(self.sender, Pacer([1], speed=1e6, most=1e6), self.told.peers)
         self.told.terms.overtime = ctypes.addressof(self.overtime)
         self._data, self._positions = np.zeros(4096, np.uint8), np.zeros(2, np.uint64)
@@ -176,6 +176,19 @@ def test_what_a_rate_has_kept_back_leaves_without_python(sleeper: Sleeper) -> No
     assert (found, queue.said.left, sleeper.done) == (Woken.SENT, 0, [])
     queue.go_on(rest.refused)
     assert (sleeper.done, queue.empty, queue.again) == ([64], True, 0)
+
+
+def test_what_has_left_is_let_go_of_behind_a_pump_that_goes_on(sleeper: Sleeper) -> None:
+    queue, rest, op = sleeper.queue, sleeper.rest, record_of(OWN_OP)(switched=1)
+    own = LATER, None, NOW, ctypes.addressof(op)
+    queue.pacer.link.opens = LATER
+    queue.submit(1, PacketType.CONTRIBUTION, [(1, memory(1))], *own)
+    queue.submit(2, PacketType.RESULT, [(2, memory(1))], LATER, sleeper.done.append, NOW)
+    queue.submit(3, PacketType.CONTRIBUTION, [], *own)
+    queue.pacer.link.opens, queue.said.again, rest.direct = 0, NOW, 1
+    assert (sleeper.look_out(), queue.said.left, op.left) == (Woken.SENT, 1, 0)
+    queue.go_on(rest.refused)
+    assert (sleeper.done, queue.empty, op.left) == ([0], True, 1)
 
 
 def test_a_thread_is_noticed_that_waits_for_the_interpreter_lock() -> None:
