@@ -57,7 +57,7 @@ def test_buckets_of_every_size() -> None:
         assert no_drops(job)
 
 
-@pytest.mark.parametrize("why", ["", "one brings none", "too many rows", "a suspect"])
+@pytest.mark.parametrize("why", ["", "one brings none", "too many rows", "a suspect", "one is back"])
 def test_an_owner_makes_and_queues_its_results_without_python_unless_something_is_to_be_said(why: str) -> None:
     inputs = gradients("U", RANKS, 5000, seed=1)
     with sim_team(RANKS, patient(width=128)) as job:
@@ -66,6 +66,8 @@ def test_an_owner_makes_and_queues_its_results_without_python_unless_something_i
             engine.job.owner.most = 1
         if why == "a suspect":
             engine.job.terms.suspects = 1
+        if why == "one is back":
+            engine.job.terms.live_since = 1 << 62
         results = job.allreduce(inputs, silent=[2] if why == "one brings none" else ())
         assert bool(engine.alone) == (not why)
         whole(results, inputs if why != "one brings none" else (), 4e-3)
