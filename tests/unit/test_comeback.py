@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 from support import PATIENCE, MemoryStore, greeting
@@ -30,7 +31,7 @@ NEW = {rank: Life(Part.UNKNOWN, 10 + rank) for rank in range(4)}
 
 #: A new process, its peers, and what it is told.
 PARTS: dict[str, tuple[int, dict[int, Life | None], Life | str]] = {
-    "one is inside": (0, {1: None, 2: Life(Part.INSIDE, 7, 3)}, Life(Part.OUTSIDE, 7, 3)),
+    "one is inside": (0, {1: None, 2: Life(Part.INSIDE, 7, 3, 99)}, Life(Part.OUTSIDE, 7, 3, 99)),
     "all are new": (0, {1: NEW[1], 2: NEW[2], 3: NEW[3]}, Life(Part.BEGINS, 10)),
     "and the lowest proposes": (3, {0: NEW[0], 1: NEW[1], 2: NEW[2]}, Life(Part.BEGINS, 10)),
     "one outside knows the cookie of before": (1, {0: Life(Part.OUTSIDE, 5), 2: NEW[2]}, Life(Part.BEGINS, 11)),
@@ -44,7 +45,7 @@ def test_a_new_process_finds_its_part(rank: int, peers: dict[int, Life | None], 
     def pull(peer: int, *_: object) -> bytes:
         if (life := peers[peer]) is None:
             raise TransportError("nobody is there: start it")
-        return struct.pack("!BIH", *life)
+        return struct.pack("!BIHI", *life)
 
     if isinstance(found, Life):
         assert find_part(rank, 10 + rank, peers, pull, 0) == found
@@ -61,9 +62,9 @@ def test_peers_are_asked_at_the_same_time_and_none_is_waited_for_where_one_is_in
         together.wait(PATIENCE)
         if rank != 2:
             waited.append(over.wait(PATIENCE))
-        return struct.pack("!BIH", Part.INSIDE, 7, 3)
+        return struct.pack("!BIHI", Part.INSIDE, 7, 3, 99)
 
-    assert find_part(0, 5, [1, 2, 3, 4], pull, 0) == Life(Part.OUTSIDE, 7, 3)
+    assert find_part(0, 5, [1, 2, 3, 4], pull, 0) == Life(Part.OUTSIDE, 7, 3, 99)
     assert not waited
     over.set()
 
@@ -72,8 +73,8 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
     """With the cookie of before, what kernels keep of the run before would count in this one."""
     ranks, store = 3, MemoryStore()
 
-    def live(rank: int) -> Communicator:
-        config = Config(rank, ranks, width=64, key_file="drawn")
+    def live(rank: int, step: int = 3 << 20) -> Communicator:  # to which step 0 is still to come
+        config = Config(rank, ranks, width=64, key_file="drawn", first_step=step)
         return Communicator(store, config, datapath="udp", timeout=PATIENCE, elastic=True)
 
     with ThreadPoolExecutor(ranks) as threads:
@@ -90,7 +91,7 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
         for one in life:
             one.part = Part.INSIDE
         life[0].close()
-        life[0] = live(0)
+        life[0] = live(0, 0)
         assert (life[0].part, life[0].job.cookie) == (Part.OUTSIDE, cookies[-1])
         found = comeback.decode(life[1].entrance(), ranks)._replace(cookie=cookies[0])
         with pytest.raises(LayoutError, match="rank 0 came back into a run of the job that has ended"):
@@ -101,6 +102,8 @@ def test_a_job_that_begins_anew_has_another_cookie_and_a_rank_that_comes_back_in
         assert life[0].enter(life[1].entrance()) == {1, 2}
         assert life[0]._engine.ask(lambda: (members.here, members.holding(life[0].job.now()))) == ([1, 2], 0)
         assert all(life[0].job._stamps._newest[rank] for rank in (1, 2))
+        outcomes = [done.result(PATIENCE) for done in [one.allreduce(np.ones(640, np.float32)) for one in life]]
+        assert not any(outcome.expected - outcome.delivered for outcome in outcomes)
         for one in life:
             one.close()
 

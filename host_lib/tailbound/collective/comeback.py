@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 #: Names of the requests on the reliable path: what part a rank has, to take one in, and where to join.
 PART, WELCOME, POSITION = "part", "welcome", "position"
 #: Of a welcome: who comes back, and the step that it begins with; of its answer: the present stamp of who answers, 0
-#: without a key. Of an answer about the part: that, a cookie, and turns of keys.
-_WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIH")
+#: without a key. Of an answer about the part: that, a cookie, turns of keys, and the next step.
+_WELCOME, _STAMP, _LIFE = struct.Struct("!HI"), struct.Struct("!Q"), struct.Struct("!BIHI")
 #: Seconds for a peer's engine to answer, and for the peer to; between two questions.
 _ENGINE, _PEER, _AGAIN = 2.0, 3.0, 0.2
 #: How a peer that has not taken this rank in is asked again.
@@ -171,6 +171,7 @@ class Life(NamedTuple):
     part: Part
     cookie: int
     turns: int = 0  #: of keys, where it has one
+    step: int = 0  #: its next one, if it is inside: marks of a process that comes back begin there, and not far ahead
 
 
 def tell(reliable: Reliable, life: Callable[[], Life]) -> None:
@@ -198,8 +199,8 @@ def find_part(
 
     def ask(peer: int) -> Life | None:
         try:
-            part, its, turns = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
-            return Life(Part(part), its, turns)
+            part, *more = _LIFE.unpack(pull(peer, PART, b"", _PEER, _LIFE.size))
+            return Life(Part(part), *more)
         except (struct.error, ValueError):
             return None
 

@@ -168,13 +168,19 @@ class Communicator:
             first = self.greetings[0].cookie  # of the reliable path as long as the store lasts
             life = comeback.Life(self.part, first if before is None else rendezvous.new_cookie())
             ring: keys.KeyRing | None = None
-            comeback.tell(self.reliable, lambda: comeback.Life(self.part, life.cookie, ring.turns if ring else 0))
+
+            def alive() -> comeback.Life:
+                step = step_of(self.job.sequence.upcoming) if self.part == Part.INSIDE else 0
+                return comeback.Life(self.part, life.cookie, ring.turns if ring else 0, step)
+
+            comeback.tell(self.reliable, alive)
             reached = [(g.address, g.reliable) for g in self.greetings]
             self.reliable.start(first, config.rank, reached, keys.path_key(secret) if secret else b"")
             if before is not None:
                 found = comeback.find_part(config.rank, life.cookie, peers, self.reliable.pull, timeout)
                 life = found if found.part == Part.OUTSIDE else life._replace(cookie=found.cookie)
                 self.part = found.part
+                self.config = config = dataclasses.replace(config, first_step=found.step or config.first_step)
             if secret:
                 ring = keys.KeyRing(secret, life.cookie, config.width, life.turns, install=path.put_key)
             self.job = self._activate(path, life.cookie, ring)
