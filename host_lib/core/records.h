@@ -168,7 +168,6 @@ struct tb_sending {
 	__u64 copies; /* packets that have left again, by request */
 	__u64 held; /* times a rate kept something back */
 	__u64 stale; /* rows dropped because their time was up */
-	__u64 item; /* the submission whose packets were refused; 0: a probe was */
 	__u64 messages; /* struct mmsghdr[count], to be handed over */
 	__u32 count; /* messages */
 	__u32 port; /* socket that they leave over */
@@ -186,7 +185,7 @@ struct tb_sending {
 	__u32 due; /* probes that wait for room */
 	__u32 ways; /* how often a round trip waits in own queues */
 };
-_Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1392, "tb_sending");
 
 /* What the library says of rows that others have requested (`collective.retransmit`). */
 struct tb_asking {

@@ -645,7 +645,6 @@ static int tb_took_probes(struct tb_line *l, __u32 taken, __u32 error)
 		tb_full(l, 0, error);
 		s->blocked |= 1;
 	} else if (error) {
-		s->item = 0;
 		s->error = error;
 		s->to = r;
 		s->packets = 1;
@@ -973,7 +972,6 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 		l->targets[f->to].waits++;
 		tb_full(l, s->port, error);
 	} else if (error) {
-		s->item = item->id;
 		s->error = error;
 		s->to = f->to;
 		s->packets = l->bursts[0].packets;

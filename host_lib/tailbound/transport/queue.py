@@ -258,7 +258,7 @@ class SendQueue:
     def _refuse(self) -> None:
         """Decides on the first message, which a socket refused."""
         said, sender = self.said, self.sender
-        to, number, at = said.to, said.error, (said.item, said.to, said.next)
+        to, number, at = said.to, said.error, (said.bytes, said.to, said.next)
         sender.refuse(to, number)
         if number in NO_GSO and said.packets > 1:
             sender.plain.add(to)

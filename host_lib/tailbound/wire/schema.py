@@ -766,7 +766,6 @@ SENDING = Struct(
         Field("copies", "u64", "packets that have left again, by request"),
         Field("held", "u64", "times a rate kept something back"),
         Field("stale", "u64", "rows dropped because their time was up"),
-        Field("item", "u64", "the submission whose packets were refused; 0: a probe was"),
         Field("messages", "u64", "struct mmsghdr[count], to be handed over"),
         Field("count", "u32", "messages"),
         Field("port", "u32", "socket that they leave over"),
