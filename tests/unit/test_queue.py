@@ -57,8 +57,7 @@ def test_bursts_take_turns_and_one_turn_has_a_budget(line: Line) -> None:
     assert counted(line.sender.counts[2]) == (150, 150 * STRIDE, 3)
     assert (line.queue.empty, line.queue.again) == (True, 0)
     line.submit(8, C, (1, 64 * 80), (2, 64 * 80), now=5)
-    assert len(line.taken) == 6 + 128
-    assert line.queue.again == 5  # at once, but not in this turn
+    assert (len(line.taken), line.queue.again) == (6 + 128, 5)  # at once, but not in this turn
     line.rest(6)
     assert line.done == [279, 64 * 160]
 
@@ -180,8 +179,7 @@ def test_a_refused_burst_is_lost_and_counted(
     line.kernel.script = script
     line.submit(7, C, (1, 70), (2, 3))
     assert (sorted(line.taken), line.done, line.sender.counts[1].lost) == (taken, [73 - lost], lost)
-    assert line.sender.counts[1].errors == errors
-    assert line.queue.empty
+    assert (line.sender.counts[1].errors, line.queue.empty) == (errors, True)
 
 
 def test_an_answer_to_an_earlier_datagram_costs_no_op_its_rows(line: Line) -> None:
@@ -236,16 +234,14 @@ def test_a_full_port_hands_on_to_the_next_and_all_full_hold_up_nobody_else(porte
     ported.kernel.stuck = {2}
     ported.submit(7, C, (1, 64 * 12))
     assert [port for port, _ in ported.kernel.calls] == [1, 3, 1]
-    assert ported.queue.empty
-    assert not ported.queue.full  # nothing waits for that socket
+    assert (ported.queue.empty, ported.queue.full) == (True, 0)  # nothing waits for that socket
     ported.kernel.stuck = {1, 2, 3}
     ported.submit(8, C, (1, 64), (2, 64))
     assert (ported.queue.full, ported.queue.said.left, ported.done) == (0b1110, 64, [768])
     assert ported.kernel.calls[-1][0] == 4  # of rank 2, for which there is room
     ported.kernel.stuck = {1, 2}
     ported.queue.pump(1)
-    assert ported.kernel.calls[-1][0] == 3
-    assert ported.done == [768, 128]
+    assert (ported.kernel.calls[-1][0], ported.done) == (3, [768, 128])
 
 
 # -- one burst for all ----------------------------------------------------------------------------------------------
@@ -263,8 +259,7 @@ def fanned(bound: UdpSocket, shared: Shared) -> Line:
 
 def test_a_burst_for_all_leaves_once_and_counts_for_each(fanned: Line, shared: Shared) -> None:
     fanned.submit(7, R, (ALL, 150))
-    assert fanned.taken == [(ALL, 64), (ALL, 64), (ALL, 22)]
-    assert fanned.done == [450]
+    assert (fanned.taken, fanned.done) == ([(ALL, 64), (ALL, 64), (ALL, 22)], [450])
     assert [counted(fanned.sender.counts[rank]) for rank in (1, 2, 3)] == [(150, 150 * STRIDE, 0)] * 3
     assert counted(shared.counts) == (150, 150 * STRIDE, 3)
     fanned.kernel.script = [-1, errno.EAGAIN]
@@ -285,8 +280,7 @@ def test_it_keeps_the_order_of_each_of_its_ranks(fanned: Line) -> None:
     fanned.submit(8, R, (1, 4), now=10 * MS)  # behind that
     fanned.rest(10 * MS + 1)
     order = [rank for rank, _ in fanned.taken[len(before) :]]
-    assert order[-2:] == [ALL, 1]
-    assert set(order[:-2]) == {2}
+    assert (order[-2:], set(order[:-2])) == ([ALL, 1], {2})
 
 
 def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, shared: Shared) -> None:
@@ -305,14 +299,12 @@ def test_it_goes_as_slowly_as_its_slowest_rank_and_all_pay(bound: UdpSocket, sha
 def test_a_burst_that_is_cloned_here_costs_as_many(fanned: Line, shared: Shared, bound: UdpSocket) -> None:
     """So that one turn of the loop does not last N times as long; and copies wait in this host."""
     fanned.submit(7, R, (ALL, 64 * 100))
-    assert len(fanned.taken) == -(-128 // 3)
-    assert not fanned.queue.empty
+    assert (len(fanned.taken), fanned.queue.empty) == (-(-128 // 3), False)
     fanned.rest(1)
     assert fanned.sender.room == (1 + 3) * bound.room()
     shared.local = False
     fanned.submit(8, R, (ALL, 64 * 100))
-    assert len(fanned.taken) == 200
-    assert fanned.sender.room == (1 + 1) * bound.room()
+    assert (len(fanned.taken), fanned.sender.room) == (200, (1 + 1) * bound.room())
 
 
 @pytest.mark.parametrize(("local", "times"), [(True, 3), (False, 1)])
@@ -338,8 +330,7 @@ def test_what_is_refused_or_stale_is_lost_for_everybody(bound: UdpSocket, shared
     fanned.submit(9, R, (ALL, 5))
     told.gone(1, 2, 3)
     fanned.go(102)
-    assert fanned.taken == [(ALL, 4)]
-    assert not shared.broken
+    assert (fanned.taken, shared.broken) == ([(ALL, 4)], False)
     fanned.kernel.always = errno.ENETUNREACH
     fanned.submit(10, R, (ALL, 70), now=102)
     assert (fanned.done[-1], shared.broken, shared.counts.errors) == (0, True, {"ENETUNREACH": 2})

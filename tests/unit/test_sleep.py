@@ -146,13 +146,11 @@ def test_a_turn_follows_at_once_when_a_half_is_complete(sleeper: Sleeper, kind: 
     sleeper.event(kind)
     at_once = kind in {Event.COMPLETE, Event.RESULTS_COMPLETE}
     assert sleeper.look_out(Ready.EVENTS) == (Woken.TURN if at_once else 0)
-    assert sleeper.rest.taken() == [7] * (kind == Event.OPENED)
-    assert sleeper.rest.taken() == []
+    assert (sleeper.rest.taken(), sleeper.rest.taken()) == ([7] * (kind == Event.OPENED), [])
     if not at_once:
         assert sleeper.first() == 2 * MS
         sleeper.event(Event.OPENED, 8)
-        assert sleeper.look_out(Ready.EVENTS, NOW + MS) == 0
-        assert sleeper.first() == 2 * MS
+        assert (sleeper.look_out(Ready.EVENTS, NOW + MS), sleeper.first()) == (0, 2 * MS)
         assert sleeper.look_out(0, NOW + 2 * MS) == Woken.TURN
 
 
