@@ -212,6 +212,7 @@ int tb_pump_alone(struct tb_line *l, __s64 now, int *over);
 void tb_measure(struct tb_line *l, __s64 now);
 void tb_time_probes(struct tb_line *l, __s64 now);
 void tb_give_up(struct tb_line *l);
+int tb_say(struct tb_line *l, __u32 to, const void *packet, __u32 length);
 
 double tb_rate(const struct tb_line *l, __u32 rank, double most);
 void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,

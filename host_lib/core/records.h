@@ -183,9 +183,11 @@ struct tb_sending {
 	__u32 ports[32]; /* sockets of a channel, which take turns */
 	__u32 turn[32]; /* whose turn it is */
 	__u32 due; /* probes that wait for room */
+	__u32 words; /* single packets that wait */
 	__u32 ways; /* how often a round trip waits in own queues */
+	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_sending) == 1392, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
 
 /* What the library says of rows that others have requested (`collective.retransmit`). */
 struct tb_asking {
@@ -537,11 +539,9 @@ struct tb_sleep {
 	__u32 label; /* of the op of which it was found */
 	__u32 fds; /* descriptors */
 	__u32 direct; /* 1: all sockets are the system's */
-	__u32 deferred; /* 1: single packets wait for room */
-	__u32 crowded; /* 1: in the first socket */
 	__u32 refused; /* what the pump came to (``Sent``) */
 };
-_Static_assert(sizeof(struct tb_sleep) == 424, "tb_sleep");
+_Static_assert(sizeof(struct tb_sleep) == 416, "tb_sleep");
 
 /* A compiled pass over many groups, which threads share piece by piece (`codec.threads`). */
 struct tb_work {

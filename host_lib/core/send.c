@@ -41,8 +41,10 @@
 #define TB_MEASURED_BYTES (256 << 10)
 #define TB_MEASURED 20000000
 #define TB_FRAME 42 /* bytes of a packet on a link besides its UDP payload */
+#define TB_WORDS_MOST 1024 /* single packets that wait; of more the oldest give way */
 
 enum { TB_RESULTS, TB_CONTRIBUTIONS, TB_AGAIN, TB_QUEUES };
+enum { TB_SINGLE_WORDS = 1, TB_SINGLE_PROBES };
 
 struct tb_flow {
 	__u64 base;
@@ -63,20 +65,29 @@ struct tb_item {
 	struct tb_flow flows[];
 };
 
+/* A single packet. */
+struct tb_word {
+	struct tb_word *after;
+	__u32 to, length;
+	__u64 packet[];
+};
+
 struct tb_line {
 	struct tb_sending *s;
 	struct tb_target *targets;
 	struct tb_path *paths;
 	struct tb_link *link;
 	struct tb_item *head[TB_QUEUES], **tail[TB_QUEUES];
+	struct tb_word *word, **last_word;
 	/* a pump */
 	struct tb_item **order;
 	__u32 ordered, most, at, channel;
 	int opened, moved, budget;
 	__u64 behind[TB_WORDS]; /* ranks for which something older waits */
 	__u64 due[TB_WORDS]; /* ranks that a probe waits for */
-	int probing; /* the messages are probes */
-	__s64 probed; /* when they leave */
+	int single; /* what the messages are (TB_SINGLE_*); 0: bursts */
+	__u32 singles; /* probes and words so far */
+	__s64 probed; /* when probes leave */
 	__s64 crowded; /* since when sockets are full; 0: none is */
 	__u64 before; /* bytes that had left by then */
 	struct mmsghdr messages[TB_MESSAGES];
@@ -87,6 +98,19 @@ struct tb_line {
 	} bursts[TB_MESSAGES];
 	__u64 probes[TB_MESSAGES][TB_PROBE / 8];
 };
+
+/* The oldest word has left, or will not. */
+static void tb_forget_word(struct tb_line *l)
+{
+	struct tb_word *w = l->word;
+
+	l->word = w->after;
+	if (!l->word)
+		l->last_word = &l->word;
+	l->s->words--;
+	l->singles++;
+	free(w);
+}
 
 TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets,
 				       struct tb_path *paths, struct tb_link *link)
@@ -103,6 +127,7 @@ TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *t
 	s->messages = (__u64)l->messages;
 	for (i = 0; i < TB_QUEUES; i++)
 		l->tail[i] = &l->head[i];
+	l->last_word = &l->word;
 	l->control[0] = CMSG_LEN(2);
 	l->control[1] = IPPROTO_UDP | (__u64)TB_UDP_SEGMENT << 32;
 	for (i = 0; i < TB_MESSAGES; i++)
@@ -116,6 +141,8 @@ TB_EXPORT void tb_line_close(struct tb_line *l)
 	struct tb_item *item, *after;
 	int i;
 
+	while (l->word)
+		tb_forget_word(l);
 	for (i = 0; i < TB_QUEUES; i++)
 		for (item = l->head[i]; item; item = after) {
 			after = item->after;
@@ -540,6 +567,58 @@ TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
 	tb_pump_at(s, s->now + TB_ROOM);
 }
 
+/* -- single packets ---------------------------------------------------------------------------------------------- */
+
+/* A single packet waits for the next pump; 0: there is no memory, and it is lost. */
+TB_EXPORT int tb_say(struct tb_line *l, __u32 to, const void *packet, __u32 length)
+{
+	struct tb_word *w = malloc(sizeof(*w) + length);
+
+	if (!w || l->s->words == TB_WORDS_MOST)
+		l->targets[w ? l->word->to : to].lost++;
+	if (!w)
+		return 0;
+	if (l->s->words == TB_WORDS_MOST)
+		tb_forget_word(l);
+	w->after = NULL;
+	w->to = to;
+	w->length = length;
+	memcpy(w->packet, packet, length);
+	*l->last_word = w;
+	l->last_word = &w->after;
+	l->s->words++;
+	return 1;
+}
+
+/* A message for a rank over the first socket. */
+static void tb_fill_single(struct tb_line *l, __u32 n, __u32 to, void *packet, __u32 length)
+{
+	struct msghdr *message = &l->messages[n].msg_hdr;
+
+	l->pieces[n] = (struct iovec){ packet, length };
+	message->msg_name = l->targets[to].name;
+	message->msg_namelen = sizeof(l->targets->name);
+	message->msg_control = 0;
+	message->msg_controllen = 0;
+	l->bursts[n].flow = to;
+}
+
+/* Messages for the oldest words; returns how many. */
+static int tb_fill_words(struct tb_line *l)
+{
+	struct tb_sending *s = l->s;
+	struct tb_word *w = l->word;
+	__u32 n;
+
+	if (!w || s->blocked & 1)
+		return 0;
+	for (n = 0; w && n < TB_MESSAGES; w = w->after)
+		tb_fill_single(l, n++, w->to, w->packet, w->length);
+	s->port = 0;
+	l->single = TB_SINGLE_WORDS;
+	return s->count = n;
+}
+
 /* -- probes ----------------------------------------------------------------------------------------------------- */
 
 static const struct tb_peer_state *tb_states(const struct tb_line *l)
@@ -580,25 +659,18 @@ static int tb_fill_probes(struct tb_line *l)
 	TB_EACH_RANK(r, l->due)
 	{
 		struct tb_header *head;
-		struct msghdr *message;
 
 		if (n == TB_MESSAGES)
 			continue;
 		head = (void *)l->probes[n];
-		message = &l->messages[n].msg_hdr;
 		memset(head, 0, TB_PROBE);
 		memcpy(head, (const void *)s->head, TB_HEADER_BYTES);
 		head->owner = r;
-		l->pieces[n] = (struct iovec){ head, TB_PROBE };
-		message->msg_name = l->targets[r].name;
-		message->msg_namelen = sizeof(l->targets->name);
-		message->msg_control = 0;
-		message->msg_controllen = 0;
-		l->bursts[n++].flow = r;
+		tb_fill_single(l, n++, r, head, TB_PROBE);
 	}
 	s->port = 0;
-	s->count = n;
-	return l->probing = 1;
+	l->single = TB_SINGLE_PROBES;
+	return s->count = n;
 }
 
 /* After TB_SEND_PROBE, just before the call: the time travels in the packet. */
@@ -626,6 +698,7 @@ static void tb_probe_left(struct tb_line *l, __u32 rank)
 	l->due[rank >> 6] &= ~(1ULL << (rank & 63));
 	s->due--;
 	s->probes++;
+	l->singles++;
 	if (p->awaited && ++p->missed >= TB_SILENT) /* there is nothing to go by */
 		tb_raise(p, l->link, s->now);
 	p->count = p->packets + (p->awaited ? p->count + 1 : 0);
@@ -635,7 +708,7 @@ static void tb_probe_left(struct tb_line *l, __u32 rank)
 	p->awaited = 1;
 }
 
-static int tb_took_probes(struct tb_line *l, __u32 taken, __u32 error)
+static int tb_took_singles(struct tb_line *l, __u32 taken, __u32 error)
 {
 	struct tb_sending *s = l->s;
 	__u32 i, r = l->bursts[0].flow;
@@ -648,17 +721,20 @@ static int tb_took_probes(struct tb_line *l, __u32 taken, __u32 error)
 		s->error = error;
 		s->to = r;
 		s->packets = 1;
-		s->next = s->probes;
+		s->next = l->singles;
 		return TB_SEND_REFUSED;
 	}
 	for (i = 0; i < taken; i++) {
 		r = l->bursts[i].flow;
 		l->targets[r].packets++;
-		l->targets[r].bytes += TB_PROBE;
+		l->targets[r].bytes += l->pieces[i].iov_len;
 		l->targets[r].bursts++;
-		tb_probe_left(l, r);
+		if (l->single == TB_SINGLE_PROBES)
+			tb_probe_left(l, r);
+		else
+			tb_forget_word(l);
 	}
-	l->probing = 0;
+	l->single = 0;
 	return TB_SEND_DONE;
 }
 
@@ -703,9 +779,12 @@ TB_EXPORT void tb_give_up(struct tb_line *l)
 {
 	struct tb_item *item;
 
-	if (l->probing) {
+	if (l->single) {
 		l->targets[l->s->to].lost++;
-		tb_probe_left(l, l->s->to);
+		if (l->single == TB_SINGLE_PROBES)
+			tb_probe_left(l, l->s->to);
+		else
+			tb_forget_word(l);
 		return;
 	}
 	item = l->order[l->at];
@@ -919,7 +998,9 @@ TB_EXPORT int tb_next(struct tb_line *l)
 	struct tb_flow *f;
 	int i;
 
-	l->probing = 0;
+	l->single = 0;
+	if (tb_fill_words(l))
+		return TB_SEND_CALL;
 	if (tb_fill_probes(l))
 		return TB_SEND_PROBE;
 	for (; l->at < l->ordered; l->at++, l->opened = 0) {
@@ -961,8 +1042,8 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 	__u32 i, r, w;
 	int cost;
 
-	if (l->probing)
-		return tb_took_probes(l, taken, error);
+	if (l->single)
+		return tb_took_singles(l, taken, error);
 	item = l->order[l->at];
 	f = &item->flows[l->bursts[0].flow];
 	cost = tb_cost(l, item);
@@ -1075,8 +1156,8 @@ int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
 	if (*over)
 		return what;
 	tb_measure(l, tb_clock());
-	if (!s->left &&
-	    !s->due) /* another socket of a channel has taken what full ones had no room for */
+	if (!(s->left || s->due ||
+	      s->words)) /* another socket of a channel has taken what full ones had no room for */
 		s->again = s->full = 0;
 	return what;
 }

@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 
 #define TB_SECOND 1000000000LL
-#define TB_RETRY 500000 /* ns until what a full device queue refused is tried again */
 /* How long a look that is due by other events may wait after them: as a rule a half is complete meanwhile. */
 #define TB_SOON 2000000LL
 /* Others wait for answers while ops are coded: after so long they are looked after in between. */
@@ -94,8 +93,6 @@ TB_EXPORT __s64 tb_first(const struct tb_sleep *s, __s64 now)
 	__s64 first = tb_earlier(((const struct tb_terms *)s->terms)->listen, sending->again);
 
 	first = tb_earlier(tb_earlier(first, s->owed), tb_earlier(s->soon, s->end));
-	if (s->deferred && !s->crowded) /* by a full device, which makes no event */
-		first = tb_earlier(first, now + TB_RETRY);
 	return tb_least(first, now + s->longest);
 }
 
@@ -105,9 +102,9 @@ static __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
 	int over;
 
-	if (!(sending->full || s->deferred || (sending->again && sending->again <= now)))
+	if (!(sending->full || (sending->again && sending->again <= now)))
 		return 0;
-	if (!s->direct || s->deferred || answers)
+	if (!s->direct || answers)
 		return TB_WOKEN_SEND;
 	s->refused = tb_pump_alone((struct tb_line *)s->line, now, &over);
 	return over ? TB_WOKEN_SENT : 0;
@@ -182,16 +179,15 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	return found ? found : tb_stirred(t) ? TB_WOKEN_TURN : 0;
 }
 
-/* Room in which sockets ends a wait: of those that were full. Single packets leave over the first. */
+/* Room in which sockets ends a wait: of those that were full. */
 static void tb_want_room(struct tb_sleep *s)
 {
 	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
 	struct pollfd *polled = (struct pollfd *)s->polled + TB_SOCKETS_AT;
-	__u64 wanted = sending->full | (s->crowded ? 1 : 0);
 	__u32 i;
 
 	for (i = 0; i + TB_SOCKETS_AT < s->fds; i++)
-		polled[i].fd = wanted >> i & 1 ? sending->fds[i] : -1;
+		polled[i].fd = sending->full >> i & 1 ? sending->fds[i] : -1;
 }
 
 /* Looks at what is readable. */

@@ -366,8 +366,8 @@ def test_packets_leave_or_are_counted_as_lost(
     line: Line, script: list[int], taken: int, errors: dict[str, int]
 ) -> None:
     line.kernel.script = script
-    line.sender.send(1, b"a" * 80)
-    assert line.sender.flush() == 0
+    line.queue.say(1, b"a" * 80)
+    line.queue.pump(1)
     assert line.kernel.single == [((ADDRESS, 9001), b"a" * 80)] * taken
     counts = line.sender.counts[1]
     assert (counts.packets, counts.bytes, counts.bursts, counts.lost) == (taken, 80 * taken, taken, 1 - taken)
@@ -378,26 +378,27 @@ def test_packets_leave_or_are_counted_as_lost(
 def test_what_finds_no_room_leaves_later_in_its_order(line: Line, number: int) -> None:
     sender, counts, line.kernel.always = line.sender, line.sender.counts[1], number
     for i in range(3):
-        sender.send(1 + i % 2, bytes([i]))
+        line.queue.say(1 + i % 2, bytes([i]))
     line.queue.pump(5)
     # a full device makes no event of a socket that has room, so it is tried again by time
-    crowded = number == errno.EAGAIN
-    assert (line.queue.full, sender.crowded) == (int(crowded), crowded)
+    assert line.queue.full == int(number == errno.EAGAIN)
     assert line.queue.again > 5
     assert (line.queue.empty, counts.waits, counts.errors, counts.lost) == (False, 2, {}, 0)
-    line.kernel.script, line.kernel.always = [0, number], 0
-    assert sender.flush() == number
+    line.kernel.script, line.kernel.always = [-1, number], 0
     line.queue.pump(6)
+    assert (len(line.kernel.single), line.queue.empty) == (1, False)
+    line.queue.pump(7)
+    assert line.queue.empty
     assert [(target[1], data) for target, data in line.kernel.single] == [(9001, b"\0"), (9002, b"\1"), (9001, b"\2")]
     assert [sender.counts[rank].packets for rank in (1, 2)] == [2, 1]
 
 
 def test_the_oldest_give_way_when_too_many_wait(line: Line) -> None:
     sender, line.kernel.always = line.sender, errno.EAGAIN
-    sender.send(2, b"oldest")
+    line.queue.say(2, b"oldest")
     for _ in range(1024):
-        sender.send(1, b"x")
-    assert (len(sender.deferred), sender.counts[2].lost, sender.counts[1].lost) == (1024, 1, 0)
+        line.queue.say(1, b"x")
+    assert (line.queue.said.words, sender.counts[2].lost, sender.counts[1].lost) == (1024, 1, 0)
 
 
 @pytest.mark.parametrize(("stride", "packets"), [(1472, 44), (80, 64), (8960, 7), (1023, 64), (1024, 63), (65507, 1)])

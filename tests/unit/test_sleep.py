@@ -90,8 +90,6 @@ def sleeper(bound: UdpSocket) -> Iterator[Sleeper]:
         (50, {"listen": 4}, 4),
         (50, {"again": 5}, 5),
         (50, {"owed": 60}, 50),
-        (50, {"deferred": 1}, 0.5),  # a full device queue makes no event
-        (50, {"deferred": 1, "crowded": 1}, 50),
     ],
 )
 def test_when_it_wakes_up_first(sleeper: Sleeper, end: int, due: dict[str, int], first: int) -> None:
@@ -99,7 +97,7 @@ def test_when_it_wakes_up_first(sleeper: Sleeper, end: int, due: dict[str, int],
     sleeper.rest.end = NOW + end * MS
     for name, after in due.items():
         owner = {"listen": sleeper.told.terms, "again": sleeper.queue.said}.get(name, sleeper.rest)
-        setattr(owner, name, after if name in ("deferred", "crowded") else NOW + after * MS)
+        setattr(owner, name, NOW + after * MS)
     assert sleeper.first() == first * MS
 
 
@@ -116,8 +114,7 @@ def test_when_it_wakes_up_first(sleeper: Sleeper, end: int, due: dict[str, int],
         (0, {"soon": NOW, "holds": 1}, Woken.TURN),
         (0, {"soon": NOW + 1, "holds": 1}, 0),
         (0, {"owed": NOW}, Woken.SERVE),
-        (0, {"deferred": 1}, Woken.SEND),
-        (Ready.CONTROLS, {"deferred": 1}, Woken.SERVE | Woken.SEND),
+        (0, {"again": NOW}, Woken.SEND),
         (Ready.CONTROLS, {"direct": 1, "again": NOW}, Woken.SERVE | Woken.SEND),  # answers leave before what waits
         (0, {"direct": 1, "again": NOW}, 0),
         (0, {"awake": NOW - STOPPED}, 0),  # one that waited for a core was not stopped
@@ -264,11 +261,8 @@ def test_what_is_readable_ends_it(sleeper: Sleeper) -> None:
             assert sleeper.rest.peek() == ready & Ready.CONTROLS
 
 
-@pytest.mark.parametrize("crowded", [False, True])
-def test_room_in_a_full_socket_ends_it(sleeper: Sleeper, crowded: bool) -> None:
-    """Of rows, and of a single packet behind the last of them, which waits for the first socket."""
-    sleeper.queue.said.full, sleeper.sender.crowded = not crowded, crowded
-    sleeper.sender.deferred.append((1, b""))
+def test_room_in_a_full_socket_ends_it(sleeper: Sleeper) -> None:
+    sleeper.queue.said.full = 1
     assert (slept(sleeper, 60_000 * MS), sleeper.rest.ready) == (Woken.SEND, 1 << len(Ready))
 
 

@@ -64,7 +64,7 @@ class Kernel:
         always: the same for all others.
         taken: bursts.
         data: what was in them, by rank.
-        single: (target, packet) of packets that left by themselves.
+        single: (target, packet) of single packets.
         probes: (rank, packet) of probes.
         calls: (socket, bursts that it took) of each call.
         stuck: sockets that are full.
@@ -83,14 +83,8 @@ class Kernel:
         self._ranks |= {channel.target: number for number, channel in sender.shared.items()}
         for port, sock in enumerate(sender.sockets):
             asks = partial(self.send_many, port)
-            told: Any = SimpleNamespace(fileno=sock.fileno, room=sock.room, send_one=self.send_one, send_many=asks)
+            told: Any = SimpleNamespace(fileno=sock.fileno, room=sock.room, send_many=asks)
             sender.sockets[port] = told
-
-    def send_one(self, packet: bytes, target: tuple[str, int], stride: int = 0) -> int:
-        number = max(0, self.script.pop(0) if self.script else self.always)
-        if not number:
-            self.single.append((target, packet))
-        return number
 
     def send_many(self, port: int, messages: int, count: int) -> tuple[int, int]:
         step = self.script.pop(0) if self.script else self.always
@@ -98,7 +92,10 @@ class Kernel:
             return 0, step or errno.EAGAIN
         taken = min(count, -step) if step else count
         sent = read(messages, taken)
-        if count and len(sent[0].data) == PROBE:
+        if len(sent[0].data) % STRIDE and sent[0].data[1:2] != bytes([PacketType.PROBE]):
+            self.single += [(message.target, message.data) for message in sent]
+            return taken, 0
+        if len(sent[0].data) == PROBE:
             self.probes += [(self._ranks[message.target], message.data) for message in sent]
             return taken, 0
         self.calls.append((port, taken))

@@ -42,7 +42,7 @@ class FlowControl:
         most = link if given else 0.0
         believed = link if given or link >= _BELIEVED else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=believed, most=most, room=job.sender.room)
-        self.queue = SendQueue(job.sender, pacer, known, job.now)
+        job.queue = self.queue = SendQueue(job.sender, pacer, known, job.now)
         self.queue.said.marks = ctypes.addressof(job.marks)
 
     def poll(self, now: int) -> None:

@@ -17,6 +17,7 @@ from tailbound.observe.events import Events
 from tailbound.transport.config import Config
 from tailbound.transport.control import Header, packet, parse
 from tailbound.transport.keys import KeyRing, Stamps, Word
+from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sequence import Place, Sequence
 from tailbound.transport.steps import Steps
@@ -50,7 +51,12 @@ class Speaker(Known):
         cookie: of the job.
         keys: of the job, where it has a key.
         now: CLOCK_MONOTONIC in ns, the clock that the kernel's stamps use too; a simulation brings its own.
+
+    Attributes:
+        queue: all that is sent leaves by it; of a ``Job``.
     """
+
+    queue: SendQueue
 
     def __init__(
         self,
@@ -119,7 +125,7 @@ class Speaker(Known):
     def tell(self, rank: int, head: Header, body: bytes = b"") -> bytes:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""
         data = self.word(rank, head, body)
-        self.sender.send(rank, data)
+        self.queue.say(rank, data)
         return data
 
     def word(self, rank: int, head: Header, body: bytes = b"") -> bytes:

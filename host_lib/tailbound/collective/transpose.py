@@ -487,7 +487,7 @@ class Transpose:
         if rest.peek() & Ready.CONTROLS:
             self._due |= self._serve(now)
         queue = self.job.flow.queue
-        if queue.full or self.job.sender.deferred or 0 < queue.again <= now:
+        if queue.full or 0 < queue.again <= now:
             queue.pump(now)
         return self.job.now()
 

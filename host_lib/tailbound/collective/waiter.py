@@ -71,8 +71,7 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
 
     def tell(self) -> None:
         """Tells the library how far the queue can do without Python."""
-        queue, sender = self._queue, self._queue.sender
-        self.direct, self.deferred, self.crowded = queue.direct, bool(sender.deferred), sender.crowded
+        self.direct = self._queue.direct
 
     def peek(self) -> int:
         """Looks at what is readable (``schema.Ready``), sockets apart; keeps the GIL.

@@ -54,6 +54,7 @@ _FUNCTIONS = {
     "tb_measure": (None, _P, _S64),
     "tb_time_probes": (None, _P, _S64),
     "tb_give_up": (None, _P),
+    "tb_say": (_INT, _P, _U32, ctypes.c_char_p, _U32),
     "tb_add_flags": (None, _P, _U32, _U32, _P, _U32, _P),
     "tb_asked_open": (_P, _P),
     "tb_asked_close": (None, _P),

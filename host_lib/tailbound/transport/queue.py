@@ -134,7 +134,7 @@ class SendQueue:
     @property
     def empty(self) -> bool:
         """Whether nothing waits."""
-        return not (self._items or self.said.left or self.sender.deferred or self.said.due)
+        return not (self._items or self.said.left or self.said.words or self.said.due)
 
     @property
     def probed_by(self) -> str:
@@ -182,6 +182,12 @@ class SendQueue:
             self._items[number] = runs, done
         self.pump(now, number)
 
+    def say(self, rank: int, packet: bytes) -> None:
+        """Sends a single packet at once, or in its turn as soon as the first socket has room for it."""
+        self._tell()
+        self._core.fast.tb_say(self.line, rank, packet, len(packet))
+        self._insist(self._send())
+
     def answer(self, asked: int, terms: int, now: int, pace: float, stride: int) -> bool:
         """Queues copies of rows that others have requested, before everything else; the next pump sends them.
 
@@ -208,7 +214,7 @@ class SendQueue:
 
     def pump(self, now: int, fresh: int = 0) -> None:
         """Sends what may leave now. ``fresh``: the submission that has just come."""
-        said, line, fast = self.said, self.line, self._core.fast
+        said = self.said
         if self._pumping:  # a callback of ours has submitted more
             said.again = min(said.again, now) if said.again else now
             return
@@ -217,9 +223,7 @@ class SendQueue:
         said.now, said.fresh = now, fresh
         self._pumping = True
         try:
-            fast.tb_begin(line)
-            if number := self.sender.flush():
-                fast.tb_full(line, 0, number)
+            self._core.fast.tb_begin(self.line)
             self._end(self._send())
         finally:
             self._pumping = False
@@ -233,9 +237,7 @@ class SendQueue:
             self._pumping = False
 
     def _end(self, what: int) -> None:
-        while what:
-            self._refuse()
-            what = self._send()
+        self._insist(what)
         self._finish()
         self._core.fast.tb_measure(self.line, self._clock())
         if self.empty:  # another socket of a channel has taken what full ones had no room for
@@ -254,6 +256,12 @@ class SendQueue:
             if what := int(fast.tb_took(self.line, taken, number)):
                 return what
         return what
+
+    def _insist(self, what: int) -> None:
+        """Goes on as long as messages are refused."""
+        while what:
+            self._refuse()
+            what = self._send()
 
     def _refuse(self) -> None:
         """Decides on the first message, which a socket refused."""

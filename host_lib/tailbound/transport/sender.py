@@ -1,4 +1,4 @@
-"""Sockets, channels and counters of what a rank sends, and the sending of single packets; rows leave by ``SendQueue``.
+"""Sockets, channels and counters of what a rank sends; it leaves by ``SendQueue``.
 
 Sending never raises: what cannot be sent is counted per peer and, to the protocol, is lost like any other packet.
 
@@ -10,7 +10,6 @@ for every rank that gets a copy, so that counters and rates by peer stay what th
 from __future__ import annotations
 
 import errno
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,8 +67,6 @@ class Shared:
         return max(1, len(self.ranks)) if self.local else 1
 
 
-#: Single packets that may wait for room.
-_DEFERRED = 1024
 #: What a full socket and a full device queue answer.
 FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ENOMEM)
 #: What a path without UDP GSO answers.
@@ -77,9 +74,7 @@ NO_GSO = (errno.EIO, errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class Sender:
-    """Sends to peers over sockets that the caller owns (and closes).
-
-    Not thread-safe: one thread sends. The GIL is released in every system call.
+    """Sockets, which the caller owns (and closes), and by whom each is used.
 
     Args:
         sockets: bound UDP sockets. Single packets leave over the first one. With more, bursts leave over the others,
@@ -101,9 +96,6 @@ class Sender:
         self.counts = {rank: self._counted(rank) for rank in self.peers}  #: and by number of a shared channel
         self.plain: set[int] = set()  #: ranks, and shared channels, to which GSO does not work
         self.refused: dict[int, set[int]] = {}  #: ranks by errno; ``Paths`` empties it
-        #: single packets for which a full socket had no room; the oldest give way when there are too many
-        self.deferred: deque[tuple[int, bytes]] = deque()
-        self.crowded = False  #: it was the first socket that had no room for them, which tells when it has
         data = range(1, len(self.sockets)) if len(self.sockets) > 1 else range(1)
         each = max(1, len(data) // max(1, len(self.peers)))
         #: sockets of every channel, as indices into ``sockets``; bursts of a channel take them in turn
@@ -151,38 +143,6 @@ class Sender:
         counts.packets += packets
         counts.bytes += size
         counts.bursts += bursts
-
-    def flush(self) -> int:
-        """Sends what waits, the oldest first; returns 0 if all is gone, or the errno for want of room."""
-        number = 0
-        while self.deferred and number not in FULL:
-            rank, packet = self.deferred[0]
-            number = self._try(rank, packet)
-            if number == errno.ECONNREFUSED:  # it belongs to an earlier datagram, this one was not tried
-                self.refuse(rank, number)
-                number = self._try(rank, packet)
-            if number not in FULL:
-                self.deferred.popleft()
-                if number:
-                    self.refuse(rank, number)
-                    self.counts[rank].lost += 1
-        self.crowded = number == errno.EAGAIN
-        return number if number in FULL else 0
-
-    def send(self, rank: int, packet: bytes) -> None:
-        """Sends one packet at once, or in its turn as soon as the first socket has room for it (``flush``)."""
-        if len(self.deferred) >= _DEFERRED:
-            self.counts[self.deferred.popleft()[0]].lost += 1
-        self.deferred.append((rank, packet))
-        if self.flush():
-            self.counts[rank].waits += 1
-
-    def _try(self, rank: int, packet: bytes) -> int:
-        """One system call; returns 0, counted, or its errno."""
-        number = self.sockets[0].send_one(packet, self.peers[rank])
-        if number == 0:
-            self.took(rank, 1, len(packet), 1)
-        return number
 
     def refuse(self, rank: int, number: int) -> None:
         """Counts a refused call by the name of its errno."""

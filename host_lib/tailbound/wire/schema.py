@@ -781,7 +781,9 @@ SENDING = Struct(
         Field("ports", "u32", "sockets of a channel, which take turns", CHANNELS_MOST),
         Field("turn", "u32", "whose turn it is", CHANNELS_MOST),
         Field("due", "u32", "probes that wait for room"),
+        Field("words", "u32", "single packets that wait"),
         Field("ways", "u32", "how often a round trip waits in own queues"),
+        Field("pad", "u32", "0"),
     ),
 )
 
@@ -1210,7 +1212,7 @@ class Woken(enum.IntEnum):
     TURN = 1  #: A turn is due.
     SERVE = 2  #: Take in what others say, and answer.
     ASK = 4  #: Ask for what is lost, beginning with ``half``.
-    SEND = 8  #: Pump: not all sockets are the system's, or single packets wait.
+    SEND = 8  #: Pump: not all sockets are the system's.
     SENT = 16  #: See to what has become of a pump.
 
 
@@ -1260,8 +1262,6 @@ SLEEP = Struct(
         Field("label", "u32", "of the op of which it was found"),
         Field("fds", "u32", "descriptors"),
         Field("direct", "u32", "1: all sockets are the system's"),
-        Field("deferred", "u32", "1: single packets wait for room"),
-        Field("crowded", "u32", "1: in the first socket"),
         Field("refused", "u32", "what the pump came to (``Sent``)"),
     ),
 )
