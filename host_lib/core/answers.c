@@ -139,7 +139,7 @@ static int tb_find_rows(const struct tb_terms *t, const struct tb_request *q, st
 	while (o && o->label != q->label)
 		o = (const struct tb_own_op *)o->after;
 	if (q->first_half) {
-		if (!o || !o->given || o->layout != q->layout)
+		if (!o || !o->given || o->switched || o->layout != q->layout)
 			return 0;
 		start = ((const __s64 *)o->starts)[q->asker];
 		*l = (struct tb_rows){ .packets = (const __u8 *)o->given + start * o->stride,

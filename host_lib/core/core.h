@@ -107,6 +107,14 @@ static inline int tb_sent(const struct tb_terms *t, __u32 rank, __u32 label, int
 	return s->cookie == t->cookie && tb_distance(mark, label) >= 0;
 }
 
+/* When a rank was last heard of, by a word or by a mark that rose; 0: never. */
+static inline __s64 tb_heard(const struct tb_terms *t, __u32 rank)
+{
+	const struct tb_peer_state *s = &((const struct tb_peer_state *)t->states)[rank];
+
+	return tb_most(((const __s64 *)t->spoke)[rank], s->cookie == t->cookie ? s->last_ns : 0);
+}
+
 /* A bitmap of places in a packet, most significant bit first: whether one is set, and up to which one any is. */
 static inline int tb_bit(const __u8 *body, __u32 i)
 {
@@ -213,6 +221,7 @@ void tb_measure(struct tb_line *l, __s64 now);
 void tb_time_probes(struct tb_line *l, __s64 now);
 void tb_give_up(struct tb_line *l);
 int tb_say(struct tb_line *l, __u32 to, const void *packet, __u32 length);
+void tb_pump_soon(struct tb_line *l);
 
 double tb_rate(const struct tb_line *l, __u32 rank, double most);
 void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
@@ -239,6 +248,14 @@ int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half
 		    __u32 row, __u32 rows, const __u8 *body, __u32 length);
 int tb_answer(struct tb_asked *a, const struct tb_terms *t, struct tb_line *l, __s64 now,
 	      double pace, __u32 largest);
+
+/* Control packets, and questions for what is lost (words.c). */
+__u64 tb_next_stamp(struct tb_voice *v);
+__u32 tb_write_word(struct tb_voice *v, __u32 rank, const struct tb_header *head, const void *body,
+		    __u32 length, void *out);
+void tb_ask_others(struct tb_voice *v, __s64 now);
+void tb_question(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now, __s64 heard);
+void tb_spoke(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now);
 
 /* Ops in flight and their halves (halves.c). */
 void tb_enter(struct tb_terms *t, struct tb_own_op *o);

@@ -147,13 +147,12 @@ static __s64 tb_half_due(const struct tb_half *h, __s64 now)
  */
 static __s64 tb_silent_since(const struct tb_terms *t, tb_set ranks, __s64 now)
 {
-	const struct tb_peer_state *s = (const struct tb_peer_state *)t->states;
-	const __s64 *spoke = (const __s64 *)t->spoke, *asked = (const __s64 *)t->asked;
+	const __s64 *asked = (const __s64 *)t->asked;
 	__s64 found = 0, heard;
 	__u32 p;
 
 	for (p = 0; p < t->ranks; p++) {
-		heard = tb_most(spoke[p], s[p].cookie == t->cookie ? s[p].last_ns : 0);
+		heard = tb_heard(t, p);
 		if (tb_has(ranks, p) && heard)
 			found = tb_most(found, tb_most(heard, asked[p] ? asked[p] : now));
 	}

@@ -8,6 +8,7 @@
 #define TB_DESTINATIONS 258
 #define TB_CHANNELS_MOST 32
 #define TB_INTERNAL 9223372036854775807
+#define TB_KEPT_ANSWERS 64
 #define TB_OPENED_MOST 64
 #define TB_SOCKETS_AT 3
 
@@ -47,7 +48,6 @@
 
 #define TB_WOKEN_TURN 1
 #define TB_WOKEN_SERVE 2
-#define TB_WOKEN_ASK 4
 #define TB_WOKEN_SEND 8
 #define TB_WOKEN_SENT 16
 
@@ -324,8 +324,11 @@ struct tb_overtime {
 	double share; /* part of the time that is saved up */
 	__s64 longest; /* that answers and waits count at most */
 	__s64 latest; /* the longest wait for a core since the last op */
+	__s64 answers[64]; /* what the last answers took, in turn */
+	__u32 answered; /* how many there were */
+	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_overtime) == 96, "tb_overtime");
+_Static_assert(sizeof(struct tb_overtime) == 616, "tb_overtime");
 
 /* What the ops of a rank are decided by, and what Python and the library tell each other in a turn; times in ns. */
 struct tb_terms {
@@ -440,7 +443,8 @@ struct tb_own_op {
 	__u64 came; /* s64[], by rank: own rows that held a contribution when they were sealed */
 	__u64 tally; /* struct tb_tally: of these */
 	__s64 worth; /* how long the results are worth sending */
-	__s64 closed_at; /* when the own rows were sealed, or a switch was first asked for rows; 0: never */
+	__s64 closed_at; /* when the own rows were sealed, or a switch first asked to release some; 0: never */
+	__s64 came_by; /* results that had come when a switch was first asked to release rows */
 	__s64 sent_at; /* when the own rows had left; 0: they have not */
 	__s64 published_at; /* when their results had left; 0: they have not */
 	__u64 results; /* struct tb_given: of the own rows, handed out; 0: not, or kept with others */
@@ -482,7 +486,24 @@ struct tb_own_op {
 	__u8 action; /* what the safeguard calls for */
 	__u8 pad[5]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 984, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 992, "tb_own_op");
+
+/* What a rank says in control packets, and by what (`collective.speaker`). */
+struct tb_voice {
+	__u64 terms; /* struct tb_terms */
+	__u64 line; /* struct tb_line */
+	__u64 head; /* a header with all that packets have in common */
+	__u64 marks; /* struct tb_own_marks */
+	__u64 key; /* of the present epoch; 0: packets carry checks */
+	__u64 stamp; /* the newest of a control packet, in a job with a key (auth-5) */
+	__u64 repair_asked; /* packets that asked for rows, each once */
+	__u64 asked; /* questions for marks, each once */
+	__u64 rows_sent_again; /* rows that a switch was asked for */
+	__u64 rows_flushed; /* rows that a switch was to release */
+	__u32 width; /* bytes of a body at most */
+	__u32 pad; /* 0 */
+};
+_Static_assert(sizeof(struct tb_voice) == 88, "tb_voice");
 
 /* What an owner makes and sends the results of its rows by (`collective.flow_control`). */
 struct tb_owner {
@@ -532,7 +553,7 @@ struct tb_sleep {
 	__s64 asked; /* when the last wait was to end */
 	__s64 woken; /* when it did */
 	__u64 ready; /* ``Ready``: what it found, with sockets behind */
-	__u64 half; /* struct tb_half: of which something is to be asked (``Woken.ASK``) */
+	__u64 voice; /* struct tb_voice */
 	__u32 opened[64]; /* ops that have begun elsewhere since the last turn */
 	__u32 count; /* of them */
 	__u32 found; /* what a turn is due by (``Found``); 0: anything else */

@@ -194,6 +194,12 @@ static void tb_pump_at(struct tb_sending *s, __s64 when)
 		s->again = when;
 }
 
+/* What waits is sent at the next occasion. */
+void tb_pump_soon(struct tb_line *l)
+{
+	tb_pump_at(l->s, 1);
+}
+
 static int tb_meet(const __u64 *a, const __u64 *b)
 {
 	__u64 both = 0;
@@ -419,7 +425,7 @@ void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u
 int tb_submit_results(struct tb_line *l, struct tb_own_op *o, __s64 until, __u32 stride,
 		      const __u64 *runs, __u32 count, void *owned)
 {
-	tb_pump_at(l->s, 1); /* at once */
+	tb_pump_soon(l);
 	return tb_submit_own(l, TB_RESULTS, o, o->label, until, stride, o->largest, runs, count,
 			     owned);
 }

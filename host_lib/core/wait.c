@@ -171,9 +171,7 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	if (s->ready & TB_READY_CONTROLS || (s->owed && s->owed <= now)) {
 		found = TB_WOKEN_SERVE; /* first: what is lacking may have been said */
 	} else if (t->listen && t->listen <= now) {
-		tb_begin_listening(t);
-		s->half = tb_listen(t, now);
-		found = s->half ? TB_WOKEN_ASK : 0;
+		tb_ask_others((struct tb_voice *)s->voice, now);
 	}
 	found |= tb_send_on(s, found == TB_WOKEN_SERVE, now);
 	return found ? found : tb_stirred(t) ? TB_WOKEN_TURN : 0;

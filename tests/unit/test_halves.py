@@ -8,7 +8,7 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from op_world import OpWorld, begin
+from op_world import OpWorld, asked, begin
 from tailbound.collective.op import Half
 from tailbound.collective.terms import FIRST, LONGEST, MOST, SHARE, Overtime
 from tailbound.collective.timing import cut
@@ -206,15 +206,15 @@ def test_a_late_launch_waits_for_who_lives_from_its_own_time_on() -> None:
     assert stage.known.overtime.waited <= 30 * MS
 
 
-def heard(words: dict[int, int], asked: dict[int, int], through: Collection[int] = (), now: int = 90) -> int:
+def heard(words: dict[int, int], questions: dict[int, int], through: Collection[int] = (), now: int = 90) -> int:
     """Since when ranks 0 and 2 leave a question open that rank 1 has, and are not through."""
     world, shares = OpWorld(3), np.ones(3, np.int64)
     op = _Op(label=LABEL, shares=shares.ctypes.data)
     world.marks("contributed", LABEL, through)
     for rank, when in words.items():
         world.store.peer_states[rank]["last_ns"] = when
-    for rank, when in asked.items():
-        world.known.overtime.asked(rank, when, words.get(rank, 0))
+    for rank, when in questions.items():
+        asked(world.known.overtime, rank, when, words.get(rank, 0))
     return int(core().fast.tb_silence(world.terms.pointer, ctypes.addressof(op), 0, now))
 
 
@@ -300,7 +300,7 @@ ANSWERS: dict[str, list[tuple[str, int, tuple[int, ...], int]]] = {
 def test_a_silence_may_be_as_long_as_answers_take(said: list[tuple[str, int, tuple[int, ...], int]]) -> None:
     overtime, clock = Overtime(S), deadline(S)
     for word, rank, times, answer in said:
-        getattr(overtime, word)(rank, *times)
+        (asked if word == "asked" else Overtime.spoke)(overtime, rank, *times)
         assert (overtime.answer, silence(overtime, clock)) == (answer, min(max(20 * MS, 2 * answer), LONGEST))
     assert [overtime.open[rank] for rank in (2, 3)] == [0, 0], "no question is open after a word"
 

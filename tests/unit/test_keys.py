@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from support import MemoryStore, greeting
+from tailbound.collective.speaker import Speaker, Voice
 from tailbound.errors import ConfigError, LayoutError
 from tailbound.transport import keys
 from tailbound.transport.keys import APART, MOST, NEAR, Forgeries, KeyRing, Stamps, Word
@@ -137,8 +139,8 @@ def test_two_keys_are_in_force_and_the_next_lies_ready(since: int) -> None:
 
 def test_stamps_rise_and_only_the_newest_counts() -> None:
     """A stranger may repeat one, or let it be overtaken."""
-    made, _ = ring()
-    given = [made.stamp() for _ in range(100)]
+    speaker = SimpleNamespace(keys=1, voice=Voice())
+    given = [Speaker.stamp(speaker) for _ in range(100)]  # type: ignore[arg-type]
     assert given == sorted(set(given))
     taken = Stamps()
     words = [taken.accept(1, given[at]) for at in (3, 3, 2, 4, 3, 4)]

@@ -14,7 +14,7 @@ import pytest
 from packed import parse
 from queue_world import ADDRESS, COOKIE, MS, STRIDE, Line, Told
 from tailbound.collective.flow_control import FlowControl
-from tailbound.collective.speaker import Marks
+from tailbound.collective.speaker import Marks, Voice
 from tailbound.kernel.core import core
 from tailbound.transport.keys import KeyRing
 from tailbound.transport.pace import Pacer
@@ -188,7 +188,7 @@ def traffic(bound: UdpSocket, link: float, **more: Any) -> FlowControl:
     datapath: Any = SimpleNamespace(name="udp", gap=0, store=SimpleNamespace(peer_states=states))
     job: Any = SimpleNamespace(
         sender=Sender([bound], dict.fromkeys((1, 2), (ADDRESS, 9))), cookie=1, rank=0, now=time.monotonic_ns,
-        keys=None, switch=None, membership=SimpleNamespace(live=[1, 2]), terms=Told().terms, marks=Marks(),
+        keys=None, membership=SimpleNamespace(live=[1, 2]), terms=Told().terms, marks=Marks(), voice=Voice(),
     )  # fmt: skip
     return FlowControl(job, datapath, link, **more)
 

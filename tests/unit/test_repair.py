@@ -11,16 +11,20 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from op_world import COOKIE, OpWorld
+from op_world import COOKIE, OpWorld, places
 from packed import header, packet, parse
+from queue_world import Line
 from tailbound.collective.op import Half
 from tailbound.collective.retransmit import encode_repair
+from tailbound.collective.speaker import Marks, Voice
 from tailbound.collective.terms import Path
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR, MS
+from tailbound.transport.control import Header
+from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import OWN_OP, PacketType, Phase, Sending, op_slot
+from tailbound.wire.schema import OWN_OP, VERSION, Flag, PacketType, Phase, Sending, op_slot
 
 #: A time that does not come.
 NEVER = 1 << 62
@@ -108,7 +112,7 @@ class Receiver(OpWorld):
         self.half.deadline = self.deadline
         found = self.listen(self.op, now)
         flows = list(self.half.begun)
-        requests = {f.rank: self.half.places(f).tolist() for f in flows if f.requests}
+        requests = {f.rank: places(self.half, f) for f in flows if f.requests}
         asked = [flow.rank for flow in flows if flow.asked]
         assert found == bool(requests or asked)
         return requests, asked
@@ -366,6 +370,29 @@ def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
             assert half.patience == (max(most, insist * results) if repair else 0)
             look = min(MS, max(FLOOR, d2) // 40)
             assert (half.step, half.look) == (d2 // 10 if d2 > FLOOR else look, look)
+
+
+# -- what is said -------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_asked_for_and_marks_without_python(bound: UdpSocket) -> None:
+    """A question for a mark in copies. Rules: clock-23, clock-30."""
+    receiver, line = begun(Receiver(asks=True), SOME - {7, 12}), Line([bound])
+    head, marks = Header(version=VERSION, cookie=COOKIE), Marks(5, 6)
+    voice = Voice(receiver.terms.pointer, line.queue.line, *map(ctypes.addressof, (head, marks)), width=ROWS // 8)
+    receiver.op.layout, receiver.op.listen = 9, 0
+    receiver.fast.tb_enter(receiver.terms.pointer, ctypes.addressof(receiver.op))
+    words = "owner", "op", "layout", "contributed", "published", "flags", "rows", "row"
+    asked = [(1, OP, 9, 5, 6, Flag.FIRST_HALF, ROWS, 7), *[(1, OP, 9, 5, 6, 0, 0, 0)] * 8]
+    for count in (0, 1, 1, 9):
+        receiver.come({7, 12} if voice.repair_asked else {})
+        now = receiver.half.due
+        receiver.fast.tb_ask_others(ctypes.addressof(voice), now)
+        line.queue.pump(now)
+        said = [parsed[0] for _, data in line.kernel.single if (parsed := parse(data))]
+        assert [tuple(int(head[word][0]) for word in words) for head in said] == asked[:count]
+    assert (voice.repair_asked, voice.asked, receiver.known.overtime.open[1]) == (1, 1, now)
+    core().fast.tb_leave(receiver.terms.pointer, ctypes.addressof(receiver.op))
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------

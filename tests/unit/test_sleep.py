@@ -200,18 +200,6 @@ def test_a_thread_is_noticed_that_waits_for_the_interpreter_lock() -> None:
     assert (overtime.held_up, overtime.latest) == (3 * MS, 4 * MS)
 
 
-def test_a_pump_is_seen_to_before_a_question_begins_another() -> None:
-    """A switch is asked by sending rows again."""
-    thread: Any = Transpose.__new__(Transpose)
-    order: list[str] = []
-    queue = SimpleNamespace(go_on=lambda what: order.append(f"sent {what}"))
-    thread.job = SimpleNamespace(now=lambda: NOW, flow=SimpleNamespace(queue=queue))
-    thread._rest, thread._stirred = SimpleNamespace(refused=3, half=5), lambda: False
-    thread._ask = lambda half, now: order.append(f"ask {half}")
-    assert not thread._attend(Woken.ASK | Woken.SENT)
-    assert order == ["sent 3", "ask 5"]
-
-
 @pytest.mark.parametrize(("ops", "again", "longest"), [({}, 0, 1000), ({1: 1}, 0, 100), ({}, NOW + 3 * MS, 3)])
 def test_how_long_until_a_turn(ops: Any, again: int, longest: int) -> None:
     """In ms: long where there is nothing to do."""

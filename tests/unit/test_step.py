@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from op_world import OpWorld, begin, launched
+from op_world import OpWorld, asked, begin, launched
 from tailbound.codec.owners import OwnerMap
 from tailbound.collective.known import SELF_LATE_AFTER
 from tailbound.collective.op import AGREEING, Op
@@ -277,7 +277,7 @@ def test_who_lives_is_waited_for_past_the_deadline_but_not_where_a_switch_sums(o
     told = Told(op, record=record(op))
     for rank in (1, 2):
         told.known.hear(rank, 58 * MS)
-        told.known.overtime.asked(rank, 59 * MS, 58 * MS)
+        asked(told.known.overtime, rank, 59 * MS, 58 * MS)
     told.take(50 * MS)
     assert told.take(60 * MS).actions == ((seal("deadline"),) if switched else ())
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from op_world import COOKIE, OpWorld
+from op_world import COOKIE, OpWorld, places
 from tailbound.collective.op import Half
 from tailbound.transport.config import FLOOR, MS, Switch
 from tailbound.wire.packets import record_of
@@ -57,7 +57,7 @@ class Asker(OpWorld):
         self.known.follow()
         self.marks("contributed", OP, self.through)
         self.listen(self.op, self.now)
-        asked = [self.half.places(flow).tolist() for flow in self.half.begun if flow.rank == RANKS and flow.requests]
+        asked = [places(self.half, flow) for flow in self.half.begun if flow.rank == RANKS and flow.requests]
         return asked[0] if asked else []
 
     def until(self, end: int) -> list[tuple[int, list[int]]]:

@@ -10,7 +10,8 @@ import numpy as np
 from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.known import Known
-from tailbound.collective.op import Launch, Op
+from tailbound.collective.op import Flow, Half, Launch, Op
+from tailbound.collective.terms import Overtime
 from tailbound.datapath.protocol import allocate, store_of
 from tailbound.kernel.core import core
 from tailbound.transport.config import MS, Config
@@ -18,6 +19,17 @@ from tailbound.transport.sequence import Layout, Sequence
 from tailbound.wire.schema import Found, Sending, op_slot
 
 COOKIE = 7
+
+
+def places(half: Half, flow: Flow) -> list[int]:
+    """Rows of a flow that are to be requested now: places in its sender's list, rising."""
+    found = (ctypes.c_int64 * flow.requests)()
+    return found[: core().fast.tb_requests(ctypes.addressof(half), flow.rank, found)]
+
+
+def asked(overtime: Overtime, rank: int, now: int, heard: int) -> None:
+    """``rank``, last heard of at ``heard``, has been asked for a word."""
+    core().fast.tb_question(ctypes.addressof(overtime), ctypes.addressof(overtime.open), rank, now, heard)
 
 
 class OpWorld:

@@ -82,8 +82,7 @@ class Kernel:
         self._ranks = {target: rank for rank, target in sender.peers.items()}
         self._ranks |= {channel.target: number for number, channel in sender.shared.items()}
         for port, sock in enumerate(sender.sockets):
-            asks = partial(self.send_many, port)
-            told: Any = SimpleNamespace(fileno=sock.fileno, room=sock.room, send_many=asks)
+            told: Any = SimpleNamespace(fileno=sock.fileno, room=sock.room, send_many=partial(self.send_many, port))
             sender.sockets[port] = told
 
     def send_many(self, port: int, messages: int, count: int) -> tuple[int, int]:

@@ -150,7 +150,7 @@ def _encode(job: Job, op: Op) -> None:
     if op.own and not op.sealed:
         lay_results(job, op)
     (switched if op.switched else peers).send(job, op)
-    if not (op.switched or op.outcome.late):
+    if op.switched or not op.outcome.late:
         op.give(coding.key)
     if op.launch.residual is not None:
         _keep_residual(job, op, op.launch.residual, coding)

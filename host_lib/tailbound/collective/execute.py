@@ -1,4 +1,4 @@
-"""Ends halves: the mean of what arrived and publishing it (clock-9), decoding the result; and asks for what is lost."""
+"""Ends halves: the mean of what arrived and publishing it (clock-9), and decoding the result."""
 
 from __future__ import annotations
 
@@ -13,50 +13,21 @@ from tailbound.codec.scale import warm_exponents
 from tailbound.collective import peers, switched
 from tailbound.collective.contribute import coding_of, lay_results
 from tailbound.collective.job import Job
-from tailbound.collective.op import Half, Op
-from tailbound.collective.retransmit import encode_repair, settle
+from tailbound.collective.op import Op
+from tailbound.collective.retransmit import settle
 from tailbound.collective.tally import counts, point_own
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
 from tailbound.kernel.core import core
-from tailbound.transport.control import Header
 from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import EXPONENT_NONE, Flag, PacketType, Phase, Stage, Verdict, Why
+from tailbound.wire.schema import EXPONENT_NONE, Flag, Phase, Stage, Verdict, Why
 
 #: What to do about ranks that disagree on a bucket.
 SAME_MODEL = (
     "All ranks must train the same model with the same bucket sizes, bits and use of a loss scale, take part in every "
     "backward pass, and (where ranks may come back) use parameters in the same order, by which DDP fills its buckets"
 )
-#: Of a question for a mark that is lost: they outlast a burst of losses, and are fewer bytes than a row.
-COPIES = 8
-
-
-def ask(job: Job, op: Op, half: Half) -> None:
-    """Asks for the rows of a half that are lost (clock-23), and for marks that are missing (clock-30)."""
-    now, tag = job.now(), op.place.layout.tag
-    flags = Flag.FIRST_HALF if half is op.first else 0
-    for flow in half.begun:
-        peer = flow.rank
-        if peer == job.switch:
-            if flow.requests:
-                switched.send_again(job, op, half.places(flow))
-            continue
-        for first, body in encode_repair(half.places(flow), job.store.width) if flow.requests else ():
-            head = job.header(PacketType.REPAIR, op.label, tag, row=first, rows=flow.rows, flags=flags)
-            _say(job, peer, head, body, 1 << min(flow.expired, 2))
-            job.counters["repair_asked"] += 1
-        if flow.asked:
-            job.overtime.asked(peer, now, job.heard(peer))
-            _say(job, peer, job.header(PacketType.REPAIR, op.label, tag), b"", COPIES if flow.came else 1)
-            job.counters["asked"] += 1
-
-
-def _say(job: Job, peer: int, head: Header, body: bytes, copies: int) -> None:
-    for _ in range(copies):
-        job.tell(peer, head, body)
-
 
 # -- first half, owner side ----------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ class FlowControl:
         believed = link if given or link >= _BELIEVED else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=believed, most=most, room=job.sender.room)
         job.queue = self.queue = SendQueue(job.sender, pacer, known, job.now)
+        job.voice.line = self.queue.line
         self.queue.said.marks = ctypes.addressof(job.marks)
 
     def poll(self, now: int) -> None:

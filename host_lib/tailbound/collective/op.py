@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.owners import Places, first_places
+from tailbound.codec.owners import first_places
 from tailbound.codec.records import Coding
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
@@ -137,12 +137,6 @@ class Half(record_of(HALF)):  # type: ignore[misc]
         if not self.requested:  # as a rule
             return {}
         return {flow.rank: flow.again for flow in self.begun if flow.again}
-
-    def places(self, flow: Flow) -> Places:
-        """Rows of a flow that are to be requested now: places in its sender's list, rising."""
-        found = np.empty(flow.requests, np.int64)
-        core().fast.tb_requests(ctypes.addressof(self), flow.rank, found.ctypes.data)
-        return found
 
     def gone(self, rank: int, row: int, body: bytes) -> None:
         """``rank`` has none of these rows: they are not awaited; ``body``: a bitmap of places from ``row`` on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import time
 from collections import Counter
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from tailbound.codec.owners import OwnerMap
 from tailbound.collective.known import Known
 from tailbound.datapath.protocol import Store
+from tailbound.kernel.core import address, core
 from tailbound.observe.events import Events
 from tailbound.transport.config import Config
-from tailbound.transport.control import Header, packet, parse
+from tailbound.transport.control import Header, parse
 from tailbound.transport.keys import KeyRing, Stamps, Word
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
@@ -24,7 +26,7 @@ from tailbound.transport.steps import Steps
 from tailbound.wire import schema
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import OP_INDEX_BITS, OWN_MARKS, Flag, PacketType
+from tailbound.wire.schema import HEADER_BYTES, OP_INDEX_BITS, OWN_MARKS, ROW_STEP, VOICE, Flag, PacketType
 from tailbound.wire.tag import NO_KEY
 
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
@@ -36,6 +38,10 @@ _SAID = 256
 
 class Marks(record_of(OWN_MARKS)):  # type: ignore[misc]
     """Own marks (``tb_own_marks``)."""
+
+
+class Voice(record_of(VOICE)):  # type: ignore[misc]
+    """``tb_voice``: what is said, and counted of it."""
 
 
 class Speaker(Known):
@@ -84,6 +90,10 @@ class Speaker(Known):
         first = self.sequence.map.id
         #: with all that packets have in common
         self.head = Header(version=schema.VERSION, cookie=cookie, sender=self.rank, map_id=first, map_known=first)
+        self.voice = Voice(
+            self.terms.pointer, 0, ctypes.addressof(self.head), ctypes.addressof(self.marks), width=store.width
+        )
+        self._take_key()
         self.advertise_deadline(self.deadlines.advertised)
         self._live: tuple[list[int], int] | None = None
 
@@ -130,10 +140,15 @@ class Speaker(Known):
 
     def word(self, rank: int, head: Header, body: bytes = b"") -> bytes:
         """One control packet for ``rank``, to be sent once."""
-        head.owner = rank
-        if self.keys is not None:
-            _STAMP.pack_into(head, _STAMP_AT, self.keys.stamp())
-        return packet(head, body, None if self.keys is None else self.keys.now)
+        out = ctypes.create_string_buffer(HEADER_BYTES + len(body) + ROW_STEP)
+        size = core().fast.tb_write_word(
+            ctypes.addressof(self.voice), rank, ctypes.addressof(head), body, len(body), out
+        )
+        return out.raw[:size]
+
+    def stamp(self) -> int:
+        """A number for what is said elsewhere: above all of control packets before it (auth-5); without a key 0."""
+        return 0 if self.keys is None else int(core().fast.tb_next_stamp(ctypes.addressof(self.voice)))
 
     def unpack(self, data: bytes) -> tuple[Header, bytes] | None:
         """Header and body of a packet whose check or tag is right, else None."""
@@ -165,6 +180,12 @@ class Speaker(Known):
         """This rank has come as far as ``step``, under an owner map with so many turns of keys (auth-4, auth-8)."""
         if self.keys is not None:
             self.counters["keys_turned"] += self.keys.advance(step, turns)
+            self._take_key()
+
+    def _take_key(self) -> None:
+        """Words have tags by the key of this rank's present epoch."""
+        self._key = NO_KEY if self.keys is None else self.keys.now
+        self.voice.key = address(self._key)
 
     def advertise(self, **fields: int) -> None:
         """What every header says from now on."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from tailbound.codec.owners import Places
 from tailbound.codec.scale import scales_of
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
@@ -18,10 +17,9 @@ from tailbound.collective.op import Op
 from tailbound.collective.tally import Counts, gather, read_records
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.transport.config import DEFAULT_PORT, FORMS
-from tailbound.transport.control import Stamp, add_flags
+from tailbound.transport.control import Stamp
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import Flag, PacketType, Why
-from tailbound.wire.tag import NO_KEY
+from tailbound.wire.schema import PacketType, Why
 
 
 def send(job: Job, op: Op) -> None:
@@ -38,6 +36,7 @@ def send(job: Job, op: Op) -> None:
         scales=scales_of(exponents),
     )  # fmt: skip
     stamp.write(head, [(0, rows, rows - 1, place.result_seq, job.switch, rows)], label)
+    op.largest = job.flow.queue.pacer.largest(op.stride)
     announce(job, op, job.peers)
     job.flow.contributions(op, [(job.switch, memory[:0] if op.outcome.late else memory)])
 
@@ -61,6 +60,9 @@ def read(job: Job, op: Op, by_owner: Counts) -> None:
     outcome.expected += rows + wanted * len(here)
     outcome.delivered += len(here) + int(np.minimum(here, wanted).sum())
     outcome.missed = rows - len(here)
+    late = 0 < op.second.deadline < op.admitted
+    if 0 < op.first.deadline <= op.closed_at and not late:
+        cut_off(job, op, op.first, op.closed_at - op.start, [(op.came_by, rows)])
     if op.second.why == Why.DEADLINE:
         cut_off(job, op, op.second, op.spans.decoding - (op.closed_at or op.start), [(present, rows)])
     job.accounts.close(op, by_owner)
@@ -71,25 +73,6 @@ def read(job: Job, op: Op, by_owner: Counts) -> None:
 def _awaited(known: Known, op: Op) -> int:
     """Contributors that rows of ``op`` wait for: live ranks, self included, that have not said that they bring none."""
     return 1 + len({*known.membership.live} - op.abstainers - op.stayed_out)
-
-
-def send_again(job: Job, op: Op, places: Places) -> None:
-    """Asks for results by sending the own rows again, with FLUSH where the switch is to release them (clock-28)."""
-    assert job.switch is not None
-    now, release = job.now(), op.second.release
-    memory, _, partials = op.buffers.contributions
-    rows = memory[places]
-    add_flags(rows, partials[places], Flag.REPEAT | (Flag.FLUSH if release else 0), NO_KEY)
-    job.counters["rows_flushed" if release else "rows_sent_again"] += len(rows)
-    job.flow.queue.submit(op.label, PacketType.RESULT, [(job.switch, rows)], now + job.config.stage_max, None, now)
-    if not release or op.closed_at:
-        return
-    op.closed_at = now
-    late = 0 < op.second.deadline < op.admitted
-    if 0 < op.first.deadline <= now and not late:
-        record = job.records.of(op.label)
-        came = int(record["results_in"]) if record is not None else 0
-        cut_off(job, op, op.first, now - op.start, [(came, op.place.layout.shape.rows)])
 
 
 def _suspect(job: Job, op: Op, most: int) -> None:

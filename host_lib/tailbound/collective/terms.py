@@ -18,7 +18,7 @@ from tailbound.datapath.protocol import Store
 from tailbound.kernel.core import address, core
 from tailbound.transport.config import FLOOR, MS, Config
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import ANSWERS, ASKING, MAX_RANKS, OVERTIME, TERMS
+from tailbound.wire.schema import ANSWERS, ASKING, KEPT_ANSWERS, MAX_RANKS, OVERTIME, TERMS
 
 #: Part of the time that waiting past deadlines may take, what is saved up of it at most, and what there is to begin
 #: with; with another floor of deadlines in proportion to that.
@@ -26,9 +26,9 @@ SHARE, MOST, FIRST = 0.1, 1000 * MS, 500 * MS
 #: Of it what rows that are asked for again leave for ranks of which more is missing: a per cent of losses in every op
 #: would use it up.
 RESERVE = MOST // 2
-#: Answers and ops of which the slowest counts, and how long either lasts at most: after more a rank was stopped, which
-#: says nothing about the next time.
-_KEPT, LONGEST = 64, 400 * MS
+#: How long answers and waits for a core last at most: after more a rank was stopped, which says nothing about the next
+#: time.
+LONGEST = 400 * MS
 _FILE = "/proc/thread-self/schedstat"
 #: Longer than three numbers of 64 bits.
 _LENGTH = 64
@@ -96,7 +96,7 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
     time that passes is saved up, at most ``MOST``, and what ops have waited past their deadlines is taken off. A link
     that stays slow, or a rank that is late in every step, uses it up once.
 
-    Marks that rise and words tell that a rank lives; a missing one is asked for a word (``core/recovery.c``). A rank
+    Marks that rise and words tell that a rank lives; a missing one is asked for a word (``core/words.c``). A rank
     that waits for a core is as silent as one that was stopped. So the longest silence is learned from questions that
     ranks have left open, and from the own thread's waits for a core. Where these are milliseconds, a rank that was
     stopped costs half a deadline and no more. Questions are rare, and own waits are seen in every op; hosts of one job
@@ -122,23 +122,13 @@ class Overtime(record_of(OVERTIME)):  # type: ignore[misc]
         self.share, self.longest = SHARE, LONGEST
         self.lacked = self.held_up = 0
         self.open = (ctypes.c_int64 * (MAX_RANKS + 1))()
-        self._answers: deque[int] = deque(maxlen=_KEPT)
-        self._lacks: deque[int] = deque(maxlen=_KEPT)
+        self._lacks: deque[int] = deque(maxlen=KEPT_ANSWERS)
 
     # -- who lives ----------------------------------------------------------------------------------------------------
 
-    def asked(self, rank: int, now: int, heard: int) -> None:
-        """``rank``, last heard of at ``heard``, has been asked for a word."""
-        if 0 < self.open[rank] < heard:
-            self.spoke(rank, heard)
-        self.open[rank] = self.open[rank] or now
-
     def spoke(self, rank: int, now: int) -> None:
         """``rank`` said something at ``now``."""
-        since, self.open[rank] = self.open[rank], 0
-        if since and now - since <= LONGEST:
-            self._answers.append(now - since)
-            self.answer = max(self._answers)
+        core().fast.tb_spoke(ctypes.addressof(self), ctypes.addressof(self.open), rank, now)
 
     # -- the balance --------------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from tailbound.collective.alerts import LOOK_EVERY, Watch
 from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
 from tailbound.collective.contribute import advance, prepare
-from tailbound.collective.execute import SAME_MODEL, ask, finish, seal
+from tailbound.collective.execute import SAME_MODEL, finish, seal
 from tailbound.collective.holding import Holding
 from tailbound.collective.inbox import Inbox
 from tailbound.collective.job import Job, log
@@ -294,7 +294,7 @@ class Transpose:
         job.counters["ranks_back"] += 1
         text = f"rank {rank} has come back and takes part from step {step} on"
         job.events.emit("rank_back", text, level=logging.INFO, back=rank, step=step)
-        return 0 if job.keys is None else job.keys.stamp()
+        return job.stamp()
 
     def welcomed(self, rank: int, stamp: int) -> None:
         """``rank`` has taken this one in, and all that it says from now on has a later stamp; for ``call``."""
@@ -377,7 +377,7 @@ class Transpose:
         job = self.job
         return Sleep(
             fds, job.datapath.source, job.flow.queue, job.terms.pointer, ctypes.addressof(job.owner),
-            longest=_LONGEST_SLEEP, stopped=_STOPPED,
+            ctypes.addressof(job.voice), longest=_LONGEST_SLEEP, stopped=_STOPPED,
         )  # fmt: skip
 
     def _linger(self) -> None:
@@ -450,8 +450,6 @@ class Transpose:
                 return True
             if 0 < job.terms.listen <= now:
                 self._listen(now)
-        if found & Woken.ASK:
-            self._ask(self._rest.half, job.now())
         if found & Woken.SEND:
             queue.pump(job.now())
         return self._stirred()
@@ -493,17 +491,7 @@ class Transpose:
 
     def _listen(self, now: int) -> None:
         """Asks for lost rows, and for marks where nothing comes any more; notes when to look again."""
-        terms, fast = self.job.terms, core().fast
-        fast.tb_begin_listening(terms.pointer)
-        self._ask(fast.tb_listen(terms.pointer, now), now)
-
-    def _ask(self, half: int, now: int) -> None:
-        """Asks for what a half lacks, and goes on with the next."""
-        job, terms, listen = self.job, self.job.terms, core().fast.tb_listen
-        while half:
-            op = self._ops[terms.label]
-            ask(job, op, op.second if half == op.halves[1] else op.first)
-            half = listen(terms.pointer, now)
+        core().fast.tb_ask_others(ctypes.addressof(self.job.voice), now)
 
     def _poll(self, now: int) -> int:
         """One turn (kernel-22): take in, move on, let go; returns the earliest time to look again (0: none)."""

@@ -33,6 +33,7 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         queue: what is sent meanwhile.
         terms: address of ``tb_terms``.
         owner: of ``tb_owner``; 0: Python closes halves.
+        voice: of ``tb_voice``.
         longest: ns of a wait.
         stopped: ns after which a thread that has not woken up was stopped.
     """
@@ -47,6 +48,7 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         queue: SendQueue,
         terms: int,
         owner: int = 0,
+        voice: int = 0,
         *,
         longest: int,
         stopped: int,
@@ -57,7 +59,7 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         super().__init__(
             address(polled), terms, queue.line, ctypes.addressof(queue.said), source.pointer, owner, longest,
             stopped,
-            fds=len(polled),
+            voice=voice, fds=len(polled),
         )  # fmt: skip
 
     def wait(self, now: int) -> int:

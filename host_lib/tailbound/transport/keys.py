@@ -22,7 +22,6 @@ import os
 import re
 import secrets
 import stat
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -198,7 +197,6 @@ class KeyRing:
         self._age = NEAR  # steps of this epoch so far; who comes back needs no key before
         self._step: int | None = None
         self._known: dict[int, NDArray[np.uint64]] = {}
-        self._stamp = 0
         self._epochs: tuple[int, ...] = ()
         self._renew()
 
@@ -249,11 +247,6 @@ class KeyRing:
         before, self._epochs = self._epochs, (self.turns, other)
         for epoch in set(self._epochs).difference(before):
             self._install(epoch, self.of(epoch))
-
-    def stamp(self) -> int:
-        """A number for a control packet: above all before it, also those of the process before; u64."""
-        self._stamp = max(self._stamp + 1, time.time_ns())
-        return self._stamp
 
     def of(self, turns: int) -> NDArray[np.uint64]:
         """The key of an epoch near the present one."""

@@ -924,6 +924,9 @@ HALF = Struct(
     ),
 )
 
+#: Answers and ops of which the slowest counts.
+KEPT_ANSWERS = 64
+
 OVERTIME = Struct(
     "tb_overtime",
     "What waiting past deadlines may cost, and how long ranks that live say nothing (`collective.terms`); in ns.",
@@ -940,6 +943,9 @@ OVERTIME = Struct(
         Field("share", "f64", "part of the time that is saved up"),
         Field("longest", "s64", "that answers and waits count at most"),
         Field("latest", "s64", "the longest wait for a core since the last op"),
+        Field("answers", "s64", "what the last answers took, in turn", KEPT_ANSWERS),
+        Field("answered", "u32", "how many there were"),
+        Field("pad", "u32", "0"),
     ),
 )
 
@@ -1042,6 +1048,25 @@ OWN_MARKS = Struct(
     ),
 )
 
+VOICE = Struct(
+    "tb_voice",
+    "What a rank says in control packets, and by what (`collective.speaker`).",
+    (
+        Field("terms", "u64", "struct tb_terms"),
+        Field("line", "u64", "struct tb_line"),
+        Field("head", "u64", "a header with all that packets have in common"),
+        Field("marks", "u64", "struct tb_own_marks"),
+        Field("key", "u64", "of the present epoch; 0: packets carry checks"),
+        Field("stamp", "u64", "the newest of a control packet, in a job with a key (auth-5)"),
+        Field("repair_asked", "u64", "packets that asked for rows, each once"),
+        Field("asked", "u64", "questions for marks, each once"),
+        Field("rows_sent_again", "u64", "rows that a switch was asked for"),
+        Field("rows_flushed", "u64", "rows that a switch was to release"),
+        Field("width", "u32", "bytes of a body at most"),
+        Field("pad", "u32", "0"),
+    ),
+)
+
 OWNER = Struct(
     "tb_owner",
     "What an owner makes and sends the results of its rows by (`collective.flow_control`).",
@@ -1086,7 +1111,8 @@ OWN_OP = Struct(
         Field("came", "u64", "s64[], by rank: own rows that held a contribution when they were sealed"),
         Field("tally", "u64", "struct tb_tally: of these"),
         Field("worth", "s64", "how long the results are worth sending"),
-        Field("closed_at", "s64", "when the own rows were sealed, or a switch was first asked for rows; 0: never"),
+        Field("closed_at", "s64", "when the own rows were sealed, or a switch first asked to release some; 0: never"),
+        Field("came_by", "s64", "results that had come when a switch was first asked to release rows"),
         Field("sent_at", "s64", "when the own rows had left; 0: they have not"),
         Field("published_at", "s64", "when their results had left; 0: they have not"),
         Field(
@@ -1211,7 +1237,6 @@ class Woken(enum.IntEnum):
 
     TURN = 1  #: A turn is due.
     SERVE = 2  #: Take in what others say, and answer.
-    ASK = 4  #: Ask for what is lost, beginning with ``half``.
     SEND = 8  #: Pump: not all sockets are the system's.
     SENT = 16  #: See to what has become of a pump.
 
@@ -1255,7 +1280,7 @@ SLEEP = Struct(
         Field("asked", "s64", "when the last wait was to end"),
         Field("woken", "s64", "when it did"),
         Field("ready", "u64", "``Ready``: what it found, with sockets behind"),
-        Field("half", "u64", "struct tb_half: of which something is to be asked (``Woken.ASK``)"),
+        Field("voice", "u64", "struct tb_voice"),
         Field("opened", "u32", "ops that have begun elsewhere since the last turn", OPENED_MOST),
         Field("count", "u32", "of them"),
         Field("found", "u32", "what a turn is due by (``Found``); 0: anything else"),
@@ -1283,7 +1308,7 @@ WORK = Struct(
 #: Of the library (``host_lib/core``) and its callers.
 RECORDS = (
     STAMP, RUN, PATH, LINK, TARGET, SENDING, ASKING, GIVEN, ANSWERS, AWAITED, INCOMING, HALF, OVERTIME, TERMS, BOOKS,
-    TALLY, GUARD, OWN_MARKS, OWN_OP, OWNER, SOURCE, SLEEP, WORK,
+    TALLY, GUARD, OWN_MARKS, OWN_OP, VOICE, OWNER, SOURCE, SLEEP, WORK,
 )  # fmt: skip
 
 #: Maps of the worker program, in order of creation.

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * Control packets: how they are written, and questions for what is lost. A REPAIR packet asks for rows of one list of an op.
+ * Header: rows of that list, row the place of the first bit. Body: a bitmap, most significant bit first; a set bit is a
+ * missing row. With rows 0 it asks for marks only.
+ */
+#include "core.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TB_BODY 8192 /* bytes of a bitmap at most: more rows than a list has */
+/* Copies of a question for a mark: they outlast a burst of losses, and are fewer bytes than a row. */
+#define TB_COPIES 8
+
+/* A number for a control packet: above all before it, also those of the process before. */
+TB_EXPORT __u64 tb_next_stamp(struct tb_voice *v)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_REALTIME, &now);
+	return v->stamp = tb_most(v->stamp + 1, now.tv_sec * 1000000000LL + now.tv_nsec);
+}
+
+/*
+ * Writes a control packet for a rank, to be sent once; its bytes. It has a stamp in a job with a key, in the place of fields
+ * that only rows have.
+ */
+TB_EXPORT __u32 tb_write_word(struct tb_voice *v, __u32 rank, const struct tb_header *head,
+			      const void *body, __u32 length, void *out)
+{
+	__u32 padded = (length + TB_ROW_STEP - 1) / TB_ROW_STEP * TB_ROW_STEP;
+	struct tb_header *packet = out;
+	__be64 stamp;
+
+	*packet = *head;
+	packet->owner = rank;
+	if (v->key) {
+		stamp = tb_be64(tb_next_stamp(v));
+		memcpy(&packet->exponent, &stamp, sizeof(stamp));
+	}
+	memcpy(packet + 1, body, length);
+	memset((__u8 *)(packet + 1) + length, 0, padded - length);
+	tb_prove_packet(packet, packet + 1, padded, (const __u64 *)v->key);
+	return sizeof(*packet) + padded;
+}
+
+/* A header of this rank with its marks and advertisements. */
+static struct tb_header tb_begin_word(const struct tb_voice *v, __u32 type, __u32 label,
+				      __u32 layout)
+{
+	const struct tb_own_marks *m = (const struct tb_own_marks *)v->marks;
+	struct tb_header head = *(const struct tb_header *)v->head;
+
+	head.type = type;
+	head.op = tb_be32(label);
+	head.layout = tb_be16(layout);
+	head.contributed = tb_be32(m->contributed);
+	head.published = tb_be32(m->published);
+	return head;
+}
+
+/* Tells a rank at the next pump, which is due at once. */
+static void tb_tell(struct tb_voice *v, __u32 rank, const struct tb_header *head, const void *body,
+		    __u32 length, __u32 copies)
+{
+	__u64 packet[(TB_HEADER_BYTES + TB_BODY) / 8];
+
+	for (; copies; copies--)
+		tb_say((struct tb_line *)v->line, rank, packet,
+		       tb_write_word(v, rank, head, body, length, packet));
+	tb_pump_soon((struct tb_line *)v->line);
+}
+
+/* The same of rows by rising places, in as many packets as they take: how many these are. */
+static __u32 tb_tell_places(struct tb_voice *v, __u32 rank, struct tb_header *head,
+			    const __s64 *places, __u32 count, __u32 copies)
+{
+	__u32 taken, size, packets = 0;
+	__u8 body[TB_BODY];
+
+	for (; count; places += taken, count -= taken, packets++) {
+		taken = tb_bitmap(places, count, body, tb_least(v->width, TB_BODY), &size);
+		head->row = tb_be16(places[0]);
+		tb_tell(v, rank, head, body, size, copies);
+	}
+	return packets;
+}
+
+/*
+ * Asks a switch for results by sending it the own rows again, with FLUSH where it is to release them. Of the first
+ * such time it is noted how many results had come.
+ */
+static void tb_send_again(struct tb_voice *v, const struct tb_half *h, __u32 rank,
+			  const __s64 *places, __u32 count, __s64 now)
+{
+	const struct tb_terms *t = (const struct tb_terms *)v->terms;
+	struct tb_own_op *o = (struct tb_own_op *)h->own_op;
+	const __u64 *states = (const __u64 *)o->states;
+	__u8 *copies = malloc((__u64)count * o->stride);
+	const struct tb_op *r = tb_record(t, o);
+	__u32 i, flags = TB_FLAG_REPEAT | (h->release ? TB_FLAG_FLUSH : 0);
+
+	if (!copies)
+		return;
+	for (i = 0; i < count; i++) {
+		__u8 *copy = copies + (__u64)i * o->stride;
+
+		memcpy(copy, (const __u8 *)o->given + places[i] * o->stride, o->stride);
+		tb_add_flags(copy, o->stride, 1, states + 4 * places[i], flags, 0);
+	}
+	*(h->release ? &v->rows_flushed : &v->rows_sent_again) += count;
+	tb_submit_copies((struct tb_line *)v->line, o->label, rank, now + t->stage_max, o->stride,
+			 o->largest, copies, count);
+	tb_pump_soon((struct tb_line *)v->line);
+	if (!h->release || o->closed_at)
+		return;
+	o->closed_at = now;
+	o->came_by = r ? r->results_in : 0;
+}
+
+static void tb_request_rows(struct tb_voice *v, const struct tb_half *h,
+			    const struct tb_incoming *f, struct tb_header head, __s64 now)
+{
+	__s64 *places = malloc(f->requests * sizeof(*places));
+	__u32 count = places ? tb_requests(h, f->rank, places) : 0;
+
+	head.rows = tb_be16(f->rows);
+	head.flags = h->results ? 0 : tb_be16(TB_FLAG_FIRST_HALF);
+	if (f->rank >= ((const struct tb_terms *)v->terms)->ranks)
+		tb_send_again(v, h, f->rank, places, count, now);
+	else
+		v->repair_asked += tb_tell_places(v, f->rank, &head, places, count,
+						  1 << tb_least(f->expired, 2));
+	free(places);
+}
+
+/* A rank has been asked for a word; it was last heard of at heard. */
+TB_EXPORT void tb_question(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now, __s64 heard)
+{
+	if (open[rank] && open[rank] < heard)
+		tb_spoke(v, open, rank, heard);
+	open[rank] = open[rank] ? open[rank] : now;
+}
+
+/* A rank said something: what it was asked before it has answered. */
+TB_EXPORT void tb_spoke(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now)
+{
+	__s64 since = open[rank];
+	__u32 i;
+
+	open[rank] = 0;
+	if (!since || now - since > v->longest)
+		return;
+	v->answers[v->answered++ % TB_KEPT_ANSWERS] = now - since;
+	v->answer = 0;
+	for (i = 0; i < TB_KEPT_ANSWERS; i++)
+		v->answer = tb_most(v->answer, v->answers[i]);
+}
+
+/* Asks for the rows of a half that are lost, and for marks that are missing (clock-23). */
+static void tb_ask_half(struct tb_voice *v, const struct tb_half *h, __s64 now)
+{
+	const struct tb_terms *t = (const struct tb_terms *)v->terms;
+	const struct tb_own_op *o = (const struct tb_own_op *)h->own_op;
+	const struct tb_incoming *f = NULL;
+	struct tb_header head = tb_begin_word(v, TB_TYPE_REPAIR, o->label, o->layout);
+
+	while ((f = tb_flow_after(h, f))) {
+		if (f->requests)
+			tb_request_rows(v, h, f, head, now);
+		if (f->asked) {
+			tb_question((struct tb_overtime *)t->overtime, (__s64 *)t->asked, f->rank,
+				    now, tb_heard(t, f->rank));
+			tb_tell(v, f->rank, &head, NULL, 0, f->came ? TB_COPIES : 1);
+			v->asked++;
+		}
+	}
+}
+
+/* Looks at the flows of all ops that are due, and asks for what they lack. */
+TB_EXPORT void tb_ask_others(struct tb_voice *v, __s64 now)
+{
+	struct tb_terms *t = (struct tb_terms *)v->terms;
+	const struct tb_half *h;
+
+	tb_begin_listening(t);
+	while ((h = (const struct tb_half *)tb_listen(t, now)))
+		tb_ask_half(v, h, now);
+}
