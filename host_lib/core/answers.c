@@ -25,6 +25,7 @@ struct tb_request {
 
 struct tb_asked {
 	struct tb_asking *said;
+	__u32 lacking; /* places in gone */
 	struct tb_request *head;
 	struct {
 		double tokens;
@@ -47,10 +48,8 @@ TB_EXPORT struct tb_asked *tb_asked_open(struct tb_asking *said)
 
 	for (rank = 0; a && rank < TB_MAX_RANKS; rank++)
 		a->budgets[rank].tokens = TB_DEPTH;
-	if (a) {
+	if (a)
 		a->said = said;
-		said->places = (__u64)a->gone;
-	}
 	return a;
 }
 
@@ -179,7 +178,7 @@ static __u32 tb_copy(struct tb_asked *a, struct tb_request *q, const struct tb_r
 		count--;
 		at = l ? (place + l->rows - l->first) % l->rows : 0;
 		if (!l || (l->usable && !l->usable[at])) {
-			a->gone[a->said->gone++] = place;
+			a->gone[a->lacking++] = place;
 			continue;
 		}
 		memcpy(copies, l->packets + (__u64)at * l->stride, l->stride);
@@ -204,33 +203,37 @@ static double tb_budget(struct tb_asked *a, __u32 rank, double pace, __s64 now)
 	return *tokens;
 }
 
-/*
- * Hands answers to the send queue, as far as budgets go: pace is bytes per second to a rank, largest packets of a burst.
- * said->again: when to go on, 0: nothing is left. Returns 1 after a request some of whose rows are gone, which its asker is
- * to be told: said has it; another call goes on.
- */
-TB_EXPORT int tb_answer(struct tb_asked *a, const struct tb_terms *t, struct tb_line *l, __s64 now,
-			double pace, __u32 largest)
+/* Tells an asker which rows there are not. */
+static void tb_tell_gone(struct tb_voice *v, struct tb_asked *a, const struct tb_request *q)
 {
+	struct tb_header head = tb_begin_word(v, TB_TYPE_GONE, q->label, q->layout);
+
+	head.rows = tb_be16(a->lacking);
+	head.flags = tb_be16(tb_said(v, q->label) | (q->first_half ? TB_FLAG_FIRST_HALF : 0));
+	v->repair_gone += tb_tell_places(v, q->asker, &head, a->gone, a->lacking, 1);
+	a->lacking = 0;
+}
+
+/* Hands answers to the send queue, as far as budgets go. said->again: when to go on, 0: nothing is left. */
+TB_EXPORT void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now)
+{
+	const struct tb_terms *t = (const struct tb_terms *)v->terms;
+	struct tb_line *l = (struct tb_line *)v->line;
+	double pace = tb_pace(l) / tb_most(1, t->ranks - 1), share, lacking;
 	struct tb_asking *s = a->said;
 	__u64 held[TB_WORDS] = {};
 	struct tb_request *q;
 	struct tb_rows rows;
-	double share, lacking;
 	__u32 count, burst, n;
 	__u8 *copies;
 
 	s->again = 0;
-	s->gone = 0;
 	while ((q = tb_first_of(a, 1, held))) {
-		s->label = q->label;
-		s->asker = q->asker;
-		s->layout = q->layout;
-		s->first_half = q->first_half;
 		if (!tb_find_rows(t, q, &rows)) {
 			tb_copy(a, q, 0, q->left, 0);
+			tb_tell_gone(v, a, q);
 			tb_forget(a, q);
-			return 1;
+			continue;
 		}
 		share = TB_SHARE * (q->first_half ? 1 : TB_RESULTS_MORE) *
 			tb_rate(l, q->asker, pace);
@@ -238,7 +241,7 @@ TB_EXPORT int tb_answer(struct tb_asked *a, const struct tb_terms *t, struct tb_
 		count = count < q->left ? count : q->left;
 		copies = count ? malloc((__u64)count * rows.stride) : 0;
 		if (!copies) {
-			burst = q->left < largest ? q->left : largest;
+			burst = tb_least(q->left, v->largest);
 			lacking = burst * rows.stride - a->budgets[q->asker].tokens;
 			s->again = tb_earlier(s->again,
 					      now + tb_most(0, (__s64)(lacking / share * 1e9)) + 1);
@@ -247,12 +250,10 @@ TB_EXPORT int tb_answer(struct tb_asked *a, const struct tb_terms *t, struct tb_
 		}
 		a->budgets[q->asker].tokens -= (double)count * rows.stride;
 		n = tb_copy(a, q, &rows, count, copies);
-		tb_submit_copies(l, q->label, q->asker, now + t->stage_max, rows.stride, largest,
+		tb_submit_copies(l, q->label, q->asker, now + t->stage_max, rows.stride, v->largest,
 				 copies, n);
+		tb_tell_gone(v, a, q);
 		if (!q->left)
 			tb_forget(a, q);
-		if (s->gone)
-			return 1;
 	}
-	return 0;
 }

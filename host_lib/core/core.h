@@ -223,6 +223,7 @@ void tb_give_up(struct tb_line *l);
 int tb_say(struct tb_line *l, __u32 to, const void *packet, __u32 length);
 void tb_pump_soon(struct tb_line *l);
 
+double tb_pace(const struct tb_line *l);
 double tb_rate(const struct tb_line *l, __u32 rank, double most);
 void tb_submit_copies(struct tb_line *l, __u32 label, __u32 to, __s64 until, __u32 stride,
 		      __u32 largest, __u8 *copies, __u32 count);
@@ -246,13 +247,18 @@ struct tb_asked *tb_asked_open(struct tb_asking *said);
 void tb_asked_close(struct tb_asked *a);
 int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half, __u32 layout,
 		    __u32 row, __u32 rows, const __u8 *body, __u32 length);
-int tb_answer(struct tb_asked *a, const struct tb_terms *t, struct tb_line *l, __s64 now,
-	      double pace, __u32 largest);
+void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now);
 
 /* Control packets, and questions for what is lost (words.c). */
 __u64 tb_next_stamp(struct tb_voice *v);
 __u32 tb_write_word(struct tb_voice *v, __u32 rank, const struct tb_header *head, const void *body,
 		    __u32 length, void *out);
+struct tb_header tb_begin_word(const struct tb_voice *v, __u32 type, __u32 label, __u32 layout);
+__u32 tb_tell_places(struct tb_voice *v, __u32 rank, struct tb_header *head, const __s64 *places,
+		     __u32 count, __u32 copies);
+void tb_remember(struct tb_voice *v, __u32 label, __u32 flags);
+__u32 tb_said(const struct tb_voice *v, __u32 label);
+void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout);
 void tb_ask_others(struct tb_voice *v, __s64 now);
 void tb_question(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now, __s64 heard);
 void tb_spoke(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now);

@@ -10,6 +10,7 @@
 #define TB_INTERNAL 9223372036854775807
 #define TB_KEPT_ANSWERS 64
 #define TB_OPENED_MOST 64
+#define TB_SAID_MOST 256
 #define TB_SOCKETS_AT 3
 
 #define TB_SEND_DONE 0
@@ -120,6 +121,7 @@ struct tb_link {
 	__s64 late; /* the same where rows had to wait */
 	__s64 room; /* bytes that may wait in own queues */
 	double known; /* bytes per second of the link; 0: no rank knows */
+	double own; /* the same, as its driver says, right or wrong; 0: it does not */
 	double drained; /* the same, as it was while sockets were full, lately; 0: none was */
 	__s64 opens; /* when the next burst may leave */
 	__s64 leaves; /* when the last of what was handed over leaves this host */
@@ -127,7 +129,7 @@ struct tb_link {
 	__u32 held; /* as in tb_path */
 	__u32 peers; /* ranks that share it, at least 1 */
 };
-_Static_assert(sizeof(struct tb_link) == 112, "tb_link");
+_Static_assert(sizeof(struct tb_link) == 120, "tb_link");
 
 /* A rank, or a shared channel, and what has become of packets for it. */
 struct tb_target {
@@ -192,15 +194,9 @@ _Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
 /* What the library says of rows that others have requested (`collective.retransmit`). */
 struct tb_asking {
 	__s64 again; /* when to go on, ns; 0: nothing is left */
-	__u64 places; /* s64[gone]: places of rows that do not exist, rising */
-	__u32 gone; /* how many */
-	__u32 waiting; /* requests */
-	__u32 label; /* op of the request with rows that are gone */
-	__u32 asker; /* its rank */
-	__u32 layout; /* its layout tag */
-	__u32 first_half; /* 1: it was for contributions */
+	__u64 waiting; /* requests */
 };
-_Static_assert(sizeof(struct tb_asking) == 40, "tb_asking");
+_Static_assert(sizeof(struct tb_asking) == 16, "tb_asking");
 
 /* Results of own rows that have been handed out, and can be sent again. */
 struct tb_given {
@@ -500,10 +496,15 @@ struct tb_voice {
 	__u64 asked; /* questions for marks, each once */
 	__u64 rows_sent_again; /* rows that a switch was asked for */
 	__u64 rows_flushed; /* rows that a switch was to release */
+	__u64 repair_gone; /* packets that said which rows do not exist */
+	__u32 said_of[256]; /* ops of which something was said of the own gradient */
+	__u32 said[256]; /* what: Flag bits */
+	__u32 saying; /* how many such ops there were */
 	__u32 width; /* bytes of a body at most */
+	__u32 largest; /* packets of the longest rows in a burst */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_voice) == 88, "tb_voice");
+_Static_assert(sizeof(struct tb_voice) == 2152, "tb_voice");
 
 /* What an owner makes and sends the results of its rows by (`collective.flow_control`). */
 struct tb_owner {

@@ -41,6 +41,7 @@
 #define TB_MEASURED_BYTES (256 << 10)
 #define TB_MEASURED 20000000
 #define TB_FRAME 42 /* bytes of a packet on a link besides its UDP payload */
+#define TB_UNKNOWN 1.25e8 /* bytes per second of a link of which nothing is known */
 #define TB_WORDS_MOST 1024 /* single packets that wait; of more the oldest give way */
 
 enum { TB_RESULTS, TB_CONTRIBUTIONS, TB_AGAIN, TB_QUEUES };
@@ -215,6 +216,19 @@ static int tb_meet(const __u64 *a, const __u64 *b)
 	for (w = 0; w < TB_WORDS; w++)                                                   \
 		for (bits = (ranks)[w]; bits && (r = 64 * w + __builtin_ctzll(bits), 1); \
 		     bits &= bits - 1)
+
+/*
+ * Bytes per second at which this rank can send to all others together: the speed of its link, or what has been seen to leave
+ * while something waited, if that is less. A virtual link calls itself faster than it is, and a switch behind it may be slower.
+ */
+TB_EXPORT double tb_pace(const struct tb_line *l)
+{
+	double own = l->link->own, drained = l->link->drained;
+
+	if (own && drained)
+		return tb_lower(own, drained);
+	return own || drained ? own + drained : TB_UNKNOWN;
+}
 
 /* Bytes per second to a rank, of which at most so many can be used. */
 double tb_rate(const struct tb_line *l, __u32 rank, double most)

@@ -2,7 +2,7 @@
 /*
  * Control packets: how they are written, and questions for what is lost. A REPAIR packet asks for rows of one list of an op.
  * Header: rows of that list, row the place of the first bit. Body: a bitmap, most significant bit first; a set bit is a
- * missing row. With rows 0 it asks for marks only.
+ * missing row. With rows 0 it asks for marks only. GONE names rows that do not exist alike; without rows it brings marks.
  */
 #include "core.h"
 
@@ -46,8 +46,7 @@ TB_EXPORT __u32 tb_write_word(struct tb_voice *v, __u32 rank, const struct tb_he
 }
 
 /* A header of this rank with its marks and advertisements. */
-static struct tb_header tb_begin_word(const struct tb_voice *v, __u32 type, __u32 label,
-				      __u32 layout)
+struct tb_header tb_begin_word(const struct tb_voice *v, __u32 type, __u32 label, __u32 layout)
 {
 	const struct tb_own_marks *m = (const struct tb_own_marks *)v->marks;
 	struct tb_header head = *(const struct tb_header *)v->head;
@@ -73,8 +72,8 @@ static void tb_tell(struct tb_voice *v, __u32 rank, const struct tb_header *head
 }
 
 /* The same of rows by rising places, in as many packets as they take: how many these are. */
-static __u32 tb_tell_places(struct tb_voice *v, __u32 rank, struct tb_header *head,
-			    const __s64 *places, __u32 count, __u32 copies)
+__u32 tb_tell_places(struct tb_voice *v, __u32 rank, struct tb_header *head, const __s64 *places,
+		     __u32 count, __u32 copies)
 {
 	__u32 taken, size, packets = 0;
 	__u8 body[TB_BODY];
@@ -85,6 +84,39 @@ static __u32 tb_tell_places(struct tb_voice *v, __u32 rank, struct tb_header *he
 		tb_tell(v, rank, head, body, size, copies);
 	}
 	return packets;
+}
+
+/* Keeps what is said of the own gradient of an op (Flag bits). */
+TB_EXPORT void tb_remember(struct tb_voice *v, __u32 label, __u32 flags)
+{
+	__u32 i = 0;
+
+	while (i < TB_SAID_MOST && !(v->said[i] && v->said_of[i] == label))
+		i++;
+	if (i == TB_SAID_MOST) {
+		i = v->saying++ % TB_SAID_MOST;
+		v->said_of[i] = label;
+		v->said[i] = 0;
+	}
+	v->said[i] |= flags;
+}
+
+TB_EXPORT __u32 tb_said(const struct tb_voice *v, __u32 label)
+{
+	__u32 i = 0;
+
+	while (i < TB_SAID_MOST && v->said_of[i] != label)
+		i++;
+	return i < TB_SAID_MOST ? v->said[i] : 0;
+}
+
+/* Tells a rank how far this one is: the marks say it. And that it abstained: a word may be lost. */
+TB_EXPORT void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout)
+{
+	struct tb_header head = tb_begin_word(v, TB_TYPE_GONE, label, layout);
+
+	head.flags = tb_be16(tb_said(v, label));
+	tb_tell(v, rank, &head, NULL, 0, 1);
 }
 
 /*

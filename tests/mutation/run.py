@@ -31,7 +31,6 @@ SURVIVORS = Path(__file__).with_name("survivors.txt")
 #: Pure modules of the engine that decide something, and the tests that hold them, fast ones first; all have ``_ALL``.
 _ALL = "unit/test_small_mistakes.py"
 MODULES: dict[str, tuple[str, ...]] = {
-    "collective.retransmit": ("unit/test_repair.py",),
     "collective.step": ("unit/test_step.py",),
     "transport.agreement": ("unit/test_shares.py",),
     "transport.backoff": ("unit/test_backoff.py",),

@@ -132,7 +132,7 @@ def _answers(rng: random.Random, count: int) -> None:
             rank.fast.tb_note_request(rank.repairs.asked, *about, rng.randrange(rows + 1), rows, body, len(body))
             rank.line.kernel.script = [rng.choice((-1, -9, errno.EAGAIN, errno.EIO))]
             if rng.random() < 0.3:
-                list(rank.answer(1000 * now))
+                rank.answer(1000 * now)
         rank.fast.tb_leave(rank.terms.pointer, ctypes.addressof(op))
 
 

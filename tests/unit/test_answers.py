@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from answer_world import PACE, RANKS, TAG, Answers, named
+from answer_world import PACE, RANKS, TAG, Answers, bits_of, named
 from queue_world import STRIDE
 from tailbound.kernel.core import core
 from tailbound.transport.config import MS
@@ -43,8 +43,7 @@ def test_what_is_answered(rank: Answers, requests: list[Any], answered: list[tup
     for label in {label for label, _, _ in requests}:
         rank.keep(label & 0xFFFFFFFF, 10)
     assert all(rank.ask(*request, 10) for request in requests)
-    assert list(rank.answer()) == []
-    assert rank.sent() == answered
+    assert (rank.answer(), rank.sent()) == ([], answered)
     assert (rank.asking.waiting, rank.asking.again, rank.line.queue.empty) == (0, 0, True)
 
 
@@ -53,9 +52,7 @@ def test_answers_leave_before_all_that_waits(rank: Answers) -> None:
     rank.keep(1, 10)
     rank.line.kernel.always = errno.EAGAIN
     rank.line.submit(7, PacketType.RESULT, (1, 4), (3, 5))
-    assert rank.ask(1, 2, (3, 4), 10)
-    assert list(rank.answer()) == []
-    assert rank.line.taken == []
+    assert (rank.ask(1, 2, (3, 4), 10), rank.answer(), rank.line.taken) == (True, [], [])
     rank.line.go()
     assert rank.line.taken == [(2, 2), (1, 4), (3, 5)]
 
@@ -65,8 +62,7 @@ def test_of_too_many_requests_those_of_the_oldest_op_are_forgotten(rank: Answers
         assert rank.ask(label, 1, (0,), 10)
     assert rank.ask(1, 1, (0,), 10)
     assert rank.ask(MOST + 5, 1, (0,), 10)
-    assert rank.asking.waiting == MOST
-    assert [label for label, _, _ in rank.answer()] == list(range(MOST + 5, 5, -1))
+    assert (rank.asking.waiting, [op for op, _, _ in rank.answer()]) == (MOST, list(range(MOST + 5, 5, -1)))
 
 
 def test_contributions_are_found_by_their_place_and_results_once_they_were_handed_out(rank: Answers) -> None:
@@ -75,8 +71,7 @@ def test_contributions_are_found_by_their_place_and_results_once_they_were_hande
     shares, tag = op.place.placement.shares, op.place.layout.tag
     assert op.buffers.firsts[2] != 0
     assert rank.ask(op.label, 2, (0, 1, shares[2] - 1), shares[2], half=True, tag=tag)
-    assert list(rank.answer()) == []
-    assert rank.sent() == [(op.label, 2, [0, 1, shares[2] - 1])]
+    assert (rank.answer(), rank.sent()) == ([], [(op.label, 2, [0, 1, shares[2] - 1])])
     for handed_out in (False, True):
         if handed_out:
             op.buffers.results.usable[:] = 1
@@ -84,7 +79,7 @@ def test_contributions_are_found_by_their_place_and_results_once_they_were_hande
             op.buffers.given.belong(op.place, NO_KEY)
             op.results = op.made
         assert rank.ask(op.label, 2, (3, 4), shares[0], tag=tag)
-        assert list(rank.answer()) == ([] if handed_out else [(op.label, 2, [3, 4])])
+        assert rank.answer() == ([] if handed_out else [(op.label, 2, [3, 4])])
     assert rank.sent() == [(op.label, 2, [3, 4])]
     core().fast.tb_leave(rank.terms.pointer, ctypes.addressof(op))
 
@@ -102,16 +97,14 @@ def test_contributions_are_found_by_their_place_and_results_once_they_were_hande
 def test_rows_that_are_gone_are_told(rank: Answers, about: dict[str, Any], gone: list[int]) -> None:
     rank.keep(10, 10, lacking=(2,))
     assert rank.ask(**{"label": 10, "asker": 3, "places": (1, 2, 3), "rows": 10} | about)
-    assert list(rank.answer()) == [(about.get("label", 10), 3, gone)]
-    assert rank.sent() == ([(10, 3, [1, 3])] if gone == [2] else [])
-    assert rank.asking.waiting == 0
+    assert rank.answer() == [(about.get("label", 10), 3, gone)]
+    assert (rank.sent(), rank.asking.waiting) == ([(10, 3, [1, 3])] if gone == [2] else [], 0)
 
 
 def test_contributions_that_are_late_or_none_are_gone(rank: Answers) -> None:
     op = rank.enter(gives=False)
     shares, tag = op.place.placement.shares, op.place.layout.tag
-    assert rank.ask(op.label, 1, (0,), shares[1], half=True, tag=tag)
-    assert list(rank.answer()) == [(op.label, 1, [0])]
+    assert (rank.ask(op.label, 1, (0,), shares[1], half=True, tag=tag), rank.answer()) == (True, [(op.label, 1, [0])])
     core().fast.tb_leave(rank.terms.pointer, ctypes.addressof(op))
 
 
@@ -128,20 +121,17 @@ def test_answers_take_their_share_of_the_pace_and_hold_up_no_other_rank(rank: An
     rank.keep(label := op_label(1, 0) + 9, rows)
     about = {"half": True, "tag": op.place.layout.tag} if half else {}
     assert rank.ask(op.label if half else label, 1, range(rows), rows, **about)
-    assert list(rank.answer(5)) == []
-    assert sum(len(places) for _, _, places in rank.sent()) == saved
+    assert (rank.answer(5), sum(len(places) for _, _, places in rank.sent())) == ([], saved)
     burst = rank.line.queue.pacer.largest(STRIDE)
     assert rank.asking.again == pytest.approx(5 + burst * STRIDE / share * 1e9, abs=2)
     rank.keep(1, 10)
     assert rank.ask(1, 2, (4,), 10)  # of an older op
-    assert list(rank.answer(6)) == []
-    assert rank.sent() == [(1, 2, [4])]
-    assert list(rank.answer(rank.asking.again)) == []
-    assert [len(places) for _, _, places in rank.sent()] == [burst]
+    assert (rank.answer(6), rank.sent()) == ([], [(1, 2, [4])])
+    assert (rank.answer(rank.asking.again), [len(places) for _, _, places in rank.sent()]) == ([], [burst])
     left, now = rows - saved - burst, rank.asking.again
     while rank.asking.waiting:
         now = max(now + MS, rank.asking.again)
-        assert list(rank.answer(now)) == []
+        assert rank.answer(now) == []
     assert now - rank.asking.again - 5 == pytest.approx((left + burst) * STRIDE / share * 1e9, rel=0.1, abs=2 * MS)
     assert sorted(place for _, _, places in rank.sent() for place in places) == list(range(saved + burst, rows))
     assert len(shares) == len(starts) == len(firsts) == RANKS
@@ -155,15 +145,13 @@ def test_any_body_is_refused_or_within_the_list(body: bytes, row: int, rows: int
     with UdpSocket() as sock:
         rank = Answers(sock)
         taken = rank.fast.tb_note_request(rank.repairs.asked, 1, 1, 0, TAG, row, rows, body, len(body))
-        asked = [row + i for i in range(8 * len(body)) if body[i >> 3] << (i & 7) & 128]
-        assert taken == bool(asked and asked[-1] < rows)
-        assert list(rank.answer()) == ([(1, 1, asked)] if taken else [])
+        asked = (row + bits_of(body)).tolist()
+        assert (taken, rank.answer()) == ((1, [(1, 1, asked)]) if asked and asked[-1] < rows else (0, []))
 
 
 def test_another_layout_takes_the_place_of_the_first(rank: Answers) -> None:
     rank.keep(1, 10)
     assert rank.ask(1, 1, (1, 2), 10, tag=TAG + 1)
     assert rank.ask(1, 1, (3,), 10)
-    assert list(rank.answer()) == []
-    assert rank.sent() == [(1, 1, [3])]
+    assert (rank.answer(), rank.sent()) == ([], [(1, 1, [3])])
     assert not rank.ask(1, 256, (3,), 10), "no rank"

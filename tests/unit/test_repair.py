@@ -11,20 +11,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from answer_world import bitmaps, bits_of
 from op_world import COOKIE, OpWorld, places
-from packed import header, packet, parse
+from packed import parse
 from queue_world import Line
 from tailbound.collective.op import Half
-from tailbound.collective.retransmit import encode_repair
-from tailbound.collective.speaker import Marks, Voice
 from tailbound.collective.terms import Path
 from tailbound.kernel.core import core
 from tailbound.transport.config import FLOOR, MS
-from tailbound.transport.control import Header
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import OWN_OP, VERSION, Flag, PacketType, Phase, Sending, op_slot
+from tailbound.wire.schema import OWN_OP, Flag, Phase, Sending, op_slot
 
 #: A time that does not come.
 NEVER = 1 << 62
@@ -372,15 +370,10 @@ def test_patience_follows_what_results_take(insist: int, repair: bool) -> None:
             assert (half.step, half.look) == (d2 // 10 if d2 > FLOOR else look, look)
 
 
-# -- what is said -------------------------------------------------------------------------------------------------
-
-
 def test_rows_are_asked_for_and_marks_without_python(bound: UdpSocket) -> None:
     """A question for a mark in copies. Rules: clock-23, clock-30."""
     receiver, line = begun(Receiver(asks=True), SOME - {7, 12}), Line([bound])
-    head, marks = Header(version=VERSION, cookie=COOKIE), Marks(5, 6)
-    voice = Voice(receiver.terms.pointer, line.queue.line, *map(ctypes.addressof, (head, marks)), width=ROWS // 8)
-    receiver.op.layout, receiver.op.listen = 9, 0
+    voice, receiver.op.layout, receiver.op.listen = receiver.speaks(line.queue.line, ROWS // 8), 9, 0
     receiver.fast.tb_enter(receiver.terms.pointer, ctypes.addressof(receiver.op))
     words = "owner", "op", "layout", "contributed", "published", "flags", "rows", "row"
     asked = [(1, OP, 9, 5, 6, Flag.FIRST_HALF, ROWS, 7), *[(1, OP, 9, 5, 6, 0, 0, 0)] * 8]
@@ -389,10 +382,9 @@ def test_rows_are_asked_for_and_marks_without_python(bound: UdpSocket) -> None:
         now = receiver.half.due
         receiver.fast.tb_ask_others(ctypes.addressof(voice), now)
         line.queue.pump(now)
-        said = [parsed[0] for _, data in line.kernel.single if (parsed := parse(data))]
+        said = [parse(data)[0] for _, data in line.kernel.single]
         assert [tuple(int(head[word][0]) for word in words) for head in said] == asked[:count]
     assert (voice.repair_asked, voice.asked, receiver.known.overtime.open[1]) == (1, 1, now)
-    core().fast.tb_leave(receiver.terms.pointer, ctypes.addressof(receiver.op))
 
 
 # -- bodies -------------------------------------------------------------------------------------------------------
@@ -402,19 +394,17 @@ def test_rows_are_asked_for_and_marks_without_python(bound: UdpSocket) -> None:
 def test_what_is_asked_comes_out(places: set[int], width: int) -> None:
     wanted = np.array(sorted(places), np.int64)
     found = []
-    for row, body in encode_repair(wanted, width):
+    for row, body in bitmaps(wanted, width):
         assert 0 < len(body) <= width
-        parsed = parse(packet(header(type=PacketType.REPAIR, row=row, rows=65535), body))  # pads with zeros
-        assert parsed is not None
-        found += (int(parsed[0]["row"][0]) + np.flatnonzero(np.unpackbits(np.frombuffer(parsed[1], np.uint8)))).tolist()
+        found += (row + bits_of(body)).tolist()
     assert found == wanted.tolist()
 
 
 def test_few_packets_for_many_rows() -> None:
-    assert len(encode_repair(np.arange(20_000), 1408)) == 2
-    assert encode_repair(np.zeros(0, np.int64), 1408) == []
-    assert encode_repair(np.array([9, 11]), 1408) == [(9, bytes([0b10100000]))]
-    assert encode_repair(np.array([0, 7, 8 * 16]), 16) == [(0, bytes([0b10000001])), (128, bytes([0b10000000]))]
+    assert len(bitmaps(np.arange(20_000), 1408)) == 2
+    assert bitmaps(np.zeros(0, np.int64), 1408) == []
+    assert bitmaps(np.array([9, 11]), 1408) == [(9, bytes([0b10100000]))]
+    assert bitmaps(np.array([0, 7, 8 * 16]), 16) == [(0, bytes([0b10000001])), (128, bytes([0b10000000]))]
 
 
 @settings(max_examples=300)

@@ -240,18 +240,16 @@ def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock(
         assert sleeper.rest.woken < released <= ended.result()
 
 
-def test_what_is_readable_ends_it(sleeper: Sleeper) -> None:
+def test_what_is_readable_and_room_in_a_full_socket_end_it(sleeper: Sleeper) -> None:
     """Something handed over is told once."""
+    sleeper.queue.said.full = 1
+    assert (slept(sleeper, 60_000 * MS), sleeper.rest.ready) == (Woken.SEND, 1 << len(Ready))
+    sleeper.queue.said.full = 0
     with ThreadPoolExecutor() as threads:
         for at, ready, found in ((0, Ready.HANDED, Woken.TURN), (2, Ready.CONTROLS, Woken.SERVE)):
             threads.submit(os.eventfd_write, sleeper.made[at], 1)
             assert (slept(sleeper, 60_000 * MS), sleeper.rest.ready) == (found, ready)
             assert sleeper.rest.peek() == ready & Ready.CONTROLS
-
-
-def test_room_in_a_full_socket_ends_it(sleeper: Sleeper) -> None:
-    sleeper.queue.said.full = 1
-    assert (slept(sleeper, 60_000 * MS), sleeper.rest.ready) == (Woken.SEND, 1 << len(Ready))
 
 
 def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections import defaultdict
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ from packed import parse
 from queue_world import STRIDE, Line
 from tailbound.collective.buffers import Given
 from tailbound.collective.op import Op
-from tailbound.collective.retransmit import encode_repair
+from tailbound.kernel.core import address, core
 from tailbound.transport.sequence import OwnerMap, Sequence
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import HEADER_DTYPE
@@ -35,6 +34,8 @@ class Answers(OpWorld):
         super().__init__(RANKS)
         self.line = Line([sock])
         self.repairs, self.asking = self.known.repairs, self.known.repairs.asking
+        self.line.queue.pacer.link.own = PACE * (RANKS - 1)
+        self.voice = self.speaks(self.line.queue.line, 1408, self.line.queue.pacer.largest(STRIDE))
         self._kept: list[Given] = []
         self._seen: defaultdict[int, int] = defaultdict(int)
 
@@ -63,15 +64,15 @@ class Answers(OpWorld):
         label &= 0xFFFFFFFF
         return all(
             self.fast.tb_note_request(self.repairs.asked, label, asker, half, tag, row, rows, body, len(body))
-            for row, body in encode_repair(np.array(places, np.int64), 1408)
+            for row, body in bitmaps(np.array(places, np.int64), 1408)
         )
 
-    def answer(self, now: int = 0) -> Iterator[tuple[int, int, list[int]]]:
-        """Rows that are gone: op, asker and places. The rest is sent."""
-        while self.line.queue.answer(self.repairs.asked, self.terms.pointer, now, PACE, STRIDE):
-            a = self.asking
-            yield a.label, a.asker, list((ctypes.c_int64 * a.gone).from_address(a.places))
+    def answer(self, now: int = 0) -> list[tuple[int, int, list[int]]]:
+        """Sends rows; op, asker and places of those that are gone, as the askers are told."""
+        self.fast.tb_answer(self.repairs.asked, ctypes.addressof(self.voice), now)
         self.line.queue.pump(now)
+        said, self.line.kernel.single = [parse(data) for _, data in self.line.kernel.single], []
+        return [(int(h["op"][0]), int(h["owner"][0]), (int(h["row"][0]) + bits_of(b)).tolist()) for h, b in said]
 
     def sent(self) -> list[tuple[int, int, list[int]]]:
         """Rows that have left since the last call, burst by burst: op, rank and places."""
@@ -84,6 +85,21 @@ class Answers(OpWorld):
             found.append((int(heads[0][0]["op"][0]), rank, [int(head[0]["row"][0]) for head in heads]))
         self.line.taken.clear()
         return found
+
+
+def bitmaps(places: NDArray[np.int64], width: int) -> list[tuple[int, bytes]]:
+    """First place and body of the packets that say ``places``, which rise, of at most ``width`` bytes each."""
+    out, body, size = [], ctypes.create_string_buffer(width), ctypes.c_uint32()
+    while len(places):
+        taken = core().fast.tb_bitmap(address(places), len(places), body, width, ctypes.byref(size))
+        out.append((int(places[0]), body.raw[: size.value]))
+        places = places[taken:]
+    return out
+
+
+def bits_of(body: bytes) -> NDArray[np.int64]:
+    """Which are set."""
+    return np.flatnonzero(np.unpackbits(np.frombuffer(body, np.uint8)))
 
 
 def named(packets: NDArray[np.uint8], label: int, rows: NDArray[Any]) -> None:

@@ -11,12 +11,14 @@ from tailbound.codec.shape import shape_for
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.known import Known
 from tailbound.collective.op import Flow, Half, Launch, Op
+from tailbound.collective.speaker import Marks, Voice
 from tailbound.collective.terms import Overtime
 from tailbound.datapath.protocol import allocate, store_of
 from tailbound.kernel.core import core
 from tailbound.transport.config import MS, Config
+from tailbound.transport.control import Header
 from tailbound.transport.sequence import Layout, Sequence
-from tailbound.wire.schema import Found, Sending, op_slot
+from tailbound.wire.schema import VERSION, Found, Sending, op_slot
 
 COOKIE = 7
 
@@ -47,6 +49,13 @@ class OpWorld:
         self.store.control["need"] = self.known.membership.majority
         self.store.peer_states["cookie"][:ranks] = COOKIE
         self.known.follow()
+
+    def speaks(self, line: int, width: int, largest: int = 1) -> Voice:
+        """By a send queue, with marks 5 and 6."""
+        self._said = Header(version=VERSION, cookie=COOKIE), Marks(5, 6)
+        voice = Voice(self.terms.pointer, line, *map(ctypes.addressof, self._said))
+        voice.width, voice.largest = width, largest
+        return voice
 
     def marks(self, name: str, label: int, ranks: Any) -> None:
         """``name`` of these ranks, and no others, covers the op."""

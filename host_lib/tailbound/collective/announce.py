@@ -9,6 +9,7 @@ each group needs, s16[groups], in network byte order. With REPEAT it asks for th
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 
 import numpy as np
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
+from tailbound.kernel.core import core
 from tailbound.wire.schema import Flag, PacketType
 
 
@@ -36,7 +38,7 @@ def announce(job: Speaker, op: Op, peers: Iterable[int], *, asks: bool = False) 
     if op.outcome.overflowed:
         flags |= Flag.OVERFLOW
     if flags:
-        job.remember(op.label, flags)
+        core().fast.tb_remember(ctypes.addressof(job.voice), op.label, flags)  # peers that missed the word ask
     if op.outcome.late:
         flags |= Flag.LATE
     if asks:
@@ -45,14 +47,6 @@ def announce(job: Speaker, op: Op, peers: Iterable[int], *, asks: bool = False) 
     for peer in peers:
         job.tell(peer, head, body)
         job.counters["ready_sent"] += 1
-
-
-def acknowledge(job: Speaker, label: int, layout: int, peers: Iterable[int]) -> None:
-    """Tells ``peers`` by GONE how far this rank is: the marks say it. And that it abstained: a word may be lost."""
-    flags = job.said.get(label, 0)
-    head = job.header(PacketType.GONE, label, layout, flags=flags)
-    for peer in peers:
-        job.tell(peer, head)
 
 
 def farewell(job: Speaker, label: int) -> None:

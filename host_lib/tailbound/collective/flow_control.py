@@ -12,10 +12,11 @@ from tailbound.collective.announce import announce
 from tailbound.collective.op import Op
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
+from tailbound.kernel.core import core
 from tailbound.transport.control import Header
-from tailbound.transport.pace import UNKNOWN, Pacer
+from tailbound.transport.pace import Pacer
 from tailbound.transport.queue import Peers, SendQueue
-from tailbound.wire.schema import VERSION, PacketType
+from tailbound.wire.schema import HEADER_BYTES, VERSION, PacketType
 
 #: Bytes per second below which a driver is not believed about rates and bursts: old tun devices say 10 Mbit/s.
 _BELIEVED = 1.25e7
@@ -32,7 +33,7 @@ class FlowControl:
     """
 
     def __init__(self, job: Speaker, datapath: Datapath, link: float, *, given: bool = False) -> None:
-        self._job, self._link = job, link
+        self._job = job
         self._states = datapath.store.peer_states
         peers = list(job.sender.peers)
         by: Literal["kernel", "thread"] = "kernel" if datapath.name == "xdp" else "thread"
@@ -43,7 +44,8 @@ class FlowControl:
         believed = link if given or link >= _BELIEVED else 0.0
         pacer = Pacer(peers, gap=datapath.gap, speed=believed, most=most, room=job.sender.room)
         job.queue = self.queue = SendQueue(job.sender, pacer, known, job.now)
-        job.voice.line = self.queue.line
+        pacer.link.own = link
+        job.voice.line, job.voice.largest = self.queue.line, pacer.largest(job.voice.width + HEADER_BYTES)
         self.queue.said.marks = ctypes.addressof(job.marks)
 
     def poll(self, now: int) -> None:
@@ -73,12 +75,8 @@ class FlowControl:
 
     @property
     def pace(self) -> float:
-        """Bytes per second at which this rank can send to all others together.
-
-        The speed of its link, or what has been seen to leave while something waited, if that is less: a virtual link
-        calls itself faster than it is, and a switch behind it may be slower.
-        """
-        return min((pace for pace in (self._link, self.queue.pacer.link.drained) if pace), default=UNKNOWN)
+        """Bytes per second at which this rank can send to all others together."""
+        return float(core().fast.tb_pace(self.queue.line))
 
     def snapshot(self) -> dict[str, Any]:
         """Counters in plain types; rates in bytes per second (0: that of the link), round trips in microseconds."""

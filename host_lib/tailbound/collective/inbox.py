@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tailbound.collective.announce import acknowledge, announce, decode_needs
+from tailbound.collective.announce import announce, decode_needs
 from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Op
@@ -52,7 +52,7 @@ class Inbox:
             elif (op := ops.get(label)) is not None and op.launch and op.encoded and not op.published:
                 announce(job, op, [sender])
             else:
-                acknowledge(job, label, head.layout, [sender])  # if it is not further, it lives
+                job.acknowledge(sender, label, head.layout)  # if it is not further, it lives
             return False
         if label in ops:
             ops[label].stirred = True

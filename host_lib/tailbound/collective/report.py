@@ -102,7 +102,7 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             **{name: first[name] + second[name] for name in ROWS},
             "suspect": _suspicion(job, peer),
         }
-    said, spoken = job.flow.queue.said, ("repair_asked", "asked", "rows_sent_again", "rows_flushed")
+    said, spoken = job.flow.queue.said, ("repair_asked", "asked", "repair_gone", "rows_sent_again", "rows_flushed")
     names = {"contributions_sent": said.contributions, "results_sent": said.results, "repair_rows_sent": said.copies}
     names |= {name: getattr(job.voice, name) for name in spoken}
     return {

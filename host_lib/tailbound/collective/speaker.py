@@ -32,8 +32,6 @@ from tailbound.wire.tag import NO_KEY
 #: A control packet's stamp, in a job with a key: in the place of fields that only rows have.
 _STAMP, _STAMP_AT = struct.Struct(">Q"), Header.exponent.offset
 assert Header.count.offset == _STAMP_AT + _STAMP.size
-#: Of so many ops a rank remembers what it said of its gradient.
-_SAID = 256
 
 
 class Marks(record_of(OWN_MARKS)):  # type: ignore[misc]
@@ -83,8 +81,6 @@ class Speaker(Known):
         self.sequence = Sequence(self.world, OwnerMap(0, owners), config.first_step)
         before = (self.sequence.next_label - 1) & 0xFFFFFFFF
         self.marks = Marks(before, before, before)
-        #: what this rank said of its gradient (``ABSTAIN``, ``OVERFLOW``), by op; peers that missed the word ask
-        self.said: dict[int, int] = {}
         self.counters: Counter[str] = Counter()
         self.events = Events(self.rank, now)
         first = self.sequence.map.id
@@ -126,11 +122,9 @@ class Speaker(Known):
             setattr(head, name, value)
         return head
 
-    def remember(self, label: int, flags: int) -> None:
-        """Keeps what is said of the own gradient of an op."""
-        self.said[label] = self.said.get(label, 0) | flags
-        if len(self.said) > _SAID:
-            del self.said[next(iter(self.said))]
+    def acknowledge(self, rank: int, label: int, layout: int) -> None:
+        """Tells ``rank`` how far this one is, and what it said of its gradient; the next pump sends it."""
+        core().fast.tb_acknowledge(ctypes.addressof(self.voice), rank, label, layout)
 
     def tell(self, rank: int, head: Header, body: bytes = b"") -> bytes:
         """Sends one control packet to ``rank``, and returns it; ``head`` (see ``header``) may be used again."""

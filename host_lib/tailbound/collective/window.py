@@ -6,7 +6,6 @@ import ctypes
 from collections import deque
 from collections.abc import Callable
 
-from tailbound.collective.announce import acknowledge
 from tailbound.collective.buffers import STEPS_KEPT, BufferPool
 from tailbound.collective.op import Launch, Op
 from tailbound.collective.speaker import Speaker
@@ -172,7 +171,8 @@ class Window:
                 told = op if op.own else told
         if told is not None and serial_distance(told.label, marks.told) > 0:
             marks.told = told.label
-            acknowledge(job, told.label, told.place.layout.tag, job.membership.here)
+            for rank in job.membership.here:
+                job.acknowledge(rank, told.label, told.place.layout.tag)
 
     def release(self) -> bool:
         """Moves the window past ops that are over, in order; only the host moves it (clock-19). Whether it moved."""

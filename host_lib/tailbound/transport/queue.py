@@ -188,23 +188,6 @@ class SendQueue:
         self._core.fast.tb_say(self.line, rank, packet, len(packet))
         self._insist(self._send())
 
-    def answer(self, asked: int, terms: int, now: int, pace: float, stride: int) -> bool:
-        """Queues copies of rows that others have requested, before everything else; the next pump sends them.
-
-        Args:
-            asked: of ``collective.terms.Repairs``.
-            terms: of the rank.
-            now: CLOCK_MONOTONIC in ns.
-            pace: bytes per second to a rank of which answers take their share.
-            stride: bytes of the largest packets.
-
-        Returns:
-            Whether rows of a request are gone; then it is to be called again.
-        """
-        self._tell()
-        most = self.pacer.largest(stride)
-        return bool(self._core.fast.tb_answer(asked, terms, self.line, now, pace, most))
-
     def cancel(self, label: int) -> int:
         """Drops what is still queued for op ``label``, whose memory is about to be used again; returns the rows."""
         dropped = int(self._core.fast.tb_cancel(self.line, label)) if self.said.left else 0

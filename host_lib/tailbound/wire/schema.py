@@ -711,6 +711,7 @@ LINK = Struct(
         Field("late", "s64", "the same where rows had to wait"),
         Field("room", "s64", "bytes that may wait in own queues"),
         Field("known", "f64", "bytes per second of the link; 0: no rank knows"),
+        Field("own", "f64", "the same, as its driver says, right or wrong; 0: it does not"),
         Field("drained", "f64", "the same, as it was while sockets were full, lately; 0: none was"),
         Field("opens", "s64", "when the next burst may leave"),
         Field("leaves", "s64", "when the last of what was handed over leaves this host"),
@@ -796,13 +797,7 @@ ASKING = Struct(
     "What the library says of rows that others have requested (`collective.retransmit`).",
     (
         Field("again", "s64", "when to go on, ns; 0: nothing is left"),
-        Field("places", "u64", "s64[gone]: places of rows that do not exist, rising"),
-        Field("gone", "u32", "how many"),
-        Field("waiting", "u32", "requests"),
-        Field("label", "u32", "op of the request with rows that are gone"),
-        Field("asker", "u32", "its rank"),
-        Field("layout", "u32", "its layout tag"),
-        Field("first_half", "u32", "1: it was for contributions"),
+        Field("waiting", "u64", "requests"),
     ),
 )
 
@@ -1048,6 +1043,9 @@ OWN_MARKS = Struct(
     ),
 )
 
+#: Of so many ops a rank remembers what it said of its gradient.
+SAID_MOST = 256
+
 VOICE = Struct(
     "tb_voice",
     "What a rank says in control packets, and by what (`collective.speaker`).",
@@ -1062,7 +1060,12 @@ VOICE = Struct(
         Field("asked", "u64", "questions for marks, each once"),
         Field("rows_sent_again", "u64", "rows that a switch was asked for"),
         Field("rows_flushed", "u64", "rows that a switch was to release"),
+        Field("repair_gone", "u64", "packets that said which rows do not exist"),
+        Field("said_of", "u32", "ops of which something was said of the own gradient", SAID_MOST),
+        Field("said", "u32", "what: Flag bits", SAID_MOST),
+        Field("saying", "u32", "how many such ops there were"),
         Field("width", "u32", "bytes of a body at most"),
+        Field("largest", "u32", "packets of the longest rows in a burst"),
         Field("pad", "u32", "0"),
     ),
 )
