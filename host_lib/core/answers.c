@@ -23,8 +23,15 @@ struct tb_request {
 	__u64 bits[]; /* places to be sent */
 };
 
+/* A control packet that Python is to read. */
+struct tb_letter {
+	struct tb_letter *after;
+	__u64 length, packet[];
+};
+
 struct tb_asked {
 	struct tb_asking *said;
+	struct tb_letter *first, **last;
 	__u32 lacking; /* places in gone */
 	struct tb_request *head;
 	struct {
@@ -48,8 +55,10 @@ TB_EXPORT struct tb_asked *tb_asked_open(struct tb_asking *said)
 
 	for (rank = 0; a && rank < TB_MAX_RANKS; rank++)
 		a->budgets[rank].tokens = TB_DEPTH;
-	if (a)
-		a->said = said;
+	if (!a)
+		return 0;
+	a->said = said;
+	a->last = &a->first;
 	return a;
 }
 
@@ -64,8 +73,54 @@ static void tb_forget(struct tb_asked *a, const struct tb_request *q)
 	free((void *)q);
 }
 
+/* Keeps a control packet for Python; 0: there is no memory, and it is lost. */
+int tb_leave_letter(struct tb_asked *a, const void *packet, __u32 length)
+{
+	struct tb_letter *letter = malloc(sizeof(*letter) + length);
+
+	if (!letter)
+		return 0;
+	letter->after = 0;
+	letter->length = length;
+	memcpy(letter->packet, packet, length);
+	*a->last = letter;
+	a->last = &letter->after;
+	a->said->letters++;
+	return 1;
+}
+
+/* The oldest of them: its bytes; 0: there is none. */
+TB_EXPORT __u32 tb_next_letter(struct tb_asked *a, void *out)
+{
+	struct tb_letter *letter = a->first;
+	__u32 length;
+
+	if (!letter)
+		return 0;
+	length = letter->length;
+	memcpy(out, letter->packet, length);
+	a->first = letter->after;
+	if (!a->first)
+		a->last = &a->first;
+	a->said->letters--;
+	free(letter);
+	return length;
+}
+
+/* When to go on with answers, ns; 0: none is left. */
+__s64 tb_answer_at(const struct tb_voice *v)
+{
+	return ((const struct tb_asked *)v->requests)->said->again;
+}
+
 TB_EXPORT void tb_asked_close(struct tb_asked *a)
 {
+	struct tb_letter *letter;
+
+	while ((letter = a->first)) {
+		a->first = letter->after;
+		free(letter);
+	}
 	while (a->head)
 		tb_forget(a, a->head);
 	free(a);
@@ -131,12 +186,10 @@ TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int 
 /* The list that is asked for; 0: it is not kept, or is another one. */
 static int tb_find_rows(const struct tb_terms *t, const struct tb_request *q, struct tb_rows *l)
 {
-	const struct tb_own_op *o = (const struct tb_own_op *)t->first;
+	const struct tb_own_op *o = tb_own_of(t, q->label);
 	const struct tb_given *g = (const struct tb_given *)t->given;
 	__s64 start;
 
-	while (o && o->label != q->label)
-		o = (const struct tb_own_op *)o->after;
 	if (q->first_half) {
 		if (!o || !o->given || o->switched || o->layout != q->layout)
 			return 0;
@@ -250,6 +303,7 @@ TB_EXPORT void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now)
 		}
 		a->budgets[q->asker].tokens -= (double)count * rows.stride;
 		n = tb_copy(a, q, &rows, count, copies);
+		tb_pump_soon(l);
 		tb_submit_copies(l, q->label, q->asker, now + t->stage_max, rows.stride, v->largest,
 				 copies, n);
 		tb_tell_gone(v, a, q);

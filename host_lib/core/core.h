@@ -107,6 +107,16 @@ static inline int tb_sent(const struct tb_terms *t, __u32 rank, __u32 label, int
 	return s->cookie == t->cookie && tb_distance(mark, label) >= 0;
 }
 
+/* An op in flight; 0: it is none. */
+static inline struct tb_own_op *tb_own_of(const struct tb_terms *t, __u32 label)
+{
+	struct tb_own_op *o = (struct tb_own_op *)t->first;
+
+	while (o && o->label != label)
+		o = (struct tb_own_op *)o->after;
+	return o;
+}
+
 /* When a rank was last heard of, by a word or by a mark that rose; 0: never. */
 static inline __s64 tb_heard(const struct tb_terms *t, __u32 rank)
 {
@@ -176,6 +186,10 @@ void tb_seal(struct tb_tables *t, __u32 op, __u32 seq, __u32 rows);
 
 /* A key of so many words comes in force in the place of that of two epochs before. */
 void tb_put_key(struct tb_tables *t, __u32 epoch, const __u64 *key, __u32 words);
+
+/* The address that a packet came from, alone: peers use several ports. */
+struct sockaddr_storage;
+void tb_source_of(const struct sockaddr_storage *name, __be32 *words);
 
 /* Returns when no buffer is in hand that was before. */
 void tb_fence(struct tb_tables *t);
@@ -248,6 +262,9 @@ void tb_asked_close(struct tb_asked *a);
 int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half, __u32 layout,
 		    __u32 row, __u32 rows, const __u8 *body, __u32 length);
 void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now);
+__s64 tb_answer_at(const struct tb_voice *v);
+int tb_leave_letter(struct tb_asked *a, const void *packet, __u32 length);
+__u32 tb_next_letter(struct tb_asked *a, void *out);
 
 /* Control packets, and questions for what is lost (words.c). */
 __u64 tb_next_stamp(struct tb_voice *v);
@@ -262,6 +279,11 @@ void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout);
 void tb_ask_others(struct tb_voice *v, __s64 now);
 void tb_question(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now, __s64 heard);
 void tb_spoke(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now);
+
+/* What other ranks say (inbox.c). */
+int tb_take_word(struct tb_source *s, void *out, __u32 room);
+int tb_heed(struct tb_voice *v, const struct tb_header *head, __u32 length);
+__u32 tb_serve(struct tb_voice *v, __s64 now);
 
 /* Ops in flight and their halves (halves.c). */
 void tb_enter(struct tb_terms *t, struct tb_own_op *o);

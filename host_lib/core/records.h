@@ -194,7 +194,8 @@ _Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
 /* What the library says of rows that others have requested (`collective.retransmit`). */
 struct tb_asking {
 	__s64 again; /* when to go on, ns; 0: nothing is left */
-	__u64 waiting; /* requests */
+	__u32 waiting; /* requests */
+	__u32 letters; /* control packets that Python is to read */
 };
 _Static_assert(sizeof(struct tb_asking) == 16, "tb_asking");
 
@@ -497,14 +498,20 @@ struct tb_voice {
 	__u64 rows_sent_again; /* rows that a switch was asked for */
 	__u64 rows_flushed; /* rows that a switch was to release */
 	__u64 repair_gone; /* packets that said which rows do not exist */
+	__u64 repair_requests; /* packets that asked for rows, taken */
+	__u64 control_taken; /* control packets that counted */
+	__u64 control_refused; /* control packets that were damaged, or asked for nothing */
+	__u64 control_replayed; /* control packets that were sent again by others (auth-5) */
+	__u64 requests; /* struct tb_asked: what others have requested */
+	__u64 source; /* struct tb_source: where control packets come from */
+	__s32 controls; /* an eventfd that says so, for the library's tables; -1: none */
 	__u32 said_of[256]; /* ops of which something was said of the own gradient */
 	__u32 said[256]; /* what: Flag bits */
 	__u32 saying; /* how many such ops there were */
 	__u32 width; /* bytes of a body at most */
 	__u32 largest; /* packets of the longest rows in a burst */
-	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_voice) == 2152, "tb_voice");
+_Static_assert(sizeof(struct tb_voice) == 2200, "tb_voice");
 
 /* What an owner makes and sends the results of its rows by (`collective.flow_control`). */
 struct tb_owner {
@@ -522,7 +529,7 @@ struct tb_owner {
 };
 _Static_assert(sizeof(struct tb_owner) == 80, "tb_owner");
 
-/* Where a datapath's events come from, and who seals its slots: the library's tables, or maps of the kernel. */
+/* Where a datapath's events and words come from, and who seals its slots: the library's tables, or a kernel's maps. */
 struct tb_source {
 	__u64 tables; /* struct tb_tables; 0: a ring */
 	__u64 consumed; /* u64: how far the ring was read */
@@ -533,8 +540,12 @@ struct tb_source {
 	__u64 values; /* u32[rows, 2]: lock and sealed op */
 	__u32 rows; /* slots of sums */
 	__s32 locks; /* descriptor of the map of their locks */
+	__u64 peers; /* struct tb_peer[]: who may send control packets */
+	__u64 strange; /* control packets of others */
+	__s32 socket; /* that control packets come in by */
+	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_source) == 64, "tb_source");
+_Static_assert(sizeof(struct tb_source) == 88, "tb_source");
 
 /* How the transport thread sleeps, and looks out meanwhile (`collective.waiter`); times in ns. */
 struct tb_sleep {
@@ -548,7 +559,6 @@ struct tb_sleep {
 	__s64 stopped; /* after which a thread that has not woken up was stopped */
 	__s64 end; /* when a turn is due at the latest */
 	__s64 soon; /* when to look at ops: by a clock, or after events that complete no half; 0: by those */
-	__s64 owed; /* when to go on with answers; 0: none is left */
 	__s64 awake; /* when the thread was last seen to run; 0: never */
 	__s64 served; /* when others were last looked after in the midst of a turn */
 	__s64 asked; /* when the last wait was to end */
@@ -563,7 +573,7 @@ struct tb_sleep {
 	__u32 direct; /* 1: all sockets are the system's */
 	__u32 refused; /* what the pump came to (``Sent``) */
 };
-_Static_assert(sizeof(struct tb_sleep) == 416, "tb_sleep");
+_Static_assert(sizeof(struct tb_sleep) == 408, "tb_sleep");
 
 /* A compiled pass over many groups, which threads share piece by piece (`codec.threads`). */
 struct tb_work {

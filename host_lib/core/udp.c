@@ -70,7 +70,7 @@ static void tb_options(struct tb_state *s, struct msghdr *message, __u32 *segmen
 }
 
 /* The address alone: peers use several ports. */
-static void tb_source(const struct sockaddr_storage *name, __be32 *words)
+void tb_source_of(const struct sockaddr_storage *name, __be32 *words)
 {
 	memset(words, 0, 16);
 	if (name->ss_family == AF_INET6)
@@ -88,7 +88,7 @@ static void tb_buffer_in(struct tb_tables *t, int fd, struct tb_buffers *b, int 
 	int marked, count, k;
 
 	tb_options(t->state, message, &segment, &marked);
-	tb_source(&b->names[i], source);
+	tb_source_of(&b->names[i], source);
 	count = tb_take_in(t, b->data[i], b->messages[i].msg_len, segment, source, tb_clock(),
 			   marked, echoes, TB_ECHOES);
 	for (k = 0; k < count; k++)

@@ -92,7 +92,8 @@ TB_EXPORT __s64 tb_first(const struct tb_sleep *s, __s64 now)
 	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
 	__s64 first = tb_earlier(((const struct tb_terms *)s->terms)->listen, sending->again);
 
-	first = tb_earlier(tb_earlier(first, s->owed), tb_earlier(s->soon, s->end));
+	first = tb_earlier(tb_earlier(first, tb_answer_at((const struct tb_voice *)s->voice)),
+			   tb_earlier(s->soon, s->end));
 	return tb_least(first, now + s->longest);
 }
 
@@ -149,6 +150,8 @@ static int tb_decide(struct tb_sleep *s, __s64 now)
 TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 {
 	struct tb_terms *t = (struct tb_terms *)s->terms;
+	struct tb_voice *v = (struct tb_voice *)s->voice;
+	__s64 owed = tb_answer_at(v);
 	int complete, left;
 	__u32 found = 0;
 
@@ -168,12 +171,11 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	    (s->soon && s->soon <= now && tb_decide(s, now)))
 		return TB_WOKEN_TURN;
 	s->awake = now;
-	if (s->ready & TB_READY_CONTROLS || (s->owed && s->owed <= now)) {
-		found = TB_WOKEN_SERVE; /* first: what is lacking may have been said */
-	} else if (t->listen && t->listen <= now) {
-		tb_ask_others((struct tb_voice *)s->voice, now);
-	}
-	found |= tb_send_on(s, found == TB_WOKEN_SERVE, now);
+	if (s->ready & TB_READY_CONTROLS || (owed && owed <= now))
+		found = tb_serve(v, now); /* first: what is lacking may have been said */
+	if (!found && t->listen && t->listen <= now)
+		tb_ask_others(v, now);
+	found |= tb_send_on(s, 0, now);
 	return found ? found : tb_stirred(t) ? TB_WOKEN_TURN : 0;
 }
 

@@ -193,7 +193,7 @@ def test_requests_are_answered_with_rows_or_gone_or_refused() -> None:
             (REFUSED, newest + (5 << 10), 0, OWN, b"\x80", tag),  # not finished here
         ):
             assert answer(*request) == answered, request
-        assert job[0].job.counters["control_refused"] == 6
+        assert job[0].job.voice.control_refused == 6
 
 
 # -- marks of what has been published reach the others though no row carries them (clock-7b) ---------------------------

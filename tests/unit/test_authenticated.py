@@ -49,7 +49,7 @@ def test_forged_packets_are_said_and_counted(job: SimTeam, caplog: pytest.LogCap
 
 def test_control_packets_of_others_and_of_yesterday_are_refused(job: SimTeam) -> None:
     def counts() -> list[int]:
-        return [job[1].job.counters[f"control_{what}"] for what in ("taken", "replayed", "refused")]
+        return [getattr(job[1].job.voice, f"control_{what}") for what in ("taken", "replayed", "refused")]
 
     word = hold(job[0].job, over=True)[0]
     job.go(1 * MS)

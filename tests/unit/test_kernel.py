@@ -6,14 +6,12 @@ import socket
 import struct
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-from tailbound.datapath.xdp import XdpDatapath
 from tailbound.errors import AttachError, CapabilityError
 from tailbound.kernel import built, cache, core, net
 from tailbound.kernel.compile import clang_path
@@ -129,15 +127,14 @@ def test_a_flood_of_control_packets_is_taken_in_helpings() -> None:
         taker.setblocking(False)
         peers = np.zeros(2, DTYPES["tb_peer"])
         peers["address"] = words_of("127.0.0.1").address
-        path = SimpleNamespace(socket=taker, store=SimpleNamespace(width=64, peers=peers), _strangers=0)
+        source = Source(socket=taker.fileno(), peers=peers.ctypes.data)
         sent = [bytes(HEADER_BYTES) + number.to_bytes(4, "big") for number in range(400)]
         for data in sent:
             sender.sendto(data, taker.getsockname())
-        helpings = [XdpDatapath.control_packets(path) for _ in range(3)]
+        helpings = [source.words(128) for _ in range(3)]
         assert [len(helping) for helping in helpings] == [256, 144, 0]
         assert [data for helping in helpings for data in helping] == sent
         peers["address"] = words_of("127.0.0.2").address  # of somebody else, which a helping counts as well
         for data in sent:
             sender.sendto(data, taker.getsockname())
-        assert XdpDatapath.control_packets(path) == []
-        assert len(taker.recv(100)) == HEADER_BYTES + 4
+        assert (source.words(128), source.strange, len(taker.recv(100))) == ([], 256, HEADER_BYTES + 4)

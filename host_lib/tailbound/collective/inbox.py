@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 from tailbound.collective.announce import announce, decode_needs
 from tailbound.collective.channels import Channels
 from tailbound.collective.maps import Maps
@@ -9,14 +11,13 @@ from tailbound.collective.op import Op
 from tailbound.collective.paths import Paths
 from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import core
-from tailbound.transport.control import Header
 from tailbound.transport.keys import Word
 from tailbound.wire.ranks import mark
 from tailbound.wire.schema import Flag, PacketType, serial_distance
 
 
 class Inbox:
-    """Takes control packets and keeps what READY packets say of ops that are not launched here yet."""
+    """Takes control packets that the library leaves to Python; keeps what READY packets say of ops to come here."""
 
     def __init__(self, job: Speaker, maps: Maps, channels: Channels, paths: Paths) -> None:
         self._job, self._maps, self._channels, self._paths = job, maps, channels, paths
@@ -31,29 +32,29 @@ class Inbox:
         job = self._job
         parsed = job.unpack(data)
         if parsed is None:
-            job.counters["control_refused"] += 1
+            job.voice.control_refused += 1
             return False
         head, body = parsed
         sender, label = head.sender, head.op
         if head.cookie != job.cookie or sender not in job.sender.peers or head.owner != job.rank:
-            job.counters["control_refused"] += 1
+            job.voice.control_refused += 1
             return False
         word = job.fresh(head)
         if word == Word.OLD:
-            job.counters["control_replayed"] += 1
+            job.voice.control_replayed += 1
             return False
-        job.counters["control_taken"] += 1
+        job.voice.control_taken += 1
         if job.keys is None or head.type != PacketType.HELLO:  # that may be a recorded one
             job.hear(sender, job.now())
         flags = head.flags
-        if head.type == PacketType.REPAIR:
-            if head.rows:
-                self._request(head, body, ops.get(label))
-            elif (op := ops.get(label)) is not None and op.launch and op.encoded and not op.published:
+        if head.type in (PacketType.REPAIR, PacketType.GONE):
+            op = ops.get(label)
+            if op is not None and head.type == PacketType.GONE:
+                op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
+            elif op is not None and not head.rows and op.encoded and not op.published:
                 announce(job, op, [sender])
-            else:
-                job.acknowledge(sender, label, head.layout)  # if it is not further, it lives
-            return False
+                return False
+            return bool(core().fast.tb_heed(ctypes.addressof(job.voice), data, len(data)))
         if label in ops:
             ops[label].stirred = True
         if head.type == PacketType.BYE:
@@ -75,13 +76,6 @@ class Inbox:
                     self._ready(op, sender, flags, body)
             elif serial_distance(label, job.sequence.next_label) >= 0 and len(self._early) < 4096:
                 self._early.setdefault(label, {})[sender] = (head.layout, flags, body)
-        elif head.type == PacketType.GONE and label in ops:
-            op = ops[label]
-            if flags & Flag.ABSTAIN:
-                mark(op.abstained, sender)
-            op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
-            half = op.first if flags & Flag.FIRST_HALF else op.second
-            half.gone(sender, head.row, body)
         return True
 
     def adopt(self, op: Op) -> None:
@@ -95,7 +89,7 @@ class Inbox:
     def _ready(self, op: Op, sender: int, flags: int, body: bytes) -> None:
         job, needs = self._job, decode_needs(body, op.place.layout.shape.groups)
         if body and needs is None:
-            job.counters["control_refused"] += 1
+            job.voice.control_refused += 1
             return
         if flags & Flag.ABSTAIN:
             mark(op.abstained, sender)
@@ -108,19 +102,3 @@ class Inbox:
             op.warm.add(sender)
         if flags & Flag.REPEAT and op.launch is not None and (job.rank in op.needs or op.encoded):
             announce(job, op, [sender])
-
-    def _request(self, head: Header, body: bytes, op: Op | None) -> None:
-        """Notes the rows that a rank asks for; ``retransmit`` sends them.
-
-        A rank asks for rows that later rows have passed, or whose flow has ended. Whoever is sent to fast asks before
-        the own marks rise, which wait for the slowest.
-        """
-        job, label, first_half = self._job, head.op, bool(head.flags & Flag.FIRST_HALF)
-        mark = job.marks.contributed if first_half else job.marks.published
-        leaving = op is not None and (op.encoded if first_half else op.queued)
-        of = label, head.sender, first_half, head.layout, head.row, head.rows
-        early = serial_distance(label, mark) > 0 and not leaving
-        if early or not core().fast.tb_note_request(job.repairs.asked, *of, body, len(body)):
-            job.counters["control_refused"] += 1
-            return
-        job.counters["repair_requests"] += 1

@@ -57,6 +57,7 @@ class Job(Speaker):
         self.accounts = Accounts(self, self.paths.complain)
         link = config.rate or speed_of(datapath.endpoint[0])
         self.flow = FlowControl(self, datapath, link, given=bool(config.rate))
+        self.voice.source, self.voice.controls = datapath.source.pointer, datapath.fds()[1]
         self.channels = Channels(self, self.flow.queue, datapath)
         #: what the own results are made and sent by
         self.owner = Owner(

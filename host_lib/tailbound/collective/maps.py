@@ -82,7 +82,7 @@ class Maps:
             return
         message = decode_map(body, job.world, job.switch)
         if message is None:
-            job.counters["control_refused"] += 1
+            job.voice.control_refused += 1
             return
         self._turn_asked = message.turns or self._turn_asked
         self._foresee(max((each.map.turns for each in message.maps), default=0))  # before it is acknowledged

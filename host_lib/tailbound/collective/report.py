@@ -78,6 +78,13 @@ def alone() -> dict[str, Any]:
     return {**found, **found["status"], "datapath": "none", "authenticated": "off", "rows_summed": 0}
 
 
+#: Counters of words.
+_SPOKEN = (
+    "asked", "control_refused", "control_replayed", "control_taken", "repair_asked", "repair_gone", "repair_requests",
+    "rows_flushed", "rows_sent_again",
+)  # fmt: skip
+
+
 def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, Any]:
     """What is worth seeing a few times a second, small and of plain types; times in ms, rates in Mb/s.
 
@@ -102,9 +109,9 @@ def status(job: Job, verdicts: NDArray[np.uint64] | None = None) -> dict[str, An
             **{name: first[name] + second[name] for name in ROWS},
             "suspect": _suspicion(job, peer),
         }
-    said, spoken = job.flow.queue.said, ("repair_asked", "asked", "repair_gone", "rows_sent_again", "rows_flushed")
+    said = job.flow.queue.said
     names = {"contributions_sent": said.contributions, "results_sent": said.results, "repair_rows_sent": said.copies}
-    names |= {name: getattr(job.voice, name) for name in spoken}
+    names |= {name: getattr(job.voice, name) for name in _SPOKEN}
     return {
         "rank": job.rank,
         "ranks": job.ranks,

@@ -25,12 +25,3 @@ def settle(job: Job, half: Half, stage: Stage) -> None:
             job.counters["rows_repaired"] += came
             twice = job.records.count(rank, _TWICE[stage])
             job.repairs.paths[stage * job.world + rank].settled(flow.again, twice, probed=bool(flow.probed))
-
-
-def answer(job: Job, now: int) -> int:
-    """Sends rows that others have asked for, as far as budgets go; returns when to go on (0: nothing is left)."""
-    asking = job.repairs.asking
-    if asking.waiting:  # asked in every turn
-        core().fast.tb_answer(job.repairs.asked, ctypes.addressof(job.voice), now)
-        job.flow.queue.pump(now)
-    return int(asking.again)

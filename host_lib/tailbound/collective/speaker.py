@@ -6,7 +6,7 @@ import ctypes
 import struct
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,7 +87,12 @@ class Speaker(Known):
         #: with all that packets have in common
         self.head = Header(version=schema.VERSION, cookie=cookie, sender=self.rank, map_id=first, map_known=first)
         self.voice = Voice(
-            self.terms.pointer, 0, ctypes.addressof(self.head), ctypes.addressof(self.marks), width=store.width
+            self.terms.pointer,
+            0,
+            ctypes.addressof(self.head),
+            ctypes.addressof(self.marks),
+            width=store.width,
+            requests=self.repairs.asked,
         )
         self._take_key()
         self.advertise_deadline(self.deadlines.advertised)
@@ -139,6 +144,12 @@ class Speaker(Known):
             ctypes.addressof(self.voice), rank, ctypes.addressof(head), body, len(body), out
         )
         return out.raw[:size]
+
+    def letters(self) -> Iterator[bytes]:
+        """Control packets that the library has left to Python, oldest first."""
+        out = ctypes.create_string_buffer(HEADER_BYTES + self.store.width)
+        while size := core().fast.tb_next_letter(self.repairs.asked, out):
+            yield out.raw[:size]
 
     def stamp(self) -> int:
         """A number for what is said elsewhere: above all of control packets before it (auth-5); without a key 0."""

@@ -32,7 +32,6 @@ from tailbound.collective.inbox import Inbox
 from tailbound.collective.job import Job, log
 from tailbound.collective.maps import Maps
 from tailbound.collective.op import Launch, Op, Outcome
-from tailbound.collective.retransmit import answer
 from tailbound.collective.terms import RunQueue
 from tailbound.collective.timing import forgive
 from tailbound.collective.waiter import Sleep
@@ -376,8 +375,8 @@ class Transpose:
         """What the thread sleeps by."""
         job = self.job
         return Sleep(
-            fds, job.datapath.source, job.flow.queue, job.terms.pointer, ctypes.addressof(job.owner),
-            ctypes.addressof(job.voice), longest=_LONGEST_SLEEP, stopped=_STOPPED,
+            fds, job.datapath.source, job.flow.queue, job.terms.pointer, ctypes.addressof(job.voice),
+            ctypes.addressof(job.owner), longest=_LONGEST_SLEEP, stopped=_STOPPED,
         )  # fmt: skip
 
     def _linger(self) -> None:
@@ -456,10 +455,9 @@ class Transpose:
 
     def _serve(self, now: int) -> bool:
         """Takes in what others say and ask for, and answers; returns whether a turn is due by what they say."""
-        due = False
-        for data in self.job.datapath.control_packets():
+        due = bool(core().fast.tb_serve(ctypes.addressof(self.job.voice), now) & Woken.TURN)
+        for data in self.job.letters():
             due |= self._inbox.receive(data, self._ops)
-        self._rest.owed = answer(self.job, now)
         return due
 
     def _stirred(self) -> bool:
@@ -504,7 +502,8 @@ class Transpose:
         looks = [holding.poll(now)] if holding.again else []
         for label in self._rest.taken():
             window.foresee(label)
-        if self._rest.ready & Ready.CONTROLS or self._rest.owed:
+        asking = job.repairs.asking
+        if self._rest.ready & Ready.CONTROLS or asking.again or asking.letters:
             self._serve(now)  # before the queue is pumped, which may take milliseconds
         for rank in members.suspects:
             if (named := job.records.newest(rank)) is not None:

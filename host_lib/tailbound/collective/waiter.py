@@ -32,8 +32,8 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         source: of events.
         queue: what is sent meanwhile.
         terms: address of ``tb_terms``.
-        owner: of ``tb_owner``; 0: Python closes halves.
         voice: of ``tb_voice``.
+        owner: of ``tb_owner``; 0: Python closes halves.
         longest: ns of a wait.
         stopped: ns after which a thread that has not woken up was stopped.
     """
@@ -47,8 +47,8 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
         source: Source,
         queue: SendQueue,
         terms: int,
+        voice: int,
         owner: int = 0,
-        voice: int = 0,
         *,
         longest: int,
         stopped: int,

@@ -19,13 +19,11 @@ from tailbound.errors import ConfigError
 from tailbound.kernel.events import Source
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire import schema
-from tailbound.wire.address import words_of
-from tailbound.wire.packets import layout, offset_of
-from tailbound.wire.schema import HEADER_BYTES, WORKER_MAPS, key_bytes
+from tailbound.wire.packets import layout
+from tailbound.wire.schema import WORKER_MAPS, key_bytes
 
 #: Rows in each ring at least: one GSO burst per direction.
 MIN_ROWS = 64
-_SENDER = offset_of("sender")
 
 
 @dataclass(frozen=True)
@@ -181,14 +179,6 @@ def allocate(width: int, sum_rows: int, result_rows: int) -> dict[str, NDArray[A
     """
     sizes = layouts(width, sum_rows, result_rows, cpus=1)
     return {name: np.zeros(dims, dtype) for name, (dtype, dims) in sizes.items()}
-
-
-def is_from_peer(peers: NDArray[Any], data: bytes, host: str) -> bool:
-    """kernel-8: whether a packet is from the address that ``peers`` has for the rank that it names as its sender."""
-    if len(data) < HEADER_BYTES:
-        return False
-    peer = peers[data[_SENDER]]
-    return words_of(host.partition("%")[0]) == (int(peer["address"]), tuple(peer["prefix"].tolist()))
 
 
 def store_of(arrays: Mapping[str, NDArray[Any]]) -> Store:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.datapath.protocol import Store, is_from_peer, layouts, ring_rows, store_of, sum_ring
+from tailbound.datapath.protocol import Store, layouts, ring_rows, store_of, sum_ring
 from tailbound.errors import AttachError, CapabilityError, ConfigError
 from tailbound.forks import keep_from_children
 from tailbound.kernel import attach as attaching
@@ -40,7 +40,6 @@ log = logging.getLogger("tailbound")
 
 #: Bytes asked for the buffer that control packets come into, and how many of them a turn takes at most.
 _RECEIVE_BYTES = 8 << 20
-_MOST_AT_ONCE = 256
 
 #: Arrays with an entry for each row of the sums ring.
 _BY_SUM_ROW = tuple(m.name for m in WORKER_MAPS if m.mmap and m.entries == ("sum_rows",))
@@ -90,11 +89,11 @@ class XdpDatapath:
                 f"process that `ss -ulnp sport = :{asked.port}` names, or take the udp datapath "
                 "(TAILBOUND_DATAPATH=udp)",
             )  # fmt: skip
+            self.source.socket, self.source.peers = self.socket.fileno(), self.store.peers.ctypes.data
             self._end_job()
         except BaseException:
             loaded.close()
             raise
-        self._strangers = 0
         self._sending: list[UdpSocket] = []
         self._closed = False
         #: the pins that were opened; None: the program is this process's own
@@ -111,7 +110,7 @@ class XdpDatapath:
         """``strange_source``: control packets that the program has not seen (IP options, fragments, another interface)
         and that are not from their sender's address. What is lost in front of it the driver counts (``ethtool -S``).
         """
-        return {"strange_source": self._strangers} if self._strangers else {}
+        return {"strange_source": self.source.strange} if self.source.strange else {}
 
     def descriptors(self) -> list[int]:
         if self._closed:
@@ -216,15 +215,7 @@ class XdpDatapath:
         return self.maps.fds[EVENTS], self.socket.fileno()
 
     def control_packets(self) -> list[bytes]:
-        out: list[bytes] = []
-        with contextlib.suppress(BlockingIOError):
-            for _ in range(_MOST_AT_ONCE):  # the rest stays readable: ops go on between two helpings of a flood
-                data, source = self.socket.recvfrom(HEADER_BYTES + self.store.width)
-                if is_from_peer(self.store.peers, data, source[0]):
-                    out.append(data)
-                else:
-                    self._strangers += 1
-        return out
+        return self.source.words(HEADER_BYTES + self.store.width)
 
     def sending(self, peers: int) -> list[UdpSocket]:
         """Peers know this rank by its address alone, so that any source port will do."""

@@ -20,6 +20,8 @@ from tailbound.wire.schema import SOURCE
 
 #: Events that are taken at once: more than a ring has.
 _MOST = 4096
+#: Control packets that are taken at once.
+_HELPING = 256
 
 
 class Source(record_of(SOURCE)):  # type: ignore[misc]
@@ -52,6 +54,16 @@ class Source(record_of(SOURCE)):  # type: ignore[misc]
         taken = np.empty(_MOST, DTYPES["tb_event"])
         count = core().fast.tb_take(self.pointer, fd, taken.ctypes.data, len(taken))
         found: list[Any] = taken[:count].tolist()
+        return found
+
+    def words(self, room: int) -> list[bytes]:
+        """A helping of control packets, of at most ``room`` bytes, whose senders are where ranks are (kernel-8)."""
+        out, found = ctypes.create_string_buffer(room), []
+        for _ in range(_HELPING):  # the rest stays readable: ops go on between two helpings of a flood
+            if not (size := core().fast.tb_take_word(self.pointer, out, room)):
+                break
+            if size > 0:
+                found.append(out.raw[:size])
         return found
 
     @property

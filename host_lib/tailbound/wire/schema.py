@@ -797,7 +797,8 @@ ASKING = Struct(
     "What the library says of rows that others have requested (`collective.retransmit`).",
     (
         Field("again", "s64", "when to go on, ns; 0: nothing is left"),
-        Field("waiting", "u64", "requests"),
+        Field("waiting", "u32", "requests"),
+        Field("letters", "u32", "control packets that Python is to read"),
     ),
 )
 
@@ -1061,12 +1062,18 @@ VOICE = Struct(
         Field("rows_sent_again", "u64", "rows that a switch was asked for"),
         Field("rows_flushed", "u64", "rows that a switch was to release"),
         Field("repair_gone", "u64", "packets that said which rows do not exist"),
+        Field("repair_requests", "u64", "packets that asked for rows, taken"),
+        Field("control_taken", "u64", "control packets that counted"),
+        Field("control_refused", "u64", "control packets that were damaged, or asked for nothing"),
+        Field("control_replayed", "u64", "control packets that were sent again by others (auth-5)"),
+        Field("requests", "u64", "struct tb_asked: what others have requested"),
+        Field("source", "u64", "struct tb_source: where control packets come from"),
+        Field("controls", "s32", "an eventfd that says so, for the library's tables; -1: none"),
         Field("said_of", "u32", "ops of which something was said of the own gradient", SAID_MOST),
         Field("said", "u32", "what: Flag bits", SAID_MOST),
         Field("saying", "u32", "how many such ops there were"),
         Field("width", "u32", "bytes of a body at most"),
         Field("largest", "u32", "packets of the longest rows in a burst"),
-        Field("pad", "u32", "0"),
     ),
 )
 
@@ -1239,7 +1246,7 @@ class Woken(enum.IntEnum):
     """What only Python can do after a wake-up."""
 
     TURN = 1  #: A turn is due.
-    SERVE = 2  #: Take in what others say, and answer.
+    SERVE = 2  #: Read what others say that the library leaves to Python.
     SEND = 8  #: Pump: not all sockets are the system's.
     SENT = 16  #: See to what has become of a pump.
 
@@ -1249,7 +1256,7 @@ OPENED_MOST = 64
 
 SOURCE = Struct(
     "tb_source",
-    "Where a datapath's events come from, and who seals its slots: the library's tables, or maps of the kernel.",
+    "Where a datapath's events and words come from, and who seals its slots: the library's tables, or a kernel's maps.",
     (
         Field("tables", "u64", "struct tb_tables; 0: a ring"),
         Field("consumed", "u64", "u64: how far the ring was read"),
@@ -1260,6 +1267,10 @@ SOURCE = Struct(
         Field("values", "u64", "u32[rows, 2]: lock and sealed op"),
         Field("rows", "u32", "slots of sums"),
         Field("locks", "s32", "descriptor of the map of their locks"),
+        Field("peers", "u64", "struct tb_peer[]: who may send control packets"),
+        Field("strange", "u64", "control packets of others"),
+        Field("socket", "s32", "that control packets come in by"),
+        Field("pad", "u32", "0"),
     ),
 )
 
@@ -1277,7 +1288,6 @@ SLEEP = Struct(
         Field("stopped", "s64", "after which a thread that has not woken up was stopped"),
         Field("end", "s64", "when a turn is due at the latest"),
         Field("soon", "s64", "when to look at ops: by a clock, or after events that complete no half; 0: by those"),
-        Field("owed", "s64", "when to go on with answers; 0: none is left"),
         Field("awake", "s64", "when the thread was last seen to run; 0: never"),
         Field("served", "s64", "when others were last looked after in the midst of a turn"),
         Field("asked", "s64", "when the last wait was to end"),
