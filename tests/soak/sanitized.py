@@ -119,17 +119,17 @@ def _headers(rng: random.Random, count: int) -> None:
 
 
 def _answers(rng: random.Random, count: int) -> None:
-    """Requests with any body: of lists that are there, gone, or of another size."""
+    """Requests and words about rows with any body: of lists that are there, gone, or of another size."""
     with UdpSocket() as sock:
-        rank = Answers(sock)
-        op = rank.enter()
-        tags = TAG, op.place.layout.tag
+        op = (rank := Answers(sock)).enter()
+        kinds, tags = (PacketType.REPAIR, PacketType.GONE), (TAG, op.place.layout.tag)
         for label in range(10):
             rank.keep(label, rng.randrange(1, 1000), lacking=(0,))
         for now in range(count):
-            about = rng.choice((op.label, *range(12))), rng.choice((1, 2, 3, 256)), rng.randrange(2), rng.choice(tags)
-            body, rows = rng.randbytes(rng.randrange(100)), rng.choice((64, rng.randrange(1 << 16)))
-            rank.fast.tb_note_request(rank.repairs.asked, *about, rng.randrange(rows + 1), rows, body, len(body))
+            head = Header(type=rng.choice(kinds), op=rng.choice((op.label, *range(12))), layout=rng.choice(tags))
+            head.rows, head.flags, head.sender = rng.choice((64, rng.getrandbits(16))), rng.getrandbits(16), 1 + now % 3
+            head.row = rng.randrange(head.rows + 1)
+            rank.fast.tb_heed(ctypes.addressof(rank.voice), bytes(head) + rng.randbytes(99), 64 + rng.randrange(100))
             rank.line.kernel.script = [rng.choice((-1, -9, errno.EAGAIN, errno.EIO))]
             if rng.random() < 0.3:
                 rank.answer(1000 * now)

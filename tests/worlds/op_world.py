@@ -54,7 +54,7 @@ class OpWorld:
         """By a send queue, with marks 5 and 6."""
         self._said = Header(version=VERSION, cookie=COOKIE), Marks(5, 6)
         voice = Voice(self.terms.pointer, line, *map(ctypes.addressof, self._said))
-        voice.width, voice.largest = width, largest
+        voice.width, voice.largest, voice.requests = width, largest, self.known.repairs.asked
         return voice
 
     def marks(self, name: str, label: int, ranks: Any) -> None:
