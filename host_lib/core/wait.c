@@ -111,15 +111,6 @@ static __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 	return over ? TB_WOKEN_SENT : 0;
 }
 
-static int tb_in_flight(const struct tb_terms *t, __u32 label)
-{
-	const struct tb_own_op *o = (const struct tb_own_op *)t->first;
-
-	while (o && o->label != label)
-		o = (const struct tb_own_op *)o->after;
-	return o != 0;
-}
-
 /* Looks at all ops, as a turn does: whether one is due, and by what. */
 static int tb_decide(struct tb_sleep *s, __s64 now)
 {
@@ -129,7 +120,7 @@ static int tb_decide(struct tb_sleep *s, __s64 now)
 	if (t->suspects || t->holds)
 		return 1;
 	for (i = 0; i < s->count; i++)
-		if (!tb_in_flight(t, s->opened[i])) /* it is to be foreseen */
+		if (!tb_own_of(t, s->opened[i])) /* it is to be foreseen */
 			return 1;
 	tb_begin_turn(t, 0, 0);
 	t->alone = 1;
@@ -173,6 +164,8 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	s->awake = now;
 	if (s->ready & TB_READY_CONTROLS || (owed && owed <= now))
 		found = tb_serve(v, now); /* first: what is lacking may have been said */
+	if (found == TB_WOKEN_TURN && !tb_decide(s, now))
+		found = 0;
 	if (!found && t->listen && t->listen <= now)
 		tb_ask_others(v, now);
 	found |= tb_send_on(s, 0, now);
