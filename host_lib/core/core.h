@@ -275,6 +275,7 @@ __u32 tb_tell_places(struct tb_voice *v, __u32 rank, struct tb_header *head, con
 		     __u32 count, __u32 copies);
 void tb_remember(struct tb_voice *v, __u32 label, __u32 flags);
 __u32 tb_said(const struct tb_voice *v, __u32 label);
+void tb_say_ready(struct tb_voice *v, __u32 rank, const struct tb_own_op *o);
 void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout);
 void tb_ask_others(struct tb_voice *v, __s64 now);
 void tb_question(struct tb_overtime *v, __s64 *open, __u32 rank, __s64 now, __s64 heard);

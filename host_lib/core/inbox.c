@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * What other ranks say in control packets. The library takes requests for rows (clock-23) and words about rows that do not
- * exist itself, in a job without a key, and leaves all else to Python. The kernel has checked them, they are checked again.
+ * What other ranks say in control packets. The library takes questions for rows (clock-23) and marks, and plain answers to
+ * them itself, in a job without a key, and leaves all else to Python. The kernel has checked them, they are checked again.
  */
 #define _GNU_SOURCE
 #include "core.h"
@@ -59,7 +59,14 @@ static void tb_take_request(struct tb_voice *v, const struct tb_own_op *o,
 		v->control_refused++;
 }
 
-/* Takes a REPAIR or GONE packet that counts; whether ops may move on by it: not by a question. */
+/* Whether the own rows have been handed over, so that their mark is to come; and nothing else is to be said of them. */
+static int tb_is_plain(const struct tb_own_op *o)
+{
+	return o->sending == TB_SENDING_OVER && tb_half_of(o, 0)->phase != TB_PHASE_DONE &&
+	       !o->switched && !o->empty;
+}
+
+/* Takes a REPAIR, READY or GONE packet that counts; whether ops may move on by it: not by a question. */
 TB_EXPORT int tb_heed(struct tb_voice *v, const struct tb_header *head, __u32 length)
 {
 	const struct tb_terms *t = (const struct tb_terms *)v->terms;
@@ -70,11 +77,13 @@ TB_EXPORT int tb_heed(struct tb_voice *v, const struct tb_header *head, __u32 le
 	if (head->type == TB_TYPE_REPAIR) {
 		if (head->rows)
 			tb_take_request(v, o, head, length);
+		else if (o && tb_is_plain(o))
+			tb_say_ready(v, head->sender, o);
 		else
 			tb_acknowledge(v, head->sender, label, tb_be16(head->layout));
 		return 0;
 	}
-	if (!o)
+	if (!o || head->type == TB_TYPE_READY) /* its marks say all */
 		return 1;
 	o->stirred = 1;
 	if (flags & TB_FLAG_ABSTAIN)
@@ -84,7 +93,7 @@ TB_EXPORT int tb_heed(struct tb_voice *v, const struct tb_header *head, __u32 le
 	return 1;
 }
 
-/* Whether Python has to read it: it knows keys, and what this rank says of an op whose results have not left. */
+/* Whether Python has to read it: it knows keys, and what else is to be said of an op whose results have not left. */
 static int tb_is_for_python(const struct tb_voice *v, const struct tb_header *head, __u32 length)
 {
 	const struct tb_own_op *o;
@@ -93,11 +102,12 @@ static int tb_is_for_python(const struct tb_voice *v, const struct tb_header *he
 		return 1;
 	if (head->type == TB_TYPE_GONE)
 		return (head->flags & tb_be16(TB_FLAG_OVERFLOW)) != 0;
-	if (head->type != TB_TYPE_REPAIR)
-		return 1;
 	o = tb_own_of((const struct tb_terms *)v->terms, tb_be32(head->op));
-	return !head->rows && o && o->sending == TB_SENDING_OVER &&
-	       tb_half_of(o, 0)->phase != TB_PHASE_DONE;
+	if (head->type == TB_TYPE_READY)
+		return !o || o->switched || o->layout != tb_be16(head->layout) || head->flags;
+	return head->type != TB_TYPE_REPAIR ||
+	       (!head->rows && o && (o->switched || o->empty) && o->sending == TB_SENDING_OVER &&
+		tb_half_of(o, 0)->phase != TB_PHASE_DONE);
 }
 
 static int tb_receive(struct tb_voice *v, const struct tb_header *head, __u32 length, __s64 now)

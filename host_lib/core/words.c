@@ -110,6 +110,16 @@ TB_EXPORT __u32 tb_said(const struct tb_voice *v, __u32 label)
 	return i < TB_SAID_MOST ? v->said[i] : 0;
 }
 
+/* Tells a rank that the own rows of an op are on their way. */
+void tb_say_ready(struct tb_voice *v, __u32 rank, const struct tb_own_op *o)
+{
+	struct tb_header head = tb_begin_word(v, TB_TYPE_READY, o->label, o->layout);
+
+	head.seq = tb_be32(o->result_seq);
+	tb_tell(v, rank, &head, NULL, 0, 1);
+	v->ready_sent++;
+}
+
 /* Tells a rank how far this one is: the marks say it. And that it abstained: a word may be lost. */
 TB_EXPORT void tb_acknowledge(struct tb_voice *v, __u32 rank, __u32 label, __u32 layout)
 {

@@ -46,7 +46,7 @@ def announce(job: Speaker, op: Op, peers: Iterable[int], *, asks: bool = False) 
     head = job.header(PacketType.READY, op.label, op.place.layout.tag, flags=flags, seq=op.place.result_seq)
     for peer in peers:
         job.tell(peer, head, body)
-        job.counters["ready_sent"] += 1
+        job.voice.ready_sent += 1
 
 
 def farewell(job: Speaker, label: int) -> None:

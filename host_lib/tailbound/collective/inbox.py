@@ -51,7 +51,7 @@ class Inbox:
             op = ops.get(label)
             if op is not None and head.type == PacketType.GONE:
                 op.outcome.overflowed |= bool(flags & Flag.OVERFLOW)
-            elif op is not None and not head.rows and op.encoded and not op.published:
+            elif op is not None and not head.rows and (op.switched or op.empty) and op.encoded and not op.published:
                 announce(job, op, [sender])
                 return False
             return bool(core().fast.tb_heed(ctypes.addressof(job.voice), data, len(data)))

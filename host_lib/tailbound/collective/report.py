@@ -80,8 +80,8 @@ def alone() -> dict[str, Any]:
 
 #: Counters of words.
 _SPOKEN = (
-    "asked", "control_refused", "control_replayed", "control_taken", "repair_asked", "repair_gone", "repair_requests",
-    "rows_flushed", "rows_sent_again",
+    "asked", "control_refused", "control_replayed", "control_taken", "ready_sent", "repair_asked", "repair_gone",
+    "repair_requests", "rows_flushed", "rows_sent_again",
 )  # fmt: skip
 
 

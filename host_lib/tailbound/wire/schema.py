@@ -1063,6 +1063,7 @@ VOICE = Struct(
         Field("rows_flushed", "u64", "rows that a switch was to release"),
         Field("repair_gone", "u64", "packets that said which rows do not exist"),
         Field("repair_requests", "u64", "packets that asked for rows, taken"),
+        Field("ready_sent", "u64", "packets that told of an own launch"),
         Field("control_taken", "u64", "control packets that counted"),
         Field("control_refused", "u64", "control packets that were damaged, or asked for nothing"),
         Field("control_replayed", "u64", "control packets that were sent again by others (auth-5)"),
