@@ -7,7 +7,6 @@ import ctypes
 import os
 import select
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,11 @@ from tailbound.codec import threads as codec_threads
 from tailbound.codec.threads import Threads, threads_for
 from tailbound.collective.communicator import Communicator, Handling
 from tailbound.wire.bits import Bits
+from tailbound.wire.jit import entry
 from tailbound.wire.packets import record_of
 from tailbound.wire.schema import SENDING, SLEEP, Woken
+
+_KIND = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_int64), ctypes.c_void_p, *[ctypes.c_int64] * 4)
 
 
 @pytest.mark.parametrize(
@@ -31,29 +33,23 @@ def test_threads_by_cores(asked: int, cores: int, ranks: int, threads: int) -> N
     assert threads_for(asked, cores, ranks) == threads
 
 
-class Native:
-    """Functions of Python in place of compiled ones: (working memory, (low, high)) -> what a piece returns."""
+@pytest.fixture(autouse=True)
+def _native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of Python run in place of compiled ones: (working memory, (low, high)) -> what a piece returns."""
+    kept: list[Any] = []
 
-    def __init__(self) -> None:
-        self._kept: list[Any] = []
-
-    def __call__(self, work: Callable[[int, tuple[int, int]], int]) -> int:
-        """Where it begins."""
+    def begins(work: Any) -> int:
+        if hasattr(work, "py_func"):
+            return entry(work)
 
         def code(result: Any, _: int, __: int, low: int, high: int, memory: int) -> int:
             result[0] = work(memory, (low, high))
             return 0
 
-        integer = ctypes.c_int64
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(integer), ctypes.c_void_p, *[integer] * 4)
-        self._kept.append(kind(code))
-        return ctypes.cast(self._kept[-1], ctypes.c_void_p).value or 0
+        kept.append(_KIND(code))
+        return ctypes.cast(kept[-1], ctypes.c_void_p).value or 0
 
-
-@pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    if "averages" not in request.node.name and "bits" not in request.node.name:
-        monkeypatch.setattr(codec_threads, "entry", Native())
+    monkeypatch.setattr(codec_threads, "entry", begins)
 
 
 @pytest.mark.parametrize("groups", [1, 15, 16, 24, 1001])
