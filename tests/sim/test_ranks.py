@@ -188,6 +188,8 @@ def test_a_lost_rank_gets_zeros_at_once_and_jumps() -> None:
             assert not any(outcome.error for _, outcome in job.averaged(NUMEL, step, [0, 1])[1])
         assert job[2].lost
         assert steps - 1 <= job[2].behind <= steps
+        with pytest.raises(TransportError, match="steps behind: ask another"):
+            job[2]._engine.position()
         kept = {int(label) >> OP_INDEX_BITS for label in job[2].job.store.presence["op"] if label}
         assert len(kept) >= ring // ROWS - 1  # whatever op records reach
         for first in range(1, steps):  # the contents of the ring come first

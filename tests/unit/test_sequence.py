@@ -170,7 +170,10 @@ def test_a_map_that_began_before_what_is_remembered_asks_for_a_jump(
 
 
 def test_a_gap_in_the_history_of_maps_asks_for_a_jump() -> None:
-    assert fresh([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])[0].adrift
+    late, _ = fresh([(20, OwnerMap(513, (1,))), (30, OwnerMap(769, (0,)))])
+    assert late.adrift
+    with pytest.raises(TransportError, match="ask another"):
+        late.position()  # it would lead others astray
 
 
 @pytest.mark.parametrize("steps", [4, 5])
@@ -195,46 +198,23 @@ def test_a_map_turned_within_wrong_predictions_turns_again() -> None:
     assert place.placement.owner_map.id == 257
 
 
+@pytest.mark.parametrize("first", [0, (1 << 22) - 9])
+@pytest.mark.parametrize("foreseen", [0, 1, 4])
 @pytest.mark.parametrize("launched", [0, 1, 2, 3])
-def test_a_rank_that_jumps_meets_the_others(launched: int) -> None:
-    history = step(100, 7, 3000)
-    (donor, _), (lost, _) = fresh(history=history * 9 + history[:launched]), fresh(history=history * 2)
-    lost.predict()
-    to = donor.position()
-    assert to.step == (9 if launched in (0, 3) else 10) + (launched == 3)
-    lost.jump(to)
-    launch(donor, history[launched:] if launched in (1, 2) else [])
-    places = launch(lost, history)
-    assert [p.label for p in places] == [op_label(to.step, i) for i in range(3)]
-    assert places[0].previous == op_label(to.step, 0) - 1  # which nobody has
-    assert launch(lost, history) == launch(donor, history * 2)[-3:]
-
-
-@pytest.mark.parametrize("foreseen", [1, 2, 4])
-def test_who_comes_back_begins_before_what_is_only_foreseen(foreseen: int) -> None:
-    """Rule: clock-32."""
-    (ahead, _), (usual, _) = fresh(history=step(100, 7, 3000) * 5), fresh(history=step(100, 7, 3000) * 5)
+def test_a_rank_that_jumps_meets_the_others(launched: int, foreseen: int, first: int) -> None:
+    """Also where the layout changes in that step: rows of its last ops were foretold. Rules: clock-20, clock-32."""
+    history, other = step(100, 7, 3000), step(100, 7, 70_000)
+    donor, lost = Sequence(RANKS, MAP, first), fresh(history=history * 2)[0]
+    launch(donor, history * 9 + history[:launched])
     for _ in range(foreseen):
-        assert ahead.predict() is not None
-    assert ahead.position(launched=True) == usual.position(launched=True) == usual.position()
-    assert ahead.position(launched=True).step == 5
-
-
-@pytest.mark.parametrize("first", [(1 << 22) - 3, (1 << 22) - 4])
-def test_where_to_join_wraps(first: int) -> None:
-    sequence = Sequence(RANKS, MAP, first)
-    launch(sequence, step(100, 7) * 2 + step(100, 7)[:1])
-    assert sequence.position().step == (first + 3) % (1 << 22)
-
-
-@pytest.mark.parametrize(("steps", "join", "stable"), [(1, 1, False), (2, 2, True)])
-def test_nobody_says_where_to_join_while_the_layout_changes(steps: int, join: int, stable: bool) -> None:
-    sequence, _ = fresh(history=step(100, 7) * steps)
-    assert sequence.position().step == join
-    sequence.assign(layout(500))  # this step goes another way
-    assert sequence.stable == stable
-    with pytest.raises(TransportError, match="not stable"):
-        sequence.position()
+        assert donor.predict() is not None
+        assert lost.predict() is not None
+    lost.jump(donor.position())
+    assert lost.upcoming == op_label((first + 9 + launched // 3) % (1 << 22), 0)
+    places = [donor.assign(each)[0] for each in other[launched % 3 :] + other]
+    found = launch(lost, other * 2)
+    assert found[0].previous == (found[0].label - 1) & 0xFFFFFFFF  # which nobody has
+    assert found[-4:] == places[-4:]
 
 
 def standing(own: int, *newest: int, rows: tuple[int, ...] = (), ring: int = 1000, first: int = 0) -> Steps:

@@ -129,8 +129,7 @@ def entrance(engine: Transpose) -> Entrance:
     """Where the next step of this rank begins; for ``Transpose.call``, between two steps."""
     job, members = engine.job, engine.job.membership
     dead = members.dead(step_of(job.sequence.upcoming))
-    position = job.sequence.position(launched=True)
-    return Entrance(position, job.cookie, frozenset(members.gone | members.ended), frozenset(dead))
+    return Entrance(job.sequence.position(), job.cookie, frozenset(members.gone | members.ended), frozenset(dead))
 
 
 def encode(found: Entrance, ranks: int) -> bytes:
@@ -241,7 +240,7 @@ def serve(reliable: Reliable, engine: Transpose) -> None:
         try:
             return [encode(Entrance(engine.ask(engine.position, _ENGINE), engine.job.cookie), engine.job.world)]
         except TransportError as error:
-            raise Refusal(f"cannot say where the next step begins: {error}") from error
+            raise Refusal(f"cannot say where to join: {error}") from error
 
     reliable.serve(POSITION, position)
     reliable.serve(WELCOME, of_form(_WELCOME, answer))

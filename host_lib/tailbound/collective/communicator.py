@@ -406,7 +406,7 @@ class Communicator:
         return job.newest(before) != before
 
     def jump(self) -> int:
-        """If this rank is lost, leaves behind what cannot be had any more and joins the others at their next step.
+        """If this rank is lost, leaves behind what cannot be had any more and joins the others in their step.
 
         To be called between two steps, with nothing in flight. Its parameters are then out of date: it should take
         part with ``contribute=False`` until they have been synchronized.

@@ -205,11 +205,13 @@ class Transpose:
         self.ask(self._holding.start if on else self._holding.resume)
 
     def position(self) -> Position:
-        """Where a rank that is lost can join: the next step that begins here. For ``call``.
+        """Where a rank that is lost can join: the step that is under way here, or begins next. For ``call``.
 
         Raises:
-            TransportError: the layout is not stable yet.
+            TransportError: this rank is behind, or lost itself.
         """
+        if behind := self.job.steps.behind:
+            raise TransportError(f"rank {self.job.rank} is {behind} steps behind: ask another one")
         return self.job.sequence.position()
 
     def jump(self, to: Position) -> int:

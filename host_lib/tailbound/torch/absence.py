@@ -1,6 +1,6 @@
 """A rank that was away comes back to where the others are: by their averages, or by the state of one (clock-20).
 
-A rank whose averages are gone *jumps*: it joins the others at their next step, and takes the state of another. Only
+A rank whose averages are gone *jumps*: it joins the others in their step, and takes the state of another. Only
 ``batches`` can leave iterations out. Without it the program would be behind its state, with the learning rate of an
 earlier step, and go on by itself where the others are through. So its iterations are *void* until it is where the job
 is. Schedulers get there by themselves. The state of another rank is taken at the end.
@@ -310,7 +310,7 @@ class Absence(Part):
     # -- by the state of another rank
 
     def _jump(self) -> int:
-        """Joins the others at their next step, without their state; 0: this rank is not lost, or no rank says where."""
+        """Joins the others in their step, without their state; 0: this rank is not lost, or no rank says where."""
         self._job.drain(2)
         try:
             skipped = self._job.jump()
@@ -322,7 +322,7 @@ class Absence(Part):
         return skipped
 
     def jump(self, timeout: float) -> int:
-        """Joins the others at their next step and takes their state; returns how many steps this rank has moved on.
+        """Joins the others in their step and takes their state; returns how many steps this rank has moved on.
 
         ``timeout``: seconds until a state begins to come; it has time by its size then.
         """

@@ -563,7 +563,7 @@ class TailboundState:
         """Between two iterations: applies those that the others have finished, without computing them.
 
         An iteration of several passes is learned from the last ones, and applied as a whole. Where the averages are
-        gone, this rank joins the others at their next step and takes another rank's state.
+        gone, this rank joins the others in their step and takes another rank's state.
 
         Args:
             step: called once for each applied iteration when the averages are in ``.grad``, instead of its last

@@ -16,7 +16,7 @@ from tailbound.codec.owners import OwnerMap, Placement, place
 from tailbound.codec.shape import Shape
 from tailbound.errors import TransportError
 from tailbound.transport.agreement import Agreed
-from tailbound.transport.steps import step_distance
+from tailbound.transport.steps import step_distance, step_of
 from tailbound.wire.schema import OP_INDEX_BITS, op_label, serial_distance
 
 _U32 = 0xFFFFFFFF
@@ -173,29 +173,17 @@ class Sequence:
             self._placed.pop()
         self._current = list(self._history[1][: first.index])
 
-    def position(self, *, launched: bool = False) -> Position:
-        """Where the next step begins of which no op has been placed: what a lost rank is told.
-
-        Args:
-            launched: where the next step begins that this rank launches, which is between two steps: what a rank that
-                comes back is told. That is a step before what packets of others have named already.
+    def position(self) -> Position:
+        """Where the step begins that is launched here next, or is under way: what lies before cannot change any more.
 
         Raises:
-            TransportError: the layout is not stable, so that the rows to come are not known.
+            TransportError: the own row sequences are not those of the others (``adrift``).
         """
-        if launched and self._ahead:
-            first = self._ahead[0]
-            return Position(first.step, first.result_seq, first.sum_seqs, tuple(self._maps))
-        step, result_seq, sums = self._step, self._result_seq, self.sum_seqs
-        if self._index:
-            if not self.stable or tuple(self._current) != self._history[1][: self._index]:
-                raise TransportError(
-                    "the bucket layout is not stable yet, so the start of the next step is unknown: wait until it is"
-                )
-            for layout in self._history[1][self._index :]:
-                result_seq = (result_seq + layout.shape.rows) & _U32
-                sums = _advance(sums, place(layout.shape, self.map, self._ranks))
-            step = (step + 1) & (_U32 >> 10)
+        if self.adrift:
+            raise TransportError("this rank does not know where rows go: ask another one")
+        step, result_seq, sums = step_of(self.upcoming), self._result_seq, self.sum_seqs
+        if first := next((place for place in self._placed if place.step == step), None):
+            result_seq, sums = first.result_seq, first.sum_seqs
         return Position(step, result_seq, sums, tuple(self._maps))
 
     def jump(self, to: Position) -> None:
