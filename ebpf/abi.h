@@ -151,7 +151,7 @@ struct tb_peer {
 };
 _Static_assert(sizeof(struct tb_peer) == 24, "tb_peer");
 
-/* Latest marks of one rank; written by the program under the peer's lock, only when they rise. */
+/* Latest marks of one rank; written by the program under the peer's lock when they rise; the host redates old ones. */
 struct tb_peer_state {
 	__u32 cookie; /* tag */
 	__u32 contributed; /* highest contributed mark seen */

@@ -14,6 +14,7 @@ from sim.team import SimTeam, sim_team
 from support import hasty, patient
 from tailbound.codec.owners import place
 from tailbound.codec.shape import shape_for
+from tailbound.collective import maps
 from tailbound.transport.agreement import OPEN, Message
 from tailbound.transport.steps import STEP_MASK
 from tailbound_lab.simulate.fabric import MS, Terms
@@ -143,3 +144,19 @@ def test_maps_hold_when_step_numbers_turn_over() -> None:
         assert job.world.propose((0, 2, 3))  # another map can be had, and rank 3 owns rows anew
         until(job, (0, 2, 3), 8)
         assert not any("WRONG_MAP" in member.stats()["drops"] for member in job.communicators)
+
+
+def test_a_rank_that_has_left_owes_no_rows_however_many_steps_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After 2^21 steps its marks seemed to be still to come: every op asked it for its rows. Rule: clock-22."""
+    monkeypatch.setattr(maps, "_AGE_EVERY", 1)
+    with sim_team(3, hasty(**GIVEN) | {"ring_mib": 0.125}) as job:
+        right(job, 4)
+        job.world.kill(2)
+        for member in job.communicators[:2]:
+            member.job.membership.bye(2, member.job.sequence.upcoming - 1)
+        for to in range(0, STEP_MASK, STEP_MASK // 8 + 1):
+            for member in job.communicators[:2]:
+                member._engine.jump(replace(member._engine.position(), step=to + 4))
+            for seed in range(8):
+                assert all(outcome.nanoseconds < 10 * MS for _, outcome in job.averaged(NUMEL, seed, [0, 1])[1])
+            job.drain()

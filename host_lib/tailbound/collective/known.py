@@ -23,9 +23,10 @@ from tailbound.kernel.core import core
 from tailbound.transport.config import Config
 from tailbound.transport.deadline import Deadlines
 from tailbound.transport.membership import Membership
+from tailbound.transport.steps import OLD, STEP_MASK
 from tailbound.wire import schema
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_slot
+from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_label, op_slot
 
 #: Seals missed by the own row before it is no longer waited for (clock-8).
 SELF_LATE_AFTER = 3
@@ -210,6 +211,14 @@ class Known:
     def newest(self, own: int) -> int:
         """The newest op label that a live rank has named, or ``own`` if none is newer."""
         return int(core().fast.tb_newest(self.terms.pointer, own))
+
+    def age(self, step: int) -> None:
+        """Dates what is old in ``step`` back (``OLD``), before it would seem to be still to come."""
+        self.membership.age(step)
+        oldest = np.uint32(op_label(step - OLD & STEP_MASK, 0))
+        for mark in ("newest", "contributed", "published"):  # of ranks that have left
+            marks = self.store.peer_states[mark]
+            marks[(oldest - marks).view(np.int32) > 0] = oldest
 
     def follow(self) -> bool:
         """Tells the library what concerns all ops; returns whether it is another than before: all have news then."""

@@ -233,7 +233,7 @@ class Maps:
     def _age(self, step: int, ops: Mapping[int, Op]) -> None:
         """Keeps what began long ago from seeming to be still to come, here and in the kernel."""
         job, agreement = self._job, self.agreement
-        job.membership.age(step)
+        job.age(step)
         if not agreement.age(step):
             return
         job.sequence.set_maps(agreement.agreed)

@@ -30,10 +30,10 @@ MIN_ROWS = 64
 class Store:
     """Arrays named and typed like the maps of ``wire.schema.WORKER_MAPS`` (dtypes: ``wire.packets.DTYPES``).
 
-    Written by the host: ``control`` [1], ``peers`` [256], ``expect_results`` [OP_RING].
+    Written by the host: ``control`` [1], ``peers`` [256], ``expect_results`` [OP_RING], old marks in ``peer_states``.
     Read only: ``slots`` [sum_rows], ``sums`` u8[sum_rows, 2 * width] (lane order: see ``codec``), ``results``
     u8[result_rows, width], ``result_records`` and ``presence`` [result_rows], ``ops`` [OP_RING], ``arrivals``
-    [OP_RING * 256], ``peer_states`` [256], ``ledger`` [cpus * 257]. Ring sizes are powers of two.
+    [OP_RING * 256], ``peer_states`` [256] else, ``ledger`` [cpus * 257]. Ring sizes are powers of two.
     """
 
     width: int

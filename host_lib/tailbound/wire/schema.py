@@ -423,7 +423,7 @@ PEER = Struct(
 
 PEER_STATE = Struct(
     "tb_peer_state",
-    "Latest marks of one rank; written by the program under the peer's lock, only when they rise.",
+    "Latest marks of one rank; written by the program under the peer's lock when they rise; the host redates old ones.",
     (
         Field("cookie", "u32", "tag"),
         Field("contributed", "u32", "highest contributed mark seen"),
@@ -1337,7 +1337,7 @@ WORKER_MAPS: tuple[Map, ...] = (
     Map("presence", "which results are whole", "tb_presence", ("result_rows",), "program"),
     Map("ops", "records of ops", "tb_op", (OP_RING,), "program"),
     Map("arrivals", "arrival times by op and rank", "tb_arrival", (OP_RING, MAX_RANKS), "program"),
-    Map("peer_states", "marks of ranks", "tb_peer_state", (MAX_RANKS,), "program"),
+    Map("peer_states", "marks of ranks", "tb_peer_state", (MAX_RANKS,), "both"),
     Map("ledger", "row cpu * (MAX_RANKS + 1) + sender: counters", "tb_ledger", ("cpus", MAX_RANKS + 1), "program"),
     Map("keys", "of even and odd epochs", "u8", (KEY_EPOCHS,), "host", mmap=False, width=("key_bytes",), secret=True),
     Map("slot_locks", "locks and seals of sum slots", "tb_slot_lock", ("sum_rows",), "both", mmap=False),
