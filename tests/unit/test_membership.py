@@ -81,7 +81,9 @@ def test_a_rank_that_was_away_counts_the_silence_of_others_from_its_return_on() 
 HOLDS: dict[str, list[tuple[Any, ...]]] = {
     "it ends by a silence": [(0, 0), ("hold", 2, 100), (100, 100 + HOLD_SILENCE), (100 + HOLD_SILENCE, 0)],
     "it ends by a word": [("hold", 2, 500), ("unhold", 2), (501, 0)],
-    "it ends with a goodbye": [("hold", 2, 10), ("bye", 2, 0), (11, 0)],
+    "it ends with a goodbye, whatever comes later": [
+        ("hold", 2, 10), ("bye", 2, 0), (11, 0), ("hold", 2, 12), (13, 0), ("hold", 3, 14), (15, 14 + HOLD_SILENCE),
+    ],
     "the last one counts": [("hold", 2, 100), ("hold", 3, 300), ("hold", 0, 200), (400, 300 + HOLD_SILENCE)],
     "it ends with a death, and what was recorded begins none": [
         ("hold", 2, 100), ("died", 2, 0), (101, 0), ("hold", 2, 200), (201, 0), ("back", 2, 5), (202, 0),

@@ -39,15 +39,6 @@ def test_a_rank_that_woke_up_suspects_again_from_the_next_step_on_however_many_p
     assert who.absent(who.contribution, {3}, 0, in_step=True, step=far) == {3}
 
 
-def test_a_rank_that_has_said_goodbye_is_not_waited_for_whatever_comes_later_of_it() -> None:
-    who = Membership(ranks=4, rank=1, hold_max=1000)
-    who.bye(3, op_label(5, 0))
-    who.hold(3, 1)
-    assert not who.holding(2)
-    who.hold(2, 1)
-    assert who.holding(2)
-
-
 def test_rows_that_a_process_sent_before_its_end_do_not_bring_it_back() -> None:
     """Two steps after all that it has named, rows are of a new process."""
     who = Membership(ranks=4, rank=1)
