@@ -116,5 +116,4 @@ def test_accelerate_ends_the_training_of_all_its_models(monkeypatch: pytest.Monk
     for model in ("first", "second"):
         accelerate.register(accelerator, model, None)
     accelerator.end_training()
-    assert sorted(calls[:2]) == ["first", "second"]
-    assert calls[2:] == ["trackers"]
+    assert (sorted(calls[:2]), calls[2:]) == (["first", "second"], ["trackers"])

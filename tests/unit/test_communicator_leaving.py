@@ -121,8 +121,7 @@ def test_the_end_of_a_process_that_has_said_goodbye_is_no_death(monkeypatch: pyt
         monkeypatch.setattr(engine, "died", lambda rank: (died(rank), told.set()))
         job[1].close()
         assert told.wait(PATIENCE)
-        assert job[0].job.membership.gone == {1}
-        assert events(job[0], "rank_died") == []
+        assert (job[0].job.membership.gone, events(job[0], "rank_died")) == ({1}, [])
 
 
 def test_a_rank_that_raises_says_no_goodbye(caplog: pytest.LogCaptureFixture) -> None:

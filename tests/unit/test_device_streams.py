@@ -98,8 +98,7 @@ def test_every_use_comes_behind_the_mark_and_waits_for_no_event() -> None:
     assert sum(stream.sizes) < 2 * 1.03 * numel, "codes cross, down and up, and neither gradients nor averages do"
     coder.clear(x)
     coder.keep(x, x)
-    assert stream.marks == ["ready"] * 5
-    assert len(stream.events) == 2
+    assert (stream.marks, len(stream.events)) == (["ready"] * 5, 2)
     assert not any(event.waited for event in stream.events)
 
 

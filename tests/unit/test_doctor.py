@@ -216,8 +216,7 @@ def test_a_program_is_named_by_the_interface_that_it_was_attached_for(
     assert pin.owner("eth0.5", 12) is None
     for name, number in (("eth0.6", 12), ("eth0", 11), ("eth1", 10)):
         pin._settings_file(name).write_text(json.dumps({"prog_id": number, "interface": name}))
-    assert pin.owner("eth0.5", 12) == "eth0.6"
-    assert pin.owner("eth0.5", 11) == "eth0"
+    assert (pin.owner("eth0.5", 12), pin.owner("eth0.5", 11)) == ("eth0.6", "eth0")
     assert pin.owner("eth0.5", 13) is None
     pin._settings_file("old0").write_text(json.dumps({"prog_id": 13, "interface": "old0"}))
     assert pin.owner("eth0.5", 13) == "old0"  # as the device was called then

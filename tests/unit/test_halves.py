@@ -221,8 +221,7 @@ def heard(words: dict[int, int], questions: dict[int, int], through: Collection[
 def test_who_was_not_asked_since_it_was_heard_of_is_not_silent() -> None:
     """Rule: clock-29."""
     assert heard({}, {}) == 0  # nobody was ever heard of
-    assert heard({}, {1: 80}) == 0
-    assert heard({2: 50}, {1: 80}) == 90
+    assert (heard({}, {1: 80}), heard({2: 50}, {1: 80})) == (0, 90)
     assert heard({2: 50}, {1: 80, 2: 70}) == 70
     assert heard({2: 75}, {1: 80, 2: 70}) == 75  # a mark of it has risen since
     assert heard({1: 60, 2: 75}, {1: 80, 2: 70}) == 80

@@ -150,8 +150,7 @@ def test_an_optimizer_of_the_program_keeps_its_arguments_and_its_gradients(one: 
     class Polyak(torch.optim.SGD):
         @torch.no_grad()
         def step(self, loss: torch.Tensor, factor: float) -> None:
-            assert factor == 0.5
-            assert loss.ndim == 0
+            assert (factor, loss.ndim) == (0.5, 0)
             super().step()
 
     steps = []
@@ -192,8 +191,7 @@ def test_what_ends_an_iteration_is_called_once_for_each(pair: tuple[Rank, Rank])
 
     first.train(solo.alternating(first), 14, 2)
     assert second.train(loop, 14, 2, {9: 6}, step=step) == [*range(9), 12, 13]
-    assert len(ended) == 3
-    assert second.weights() == first.weights()
+    assert (len(ended), second.weights()) == (3, first.weights())
 
 
 def test_a_loop_of_its_own_applies_whole_iterations_too(pair: tuple[Rank, Rank]) -> None:
@@ -208,8 +206,7 @@ def test_a_loop_of_its_own_applies_whole_iterations_too(pair: tuple[Rank, Rank])
             assert i == 10
         iterate(i)
         i += 1
-    assert second.job.step == 24
-    assert second.weights() == first.weights()
+    assert (second.job.step, second.weights()) == (24, first.weights())
 
 
 def test_nobody_reads_weights_that_the_loop_moves_between_two_passes(one: Rank) -> None:

@@ -134,8 +134,7 @@ def test_without_an_optimizer_nobody_reads_from_the_backward_pass_on(alone: Any)
     passes = Passes(alone)
     for _ in range(3):
         passes.both()
-    assert passes.forward == [None, 0, 1]
-    assert passes.after == [None] * 3
+    assert (passes.forward, passes.after) == ([None, 0, 1], [None] * 3)
     alone.boundary()
     assert readable(alone) == 2
 
