@@ -220,7 +220,7 @@ TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
 {
 	__s64 now = tb_clock();
-	__u32 found;
+	__u32 found = 0;
 
 	if (now - s->awake > s->stopped)
 		return TB_WOKEN_TURN;
@@ -229,8 +229,9 @@ TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
 		return 0;
 	s->served = now;
 	tb_peek(s);
-	found = s->ready & TB_READY_CONTROLS ? TB_WOKEN_SERVE : 0;
-	return found | tb_send_on(s, found, now);
+	if (s->ready & TB_READY_CONTROLS)
+		found = tb_serve((struct tb_voice *)s->voice, now);
+	return found | tb_send_on(s, 0, now);
 }
 
 TB_EXPORT __u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s)

@@ -482,7 +482,8 @@ class Transpose:
         rest.served = now
         if found & Woken.SENT:  # before anything that pumps
             self.job.flow.queue.go_on(rest.refused)
-        if rest.peek() & Ready.CONTROLS:
+        self._due |= bool(found & Woken.TURN)
+        if found & Woken.SERVE or rest.peek() & Ready.CONTROLS:
             self._due |= self._serve(now)
         queue = self.job.flow.queue
         if queue.full or 0 < queue.again <= now:
