@@ -230,10 +230,8 @@ class World(UncheckedWorld):
             self.switch = SimSwitch(self.fabric, rules)
 
     def peers_of(self, config: Config) -> dict[int, tuple[str, int]]:
-        peers = super().peers_of(config)
-        if config.switch is not None:
-            peers[self.ranks] = config.switch.address, config.switch.port
-        return peers
+        switch = config.switch
+        return super().peers_of(config) | ({self.ranks: (switch.address, switch.port)} if switch is not None else {})
 
     def take(self, burst: Burst) -> None:
         if burst.to == self.ranks:
@@ -245,7 +243,9 @@ class World(UncheckedWorld):
     def finished(self, rank: int, done: Done, out: NDArray[np.float32]) -> None:
         """Compares an op with what others have."""
         outcome, engine = done.outcome, self.nodes[rank].engine
-        if (op := engine._ops.get(done.label)) is not None and not engine.job.sequence.adrift:
+        op = engine._ops.get(done.label)
+        assert op is None or not op.unnoted, f"op {done.label} is given out without what its first half came to"
+        if op is not None and not engine.job.sequence.adrift:
             found, key = (op.place.result_seq, op.place.sum_seqs), (op.label, op.place.placement.owner_map.id)
             assert self._places.setdefault(key, found) == found, f"op {op.name} of rank {rank} has places of its own"
         super().finished(rank, done, out)
