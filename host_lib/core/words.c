@@ -39,7 +39,8 @@ TB_EXPORT __u32 tb_write_word(struct tb_voice *v, __u32 rank, const struct tb_he
 		stamp = tb_be64(tb_next_stamp(v));
 		memcpy(&packet->exponent, &stamp, sizeof(stamp));
 	}
-	memcpy(packet + 1, body, length);
+	if (length) /* else there may be none */
+		memcpy(packet + 1, body, length);
 	memset((__u8 *)(packet + 1) + length, 0, padded - length);
 	tb_prove_packet(packet, packet + 1, padded, (const __u64 *)v->key);
 	return sizeof(*packet) + padded;
