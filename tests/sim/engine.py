@@ -224,10 +224,8 @@ class World(UncheckedWorld):
         self._places: dict[tuple[int, int], tuple[int, tuple[int, ...]]] = {}  # of an op's rows, by it and its map
         self._forgot = -1  # newest op that had begun when the switch forgot its rows
         switch = self._settings.get("switch")
-        self.switch: SimSwitch | None = None
-        if switch is not None:
-            rules = Rules(COOKIE, self.ranks, HEADROOM, switch.rows, switch.form)
-            self.switch = SimSwitch(self.fabric, rules)
+        rules = switch and Rules(COOKIE, self.ranks, HEADROOM, switch.rows, switch.form)
+        self.switch = SimSwitch(self.fabric, rules) if rules else None
 
     def peers_of(self, config: Config) -> dict[int, tuple[str, int]]:
         switch = config.switch
@@ -264,9 +262,10 @@ class World(UncheckedWorld):
         node = self.nodes[rank]
         node.stopped = max(node.stopped, self.fabric.now + length)
 
-    def kill(self, rank: int) -> None:
-        """Ends the processes of ``rank`` and its kernel program."""
-        self.nodes[rank].dead = self.fabric.ends[rank].cut = True
+    def kill(self, *ranks: int) -> None:
+        """Ends the processes of ``ranks`` and their kernel programs."""
+        for rank in ranks:
+            self.nodes[rank].dead = self.fabric.ends[rank].cut = True
 
     def revive(self, rank: int) -> None:
         """A rank that was killed comes back: another process, which knows nothing and joins where the others are."""

@@ -8,6 +8,7 @@ as short as it can, and prints it.
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from sim.engine import Plan, World, switch_of
-from tailbound_lab.simulate.fabric import MS, Terms
+from tailbound.wire.schema import Found
+from tailbound_lab.simulate.fabric import MS, S, Terms
 
 #: Losses one by one and in bursts; sockets so small that results wait for room, at a tenth of the usual rate.
 UNIFORM = Terms(loss=0.02)
@@ -28,8 +30,7 @@ NARROW = Terms(loss=0.02, burst=5, room=8 << 10, rate=1e7)
 def test_where_nothing_is_lost_every_row_arrives(ranks: int) -> None:
     with World(ranks, seed=ranks, steps=20) as world:
         world.run()
-    assert world.counts["delivered"] == world.counts["expected"]
-    assert world.counts["compared"] == ranks * 40
+    assert (world.counts["delivered"], world.counts["compared"]) == (world.counts["expected"], ranks * 40)
     assert not any(world.fabric.dropped.values())
     assert all(len(node.over) == 40 for node in world.nodes)
 
@@ -63,8 +64,7 @@ def test_the_last_rank_that_lives_keeps_the_bound() -> None:
     """Whose deadline is learned from two others' longest: it was stage_max / 10 longer than all may take."""
     with World(3, 59, Terms(rate=1e7, room=8 << 10), steps=4) as world:
         world.start()
-        world.kill(0)
-        world.kill(1)
+        world.kill(0, 1)
         world.finish()
     assert world.nodes[2].step == 4
 
@@ -73,11 +73,21 @@ def test_a_rank_that_rests_makes_clocks_wait_longer_for_a_majority() -> None:
     """D_start follows what a step computes, the rest included, and ops keep the bound with it."""
     with World(4, 0, steps=3, paced=3e6) as world:
         world.start()
-        world.kill(0)
-        world.kill(1)
+        world.kill(0, 1)
         world.nodes[2].pause = 1500 * MS
         world.finish()
     assert world.nodes[2].over[-1].took > world.nodes[2].engine.job.config.bound
+
+
+def test_a_find_is_done_before_its_turn_may_drop_the_op() -> None:
+    with World(3, plan=Plan(compute=0)) as world:
+        engine = world.start().nodes[0].engine
+        world.until(lambda: bool(engine._ops), S)
+        op = next(iter(engine._ops.values()))
+        engine._rest.found, engine._rest.label = Found.FIRST, op.label
+        engine._commands.append((Future(), lambda: engine._window.drop(op.place)))
+        engine.turn(world.fabric.now)
+        assert op.label not in engine._ops
 
 
 # -- any sequence of faults -------------------------------------------------------------------------------------------
@@ -103,8 +113,7 @@ class Training(RuleBasedStateMachine):
         self.world = World(ranks, seed, terms, steps=1 << 30, paced=paced, switch=switch, share_rows=share_rows).start()
 
     def _one(self, number: int) -> int:
-        alive = self.world.alive
-        return alive[number % len(alive)].rank
+        return self.world.alive[number % len(self.world.alive)].rank
 
     @property
     def _dead(self) -> list[int]:
@@ -116,8 +125,7 @@ class Training(RuleBasedStateMachine):
 
     @rule(loss=st.sampled_from([0.0, 0.01, 0.1, 0.5]), burst=st.sampled_from([0.0, 8.0]))
     def lose(self, loss: float, burst: float) -> None:
-        fabric = self.world.fabric
-        fabric.terms = replace(fabric.terms, loss=loss, burst=burst)
+        self.world.fabric.terms = replace(self.world.fabric.terms, loss=loss, burst=burst)
 
     @rule(number=NUMBERS, length=LENGTHS)
     def stop(self, number: int, length: int) -> None:
@@ -134,9 +142,7 @@ class Training(RuleBasedStateMachine):
 
     @rule(owners=st.sets(st.integers(0, 4)))
     def propose_a_map(self, owners: set[int]) -> None:
-        chosen = tuple(sorted(owners.intersection(range(self.world.ranks))))
-        if chosen:
-            self.world.propose(chosen)
+        self.world.propose(tuple(sorted(owners.intersection(range(self.world.ranks)))) or (0,))
 
     @precondition(lambda self: len(self.world.alive) > 2)
     @rule(number=NUMBERS)
@@ -177,5 +183,4 @@ def test_the_first_part_of_the_soak_runs() -> None:
 
     counts: dict[str, float] = {}
     assert machine.tried(machine.counted(Training, lambda name, n: counts.update({name: n})), 7, 2) == ""
-    assert counts["sequences"] == 1
-    assert counts["virtual"] > 0
+    assert (counts["sequences"], counts["virtual"] > 0) == (1, True)

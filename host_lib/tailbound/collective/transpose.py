@@ -500,6 +500,10 @@ class Transpose:
         members, holding = job.membership, self._holding
         self._runs(now)
         job.overtime.turned(self._run_queue.waited())
+        if found := self._rest.found:  # by the library, of an op that what follows may drop
+            self._rest.found = 0
+            _DO[found](self, ops[self._rest.label], now)
+            now = job.now()
         if self._commands:
             self._obey()
         looks = [holding.poll(now)] if holding.again else []
@@ -570,10 +574,7 @@ class Transpose:
             everything: all are to be looked at, with news or without.
             holds: somebody does, so that no clock starts.
         """
-        job, terms, rest, next_op = self.job, self.job.terms, self._rest, core().fast.tb_next_op
-        if rest.found:  # by the library, before this turn
-            _DO[rest.found](self, self._ops[rest.label], now)
-            rest.found = 0
+        job, terms, next_op = self.job, self.job.terms, core().fast.tb_next_op
         core().fast.tb_begin_turn(terms.pointer, job.follow() or everything, holds)
         self._unsettled = False
         while found := next_op(terms.pointer, now):
@@ -583,7 +584,7 @@ class Transpose:
                 terms.everything = 1  # others may stand otherwise by it
                 self._unsettled |= job.follow()  # those before it have not been looked at since
                 now = self._meanwhile()
-        rest.soon = terms.due
+        self._rest.soon = terms.due
 
     def _send_own(self, op: Op, now: int) -> bool:
         job = self.job
