@@ -131,7 +131,8 @@ def write_residual(
     """
     lay(own, shape, coding, residual, threads.scratch, STAGE_CONTRIBUTION)
     left = _left(data, residual, own, scales, shape, coding, threads.scratch.call_at)
-    threads.run(_residual_at, words_at(left), shape.groups)
+    if threads.run(_residual_at, words_at(left), shape.groups) < 0:
+        raise ValueError("own codes do not fit the shape")
 
 
 def mark_own(own: Received, scales: Scales, shape: Shape, coding: Coding) -> None:

@@ -309,4 +309,5 @@ def mean_entry() -> int:
 
 def mean_by(threads: Threads, at: int, rows: int) -> None:
     """``mean_rows`` of all ``rows`` by words at ``at``, shared by ``threads`` in blocks of as many as a group has."""
-    threads.run(_mean_at, at, rows, GROUP_ROWS)
+    if threads.run(_mean_at, at, rows, GROUP_ROWS) < 0:
+        raise RuntimeError("the pass that makes means has failed: report it")
