@@ -191,7 +191,7 @@ struct tb_sending {
 };
 _Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
 
-/* What the library says of rows that others have requested (`collective.retransmit`). */
+/* What the library says of rows that others have requested (`core/answers.c`). */
 struct tb_asking {
 	__s64 again; /* when to go on, ns; 0: nothing is left */
 	__u32 waiting; /* requests */

@@ -14,8 +14,7 @@ from tailbound.collective import peers, switched
 from tailbound.collective.contribute import coding_of, lay_results
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.collective.retransmit import settle
-from tailbound.collective.tally import counts, point_own
+from tailbound.collective.tally import counts, point_own, settle
 from tailbound.collective.timing import cut_off, note, suspect
 from tailbound.errors import LayoutError
 from tailbound.kernel.core import core

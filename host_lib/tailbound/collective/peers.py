@@ -12,8 +12,7 @@ import ctypes
 from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
-from tailbound.collective.retransmit import settle
-from tailbound.collective.tally import Counts, gather, read_records
+from tailbound.collective.tally import Counts, gather, read_records, settle
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.kernel.core import core
 from tailbound.wire.ranks import ranks_of

@@ -8,14 +8,17 @@ from __future__ import annotations
 import ctypes
 
 from tailbound.collective.known import Known
-from tailbound.collective.op import Op
+from tailbound.collective.op import Half, Op
+from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import core
 from tailbound.transport.safeguard import WARN_OP, WARN_SMOOTHED, Limits
 from tailbound.wire.packets import record_of
-from tailbound.wire.schema import GUARD, Action
+from tailbound.wire.schema import GUARD, Action, Stage, Verdict
 
 #: A loss that there is not.
 _NEVER = 2.0
+#: Verdict on rows that come a second time by a request, by stage.
+_TWICE = Verdict.DUPLICATE_REPAIR, Verdict.DUPLICATE_REPAIR_RESULT
 
 #: s64[world], by rank.
 Counts = ctypes.Array[ctypes.c_int64]
@@ -87,3 +90,17 @@ class Safeguard(record_of(GUARD)):  # type: ignore[misc]
         if loss > limit:
             return f"{loss:.1%} of an op's rows lost, more than {limit:.1%}"
         return f"{self.smoothed:.1%} of rows lost in the last ops, more than {WARN_SMOOTHED:.1%}"
+
+
+def settle(job: Speaker, half: Half, stage: Stage) -> None:
+    """Counts, at the end of a half, what repair has brought (clock-23)."""
+    if not half.requested:  # as a rule
+        return
+    for flow in half.begun:
+        if flow.again:
+            rank, came = flow.rank, int(core().fast.tb_repaired(ctypes.addressof(half), flow.rank))
+            job.repairs.came[stage, rank] += came
+            job.counters["repair_rows_asked"] += flow.again
+            job.counters["rows_repaired"] += came
+            twice = job.records.count(rank, _TWICE[stage])
+            job.repairs.paths[stage * job.world + rank].settled(flow.again, twice, probed=bool(flow.probed))

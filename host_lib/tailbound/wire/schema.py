@@ -794,7 +794,7 @@ INTERNAL = (1 << 63) - 1
 
 ASKING = Struct(
     "tb_asking",
-    "What the library says of rows that others have requested (`collective.retransmit`).",
+    "What the library says of rows that others have requested (`core/answers.c`).",
     (
         Field("again", "s64", "when to go on, ns; 0: nothing is left"),
         Field("waiting", "u32", "requests"),
