@@ -367,7 +367,7 @@ struct tb_terms {
 	__u32 everything; /* 1: the flows of all ops are to be looked at */
 	__u32 entered; /* 1: the turn is in the midst of an op */
 	__u32 label; /* of the op that something was found of */
-	__u32 alone; /* 1: the library looks, and Python learns later */
+	__u32 alone; /* 1: the library looks at a single op, from which Python learns later */
 };
 _Static_assert(sizeof(struct tb_terms) == 352, "tb_terms");
 

@@ -123,7 +123,7 @@ static int tb_decide(struct tb_sleep *s, __s64 now)
 		if (!tb_own_of(t, s->opened[i])) /* it is to be foreseen */
 			return 1;
 	tb_begin_turn(t, 0, 0);
-	t->alone = 1;
+	t->alone = t->first && !((const struct tb_own_op *)t->first)->after;
 	s->found = tb_next_op(t, now);
 	s->label = t->label;
 	if (s->found)

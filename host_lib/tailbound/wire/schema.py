@@ -987,7 +987,7 @@ TERMS = Struct(
         Field("everything", "u32", "1: the flows of all ops are to be looked at"),
         Field("entered", "u32", "1: the turn is in the midst of an op"),
         Field("label", "u32", "of the op that something was found of"),
-        Field("alone", "u32", "1: the library looks, and Python learns later"),
+        Field("alone", "u32", "1: the library looks at a single op, from which Python learns later"),
     ),
 )
 
