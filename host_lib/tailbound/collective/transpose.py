@@ -595,9 +595,7 @@ class Transpose:
             return False
         moved, look = advance(job, op, now)
         op.due = min(filter(None, (op.due, look)), default=0)
-        if (
-            op.sending == Sending.OVER and len(self._ops) == 1
-        ):  # no turn is due for it later; nothing is learned until then
+        if op.sending == Sending.OVER and len(self._ops) == 1:  # nothing is learned until its clock starts
             self._say_first(op, now)
             self._say_second(op, now)
         return moved
