@@ -23,15 +23,9 @@ struct tb_request {
 	__u64 bits[]; /* places to be sent */
 };
 
-/* A control packet that Python is to read. */
-struct tb_letter {
-	struct tb_letter *after;
-	__u64 length, packet[];
-};
-
 struct tb_asked {
 	struct tb_asking *said;
-	struct tb_letter *first, **last;
+	struct tb_words letters; /* control packets that Python is to read */
 	__u32 lacking; /* places in gone */
 	struct tb_request *head;
 	struct {
@@ -55,10 +49,8 @@ TB_EXPORT struct tb_asked *tb_asked_open(struct tb_asking *said)
 
 	for (rank = 0; a && rank < TB_MAX_RANKS; rank++)
 		a->budgets[rank].tokens = TB_DEPTH;
-	if (!a)
-		return 0;
-	a->said = said;
-	a->last = &a->first;
+	if (a)
+		a->said = said;
 	return a;
 }
 
@@ -76,34 +68,24 @@ static void tb_forget(struct tb_asked *a, const struct tb_request *q)
 /* Keeps a control packet for Python; 0: there is no memory, and it is lost. */
 int tb_leave_letter(struct tb_asked *a, const void *packet, __u32 length)
 {
-	struct tb_letter *letter = malloc(sizeof(*letter) + length);
+	int kept = tb_put_word(&a->letters, 0, packet, length);
 
-	if (!letter)
-		return 0;
-	letter->after = 0;
-	letter->length = length;
-	memcpy(letter->packet, packet, length);
-	*a->last = letter;
-	a->last = &letter->after;
-	a->said->letters++;
-	return 1;
+	a->said->letters += kept;
+	return kept;
 }
 
 /* The oldest of them: its bytes; 0: there is none. */
 TB_EXPORT __u32 tb_next_letter(struct tb_asked *a, void *out)
 {
-	struct tb_letter *letter = a->first;
+	const struct tb_word *letter = a->letters.first;
 	__u32 length;
 
 	if (!letter)
 		return 0;
 	length = letter->length;
 	memcpy(out, letter->packet, length);
-	a->first = letter->after;
-	if (!a->first)
-		a->last = &a->first;
+	tb_drop_word(&a->letters);
 	a->said->letters--;
-	free(letter);
 	return length;
 }
 
@@ -115,12 +97,8 @@ __s64 tb_answer_at(const struct tb_voice *v)
 
 TB_EXPORT void tb_asked_close(struct tb_asked *a)
 {
-	struct tb_letter *letter;
-
-	while ((letter = a->first)) {
-		a->first = letter->after;
-		free(letter);
-	}
+	while (a->letters.first)
+		tb_drop_word(&a->letters);
 	while (a->head)
 		tb_forget(a, a->head);
 	free(a);

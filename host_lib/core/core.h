@@ -107,6 +107,17 @@ static inline int tb_sent(const struct tb_terms *t, __u32 rank, __u32 label, int
 	return s->cookie == t->cookie && tb_distance(mark, label) >= 0;
 }
 
+/* Control packets that wait, the oldest first, each with the rank that it is for. */
+struct tb_word {
+	struct tb_word *after;
+	__u32 rank, length;
+	__u64 packet[];
+};
+
+struct tb_words {
+	struct tb_word *first, *last; /* last: where there is a first */
+};
+
 /* An op in flight; 0: it is none. */
 static inline struct tb_own_op *tb_own_of(const struct tb_terms *t, __u32 label)
 {
@@ -266,7 +277,9 @@ __s64 tb_answer_at(const struct tb_voice *v);
 int tb_leave_letter(struct tb_asked *a, const void *packet, __u32 length);
 __u32 tb_next_letter(struct tb_asked *a, void *out);
 
-/* Control packets, and questions for what is lost (words.c). */
+/* Control packets, and questions for what is lost (words.c). tb_put_word: 0 where there is no memory. */
+int tb_put_word(struct tb_words *q, __u32 rank, const void *packet, __u32 length);
+void tb_drop_word(struct tb_words *q);
 __u64 tb_next_stamp(struct tb_voice *v);
 __u32 tb_write_word(struct tb_voice *v, __u32 rank, const struct tb_header *head, const void *body,
 		    __u32 length, void *out);

@@ -59,11 +59,16 @@ static void tb_take_request(struct tb_voice *v, const struct tb_own_op *o,
 		v->control_refused++;
 }
 
-/* Whether the own rows have been handed over, so that their mark is to come; and nothing else is to be said of them. */
-static int tb_is_plain(const struct tb_own_op *o)
+/* Whether the own rows have been handed over, so that their mark is to come. */
+static int tb_is_coming(const struct tb_own_op *o)
 {
-	return o->sending == TB_SENDING_OVER && tb_half_of(o, 0)->phase != TB_PHASE_DONE &&
-	       !o->switched && !o->empty;
+	return o && o->sending == TB_SENDING_OVER && tb_half_of(o, 0)->phase != TB_PHASE_DONE;
+}
+
+/* Whether Python has more to say of them than that. */
+static int tb_is_special(const struct tb_own_op *o)
+{
+	return o->switched || o->empty;
 }
 
 /* Takes a REPAIR, READY or GONE packet that counts; whether ops may move on by it: not by a question. */
@@ -77,7 +82,7 @@ TB_EXPORT int tb_heed(struct tb_voice *v, const struct tb_header *head, __u32 le
 	if (head->type == TB_TYPE_REPAIR) {
 		if (head->rows)
 			tb_take_request(v, o, head, length);
-		else if (o && tb_is_plain(o))
+		else if (tb_is_coming(o) && !tb_is_special(o))
 			tb_say_ready(v, head->sender, o);
 		else
 			tb_acknowledge(v, head->sender, label, tb_be16(head->layout));
@@ -105,9 +110,7 @@ static int tb_is_for_python(const struct tb_voice *v, const struct tb_header *he
 	o = tb_own_of((const struct tb_terms *)v->terms, tb_be32(head->op));
 	if (head->type == TB_TYPE_READY)
 		return !o || o->switched || o->layout != tb_be16(head->layout) || head->flags;
-	return head->type != TB_TYPE_REPAIR ||
-	       (!head->rows && o && (o->switched || o->empty) && o->sending == TB_SENDING_OVER &&
-		tb_half_of(o, 0)->phase != TB_PHASE_DONE);
+	return head->type != TB_TYPE_REPAIR || (!head->rows && tb_is_coming(o) && tb_is_special(o));
 }
 
 static int tb_receive(struct tb_voice *v, const struct tb_header *head, __u32 length, __s64 now)

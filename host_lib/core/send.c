@@ -66,20 +66,13 @@ struct tb_item {
 	struct tb_flow flows[];
 };
 
-/* A single packet. */
-struct tb_word {
-	struct tb_word *after;
-	__u32 to, length;
-	__u64 packet[];
-};
-
 struct tb_line {
 	struct tb_sending *s;
 	struct tb_target *targets;
 	struct tb_path *paths;
 	struct tb_link *link;
 	struct tb_item *head[TB_QUEUES], **tail[TB_QUEUES];
-	struct tb_word *word, **last_word;
+	struct tb_words words; /* single packets */
 	/* a pump */
 	struct tb_item **order;
 	__u32 ordered, most, at, channel;
@@ -103,14 +96,9 @@ struct tb_line {
 /* The oldest word has left, or will not. */
 static void tb_forget_word(struct tb_line *l)
 {
-	struct tb_word *w = l->word;
-
-	l->word = w->after;
-	if (!l->word)
-		l->last_word = &l->word;
+	tb_drop_word(&l->words);
 	l->s->words--;
 	l->singles++;
-	free(w);
 }
 
 TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *targets,
@@ -128,7 +116,6 @@ TB_EXPORT struct tb_line *tb_line_open(struct tb_sending *s, struct tb_target *t
 	s->messages = (__u64)l->messages;
 	for (i = 0; i < TB_QUEUES; i++)
 		l->tail[i] = &l->head[i];
-	l->last_word = &l->word;
 	l->control[0] = CMSG_LEN(2);
 	l->control[1] = IPPROTO_UDP | (__u64)TB_UDP_SEGMENT << 32;
 	for (i = 0; i < TB_MESSAGES; i++)
@@ -142,7 +129,7 @@ TB_EXPORT void tb_line_close(struct tb_line *l)
 	struct tb_item *item, *after;
 	int i;
 
-	while (l->word)
+	while (l->words.first)
 		tb_forget_word(l);
 	for (i = 0; i < TB_QUEUES; i++)
 		for (item = l->head[i]; item; item = after) {
@@ -592,21 +579,14 @@ TB_EXPORT void tb_full(struct tb_line *l, __u32 port, __u32 error)
 /* A single packet waits for the next pump; 0: there is no memory, and it is lost. */
 TB_EXPORT int tb_say(struct tb_line *l, __u32 to, const void *packet, __u32 length)
 {
-	struct tb_word *w = malloc(sizeof(*w) + length);
-
-	if (!w || l->s->words == TB_WORDS_MOST)
-		l->targets[w ? l->word->to : to].lost++;
-	if (!w)
+	if (!tb_put_word(&l->words, to, packet, length)) {
+		l->targets[to].lost++;
 		return 0;
-	if (l->s->words == TB_WORDS_MOST)
+	}
+	if (++l->s->words > TB_WORDS_MOST) {
+		l->targets[l->words.first->rank].lost++;
 		tb_forget_word(l);
-	w->after = NULL;
-	w->to = to;
-	w->length = length;
-	memcpy(w->packet, packet, length);
-	*l->last_word = w;
-	l->last_word = &w->after;
-	l->s->words++;
+	}
 	return 1;
 }
 
@@ -627,13 +607,13 @@ static void tb_fill_single(struct tb_line *l, __u32 n, __u32 to, void *packet, _
 static int tb_fill_words(struct tb_line *l)
 {
 	struct tb_sending *s = l->s;
-	struct tb_word *w = l->word;
+	struct tb_word *w = l->words.first;
 	__u32 n;
 
 	if (!w || s->blocked & 1)
 		return 0;
 	for (n = 0; w && n < TB_MESSAGES; w = w->after)
-		tb_fill_single(l, n++, w->to, w->packet, w->length);
+		tb_fill_single(l, n++, w->rank, w->packet, w->length);
 	s->port = 0;
 	l->single = TB_SINGLE_WORDS;
 	return s->count = n;

@@ -11,8 +11,6 @@
 #define TB_SECOND 1000000000LL
 /* How long a look that is due by other events may wait after them: as a rule a half is complete meanwhile. */
 #define TB_SOON 2000000LL
-/* Others wait for answers while ops are coded: after so long they are looked after in between. */
-#define TB_SERVE_AFTER 1000000LL
 /* Taken at once, and bits in front of the length of a record of the kernel's ring (Documentation/bpf/ringbuf.rst). */
 #define TB_EVENTS 64
 #define TB_BUSY (1U << 31)

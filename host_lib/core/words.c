@@ -13,6 +13,30 @@
 /* Copies of a question for a mark: they outlast a burst of losses, and are fewer bytes than a row. */
 #define TB_COPIES 8
 
+int tb_put_word(struct tb_words *q, __u32 rank, const void *packet, __u32 length)
+{
+	struct tb_word *w = malloc(sizeof(*w) + length);
+
+	if (!w)
+		return 0;
+	w->after = 0;
+	w->rank = rank;
+	w->length = length;
+	memcpy(w->packet, packet, length);
+	*(q->first ? &q->last->after : &q->first) = w;
+	q->last = w;
+	return 1;
+}
+
+/* The oldest is let go of. */
+void tb_drop_word(struct tb_words *q)
+{
+	struct tb_word *w = q->first;
+
+	q->first = w->after;
+	free(w);
+}
+
 /* A number for a control packet: above all before it, also those of the process before. */
 TB_EXPORT __u64 tb_next_stamp(struct tb_voice *v)
 {

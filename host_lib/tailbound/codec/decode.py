@@ -211,7 +211,8 @@ def _decode(results, lo, hi, form, memory, out):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _decode_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+def decode_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+    """The pass of ``decode``: by words at ``at`` (``lay``), for groups ``lo`` to ``hi``."""
     call = _call_at(at)
     return _decode(call.received, lo, hi, call.form, load_memory(memory_at), call.out)
 
@@ -240,7 +241,7 @@ def decode(
         ValueError: an array does not fit the shape, or a source is out of range.
     """
     lay(received, shape.results, coding, out, threads.scratch, STAGE_RESULT)
-    failed = threads.run(_decode_at, threads.scratch.call_at, shape.groups)
+    failed = threads.run(decode_at, threads.scratch.call_at, shape.groups)
     if failed < 0:
         raise ValueError(
             f"a source lies outside the ring of {len(received.ring)} rows or the {len(received.own)} own rows"
@@ -249,7 +250,7 @@ def decode(
 
 
 def lay(received: Received, shape: Shape, coding: Coding, out: Floats, scratch: Scratch, stage: int) -> None:
-    """Writes what ``_decode_at`` is called with to ``scratch.call``; see ``decode``.
+    """Writes what ``decode_at`` is called with to ``scratch.call``; see ``decode``.
 
     Args:
         stage: whose rounding offsets the codes have, those of results or of contributions.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tailbound.codec.decode import _decode_at, lay
+from tailbound.codec.decode import decode_at, lay
 from tailbound.codec.format import BYTES, FORMATS, CodeFormat
 from tailbound.codec.hashing import STAGE_CONTRIBUTION
 from tailbound.codec.laid import laid, words_at
@@ -81,19 +81,20 @@ _left_at = loader(_Left(_NOTHING, _NOTHING, NO_RECEIVED, NO_SCALES, NO_GROUPS, F
 
 
 @compiled
-def _mark_own(own, scales, layout, code, codes, signed, lo, hi):  # type: ignore[no-untyped-def]
+def _mark_own(call, lo, hi):  # type: ignore[no-untyped-def]
+    layout, scales = call.layout, call.scales
     for k in range(layout.rows[lo], layout.rows[hi]):
         g = layout.of[k]
-        own.scale[k] = scale_of(np.int64(scales.exponents[g])) * scales.weights[g]
-    if signed:
-        _mark(own, layout, codes, code, lo, hi)
+        call.own.scale[k] = scale_of(np.int64(scales.exponents[g])) * scales.weights[g]
+    if call.signed:
+        _mark(call.own, layout, call.codes, call.code, lo, hi)
 
 
 @compiled
 def _residual_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
     call = _left_at(at)
-    _mark_own(call.own, call.scales, call.layout, call.code, call.codes, call.signed, lo, hi)
-    failed = _decode_at(call.decode, lo, hi, memory_at)
+    _mark_own(call, lo, hi)
+    failed = decode_at(call.decode, lo, hi, memory_at)
     first, last = call.layout.entries[lo], call.layout.entries[hi]
     data, residual = call.data[first:last], call.residual[first:last]
     for i in range(len(residual)):
@@ -103,8 +104,7 @@ def _residual_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
 
 @compiled
 def _own_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
-    call = _left_at(at)
-    _mark_own(call.own, call.scales, call.layout, call.code, call.codes, call.signed, lo, hi)
+    _mark_own(_left_at(at), lo, hi)
     return 0
 
 

@@ -41,13 +41,10 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel.core import core
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.wire.schema import Found, PacketType, Phase, Ready, Sending, Woken, serial_distance
+from tailbound.wire.schema import SERVE_AFTER, Found, PacketType, Phase, Ready, Sending, Woken, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
-#: Others wait for answers while ops are moved on: after so long they are looked after in between. To ask the socket
-#: after every small op would be a system call for nothing.
-_SERVE_AFTER = 1_000_000
 #: Without ops it takes one only this often: a turn costs who computes beside it more than its own time, since it takes
 #: the caches from them.
 _IDLE_SLEEP = 1_000_000_000
@@ -477,7 +474,7 @@ class Transpose:
         """
         rest, now = self._rest, self.job.now()
         self._runs(now)
-        if not found and now - rest.served < _SERVE_AFTER:
+        if not found and now - rest.served < SERVE_AFTER:
             return now
         rest.served = now
         if found & Woken.SENT:  # before anything that pumps

@@ -1044,6 +1044,9 @@ OWN_MARKS = Struct(
     ),
 )
 
+#: Others wait for answers while ops are moved on: after so many ns they are looked after in between. To ask the socket
+#: after every small op would be a system call for nothing.
+SERVE_AFTER = 1_000_000
 #: Of so many ops a rank remembers what it said of its gradient.
 SAID_MOST = 256
 
