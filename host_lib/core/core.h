@@ -207,7 +207,7 @@ void tb_fence(struct tb_tables *t);
 
 /* Takes the oldest of a queue, at most so many; how many. Packets lie apart by a header and a row. fd: an eventfd that
  * is clear afterwards; -1: none. */
-void tb_clear(int fd);
+__u64 tb_clear(int fd);
 int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most);
 int tb_take_controls(struct tb_tables *t, __u8 *out, __u32 *lengths, int most);
 
@@ -259,6 +259,16 @@ void tb_results_left(const struct tb_line *l, struct tb_own_op *o, __s64 now);
 
 /* A compiled pass (wire/jit.py): 0, and else it has failed. */
 typedef int tb_code(__s64 *result, void **error, __s64 call, __s64 low, __s64 high, __s64 memory);
+
+/*
+ * Own rows (launch.c). tb_hand: an op was launched, by one thread at a time; it is taken at the next look. tb_send_own: they
+ * are coded, and leave; 0, or an errno. tb_launch codes and sends all that are ready: what only Python can do first, or 0.
+ */
+void tb_hand(struct tb_terms *t, struct tb_own_op *o);
+void tb_take_handed(struct tb_terms *t);
+int tb_send_own(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
+__u32 tb_launch_all(const struct tb_owner *w, struct tb_sleep *s, __s64 now, __u32 *count);
+__u32 tb_launch(const struct tb_owner *w, struct tb_sleep *s, __s64 now);
 
 /* What an owner does once contributions are in (close.c). */
 int tb_seal_rows(const struct tb_source *s, __u32 op, __u32 seq, __u32 rows);
@@ -368,9 +378,22 @@ __u32 tb_look_out(struct tb_sleep *s, __s64 now);
 __s64 tb_first(const struct tb_sleep *s, __s64 now);
 __s64 tb_peek(struct tb_sleep *s);
 __u32 tb_meanwhile(struct tb_sleep *s);
+__u32 tb_pieces(struct tb_work *w, __s64 memory, struct tb_sleep *s);
 __u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s);
 int tb_take_opened(struct tb_sleep *s);
+__u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now);
 int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most);
+
+/*
+ * Who stands in for the transport thread where that waits for the interpreter (deputy.c). tb_away: it is about to, and what
+ * of TB_WOKEN_* waits for it; tb_back: it has got it, and the same with what was found meanwhile. s may be NULL.
+ * tb_appoint: 0, or an errno.
+ */
+enum { TB_AWAY_BETWEEN = 1, TB_AWAY_MIDST };
+int tb_appoint(struct tb_sleep *s);
+void tb_dismiss(struct tb_sleep *s);
+void tb_away(struct tb_sleep *s, int how, __u32 found);
+__u32 tb_back(struct tb_sleep *s);
 
 /*
  * Sends a packet of size bytes to each name (struct sockaddr, 32 bytes) whenever said (ns) is older than every, until

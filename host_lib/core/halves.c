@@ -576,6 +576,7 @@ TB_EXPORT int tb_move(struct tb_terms *t, struct tb_own_op *o, __s64 now)
 
 TB_EXPORT void tb_begin_turn(struct tb_terms *t, int everything, int holds)
 {
+	tb_take_handed(t);
 	t->at = t->first;
 	t->entered = 0;
 	t->everything = everything;
@@ -646,6 +647,7 @@ TB_EXPORT void tb_leave(struct tb_terms *t, struct tb_own_op *o)
 {
 	__u64 *at = &t->first;
 
+	tb_take_handed(t);
 	while (*at && *at != (__u64)o)
 		at = &((struct tb_own_op *)*at)->after;
 	if (*at)

@@ -11,6 +11,7 @@
 #define TB_KEPT_ANSWERS 64
 #define TB_OPENED_MOST 64
 
+#define TB_POKED 4294967296
 #define TB_SAID_MOST 256
 #define TB_SERVE_AFTER 1000000
 #define TB_SOCKETS_AT 3
@@ -167,6 +168,7 @@ struct tb_sending {
 	__u64 blocked; /* bitmap of sockets that are not tried again in this pump */
 	__u64 waits; /* times a socket or a device queue was full */
 	__u64 marks; /* struct tb_own_marks; 0: none */
+	__u64 sleep; /* struct tb_sleep of the thread that pumps; 0: none */
 	__u64 contributions; /* packets of contributions that have left */
 	__u64 results; /* packets of results that have left */
 	__u64 copies; /* packets that have left again, by request */
@@ -191,7 +193,7 @@ struct tb_sending {
 	__u32 ways; /* how often a round trip waits in own queues */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_sending) == 1400, "tb_sending");
+_Static_assert(sizeof(struct tb_sending) == 1408, "tb_sending");
 
 /* What the library says of rows that others have requested (`core/answers.c`). */
 struct tb_asking {
@@ -355,6 +357,7 @@ struct tb_terms {
 	__s64 due; /* when to look at ops again, for ones that were looked at; 0: when something arrives */
 	__s64 listen; /* when to look at flows again; 0: none is to be looked at */
 	__u64 first; /* struct tb_own_op: the oldest op in flight */
+	__u64 handed; /* struct tb_own_op: the newest that was launched and is not taken; 0: none */
 	__u64 at; /* the op that a turn has come to */
 	__u32 cookie; /* job */
 	__u32 rank; /* own rank */
@@ -371,7 +374,7 @@ struct tb_terms {
 	__u32 label; /* of the op that something was found of */
 	__u32 alone; /* 1: the library looks at a single op, from which Python learns later */
 };
-_Static_assert(sizeof(struct tb_terms) == 352, "tb_terms");
+_Static_assert(sizeof(struct tb_terms) == 360, "tb_terms");
 
 /* Rows of one peer in one half of the ops so far. */
 struct tb_books {
@@ -433,6 +436,10 @@ struct tb_own_op {
 	__u64 row_scale; /* f32[rows]: of results */
 	__u64 row_exponent; /* s16[rows]: next exponents that a switch says */
 	__u64 row_count; /* u16[rows]: contributors that a switch says */
+	__u64 handed; /* struct tb_own_op: the one that was launched before it, and is not taken either */
+	__u64 heads; /* struct tb_stamp: of headers of contributions */
+	__u64 seqs; /* u32[], by rank: row sequences of the first rows that it owns */
+	__u64 code; /* struct tb_work: the pass that codes the own rows; 0: Python codes them */
 	__u64 given; /* u8[rows, stride]: contributions by owner, headers finished; 0: none are given */
 	__u64 states; /* u64[rows, 4]: partial checks of their payloads */
 	__u64 firsts; /* s64[], by owner: the place of the packet that is first in memory */
@@ -451,6 +458,7 @@ struct tb_own_op {
 	__s64 admitted; /* when the own launch found room; the clocks count from here */
 	__s64 start; /* c of clock-3, when its clock started; 0: it has not */
 	__s64 held; /* when a live rank was last seen to hold: no clock starts before */
+	__s64 coding; /* when the own rows were begun to be coded; 0: they were not */
 	__s64 own_in; /* when the own rows came into the own sums; 0: they are not there */
 	__s64 listen; /* when to look at its flows */
 	__s64 due; /* when to look again, as found in this look; 0: when something arrives */
@@ -467,6 +475,8 @@ struct tb_own_op {
 	__u32 result_seq; /* of the first row */
 	__u32 previous; /* the op before */
 	__u32 map_id; /* of the owner map that it is placed by */
+	__u32 form; /* Flag bits of contributions */
+	__u32 burst; /* contributions of a burst at most */
 	__u32 say; /* Flag bits of the own results */
 	__u32 largest; /* results of a burst at most */
 	__u32 missing; /* own rows without a contributor */
@@ -483,9 +493,10 @@ struct tb_own_op {
 	__u8 unnoted; /* 1: its own rows are sealed, and Python has not learned from that */
 	__u8 queued; /* 1: the results are in the send queue, or beyond */
 	__u8 action; /* what the safeguard calls for */
-	__u8 pad[5]; /* 0 */
+	__u8 own_present; /* 1: the own rows are in the own sums */
+	__u8 pad[4]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 992, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 1040, "tb_own_op");
 
 /* What a rank says in control packets, and by what (`collective.speaker`). */
 struct tb_voice {
@@ -516,7 +527,7 @@ struct tb_voice {
 };
 _Static_assert(sizeof(struct tb_voice) == 2208, "tb_voice");
 
-/* What an owner makes and sends the results of its rows by (`collective.flow_control`). */
+/* What a rank sends its rows by, and makes and sends the results of those that it owns (`collective.job`). */
 struct tb_owner {
 	__u64 terms; /* struct tb_terms */
 	__u64 source; /* struct tb_source: seals rows */
@@ -527,10 +538,12 @@ struct tb_owner {
 	__u64 guard; /* struct tb_guard: of contributions */
 	__u64 code; /* the compiled pass that makes results (``wire.jit.entry``) */
 	__u64 memory; /* words of what it works in */
+	__u64 voice; /* struct tb_voice */
+	__u64 expected; /* struct tb_expect_results[], by slot of ops */
 	__u32 most; /* rows that the thread makes in one go */
 	__u32 pad; /* 0 */
 };
-_Static_assert(sizeof(struct tb_owner) == 80, "tb_owner");
+_Static_assert(sizeof(struct tb_owner) == 96, "tb_owner");
 
 /* Where a datapath's events and words come from, and who seals its slots: the library's tables, or a kernel's maps. */
 struct tb_source {
@@ -568,6 +581,7 @@ struct tb_sleep {
 	__s64 woken; /* when it did */
 	__u64 ready; /* ``Ready``: what it found, with sockets behind */
 	__u64 voice; /* struct tb_voice */
+	__u64 deputy; /* struct tb_deputy; 0: there is none */
 	__u32 opened[64]; /* ops that have begun elsewhere since the last turn */
 	__u32 count; /* of them */
 	__u32 found; /* what a turn is due by (``Found``); 0: anything else */
@@ -575,8 +589,10 @@ struct tb_sleep {
 	__u32 fds; /* descriptors */
 	__u32 direct; /* 1: all sockets are the system's */
 	__u32 refused; /* what the pump came to (``Sent``) */
+	__u32 unsent; /* 1: own rows are still to be coded, once Python has done what was found */
+	__u32 due; /* not 0: others have said something in the midst of a turn, by which another one is due */
 };
-_Static_assert(sizeof(struct tb_sleep) == 408, "tb_sleep");
+_Static_assert(sizeof(struct tb_sleep) == 424, "tb_sleep");
 
 /* A compiled pass over many groups, which threads share piece by piece (`codec.threads`). */
 struct tb_work {

@@ -1098,7 +1098,7 @@ TB_EXPORT int tb_took(struct tb_line *l, __u32 taken, __u32 error)
 	return TB_SEND_DONE;
 }
 
-TB_EXPORT int tb_pump(struct tb_line *l)
+static int tb_pump_on(struct tb_line *l)
 {
 	struct tb_sending *s = l->s;
 	int what, taken;
@@ -1114,6 +1114,14 @@ TB_EXPORT int tb_pump(struct tb_line *l)
 		if (what)
 			return what;
 	}
+}
+
+TB_EXPORT int tb_pump(struct tb_line *l)
+{
+	int what = tb_pump_on(l);
+
+	tb_away((struct tb_sleep *)l->s->sleep, TB_AWAY_MIDST, TB_WOKEN_SENT);
+	return what;
 }
 
 /* Follows how much leaves from when sockets are full until they are not, or for long enough: what the link takes. */
@@ -1151,7 +1159,7 @@ int tb_pump_alone(struct tb_line *l, __s64 now, int *over)
 	s->now = now;
 	s->fresh = 0;
 	tb_begin(l);
-	what = tb_pump(l);
+	what = tb_pump_on(l);
 	*over = what || tb_end_own(l);
 	if (*over)
 		return what;

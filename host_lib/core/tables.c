@@ -134,12 +134,11 @@ TB_EXPORT void tb_fence(struct tb_tables *t)
 	pthread_mutex_unlock(&t->mutex);
 }
 
-TB_EXPORT void tb_clear(int fd)
+TB_EXPORT __u64 tb_clear(int fd)
 {
 	__u64 written;
 
-	if (fd >= 0 && read(fd, &written, sizeof(written)) < 0)
-		return; /* it was clear */
+	return fd >= 0 && read(fd, &written, sizeof(written)) > 0 ? written : 0;
 }
 
 int tb_take_events(struct tb_tables *t, int fd, struct tb_event *out, int most)

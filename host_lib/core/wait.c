@@ -96,7 +96,7 @@ TB_EXPORT __s64 tb_first(const struct tb_sleep *s, __s64 now)
 }
 
 /* Sends what a rate or a full socket has kept back; what Python has to do of it: all of it, if it answers first. */
-static __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
+__u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now)
 {
 	const struct tb_sending *sending = (const struct tb_sending *)s->sending;
 	int over;
@@ -132,6 +132,18 @@ static int tb_decide(struct tb_sleep *s, __s64 now)
 	return 0;
 }
 
+/* Takes what was launched, and codes and sends it; what only Python can do first. */
+static __u32 tb_launch_handed(struct tb_sleep *s, __s64 now)
+{
+	__u32 count = 0, found;
+
+	tb_take_handed((struct tb_terms *)s->terms);
+	found = tb_launch_all((const struct tb_owner *)s->owner, s, now, &count);
+	s->unsent = found != 0;
+	s->soon = 1;
+	return found;
+}
+
 /*
  * The thread is awake, and found s->ready: what only Python can do. A turn for each wake-up would take most of a core: to
  * answer, to look out for silences and to send is due once or twice a millisecond.
@@ -141,11 +153,17 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 	struct tb_terms *t = (struct tb_terms *)s->terms;
 	struct tb_voice *v = (struct tb_voice *)s->voice;
 	__s64 owed = tb_answer_at(v);
-	int complete, left;
+	int complete, left, poked = 0;
 	__u32 found = 0;
 
 	if (s->ready & TB_READY_HANDED)
-		tb_clear(((const struct pollfd *)s->polled)[0].fd);
+		poked = tb_clear(((const struct pollfd *)s->polled)[0].fd) >= TB_POKED;
+	if (s->owner && (s->ready & TB_READY_HANDED || s->unsent)) {
+		found = tb_launch_handed(s, now);
+		if (found)
+			return found | poked * TB_WOKEN_TURN;
+		now = tb_clock();
+	}
 	if (s->ready & TB_READY_EVENTS) {
 		complete = tb_take_opened(s);
 		left = !s->owner ? complete
@@ -156,7 +174,7 @@ TB_EXPORT __u32 tb_look_out(struct tb_sleep *s, __s64 now)
 		tb_hear(t);
 		s->soon = tb_earlier(s->soon, now + TB_SOON);
 	}
-	if (now >= s->end || now - s->awake > s->stopped || s->ready & TB_READY_HANDED ||
+	if (now >= s->end || now - s->awake > s->stopped || poked ||
 	    (s->soon && s->soon <= now && tb_decide(s, now)))
 		return TB_WOKEN_TURN;
 	s->awake = now;
@@ -200,14 +218,17 @@ TB_EXPORT __s64 tb_sleep(struct tb_sleep *s, __s64 now)
 		s->asked = tb_most(tb_first(s, now), now);
 		tb_want_room(s);
 		ready = tb_wait((struct pollfd *)s->polled, s->fds, s->asked - now, &s->woken);
-		if (ready < 0 && ready != -EINTR)
+		if (ready < 0 && ready != -EINTR) {
+			tb_away(s, TB_AWAY_MIDST, 0);
 			return ready;
+		}
 		s->ready = ready < 0 ? 0 : ready;
 		found = tb_look_out(s, s->woken);
 		if (found) { /* what was done meanwhile does not count as a wait for the lock */
 			took = tb_clock() - s->woken;
 			s->woken += took;
 			s->asked += took;
+			tb_away(s, TB_AWAY_BETWEEN, found);
 			return found;
 		}
 		if (!ready)
@@ -232,7 +253,7 @@ TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
 	return found | tb_send_on(s, 0, now);
 }
 
-TB_EXPORT __u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s)
+__u32 tb_pieces(struct tb_work *w, __s64 memory, struct tb_sleep *s)
 {
 	tb_code *pass = (tb_code *)w->code;
 	__u32 found = 0;
@@ -249,6 +270,14 @@ TB_EXPORT __u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s)
 		__atomic_fetch_add(&w->sum, result, __ATOMIC_RELAXED);
 		found = s ? tb_meanwhile(s) : 0;
 	}
+	return found;
+}
+
+TB_EXPORT __u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s)
+{
+	__u32 found = tb_pieces(w, memory, s);
+
+	tb_away(s, TB_AWAY_MIDST, found);
 	return found;
 }
 

@@ -85,7 +85,7 @@ def records_header() -> str:
     enums |= {"FOUND": schema.Found, "READY": schema.Ready, "WOKEN": schema.Woken, "ACTION": schema.Action}
     tables = (
         _named("DESTINATIONS", "CHANNELS_MOST", "INTERNAL", "KEPT_ANSWERS", "OPENED_MOST"),
-        _named("SAID_MOST", "SERVE_AFTER", "SOCKETS_AT"),
+        _named("POKED", "SAID_MOST", "SERVE_AFTER", "SOCKETS_AT"),
         *(_members(name, kind) for name, kind in enums.items()),
     )
     structs = (_struct(s, _C) for s in schema.RECORDS)

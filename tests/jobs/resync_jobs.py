@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from support import Trouble
+from support import Trouble, launch
 from tailbound.wire.schema import PacketType
 from torch_jobs import everywhere, model, patient, state_digest, train, training
 
@@ -73,3 +75,25 @@ def holding(rank: int) -> None:
         assert not state.last.missing
         assert stats["suspects"] == []
         assert stats["counters"].get("seal_deadline_hits", 0) == before
+
+
+def keeping(rank: int) -> None:
+    """A rank keeps the GIL as soon as it has launched, and the others have its rows and results all the same."""
+    with training(torch.optim.SGD, 0.05, **SETTINGS) as (net, optimizer, state):
+        train(net, optimizer, rank, range(2))
+        assert state.communicator is not None
+        values = np.full(1 << 16, rank, np.float32)
+        average = np.empty_like(values)
+        for step in range(4):  # the layout of a step is known in the last one
+            everywhere(None)
+            ended: list[float] = []
+            done = launch(state.communicator, values, average)
+            done.add_done_callback(lambda _, ended=ended: ended.append(time.monotonic()))
+            if rank == 0 and step == 3:
+                ctypes.PyDLL(None).usleep(2_500_000)
+                ended = [time.monotonic()]
+            outcome = done.result(60.0)
+            assert (outcome.expected - outcome.delivered, outcome.missing) == (0, set())
+        assert np.allclose(average, 1.0, atol=0.1)
+        released, *others = everywhere(ended[0])
+        assert max(others) < released

@@ -66,7 +66,7 @@ class _TeamEngine(Engine):
 
     node: Rank
 
-    def _poke(self) -> None:
+    def _poke(self, what: int = 0) -> None:
         self.node.poke()
 
     def call(self, what: Callable[[], T]) -> Future[T]:

@@ -59,6 +59,7 @@ JOBS: dict[str, tuple[Any, ...]] = {
     # replicas that come apart
     "slices make a rank equal that has lost results": (3, "resync_jobs.drifting"),
     "the others wait for a rank that holds": (3, "resync_jobs.holding"),
+    "a rank that keeps the GIL once it has launched holds up no other": (3, "resync_jobs.keeping"),
     "one of four is cut off and trains nothing": (4, "quorum_jobs.cut", {3}, {0, 1, 2}, 150),
     "one of two is cut off: nothing is trained": (2, "quorum_jobs.cut", {0}, set(), 40),
     "halves are cut off: nothing is trained": (4, "quorum_jobs.cut", {0, 1}, set(), 40),

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 
 from queue_world import LATER, Told, memory
+from support import await_that
 from tailbound.collective import terms
 from tailbound.collective.speaker import Voice
 from tailbound.collective.terms import Overtime, Repairs, RunQueue
@@ -31,7 +33,7 @@ from tailbound.transport.queue import SendQueue
 from tailbound.transport.sender import Sender
 from tailbound.transport.sockets import UdpSocket
 from tailbound.wire.packets import DTYPES, record_of
-from tailbound.wire.schema import OWN_OP, Event, PacketType, Ready, Woken
+from tailbound.wire.schema import OWN_OP, POKED, Event, PacketType, Ready, Woken
 
 #: When the clock stands, and when the next turn is due.
 NOW, END = 10_000 * MS, 10_050 * MS
@@ -70,6 +72,8 @@ class Sleeper:
     def look_out(self, ready: int = 0, now: int = NOW) -> int:
         """It wakes up."""
         self.rest.ready = ready
+        if ready & Ready.HANDED:
+            os.eventfd_write(self.made[0], POKED)
         if ready & Ready.CONTROLS:
             self.sock.sendto(bytes(64), self.sock.getsockname())  # what the library does not know
         return int(core().fast.tb_look_out(self.rest.pointer, now))
@@ -223,7 +227,8 @@ def slept(sleeper: Sleeper, longest: int) -> int:
     """For so many ns at most; returns what is to be done then."""
     now = time.monotonic_ns()
     sleeper.rest.awake, sleeper.rest.end = now, now + longest
-    return sleeper.rest.wait(now)
+    with (turn := Lock()):
+        return sleeper.rest.wait(now, turn)
 
 
 def test_a_short_wait_is_short_and_never_early(sleeper: Sleeper) -> None:
@@ -249,14 +254,30 @@ def test_the_time_at_which_it_ended_is_before_the_wait_for_the_interpreter_lock(
 def test_what_is_readable_and_room_in_a_full_socket_end_it(sleeper: Sleeper) -> None:
     """Something handed over is told once."""
     sleeper.queue.said.full = 1
+    sleeper.queue.tell = lambda: None  # type: ignore[method-assign]  # it is left to Python
     assert (slept(sleeper, 60_000 * MS), sleeper.rest.ready) == (Woken.SEND, 1 << len(Ready))
     sleeper.queue.said.full = 0
     with ThreadPoolExecutor() as threads:
         for at, ready, found in ((0, Ready.HANDED, Woken.TURN), (2, Ready.CONTROLS, Woken.SERVE)):
             sleeper.sock.sendto(bytes(64), sleeper.sock.getsockname())
-            threads.submit(os.eventfd_write, sleeper.made[at], 1)
+            threads.submit(os.eventfd_write, sleeper.made[at], POKED)
             ended = slept(sleeper, 60_000 * MS), sleeper.rest.ready, sleeper.rest.peek()
             assert ended == (found, ready, ready & Ready.CONTROLS)
+
+
+def test_a_deputy_reads_what_others_say_while_the_thread_waits_for_the_lock(sleeper: Sleeper) -> None:
+    """And leaves to it what only Python can do."""
+    sleeper.rest.appoint()
+    try:
+        sleeper.rest.end = sleeper.rest.awake = time.monotonic_ns()
+        assert core().waits.tb_sleep(sleeper.rest.pointer, sleeper.rest.end) == Woken.TURN
+        sleeper.sock.sendto(bytes(64), sleeper.sock.getsockname())
+        os.eventfd_write(sleeper.made[2], 1)
+        await_that(lambda: sleeper.asking.letters, "it is read")
+        assert core().fast.tb_back(sleeper.rest.pointer) == Woken.TURN | Woken.SERVE
+    finally:
+        sleeper.rest.dismiss()
+    assert not sleeper.rest.deputy
 
 
 def test_what_the_kernel_says_of_waits_for_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ whoever averages may take it off again; codes are the same whether it is or not.
 
 from __future__ import annotations
 
+import ctypes
 import struct
 from typing import NamedTuple
 
@@ -315,7 +316,8 @@ def cap_of(coding: Coding, shape: Shape) -> int:
 
 
 @compiled
-def _encode_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+def encode_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
+    """The pass of ``encode``: by words at ``at`` (``lay``), for groups ``lo`` to ``hi``; clipped entries, or -1."""
     call = _call_at(at)
     finite, clipped = _encode(call.x, lo, hi, call.form, call.packets, call.scales, load_memory(memory_at))
     return clipped if finite else -1
@@ -327,17 +329,18 @@ def _measure_at(at, lo, hi, memory_at):  # type: ignore[no-untyped-def]
     return 0 if _measure(call.x, lo, hi, call.form, call.need, load_memory(memory_at)) else -1
 
 
-def _put(x: Floats, shape: Shape, coding: Coding, scratch: Scratch, last: tuple[int, ...]) -> int:
-    """Writes the words of a call, of which ``last`` are the last two; returns where they are."""
-    if shape.codes > scratch.width:
-        raise ValueError(f"rows of {shape.codes} bytes do not fit a scratch for {scratch.width}")
+def _put(
+    words: ctypes.Array[ctypes.c_int64], x: Floats, shape: Shape, coding: Coding, width: int, last: tuple[int, ...]
+) -> None:
+    """Writes the words of a call, of which ``last`` are the last two, for working memory for rows of ``width``."""
+    if shape.codes > width:
+        raise ValueError(f"rows of {shape.codes} bytes do not fit a scratch for {width}")
     code, key = shape.code, coding.key
     _WORDS.pack_into(
-        scratch.call, 0, *entry_words("bucket", x, shape), words_at(shape.layout), shape.entries, words_at(code),
+        words, 0, *entry_words("bucket", x, shape), words_at(shape.layout), shape.entries, words_at(code),
         coding.seed, hashing.rounding_seed(coding.seed, hashing.STAGE_CONTRIBUTION), coding.rotate,
         cap_of(coding, shape), *array_words(key), *last
     )  # fmt: skip
-    return scratch.call_at
 
 
 def measure(
@@ -361,8 +364,9 @@ def measure(
     Raises:
         ValueError: an array does not fit the shape.
     """
-    at = _put(x, shape, coding, threads.scratch, array_words(need))
-    return threads.run(_measure_at, at, shape.groups) == 0
+    scratch = threads.scratch
+    _put(scratch.call, x, shape, coding, scratch.width, array_words(need))
+    return threads.run(_measure_at, scratch.call_at, shape.groups) == 0
 
 
 def encode(
@@ -388,9 +392,30 @@ def encode(
     Raises:
         ValueError: an array does not fit the shape.
     """
+    scratch = threads.scratch
+    lay(scratch.call, x, shape, coding, packets, scales, scratch.width)
+    clipped = threads.run(encode_at, scratch.call_at, shape.groups)
+    return Encoded(clipped >= 0, max(0, clipped))
+
+
+def lay(
+    words: ctypes.Array[ctypes.c_int64],
+    x: Floats,
+    shape: Shape,
+    coding: Coding,
+    packets: Packets,
+    scales: Scales,
+    width: int,
+) -> None:
+    """Writes what ``encode_at`` is called with to ``words``; see ``encode``.
+
+    Args:
+        width: of rows that its working memory is for.
+
+    Raises:
+        ValueError: an array does not fit the shape.
+    """
     rows, partials = packets.memory.shape, packets.partials.shape
     if rows != (shape.rows, HEADER_BYTES + shape.codes) or partials != (shape.rows, 4):
         raise ValueError(f"packets {rows} or partials {partials} do not fit {shape}")
-    at = _put(x, shape, coding, threads.scratch, (words_at(packets), words_at(scales)))
-    clipped = threads.run(_encode_at, at, shape.groups)
-    return Encoded(clipped >= 0, max(0, clipped))
+    _put(words, x, shape, coding, width, (words_at(packets), words_at(scales)))

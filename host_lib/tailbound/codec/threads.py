@@ -28,7 +28,11 @@ _LEAST_GROUPS = 8
 #: answered sooner.
 _PIECE_GROUPS = 16
 
-_Work = record_of(WORK)
+
+class Work(record_of(WORK)):  # type: ignore[misc]
+    """``tb_work``."""
+
+    sum: int
 
 
 def threads_for(asked: int, cores: int, ranks_here: int) -> int:
@@ -91,24 +95,28 @@ class Threads:
         Returns:
             The sum; -1 where a piece returned less than 0: the others may be undone.
         """
-        groups = -(-end // unit)
-        threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS))
-        pieces = max(threads, groups // _PIECE_GROUPS)
-        work = _Work(entry(code), at, end=end, piece=-(-groups // pieces) * unit)
-        pieces_of, where = core().waits.tb_work, ctypes.addressof(work)
+        threads, work = self.work(code, at, end, unit)
+        pieces_of, back, where = core().waits.tb_work, core().fast.tb_back, ctypes.addressof(work)
         others = [
             self._threads.submit(pieces_of, where, scratch.memory_at, 0)
             for scratch in self._scratches[1:threads]
             if self._threads
         ]
         try:
-            while found := pieces_of(where, self.scratch.memory_at, self.rest):
+            while found := pieces_of(where, self.scratch.memory_at, self.rest) | back(self.rest):
                 self.meanwhile(found)
         finally:  # nobody may still write to the op's memory when this returns
             work.next = end
             wait([other for other in others if not other.cancel()])
         self.meanwhile(0)
         return -1 if work.failed else int(work.sum)
+
+    def work(self, code: Callable[[int, int, int, int], int], at: int, end: int, unit: int = 1) -> tuple[int, Work]:
+        """How many threads share a pass, as of ``run``, and what they work by."""
+        groups = -(-end // unit)
+        threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS))
+        pieces = max(threads, groups // _PIECE_GROUPS)
+        return threads, Work(entry(code), at, end=end, piece=-(-groups // pieces) * unit)
 
     def close(self) -> None:
         """Ends the threads."""

@@ -178,6 +178,7 @@ class Accounts:
         self.flow_bytes = op.flow_bytes
         if self.trace is not None:
             spans = op.spans
+            spans.encoding, spans.queued = op.coding, op.own_in
             spans.clock, spans.sent, spans.sealed, spans.published = op.start, op.sent_at, op.closed_at, op.published_at
             if op.launch is not None:
                 op.spans.launched, op.spans.admitted = op.launch.launched, op.admitted

@@ -80,8 +80,8 @@ class Buffers:
         #: of the first half: own rows that held a contribution, by rank; and what that came to
         self.came, self.tally = (ctypes.c_int64 * MAX_RANKS)(), Tally()
         self.told = ctypes.addressof(self.came), ctypes.addressof(self.tally)
-        #: of the pass that makes the results
-        self.words = Words()
+        #: of the passes that code the own rows and make the results
+        self.coding, self.words = Words(), Words()
 
     @property
     def results(self) -> Results:

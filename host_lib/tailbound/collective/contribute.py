@@ -10,17 +10,19 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tailbound.codec.encode import encode_at, lay
 from tailbound.codec.feedback import read_back
 from tailbound.codec.hashing import seed_of
-from tailbound.codec.mean import lay
+from tailbound.codec.mean import lay as lay_mean
 from tailbound.codec.records import Coding, Sums
 from tailbound.codec.scale import agreed
-from tailbound.collective import peers, switched
+from tailbound.collective import switched
 from tailbound.collective.announce import announce
-from tailbound.collective.coder import Values
+from tailbound.collective.coder import HOST, Values
 from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
 from tailbound.collective.step import Do, step, untold
+from tailbound.kernel.core import address, core
 from tailbound.wire.schema import EXPONENT_NONE, Sending, op_slot
 
 
@@ -97,18 +99,46 @@ def _encode_late(job: Job, op: Op) -> None:
 
 def coding_of(job: Job, op: Op) -> Coding:
     """How this rank codes ``op``."""
-    if op.coding is not None:
-        return op.coding
+    if op.coded is not None:
+        return op.coded
     seed, weights = seed_of(job.cookie, op.label), None if op.switched else job.weights
-    op.coding = Coding(seed, weights, job.config.rotate, job.key_of(op.place))
-    return op.coding
+    op.coded = Coding(seed, weights, job.config.rotate, job.key_of(op.place))
+    return op.coded
 
 
-def lay_results(job: Job, op: Op) -> None:
+def lay_own(job: Job, op: Op) -> None:
+    """Writes down what the own rows are coded and sent by, so that the library can do it alone (``tb_launch``).
+
+    Where others have to be asked or told first, where a device codes, or where something follows, Python does it.
+    """
+    launch = op.launch
+    assert launch is not None
+    if not plain(job, launch):
+        return
+    b, shape, coding = op.buffers, op.place.layout.shape, coding_of(job, op)
+    lay(b.coding, launch.data, shape, coding, b.contributions, b.scales, job.threads.scratch.width)
+    _, op.work = job.threads.work(encode_at, ctypes.addressof(b.coding), shape.groups)
+    if op.own:
+        lay_results(job, op, own_present=True)
+    _lay_sending(job, op)
+    op.code = ctypes.addressof(op.work)
+
+
+def plain(job: Job, launch: Launch) -> bool:
+    """Whether the library alone can code and send the own rows of an op."""
+    simple = launch.coder is HOST and launch.contribute and launch.prepare is None and launch.residual is None
+    return simple and job.switch is None and not job.self_misses and len(job.threads) == 1
+
+
+def _lay_sending(job: Job, op: Op) -> None:
+    op.tag_key, op.burst = address(coding_of(job, op).key), job.flow.queue.pacer.largest(op.stride)
+
+
+def lay_results(job: Job, op: Op, *, own_present: bool) -> None:
     """Writes down what the results of the own rows are made and sent by, so that the library can do it alone."""
     b, place, coding = op.buffers, op.place, coding_of(job, op)
     sums = Sums(job.records.ring, op.sum_seq, job.cookie, op.label)
-    lay(b.words, sums, b.mine[op.own_present], place.layout.shape, coding, b.results, job.threads.scratch)
+    lay_mean(b.words, sums, b.mine[own_present], place.layout.shape, coding, b.results, job.threads.scratch)
     b.given.belong(place, coding.key)
     op.largest = job.flow.queue.pacer.largest(b.given.stride)
     op.aim_at(job.channels.aims())
@@ -127,10 +157,8 @@ def _prepared(op: Op) -> Launch:
 
 def _encode(job: Job, op: Op) -> None:
     assert op.launch is not None
-    op.spans.encoding = op.spans.encoding or job.now()
-    b, place = op.buffers, op.place
-    shape = place.layout.shape
-    coding = coding_of(job, op)
+    op.coding, op.code = op.coding or job.now(), 0
+    b, shape, coding = op.buffers, op.place.layout.shape, coding_of(job, op)
     made = op.launch.coder.encode(op.launch.data, shape, coding, b.contributions, b.scales, job.threads)
     if made is None:
         op.sending, op.begun = Sending.CODING, job.now()
@@ -141,17 +169,19 @@ def _encode(job: Job, op: Op) -> None:
         _done_sending(job, op)
         return
     op.outcome.clipped = made.clipped
-    op.own_present = not (op.outcome.late if op.switched else op.sealed)
-    op.own_in = job.now()
-    if job.self_misses:
-        job.self_misses = 0
-    _expect_results(job, op)
-    op.sending = Sending.OVER
-    if op.own and not op.sealed:
-        lay_results(job, op)
-    (switched if op.switched else peers).send(job, op)
-    if op.switched or not op.outcome.late:
-        op.give(coding.key)
+    job.self_misses = 0
+    if op.switched:
+        op.own_present, op.own_in, op.sending = not op.outcome.late, job.now(), Sending.OVER
+        _expect_results(job, op)
+        switched.send(job, op)
+        op.given = b.stamp.packets
+    else:
+        if op.own and not op.sealed:
+            lay_results(job, op, own_present=True)
+        _lay_sending(job, op)
+        if core().fast.tb_send_own(ctypes.addressof(job.owner), ctypes.addressof(op), job.now()):
+            raise MemoryError("no memory for own rows")
+        job.flow.queue.pump(job.now())
     if op.launch.residual is not None:
         _keep_residual(job, op, op.launch.residual, coding)
 

@@ -99,8 +99,8 @@ def _name_strangers(job: Job, op: Op, absent: set[int]) -> None:
 
 def _publish(job: Job, op: Op) -> None:
     """Makes the means and sends them to every peer, but for rows to which no rank contributed."""
-    if not op.mean:
-        lay_results(job, op)
+    if not (op.mean and op.own_present):
+        lay_results(job, op, own_present=bool(op.own_present))
     mean_by(job.threads, op.mean, op.own)
     if op.abstains:
         op.say |= Flag.ABSTAIN  # who missed the word hears it with the mark that says that nothing more will come
@@ -128,6 +128,8 @@ def finish(job: Job, op: Op) -> None:
     sums = op.switched and job.config.switch is not None and job.config.switch.form == "sums"
     received = b.received(job.records.result_rows, b.row_count if sums else NO_COUNTS)
     coder, coding = op.launch.coder, coding_of(job, op)
+    if op.work is not None and op.code:
+        outcome.clipped = op.work.sum
     outcome.failed_groups = coder.decode(received, shape, coding, op.launch.out, job.threads)
     empty = outcome.failed_groups == shape.groups
     if outcome.failed_groups:

@@ -64,7 +64,7 @@ class FlowControl:
             announce(job, op, job.peers)
 
         until = (op.start or op.admitted) + job.config.stage_max  # no seal is later, so no row is worth more
-        op.spans.queued = now = job.now()
+        now = job.now()
         said = done if op.switched and runs else None
         self.queue.submit(op.label, PacketType.CONTRIBUTION, runs, until, said, now, ctypes.addressof(op))
 

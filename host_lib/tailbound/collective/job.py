@@ -17,6 +17,7 @@ from tailbound.collective.flow_control import FlowControl
 from tailbound.collective.paths import Paths
 from tailbound.collective.speaker import Speaker
 from tailbound.datapath.protocol import Datapath
+from tailbound.kernel.core import address
 from tailbound.kernel.net import name_of, speed_of
 from tailbound.transport.config import Config
 from tailbound.transport.keys import KeyRing
@@ -64,7 +65,7 @@ class Job(Speaker):
             self.terms.pointer, datapath.source.pointer, self.flow.queue.line, ctypes.addressof(self.head),
             ctypes.addressof(self.marks), ctypes.addressof(self.accounts.ledger.lines),
             ctypes.addressof(self.accounts.contributions), mean_entry(), self.threads.scratch.memory_at,
-            GROUP_ROWS * self.threads.alone,
+            ctypes.addressof(self.voice), address(self.store.expect_results), GROUP_ROWS * self.threads.alone,
         )  # fmt: skip
 
     def activate(self, addresses: Sequence[Words], own: Words) -> None:

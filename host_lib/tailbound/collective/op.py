@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from tailbound.codec.owners import first_places
 from tailbound.codec.records import Coding
+from tailbound.codec.threads import Work
 from tailbound.collective.buffers import Buffers
 from tailbound.collective.coder import HOST, Coder, Values
 from tailbound.errors import TailboundError
-from tailbound.kernel.core import address, core
+from tailbound.kernel.core import core
 from tailbound.observe.trace import Spans
 from tailbound.transport.backoff import Backoff, Policy
 from tailbound.transport.sequence import Layout, Place
@@ -161,10 +162,9 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     #: when a device was last given something to do for the own rows, and whether it has done it; 0, None: it was not
     begun = 0
     ready: Callable[[], bool] | None = None
-    #: the own rows are in the own sums
-    own_present = False
-    #: how it is coded, once that was asked for
-    coding: Coding | None = None
+    #: how its values are coded, once that was asked for, and by which pass the library does
+    coded: Coding | None = None
+    work: Work | None = None
     #: rows that the switch released before all that were waited for were in
     partial = 0
     #: the memory of the own rows was given back
@@ -181,7 +181,10 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.came, self.tally = buffers.told
         self.previous, self.map_id = place.previous, placement.owner_map.id
         self.source, self.row_scale, self.row_exponent, self.row_count, self.states, self.firsts = buffers.addresses
-        self.stride = shape.codes + HEADER_BYTES
+        self.stride, self.form = shape.codes + HEADER_BYTES, shape.code.flags
+        self.heads = ctypes.addressof(buffers.stamp)
+        self._seqs = (ctypes.c_uint32 * len(place.sum_seqs))(*place.sum_seqs)
+        self.seqs = ctypes.addressof(self._seqs)
         self._places, self.places = first_places(placement, rank, ranks)
         self.label, self.slot, self.layout, self.rows = place.label, op_slot(place.label), place.layout.tag, shape.rows
         self.own, self.sum_seq, self.result_seq = placement.shares[rank], place.sum_seqs[rank], place.result_seq
@@ -197,10 +200,6 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
         self.key = place.layout.key
         #: bytes of its largest flow: one rank's contributions to one owner, headers included
         self.flow_bytes = max(placement.shares) * (shape.codes + HEADER_BYTES)
-
-    def give(self, key: NDArray[np.uint64]) -> None:
-        """The own contributions can be sent again; ``key``: of the op."""
-        self.tag_key, self.given = address(key), self.buffers.stamp.packets
 
     def aim_at(self, destinations: Sequence[int]) -> None:
         """The own results go there."""

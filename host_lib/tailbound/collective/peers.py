@@ -1,4 +1,4 @@
-"""Ops whose rows the ranks own: sending contributions, and reading results.
+"""Ops whose rows the ranks own: reading results.
 
 Contributions and results are repaired in every op (clock-23). A missing contribution costs its row one contributor,
 which the mean allows for, and a missing result costs every replica; but both are asked for while others are still
@@ -9,35 +9,13 @@ from __future__ import annotations
 
 import ctypes
 
-from tailbound.collective.announce import announce
 from tailbound.collective.job import Job
 from tailbound.collective.op import Op
 from tailbound.collective.tally import Counts, gather, read_records, settle
 from tailbound.collective.timing import cut_off, suspect
 from tailbound.kernel.core import core
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import PacketType, Stage, Why
-
-
-def send(job: Job, op: Op) -> None:
-    """Bursts in turn to all peers that take rows, beginning with rank + 1 (clock-17)."""
-    b, place = op.buffers, op.place
-    placement, label = place.placement, op.label
-    here = job.membership.here
-    through = {*job.records.all_published(here, label)}
-    takers = [p for p in here if placement.shares[p] and p not in through]
-    shape = place.layout.shape
-    head = job.header(
-        PacketType.CONTRIBUTION, label, place.layout.tag, flags=shape.code.flags, map_id=placement.owner_map.id
-    )
-    starts, shares = placement.starts, placement.shares
-    to = [(starts[p], n := shares[p], n - 1, place.sum_seqs[p], p, n) for p in takers]
-    b.stamp.write(head, to, label, job.key_of(place))
-    runs = [(peer, b.rows_for[peer]) for peer in takers]
-    job.flow.contributions(op, runs)
-    others = [p for p in here if p not in takers]
-    if others:  # every rank hears of every op (clock-2)
-        announce(job, op, others)
+from tailbound.wire.schema import Stage, Why
 
 
 def read(job: Job, op: Op, by_owner: Counts) -> None:

@@ -19,13 +19,14 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
 
 from tailbound.collective.alerts import LOOK_EVERY, Watch
 from tailbound.collective.announce import farewell
 from tailbound.collective.averages import Averages
-from tailbound.collective.contribute import advance, prepare
+from tailbound.collective.contribute import advance, plain, prepare
 from tailbound.collective.execute import SAME_MODEL, finish, seal
 from tailbound.collective.holding import Holding
 from tailbound.collective.inbox import Inbox
@@ -41,7 +42,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel.core import core
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.wire.schema import SERVE_AFTER, Found, PacketType, Phase, Ready, Sending, Woken, serial_distance
+from tailbound.wire.schema import POKED, SERVE_AFTER, Found, PacketType, Phase, Ready, Sending, Woken, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
@@ -61,6 +62,10 @@ _LINGER = 500_000_000
 _FAILED = "; close the state and register the hook anew. The log has the traceback: report it"
 
 T = TypeVar("T")
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _taken(queue: deque[T]) -> Iterator[T]:
@@ -113,9 +118,9 @@ class Transpose:
         self._newest = job.marks.contributed  # op that was launched here
         self._standing = False  # a rank held in the last turn.
         self._unsettled = False  # news for all ops came while they were looked at.
-        self._due = False  # others have said something meanwhile, by which a turn is due
         job.threads.meanwhile = self._meanwhile
         self._handing = threading.Lock()  # held while something is handed to the thread, and while it closes
+        self._turn = threading.Lock()  # held by who places ops: the thread in a turn, or who launches
         self._resting = False  # an op is over, and whether it was the last one has still to be said
         self._idle = threading.Event()
         self._idle.set()
@@ -146,10 +151,27 @@ class Transpose:
         with self._handing:
             self._idle.clear()
             self._new.append(launch)
-        self._poke()
+        self._poke(1 if self._place(launch) else POKED)
         if self._ended:  # the thread ended in between and may not have seen it
             self._refuse(self._closed())
             self._idle.set()
+
+    def _place(self, launch: Launch) -> bool:
+        """Places what was just launched in the thread that launches, if the library then needs no turn."""
+        job, window = self.job, self._window
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            alone = len(self._new) == 1 and not window.waiting and not self._holding.again
+            if not (alone and plain(job, launch) and job.sequence.expects(launch.layout)):
+                return False
+            self._admit()
+        except BaseException as error:  # of what was begun here the thread lets go
+            self._commands.append((Future(), partial(_raise, error)))
+            return False
+        finally:
+            self._turn.release()
+        return True
 
     def call(self, what: Callable[[], T]) -> Future[T]:
         """Runs ``what`` in the transport thread between two turns; only there the sequence and the window may change.
@@ -337,18 +359,21 @@ class Transpose:
         """Whether something that was launched here is not over."""
         return bool(self._new or self._window.waiting or self._window.launched)
 
-    def _poke(self) -> None:
+    def _poke(self, what: int = POKED) -> None:
+        """Wakes the thread up, for a turn or for what was handed over."""
         with self._handing:
             if self._wake >= 0:
-                os.eventfd_write(self._wake, 1)
+                os.eventfd_write(self._wake, what)
 
     def _run(self) -> None:
-        self._run_queue = RunQueue()
+        self._run_queue, rest = RunQueue(), None
+        self._turn.acquire()
         try:
             if self._on_thread is not None:
                 self._on_thread()
-            self._rest = self._made([self._wake, *self.job.datapath.fds()])
-            self.job.threads.rest = self._rest.pointer
+            self._rest = rest = self._made([self._wake, *self.job.datapath.fds()])
+            rest.appoint()
+            self.job.threads.rest = rest.pointer
             while not self._closing or (self._farewell and self._in_flight):
                 again = self._poll(self.job.now())
                 self._sleep(again)
@@ -364,6 +389,8 @@ class Transpose:
         finally:
             self._holding.stop()
             self._run_queue.close()
+            if rest is not None:
+                rest.dismiss()
             self._window.close()
             self._ended = True
             self._forget()
@@ -411,7 +438,7 @@ class Transpose:
         now = self._until(again)
         awaited = bool(self._ops) and not self._holding.again  # else no rank waits for this one
         while True:
-            found = rest.wait(now)
+            found = rest.wait(now, self._turn)
             self._woke(awaited)
             if self._attend(found):
                 return
@@ -479,9 +506,9 @@ class Transpose:
         rest.served = now
         if found & Woken.SENT:  # before anything that pumps
             self.job.flow.queue.go_on(rest.refused)
-        self._due |= bool(found & Woken.TURN)
+        rest.due |= found & Woken.TURN
         if found & Woken.SERVE or rest.peek() & Ready.CONTROLS:
-            self._due |= self._serve(now)
+            rest.due |= self._serve(now)
         queue = self.job.flow.queue
         if queue.full or 0 < queue.again <= now:
             queue.pump(now)
@@ -544,8 +571,8 @@ class Transpose:
             self._admit()
             self._move(job.now(), everything=self._unsettled, holds=bool(held))
         self._listen(job.now())
-        if self._due or self._stirred():
-            self._due = False
+        if self._rest.due or self._stirred():
+            self._rest.due = 0
             looks.append(job.now())
         # where something is just handed over, the poke after it brings another turn; it is not waited for here
         if self._resting and not self._in_flight and self._handing.acquire(blocking=False):
@@ -590,12 +617,23 @@ class Transpose:
             prepare(job, op)
         if not (alone and sent):
             return False
-        moved, look = advance(job, op, now)
+        if op.code:
+            self._launch(now)
+        moved, look = (True, 0) if op.encoded else advance(job, op, now)
         op.due = min(filter(None, (op.due, look)), default=0)
         if op.sending == Sending.OVER and len(self._ops) == 1:  # nothing is learned until its clock starts
             self._say_first(op, now)
             self._say_second(op, now)
         return moved
+
+    def _launch(self, now: int) -> None:
+        """Codes and sends what the library can."""
+        job, rest = self.job, self.job.threads.rest
+        owner, launch, back = ctypes.addressof(job.owner), core().waits.tb_launch, core().fast.tb_back
+        while found := launch(owner, rest, now) | back(rest):
+            now = self._meanwhile(found)
+        if 0 < job.flow.queue.again <= (now := job.now()):
+            job.flow.queue.pump(now)
 
     def _seal(self, op: Op, now: int) -> bool:
         seal(self.job, op)

@@ -7,6 +7,7 @@ import errno
 import os
 import select
 from collections.abc import Sequence
+from threading import Lock
 
 import numpy as np
 
@@ -62,17 +63,39 @@ class Sleep(record_of(SLEEP)):  # type: ignore[misc]
             voice=voice, fds=len(polled),
         )  # fmt: skip
 
-    def wait(self, now: int) -> int:
+    def wait(self, now: int, turn: Lock) -> int:
         """Sleeps; a signal may end it early. Returns what only Python can do (``schema.Woken``).
+
+        Args:
+            now: the time, ns.
+            turn: held; others may have it meanwhile.
 
         Raises:
             OSError: a descriptor is not what it was.
         """
         self.tell()
-        return _found(core().waits.tb_sleep(self.pointer, now))
+        turn.release()
+        found = core().waits.tb_sleep(self.pointer, now)
+        turn.acquire()
+        return _found(found) | int(core().fast.tb_back(self.pointer))
+
+    def appoint(self) -> None:
+        """From now on a deputy stands in while the thread waits for the interpreter lock (``host_lib/core/deputy.c``).
+
+        Raises:
+            OSError: there can be none.
+        """
+        self._queue.said.sleep = self.pointer
+        if error := core().fast.tb_appoint(self.pointer):
+            raise OSError(error, os.strerror(error))
+
+    def dismiss(self) -> None:
+        """There is none any more."""
+        core().fast.tb_dismiss(self.pointer)
 
     def tell(self) -> None:
         """Tells the library how far the queue can do without Python."""
+        self._queue.tell()
         self.direct = self._queue.direct
 
     def peek(self) -> int:

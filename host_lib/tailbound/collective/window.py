@@ -7,13 +7,14 @@ from collections import deque
 from collections.abc import Callable
 
 from tailbound.collective.buffers import STEPS_KEPT, BufferPool
+from tailbound.collective.contribute import lay_own
+from tailbound.collective.job import Job
 from tailbound.collective.op import Launch, Op
-from tailbound.collective.speaker import Speaker
 from tailbound.kernel.core import core
 from tailbound.transport.queue import SendQueue
 from tailbound.transport.sequence import Place, Position
 from tailbound.transport.steps import STEP_MASK, index_of, step_distance, step_of
-from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, Phase, Sending, op_label, serial_distance
+from tailbound.wire.schema import OP_PER_STEP, OP_STEPS, Phase, op_label, serial_distance
 
 #: ``control.first_op`` follows at this distance: far enough for words about old ops, near enough for serial numbers.
 _FIRST_OP_LAG = 1 << 24
@@ -34,7 +35,7 @@ class Window:
         pool: memory of the ops, and the results that are kept of those that are over.
     """
 
-    def __init__(self, job: Speaker, queue: SendQueue, placed: Callable[[Op], None]) -> None:
+    def __init__(self, job: Job, queue: SendQueue, placed: Callable[[Op], None]) -> None:
         self._job, self._queue, self._placed = job, queue, placed
         self.pool = BufferPool(job.rank, job.ranks, job.terms, job.store.result_rows)
         self.ops: dict[int, Op] = {}
@@ -61,7 +62,7 @@ class Window:
         """Places launched ops in order, as far as the ring has room (half of it: peers may lag by the other half).
 
         Returns:
-            Those that have been placed.
+            Those that have been placed; the library takes them at its next look.
         """
         job, placed = self._job, []
         while self.waiting:
@@ -72,11 +73,12 @@ class Window:
             for old in wrong:
                 self.drop(old)
             op = self.ops.get(place.label) or self._open(place)
-            op.launch, op.admitted, op.sending = launch, job.now(), Sending.LAUNCHED
-            op.empty, op.stirred = not launch.contribute, True
+            op.launch, op.admitted, op.empty = launch, job.now(), not launch.contribute
             self.waiting.popleft()  # not before: what fails here must still be found and completed
             op.cold = op.switched and job.scales(op) is None
             self._placed(op)
+            lay_own(job, op)
+            core().fast.tb_hand(job.terms.pointer, ctypes.addressof(op))
             placed.append(op)
         return placed
 
@@ -99,7 +101,9 @@ class Window:
             place = job.sequence.predict()
             if place is None:
                 break
-            self._placed(self._open(place))
+            op = self._open(place)
+            core().fast.tb_enter(job.terms.pointer, ctypes.addressof(op))
+            self._placed(op)
             placed = True
         return placed
 
@@ -131,7 +135,6 @@ class Window:
         op.usual = job.deadlines.stage_two(op.flow_bytes)
         op.worth = job.deadlines.worth_sending(op.flow_bytes)
         self.ops[place.label] = op
-        core().fast.tb_enter(job.terms.pointer, ctypes.addressof(op))
         return op
 
     # -- out of it ------------------------------------------------------------------------------------------------

@@ -164,9 +164,7 @@ class SendQueue:
             op: address of ``tb_own_op`` whose rows they are: it hears when they have left; 0: none does. Packets of an
                 op are its own, so that without ``done`` nothing more is to be kept.
         """
-        self._tell()
-        if (peers := self._peers) is not None and peers.keys is not None:
-            self._follow(peers.keys)
+        self.tell()
         runs = [run for run in runs if len(run[1])]
         stride = runs[0][1].shape[1] if runs else 0
         words = [word for to, packets in runs for word in (to, address(packets), len(packets))]
@@ -184,7 +182,7 @@ class SendQueue:
 
     def say(self, rank: int, packet: bytes) -> None:
         """Sends a single packet at once, or in its turn as soon as the first socket has room for it."""
-        self._tell()
+        self.tell()
         self._core.fast.tb_say(self.line, rank, packet, len(packet))
         self._insist(self._send())
 
@@ -202,7 +200,7 @@ class SendQueue:
             said.again = min(said.again, now) if said.again else now
             return
         if not fresh:  # ``submit`` has told
-            self._tell()
+            self.tell()
         said.now, said.fresh = now, fresh
         self._pumping = True
         try:
@@ -229,7 +227,9 @@ class SendQueue:
     def _send(self) -> int:
         """Sends until all is sent that may be, or a message is refused (``Sent``)."""
         if self.direct:
-            return int(self._core.waits.tb_pump(self.line))
+            what = int(self._core.waits.tb_pump(self.line))
+            self._core.fast.tb_back(self.said.sleep)
+            return what
         said, fast = self.said, self._core.fast
         while (what := int(fast.tb_next(self.line))) in (Sent.CALL, Sent.PROBE):
             if what == Sent.PROBE:
@@ -253,7 +253,7 @@ class SendQueue:
         sender.refuse(to, number)
         if number in NO_GSO and said.packets > 1:
             sender.plain.add(to)
-            self._tell()
+            self.tell()
         elif number == errno.ECONNREFUSED and self._refused != at:
             self._refused = at  # the error belongs to an earlier datagram, this one was not tried
         else:
@@ -274,8 +274,10 @@ class SendQueue:
             if done is not None:
                 done(self._packets.value)
 
-    def _tell(self) -> None:
-        """Tells the library of sockets, shared channels, and whom GSO does not reach, where one of them has changed."""
+    def tell(self) -> None:
+        """Tells the library of sockets, shared channels, whom GSO does not reach, and of the key that probes have."""
+        if (peers := self._peers) is not None and peers.keys is not None:
+            self._follow(peers.keys)
         said, sender = self.said, self.sender
         shared = [(one.target, one.ranks, one.local) for one in sender.shared.values()]
         if self._told == (told := (sender.sockets.copy(), sender.plain.copy(), shared)):

@@ -209,6 +209,10 @@ class Sequence:
         self._moved()
         return found
 
+    def expects(self, layout: Layout) -> bool:
+        """Whether no prediction is proved wrong by a launch of ``layout``."""
+        return not self._ahead or self._ahead[0].layout == layout
+
     def assign(self, layout: Layout) -> tuple[Place, list[Place]]:
         """Places a launched op.
 
@@ -217,7 +221,7 @@ class Sequence:
             forgotten: this rank's bucket layout changed while others had not told.
         """
         wrong: list[Place] = []
-        if self._ahead and self._ahead[0].layout == layout:
+        if self._ahead and self.expects(layout):
             found = self._ahead.pop(0)
         else:
             wrong, self._ahead = self._ahead, []

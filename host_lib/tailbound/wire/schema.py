@@ -762,6 +762,7 @@ SENDING = Struct(
         Field("blocked", "u64", "bitmap of sockets that are not tried again in this pump"),
         Field("waits", "u64", "times a socket or a device queue was full"),
         Field("marks", "u64", "struct tb_own_marks; 0: none"),
+        Field("sleep", "u64", "struct tb_sleep of the thread that pumps; 0: none"),
         Field("contributions", "u64", "packets of contributions that have left"),
         Field("results", "u64", "packets of results that have left"),
         Field("copies", "u64", "packets that have left again, by request"),
@@ -973,6 +974,7 @@ TERMS = Struct(
         Field("due", "s64", "when to look at ops again, for ones that were looked at; 0: when something arrives"),
         Field("listen", "s64", "when to look at flows again; 0: none is to be looked at"),
         Field("first", "u64", "struct tb_own_op: the oldest op in flight"),
+        Field("handed", "u64", "struct tb_own_op: the newest that was launched and is not taken; 0: none"),
         Field("at", "u64", "the op that a turn has come to"),
         Field("cookie", "u32", "job"),
         Field("rank", "u32", "own rank"),
@@ -1083,7 +1085,7 @@ VOICE = Struct(
 
 OWNER = Struct(
     "tb_owner",
-    "What an owner makes and sends the results of its rows by (`collective.flow_control`).",
+    "What a rank sends its rows by, and makes and sends the results of those that it owns (`collective.job`).",
     (
         Field("terms", "u64", "struct tb_terms"),
         Field("source", "u64", "struct tb_source: seals rows"),
@@ -1094,6 +1096,8 @@ OWNER = Struct(
         Field("guard", "u64", "struct tb_guard: of contributions"),
         Field("code", "u64", "the compiled pass that makes results (``wire.jit.entry``)"),
         Field("memory", "u64", "words of what it works in"),
+        Field("voice", "u64", "struct tb_voice"),
+        Field("expected", "u64", "struct tb_expect_results[], by slot of ops"),
         Field("most", "u32", "rows that the thread makes in one go"),
         Field("pad", "u32", "0"),
     ),
@@ -1116,6 +1120,10 @@ OWN_OP = Struct(
         Field("row_scale", "u64", "f32[rows]: of results"),
         Field("row_exponent", "u64", "s16[rows]: next exponents that a switch says"),
         Field("row_count", "u64", "u16[rows]: contributors that a switch says"),
+        Field("handed", "u64", "struct tb_own_op: the one that was launched before it, and is not taken either"),
+        Field("heads", "u64", "struct tb_stamp: of headers of contributions"),
+        Field("seqs", "u64", "u32[], by rank: row sequences of the first rows that it owns"),
+        Field("code", "u64", "struct tb_work: the pass that codes the own rows; 0: Python codes them"),
         Field("given", "u64", "u8[rows, stride]: contributions by owner, headers finished; 0: none are given"),
         Field("states", "u64", "u64[rows, 4]: partial checks of their payloads"),
         Field("firsts", "u64", "s64[], by owner: the place of the packet that is first in memory"),
@@ -1138,6 +1146,7 @@ OWN_OP = Struct(
         Field("admitted", "s64", "when the own launch found room; the clocks count from here"),
         Field("start", "s64", "c of clock-3, when its clock started; 0: it has not"),
         Field("held", "s64", "when a live rank was last seen to hold: no clock starts before"),
+        Field("coding", "s64", "when the own rows were begun to be coded; 0: they were not"),
         Field("own_in", "s64", "when the own rows came into the own sums; 0: they are not there"),
         Field("listen", "s64", "when to look at its flows"),
         Field("due", "s64", "when to look again, as found in this look; 0: when something arrives"),
@@ -1154,6 +1163,8 @@ OWN_OP = Struct(
         Field("result_seq", "u32", "of the first row"),
         Field("previous", "u32", "the op before"),
         Field("map_id", "u32", "of the owner map that it is placed by"),
+        Field("form", "u32", "Flag bits of contributions"),
+        Field("burst", "u32", "contributions of a burst at most"),
         Field("say", "u32", "Flag bits of the own results"),
         Field("largest", "u32", "results of a burst at most"),
         Field("missing", "u32", "own rows without a contributor"),
@@ -1170,7 +1181,8 @@ OWN_OP = Struct(
         Field("unnoted", "u8", "1: its own rows are sealed, and Python has not learned from that"),
         Field("queued", "u8", "1: the results are in the send queue, or beyond"),
         Field("action", "u8", "what the safeguard calls for"),
-        Field("pad", "u8", "0", 5),
+        Field("own_present", "u8", "1: the own rows are in the own sums"),
+        Field("pad", "u8", "0", 4),
     ),
 )
 
@@ -1255,6 +1267,8 @@ class Woken(enum.IntEnum):
     SENT = 16  #: See to what has become of a pump.
 
 
+#: What is written to the first of ``Ready`` where a turn is due; less says that an op was handed over (``tb_hand``).
+POKED = 1 << 32
 #: Ops that begin elsewhere between two turns; an event is a hint, so that more are seen in the maps.
 OPENED_MOST = 64
 
@@ -1298,6 +1312,7 @@ SLEEP = Struct(
         Field("woken", "s64", "when it did"),
         Field("ready", "u64", "``Ready``: what it found, with sockets behind"),
         Field("voice", "u64", "struct tb_voice"),
+        Field("deputy", "u64", "struct tb_deputy; 0: there is none"),
         Field("opened", "u32", "ops that have begun elsewhere since the last turn", OPENED_MOST),
         Field("count", "u32", "of them"),
         Field("found", "u32", "what a turn is due by (``Found``); 0: anything else"),
@@ -1305,6 +1320,8 @@ SLEEP = Struct(
         Field("fds", "u32", "descriptors"),
         Field("direct", "u32", "1: all sockets are the system's"),
         Field("refused", "u32", "what the pump came to (``Sent``)"),
+        Field("unsent", "u32", "1: own rows are still to be coded, once Python has done what was found"),
+        Field("due", "u32", "not 0: others have said something in the midst of a turn, by which another one is due"),
     ),
 )
 

@@ -46,7 +46,7 @@ class Engine(Transpose):
             self._window.close()
             self.job.threads.close()
 
-    def _poke(self) -> None:
+    def _poke(self, what: int = 0) -> None:
         return None
 
     @property
