@@ -62,26 +62,12 @@ def control_values(ranks: int = RANKS) -> dict[str, Any]:
     live = sum(1 << r for r in range(ranks) if r != RANK)
     weights = weights_of(ranks)
     return {
-        "active": 1,
-        "cookie": COOKIE,
-        "rank": RANK,
-        "ranks": ranks,
-        "address": address_of(RANK),
-        "group": 0,
-        "map_id": MAP_ID,
-        "map_since": MAP_SINCE,
-        "map_before": MAP_BEFORE,
-        "sum_rows": SUM_ROWS,
-        "sum_base": SUM_BASE,
-        "result_base": RESULT_BASE,
-        "live_peers": ranks - 1,
-        "need": ranks // 2 + 1,
-        "weight_cap": weights.cap,
-        "spare": weights.spare,
-        "first_op": FIRST_OP,
-        "released": RELEASED,
+        "active": 1, "cookie": COOKIE, "rank": RANK, "ranks": ranks, "address": address_of(RANK), "group": 0,
+        "map_id": MAP_ID, "map_since": MAP_SINCE, "map_before": MAP_BEFORE, "sum_rows": SUM_ROWS, "sum_base": SUM_BASE,
+        "result_base": RESULT_BASE, "live_peers": ranks - 1, "need": ranks // 2 + 1, "weight_cap": weights.cap,
+        "spare": weights.spare, "first_op": FIRST_OP, "released": RELEASED,
         "live": [live >> 64 * i & (1 << 64) - 1 for i in range(4)],
-    }
+    }  # fmt: skip
 
 
 def codes(seed: int, count: int = CODES) -> bytes:

@@ -125,25 +125,11 @@ class Case:
 def contribution(sender: int, codes: int = CODES, *, job: Job = JOB, **fields: Any) -> bytes:
     """A contribution to the switch of ``job``; ``fields`` override."""
     values: dict[str, Any] = {
-        "type": PacketType.CONTRIBUTION,
-        "cookie": job.cookie,
-        "op": OP,
-        "layout": worker.LAYOUT,
-        "sender": sender,
-        "owner": job.ranks,
-        "seq": SEQ,
-        "row": ROW,
-        "rows": ROWS,
-        "exponent": worker.EXPONENT,
-        "need": worker.NEED - sender,
-        "weight": 1,
-        "map_id": MAP_ID,
-        "map_known": MAP_ID + 1,
-        "contributed": OP - 1,
-        "deadline": 11,
-        "pad": 3,
-        "lateness": 2,
-    } | fields
+        "type": PacketType.CONTRIBUTION, "cookie": job.cookie, "op": OP, "layout": worker.LAYOUT, "sender": sender,
+        "owner": job.ranks, "seq": SEQ, "row": ROW, "rows": ROWS, "exponent": worker.EXPONENT,
+        "need": worker.NEED - sender, "weight": 1, "map_id": MAP_ID, "map_known": MAP_ID + 1, "contributed": OP - 1,
+        "deadline": 11, "pad": 3, "lateness": 2,
+    } | fields  # fmt: skip
     values.setdefault("scale", scale_of(values["exponent"]))
     return packed.packet(packed.header(**values), worker.codes(7 + sender + 16 * values["row"], codes))
 

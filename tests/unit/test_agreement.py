@@ -154,11 +154,7 @@ def test_a_proposal_is_repeated_soon_to_who_has_not_acknowledged_it() -> None:
         2,
         6,
         14,
-        30,
-        62,
-        94,
-        126,
-        158,
+        *range(30, 160, 32),
     ]
 
 
