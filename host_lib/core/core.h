@@ -337,6 +337,13 @@ __u32 tb_read(const struct tb_terms *t, const struct tb_own_op *o, __u32 form);
 void tb_account(const struct tb_terms *t, const struct tb_own_op *o, int results, int abstains,
 		const __s64 *came, struct tb_books *lines, struct tb_tally *y);
 
+/*
+ * How long after the start of its clock a half may last, by now (deadline.c); and the longest D1 of an op among ranks whose
+ * contributions are waited for, or whose results, the own one included.
+ */
+__s64 tb_lasts(const struct tb_terms *t, const struct tb_own_op *o, int results);
+__s64 tb_longest(const struct tb_terms *t, const struct tb_own_op *o, int results);
+
 /* What may be waited past deadlines. */
 __s64 tb_saved(const struct tb_overtime *v, __s64 now);
 __s64 tb_patience(const struct tb_overtime *v, const struct tb_half *h);
@@ -344,7 +351,7 @@ int tb_worth(const struct tb_overtime *v, const struct tb_half *h, __s64 now, __
 	     __s64 reserve);
 void tb_charge(struct tb_overtime *v, const struct tb_half *h, __s64 now);
 void tb_woke(struct tb_overtime *v, __s64 late);
-void tb_start_half(struct tb_half *h, __s64 start, __s64 most, __s64 floor);
+void tb_start_half(struct tb_half *h, __s64 start, __s64 lasts, __s64 most, __s64 floor);
 
 /*
  * Loss detection (recovery.c). Flows begin with a half, of all ranks; 0 where there is no memory. Once they say whether they

@@ -121,8 +121,9 @@ TB_EXPORT void tb_woke(struct tb_overtime *v, __s64 late)
 
 /* -- a deadline, which moves on by a tenth if that will do (clock-7c) ---------------------------------------------- */
 
-TB_EXPORT void tb_start_half(struct tb_half *h, __s64 start, __s64 most, __s64 floor)
+TB_EXPORT void tb_start_half(struct tb_half *h, __s64 start, __s64 lasts, __s64 most, __s64 floor)
 {
+	h->lasts = lasts;
 	h->deadline = h->promised = start + h->lasts;
 	h->limit = tb_most(h->deadline, start + most);
 	h->tenth = tb_most(floor, h->lasts / 10);
@@ -470,14 +471,14 @@ static int tb_overtaken(const struct tb_terms *t, struct tb_own_op *o, const str
 	return 1;
 }
 
-/* Starts the deadline of a half with its clock; 0: how long it lasts is to be said. */
-static int tb_starts(const struct tb_terms *t, const struct tb_own_op *o, int results)
+/* Starts the deadline of a half with its clock: by then the ops before have taught what they can. */
+static void tb_starts(const struct tb_terms *t, const struct tb_own_op *o, int results)
 {
 	struct tb_half *h = tb_half_of(o, results);
 
-	if (o->start && !h->deadline && h->lasts)
-		tb_start_half(h, o->start, (1 + results) * t->stage_max, t->floor);
-	return !o->start || h->deadline;
+	if (o->start && !h->deadline)
+		tb_start_half(h, o->start, tb_lasts(t, o, results), (1 + results) * t->stage_max,
+			      t->floor);
 }
 
 /* -- a turn -------------------------------------------------------------------------------------------------------- */
@@ -541,8 +542,7 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 		first->phase = TB_PHASE_DONE;
 	/* before the launch nothing can be said of an op that was foreseen wrongly */
 	if (!first->phase && (o->sending || !tb_foreseen_wrongly(o, &see))) {
-		if (!tb_starts(t, o, 0))
-			return TB_FOUND_FIRST;
+		tb_starts(t, o, 0);
 		first->why = tb_contributions(t, o, &see, now);
 		if (first->why) {
 			tb_learn_last(first, now);
@@ -551,11 +551,9 @@ static int tb_look(const struct tb_terms *t, struct tb_own_op *o, __s64 now)
 	}
 	if (!first->phase || second->phase || !tb_encoded(o))
 		return TB_FOUND_NOTHING;
-	if (!tb_starts(t, o, 1))
-		return TB_FOUND_SECOND;
+	tb_starts(t, o, 1);
 	if (o->switched) {
-		if (!tb_starts(t, o, 0))
-			return TB_FOUND_FIRST;
+		tb_starts(t, o, 0);
 		tb_release_late(t, o, &see, now);
 	}
 	second->why = tb_results(t, o, &see, now);

@@ -41,10 +41,8 @@
 #define TB_FOUND_BEGUN 2
 #define TB_FOUND_MISMATCH 3
 #define TB_FOUND_SEND 4
-#define TB_FOUND_FIRST 5
-#define TB_FOUND_SECOND 6
-#define TB_FOUND_SEAL 7
-#define TB_FOUND_FINISH 8
+#define TB_FOUND_SEAL 5
+#define TB_FOUND_FINISH 6
 
 #define TB_READY_HANDED 1
 #define TB_READY_EVENTS 2
@@ -280,7 +278,7 @@ _Static_assert(sizeof(struct tb_incoming) == 144, "tb_incoming");
 struct tb_half {
 	__s64 deadline; /* when it ends the half, as far as is known; 0: the clock has not started */
 	__s64 promised; /* the same before it was ever moved on */
-	__s64 lasts; /* from the start of the clock to promised; 0: to be said */
+	__s64 lasts; /* from the start of the clock to promised */
 	__s64 limit; /* when it ends the half whatever comes */
 	__s64 over; /* when it ended the half, but for rows that can still be had; 0: it has not */
 	__s64 tenth; /* by how much it moves on */
@@ -354,6 +352,8 @@ struct tb_terms {
 	__s64 stage_max; /* of a half, in which deadlines move on */
 	__s64 insist; /* that results are asked for past a deadline */
 	__s64 floor; /* the shortest deadline */
+	__s64 deadline_1; /* the own D1 as configured; 0: it is learned */
+	__s64 advertised; /* the own D1 of the largest ops, as headers carry it */
 	__s64 due; /* when to look at ops again, for ones that were looked at; 0: when something arrives */
 	__s64 listen; /* when to look at flows again; 0: none is to be looked at */
 	__u64 first; /* struct tb_own_op: the oldest op in flight */
@@ -374,7 +374,7 @@ struct tb_terms {
 	__u32 label; /* of the op that something was found of */
 	__u32 alone; /* 1: the library looks at a single op, from which Python learns later */
 };
-_Static_assert(sizeof(struct tb_terms) == 360, "tb_terms");
+_Static_assert(sizeof(struct tb_terms) == 376, "tb_terms");
 
 /* Rows of one peer in one half of the ops so far. */
 struct tb_books {
@@ -448,13 +448,14 @@ struct tb_own_op {
 	__u64 mean; /* words of the pass that makes them; 0: not known yet */
 	__u64 came; /* s64[], by rank: own rows that held a contribution when they were sealed */
 	__u64 tally; /* struct tb_tally: of these */
-	__s64 worth; /* how long the results are worth sending */
+	__s64 worth; /* how long results of its size are worth sending */
 	__s64 closed_at; /* when the own rows were sealed, or a switch first asked to release some; 0: never */
 	__s64 came_by; /* results that had come when a switch was first asked to release rows */
 	__s64 sent_at; /* when the own rows had left; 0: they have not */
 	__s64 published_at; /* when their results had left; 0: they have not */
 	__u64 results; /* struct tb_given: of the own rows, handed out; 0: not, or kept with others */
-	__s64 usual; /* what its second half takes as a rule */
+	__s64 stage_one; /* the own D1 of its size */
+	__s64 usual; /* D2 of its size: what the second half takes as a rule */
 	__s64 admitted; /* when the own launch found room; the clocks count from here */
 	__s64 start; /* c of clock-3, when its clock started; 0: it has not */
 	__s64 held; /* when a live rank was last seen to hold: no clock starts before */
@@ -494,9 +495,11 @@ struct tb_own_op {
 	__u8 queued; /* 1: the results are in the send queue, or beyond */
 	__u8 action; /* what the safeguard calls for */
 	__u8 own_present; /* 1: the own rows are in the own sums */
-	__u8 pad[4]; /* 0 */
+	__u8 known; /* 1: enough is known of its size (clock-26) */
+	__u8 cold; /* 1: a switch's scales are still to be agreed on */
+	__u8 pad[2]; /* 0 */
 };
-_Static_assert(sizeof(struct tb_own_op) == 1040, "tb_own_op");
+_Static_assert(sizeof(struct tb_own_op) == 1048, "tb_own_op");
 
 /* What a rank says in control packets, and by what (`collective.speaker`). */
 struct tb_voice {

@@ -173,6 +173,9 @@ class Rank(UncheckedRank):
             due = max(op.admitted, op.held) + self._start_most + job.config.bound - job.config.start_max
             assert began < due, f"rank {self.rank}: op {op.name} goes on {(began - due) / MS:.1f} ms after its bound"
             assert ends <= due, f"rank {self.rank} looks after op {op.name} {(ends - due) / MS:.1f} ms after its bound"
+            assert op.stage_one == job.deadlines.stage_one(op.flow_bytes), (
+                f"op {op.name} goes by what was known earlier"
+            )
         self.check_books()
 
     def _check_marks(self, states: NDArray[np.void]) -> None:

@@ -174,6 +174,9 @@ def _ops(rng: random.Random, count: int, *, switched: bool) -> None:
         fields = {"layout": 7, "rows_complete": rng.randrange(40), "results_in": rng.randrange(80), "opened_ns": now}
         world.record(one.label, rng.choice((None, fields, fields)))
         one.sending, one.switched, one.own_in = rng.randrange(5), switched, rng.choice((0, now))
+        one.stage_one, one.usual = rng.choice((0, MS, 50 * MS)), rng.choice((0, MS))
+        one.known, one.cold = rng.random() < 0.5, rng.random() < 0.1
+        world.store.peer_states["newest"], world.store.peer_states["deadline"] = one.label, rng.randrange(1 << 16)
         one.left, one.second.release = rng.random() < 0.5, one.second.release or (switched and rng.random() < 0.1)
         if rng.random() < 0.2:
             world.known.membership.bye(rng.randrange(1, ranks), one.label)
@@ -184,8 +187,7 @@ def _ops(rng: random.Random, count: int, *, switched: bool) -> None:
         world.fast.tb_begin_turn(world.terms.pointer, rng.randrange(2), rng.random() < 0.1)
         while found := world.fast.tb_next_op(world.terms.pointer, now):
             (one,) = (each for each in ops if each.label == world.terms.label)
-            half = one.second if found in (Found.FINISH, Found.SECOND) else one.first
-            half.lasts = rng.choice((MS, 50 * MS))
+            half = one.second if found == Found.FINISH else one.first
             half.phase = Phase.DONE if found in (Found.SEAL, Found.FINISH) else half.phase
         world.terms.at = world.terms.first
         while world.fast.tb_listen(world.terms.pointer, now):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from op_world import OpWorld
 from tailbound.transport.config import FLOOR, MS, Config
 from tailbound.transport.deadline import WARM_UP_OPS, WINDOW, Deadlines, Sample, quantile
+from tailbound.transport.steps import STEP_MASK
+from tailbound.wire.packets import record_of
+from tailbound.wire.schema import OWN_OP, TIME_UNIT_US, op_label
 
 BIG, SMALL = 1_600_000, 3_000
+#: Of what headers say of D1, ns; the step of an op.
+UNIT, STEP = TIME_UNIT_US * 1000, 1
+_Op = record_of(OWN_OP)
+
+
+class Rank(OpWorld):
+    """Rank 0 of nine with an op, flows of ``size``, to which it applies what it has learned (``deadline.c``)."""
+
+    def __init__(self, learned: Deadlines, size: int = BIG, **config: int) -> None:
+        super().__init__(9, **config)
+        self.op, self.terms.advertised = _Op(label=op_label(STEP, 3)), learned.advertised
+        learned.tell(self.op, size)
+
+    def hears(self, *heard: int, newest: int = 0) -> tuple[int, int, int]:
+        """D1, the longest D1 of an owner and R - c, ns.
+
+        Others, from rank 1 on, advertise D1 (in ``UNIT``; 0: nothing), and have named ``newest``.
+        """
+        states, at = self.store.peer_states, (self.terms.pointer, ctypes.addressof(self.op))
+        states["newest"], states["deadline"][1 : len(heard) + 1] = newest or self.op.label, heard
+        self.known.follow()
+        return self.fast.tb_lasts(*at, 0), self.fast.tb_longest(*at, 1), self.fast.tb_lasts(*at, 1)
 
 
 def learned(count: int = 0, size: int = BIG, settings: dict[str, int] | None = None, **values: Any) -> Deadlines:
@@ -49,7 +76,7 @@ def test_deadlines_of_a_new_size_are_the_whole_stage_then_long_then_what_was_lea
     assert d.stage_one(BIG) == d.stage_two(BIG) == learned().advertised == 2000 * MS
     d = learned(4)
     assert d.stage_one(BIG) == d.stage_two(BIG) == d.advertised == 2000 * MS
-    assert d.applied(BIG, [20 * MS, 20 * MS]) == 2000 * MS
+    assert Rank(d).hears(99, 99)[:2] == (2000 * MS, 2000 * MS)  # whatever is heard
     feed(d, 1)
     assert d.stage_one(BIG) == d.advertised == pytest.approx(4 * 1.25 * (2 + 8) * MS, rel=1e-3)
     assert d.stage_two(BIG) == 4 * FLOOR
@@ -71,7 +98,7 @@ def test_a_lower_floor_lets_deadlines_follow_what_short_ops_take() -> None:
     assert usual.stage_one(BIG) == usual.stage_two(BIG) == FLOOR
     assert low.stage_one(BIG) == pytest.approx(1.25 * 0.15 * MS, rel=1e-3)
     assert low.stage_two(BIG) == pytest.approx(1.25 * 0.1 * MS, rel=1e-3)
-    assert low.receiver(BIG, []) == low.stage_one(BIG) + MS // 10 + low.stage_two(BIG)
+    assert Rank(low, floor=MS // 10).hears()[2] == low.stage_one(BIG) + MS // 10 + low.stage_two(BIG)
     assert (usual.quiet, low.quiet) == (MS, MS // 100)
 
 
@@ -102,8 +129,9 @@ def test_a_receiver_leaves_room_for_the_last_seal() -> None:
     d = learned()
     assert d.worth_sending(BIG) == 2000 * MS
     observe(d, range(40))
-    assert d.receiver(BIG, []) == pytest.approx((12.5 + 10 + 37.5) * MS, rel=1e-3)
-    assert d.receiver(BIG, [200 * MS]) == pytest.approx((200 + 20 + 37.5) * MS, rel=1e-3)
+    assert Rank(d).hears()[2] == pytest.approx((12.5 + 10 + 37.5) * MS, rel=1e-3)
+    assert Rank(d).hears(200 * MS // UNIT)[2] == pytest.approx((200 + 20 + 37.5) * MS, rel=1e-3)
+    assert Rank(d, stage_max=40 * MS).hears(9999)[2] == 2 * 40 * MS
     assert d.worth_sending(BIG) == pytest.approx(2 * 1.25 * 30 * MS, rel=1e-3)
 
 
@@ -154,33 +182,46 @@ def test_skew_is_capped_by_what_the_last_rank_is_worth_and_d_start_follows_the_o
 def test_the_lower_median_is_applied() -> None:
     """Rule: clock-6."""
     d = learned(30)
-    heard = [], [50], [11], [50, 60], [50, 60, 2000]
-    assert d.longest(BIG, [11 * MS, 60 * MS]) == 60 * MS
-    applied = [d.applied(BIG, [ms * MS for ms in each]) for each in heard]
-    assert applied == [d.advertised, d.advertised, 11 * MS, 50 * MS, 50 * MS]
+    for heard, first, longest in (
+        ((), 0, 0), ((900,), 0, 900), ((175,), 175, 0), ((900, 800), 800, 900), ((900, 800, 9999), 800, 9999),
+    ):  # fmt: skip
+        assert Rank(d).hears(*heard)[:2] == (first * UNIT or d.advertised, longest * UNIT or d.advertised)
     d = learned(30, transfer=80 * MS)  # a smaller op takes off what its transfer is shorter by
     feed(d, 30, SMALL, transfer=1 * MS)
-    assert d.applied(SMALL, [150 * MS, 150 * MS]) == 150 * MS + d.stage_one(SMALL) - d.stage_one(BIG)
-    assert d.applied(SMALL, [20 * MS, 20 * MS]) == FLOOR
+    assert Rank(d, SMALL).hears(2400, 2400)[0] == 2400 * UNIT + d.stage_one(SMALL) - d.stage_one(BIG)
+    assert Rank(d, SMALL).hears(300, 300)[0] == FLOOR
 
 
-@given(st.lists(st.integers(1, 3 * 10**9), max_size=8), st.integers(1, 10**9), st.integers(0, 10**9))
-def test_whatever_is_heard_an_owners_deadline_lies_inside_its_receivers(
-    heard: list[int], transfer: int, first: int
-) -> None:
+def test_those_count_that_are_waited_for_and_were_heard_in_the_last_two_steps() -> None:
+    """D1: where contributions are waited for; R: where results are. None in a cold op. Rules: clock-6, clock-26."""
+    rank, heard = Rank(d := learned(30)), (1000, 900, 800, 0)
+    assert rank.hears(*heard)[:2] == (800 * UNIT, 1000 * UNIT)  # of four
+    rank.known.membership.contribution.accuse(3, 0)
+    rank.known.membership.result.accuse(1, 0)
+    assert rank.hears(*heard)[:2] == (900 * UNIT, 900 * UNIT)
+    for steps, first in ((2, 900 * UNIT), (3, d.advertised)):
+        assert rank.hears(*heard, newest=op_label(STEP - steps & STEP_MASK, 0))[0] == first
+    rank.store.peer_states["cookie"][2] += 1  # of another job
+    assert rank.hears(*heard)[:2] == (d.advertised, 800 * UNIT)
+    rank.op.cold = 1
+    assert rank.hears(*heard)[::2] == (2000 * MS, 4000 * MS)
+
+
+@given(st.lists(st.integers(0, 0xFFFF), max_size=8), st.integers(1, 10**9), st.integers(0, 10**9))
+def test_an_owners_deadline_lies_inside_its_receivers(heard: list[int], transfer: int, first: int) -> None:
     """Rule: clock-11."""
     d = learned(30, transfer=transfer, first=first)
-    assert FLOOR <= d.applied(BIG, heard) <= d.longest(BIG, heard) <= 2000 * MS
-    assert d.receiver(BIG, heard) > d.applied(BIG, heard) + FLOOR
+    applied, longest, end = Rank(d).hears(*heard)
+    assert FLOOR <= applied <= longest <= 2000 * MS
+    assert end > applied + FLOOR
 
 
 def test_given_deadlines_stay() -> None:
-    d = learned(settings={"deadline_1": 30 * MS, "deadline_2": 40 * MS, "quiet": 3 * MS})
+    d = learned(settings=(settings := {"deadline_1": 30 * MS, "deadline_2": 40 * MS, "quiet": 3 * MS}))
     feed(d, 100, first=500 * MS, results=500 * MS)
     d.round_trip(5 * MS)
     assert (d.stage_one(BIG), d.stage_two(BIG), d.quiet) == (30 * MS, 40 * MS, 3 * MS)
-    assert d.applied(BIG, [1 * MS, 500 * MS]) == 30 * MS
-    assert d.longest(BIG, [500 * MS]) == 500 * MS
+    assert Rank(d, **settings).hears(1, 8000)[:2] == (30 * MS, 8000 * UNIT)
 
 
 def test_quiet_is_two_of_the_smallest_round_trips_of_late() -> None:

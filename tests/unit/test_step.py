@@ -17,6 +17,7 @@ from tailbound.collective.op import AGREEING, Op
 from tailbound.collective.step import Do, step
 from tailbound.collective.window import Window
 from tailbound.kernel.core import core
+from tailbound.transport.config import FLOOR
 from tailbound.transport.sequence import Sequence
 from tailbound.wire.ranks import bitmap, ranks_of
 from tailbound.wire.schema import Found, Phase, Sending, Why
@@ -51,6 +52,7 @@ class Told(OpWorld):
     ) -> None:  # fmt: skip
         super().__init__(RANKS, stage_max=STAGE_MAX)
         self.op, self.scales, self.told = op, scales, record
+        op.stage_one, op.usual = D1, R - D1 - FLOOR
         self.contributed_by, self.published_by = set(contributed_by), set(published_by)
         self.known.deadlines.quiet, self.known.deadlines.start_max, self.known.deadlines.advertised = Q, START_MAX, D1
         self.say()
@@ -61,7 +63,6 @@ class Told(OpWorld):
         self.marks("published", self.op.label, self.published_by)
         super().record(self.op.label, self.told)
         self.known.scales = lambda _: SCALES if self.scales else None
-        self.known.first_deadline = lambda _: D1  # type: ignore[method-assign]
 
     def take(self, now: int, *, may_send: bool = True) -> Step:
         """As ``Transpose`` moves an op, up to the first phase that ends."""
@@ -69,11 +70,7 @@ class Told(OpWorld):
         self.say()
         found = self.move(self.op, now, asked=1)
         while found:
-            if found == Found.FIRST:
-                self.op.first.lasts = D1
-            elif found == Found.SECOND:
-                self.op.second.lasts = R
-            elif found == Found.SEND and may_send:
+            if found == Found.SEND and may_send:
                 what, self.op.due = step(self.op, self.known, now)
                 if what not in (Do.WAIT, Do.TELL):
                     assert not self.op.due
@@ -264,7 +261,7 @@ def test_the_second_half_has_twice_as_long_as_the_first_at_most(op: Op) -> None:
     told.take(20 * MS)
     op.first.phase = Phase.CLOSED
     told.take(20 * MS)
-    op.first.lasts *= 2  # it has begun, and begins once
+    op.stage_one *= 2  # it has begun, and begins once
     told.take(20 * MS)
     assert (op.first.deadline, op.first.limit) == (10 * MS + D1, 10 * MS + STAGE_MAX)
     assert (op.second.deadline, op.second.limit) == (10 * MS + R, 10 * MS + 2 * STAGE_MAX)
@@ -449,14 +446,9 @@ def test_what_is_over_is_said_before_its_place_is_given_to_others() -> None:
     sequence = SimpleNamespace(next_label=6, jump=lambda to: None, map=OwnerMap(0, (0, 1)), sum_seqs=[50, 60])
     store = SimpleNamespace(control=Control(first_op=[0]), result_rows=64)
     job: Any = SimpleNamespace(
-        rank=0,
-        ranks=2,
-        sequence=sequence,
-        store=store,
-        marks=SimpleNamespace(),
-        turn_keys=lambda step, turns: None,
+        rank=0, ranks=2, sequence=sequence, store=store, marks=SimpleNamespace(), turn_keys=lambda step, turns: None,
         terms=None,
-    )
+    )  # fmt: skip
     Window(job, SimpleNamespace(), lambda op: None).jump(  # type: ignore[arg-type]
         SimpleNamespace(step=3, result_seq=100)  # type: ignore[arg-type]
     )

@@ -102,6 +102,5 @@ def launched(sequence: Sequence, ranks: int, index: int = 0, entries: int = 64 *
 
 def begin(half: Any, start: int, length: int, most: int, floor: int = 1) -> Any:
     """Starts the deadline of a half."""
-    half.lasts = length
-    core().fast.tb_start_half(ctypes.addressof(half), start, most, floor)
+    core().fast.tb_start_half(ctypes.addressof(half), start, length, most, floor)
     return half

@@ -26,14 +26,10 @@ from tailbound.transport.membership import Membership
 from tailbound.transport.steps import OLD, STEP_MASK
 from tailbound.wire import schema
 from tailbound.wire.ranks import bitmap
-from tailbound.wire.schema import OP_INDEX_BITS, Verdict, op_label, op_slot
+from tailbound.wire.schema import Verdict, op_label, op_slot
 
 #: Seals missed by the own row before it is no longer waited for (clock-8).
 SELF_LATE_AFTER = 3
-#: Peers that have not been heard for more steps do not count for the median (clock-6).
-_HEARD_WITHIN = 2
-#: Of what a header says of D1, ns.
-_DEADLINE_UNIT = schema.TIME_UNIT_US * 1000
 #: Serial distances below this are those of labels that are not older.
 _AHEAD = 1 << 31
 
@@ -55,7 +51,7 @@ class Records:
         # a field is read out of a column in a fifth of the time that reading it out of a record takes
         states = self.peer_states
         self._cookies, self._contributed, self._published = states["cookie"], states["contributed"], states["published"]
-        self._newest, self._deadlines, self._rose = states["newest"], states["deadline"], states["last_ns"]
+        self._newest, self._rose = states["newest"], states["last_ns"]
         self._labels, self._op_cookies = self.ops["op"], self.ops["cookie"]
         #: pinned maps outlive jobs, and only the program writes the ledger
         self._before = np.zeros((schema.MAX_RANKS + 1, schema.VERDICTS), np.uint64)
@@ -87,13 +83,6 @@ class Records:
     def rose(self, rank: int) -> int:
         """When a mark of ``rank`` rose last, ns; 0: never."""
         return self._rose.item(rank) if self._cookies.item(rank) == self._cookie else 0
-
-    def deadlines(self, peers: list[int], step: int) -> list[int]:
-        """What ``peers`` advertise as D1, ns, of those that were heard in the last two steps (clock-6)."""
-        told, cookies, newest, cookie = self._deadlines.item, self._cookies.item, self._newest.item, self._cookie
-        oldest = step - _HEARD_WITHIN << OP_INDEX_BITS
-        heard = [p for p in peers if (newest(p) - oldest) & 0xFFFFFFFF < _AHEAD and cookies(p) == cookie]
-        return [told(p) * _DEADLINE_UNIT for p in heard if told(p)]
 
     def verdicts(self, senders: list[int] | slice = slice(None)) -> NDArray[np.uint64]:
         """The ledger of this job, summed over cpus: u64[257, VERDICTS], by sender and verdict; or some lines of it."""
@@ -168,21 +157,6 @@ class Known:
         """Scales of the op before, by which ``op`` is coded for a switch, i16[G]; None: ranks have to agree first."""
         known = self.exponents.get(op.key)
         return known if known is not None and len(known) == op.place.layout.shape.groups else None
-
-    def first_deadline(self, op: Op) -> int:
-        """How long after its start the first half may last, ns (clock-6)."""
-        if op.cold:  # until scales are agreed on, it has the whole stage (clock-26)
-            return self.config.stage_max
-        told = self.records.deadlines(self.membership.live, op.place.step)
-        return self.deadlines.applied(op.flow_bytes, told)
-
-    def second_deadline(self, op: Op) -> int:
-        """How long after the start of the first half the second may last, ns: all owners' D1 lie inside (clock-11)."""
-        size, most = op.flow_bytes, 2 * self.config.stage_max
-        if op.cold:
-            return most
-        length = self.deadlines.receiver(size, self.records.deadlines(self.membership.owners, op.place.step))
-        return min(length, most)
 
     @property
     def row_bytes(self) -> int:

@@ -155,8 +155,6 @@ class Op(record_of(OWN_OP)):  # type: ignore[misc]
     """
 
     launch: Launch | None = None
-    #: scales are still to be agreed on
-    cold = False
     #: since when the own needs are known
     cold_since = 0
     #: when a device was last given something to do for the own rows, and whether it has done it; 0, None: it was not

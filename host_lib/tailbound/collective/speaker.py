@@ -198,7 +198,8 @@ class Speaker(Known):
             setattr(self.head, name, value)
 
     def advertise_deadline(self, deadline: int) -> None:
-        """Writes D1 (ns) into every header from now on (clock-6)."""
+        """Writes D1 (ns) into every header from now on, and for the own ops (clock-6)."""
+        self.terms.advertised = deadline
         self.head.deadline = min(0xFFFF, -(-deadline // (schema.TIME_UNIT_US * 1000)))
 
     # -- the kernel ---------------------------------------------------------------------------------------------------

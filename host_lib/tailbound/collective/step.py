@@ -6,10 +6,12 @@ Nothing here sends, reads a clock or touches a map. What changes is the state of
 
 from __future__ import annotations
 
+import ctypes
 from enum import Enum, auto
 
 from tailbound.collective.known import Known
 from tailbound.collective.op import Op
+from tailbound.kernel.core import core
 from tailbound.wire.schema import Sending
 
 #: How long until a device is asked again whether it is through, ns: an eighth of the time that it has taken so far, so
@@ -68,7 +70,7 @@ def _over_for_all(op: Op, known: Known, now: int) -> bool:
     Its deadline says so where a switch sums. Owners wait longer for a rank that lives: their marks tell when they have
     published.
     """
-    if not op.start or now <= op.start + known.first_deadline(op):
+    if not op.start or now <= op.start + core().fast.tb_lasts(known.terms.pointer, ctypes.addressof(op), 0):
         return False
     owners = [p for p in known.membership.owners if op.place.placement.shares[p]]
     through = len(known.records.all_published(owners, op.label)) == len(owners)

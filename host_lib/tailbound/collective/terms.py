@@ -191,9 +191,9 @@ class Terms(record_of(TERMS)):  # type: ignore[misc]
             address(store.control), address(store.peer_states), address(store.ops), address(store.slots),
             address(store.presence), address(store.result_records), 0, ctypes.addressof(memory),
             ctypes.addressof(overtime), ctypes.addressof(self.heard), ctypes.addressof(overtime.open),
-            stage_max=config.stage_max, insist=config.insist, floor=config.floor, cookie=cookie, rank=config.rank,
-            ranks=config.ranks, world=world, sum_mask=store.sum_rows - 1, result_mask=store.result_rows - 1,
-            repair=config.repair,
+            stage_max=config.stage_max, insist=config.insist, floor=config.floor, deadline_1=config.deadline_1,
+            cookie=cookie, rank=config.rank, ranks=config.ranks, world=world, sum_mask=store.sum_rows - 1,
+            result_mask=store.result_rows - 1, repair=config.repair,
         )  # fmt: skip
         self.pointer = ctypes.addressof(self)
 

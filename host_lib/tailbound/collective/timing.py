@@ -5,18 +5,21 @@ Clock-4 to clock-6 and clock-11; and clock-14: who would have met one is suspect
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable
 
 import numpy as np
 
 from tailbound.collective.op import Half, Op, Pending
 from tailbound.collective.speaker import Speaker
+from tailbound.kernel.core import core
 from tailbound.transport.config import MS
 from tailbound.transport.deadline import Sample
 from tailbound.transport.membership import Suspicion
 from tailbound.transport.steps import step_distance, step_of
+from tailbound.wire.packets import record_of
 from tailbound.wire.ranks import ranks_of
-from tailbound.wire.schema import MAX_RANKS, Why, op_slot, serial_distance
+from tailbound.wire.schema import MAX_RANKS, OWN_OP, Why, op_label, op_slot, serial_distance
 
 #: Stamps are read this many steps later (clock-5), when late rows have come too.
 _SETTLED_AFTER = 2
@@ -31,6 +34,8 @@ WHO_WAITS = (
 )
 #: Part of an op's rows that a switch may have released early without making its times those of a deadline.
 _PARTIAL = 0.02
+
+_Op = record_of(OWN_OP)
 
 
 # -- what is applied ---------------------------------------------------------------------------------------------
@@ -98,7 +103,7 @@ def forgive(job: Speaker, ops: Iterable[tuple[int, int]]) -> bool:
     halves = job.membership.contribution, job.membership.result
     if not any(half.suspects for half in halves):
         return False
-    limits: dict[int, tuple[int, int]] = {}  # by step; until another rank is waited for
+    limits: dict[int, tuple[int, int]] = {}  # by step
     found = False
     for label, start in ops:
         record, step = job.records.of(label), step_of(label)
@@ -114,7 +119,6 @@ def forgive(job: Speaker, ops: Iterable[tuple[int, int]]) -> bool:
                 if when <= start + limit:
                     half.clear(rank)
                     job.publish_live()
-                    limits.clear()
                     found = True
     return found
 
@@ -131,11 +135,11 @@ def _stamps(job: Speaker, step: int) -> tuple[str, str]:
 
 def _limits(job: Speaker, step: int) -> tuple[int, int]:
     """For both halves of the largest ops of ``step``: how long after the start a rank is in time."""
-    first = max(job.deadlines.advertised, *job.records.deadlines(job.membership.live, step), 0)
-    if job.switched(job.sequence.map_at(step)):
-        return first, first
-    second = job.deadlines.receiver(job.deadlines.largest, job.records.deadlines(job.membership.owners, step))
-    return first, second
+    largest, terms, fast = _Op(label=op_label(step, 0)), job.terms.pointer, core().fast
+    job.deadlines.tell(largest, job.deadlines.largest)
+    first = fast.tb_longest(terms, ctypes.addressof(largest), 0)
+    switched = job.switched(job.sequence.map_at(step))
+    return first, first if switched else fast.tb_lasts(terms, ctypes.addressof(largest), 1)
 
 
 def _came(job: Speaker, label: int, record: np.void, half: Suspicion, stamp: str) -> list[tuple[int, int]]:
@@ -194,6 +198,7 @@ def note(job: Speaker, op: Op, now: int) -> None:
             )
         )
     settle(job)
+    job.advertise_deadline(job.deadlines.advertised)
 
 
 def settle(job: Speaker) -> None:
@@ -209,7 +214,6 @@ def settle(job: Speaker) -> None:
     rtts = [int(job.store.peer_states[p]["rtt_ns"]) for p in (*job.membership.live, *range(job.ranks, job.world))]
     if any(rtts):
         job.deadlines.round_trip(min(max(rtts), 5 * MS))
-    job.advertise_deadline(job.deadlines.advertised)
 
 
 def _of_peers(job: Speaker, one: Pending, record: np.void) -> Sample:

@@ -42,7 +42,7 @@ from tailbound.forks import keep_from_children
 from tailbound.kernel.core import core
 from tailbound.transport.sequence import Position
 from tailbound.transport.steps import step_distance, step_of
-from tailbound.wire.schema import POKED, SERVE_AFTER, Found, PacketType, Phase, Ready, Sending, Woken, serial_distance
+from tailbound.wire.schema import POKED, SERVE_AFTER, Found, PacketType, Phase, Ready, Woken, serial_distance
 
 #: The thread wakes up this often even when nothing arrives, and takes a turn then (an event is a hint, not a promise).
 _LONGEST_SLEEP = 100_000_000
@@ -621,9 +621,6 @@ class Transpose:
             self._launch(now)
         moved, look = (True, 0) if op.encoded else advance(job, op, now)
         op.due = min(filter(None, (op.due, look)), default=0)
-        if op.sending == Sending.OVER and len(self._ops) == 1:  # nothing is learned until its clock starts
-            self._say_first(op, now)
-            self._say_second(op, now)
         return moved
 
     def _launch(self, now: int) -> None:
@@ -647,14 +644,6 @@ class Transpose:
         finish(self.job, op)
         self._deliver(op)
         return True
-
-    def _say_first(self, op: Op, now: int) -> bool:
-        op.first.lasts = self.job.first_deadline(op)
-        return False
-
-    def _say_second(self, op: Op, now: int) -> bool:
-        op.second.lasts = self.job.second_deadline(op)
-        return False
 
     def _forgive(self, op: Op, now: int) -> bool:
         return forgive(self.job, [(op.label, op.start)])
@@ -736,6 +725,7 @@ class Transpose:
         job.overtime.ended()
         for entry in (job.accounts.delivered, self.maps.learn):
             self._note(op, entry)
+        self._window.learned()
         try:
             launch.done(outcome)
         except Exception:  # somebody else's code (a cancelled future, say) must not end the transport
@@ -781,8 +771,6 @@ _DO: dict[int, Callable[[Transpose, Op, int], bool]] = {
     Found.BEGUN: Transpose._forgive,
     Found.MISMATCH: Transpose._name_mismatch,
     Found.SEND: Transpose._send_own,
-    Found.FIRST: Transpose._say_first,
-    Found.SECOND: Transpose._say_second,
     Found.SEAL: Transpose._seal,
     Found.FINISH: Transpose._finish,
 }

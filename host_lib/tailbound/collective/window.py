@@ -41,6 +41,7 @@ class Window:
         self.ops: dict[int, Op] = {}
         self.waiting: deque[Launch] = deque()
         self.recent: deque[tuple[int, int]] = deque(maxlen=4)
+        self._told = 0  # changes of deadlines
         self._named = (job.sequence.next_label - 1) & 0xFFFFFFFF  # the newest op that a packet has named
 
     @property
@@ -132,10 +133,17 @@ class Window:
         job, shape, owner_map = self._job, place.layout.shape, place.placement.owner_map
         buffers, switched = self.pool.acquire(shape, place.placement), job.switched(owner_map)
         op = Op(place, buffers, job.rank, job.ranks, switched=switched)
-        op.usual = job.deadlines.stage_two(op.flow_bytes)
-        op.worth = job.deadlines.worth_sending(op.flow_bytes)
+        job.deadlines.tell(op, op.flow_bytes)
         self.ops[place.label] = op
         return op
+
+    def learned(self) -> None:
+        """Tells ops in flight what deadlines have learned, if that is anything: their clocks may start by it."""
+        deadlines = self._job.deadlines
+        if deadlines.changes != self._told:
+            self._told = deadlines.changes
+            for op in self.ops.values():
+                deadlines.tell(op, op.flow_bytes)
 
     # -- out of it ------------------------------------------------------------------------------------------------
 

@@ -3,9 +3,10 @@
 A deadline is configured, learned and applied in three places:
 
 - ``settings/table.py`` configures it: ``config_fields`` turns ``patience`` into the limits of ``transport/config.py``.
-- This file learns it, within those limits. ``Deadlines.applied`` is D1 of an op, ``Deadlines.receiver`` the end of its
-  second half. ``collective/known.py`` asks for both, and ``collective/timing.py`` hands over what ended ops have shown.
-- ``host_lib/core/halves.c`` applies it: it ends a half, or moves its deadline on.
+- This file learns it, within those limits, from what ``collective/timing.py`` hands over of ops that are over. Ops in
+  flight are told (``Deadlines.tell``).
+- ``host_lib/core/deadline.c`` says by that, and by what other ranks advertise, how long a half may last when its clock
+  starts. ``halves.c`` ends a half, or moves its deadline on.
 
 The rules are clock-3 to clock-6, clock-10, clock-11 and clock-26.
 
@@ -17,9 +18,10 @@ times to itself: what a flow of two packets takes says nothing about the seconds
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from tailbound.transport.config import Config
 
@@ -117,7 +119,7 @@ class _Size:
 
 
 class Deadlines:
-    """One rank's own deadlines, and those it applies after hearing the others'.
+    """One rank's own deadlines.
 
     Args:
         config: a deadline of 0 is learned, any other stays as it is.
@@ -136,8 +138,10 @@ class Deadlines:
         self._rtts: deque[int] = deque(maxlen=_RTTS)
         #: the own D1 that headers carry, ns: that of the largest ops of late, so that ranks compare like with like
         self.advertised = config.deadline_1 or config.stage_max
-        #: the own D1, and D2, for flows of so many bytes, ns (clock-4, clock-11, clock-26); both are asked for many
-        #: times an op, and change only when something has been learned
+        #: counts what changes them
+        self.changes = 0
+        #: the own D1, and D2, for flows of so many bytes, ns (clock-4, clock-11, clock-26); both are told to every op,
+        #: and change only when something has been learned
         self.stage_one, self.stage_two = cache(self._stage_one), cache(self._stage_two)
         self._skew = 0  # as they took it; a step may change it
         #: q of clock-10, ns
@@ -197,6 +201,7 @@ class Deadlines:
 
     def _learned(self) -> None:
         """What had been worked out from what was known until now is forgotten."""
+        self.changes += 1
         self.stage_one.cache_clear()
         self.stage_two.cache_clear()
         self._skew = self.skew
@@ -282,29 +287,7 @@ class Deadlines:
         """How long after the seal results are worth sending; later, receivers have given up (clock-11, clock-17)."""
         return min(2 * self.stage_two(flow_bytes), self._config.stage_max)
 
-    def applied(self, flow_bytes: int, heard: Iterable[int]) -> int:
-        """D1 for an op: the lower median of what live ranks advertise, own included (clock-6).
-
-        What is advertised is meant for the largest ops; a smaller one takes off what its transfer is shorter by here.
-        """
-        if self._config.deadline_1:
-            return self._config.deadline_1
-        values = sorted([self.advertised, *heard])
-        return self._fitted(flow_bytes, values[(len(values) - 1) // 2])
-
-    def longest(self, flow_bytes: int, heard: Iterable[int]) -> int:
-        """The largest D1 of an op among owners, own included: a receiver's base (clock-11)."""
-        if self._config.deadline_1:
-            return min(max([self._config.deadline_1, *heard]), self._config.stage_max)
-        return self._fitted(flow_bytes, max([self.advertised, *heard]))
-
-    def receiver(self, flow_bytes: int, heard: Iterable[int]) -> int:
-        """R - c of clock-11: the longest D1 of an owner, once moved on (clock-7c) as one dead rank makes it, and D2."""
-        base = self.longest(flow_bytes, heard)
-        return base + max(self._config.floor, base // 10) + self.stage_two(flow_bytes)
-
-    def _fitted(self, flow_bytes: int, largest: int) -> int:
-        own = self.stage_one(flow_bytes)
-        if not self.warm(flow_bytes):
-            return own
-        return min(max(self._config.floor, largest + min(0, own - self.advertised)), self._config.stage_max)
+    def tell(self, op: Any, flow_bytes: int) -> None:
+        """Writes into a ``tb_own_op`` what the library says by how long its halves may last (``core/deadline.c``)."""
+        op.stage_one, op.usual = self.stage_one(flow_bytes), self.stage_two(flow_bytes)
+        op.worth, op.known = self.worth_sending(flow_bytes), self.warm(flow_bytes)

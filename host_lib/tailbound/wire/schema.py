@@ -890,7 +890,7 @@ HALF = Struct(
     (
         Field("deadline", "s64", "when it ends the half, as far as is known; 0: the clock has not started"),
         Field("promised", "s64", "the same before it was ever moved on"),
-        Field("lasts", "s64", "from the start of the clock to promised; 0: to be said"),
+        Field("lasts", "s64", "from the start of the clock to promised"),
         Field("limit", "s64", "when it ends the half whatever comes"),
         Field("over", "s64", "when it ended the half, but for rows that can still be had; 0: it has not"),
         Field("tenth", "s64", "by how much it moves on"),
@@ -971,6 +971,8 @@ TERMS = Struct(
         Field("stage_max", "s64", "of a half, in which deadlines move on"),
         Field("insist", "s64", "that results are asked for past a deadline"),
         Field("floor", "s64", "the shortest deadline"),
+        Field("deadline_1", "s64", "the own D1 as configured; 0: it is learned"),
+        Field("advertised", "s64", "the own D1 of the largest ops, as headers carry it"),
         Field("due", "s64", "when to look at ops again, for ones that were looked at; 0: when something arrives"),
         Field("listen", "s64", "when to look at flows again; 0: none is to be looked at"),
         Field("first", "u64", "struct tb_own_op: the oldest op in flight"),
@@ -1132,7 +1134,7 @@ OWN_OP = Struct(
         Field("mean", "u64", "words of the pass that makes them; 0: not known yet"),
         Field("came", "u64", "s64[], by rank: own rows that held a contribution when they were sealed"),
         Field("tally", "u64", "struct tb_tally: of these"),
-        Field("worth", "s64", "how long the results are worth sending"),
+        Field("worth", "s64", "how long results of its size are worth sending"),
         Field("closed_at", "s64", "when the own rows were sealed, or a switch first asked to release some; 0: never"),
         Field("came_by", "s64", "results that had come when a switch was first asked to release rows"),
         Field("sent_at", "s64", "when the own rows had left; 0: they have not"),
@@ -1142,7 +1144,8 @@ OWN_OP = Struct(
             "u64",
             "struct tb_given: of the own rows, handed out; 0: not, or kept with others",
         ),
-        Field("usual", "s64", "what its second half takes as a rule"),
+        Field("stage_one", "s64", "the own D1 of its size"),
+        Field("usual", "s64", "D2 of its size: what the second half takes as a rule"),
         Field("admitted", "s64", "when the own launch found room; the clocks count from here"),
         Field("start", "s64", "c of clock-3, when its clock started; 0: it has not"),
         Field("held", "s64", "when a live rank was last seen to hold: no clock starts before"),
@@ -1182,7 +1185,9 @@ OWN_OP = Struct(
         Field("queued", "u8", "1: the results are in the send queue, or beyond"),
         Field("action", "u8", "what the safeguard calls for"),
         Field("own_present", "u8", "1: the own rows are in the own sums"),
-        Field("pad", "u8", "0", 4),
+        Field("known", "u8", "1: enough is known of its size (clock-26)"),
+        Field("cold", "u8", "1: a switch's scales are still to be agreed on"),
+        Field("pad", "u8", "0", 2),
     ),
 )
 
@@ -1231,10 +1236,8 @@ class Found(enum.IntEnum):
     BEGUN = 2  #: Its clock has started: suspects may have come in time.
     MISMATCH = 3  #: Ranks disagree on its layout.
     SEND = 4  #: See how far the own rows are.
-    FIRST = 5  #: Say how long the first half lasts.
-    SECOND = 6  #: Say how long the second half lasts.
-    SEAL = 7  #: Close the first half: average what came, and publish it.
-    FINISH = 8  #: Close the second half: decode the result.
+    SEAL = 5  #: Close the first half: average what came, and publish it.
+    FINISH = 6  #: Close the second half: decode the result.
 
 
 class Sent(enum.IntEnum):
@@ -1267,7 +1270,7 @@ class Woken(enum.IntEnum):
     SENT = 16  #: See to what has become of a pump.
 
 
-#: What is written to the first of ``Ready`` where a turn is due; less says that an op was handed over (``tb_hand``).
+#: Written to the first of ``Ready`` where a turn is due; less says that an op was handed over (``tb_hand``).
 POKED = 1 << 32
 #: Ops that begin elsewhere between two turns; an event is a hint, so that more are seen in the maps.
 OPENED_MOST = 64
