@@ -378,18 +378,25 @@ void tb_answered(struct tb_answers *p, __s64 took, __s64 first);
  * The transport thread (wait.c): tb_sleep returns what only Python can do (TB_WOKEN_*), or -errno. tb_look_out is what it does
  * each time that it wakes up, tb_first when that is next. tb_take takes the oldest events, as tb_take_events does;
  * tb_take_opened all of them, for the next turn. In the midst of a turn tb_meanwhile sends what is due, and says what else
- * cannot wait. tb_work takes pieces of a pass until none is left, or, with the transport thread's s, something cannot wait.
+ * cannot wait.
  */
 __s64 tb_sleep(struct tb_sleep *s, __s64 now);
 __u32 tb_look_out(struct tb_sleep *s, __s64 now);
 __s64 tb_first(const struct tb_sleep *s, __s64 now);
 __s64 tb_peek(struct tb_sleep *s);
 __u32 tb_meanwhile(struct tb_sleep *s);
-__u32 tb_pieces(struct tb_work *w, __s64 memory, struct tb_sleep *s);
-__u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s);
 int tb_take_opened(struct tb_sleep *s);
 __u32 tb_send_on(struct tb_sleep *s, int answers, __s64 now);
 int tb_take(const struct tb_source *s, int fd, struct tb_event *out, int most);
+
+/*
+ * Passes over many groups (crew.c). tb_pieces runs one until no piece is left, or, with the transport thread's s, something
+ * cannot wait: then it says what, and goes on in the next call. tb_work is that for Python. NULL: no memory, or no threads.
+ */
+__u32 tb_pieces(struct tb_work *w, __s64 memory, struct tb_sleep *s);
+__u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s);
+struct tb_crew *tb_crew_open(const __s64 *memories, __u32 count);
+void tb_crew_close(struct tb_crew *c);
 
 /*
  * Who stands in for the transport thread where that waits for the interpreter (deputy.c). tb_away: it is about to, and what

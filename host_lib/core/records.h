@@ -605,8 +605,10 @@ struct tb_work {
 	__s64 end; /* behind the last */
 	__s64 piece; /* taken at once */
 	__s64 sum; /* of what it returned */
-	__u64 failed; /* 1: it returned less than 0, and ends */
+	__u64 crew; /* struct tb_crew: threads that share it */
+	__u32 members; /* how many of them do */
+	__u32 failed; /* 1: it returned less than 0, and ends */
 };
-_Static_assert(sizeof(struct tb_work) == 56, "tb_work");
+_Static_assert(sizeof(struct tb_work) == 64, "tb_work");
 
 #endif /* TB_RECORDS_H */

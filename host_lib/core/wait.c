@@ -253,34 +253,6 @@ TB_EXPORT __u32 tb_meanwhile(struct tb_sleep *s)
 	return found | tb_send_on(s, 0, now);
 }
 
-__u32 tb_pieces(struct tb_work *w, __s64 memory, struct tb_sleep *s)
-{
-	tb_code *pass = (tb_code *)w->code;
-	__u32 found = 0;
-
-	while (!found && !__atomic_load_n(&w->failed, __ATOMIC_RELAXED)) {
-		__s64 low = __atomic_fetch_add(&w->next, w->piece, __ATOMIC_RELAXED), result = 0;
-		void *error;
-
-		if (low >= w->end)
-			break;
-		if (pass(&result, &error, w->call, low, tb_least(low + w->piece, w->end), memory) ||
-		    result < 0)
-			__atomic_store_n(&w->failed, 1, __ATOMIC_RELAXED);
-		__atomic_fetch_add(&w->sum, result, __ATOMIC_RELAXED);
-		found = s ? tb_meanwhile(s) : 0;
-	}
-	return found;
-}
-
-TB_EXPORT __u32 tb_work(struct tb_work *w, __s64 memory, struct tb_sleep *s)
-{
-	__u32 found = tb_pieces(w, memory, s);
-
-	tb_away(s, TB_AWAY_MIDST, found);
-	return found;
-}
-
 TB_EXPORT void tb_repeat(int fd, int stop_fd, __s64 every, const __s64 *said, const __u8 *packets,
 			 __u32 size, const __u8 *names, __u32 count, __s64 *sent)
 {

@@ -86,15 +86,6 @@ def test_between_two_pieces_python_does_what_cannot_wait(end: int, unit: int, pi
     assert seen == ["piece", Woken.TURN] * pieces + [0]
 
 
-def test_a_thread_that_does_not_get_to_run_is_not_waited_for() -> None:
-    free = threading.Event()
-    with contextlib.closing(Threads(2, 64)) as threads:
-        busy = threads._threads.submit(free.wait, PATIENCE)
-        assert threads.run(lambda _, part: part[1] - part[0], 0, 100) == 100
-        assert not busy.done()
-        free.set()
-
-
 def test_a_failure_ends_the_pass_when_all_pieces_at_work_have_ended() -> None:
     begun, failed, over = threading.Event(), threading.Event(), threading.Event()
     caller = threading.get_ident()

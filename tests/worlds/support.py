@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import operator
 import random
 import select
 import socket
@@ -70,16 +71,20 @@ class Trouble:
 
     def attach(self, communicator: Communicator) -> Trouble:
         """Puts itself between the communicator and the sockets that it sends over."""
-        self._sender = communicator.job.sender
+        self._engine, sender = communicator._engine, communicator.job.sender
         self.begin(communicator.config.rank)
-        ranks = {target: rank for rank, target in self._sender.peers.items()}
-        self._untroubled = self._sender.sockets.copy()
-        self._sender.sockets[:] = [Troubled(sock, self, ranks) for sock in self._untroubled]
+        ranks = {target: rank for rank, target in sender.peers.items()}
+        self._untroubled = sender.sockets.copy()
+        self._put([Troubled(sock, self, ranks) for sock in self._untroubled])
         return self
 
     def detach(self) -> None:
         """From now on packets are let alone."""
-        self._sender.sockets[:] = self._untroubled
+        self._put(self._untroubled)
+
+    def _put(self, sockets: Sequence[Socket]) -> None:
+        """In a turn, after which the library knows of it."""
+        self._engine.ask(lambda: operator.setitem(self._engine.job.sender.sockets, slice(None), sockets))
 
     def meet(self, rank: int, packets: list[bytes]) -> list[bytes]:
         out = []

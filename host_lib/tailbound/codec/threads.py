@@ -1,4 +1,4 @@
-"""Threads that share the codec's work on one op: groups are independent, and compiled code releases the GIL.
+"""Threads that share the codec's work on one op (``host_lib/core/crew.c``): groups are independent.
 
 The transport thread does one part itself. A machine that has no cores to spare gets no further threads: there they
 would take what the training computes with, and an op would be finished no sooner.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
 
 from tailbound.codec.scratch import Scratch
 from tailbound.errors import ConfigError
@@ -64,7 +63,10 @@ class Threads:
 
     def __init__(self, count: int, width: int, scratch: Scratch | None = None) -> None:
         self._scratches = [scratch or Scratch(width), *(Scratch(width) for _ in range(1, count))]
-        self._threads = ThreadPoolExecutor(count - 1, "tailbound-codec") if count > 1 else None
+        others = [scratch.memory_at for scratch in self._scratches[1:]]
+        self._crew = core().fast.tb_crew_open((ctypes.c_int64 * len(others))(*others), len(others)) if others else 0
+        if self._crew is None:
+            raise MemoryError(f"{len(others)} codec threads cannot be begun")
         #: that of the calling thread
         self.scratch = self._scratches[0]
         #: ``tb_sleep`` of the calling thread, which sends between two pieces; 0: it does not
@@ -95,30 +97,28 @@ class Threads:
         Returns:
             The sum; -1 where a piece returned less than 0: the others may be undone.
         """
-        threads, work = self.work(code, at, end, unit)
+        work = self.work(code, at, end, unit)
         pieces_of, back, where = core().waits.tb_work, core().fast.tb_back, ctypes.addressof(work)
-        others = [
-            self._threads.submit(pieces_of, where, scratch.memory_at, 0)
-            for scratch in self._scratches[1:threads]
-            if self._threads
-        ]
         try:
             while found := pieces_of(where, self.scratch.memory_at, self.rest) | back(self.rest):
                 self.meanwhile(found)
-        finally:  # nobody may still write to the op's memory when this returns
+        except BaseException:  # no thread may still write to the op's memory when this returns
             work.next = end
-            wait([other for other in others if not other.cancel()])
+            pieces_of(where, self.scratch.memory_at, 0)
+            raise
         self.meanwhile(0)
         return -1 if work.failed else int(work.sum)
 
-    def work(self, code: Callable[[int, int, int, int], int], at: int, end: int, unit: int = 1) -> tuple[int, Work]:
-        """How many threads share a pass, as of ``run``, and what they work by."""
+    def work(self, code: Callable[[int, int, int, int], int], at: int, end: int, unit: int = 1) -> Work:
+        """What threads share a pass by; see ``run``."""
         groups = -(-end // unit)
         threads = max(1, min(len(self._scratches), groups // _LEAST_GROUPS))
         pieces = max(threads, groups // _PIECE_GROUPS)
-        return threads, Work(entry(code), at, end=end, piece=-(-groups // pieces) * unit)
+        piece = -(-groups // pieces) * unit
+        return Work(entry(code), at, end=end, piece=piece, crew=self._crew, members=threads - 1)
 
     def close(self) -> None:
         """Ends the threads."""
-        if self._threads is not None:
-            self._threads.shutdown()
+        if self._crew:
+            core().waits.tb_crew_close(self._crew)
+            self._crew = 0

@@ -117,7 +117,7 @@ def lay_own(job: Job, op: Op) -> None:
         return
     b, shape, coding = op.buffers, op.place.layout.shape, coding_of(job, op)
     lay(b.coding, launch.data, shape, coding, b.contributions, b.scales, job.threads.scratch.width)
-    _, op.work = job.threads.work(encode_at, ctypes.addressof(b.coding), shape.groups)
+    op.work = job.threads.work(encode_at, ctypes.addressof(b.coding), shape.groups)
     if op.own:
         lay_results(job, op, own_present=True)
     _lay_sending(job, op)
@@ -127,7 +127,7 @@ def lay_own(job: Job, op: Op) -> None:
 def plain(job: Job, launch: Launch) -> bool:
     """Whether the library alone can code and send the own rows of an op."""
     simple = launch.coder is HOST and launch.contribute and launch.prepare is None and launch.residual is None
-    return simple and job.switch is None and not job.self_misses and len(job.threads) == 1
+    return simple and job.switch is None and not job.self_misses
 
 
 def _lay_sending(job: Job, op: Op) -> None:

@@ -121,6 +121,8 @@ _FUNCTIONS = {
     "tb_take_opened": (_INT, _P),
     "tb_peek": (_S64, _P),
     "tb_work": (_U32, _P, _S64, _P),
+    "tb_crew_open": (_P, _P, _U32),
+    "tb_crew_close": (None, _P),
     "tb_appoint": (_INT, _P),
     "tb_dismiss": (None, _P),
     "tb_back": (_U32, _P),

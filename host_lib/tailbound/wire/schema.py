@@ -1338,7 +1338,9 @@ WORK = Struct(
         Field("end", "s64", "behind the last"),
         Field("piece", "s64", "taken at once"),
         Field("sum", "s64", "of what it returned"),
-        Field("failed", "u64", "1: it returned less than 0, and ends"),
+        Field("crew", "u64", "struct tb_crew: threads that share it"),
+        Field("members", "u32", "how many of them do"),
+        Field("failed", "u32", "1: it returned less than 0, and ends"),
     ),
 )
 
