@@ -14,7 +14,6 @@
 #define TB_DEPTH (256 << 10) /* bytes of answers to a rank that are saved up at most */
 /* Requests that are kept; beyond them the oldest op's are forgotten: they come again, or were in vain. */
 #define TB_REQUESTS 1024
-#define TB_PLACES (1 << 16) /* of a list at most */
 
 struct tb_request {
 	struct tb_request *after;
@@ -26,13 +25,12 @@ struct tb_request {
 struct tb_asked {
 	struct tb_asking *said;
 	struct tb_words letters; /* control packets that Python is to read */
-	__u32 lacking; /* places in gone */
 	struct tb_request *head;
+	__u32 ranks;
 	struct {
 		double tokens;
 		__s64 at;
-	} budgets[TB_MAX_RANKS];
-	__s64 gone[TB_PLACES];
+	} budgets[]; /* by rank */
 };
 
 /* A list of rows that this rank can send again. */
@@ -42,15 +40,17 @@ struct tb_rows {
 	__u32 rows, stride, first; /* first: the place of the packet that is first in memory */
 };
 
-TB_EXPORT struct tb_asked *tb_asked_open(struct tb_asking *said)
+TB_EXPORT struct tb_asked *tb_asked_open(struct tb_asking *said, __u32 ranks)
 {
-	struct tb_asked *a = calloc(1, sizeof(*a));
-	int rank;
+	struct tb_asked *a = calloc(1, sizeof(*a) + ranks * sizeof(*a->budgets));
+	__u32 rank;
 
-	for (rank = 0; a && rank < TB_MAX_RANKS; rank++)
+	if (!a)
+		return 0;
+	a->said = said;
+	a->ranks = ranks;
+	for (rank = 0; rank < ranks; rank++)
 		a->budgets[rank].tokens = TB_DEPTH;
-	if (a)
-		a->said = said;
 	return a;
 }
 
@@ -126,7 +126,7 @@ TB_EXPORT int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int 
 	struct tb_request *q, **at = &a->head;
 	__u32 i, place, bits = tb_bits(body, length);
 
-	if (!bits || row + bits > rows || asker >= TB_MAX_RANKS)
+	if (!bits || row + bits > rows || asker >= a->ranks)
 		return 0;
 	for (q = a->head; q; q = q->after)
 		if (q->label == label && q->asker == asker && q->first_half == first_half)
@@ -195,9 +195,12 @@ static int tb_find_rows(const struct tb_terms *t, const struct tb_request *q, st
 	return l->rows == q->rows;
 }
 
-/* Takes the first so many places out of a request: copies of rows that exist; the others are gone. How many exist. */
-static __u32 tb_copy(struct tb_asked *a, struct tb_request *q, const struct tb_rows *l, __u32 count,
-		     __u8 *copies)
+/*
+ * Takes the first so many places out of a request: copies of rows that exist, and the places of the others, which are gone.
+ * How many exist. l: all zero where there is no list.
+ */
+static __u32 tb_copy(struct tb_request *q, const struct tb_rows *l, __u32 count, __u8 *copies,
+		     __s64 *gone)
 {
 	__u32 place, at, n = 0;
 
@@ -207,9 +210,9 @@ static __u32 tb_copy(struct tb_asked *a, struct tb_request *q, const struct tb_r
 			continue;
 		q->bits[place >> 6] &= ~(1ULL << (place & 63));
 		count--;
-		at = l ? (place + l->rows - l->first) % l->rows : 0;
-		if (!l || (l->usable && !l->usable[at])) {
-			a->gone[a->lacking++] = place;
+		at = l->rows ? (place + l->rows - l->first) % l->rows : 0;
+		if (!l->rows || (l->usable && !l->usable[at])) {
+			*gone++ = place;
 			continue;
 		}
 		memcpy(copies, l->packets + (__u64)at * l->stride, l->stride);
@@ -235,14 +238,14 @@ static double tb_budget(struct tb_asked *a, __u32 rank, double pace, __s64 now)
 }
 
 /* Tells an asker which rows there are not. */
-static void tb_tell_gone(struct tb_voice *v, struct tb_asked *a, const struct tb_request *q)
+static void tb_tell_gone(struct tb_voice *v, const struct tb_request *q, const __s64 *gone,
+			 __u32 count)
 {
 	struct tb_header head = tb_begin_word(v, TB_TYPE_GONE, q->label, q->layout);
 
-	head.rows = tb_be16(a->lacking);
+	head.rows = tb_be16(count);
 	head.flags = tb_be16(tb_said(v, q->label) | (q->first_half ? TB_FLAG_FIRST_HALF : 0));
-	v->repair_gone += tb_tell_places(v, q->asker, &head, a->gone, a->lacking, 1);
-	a->lacking = 0;
+	v->repair_gone += tb_tell_places(v, q->asker, &head, gone, count, 1);
 }
 
 /* Hands answers to the send queue, as far as budgets go. said->again: when to go on, 0: nothing is left. */
@@ -257,20 +260,18 @@ TB_EXPORT void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now)
 	struct tb_rows rows;
 	__u32 count, burst, n;
 	__u8 *copies;
+	__s64 *gone;
 
 	s->again = 0;
 	while ((q = tb_first_of(a, 1, held))) {
-		if (!tb_find_rows(t, q, &rows)) {
-			tb_copy(a, q, 0, q->left, 0);
-			tb_tell_gone(v, a, q);
-			tb_forget(a, q);
-			continue;
-		}
+		if (!tb_find_rows(t, q, &rows))
+			rows = (struct tb_rows){};
 		share = TB_SHARE * (q->first_half ? 1 : TB_RESULTS_MORE) *
 			tb_rate(l, q->asker, pace);
-		count = tb_budget(a, q->asker, share, now) / rows.stride;
-		count = count < q->left ? count : q->left;
-		copies = count ? malloc((__u64)count * rows.stride) : 0;
+		count = rows.rows ? tb_least(q->left,
+					     tb_budget(a, q->asker, share, now) / rows.stride)
+				  : q->left;
+		copies = count ? malloc(count * (rows.stride + sizeof(*gone))) : 0;
 		if (!copies) {
 			burst = tb_least(q->left, v->largest);
 			lacking = burst * rows.stride - a->budgets[q->asker].tokens;
@@ -280,11 +281,12 @@ TB_EXPORT void tb_answer(struct tb_asked *a, struct tb_voice *v, __s64 now)
 			continue;
 		}
 		a->budgets[q->asker].tokens -= (double)count * rows.stride;
-		n = tb_copy(a, q, &rows, count, copies);
+		gone = (__s64 *)(copies + (__u64)count * rows.stride);
+		n = tb_copy(q, &rows, count, copies, gone);
+		tb_tell_gone(v, q, gone, count - n);
 		tb_pump_soon(l);
 		tb_submit_copies(l, q->label, q->asker, now + t->stage_max, rows.stride, v->largest,
 				 copies, n);
-		tb_tell_gone(v, a, q);
 		if (!q->left)
 			tb_forget(a, q);
 	}

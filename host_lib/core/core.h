@@ -278,7 +278,7 @@ int tb_hand_out(const struct tb_owner *w, struct tb_own_op *o, __s64 now);
 int tb_close_alone(const struct tb_owner *w, __s64 now);
 
 /* Rows that others have requested (answers.c). What it is given outlives it. NULL: no memory. */
-struct tb_asked *tb_asked_open(struct tb_asking *said);
+struct tb_asked *tb_asked_open(struct tb_asking *said, __u32 ranks);
 void tb_asked_close(struct tb_asked *a);
 int tb_note_request(struct tb_asked *a, __u32 label, __u32 asker, int first_half, __u32 layout,
 		    __u32 row, __u32 rows, const __u8 *body, __u32 length);

@@ -75,14 +75,14 @@ class Repairs:
     def __init__(self, ranks: int, floor: int = FLOOR) -> None:
         #: what the library says of rows that others ask for, and what it keeps of them (``host_lib/core/answers.c``)
         self.asking = Asking()
-        self.asked = core().fast.tb_asked_open(ctypes.byref(self.asking))
+        self.asked = core().fast.tb_asked_open(ctypes.byref(self.asking), ranks)
         if not self.asked:
             raise MemoryError("no memory for requests of other ranks")
         weakref.finalize(self, core().fast.tb_asked_close, self.asked).atexit = False  # the transport may be at work
         #: what requests have taught, by the rank that they went to: for contributions, then for results. Answers of the
         #: first kind wait behind the results of a rank that has sealed its rows
-        kind: Any = Path
-        self.paths: Sequence[Path] = (kind * (2 * ranks))(*(Path(floor) for _ in range(2 * ranks)))
+        kind: Any = Path * (2 * ranks)  # type: ignore[operator]
+        self.paths: Sequence[Path] = kind.from_buffer_copy(bytes(Path(floor)) * (2 * ranks))
         #: rows asked for that came, by the rank that was asked: contributions and results
         self.came = np.zeros((2, ranks), np.int64)
 

@@ -69,7 +69,7 @@ _FUNCTIONS = {
     "tb_ask_others": (None, _P, _S64),
     "tb_question": (None, _P, _P, _U32, _S64, _S64),
     "tb_spoke": (None, _P, _P, _U32, _S64),
-    "tb_asked_open": (_P, _P),
+    "tb_asked_open": (_P, _P, _U32),
     "tb_asked_close": (None, _P),
     "tb_note_request": (_INT, _P, _U32, _U32, _INT, _U32, _U32, _U32, ctypes.c_char_p, _U32),
     "tb_answer": (None, _P, _P, _S64),
