@@ -287,7 +287,8 @@ __s64 tb_answer_at(const struct tb_voice *v);
 int tb_leave_letter(struct tb_asked *a, const void *packet, __u32 length);
 __u32 tb_next_letter(struct tb_asked *a, void *out);
 
-/* Control packets, and questions for what is lost (words.c). tb_put_word: 0 where there is no memory. */
+/* Control packets, and questions for what is lost (words.c). tb_new_word, tb_put_word: 0 where there is no memory. */
+struct tb_word *tb_new_word(__u32 rank, const void *packet, __u32 length);
 int tb_put_word(struct tb_words *q, __u32 rank, const void *packet, __u32 length);
 void tb_drop_word(struct tb_words *q);
 __u64 tb_next_stamp(struct tb_voice *v);

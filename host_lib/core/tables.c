@@ -33,11 +33,10 @@ TB_EXPORT struct tb_tables *tb_open(const struct tb_map *maps, __u32 width, __u3
 	t->result_rows = result_rows;
 	t->state = state;
 	t->events = calloc(TB_EVENT_QUEUE, sizeof(*t->events));
-	t->controls = calloc(TB_CONTROL_QUEUE, bytes);
-	t->lengths = calloc(TB_CONTROL_QUEUE, sizeof(*t->lengths));
+	t->taken = t->last = calloc(1, sizeof(*t->taken));
 	t->spare = calloc(1, bytes);
 	pthread_mutex_init(&t->mutex, 0);
-	if (t->events && t->controls && t->lengths && t->spare)
+	if (t->events && t->taken && t->spare)
 		return t;
 	tb_close(t);
 	return 0;
@@ -45,9 +44,13 @@ TB_EXPORT struct tb_tables *tb_open(const struct tb_map *maps, __u32 width, __u3
 
 TB_EXPORT void tb_close(struct tb_tables *t)
 {
+	struct tb_word *w;
+
+	while ((w = t->taken)) {
+		t->taken = w->after;
+		free(w);
+	}
 	free(t->events);
-	free(t->controls);
-	free(t->lengths);
 	free(t->spare);
 	pthread_mutex_destroy(&t->mutex);
 	free(t);
@@ -57,14 +60,17 @@ TB_EXPORT void tb_close(struct tb_tables *t)
 static void tb_pass_on(struct tb_tables *t, const void *packet, __u32 length)
 {
 	struct tb_state *s = t->state;
-	__s64 end = s->control_head, at = end & (TB_CONTROL_QUEUE - 1);
+	__s64 end = s->control_head;
+	struct tb_word *w = 0;
 
-	if (end - __atomic_load_n(&s->control_tail, __ATOMIC_ACQUIRE) >= TB_CONTROL_QUEUE) {
+	if (end - __atomic_load_n(&s->control_tail, __ATOMIC_ACQUIRE) < TB_CONTROL_QUEUE)
+		w = tb_new_word(0, packet, length);
+	if (!w) {
 		s->controls_lost++;
 		return;
 	}
-	memcpy(t->controls + at * (TB_HEADER_BYTES + (__u64)t->width), packet, length);
-	t->lengths[at] = length;
+	t->last->after = w;
+	t->last = w;
 	__atomic_store_n(&s->control_head, end + 1, __ATOMIC_RELEASE);
 }
 
@@ -164,10 +170,12 @@ TB_EXPORT int tb_take_controls(struct tb_tables *t, __u8 *out, __u32 *lengths, i
 	int taken = 0;
 
 	for (; at < end && taken < most; at++, taken++) {
-		__s64 place = at & (TB_CONTROL_QUEUE - 1);
+		struct tb_word *w = t->taken->after;
 
-		lengths[taken] = t->lengths[place];
-		memcpy(out + taken * bytes, t->controls + place * bytes, lengths[taken]);
+		free(t->taken);
+		t->taken = w;
+		lengths[taken] = w->length;
+		memcpy(out + taken * bytes, w->packet, w->length);
 	}
 	__atomic_store_n(&s->control_tail, at, __ATOMIC_RELEASE);
 	return taken;

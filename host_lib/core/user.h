@@ -25,7 +25,7 @@ struct tb_map {
 	__u64 bytes;
 };
 
-/* Entries of the two queues; powers of two. An event that does not fit is a hint lost; a control packet is counted. */
+/* Of the two queues at most, the first a power of two. An event beyond is a hint lost, and a control packet is counted. */
 #define TB_EVENT_QUEUE 1024
 #define TB_CONTROL_QUEUE 1024
 
@@ -52,8 +52,8 @@ struct tb_tables {
 	__u64 now; /* CLOCK_MONOTONIC, ns: when the buffer in hand was received */
 	struct tb_state *state;
 	struct tb_event *events;
-	__u8 *controls; /* of so many bytes each: a header and a row */
-	__u32 *lengths;
+	struct tb_word *taken; /* control packets wait behind it; at first it is none */
+	struct tb_word *last;
 	__u64 *spare; /* a packet, aligned */
 	pthread_mutex_t mutex; /* held while a buffer is taken in, and while slots are sealed */
 };

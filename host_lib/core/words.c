@@ -13,7 +13,7 @@
 /* Copies of a question for a mark: they outlast a burst of losses, and are fewer bytes than a row. */
 #define TB_COPIES 8
 
-int tb_put_word(struct tb_words *q, __u32 rank, const void *packet, __u32 length)
+struct tb_word *tb_new_word(__u32 rank, const void *packet, __u32 length)
 {
 	struct tb_word *w = malloc(sizeof(*w) + length);
 
@@ -23,6 +23,15 @@ int tb_put_word(struct tb_words *q, __u32 rank, const void *packet, __u32 length
 	w->rank = rank;
 	w->length = length;
 	memcpy(w->packet, packet, length);
+	return w;
+}
+
+int tb_put_word(struct tb_words *q, __u32 rank, const void *packet, __u32 length)
+{
+	struct tb_word *w = tb_new_word(rank, packet, length);
+
+	if (!w)
+		return 0;
 	*(q->first ? &q->last->after : &q->first) = w;
 	q->last = w;
 	return 1;
